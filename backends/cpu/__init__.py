@@ -1,0 +1,1 @@
+"""The CPU as a GEMM device: the default everywhere, tuned for real."""

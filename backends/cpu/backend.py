@@ -1,0 +1,94 @@
+"""CpuBackend: the CPU of this machine as one device."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from backends.cache import BinaryCache
+from backends.cpu.blas import OpenBlas, OpenBlasUpcast, blas_build
+from backends.cpu.compiler import find_compiler
+from backends.cpu.driver import read_cpu
+from backends.cpu.families import PackedFamily, StreamFamily
+from backends.cpu.torch_gemm import TorchMatmul, torch_build
+from backends.environment import Environment
+from backends.errors import UnsupportedProblem
+from backends.problem import GemmProblem
+from backends.protocol import Baseline, Device, Family, Probe
+
+_FAMILIES = (OpenBlas, OpenBlasUpcast, TorchMatmul, PackedFamily, StreamFamily)
+
+
+class CpuBackend:
+    """Every library and kernel family that multiplies on this CPU."""
+
+    name = "cpu"
+    #: A CPU has no graphs: a launch is what a caller pays for.
+    modes = ("eager",)
+
+    def probe(self) -> Probe:
+        """One device: the cores of this process's affinity mask."""
+        info = read_cpu()
+        compiler, torch = find_compiler(), torch_build()
+        libraries = {"blas": blas_build()}
+        notes = []
+        if torch is not None:
+            libraries["torch"] = torch
+        if compiler is None:
+            notes.append("no C++ compiler found: only library candidates; install g++ or set CXX")
+        else:
+            libraries["compiler"] = compiler.version
+        if info.isa is None:
+            notes.append(f"{info.machine} is not listed in backends/archs.py: 16-byte vectors assumed")
+        environment = Environment(
+            vendor="cpu",
+            arch=info.machine,
+            product=info.product,
+            units=len(info.cores),
+            memory_bytes=info.memory_bytes,
+            uuid=info.uuid,
+            partition=info.partition,
+            driver=f"{platform.system()} {platform.release()}",
+            runtime=f"Python {platform.python_version()}",
+            libraries=libraries,
+        )
+        return Probe((environment,), tuple(notes))
+
+    def families(self) -> Mapping[str, Family]:
+        return _families()
+
+    def baselines(self, problem: GemmProblem, environment: Environment) -> Sequence[Baseline]:
+        """numpy's call with all cores for fp32 and fp64. For 16-bit types and int8 torch's call where torch
+        is installed, and upcast + gemm + downcast where it is not or cannot."""
+        found = []
+        for name, family, kinds in _BASELINES:
+            if problem.dtype_a in kinds and not family.unavailable(environment) and family.supports(problem):
+                first = next(iter(family.solutions(problem, environment)))
+                found.append(Baseline(name, first))
+        if not found:
+            raise UnsupportedProblem(
+                f"the cpu backend has no library call for {problem.slug} (dtypes {problem.dtype_a} -> "
+                f"{problem.dtype_d}, compute {problem.compute}); it multiplies fp32, fp64, fp16, bf16 and int8"
+            )
+        return found
+
+    def open(self, index: int, cache: BinaryCache) -> Device:
+        from backends.cpu.device import CpuDevice, tune_waiting
+
+        tune_waiting()
+        return CpuDevice(self.probe().devices[index], self.families(), cache)
+
+
+@lru_cache(maxsize=1)
+def _families() -> Mapping[str, Family]:
+    made: list[Family] = [family() for family in _FAMILIES]
+    return {family.name: family for family in made}
+
+
+_SHORT = ("fp16", "bf16", "int8")
+_BASELINES: tuple[tuple[str, Family, tuple[str, ...]], ...] = (
+    ("numpy", OpenBlas(), ("fp32", "fp64")),
+    ("torch", TorchMatmul(), _SHORT),
+    ("numpy upcast", OpenBlasUpcast(), _SHORT),
+)

@@ -1,0 +1,255 @@
+"""numpy's BLAS (OpenBLAS in numpy's wheels) as baseline and candidates.
+
+`matmul` is numpy's own call, which picks gemv for vectors: what a numpy user runs today. `gemm` calls the
+same library's cblas_?gemm directly: alpha and beta ride along instead of costing passes of their own.
+16-bit and int8 operands have no BLAS: they are upcast, multiplied, and cast down.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from threadpoolctl import ThreadpoolController
+
+from backends.cache import BinaryCache
+from backends.cpu.host import HostOperands, activate, finish
+from backends.environment import Environment
+from backends.errors import LaunchError
+from backends.operands import Operands, layouts
+from backends.problem import GemmProblem
+from backends.protocol import Kernel, Launch
+from backends.solution import Solution
+
+#: fp32 sums of int8 products are exact up to this k: 128 * 128 * 2**10 = 2**24.
+EXACT_FP32_K = 2**10
+_COLUMN_MAJOR = 102
+_OPS = {"N": 111, "T": 112}
+#: cblas symbol names: numpy's own wheels (64-bit ints), then plain ILP64 and LP64 builds.
+_SYMBOLS = (("scipy_cblas_{}gemm64_", ctypes.c_int64), ("cblas_{}gemm64_", ctypes.c_int64),
+            ("cblas_{}gemm", ctypes.c_int32))  # fmt: skip
+
+
+@lru_cache(maxsize=1)
+def _controller() -> Any:
+    """The controller of numpy's BLAS among the process's thread pools, or None."""
+    np.ones((2, 2)) @ np.ones((2, 2))  # the library is loaded by now
+    found = ThreadpoolController().select(user_api="blas").lib_controllers
+    ours = [lib for lib in found if "numpy" in lib.filepath]
+    return next(iter(ours or found), None)
+
+
+def blas_build() -> str:
+    """Name, version and kernel set of numpy's BLAS: "openblas 0.3.31 SkylakeX"; numpy's version without."""
+    lib = _controller()
+    if lib is None:
+        return f"numpy {np.__version__}, BLAS unknown"
+    info = lib.info()
+    words = [info.get("internal_api"), info.get("version"), info.get("architecture")]
+    return " ".join(str(word) for word in words if word)
+
+
+def set_blas_threads(count: int) -> None:
+    """Sets numpy's BLAS threads; a process-wide setting, so only changed when it differs."""
+    lib = _controller()
+    if lib is not None and lib.get_num_threads() != count:
+        lib.set_num_threads(count)
+
+
+@lru_cache
+def _cblas_gemm(letter: str) -> tuple[Any, Any] | None:
+    """(cblas_?gemm, its integer type) of numpy's BLAS, or None where it exports no known name."""
+    lib = _controller()
+    if lib is None:
+        return None
+    library = ctypes.CDLL(lib.filepath)
+    for pattern, integer in _SYMBOLS:
+        if hasattr(library, pattern.format(letter)):
+            function = getattr(library, pattern.format(letter))
+            real = ctypes.c_float if letter == "s" else ctypes.c_double
+            pointer = ctypes.c_void_p
+            function.restype = None
+            function.argtypes = [ctypes.c_int] * 3 + [integer] * 3 + [
+                real, pointer, integer, pointer, integer, real, pointer, integer]  # fmt: skip
+            return function, integer
+    return None
+
+
+def thread_counts(units: int) -> list[int]:
+    """1, 2, 4, ... and all `units`, the largest first."""
+    powers = [2**i for i in range(units.bit_length()) if 2**i <= units]
+    return sorted({*powers, units}, reverse=True)
+
+
+class LibraryKernel:
+    """A library call: `make` builds a launch from operand views; `threads` is set before each sample."""
+
+    workspace_bytes = 0
+
+    def __init__(
+        self,
+        problem: GemmProblem,
+        threads: Callable[[int], None],
+        count: int,
+        make: Callable[[HostOperands, Operands], Launch],
+    ) -> None:
+        self._problem, self._threads, self._count, self._make = problem, threads, count, make
+
+    def bind(self, operands: Operands, workspace: int) -> Launch:
+        return self._make(HostOperands.of(self._problem, operands), operands)
+
+    def prepare(self) -> None:
+        self._threads(self._count)
+
+
+class LibraryFamily(ABC):
+    """What families without a compiled binary share."""
+
+    name = ""
+
+    def unavailable(self, environment: Environment) -> str | None:
+        return None
+
+    @abstractmethod
+    def supports(self, problem: GemmProblem) -> bool:
+        """See Family."""
+
+    @abstractmethod
+    def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
+        """See Family."""
+
+    def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
+        if solution in list(self.solutions(problem, environment)):
+            return None
+        return f"{solution.slug} is not among the calls that {self.name} offers for this problem"
+
+    def compile(
+        self, problem: GemmProblem, solution: Solution, environment: Environment, cache: BinaryCache
+    ) -> Path | None:
+        return None
+
+    @abstractmethod
+    def load(
+        self, problem: GemmProblem, solution: Solution, binary: Path | None, device: object
+    ) -> Kernel:
+        """See Family."""
+
+
+def _unscaled(problem: GemmProblem) -> bool:
+    return problem.scale_a == problem.scale_b == problem.scale_d == "none"
+
+
+class OpenBlas(LibraryFamily):
+    """fp32 and fp64 through numpy's BLAS. Parameters: routine (matmul | gemm), threads."""
+
+    name = "openblas"
+
+    def supports(self, problem: GemmProblem) -> bool:
+        return problem.dtype_a in ("fp32", "fp64") and problem.compute == problem.dtype_a and _unscaled(problem)
+
+    def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
+        build = environment.libraries.get("blas")
+        routines = ["matmul"]
+        if problem.batch == 1 and _cblas_gemm(_letter(problem)) is not None:
+            routines.append("gemm")
+        for threads in thread_counts(environment.units):
+            for routine in routines:
+                yield Solution(self.name, 1, {"routine": routine, "threads": threads}, build, 0, True)
+
+    def load(
+        self, problem: GemmProblem, solution: Solution, binary: Path | None, device: object
+    ) -> LibraryKernel:
+        """The call, ready to bind."""
+        gemm = solution.parameters["routine"] == "gemm"
+        make = _gemm(problem) if gemm else (lambda o, _: _matmul(problem, o))
+        return LibraryKernel(problem, set_blas_threads, int(solution.parameters["threads"] or 1), make)
+
+
+def _letter(problem: GemmProblem) -> str:
+    return "s" if problem.dtype_a == "fp32" else "d"
+
+
+def _matmul(problem: GemmProblem, o: HostOperands) -> Launch:
+    def launch() -> None:
+        np.matmul(o.left, o.right, out=o.d)
+        finish(problem, o, o.d)
+
+    return launch
+
+
+def _gemm(problem: GemmProblem) -> Callable[[HostOperands, Operands], Launch]:
+    found = _cblas_gemm(_letter(problem))
+    if found is None:
+        raise LaunchError("numpy's BLAS exports no cblas gemm under a known name")
+    function, _ = found
+    p = problem
+
+    def make(o: HostOperands, operands: Operands) -> Launch:
+        call = (
+            _COLUMN_MAJOR, _OPS[p.trans_a], _OPS[p.trans_b], p.m, p.n, p.k, operands.alpha,
+            operands.a, p.lda, operands.b, p.ldb, operands.beta, operands.d, p.ldd,
+        )  # fmt: skip
+
+        def launch() -> None:
+            if o.c is not None:
+                np.copyto(o.d, o.c)
+            function(*call)
+            if o.bias is not None:
+                np.add(o.d, o.bias, out=o.d)
+            activate(p.activation, o.d)
+
+        return launch
+
+    return make
+
+
+class OpenBlasUpcast(LibraryFamily):
+    """fp16, bf16 and int8 cast up, multiplied by numpy's BLAS, and cast down, as numpy code without a
+    16-bit library does. int8 goes through fp64 where fp32 sums would not be exact."""
+
+    name = "openblas_upcast"
+
+    def supports(self, problem: GemmProblem) -> bool:
+        kinds = {"fp16": "fp32", "bf16": "fp32", "int8": "int32"}
+        exact = problem.dtype_a != "int8" or problem.dtype_d == "int32"
+        return kinds.get(problem.dtype_a) == problem.compute and exact and _unscaled(problem)
+
+    def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
+        build = environment.libraries.get("blas")
+        for threads in thread_counts(environment.units):
+            yield Solution(self.name, 1, {"threads": threads}, build, 0, True)
+
+    def load(
+        self, problem: GemmProblem, solution: Solution, binary: Path | None, device: object
+    ) -> LibraryKernel:
+        """The call, ready to bind. The upcast copies are made once; casting is timed, allocating is not."""
+        kind: Any = np.float32
+        plain = problem.alpha == "one" and problem.beta == "zero" and problem.bias is None
+        if problem.dtype_a == "int8" and not (problem.k <= EXACT_FP32_K and plain):
+            kind = np.float64
+        shapes = layouts(problem)
+        left = np.empty((shapes["b"].copies, problem.n, problem.k), kind)
+        right = np.empty((shapes["a"].copies, problem.k, problem.m), kind)
+        product = np.empty((problem.batch, problem.n, problem.m), kind)
+        if problem.trans_a != "N":  # keep the memory order, so that casting streams
+            right = np.empty((shapes["a"].copies, problem.m, problem.k), kind).swapaxes(1, 2)
+        if problem.trans_b != "N":
+            left = np.empty((shapes["b"].copies, problem.k, problem.n), kind).swapaxes(1, 2)
+
+        def make(o: HostOperands, _: Operands) -> Launch:
+            def launch() -> None:
+                np.copyto(left, o.left)
+                np.copyto(right, o.right)
+                np.matmul(left, right, out=product)
+                finish(problem, o, product)
+
+            return launch
+
+        return LibraryKernel(problem, set_blas_threads, int(solution.parameters["threads"] or 1), make)
+
+

@@ -1,0 +1,112 @@
+"""The CPU opened as a device: host memory, candidates loaded, launches timed, ceilings measured.
+
+Runs in the child that owns the device. OpenBLAS's and OpenMP's idle threads spin for milliseconds after a
+call; tune_waiting() shortens that before they are loaded, else one candidate's idle threads slow the next.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+import numpy as np
+import numpy.typing as npt
+
+from backends.cache import BinaryCache
+from backends.cpu.ceilings import measure_ceilings
+from backends.cpu.driver import Disturbance, free_memory_bytes, read_cpu
+from backends.cpu.native import compile_runtime, runtime
+from backends.environment import Environment
+from backends.errors import DeviceMemoryExceeded, LaunchError
+from backends.problem import GemmProblem
+from backends.protocol import Ceilings, Family, Kernel, Launch, Sample
+from backends.solution import Solution
+
+#: Idle threads of OpenBLAS sleep after 2**17 cycles (some 50 us) instead of 2**26; OpenMP's likewise.
+WAITING = {"OPENBLAS_THREAD_TIMEOUT": "17", "GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "0"}
+#: Buffers from this size on ask for huge pages.
+HUGE = 4 * 2**20
+
+
+def tune_waiting() -> None:
+    """Sets WAITING for libraries loaded from now on; what the user has set stays."""
+    for name, value in WAITING.items():
+        os.environ.setdefault(name, value)
+
+
+class HostBuffer:
+    """Page-aligned host memory, zero-filled, in a mapping of its own."""
+
+    def __init__(self, size: int) -> None:
+        try:
+            self._map: mmap.mmap | None = mmap.mmap(-1, max(size, 1))
+            if size >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+                self._map.madvise(mmap.MADV_HUGEPAGE)  # as numpy does for its own large arrays
+        except (OSError, ValueError, OverflowError) as error:
+            raise DeviceMemoryExceeded(f"cannot allocate {size} bytes: {error}") from error
+        self.size = size
+        self._bytes: npt.NDArray[np.uint8] = np.frombuffer(self._map, dtype=np.uint8)
+        self.address = int(self._bytes.ctypes.data)
+
+    def upload(self, data: npt.NDArray[np.uint8], offset: int = 0) -> None:
+        self._bytes[offset : offset + data.size] = data
+
+    def download(self, offset: int, size: int) -> npt.NDArray[np.uint8]:
+        return self._bytes[offset : offset + size].copy()
+
+    def free(self) -> None:
+        """Unmapped once no view is left; the views a launch holds keep it alive."""
+        self._bytes = np.empty(0, np.uint8)
+        self._map = None
+
+
+class CpuDevice:
+    """The CPU as this process may use it: its affinity mask is the device."""
+
+    def __init__(self, environment: Environment, families: Mapping[str, Family], cache: BinaryCache) -> None:
+        self.environment = environment
+        self.families = families
+        self.cache = cache
+        self._info = read_cpu()
+
+    @property
+    def cache_bytes(self) -> int:
+        return self._info.cache_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        return free_memory_bytes()
+
+    def allocate(self, size: int) -> HostBuffer:
+        if size > self.free_bytes:
+            raise DeviceMemoryExceeded(f"{size} bytes asked for, {self.free_bytes} free")
+        return HostBuffer(size)
+
+    def load(self, problem: GemmProblem, solution: Solution, binary: Path | None) -> Kernel:
+        family = self.families.get(solution.family)
+        if family is None:
+            raise LaunchError(f"family {solution.family!r} is unknown; known: {', '.join(self.families)}")
+        return family.load(problem, solution, binary, self)
+
+    def runtime(self) -> ctypes.CDLL:
+        """The thread pool that our own kernels share. Raises CompilerMissing."""
+        return runtime(compile_runtime(self.environment.partition, self.cache))
+
+    def sample(self, kernel: Kernel, launches: Sequence[Launch], mode: str, warm: bool = True) -> Sample:
+        kernel.prepare()
+        if warm:
+            launches[-1]()  # wakes sleeping threads; its operands are the last to come round again
+        clock = time.perf_counter_ns
+        before = Disturbance.now()
+        begin = clock()
+        for launch in launches:
+            launch()
+        elapsed = clock() - begin
+        disturbed = Disturbance.now().since(before)
+        return Sample(elapsed * 1e-9 / len(launches), len(launches), disturbed)
+
+    def ceilings(self, dtypes: Sequence[str]) -> Ceilings:
+        return measure_ceilings(self, dtypes)

@@ -1,0 +1,140 @@
+"""What the operating system says of this CPU: product, ISA level, cores, caches, memory, disturbance.
+
+Linux's /proc and /sys are read directly; a file that is not there gives an empty answer, never an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+
+from backends.archs import CPU_EXTENSIONS, CPU_ISAS, CpuIsa, cpu_isa
+
+#: Assumed where /sys does not tell (some containers hide it).
+DEFAULT_CACHE_BYTES = 32 * 2**20
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _cpuinfo(name: str) -> str:
+    found = re.search(rf"^{name}\s*:\s*(.*)$", _read("/proc/cpuinfo"), re.MULTILINE)
+    return found.group(1).strip() if found else ""
+
+
+@dataclass(frozen=True)
+class CpuInfo:
+    """This machine's CPU as this process may use it."""
+
+    product: str
+    machine: str
+    flags: frozenset[str]
+    cores: tuple[int, ...]
+    memory_bytes: int
+    cache_bytes: int
+    uuid: str
+
+    @property
+    def isa(self) -> CpuIsa | None:
+        """The ISA level, None on a machine that archs.py does not list."""
+        return cpu_isa(self.machine, self.flags)
+
+    @property
+    def extensions(self) -> tuple[str, ...]:
+        """Extensions beyond the level that kernels can use."""
+        if self.isa is None or self.isa.vector_bytes < 64:
+            return ()
+        return tuple(name for name in CPU_EXTENSIONS if name in self.flags)
+
+    @property
+    def partition(self) -> str:
+        """ISA level and extensions in one word: x86-64-v4+avx512_bf16."""
+        level = self.isa.name if self.isa else self.machine
+        return "+".join([level, *self.extensions])
+
+
+def isa_of(partition: str) -> tuple[CpuIsa | None, tuple[str, ...]]:
+    """The inverse of CpuInfo.partition: (level, extensions); (None, ()) for a level not listed."""
+    level, *extensions = partition.split("+")
+    row = next((row for row in CPU_ISAS if row.name == level), None)
+    return row, tuple(extensions)
+
+
+def read_cpu() -> CpuInfo:
+    """Reads this machine. `cores` are those of the process's affinity mask."""
+    flags = _cpuinfo("flags") or _cpuinfo("Features")
+    product = _cpuinfo("model name") or platform.processor() or platform.machine()
+    product = re.sub(r"\((R|TM|r|tm)\)|\bCPU\b|@.*$|\d+-Core Processor", " ", product)
+    cores = tuple(sorted(os.sched_getaffinity(0)))
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    identity = _read("/etc/machine-id").strip() or platform.node()
+    uuid = hashlib.sha256(f"{identity}:{product}:{memory}".encode()).hexdigest()[:32]
+    return CpuInfo(
+        product=" ".join(product.split()),
+        machine=platform.machine(),
+        flags=frozenset(flags.split()),
+        cores=cores,
+        memory_bytes=_memory_limit(memory),
+        cache_bytes=_cache_bytes(cores[0]),
+        uuid=f"CPU-{uuid}",
+    )
+
+
+def _memory_limit(physical: int) -> int:
+    """Physical memory, or the container's limit where that is smaller."""
+    text = _read("/sys/fs/cgroup/memory.max").strip()
+    return min(physical, int(text)) if text.isdigit() else physical
+
+
+def _cache_bytes(core: int) -> int:
+    """Size of the largest cache that `core` sees."""
+    sizes = []
+    for index in range(8):
+        text = _read(f"/sys/devices/system/cpu/cpu{core}/cache/index{index}/size").strip()
+        found = re.fullmatch(r"(\d+)([KMG]?)", text)
+        if found:
+            sizes.append(int(found.group(1)) * {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}[found.group(2)])
+    return max(sizes, default=DEFAULT_CACHE_BYTES)
+
+
+def free_memory_bytes() -> int:
+    """Memory that can be allocated without swapping (MemAvailable, within a container's limit)."""
+    found = re.search(r"^MemAvailable:\s*(\d+) kB$", _read("/proc/meminfo"), re.MULTILINE)
+    free = int(found.group(1)) * 1024 if found else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = _read("/sys/fs/cgroup/memory.max").strip()
+    used = _read("/sys/fs/cgroup/memory.current").strip()
+    return min(free, int(limit) - int(used)) if limit.isdigit() and used.isdigit() else free
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """Counters of what took the CPU away: this process's involuntary context switches, and the
+    hypervisor's stolen time in clock ticks, over all cores."""
+
+    switches: int
+    steal: int
+
+    @classmethod
+    def now(cls) -> Disturbance:
+        """The counters at this moment."""
+        first = _read("/proc/stat").split("\n", 1)[0].split()
+        steal = int(first[8]) if len(first) > 8 else 0
+        return cls(resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw, steal)
+
+    def since(self, earlier: Disturbance) -> str:
+        """What happened since `earlier`, in words; "" for nothing."""
+        words = []
+        if self.switches > earlier.switches:
+            words.append(f"{self.switches - earlier.switches} involuntary switches")
+        if self.steal > earlier.steal:
+            words.append(f"{self.steal - earlier.steal} ticks stolen")
+        return ", ".join(words)

@@ -1,0 +1,202 @@
+"""Our own CPU families: packed (Goto's blocked GEMM) and stream (few columns, the large operand read once).
+
+A family names an instantiation (types and register tile) and the header does the rest: one binary serves
+every problem of those types; cache blocks and threads are run-time parameters. Legality is here alone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from itertools import product
+from pathlib import Path
+from typing import ClassVar
+
+from backends.archs import CpuIsa
+from backends.cache import BinaryCache
+from backends.cpu.blas import thread_counts
+from backends.cpu.compiler import compile_unit, find_compiler
+from backends.cpu.device import CpuDevice
+from backends.cpu.driver import isa_of
+from backends.cpu.native import NativeKernel
+from backends.dtypes import DTYPES
+from backends.environment import Environment
+from backends.errors import LaunchError
+from backends.problem import GemmProblem
+from backends.protocol import Kernel
+from backends.solution import Parameter, Solution
+
+#: gemmtune type -> its name in kernels/types.h
+CPP_TYPES = {
+    "fp64": "double", "fp32": "float", "fp16": "Half", "bf16": "Bf16", "int8": "int8_t", "int32": "int32_t",
+}  # fmt: skip
+#: Input type -> accumulator (compute) type and the output types that the kernels store.
+_TYPES = {
+    "fp64": ("fp64", ("fp64",)),
+    "fp32": ("fp32", ("fp32",)),
+    "fp16": ("fp32", ("fp16", "fp32")),
+    "bf16": ("fp32", ("bf16", "fp32")),
+    "int8": ("int32", ("int32",)),
+}
+#: dot variant -> (ISA extension it needs, name in kernels/operand.h). `upcast` converts while packing.
+_DOTS = {"upcast": ("", "Upcast"), "bf16": ("avx512_bf16", "Bf16Dot"), "int8": ("avx512_vnni", "Int8Dot")}
+#: Generic machines: 16-byte vectors and 16 registers.
+_GENERIC = CpuIsa("generic", "any", 16, 16, ("-march=native",))
+
+
+class NativeFamily(ABC):
+    """What our own families share: types, dots, the register-tile rule, compiling and loading."""
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+    #: Names of the two tile parameters, in the order of the instantiation macro.
+    tile_names: ClassVar[tuple[str, str]]
+
+    def unavailable(self, environment: Environment) -> str | None:
+        return None if find_compiler() else "no C++ compiler; install g++ or set CXX"
+
+    def supports(self, problem: GemmProblem) -> bool:
+        p = problem
+        kinds = _TYPES.get(p.dtype_a)
+        if kinds is None or p.scale_a != "none" or p.scale_b != "none" or p.scale_d != "none":
+            return False
+        compute, outputs = kinds
+        typed = p.compute == compute and p.dtype_d in outputs and p.dtype_c in (p.dtype_d, compute)
+        return typed and p.bias in (None, p.dtype_d, compute)
+
+    def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
+        for parameters in self._ordered(problem, environment):
+            solution = Solution(self.name, self.version, parameters, None, 0, True)
+            if self.illegal(problem, solution, environment) is None:
+                yield solution
+
+    def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
+        p = solution.parameters
+        rows, columns = (int(p[name] or 0) for name in self.tile_names)
+        dot, threads = str(p["dot"]), int(p["threads"] or 0)
+        isa = isa_of(environment.partition)[0] or _GENERIC
+        if not 1 <= threads <= environment.units:
+            return f"threads must be between 1 and the {environment.units} cores, not {threads}"
+        if dot not in dots(problem, environment):
+            return f"dot {dot!r} needs another input type or ISA than {problem.dtype_a} on {environment.partition}"
+        for name in ("mc", "nc", "kc"):
+            if name in p and int(p[name] or 0) < 1:
+                return f"{name} must be at least 1, not {p[name]}"
+        return self._illegal_tile(problem, rows, columns, lanes(problem, isa), isa.vector_registers)
+
+    def compile(
+        self, problem: GemmProblem, solution: Solution, environment: Environment, cache: BinaryCache
+    ) -> Path | None:
+        return compile_unit(self.unit(problem, solution), environment.partition, cache)
+
+    def unit(self, problem: GemmProblem, solution: Solution) -> str:
+        """The translation unit: an include and an instantiation."""
+        p, parameters = problem, solution.parameters
+        bias = p.bias or p.dtype_d
+        kinds = (p.dtype_a, p.dtype_b, p.dtype_c, p.dtype_d, bias, _TYPES[p.dtype_a][0])
+        types = ", ".join(CPP_TYPES[kind] for kind in kinds)
+        tile = ", ".join(str(parameters[name]) for name in self.tile_names)
+        dot = _DOTS[str(parameters["dot"])][1]
+        return f'#include "{self.name}.h"\nGEMMTUNE_{self.name.upper()}({types}, {tile}, {dot})\n'
+
+    def load(
+        self, problem: GemmProblem, solution: Solution, binary: Path | None, device: CpuDevice
+    ) -> Kernel:
+        if binary is None:
+            raise LaunchError(f"{solution.id} has no binary")
+        blocks = {name: int(solution.parameters.get(name) or 1) for name in ("mc", "nc", "kc")}
+        threads = int(solution.parameters["threads"] or 1)
+        return NativeKernel(problem, binary, device.runtime(), {**blocks, "threads": threads})
+
+    @abstractmethod
+    def _ordered(self, problem: GemmProblem, environment: Environment) -> Iterator[dict[str, Parameter]]:
+        """Every combination of parameters, the likeliest first; illegal ones may be among them."""
+
+    @abstractmethod
+    def _illegal_tile(
+        self, problem: GemmProblem, rows: int, columns: int, lanes: int, registers: int
+    ) -> str | None:
+        """The rule of the register tile that is broken, or None."""
+
+
+def dots(problem: GemmProblem, environment: Environment) -> list[str]:
+    """The dot variants for a problem's input type on an ISA, the fastest first."""
+    _, extensions = isa_of(environment.partition)
+    native = problem.dtype_a in _DOTS and _DOTS[problem.dtype_a][0] in extensions
+    return [problem.dtype_a, "upcast"] if native else ["upcast"]
+
+
+def lanes(problem: GemmProblem, isa: CpuIsa) -> int:
+    """Elements of the accumulator type in one vector."""
+    return isa.vector_bytes // DTYPES[_TYPES[problem.dtype_a][0]].bytes
+
+
+class PackedFamily(NativeFamily):
+    """Parameters: dot, mr, nr (register tile), mc, nc, kc (cache blocks), threads."""
+
+    name = "packed"
+    tile_names = ("mr", "nr")
+    #: (vectors of mr, nr), the likeliest first, for 32 and for 16 vector registers.
+    _TILES: ClassVar = {32: ((2, 12), (3, 8), (2, 14), (4, 6), (1, 24)), 16: ((2, 6), (3, 4), (2, 4), (1, 12))}
+    _MC, _KC, _NC = (192, 96, 384), (384, 256, 512), (4096, 1024)
+
+    def _ordered(self, problem: GemmProblem, environment: Environment) -> Iterator[dict[str, Parameter]]:
+        isa = isa_of(environment.partition)[0] or _GENERIC
+        width = lanes(problem, isa)
+        for dot, threads, (mc, kc, nc), (vectors, nr) in product(
+            dots(problem, environment),
+            thread_counts(environment.units),
+            product(self._MC, self._KC, self._NC),
+            self._TILES[isa.vector_registers],
+        ):
+            yield {
+                "dot": dot, "mr": vectors * width, "nr": nr, "mc": mc, "nc": nc, "kc": kc, "threads": threads,
+            }  # fmt: skip
+
+    def _illegal_tile(
+        self, problem: GemmProblem, rows: int, columns: int, lanes: int, registers: int
+    ) -> str | None:
+        if rows < lanes or rows % lanes:
+            return f"mr must be a multiple of the {lanes} lanes of a vector, not {rows}"
+        if columns < 2:
+            return f"nr must be at least 2, not {columns}"
+        used = rows // lanes * (columns + 1) + 1
+        if used > registers:
+            return f"an {rows}x{columns} tile needs {used} vector registers; there are {registers}"
+        return None
+
+
+class StreamFamily(NativeFamily):
+    """Parameters: dot, rm, nb (register tile), mc (rows kept before their epilogue), kc (chunk of k),
+    threads. Only where the rows or the columns are few."""
+
+    name = "stream"
+    tile_names = ("rm", "nb")
+    #: More rows and columns than this are packed's business (kernels/stream.h).
+    FEW = 64
+    _MC, _KC = (256, 64), (2048, 512)
+    _TILES: ClassVar = ((4, 4), (2, 8), (8, 2), (4, 2), (8, 1), (1, 8))
+
+    def supports(self, problem: GemmProblem) -> bool:
+        return super().supports(problem) and min(problem.m, problem.n) <= self.FEW
+
+    def _ordered(self, problem: GemmProblem, environment: Environment) -> Iterator[dict[str, Parameter]]:
+        for dot, threads, (mc, kc), (rm, nb) in product(
+            dots(problem, environment),
+            thread_counts(environment.units),
+            product(self._MC, self._KC),
+            self._TILES,
+        ):
+            yield {"dot": dot, "rm": rm, "nb": nb, "mc": mc, "kc": kc, "threads": threads}
+
+    def _illegal_tile(
+        self, problem: GemmProblem, rows: int, columns: int, lanes: int, registers: int
+    ) -> str | None:
+        if min(problem.m, problem.n) > self.FEW:
+            return f"stream runs at most {self.FEW} rows or columns, not {problem.m} x {problem.n}"
+        if rows < 1 or columns < 1:
+            return f"rm and nb must be at least 1, not {rows} and {columns}"
+        used = rows * columns + rows + columns
+        if used > registers:
+            return f"an {rows}x{columns} tile needs {used} vector registers; there are {registers}"
+        return None

@@ -1,0 +1,115 @@
+"""torch's own CPU GEMM (oneDNN, MKL), where torch is installed: a framework's call, as its users make it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from backends.cpu.blas import LibraryFamily, LibraryKernel, thread_counts
+from backends.cpu.host import HostOperands
+from backends.environment import Environment
+from backends.operands import Operands
+from backends.problem import GemmProblem
+from backends.protocol import Launch
+from backends.solution import Solution
+
+
+def torch_build() -> str | None:
+    """The installed torch's version, without importing it; None where there is none."""
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return None
+
+
+def _import() -> Any:
+    import torch  # noqa: PLC0415  (seconds to import: only the child that runs it pays)
+
+    return torch
+
+
+def _set_threads(count: int) -> None:
+    torch = _import()
+    if torch.get_num_threads() != count:
+        torch.set_num_threads(count)
+
+
+class TorchMatmul(LibraryFamily):
+    """torch.matmul / addmm / baddbmm / _int_mm with F.linear's bias fused where torch fuses it.
+    Parameters: threads."""
+
+    name = "torch"
+
+    def unavailable(self, environment: Environment) -> str | None:
+        return None if environment.libraries.get("torch") else "torch is not installed"
+
+    def supports(self, problem: GemmProblem) -> bool:
+        p = problem
+        if p.scale_a != "none" or p.scale_b != "none" or p.scale_d != "none":
+            return False
+        if p.dtype_a == "int8":  # torch._int_mm takes no scalars, no bias and no batch
+            plain = p.alpha == "one" and p.beta == "zero" and p.epilogue == "none"
+            return p.dtype_d == "int32" and plain and p.batch == 1
+        computes = {"fp32": "fp32", "fp64": "fp64", "fp16": "fp32", "bf16": "fp32"}
+        return computes.get(p.dtype_a) == p.compute and p.dtype_d == p.dtype_a == p.dtype_c
+
+    def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
+        build = environment.libraries.get("torch")
+        for threads in thread_counts(environment.units):
+            yield Solution(self.name, 1, {"threads": threads}, build, 0, None)
+
+    def load(
+        self, problem: GemmProblem, solution: Solution, binary: Path | None, device: object
+    ) -> LibraryKernel:
+        """The call, ready to bind."""
+
+        def make(o: HostOperands, _: Operands) -> Launch:
+            return _launch(_import(), problem, o)
+
+        return LibraryKernel(problem, _set_threads, int(solution.parameters["threads"] or 1), make)
+
+
+def _tensor(torch: Any, array: Any) -> Any:
+    """A tensor on the same memory; bf16 travels as int16, which numpy and torch both know."""
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _launch(torch: Any, p: GemmProblem, o: HostOperands) -> Launch:
+    batched = p.batch > 1
+    pick = (lambda x: x.expand(p.batch, -1, -1)) if batched else (lambda x: x[0])
+    left, right, d = (pick(_tensor(torch, x)) for x in (o.left, o.right, o.d))
+    c = None if o.c is None else pick(_tensor(torch, o.c))
+    bias = None if o.bias is None else pick(_tensor(torch, o.bias))
+    functional = torch.nn.functional
+    activation = {
+        "none": None,
+        "relu": lambda x: functional.relu(x, inplace=True),
+        "gelu": lambda x: x.copy_(functional.gelu(x, approximate="tanh")),
+        "silu": lambda x: functional.silu(x, inplace=True),
+    }[p.activation]
+    addmm = torch.baddbmm if batched else torch.addmm
+    fused = c if c is not None else bias
+    beta = o.beta if c is not None else 1.0
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def launch() -> None:
+        if p.dtype_a == "int8":
+            torch._int_mm(left, right, out=d)
+        elif fused is None:
+            torch.matmul(left, right, out=d)
+            if o.alpha != 1.0:
+                d.mul_(o.alpha)
+        else:
+            addmm(fused, left, right, beta=beta, alpha=o.alpha, out=d)
+            if c is not None and bias is not None:
+                d.add_(bias)
+        if activation is not None:
+            activation(d)
+
+    return launch

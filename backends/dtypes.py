@@ -1,0 +1,151 @@
+"""The number formats of GEMM operands, and host conversions that need no torch.
+
+Storage on the host is a numpy dtype; ml_dtypes supplies those numpy lacks (bf16, fp8). The unit
+roundoff is half the spacing of numbers just above one: 2**-(significand bits), counting the hidden one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from backends.errors import InvalidProblem
+
+FLOAT, INTEGER, COMPLEX = "float", "integer", "complex"
+
+
+@dataclass(frozen=True)
+class DType:
+    """One number format. `significand` counts the hidden bit (0 for integers)."""
+
+    name: str
+    bits: int
+    kind: str
+    significand: int
+    storage: np.dtype[Any]
+
+    def __post_init__(self) -> None:
+        if self.storage.itemsize * 8 != self.bits:
+            raise ValueError(f"{self.name}: {self.bits} bits stored in {self.storage}")
+
+    @property
+    def bytes(self) -> int:
+        """Size of one element in bytes."""
+        return self.bits // 8
+
+    @property
+    def unit_roundoff(self) -> float:
+        """Largest relative error of rounding to this format (0.0 for integers)."""
+        return 0.0 if self.kind == INTEGER else 2.0**-self.significand
+
+    @property
+    def largest(self) -> float:
+        """Largest finite value."""
+        if self.kind == INTEGER:
+            return float(np.iinfo(self.storage).max)
+        return float(ml_dtypes.finfo(self.storage).max)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _row(name: str, kind: str, significand: int, storage: npt.DTypeLike) -> DType:
+    dtype = np.dtype(storage)
+    return DType(name, dtype.itemsize * 8, kind, significand, dtype)
+
+
+DTYPES: Mapping[str, DType] = {
+    row.name: row
+    for row in (
+        _row("fp64", FLOAT, 53, np.float64),
+        _row("fp32", FLOAT, 24, np.float32),
+        _row("fp16", FLOAT, 11, np.float16),
+        _row("bf16", FLOAT, 8, ml_dtypes.bfloat16),
+        _row("fp8_e4m3", FLOAT, 4, ml_dtypes.float8_e4m3fn),
+        _row("fp8_e5m2", FLOAT, 3, ml_dtypes.float8_e5m2),
+        _row("fp8_e4m3_fnuz", FLOAT, 4, ml_dtypes.float8_e4m3fnuz),
+        _row("fp8_e5m2_fnuz", FLOAT, 3, ml_dtypes.float8_e5m2fnuz),
+        _row("fp8_e8m0", FLOAT, 1, ml_dtypes.float8_e8m0fnu),
+        _row("int8", INTEGER, 0, np.int8),
+        _row("int32", INTEGER, 0, np.int32),
+        _row("complex64", COMPLEX, 24, np.complex64),
+        _row("complex128", COMPLEX, 53, np.complex128),
+    )
+}
+
+#: Names that other tools use for the same formats.
+ALIASES: Mapping[str, str] = {
+    "float64": "fp64", "double": "fp64", "f64": "fp64",
+    "float32": "fp32", "float": "fp32", "f32": "fp32",
+    "float16": "fp16", "half": "fp16", "f16": "fp16",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2",
+    "float8_e4m3fnuz": "fp8_e4m3_fnuz", "float8_e5m2fnuz": "fp8_e5m2_fnuz",
+    "i8": "int8", "i32": "int32",
+}  # fmt: skip
+
+#: Significand bits kept by an accumulator, by compute type. tf32 and the bf16 splits accumulate in
+#: fp32; what they do to their *inputs* is in INPUT_ROUNDOFF.
+COMPUTE_TYPES: Mapping[str, int] = {
+    "fp64": 53, "fp32": 24, "tf32": 24, "bf16x9": 24, "fp16": 11, "int32": 0,
+}  # fmt: skip
+
+#: Relative error that a compute type adds to each input before multiplying.
+INPUT_ROUNDOFF: Mapping[str, float] = {"tf32": 2.0**-11}
+
+_FP8 = ("fp8_e4m3", "fp8_e5m2", "fp8_e4m3_fnuz", "fp8_e5m2_fnuz")
+
+#: Compute types that make sense for an input format; the first is the default.
+COMPUTE_FOR: Mapping[str, tuple[str, ...]] = {
+    "fp64": ("fp64",),
+    "fp32": ("fp32", "tf32", "bf16x9"),
+    "fp16": ("fp32", "fp16"),
+    "bf16": ("fp32",),
+    "int8": ("int32",),
+    "complex64": ("fp32", "tf32"),
+    "complex128": ("fp64",),
+    **{name: ("fp32",) for name in _FP8},
+}
+
+#: Output formats that an input format may produce; the first is the default.
+OUTPUTS_FOR: Mapping[str, tuple[str, ...]] = {
+    "fp64": ("fp64",),
+    "fp32": ("fp32",),
+    "fp16": ("fp16", "fp32"),
+    "bf16": ("bf16", "fp32"),
+    "int8": ("int32", "int8", "fp32", "fp16", "bf16"),
+    "complex64": ("complex64",),
+    "complex128": ("complex128",),
+    **{name: ("bf16", "fp16", "fp32", *_FP8) for name in _FP8},
+}
+
+
+def is_fp8(dtype: DType) -> bool:
+    """Whether the format is one of the 8-bit floats that GEMM operands use."""
+    return dtype.name in _FP8
+
+
+def dtype(name: object, field: str = "dtype") -> DType:
+    """The format called `name` (or an alias). Raises InvalidProblem naming `field`."""
+    if isinstance(name, DType):
+        return name
+    if isinstance(name, str):
+        key = name.strip().lower()
+        found = DTYPES.get(ALIASES.get(key, key))
+        if found is not None:
+            return found
+    known = ", ".join(DTYPES)
+    raise InvalidProblem(f"{field} {name!r} is unknown; known: {known}", field)
+
+
+def to_host(values: npt.NDArray[Any], target: DType) -> npt.NDArray[Any]:
+    """Round float64/float32 `values` to `target` (nearest even; integers clip to their range)."""
+    if target.kind == INTEGER:
+        info = np.iinfo(target.storage)
+        return np.clip(np.rint(values), info.min, info.max).astype(target.storage)
+    return values.astype(target.storage)

@@ -1,0 +1,97 @@
+"""What a result is true of: Environment, its DeviceClass, and the selectors that people type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from backends.canonical import short_hash, slug
+from backends.errors import AmbiguousDevice, UnknownDevice
+
+VENDORS = ("cpu", "cuda", "hip")
+
+
+@dataclass(frozen=True, order=True)
+class DeviceClass:
+    """vendor:arch:product:units, e.g. cuda:sm_90:NVIDIA-H200:132. Results move only within a class."""
+
+    vendor: str
+    arch: str
+    product: str
+    units: int
+
+    def __post_init__(self) -> None:
+        if self.vendor not in VENDORS:
+            raise ValueError(f"vendor {self.vendor!r} is unknown; known: {', '.join(VENDORS)}")
+        for name in ("arch", "product"):
+            if not getattr(self, name) or ":" in getattr(self, name):
+                raise ValueError(f"{name} {getattr(self, name)!r} must be a non-empty name without ':'")
+        if self.units < 1:
+            raise ValueError(f"units must be at least 1, not {self.units}")
+
+    def __str__(self) -> str:
+        return f"{self.vendor}:{self.arch}:{self.product}:{self.units}"
+
+    @classmethod
+    def parse(cls, text: str) -> DeviceClass:
+        """The inverse of str(). Raises ValueError."""
+        parts = text.split(":")
+        if len(parts) != 4 or not parts[3].isdigit():
+            raise ValueError(f"{text!r} is no device class (vendor:arch:product:units)")
+        return cls(parts[0], parts[1], parts[2], int(parts[3]))
+
+
+@dataclass(frozen=True)
+class Environment:
+    """One device and everything whose change may change a result.
+
+    `units` are compute units (SMs, CUs, CPU cores this process may use); `partition` a MIG or CPX
+    partition, or the ISA level of a CPU; `libraries` library name -> build.
+    """
+
+    vendor: str
+    arch: str
+    product: str
+    units: int
+    memory_bytes: int
+    uuid: str
+    partition: str = ""
+    driver: str = ""
+    runtime: str = ""
+    libraries: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def device_class(self) -> DeviceClass:
+        """The class that this device's results belong to."""
+        return DeviceClass(self.vendor, self.arch, slug(self.product), self.units)
+
+    @property
+    def id(self) -> str:
+        """Device class and a hash of every field."""
+        return f"{self.device_class}-{short_hash(self.to_dict())}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; from_dict() is the inverse."""
+        return {**asdict(self), "libraries": dict(sorted(self.libraries.items()))}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Environment:
+        """Raises TypeError for missing or unknown fields."""
+        return cls(**{f.name: values[f.name] for f in fields(cls) if f.name in values})
+
+
+def resolve(selector: str, classes: Sequence[DeviceClass], notes: Sequence[str] = ()) -> DeviceClass:
+    """The one class that `selector` (cpu, cuda:sm_90, a full class; case-insensitive) names.
+
+    Raises UnknownDevice (which lists what exists and the `notes` of backends that have nothing) or
+    AmbiguousDevice (which lists the classes that match).
+    """
+    wanted = selector.strip().lower().split(":")
+    distinct = sorted(set(classes))
+    found = [c for c in distinct if str(c).lower().split(":")[: len(wanted)] == wanted]
+    if not found or wanted == [""]:
+        raise UnknownDevice(selector, [str(c) for c in distinct], notes)
+    if len(found) > 1:
+        raise AmbiguousDevice(selector, [str(c) for c in found])
+    return found[0]

@@ -1,0 +1,103 @@
+"""Where the elements of a problem's operands lie, as every backend and the verifier see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from backends.dtypes import DTYPES, DType
+from backends.problem import GemmProblem
+
+#: The operands of a problem in the order that every table lists them.
+NAMES = ("a", "b", "c", "d", "bias")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A column-major operand as stored: element (batch, row, column) lies at
+    batch*stride + column*ld + row. `copies` is 1 for a broadcast operand."""
+
+    rows: int
+    columns: int
+    ld: int
+    stride: int
+    copies: int
+    dtype: DType
+
+    @property
+    def elements(self) -> int:
+        """Elements from the first to the last, padding between included."""
+        return (self.copies - 1) * self.stride + (self.columns - 1) * self.ld + self.rows
+
+    @property
+    def bytes(self) -> int:
+        """Bytes from the first element to the end of the last."""
+        return self.elements * self.dtype.bytes
+
+    def view(self, flat: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The elements within a flat array of storage, shape [copies, columns, rows]: each matrix
+        transposed, so that memory order is numpy's order. Writes go through."""
+        size = flat.itemsize
+        shape = (self.copies, self.columns, self.rows)
+        strides = (self.stride * size, self.ld * size, size)
+        if flat.size < self.elements:
+            raise ValueError(f"{flat.size} elements of storage, {self.elements} needed")
+        return np.lib.stride_tricks.as_strided(flat, shape, strides)
+
+
+def layouts(problem: GemmProblem) -> dict[str, Layout]:
+    """The layout of every operand the problem has: a, b, d; c where beta != 0; bias where there is one."""
+
+    def one(rows: int, columns: int, ld: int, stride: int, kind: str) -> Layout:
+        copies = problem.batch if stride else 1
+        return Layout(rows, columns, ld, stride, copies, DTYPES[kind])
+
+    p = problem
+    a = (p.m, p.k) if p.trans_a == "N" else (p.k, p.m)
+    b = (p.k, p.n) if p.trans_b == "N" else (p.n, p.k)
+    found = {
+        "a": one(*a, p.lda, p.stride_a, p.dtype_a),
+        "b": one(*b, p.ldb, p.stride_b, p.dtype_b),
+        "d": one(p.m, p.n, p.ldd, p.stride_d, p.dtype_d),
+    }
+    if p.beta != "zero":
+        found["c"] = one(p.m, p.n, p.ldc, p.stride_c, p.dtype_c)
+    if p.bias is not None:
+        size = p.m if p.bias_axis == "m" else p.n
+        found["bias"] = one(size, 1, size, 0, p.bias)
+    return found
+
+
+def operand_bytes(problem: GemmProblem) -> int:
+    """Bytes of one whole set of operands as stored, padding included."""
+    return sum(layout.bytes for layout in layouts(problem).values())
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Device addresses of one set of operands (0: the problem has none), and the scalars."""
+
+    a: int
+    b: int
+    c: int
+    d: int
+    bias: int
+    alpha: float
+    beta: float
+
+
+def as_product(
+    problem: GemmProblem, a: npt.NDArray[Any], b: npt.NDArray[Any]
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """(op(B)^T [copies,n,k], op(A)^T [copies,k,m]) from the operands' views (Layout.view): their matmul
+    is D's view [batch,n,m]. Conjugates where the problem says so; copies nothing otherwise."""
+    right = a if problem.trans_a == "N" else a.swapaxes(1, 2)
+    left = b if problem.trans_b == "N" else b.swapaxes(1, 2)
+    if problem.trans_a == "C":
+        right = right.conj()
+    if problem.trans_b == "C":
+        left = left.conj()
+    return left, right

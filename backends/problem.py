@@ -1,0 +1,413 @@
+"""GemmProblem: one GEMM, in one canonical form.
+
+D[m,n] = activation(alpha * op(A)[m,k] op(B)[k,n] + beta * C[m,n] + bias), `batch` times, in
+column-major BLAS terms. A row-major call is the same memory read as its transpose, so it is stored as
+its column-major twin: BLAS m is the call's n, BLAS A is the call's second operand, and the bias axis and
+the row/column scales change sides with them. The two calls are one problem, with one id.
+
+Values that no implementation may read are set to one fixed value, and nothing else is collapsed:
+batch strides when batch = 1 (0), C's type and layout when beta = 0 (D's), conjugation of a real operand
+(T), the bias axis without a bias, scale type without scales. docs/decisions/0001 has the reasons.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from backends.canonical import short_hash
+from backends.dtypes import (
+    COMPLEX,
+    COMPUTE_FOR,
+    COMPUTE_TYPES,
+    DTYPES,
+    OUTPUTS_FOR,
+    dtype,
+    is_fp8,
+)
+from backends.errors import InvalidProblem
+
+#: Sizes are BLAS ints on every vendor's side.
+MAX_SIZE = 2**31 - 1
+#: No leading dimension or batch stride beyond this many elements (a petabyte of bf16).
+MAX_STRIDE = 2**49
+
+TRANSPOSES = ("N", "T", "C")
+ACTIVATIONS = ("none", "relu", "gelu", "silu")
+ALPHA_CLASSES = ("one", "any")
+BETA_CLASSES = ("zero", "one", "any")
+#: none; one scale a tensor; one a row of A (column of B); one a block.
+SCALES = ("none", "tensor", "outer", "block_1x128", "block_128x128", "block_32")
+SCALE_DTYPES = ("fp32", "fp8_e8m0", "fp8_e4m3")
+ALIGNMENTS = (1, 2, 4, 8, 16)
+#: The scalars that stand for the class "any" when a problem is run (exact in every float format).
+ALPHA_ANY, BETA_ANY = 1.5, -0.5
+ALPHA_ANY_INTEGER, BETA_ANY_INTEGER = 2.0, -1.0
+
+
+@dataclass(frozen=True)
+class GemmProblem:
+    """One GEMM in canonical column-major form. Build it with from_linear, from_mm, from_bmm or from_blas.
+
+    Leading dimensions and batch strides are in elements; a batch stride of 0 broadcasts an input.
+    `gelu` is the tanh approximation that the vendors' fused epilogues compute. `alignment` is what every
+    operand's address is a multiple of, in bytes, at most 16.
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    trans_a: str
+    trans_b: str
+    lda: int
+    ldb: int
+    ldc: int
+    ldd: int
+    stride_a: int
+    stride_b: int
+    stride_c: int
+    stride_d: int
+    dtype_a: str
+    dtype_b: str
+    dtype_c: str
+    dtype_d: str
+    compute: str
+    alpha: str
+    beta: str
+    activation: str
+    bias: str | None
+    bias_axis: str | None
+    scale_a: str
+    scale_b: str
+    scale_d: str
+    scale_dtype: str | None
+    alignment: int
+    fast_accumulation: bool
+
+    def __post_init__(self) -> None:
+        for name in ("m", "n", "k", "batch"):
+            check_size(getattr(self, name), name, MAX_SIZE)
+        for name in ("trans_a", "trans_b"):
+            _one_of(getattr(self, name), name, TRANSPOSES)
+        _one_of(self.alpha, "alpha", ALPHA_CLASSES)
+        _one_of(self.beta, "beta", BETA_CLASSES)
+        _one_of(self.activation, "activation", ACTIVATIONS)
+        _one_of(self.alignment, "alignment", ALIGNMENTS)
+        _one_of(self.compute, "compute", tuple(COMPUTE_TYPES))
+        self._check_types()
+        self._check_epilogue()
+        self._normalise()
+        self._check_layout()
+
+    # ---- what it means -------------------------------------------------------------------------
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the product: 2*m*n*k*batch (an FMA is two)."""
+        return 2 * self.m * self.n * self.k * self.batch
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of A, B, bias and (when beta != 0) C, each read once; a broadcast operand counts once."""
+        a, b = DTYPES[self.dtype_a].bytes, DTYPES[self.dtype_b].bytes
+        total = self.m * self.k * a * (self.batch if self.stride_a else 1)
+        total += self.k * self.n * b * (self.batch if self.stride_b else 1)
+        if self.beta != "zero":
+            c = DTYPES[self.dtype_c].bytes
+            total += self.m * self.n * c * (self.batch if self.stride_c or self.batch == 1 else 1)
+        if self.bias is not None:
+            total += (self.m if self.bias_axis == "m" else self.n) * DTYPES[self.bias].bytes
+        return total
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes of D, written once."""
+        return self.m * self.n * self.batch * DTYPES[self.dtype_d].bytes
+
+    @property
+    def scalars(self) -> tuple[float, float]:
+        """(alpha, beta) as numbers: the class's own value, or its representative for "any"."""
+        integer = self.compute == "int32"
+        any_alpha = ALPHA_ANY_INTEGER if integer else ALPHA_ANY
+        any_beta = BETA_ANY_INTEGER if integer else BETA_ANY
+        return (
+            1.0 if self.alpha == "one" else any_alpha,
+            {"zero": 0.0, "one": 1.0, "any": any_beta}[self.beta],
+        )
+
+    # ---- identity ------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field, as plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> GemmProblem:
+        """The inverse of to_dict(). Raises InvalidProblem for a missing or an unknown field."""
+        names = {f.name for f in fields(cls)}
+        for name in values:
+            if name not in names:
+                raise InvalidProblem(f"unknown field {name!r} in a canonical problem", str(name))
+        missing = sorted(names - set(values))
+        if missing:
+            raise InvalidProblem(f"canonical problem lacks {', '.join(missing)}", missing[0])
+        return cls(**values)
+
+    @property
+    def id(self) -> str:
+        """A readable slug and 12 hex digits of the SHA-256 of the canonical JSON of to_dict()."""
+        return f"{self.slug}-{short_hash(self.to_dict())}"
+
+    @property
+    def slug(self) -> str:
+        """The problem in BLAS terms, short: tn_4096x16x4096_bf16 (m x n x k); not unique."""
+        batch = f"_b{self.batch}" if self.batch > 1 else ""
+        kind = "tf32" if self.compute == "tf32" else self.dtype_a
+        return f"{self.trans_a}{self.trans_b}".lower() + f"_{self.m}x{self.n}x{self.k}{batch}_{kind}"
+
+    @property
+    def epilogue(self) -> str:
+        """none, bias, relu, bias_relu, ...: what follows the product."""
+        parts = (["bias"] if self.bias else []) + [a for a in [self.activation] if a != "none"]
+        return "_".join(parts) or "none"
+
+    # ---- checks and the normal form ------------------------------------------------------------
+
+    def _check_types(self) -> None:
+        a, b = dtype(self.dtype_a, "dtype_a"), dtype(self.dtype_b, "dtype_b")
+        dtype(self.dtype_c, "dtype_c")
+        if a.name not in COMPUTE_FOR:
+            raise InvalidProblem(f"dtype_a {a.name} is no GEMM input; inputs: {', '.join(COMPUTE_FOR)}", "dtype_a")
+        if a != b and not (is_fp8(a) and is_fp8(b)):
+            raise InvalidProblem(f"dtype_a {a.name} and dtype_b {b.name} must be equal (8-bit floats may mix)", "dtype_b")
+        _one_of(self.compute, "compute", COMPUTE_FOR[a.name], f" for {a.name} inputs")
+        _one_of(self.dtype_d, "dtype_d", OUTPUTS_FOR[a.name], f" for {a.name} inputs")
+        if self.fast_accumulation and not is_fp8(a):
+            raise InvalidProblem(f"fast_accumulation applies to 8-bit floats, not {a.name}", "fast_accumulation")
+
+    def _check_epilogue(self) -> None:
+        if self.bias is not None:
+            dtype(self.bias, "bias")
+            _one_of(self.bias_axis, "bias_axis", ("m", "n"))
+        kind = DTYPES[self.dtype_d].kind
+        if kind == COMPLEX and (self.activation != "none" or self.bias):
+            raise InvalidProblem("a complex GEMM has no bias or activation", "epilogue")
+        if self.compute == "int32" and self.dtype_d == "int32" and self.activation in ("gelu", "silu"):
+            raise InvalidProblem(f"activation {self.activation} needs a floating-point output, not int32", "epilogue")
+        for name in ("scale_a", "scale_b"):
+            _one_of(getattr(self, name), name, SCALES)
+        _one_of(self.scale_d, "scale_d", ("none", "tensor"))
+        scaled = {self.scale_a, self.scale_b, self.scale_d} != {"none"}
+        if scaled:
+            _one_of(self.scale_dtype, "scale_dtype", SCALE_DTYPES)
+            if self.dtype_a in ("fp64", "complex64", "complex128"):
+                raise InvalidProblem(f"scales do not apply to {self.dtype_a} operands", "scaling")
+
+    def _normalise(self) -> None:
+        fixed: dict[str, Any] = {}
+        if DTYPES[self.dtype_a].kind != COMPLEX:
+            fixed |= {t: "T" for t in ("trans_a", "trans_b") if getattr(self, t) == "C"}
+        if self.batch == 1:
+            fixed |= dict.fromkeys(("stride_a", "stride_b", "stride_c", "stride_d"), 0)
+        if self.beta == "zero":
+            fixed |= {"ldc": self.ldd, "dtype_c": self.dtype_d}
+            fixed["stride_c"] = fixed.get("stride_d", self.stride_d)
+        if self.bias is None:
+            fixed["bias_axis"] = None
+        if {self.scale_a, self.scale_b, self.scale_d} == {"none"}:
+            fixed["scale_dtype"] = None
+        for name, value in fixed.items():
+            object.__setattr__(self, name, value)
+
+    def _check_layout(self) -> None:
+        rows = {
+            "lda": self.m if self.trans_a == "N" else self.k,
+            "ldb": self.k if self.trans_b == "N" else self.n,
+            "ldc": self.m,
+            "ldd": self.m,
+        }
+        for name, least in rows.items():
+            check_size(getattr(self, name), name, MAX_STRIDE)
+            if getattr(self, name) < least:
+                raise InvalidProblem(
+                    f"{name} {getattr(self, name)} is too small: in column-major terms "
+                    f"({self.trans_a}{self.trans_b}, m={self.m}, n={self.n}, k={self.k}) it must be at least {least}",
+                    name,
+                )
+        for name in ("stride_a", "stride_b", "stride_c", "stride_d"):
+            check_size(getattr(self, name), name, MAX_STRIDE, least=0)
+        if self.batch > 1 and not self._outputs_are_apart():
+            raise InvalidProblem(
+                f"stride_d {self.stride_d} makes the outputs of a batch of {self.batch} overlap "
+                f"(m={self.m}, n={self.n}, ldd={self.ldd})",
+                "stride_d",
+            )
+
+    def _outputs_are_apart(self) -> bool:
+        one_after_another = self.stride_d >= self.ldd * (self.n - 1) + self.m
+        interleaved = self.stride_d >= self.m and self.ldd >= self.stride_d * (self.batch - 1) + self.m
+        return one_after_another or interleaved
+
+
+# ---- builders ----------------------------------------------------------------------------------
+
+
+def from_blas(
+    m: int,
+    n: int,
+    k: int,
+    dtype_a: str = "fp32",
+    *,
+    trans_a: str = "N",
+    trans_b: str = "N",
+    lda: int | None = None,
+    ldb: int | None = None,
+    ldc: int | None = None,
+    ldd: int | None = None,
+    batch: int = 1,
+    stride_a: int | None = None,
+    stride_b: int | None = None,
+    stride_c: int | None = None,
+    stride_d: int | None = None,
+    dtype_b: str | None = None,
+    dtype_c: str | None = None,
+    dtype_d: str | None = None,
+    compute: str | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    activation: str = "none",
+    bias: str | None = None,
+    bias_axis: str | None = None,
+    scale_a: str = "none",
+    scale_b: str = "none",
+    scale_d: str = "none",
+    scale_dtype: str | None = None,
+    alignment: int = 16,
+    fast_accumulation: bool = False,
+) -> GemmProblem:
+    """A column-major BLAS call. What is not given is packed: the least leading dimension, batches one
+    after another, D in C's place. alpha and beta are numbers; only their class is kept. A bias lies
+    along m (a value a row of D) unless told. "tf32" as a dtype is fp32 storage computed in tf32.
+    """
+    if isinstance(dtype_a, str) and dtype_a.strip().lower() == "tf32":
+        dtype_a, compute = "fp32", compute or "tf32"
+        dtype_b = None if dtype_b is None or dtype_b.strip().lower() == "tf32" else dtype_b
+    a = dtype(dtype_a, "dtype_a").name
+    if a not in COMPUTE_FOR:
+        raise InvalidProblem(f"dtype {a} is no GEMM input; inputs: {', '.join(COMPUTE_FOR)}", "dtype")
+    b = a if dtype_b is None else dtype(dtype_b, "dtype_b").name
+    out = dtype_d if dtype_d is not None else dtype_c
+    d = OUTPUTS_FOR[a][0] if out is None else dtype(out, "dtype_d" if dtype_d else "dtype_c").name
+    for name, size in (("m", m), ("n", n), ("k", k), ("batch", batch)):
+        check_size(size, name, MAX_SIZE)
+    for name, trans in (("trans_a", trans_a), ("trans_b", trans_b)):
+        _one_of(trans, name, TRANSPOSES)
+    rows_a, cols_a = (m, k) if trans_a == "N" else (k, m)
+    rows_b, cols_b = (k, n) if trans_b == "N" else (n, k)
+    lda, ldb = rows_a if lda is None else lda, rows_b if ldb is None else ldb
+    ldc = (m if ldd is None else ldd) if ldc is None else ldc
+    ldd = ldc if ldd is None else ldd
+    for name, stride in (("lda", lda), ("ldb", ldb), ("ldc", ldc), ("ldd", ldd)):
+        check_size(stride, name, MAX_STRIDE)
+    packed_d = ldd * n
+    return GemmProblem(
+        m=m, n=n, k=k, batch=batch, trans_a=trans_a, trans_b=trans_b,
+        lda=lda, ldb=ldb, ldc=ldc, ldd=ldd,
+        stride_a=lda * cols_a if stride_a is None else stride_a,
+        stride_b=ldb * cols_b if stride_b is None else stride_b,
+        stride_c=(packed_d if stride_d is None else stride_d) if stride_c is None else stride_c,
+        stride_d=(packed_d if stride_c is None else stride_c) if stride_d is None else stride_d,
+        dtype_a=a, dtype_b=b,
+        dtype_c=d if dtype_c is None else dtype(dtype_c, "dtype_c").name, dtype_d=d,
+        compute=COMPUTE_FOR[a][0] if compute is None else compute,
+        alpha=_alpha_class(alpha), beta=_beta_class(beta),
+        activation=activation,
+        bias=None if bias is None else dtype(bias, "bias").name,
+        bias_axis=("m" if bias_axis is None else bias_axis) if bias is not None else None,
+        scale_a=scale_a, scale_b=scale_b, scale_d=scale_d,
+        scale_dtype=scale_dtype if scale_dtype or {scale_a, scale_b, scale_d} == {"none"} else "fp32",
+        alignment=alignment, fast_accumulation=fast_accumulation,
+    )  # fmt: skip
+
+
+#: Arguments that change sides when a row-major call is read as column-major.
+_SIDES = (
+    ("trans_a", "trans_b"), ("lda", "ldb"), ("stride_a", "stride_b"), ("dtype_a", "dtype_b"),
+    ("scale_a", "scale_b"), ("m", "n"),
+)  # fmt: skip
+
+
+def twin(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The same memory, read in the other order: a row-major call's arguments for from_blas(), and back."""
+    out = dict(arguments)
+    for left, right in _SIDES:
+        for old, new in ((left, right), (right, left)):
+            out.pop(new, None)
+            if old in arguments:
+                out[new] = arguments[old]
+    if arguments.get("bias_axis") is not None:
+        out["bias_axis"] = {"m": "n", "n": "m"}.get(arguments["bias_axis"], arguments["bias_axis"])
+    return out
+
+
+def from_mm(m: int, n: int, k: int, dtype_a: str = "fp32", **arguments: Any) -> GemmProblem:
+    """A row-major call D[m,n] = op(A) op(B): lda is A's row length, and so on. A bias lies along n (a
+    value a column, as in F.linear) unless told; `outer` scales are a value a row of A, a column of B.
+    Takes the arguments of from_blas(), in row-major terms.
+    """
+    kind = arguments.pop("dtype_b", None) or dtype_a
+    call = {"m": m, "n": n, "k": k, "dtype_a": dtype_a, "dtype_b": kind, **arguments}
+    return from_blas(**twin(call))
+
+
+def from_bmm(batch: int, m: int, n: int, k: int, dtype_a: str = "fp32", **arguments: Any) -> GemmProblem:
+    """A row-major strided batch; a batch of one is a plain GEMM."""
+    return from_mm(m, n, k, dtype_a, batch=batch, **arguments)
+
+
+def from_linear(m: int, n: int, k: int, dtype_a: str = "fp32", **arguments: Any) -> GemmProblem:
+    """F.linear(x[m,k], w[n,k]): row-major, the weight transposed."""
+    return from_mm(m, n, k, dtype_a, trans_b="T", **arguments)
+
+
+def with_scalars(problem: GemmProblem, alpha: float, beta: float) -> GemmProblem:
+    """The same problem with the classes of other scalars (C takes D's layout where it had none)."""
+    return replace(problem, alpha=_alpha_class(alpha), beta=_beta_class(beta))
+
+
+# ---- small checks ------------------------------------------------------------------------------
+
+
+def check_size(value: object, name: str, most: int, least: int = 1) -> None:
+    """Raises InvalidProblem unless `value` is an integer in [least, most]."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidProblem(f"{name} must be an integer, not {value!r}", name)
+    if not least <= value <= most:
+        raise InvalidProblem(f"{name} must be between {least} and {most}, not {value}", name)
+
+
+def _one_of(value: object, name: str, known: tuple[object, ...], where: str = "") -> None:
+    if value not in known or isinstance(value, bool):
+        listed = ", ".join(str(k) for k in known)
+        raise InvalidProblem(f"{name} {value!r} is unknown{where}; known: {listed}", name)
+
+
+def _scalar(value: object, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidProblem(f"{name} must be a finite number, not {value!r}", name)
+    return float(value)
+
+
+def _alpha_class(value: object) -> str:
+    number = _scalar(value, "alpha")
+    if number == 0.0:
+        raise InvalidProblem("alpha 0 multiplies nothing; there is no GEMM to tune", "alpha")
+    return "one" if number == 1.0 else "any"
+
+
+def _beta_class(value: object) -> str:
+    number = _scalar(value, "beta")
+    return {0.0: "zero", 1.0: "one"}.get(number, "any")

@@ -1,0 +1,86 @@
+"""Solution: one way to run a GEMM, with an identity that outlives the process that measured it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+from backends.canonical import canonical_json, short_hash, slug
+
+Parameter = str | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A family of kernels (or a library routine) with its parameters.
+
+    `version` is the family's own and rises whenever the same parameters mean another kernel. `build` is
+    the library's build for a vendor's family, else None: a library's index means nothing under another
+    build. Workspace (bytes) and determinism are properties, not identity; None is "not known".
+    """
+
+    family: str
+    version: int
+    parameters: Mapping[str, Parameter]
+    build: str | None = None
+    workspace_bytes: int = field(default=0, compare=False)
+    deterministic: bool | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.family != slug(self.family):
+            raise ValueError(f"family {self.family!r} may hold letters, digits, '.', '_' and '-' only")
+        if isinstance(self.version, bool) or not isinstance(self.version, int) or self.version < 1:
+            raise ValueError(f"version must be an integer from 1, not {self.version!r}")
+        if self.workspace_bytes < 0:
+            raise ValueError(f"workspace_bytes must not be negative, not {self.workspace_bytes}")
+        for name, value in self.parameters.items():
+            if not isinstance(value, str | int | float | bool | None):
+                raise ValueError(f"parameter {name} must be a plain value, not {value!r}")
+        object.__setattr__(self, "parameters", MappingProxyType(dict(sorted(self.parameters.items()))))
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a mapping proxy does not pickle
+        return (Solution.from_dict, (self.to_dict(),))
+
+    @cached_property
+    def id(self) -> str:
+        """Readable slug + 12 hex digits of a SHA-256 over family, version, parameters and build."""
+        identity = [self.family, self.version, dict(self.parameters), self.build]
+        return f"{self.slug}-{short_hash(identity)}"
+
+    @property
+    def slug(self) -> str:
+        """family-name1_value1-..., cut at 80 characters; not unique."""
+        parts = [f"{name}_{value}" for name, value in self.parameters.items()]
+        return slug("-".join([self.family, *parts]))[:80].rstrip("-")
+
+    @property
+    def parameters_json(self) -> str:
+        """The parameters as canonical JSON."""
+        return canonical_json(dict(self.parameters))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; from_dict() is the inverse."""
+        return {
+            "id": self.id,
+            "family": self.family,
+            "version": self.version,
+            "parameters": dict(self.parameters),
+            "build": self.build,
+            "workspace_bytes": self.workspace_bytes,
+            "deterministic": self.deterministic,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Solution:
+        """Raises ValueError where a stored id does not belong to the stored parameters."""
+        rest = {name: value for name, value in values.items() if name != "id"}
+        solution = cls(**rest)
+        if "id" in values and values["id"] != solution.id:
+            raise ValueError(f"stored solution id {values['id']!r} does not match its content ({solution.id!r})")
+        return solution

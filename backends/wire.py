@@ -1,0 +1,147 @@
+"""A problem as people write it: {"m":16,"n":4096,"k":4096,"dtype":"bf16"} is enough.
+
+Row-major unless "layout" is "col". Unknown fields are refused; every fault names its field. This is the
+one reader behind the command line, JSON lines and HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from backends.errors import InvalidProblem
+from backends.problem import ACTIVATIONS, SCALES, GemmProblem, from_blas, from_mm, twin
+
+_PLAIN = ("m", "n", "k", "batch", "lda", "ldb", "ldc", "ldd", "dtype_b", "dtype_c", "dtype_d",
+          "compute", "alpha", "beta", "alignment", "fast_accumulation")  # fmt: skip
+_STRIDES = ("a", "b", "c", "d")
+FIELDS = (*_PLAIN, "dtype", "dtype_a", "trans_a", "trans_b", "epilogue", "scaling", "strides", "layout")
+
+EPILOGUES = tuple(
+    "_".join(part for part in (bias, activation if activation != "none" else "") if part) or "none"
+    for bias in ("", "bias")
+    for activation in ACTIVATIONS
+)
+
+
+def problem_from_wire(values: object) -> GemmProblem:
+    """Builds the problem. Raises InvalidProblem naming the field at fault."""
+    if not isinstance(values, Mapping):
+        raise InvalidProblem(f"a problem must be an object such as {{'m': 16, ...}}, not {values!r}")
+    for name in values:
+        if name not in FIELDS:
+            raise InvalidProblem(f"unknown field {name!r}; known: {', '.join(sorted(FIELDS))}", str(name))
+    for name in ("m", "n", "k"):
+        if name not in values:
+            raise InvalidProblem(f"{name} is missing", name)
+    call: dict[str, Any] = {name: values[name] for name in _PLAIN if values.get(name) is not None}
+    if values.get("dtype") is not None and values.get("dtype_a") is not None:
+        raise InvalidProblem("give dtype or dtype_a, not both", "dtype_a")
+    kind = values.get("dtype_a") or values.get("dtype") or "fp32"
+    call["dtype_a"] = kind
+    call.setdefault("dtype_b", kind)
+    for name in ("trans_a", "trans_b"):
+        call[name] = _trans(values.get(name, False), name)
+    if not isinstance(call.get("fast_accumulation", False), bool):
+        raise InvalidProblem(f"fast_accumulation must be true or false, not {call['fast_accumulation']!r}", "fast_accumulation")
+    call |= _strides(values.get("strides")) | _epilogue(values.get("epilogue"), call)
+    call |= _scaling(values.get("scaling"))
+    layout = values.get("layout", "row")
+    if layout == "col":
+        return from_blas(**call)
+    if layout == "row":
+        return from_mm(**call)
+    raise InvalidProblem(f"layout {layout!r} is unknown; known: row, col", "layout")
+
+
+def problem_to_wire(problem: GemmProblem) -> dict[str, Any]:
+    """The row-major form, only what differs from the defaults; problem_from_wire() reads it back."""
+    alpha, beta = problem.scalars
+    call = twin({**problem.to_dict(), "alpha": alpha, "beta": beta})
+    out: dict[str, Any] = {"m": call["m"], "n": call["n"], "k": call["k"], "dtype": call["dtype_a"]}
+    if problem.batch > 1:
+        out["batch"] = problem.batch
+    for name in ("trans_a", "trans_b"):
+        if call[name] != "N":
+            out[name] = True if call[name] == "T" else "C"
+    if problem.epilogue != "none":
+        out["epilogue"] = problem.epilogue
+        if problem.bias and (problem.bias != problem.dtype_d or problem.bias_axis != "m"):
+            out["epilogue"] = {"activation": problem.activation, "bias": problem.bias, "bias_axis": call["bias_axis"]}
+    scaled = {"a": call["scale_a"], "b": call["scale_b"], "d": call["scale_d"], "dtype": call["scale_dtype"]}
+    if problem.scale_dtype is not None:
+        out["scaling"] = scaled
+    if alpha != 1.0:
+        out["alpha"] = alpha
+    if beta != 0.0:
+        out["beta"] = beta
+    optional = {
+        name: call[name]
+        for name in ("dtype_b", "dtype_c", "dtype_d", "compute", "lda", "ldb", "ldc", "ldd", "alignment", "fast_accumulation")
+    }
+    optional["strides"] = {side: call[f"stride_{side}"] for side in _STRIDES}
+    full = {**out, **optional}
+    for name in optional:  # leave out whatever the defaults give back
+        rest = {key: value for key, value in full.items() if key != name}
+        if _same(rest, problem):
+            full = rest
+    return full
+
+
+def _same(values: Mapping[str, Any], problem: GemmProblem) -> bool:
+    try:
+        return problem_from_wire(values) == problem
+    except InvalidProblem:
+        return False
+
+
+def _trans(value: object, name: str) -> str:
+    if isinstance(value, bool):
+        return "T" if value else "N"
+    if isinstance(value, str) and value.upper() in ("N", "T", "C"):
+        return value.upper()
+    raise InvalidProblem(f"{name} must be true, false, N, T or C, not {value!r}", name)
+
+
+def _strides(value: object) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not set(value) <= set(_STRIDES):
+        raise InvalidProblem(f"strides must be an object with a, b, c, d (elements between batches), not {value!r}", "strides")
+    return {f"stride_{side}": stride for side, stride in value.items() if stride is not None}
+
+
+def _epilogue(value: object, call: Mapping[str, Any]) -> dict[str, Any]:
+    if value is None or value == "none":
+        return {}
+    if isinstance(value, str):
+        if value not in EPILOGUES:
+            raise InvalidProblem(f"epilogue {value!r} is unknown; known: {', '.join(EPILOGUES)}", "epilogue")
+        has_bias = value.split("_")[0] == "bias"
+        activation = value.removeprefix("bias").strip("_") or "none"
+        return {"activation": activation, "bias": _output_type(call) if has_bias else None}
+    if isinstance(value, Mapping) and set(value) <= {"activation", "bias", "bias_axis"}:
+        bias = value.get("bias")
+        kind = _output_type(call) if bias is True else (bias or None)
+        out = {"activation": value.get("activation", "none"), "bias": kind}
+        return out | ({"bias_axis": value["bias_axis"]} if kind and value.get("bias_axis") is not None else {})
+    raise InvalidProblem(f"epilogue must be a name or an object with activation, bias and bias_axis, not {value!r}", "epilogue")
+
+
+def _output_type(call: Mapping[str, Any]) -> str:
+    plain = {name: value for name, value in call.items() if name in ("dtype_a", "dtype_b", "dtype_c", "dtype_d")}
+    return from_blas(1, 1, 1, **plain).dtype_d
+
+
+def _scaling(value: object) -> dict[str, Any]:
+    if value is None or value == "none":
+        return {}
+    names = ("tensor", "row", *SCALES[3:])
+    if isinstance(value, str) and value in names:
+        mode = "outer" if value == "row" else value
+        return {"scale_a": mode, "scale_b": mode}
+    if isinstance(value, Mapping) and set(value) <= {"a", "b", "d", "dtype"}:
+        out = {f"scale_{side}": value[side] for side in ("a", "b", "d") if value.get(side) is not None}
+        out = {name: "outer" if mode == "row" else mode for name, mode in out.items()}
+        return out | ({"scale_dtype": value["dtype"]} if value.get("dtype") is not None else {})
+    raise InvalidProblem(f"scaling must be one of {', '.join(names)} or an object with a, b, d, dtype, not {value!r}", "scaling")

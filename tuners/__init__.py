@@ -1,0 +1,1 @@
+"""Which candidate is best, and how we know: space, search, measure, verify, decide."""

@@ -1,0 +1,61 @@
+"""MeasurementPolicy: how a figure was taken. It is part of every result's identity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from backends.canonical import short_hash
+from backends.errors import InvalidProblem
+
+MODES = ("eager", "graph")
+CACHES = ("cold", "warm")
+DISTRIBUTIONS = ("normal", "uniform")
+
+
+@dataclass(frozen=True)
+class MeasurementPolicy:
+    """mode: launches one by one from the host (eager) or captured (graph). cache: cold rotates among
+    operand sets beyond three times the last-level cache. distribution: of the inputs, mean 0 and scale 1.
+    max_workspace_bytes: None is no limit. memory_share: of the device's free memory that operands may take.
+    """
+
+    mode: str = "eager"
+    cache: str = "cold"
+    distribution: str = "normal"
+    max_workspace_bytes: int | None = None
+    deterministic_only: bool = False
+    memory_share: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name, known in (("mode", MODES), ("cache", CACHES), ("distribution", DISTRIBUTIONS)):
+            if getattr(self, name) not in known:
+                value = getattr(self, name)
+                raise InvalidProblem(f"{name} {value!r} is unknown; known: {', '.join(known)}", name)
+        limit = self.max_workspace_bytes
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+            raise InvalidProblem(f"max_workspace_bytes must be an integer from 0, not {limit!r}", "max_workspace_bytes")
+        if not isinstance(self.deterministic_only, bool):
+            raise InvalidProblem(f"deterministic_only must be true or false, not {self.deterministic_only!r}", "deterministic_only")
+        if not isinstance(self.memory_share, int | float) or not 0 < self.memory_share <= 0.9:
+            raise InvalidProblem(f"memory_share must be within (0, 0.9], not {self.memory_share!r}", "memory_share")
+
+    @property
+    def id(self) -> str:
+        """mode-cache-distribution and a hash of every field that shapes a result (not memory_share)."""
+        identity = {name: value for name, value in self.to_dict().items() if name != "memory_share"}
+        return f"{self.mode}-{self.cache}-{self.distribution}-{short_hash(identity, 8)}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; from_dict() is the inverse."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> MeasurementPolicy:
+        """Raises InvalidProblem for an unknown field or value."""
+        known = {f.name for f in fields(cls)}
+        for name in values:
+            if name not in known:
+                raise InvalidProblem(f"unknown policy field {name!r}; known: {', '.join(sorted(known))}", str(name))
+        return cls(**values)

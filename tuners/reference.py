@@ -1,0 +1,166 @@
+"""What a candidate must compute: a float64 reference that is itself proven.
+
+The reference product is numpy's float64 GEMM, checked once per case by Freivalds' random projection in
+plain (non-BLAS) float64 arithmetic: an error anywhere in it shows at 1e-9, so it may judge the library it
+came from. Where the product is too large for that, sampled columns are compared in full (the first, the
+last, random ones) and, for epilogues without an activation, every column by projection.
+
+Bound of an element: |out - ref| <= c u_acc sqrt(k) |alpha| ||a_i|| ||b_j|| + u_out |ref|, where u are unit
+roundoffs: the statistical growth of a sum of k products (Higham, Accuracy and Stability, 2nd ed., 3.1) with
+Cauchy-Schwarz norms, c = 4; then the rounding to the output type.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from backends.dtypes import COMPUTE_TYPES, DTYPES, INPUT_ROUNDOFF, INTEGER
+from backends.errors import DeviceError
+from backends.operands import as_product
+from backends.problem import GemmProblem
+from tuners.inputs import Case, host_inputs
+
+Array = npt.NDArray[Any]
+Float = npt.NDArray[np.float64]
+
+#: Products above this many operations are compared on sampled columns.
+FULL_FLOPS = 2e10
+_SAFETY = 4.0
+#: Projections cover this many columns each: wide ones would drown one element in rounding noise.
+_CHUNK = 256
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A check of all columns at once: D's columns times `signs` [m], summed over chunks of columns, must be
+    `sums` [batch, n, chunks] within `accumulated` plus what rounding D itself adds."""
+
+    signs: Float
+    sums: Float
+    accumulated: Float
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a case must give. `columns` are the m-indices compared in full (None: all); `expected` and
+    `tolerance` are [batch, n, len(columns)]; `projection` covers the other columns, where it can."""
+
+    case: Case
+    columns: npt.NDArray[np.int64] | None
+    expected: Float
+    tolerance: Float
+    projection: Projection | None
+
+
+def make_reference(case: Case) -> tuple[Reference, dict[str, Array]]:
+    """The reference and the inputs it belongs to. Raises DeviceError where numpy's float64 GEMM is wrong."""
+    p = case.problem
+    inputs = host_inputs(p, case.seed, case.distribution)
+    left, right = as_product(p, inputs["a"], inputs["b"])
+    columns = _sampled_columns(p)
+    chosen = right if columns is None else right[:, :, columns]
+    left64, right64 = left.astype(np.float64), chosen.astype(np.float64)
+    product = np.matmul(left64, right64)
+    _certify(product, left64, right64, case.seed)
+    alpha, beta = p.scalars
+    left_norm = np.sqrt(np.einsum("bnk,bnk->bn", left64, left64))[:, :, None]
+    right_norm = np.sqrt(np.einsum("bkm,bkm->bm", right64, right64))[:, None, :]
+    unit = 2.0 ** -COMPUTE_TYPES[p.compute] if p.compute != "int32" else 0.0
+    rough = _SAFETY * (unit * p.k**0.5 + 2 * INPUT_ROUNDOFF.get(p.compute, 0.0))
+    value = np.multiply(product, alpha, out=product)
+    if "c" in inputs:
+        c = inputs["c"] if columns is None else inputs["c"][:, :, columns]
+        value += beta * c.astype(np.float64)
+    if "bias" in inputs:
+        bias = inputs["bias"][0, 0].astype(np.float64)
+        if p.bias_axis == "m":
+            value += (bias if columns is None else bias[columns])[None, None, :]
+        else:
+            value += bias[None, :, None]
+    tolerance = (rough * abs(alpha)) * left_norm * right_norm
+    tolerance = np.broadcast_to(tolerance, value.shape) + 4 * unit * np.abs(value)
+    expected = activate(p.activation, value)
+    tolerance = _after_rounding(p, expected, tolerance)
+    projection = None
+    if columns is not None and p.activation == "none":
+        projection = _project(p, inputs, case.seed, left64, left_norm, rough)
+    return Reference(case, columns, expected, tolerance, projection), inputs
+
+
+def activate(name: str, x: Float) -> Float:
+    """relu, gelu (tanh approximation) or silu in float64."""
+    if name == "relu":
+        return np.maximum(x, 0.0)
+    if name == "gelu":
+        return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * x * (1 + 0.044715 * x * x)))
+    if name == "silu":
+        with np.errstate(over="ignore"):
+            return x / (1 + np.exp(-x))
+    return x
+
+
+def _after_rounding(p: GemmProblem, expected: Float, tolerance: Float) -> Float:
+    out = DTYPES[p.dtype_d]
+    if out.kind == INTEGER:
+        return np.full(expected.shape, 0.5)
+    if p.activation in ("gelu", "silu"):  # slopes stay below 1.13; the functions themselves cost a few ulp
+        tolerance = 1.2 * tolerance + 32 * 2.0**-24 * (np.abs(expected) + 2.0**-20)
+    tiny = float(np.finfo(np.float32).tiny) if out.name != "fp16" else 2.0**-24
+    return tolerance + 1.01 * out.unit_roundoff * np.abs(expected) + tiny
+
+
+def _certify(product: Float, left: Float, right: Float, seed: int) -> None:
+    """Freivalds: product @ x must be left @ (right @ x) for random signs x, in arithmetic without BLAS."""
+    x = np.random.default_rng([seed, 0xF1E1]).choice([-1.0, 1.0], product.shape[2])
+    got = np.einsum("bnm,m->bn", product, x)
+    inner = np.einsum("bkm,m->bk", right, x)
+    want = np.einsum("bnk,bk->bn", left, inner)
+    scale = np.einsum("bnm->bn", np.abs(product)) + np.abs(want)
+    if not np.all(np.abs(got - want) <= 1e-9 * scale + 1e-300):
+        raise DeviceError("numpy's float64 matrix product is wrong on this machine; nothing can be verified")
+
+
+def _sampled_columns(p: GemmProblem) -> npt.NDArray[np.int64] | None:
+    if p.flops <= FULL_FLOPS:
+        return None
+    budget = max(96, int(p.m * FULL_FLOPS / 4 / p.flops))
+    rng = np.random.default_rng(p.m)
+    edges = [np.arange(32), np.arange(p.m - 32, p.m), rng.choice(p.m, min(p.m, budget), replace=False)]
+    return np.unique(np.concatenate(edges))
+
+
+def _project(
+    p: GemmProblem, inputs: dict[str, Array], seed: int, left: Float, left_norm: Float, rough: float
+) -> Projection:
+    _, right = as_product(p, inputs["a"], inputs["b"])
+    signs = np.random.default_rng([seed, 0x51]).choice([-1.0, 1.0], p.m)
+    alpha, beta = p.scalars
+    sums, norms = [], []
+    for start in range(0, p.m, _CHUNK):
+        block = right[:, :, start : start + _CHUNK].astype(np.float64)
+        sums.append(np.einsum("bkm,m->bk", block, signs[start : start + _CHUNK]))
+        norms.append(np.sqrt(np.einsum("bkm,bkm->b", block, block)))
+    want = alpha * np.einsum("bnk,bkc->bnc", left, np.stack(sums, 2))
+    if "c" in inputs:
+        want = want + beta * chunk_sums(inputs["c"], signs)
+    if "bias" in inputs:
+        bias = inputs["bias"][0, 0].astype(np.float64)
+        row = bias[None, None, :] if p.bias_axis == "m" else np.broadcast_to(bias[None, :, None], (1, p.n, p.m))
+        want = want + chunk_sums(row, signs)
+    frobenius = np.stack(norms, 1)[:, None, :]  # bounds the root of a chunk's summed squared errors
+    return Projection(signs, want, 6 * rough * abs(alpha) * left_norm * frobenius)
+
+
+def chunk_sums(values: Array, signs: Float) -> Float:
+    """Sums of sign * value over chunks of the last axis."""
+    return np.stack(
+        [
+            np.einsum("bnm,m->bn", values[:, :, at : at + _CHUNK].astype(np.float64), signs[at : at + _CHUNK])
+            for at in range(0, len(signs), _CHUNK)
+        ],
+        axis=2,
+    )

@@ -1,0 +1,191 @@
+"""The parent's side of the child that owns the device: calls with time limits, failures as outcomes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from pebble import ProcessExpired, ProcessPool
+
+from backends.cache import BinaryCache
+from backends.environment import Environment
+from backends.errors import CompileError, CompilerMissing, DeviceError
+from backends.outcome import Outcome, Phase, Status
+from backends.protocol import Backend, Ceilings
+from backends.registry import BACKENDS, FoundDevice, backend
+from backends.solution import Solution
+from tuners import owner
+from tuners.inputs import cases
+from tuners.measure import Rotation
+from tuners.owner import Binaries, OwnerSettings, Task
+
+T = TypeVar("T")
+
+#: A call that takes longer than this and LONG times what it should is a hang.
+HANG_SECONDS, LONG = 20.0, 50.0
+#: Laying out, referencing and ceilings are numpy's own work: slow at worst.
+SETUP_SECONDS = 600.0
+
+
+class Runner(Protocol):
+    """What a session needs of a device; tests put recorded noise behind it."""
+
+    @property
+    def environment(self) -> Environment: ...
+
+    @property
+    def backend(self) -> Backend: ...
+
+    def open(self, task: Task) -> Rotation:
+        """Lays out a problem. Raises DeviceMemoryExceeded."""
+
+    def compile(self, task: Task, solutions: Sequence[Solution]) -> Mapping[str, Outcome]:
+        """Compiles what is missing; the outcomes of those that failed, by id."""
+
+    def screen(self, solution: Solution, best: float | None) -> Outcome:
+        """One seed verified, then timed."""
+
+    def sample(self, solution: Solution) -> Outcome:
+        """One timed sample."""
+
+    def prove(self, solution: Solution, seeds: int) -> Outcome:
+        """`seeds` seeds verified."""
+
+
+class DeviceRunner:
+    """A device behind a killable child. Use as a context manager; one task at a time."""
+
+    def __init__(
+        self, device: FoundDevice, cache: BinaryCache, hang_seconds: float = HANG_SECONDS
+    ) -> None:
+        self.device = device
+        self.environment = device.environment
+        self.backend = backend(device.backend)
+        self.cache = cache
+        self._hang = hang_seconds
+        self._folder = tempfile.TemporaryDirectory(prefix="gemmtune-")
+        self._log = Path(self._folder.name) / "child.log"
+        settings = OwnerSettings(device.backend, device.index, dict(BACKENDS), str(cache.root), str(self._log))
+        self._pool = ProcessPool(
+            max_workers=1, context=get_context("spawn"), initializer=owner.start, initargs=(settings,)
+        )
+        self._compilers = ThreadPoolExecutor(max(1, os.cpu_count() or 1))
+        self._binaries: dict[str, Binaries] = {}
+        self._task: Task | None = None
+        self._typical = 0.0
+        self.compile_seconds = 0.0
+        self._ready = self._pool.schedule(owner.warm_up, timeout=SETUP_SECONDS)
+
+    def __enter__(self) -> DeviceRunner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the child, whatever it is doing."""
+        self._pool.stop()
+        self._pool.join()
+        self._compilers.shutdown(cancel_futures=True)
+        self._folder.cleanup()
+
+    def ceilings(self, dtypes: Sequence[str]) -> Ceilings:
+        """Measures the device's ceilings. Raises DeviceError where the child dies of it."""
+        return self._setup(owner.ceilings, list(dtypes))
+
+    def open(self, task: Task) -> Rotation:
+        self._task, self._typical = task, 0.0
+        self._binaries.clear()
+        return self._setup(owner.rotation, task)
+
+    def compile(self, task: Task, solutions: Sequence[Solution]) -> Mapping[str, Outcome]:
+        begin = time.monotonic()
+        families = self.backend.families()
+        failed: dict[str, Outcome] = {}
+
+        def one(solution: Solution) -> None:
+            family, found = families[solution.family], {}
+            try:
+                for problem in {case.problem for case in cases(task.problem, 1, task.seed)}:
+                    if family.supports(problem) and not family.illegal(problem, solution, self.environment):
+                        path = family.compile(problem, solution, self.environment, self.cache)
+                        found |= {} if path is None else {problem.id: str(path)}
+                self._binaries[solution.id] = found
+            except (CompileError, CompilerMissing) as error:
+                log = getattr(error, "log", "")[-4000:]
+                evidence = {"error": str(error), "log": log}
+                failed[solution.id] = Outcome(solution, Phase.SCREEN, Status.COMPILE_ERROR, (), evidence)
+
+        list(self._compilers.map(one, solutions))
+        self.compile_seconds += time.monotonic() - begin
+        return failed
+
+    def screen(self, solution: Solution, best: float | None) -> Outcome:
+        begin = time.monotonic()
+        outcome = self._candidate(owner.screen, Phase.SCREEN, solution, best)
+        if outcome.status is Status.OK:
+            self._typical = max(self._typical, time.monotonic() - begin)
+        return outcome
+
+    def sample(self, solution: Solution) -> Outcome:
+        return self._candidate(owner.sample, Phase.FINAL, solution)
+
+    def prove(self, solution: Solution, seeds: int) -> Outcome:
+        return self._candidate(owner.prove, Phase.PROOF, solution, seeds)
+
+    def _candidate(
+        self, call: Callable[..., Outcome], phase: Phase, solution: Solution, *extra: object
+    ) -> Outcome:
+        if self._task is None:
+            raise RuntimeError("open() a task first")
+        if solution.id not in self._binaries:
+            failed = self.compile(self._task, [solution])
+            if failed:
+                return failed[solution.id]
+        limit = self._hang + LONG * self._typical
+        if not self._typical:  # the first candidate also draws inputs and computes the reference
+            limit = max(limit, SETUP_SECONDS)
+        arguments = (self._task, solution, self._binaries[solution.id], *extra)
+        try:
+            return self._call(call, arguments, limit)
+        except FutureTimeout:
+            evidence = {"error": f"no answer within {limit:.0f} s; its process was killed"}
+            return Outcome(solution, phase, Status.TIMEOUT, (), evidence)
+        except ProcessExpired as error:
+            return Outcome(solution, phase, Status.CRASH, (), self._autopsy(error))
+
+    def _setup(self, call: Callable[..., T], *arguments: object) -> T:
+        try:
+            return self._call(call, arguments, SETUP_SECONDS)
+        except FutureTimeout as error:
+            raise DeviceError(f"{self.device.backend}: no answer within {SETUP_SECONDS:.0f} s") from error
+        except ProcessExpired as error:
+            evidence = self._autopsy(error)
+            raise DeviceError(f"{self.device.backend}: the process that owns the device died: {evidence}") from error
+
+    def _call(self, call: Callable[..., T], arguments: tuple[object, ...], limit: float) -> T:
+        future = self._pool.schedule(call, args=list(arguments), timeout=limit)
+        try:
+            result: T = future.result()
+            return result
+        except CancelledError as error:
+            raise DeviceError("the session was stopped") from error
+
+    def _autopsy(self, error: ProcessExpired) -> dict[str, Any]:
+        code = getattr(error, "exitcode", None)
+        name = f"exit code {code}"
+        if isinstance(code, int) and code < 0:
+            name = signal.Signals(-code).name
+        tail = ""
+        if self._log.exists():
+            tail = self._log.read_text(errors="replace")[-2000:].strip()
+            self._log.write_text("")
+        return {"error": f"the child died with {name}", **({"log": tail} if tail else {})}

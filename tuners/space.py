@@ -1,0 +1,58 @@
+"""The legal candidates of a problem on a device, the baselines first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from backends.environment import Environment
+from backends.errors import UnsupportedProblem
+from backends.problem import GemmProblem
+from backends.protocol import Backend, Baseline
+from backends.solution import Solution
+from tuners.policy import MeasurementPolicy
+
+
+@dataclass(frozen=True)
+class Space:
+    """`baselines` are judged against (the first gives the verdict); `candidates` never repeat them.
+    `notes` say what was left out, and why."""
+
+    baselines: tuple[Baseline, ...]
+    candidates: tuple[Solution, ...]
+    notes: tuple[str, ...]
+
+
+def search_space(
+    problem: GemmProblem,
+    backend: Backend,
+    environment: Environment,
+    policy: MeasurementPolicy,
+    families: Sequence[str] | None = None,
+) -> Space:
+    """Families take turns, each with its likeliest candidates first, so that a short budget sees them all.
+
+    Raises UnsupportedProblem where no baseline or none of the asked-for `families` runs the problem.
+    """
+    known = backend.families()
+    for name in families or ():
+        if name not in known:
+            raise UnsupportedProblem(f"family {name!r} is unknown to {backend.name}; known: {', '.join(known)}")
+    baselines = tuple(backend.baselines(problem, environment))
+    taken = {baseline.solution.id for baseline in baselines}
+    notes, lists = [], []
+    for name, family in known.items():
+        if families is not None and name not in families:
+            continue
+        reason = family.unavailable(environment)
+        if reason is not None:
+            notes.append(f"{name}: {reason}")
+        elif family.supports(problem):
+            lists.append([s for s in family.solutions(problem, environment) if s.id not in taken])
+    turns = [solution for turn in zip_longest(*lists) for solution in turn if solution is not None]
+    candidates = [solution for solution in turns if not (policy.deterministic_only and solution.deterministic is False)]
+    left_out = len(turns) - len(candidates)
+    if left_out:
+        notes.append(f"{left_out} candidates left out: not deterministic")
+    return Space(baselines, tuple(candidates), tuple(notes))

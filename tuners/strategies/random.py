@@ -1,0 +1,18 @@
+"""Every candidate once, in an order drawn from the seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from backends.solution import Solution
+from tuners.strategies.exhaustive import Exhaustive
+
+
+class Random(Exhaustive):
+    """A seeded shuffle of the whole space: under a budget, an unbiased sample of it."""
+
+    def __init__(self, candidates: Sequence[Solution], seed: int = 0) -> None:
+        order = sorted(candidates, key=lambda solution: solution.id)
+        random.Random(seed).shuffle(order)
+        super().__init__(order, seed)

@@ -1,0 +1,182 @@
+"""Is a candidate right? It runs in poisoned buffers between guard bands, and every element is judged.
+
+The output starts as NaN (integers: a large odd number), so that an element never written, or a result
+that reads the output, the workspace or the padding, shows. Inputs, guard bands and padding must come back
+untouched. Each case runs twice, so that state left from the first run shows in the second.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from backends.dtypes import DTYPES, INTEGER
+from backends.operands import Operands, layouts
+from backends.problem import GemmProblem
+from backends.protocol import Buffer, Device, Kernel
+from tuners.inputs import Case, physical
+from tuners.reference import Reference, chunk_sums, make_reference
+
+#: Bytes around every operand that must come back as they were.
+GUARD = 4096
+#: Floats: 0xFF.. is a NaN in every format. Integers: a large odd number.
+POISON_FLOAT, POISON_INTEGER = 0xFF, 0x77
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What verifying saw: "" or what is wrong; the largest error relative to its bound; the relative
+    Frobenius error; the share of elements compared one by one."""
+
+    wrong: str
+    error_over_bound: float
+    relative_error: float
+    coverage: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; an error that is not finite becomes null."""
+        return {
+            name: (value if not isinstance(value, float) or np.isfinite(value) else None)
+            for name, value in vars(self).items()
+        }
+
+
+def compare(reference: Reference, out: npt.NDArray[Any]) -> Finding:
+    """Holds D's view [batch, n, m] against the reference."""
+    chosen = out if reference.columns is None else out[:, :, reference.columns]
+    value = chosen.astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        difference = np.abs(value - reference.expected)
+        ratio = difference / reference.tolerance
+        size = float(np.linalg.norm(reference.expected))
+        relative = float(np.linalg.norm(difference)) / size if size else float(np.max(difference))
+    worst = float(np.max(np.where(np.isnan(ratio), np.inf, ratio)))
+    coverage = value.size / out.size
+    if not worst <= 1.0:
+        bad = np.argwhere(~(ratio <= 1.0))
+        at = tuple(int(i) for i in bad[0])
+        column = at[2] if reference.columns is None else int(reference.columns[at[2]])
+        text = (
+            f"{len(bad)} of {value.size} elements are off; first D[{column},{at[1]}] of batch {at[0]}: "
+            f"{value[at]:g}, expected {reference.expected[at]:g} within {reference.tolerance[at]:.3g}"
+        )
+        return Finding(text, worst, relative, coverage)
+    if reference.projection is not None:
+        check = reference.projection
+        rounding = np.sqrt(chunk_sums(np.square(out.astype(np.float64)), np.ones(out.shape[2])))
+        unit = DTYPES[reference.case.problem.dtype_d].unit_roundoff
+        off = np.abs(chunk_sums(out, check.signs) - check.sums) / (check.accumulated + 6 * unit * rounding)
+        if not np.all(off <= 1.0):
+            text = "a random projection of the columns that were not compared one by one is off"
+            return Finding(text, float(np.nan_to_num(off.max(), nan=np.inf)), relative, coverage)
+    return Finding("", worst, relative, coverage)
+
+
+@dataclass
+class _Bench:
+    """A case laid out on the device: what every byte must be before a run, and the buffers that hold it."""
+
+    reference: Reference
+    images: dict[str, npt.NDArray[np.uint8]]
+    buffers: dict[str, Buffer]
+
+    def free(self) -> None:
+        for buffer in self.buffers.values():
+            buffer.free()
+
+
+class Verifier:
+    """Runs candidates on cases in buffers of its own, which no timed launch ever sees."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._kept: dict[tuple[str, int, str], _Bench] = {}
+
+    def forget(self) -> None:
+        """Frees what is kept (when the problem changes)."""
+        for bench in self._kept.values():
+            bench.free()
+        self._kept.clear()
+
+    def check(self, kernel: Kernel, case: Case, keep: bool = True, runs: int = 2) -> Finding:
+        """Runs `kernel` (loaded for the case's problem) `runs` times and judges each result. `keep` keeps
+        the case laid out for the next candidate. A launch that raises passes through."""
+        key = (case.problem.id, case.seed, case.distribution)
+        bench = self._kept.pop(key, None) or self._lay_out(case)
+        try:
+            for _ in range(runs):
+                finding = self._run(kernel, case.problem, bench)
+                if finding.wrong:
+                    break
+        except BaseException:
+            bench.free()
+            raise
+        if keep and not finding.wrong:
+            self._kept[key] = bench
+        else:  # a wrong candidate may have written anywhere: lay the case out afresh
+            bench.free()
+        return finding
+
+    def _lay_out(self, case: Case) -> _Bench:
+        reference, inputs = make_reference(case)
+        p = case.problem
+        images = {
+            name: physical(layout, inputs.get(name), GUARD, _poison(layout.dtype.kind))
+            for name, layout in layouts(p).items()
+        }
+        # Addresses are aligned to what the problem promises and no more.
+        buffers = {name: self._device.allocate(image.size + 2 * p.alignment) for name, image in images.items()}
+        for name, buffer in buffers.items():
+            buffer.upload(images[name], p.alignment)
+        return _Bench(reference, images, buffers)
+
+    def _run(self, kernel: Kernel, p: GemmProblem, bench: _Bench) -> Finding:
+        workspace = self._device.allocate(kernel.workspace_bytes + 2 * GUARD)
+        try:
+            bench.buffers["d"].upload(bench.images["d"], p.alignment)
+            workspace.upload(np.full(workspace.size, POISON_FLOAT, np.uint8))
+            at = {name: buffer.address + p.alignment + GUARD for name, buffer in bench.buffers.items()}
+            operands = Operands(at["a"], at["b"], at.get("c", 0), at["d"], at.get("bias", 0), *p.scalars)
+            kernel.prepare()
+            kernel.bind(operands, workspace.address + GUARD)()
+            finding = _judge(p, bench)
+            if not finding.wrong and _touched(workspace, kernel.workspace_bytes):
+                return Finding("wrote outside its workspace", np.inf, finding.relative_error, finding.coverage)
+            return finding
+        finally:
+            workspace.free()
+
+
+def _judge(p: GemmProblem, bench: _Bench) -> Finding:
+    for name, image in bench.images.items():
+        if name != "d" and not _same_bytes(bench.buffers[name].download(p.alignment, image.size), image):
+            return Finding(f"changed its input {name} or the bytes around it", np.inf, np.inf, 0.0)
+    layout = layouts(p)["d"]
+    image = bench.images["d"]
+    result = bench.buffers["d"].download(p.alignment, image.size)
+    view = layout.view(result[GUARD : GUARD + layout.bytes].view(layout.dtype.storage))
+    finding = compare(bench.reference, view)
+    poison = image[:1].repeat(layout.dtype.bytes).view(layout.dtype.storage)
+    view[...] = poison[0]  # what is left is padding and guard bands: they must be poison still
+    if not _same_bytes(result, image):
+        return Finding("wrote outside its output", np.inf, finding.relative_error, finding.coverage)
+    return finding
+
+
+def _same_bytes(a: npt.NDArray[np.uint8], b: npt.NDArray[np.uint8]) -> bool:
+    """Equality, eight bytes at a time."""
+    whole = a.size // 8 * 8
+    words = np.array_equal(a[:whole].view(np.uint64), b[:whole].view(np.uint64))
+    return words and np.array_equal(a[whole:], b[whole:])
+
+
+def _poison(kind: str) -> int:
+    return POISON_INTEGER if kind == INTEGER else POISON_FLOAT
+
+
+def _touched(workspace: Buffer, size: int) -> bool:
+    edges = np.concatenate([workspace.download(0, GUARD), workspace.download(GUARD + size, GUARD)])
+    return bool(np.any(edges != POISON_FLOAT))
