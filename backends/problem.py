@@ -45,6 +45,8 @@ ALIGNMENTS = (1, 2, 4, 8, 16)
 #: The scalars that stand for the class "any" when a problem is run (exact in every float format).
 ALPHA_ANY, BETA_ANY = 1.5, -0.5
 ALPHA_ANY_INTEGER, BETA_ANY_INTEGER = 2.0, -1.0
+#: How a message says which reading of the sizes it speaks of.
+_TERMS = "in column-major terms"
 
 
 @dataclass(frozen=True)
@@ -177,24 +179,35 @@ class GemmProblem:
     # ---- checks and the normal form ------------------------------------------------------------
 
     def _check_types(self) -> None:
-        a, b = dtype(self.dtype_a, "dtype_a"), dtype(self.dtype_b, "dtype_b")
-        dtype(self.dtype_c, "dtype_c")
+        for name in ("dtype_a", "dtype_b", "dtype_c", "dtype_d", "bias"):
+            if name != "bias" or self.bias is not None:
+                object.__setattr__(self, name, dtype(getattr(self, name), name).name)  # no aliases
+        a, b = DTYPES[self.dtype_a], DTYPES[self.dtype_b]
         if a.name not in COMPUTE_FOR:
             raise InvalidProblem(f"dtype_a {a.name} is no GEMM input; inputs: {', '.join(COMPUTE_FOR)}", "dtype_a")
         if a != b and not (is_fp8(a) and is_fp8(b)):
-            raise InvalidProblem(f"dtype_a {a.name} and dtype_b {b.name} must be equal (8-bit floats may mix)", "dtype_b")
+            raise InvalidProblem(
+                f"dtype_b {b.name} differs from the other input's {a.name} (only 8-bit floats may mix)", "dtype_b"
+            )
         _one_of(self.compute, "compute", COMPUTE_FOR[a.name], f" for {a.name} inputs")
         _one_of(self.dtype_d, "dtype_d", OUTPUTS_FOR[a.name], f" for {a.name} inputs")
+        if self.beta != "zero":
+            _one_of(self.dtype_c, "dtype_c", OUTPUTS_FOR[a.name], f" for {a.name} inputs")
+        if not isinstance(self.fast_accumulation, bool):
+            raise InvalidProblem(
+                f"fast_accumulation must be true or false, not {self.fast_accumulation!r}", "fast_accumulation"
+            )
         if self.fast_accumulation and not is_fp8(a):
             raise InvalidProblem(f"fast_accumulation applies to 8-bit floats, not {a.name}", "fast_accumulation")
 
     def _check_epilogue(self) -> None:
         if self.bias is not None:
-            dtype(self.bias, "bias")
             _one_of(self.bias_axis, "bias_axis", ("m", "n"))
         kind = DTYPES[self.dtype_d].kind
         if kind == COMPLEX and (self.activation != "none" or self.bias):
             raise InvalidProblem("a complex GEMM has no bias or activation", "epilogue")
+        if self.bias is not None and (DTYPES[self.bias].kind == COMPLEX or self.bias == "fp8_e8m0"):
+            raise InvalidProblem(f"bias {self.bias} cannot be added to {self.dtype_d}", "bias")
         if self.compute == "int32" and self.dtype_d == "int32" and self.activation in ("gelu", "silu"):
             raise InvalidProblem(f"activation {self.activation} needs a floating-point output, not int32", "epilogue")
         for name in ("scale_a", "scale_b"):
@@ -226,18 +239,18 @@ class GemmProblem:
         rows = {
             "lda": self.m if self.trans_a == "N" else self.k,
             "ldb": self.k if self.trans_b == "N" else self.n,
+            "ldd": self.m,  # before C's, which is a copy of it when beta = 0
             "ldc": self.m,
-            "ldd": self.m,
         }
         for name, least in rows.items():
             check_size(getattr(self, name), name, MAX_STRIDE)
             if getattr(self, name) < least:
                 raise InvalidProblem(
-                    f"{name} {getattr(self, name)} is too small: in column-major terms "
+                    f"{name} {getattr(self, name)} is too small: {_TERMS} "
                     f"({self.trans_a}{self.trans_b}, m={self.m}, n={self.n}, k={self.k}) it must be at least {least}",
                     name,
                 )
-        for name in ("stride_a", "stride_b", "stride_c", "stride_d"):
+        for name in ("stride_a", "stride_b", "stride_d", "stride_c"):
             check_size(getattr(self, name), name, MAX_STRIDE, least=0)
         if self.batch > 1 and not self._outputs_are_apart():
             raise InvalidProblem(
@@ -292,15 +305,16 @@ def from_blas(
     after another, D in C's place. alpha and beta are numbers; only their class is kept. A bias lies
     along m (a value a row of D) unless told. "tf32" as a dtype is fp32 storage computed in tf32.
     """
-    if isinstance(dtype_a, str) and dtype_a.strip().lower() == "tf32":
-        dtype_a, compute = "fp32", compute or "tf32"
-        dtype_b = None if dtype_b is None or dtype_b.strip().lower() == "tf32" else dtype_b
+    dtype_b = dtype_a if dtype_b is None else dtype_b
+    if _is_tf32(dtype_a) or _is_tf32(dtype_b):
+        compute = "tf32" if compute is None else compute
+        dtype_a, dtype_b = ("fp32" if _is_tf32(kind) else kind for kind in (dtype_a, dtype_b))
     a = dtype(dtype_a, "dtype_a").name
     if a not in COMPUTE_FOR:
-        raise InvalidProblem(f"dtype {a} is no GEMM input; inputs: {', '.join(COMPUTE_FOR)}", "dtype")
-    b = a if dtype_b is None else dtype(dtype_b, "dtype_b").name
+        raise InvalidProblem(f"dtype_a {a} is no GEMM input; inputs: {', '.join(COMPUTE_FOR)}", "dtype_a")
+    b = dtype(dtype_b, "dtype_b").name
     out = dtype_d if dtype_d is not None else dtype_c
-    d = OUTPUTS_FOR[a][0] if out is None else dtype(out, "dtype_d" if dtype_d else "dtype_c").name
+    d = OUTPUTS_FOR[a][0] if out is None else dtype(out, "dtype_c" if dtype_d is None else "dtype_d").name
     for name, size in (("m", m), ("n", n), ("k", k), ("batch", batch)):
         check_size(size, name, MAX_SIZE)
     for name, trans in (("trans_a", trans_a), ("trans_b", trans_b)):
@@ -308,12 +322,15 @@ def from_blas(
     rows_a, cols_a = (m, k) if trans_a == "N" else (k, m)
     rows_b, cols_b = (k, n) if trans_b == "N" else (n, k)
     lda, ldb = rows_a if lda is None else lda, rows_b if ldb is None else ldb
+    sides = (("ldd", ldd, "ldc", ldc), ("stride_d", stride_d, "stride_c", stride_c),
+             ("dtype_d", dtype_d, "dtype_c", dtype_c))  # fmt: skip
+    in_place = {d: c for d, own, c, other in sides if own is None and other is not None}
     ldc = (m if ldd is None else ldd) if ldc is None else ldc
     ldd = ldc if ldd is None else ldd
-    for name, stride in (("lda", lda), ("ldb", ldb), ("ldc", ldc), ("ldd", ldd)):
-        check_size(stride, name, MAX_STRIDE)
+    for name, stride in (("lda", lda), ("ldb", ldb), ("ldd", ldd), ("ldc", ldc)):
+        check_size(stride, in_place.get(name, name), MAX_STRIDE)
     packed_d = ldd * n
-    return GemmProblem(
+    call: dict[str, Any] = dict(
         m=m, n=n, k=k, batch=batch, trans_a=trans_a, trans_b=trans_b,
         lda=lda, ldb=ldb, ldc=ldc, ldd=ldd,
         stride_a=lda * cols_a if stride_a is None else stride_a,
@@ -328,9 +345,13 @@ def from_blas(
         bias=None if bias is None else dtype(bias, "bias").name,
         bias_axis=("m" if bias_axis is None else bias_axis) if bias is not None else None,
         scale_a=scale_a, scale_b=scale_b, scale_d=scale_d,
-        scale_dtype=scale_dtype if scale_dtype or {scale_a, scale_b, scale_d} == {"none"} else "fp32",
+        scale_dtype="fp32" if scale_dtype is None else scale_dtype,
         alignment=alignment, fast_accumulation=fast_accumulation,
     )  # fmt: skip
+    try:
+        return GemmProblem(**call)
+    except InvalidProblem as error:
+        raise _renamed(error, in_place) from None
 
 
 #: Arguments that change sides when a row-major call is read as column-major.
@@ -338,6 +359,9 @@ _SIDES = (
     ("trans_a", "trans_b"), ("lda", "ldb"), ("stride_a", "stride_b"), ("dtype_a", "dtype_b"),
     ("scale_a", "scale_b"), ("m", "n"),
 )  # fmt: skip
+
+
+_TWIN_NAMES = {a: b for left, right in _SIDES for a, b in ((left, right), (right, left))}
 
 
 def twin(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -348,8 +372,8 @@ def twin(arguments: Mapping[str, Any]) -> dict[str, Any]:
             out.pop(new, None)
             if old in arguments:
                 out[new] = arguments[old]
-    if arguments.get("bias_axis") is not None:
-        out["bias_axis"] = {"m": "n", "n": "m"}.get(arguments["bias_axis"], arguments["bias_axis"])
+    if arguments.get("bias_axis") in ("m", "n"):
+        out["bias_axis"] = "n" if arguments["bias_axis"] == "m" else "m"
     return out
 
 
@@ -358,9 +382,15 @@ def from_mm(m: int, n: int, k: int, dtype_a: str = "fp32", **arguments: Any) -> 
     value a column, as in F.linear) unless told; `outer` scales are a value a row of A, a column of B.
     Takes the arguments of from_blas(), in row-major terms.
     """
-    kind = arguments.pop("dtype_b", None) or dtype_a
-    call = {"m": m, "n": n, "k": k, "dtype_a": dtype_a, "dtype_b": kind, **arguments}
-    return from_blas(**twin(call))
+    call = {"m": m, "n": n, "k": k, "dtype_a": dtype_a, **arguments}
+    names = dict(_TWIN_NAMES)
+    if call.get("dtype_b") is None:
+        call["dtype_b"] = dtype_a
+        names["dtype_a"] = "dtype_a"
+    try:
+        return from_blas(**twin(call))
+    except InvalidProblem as error:
+        raise _renamed(error, names, "read as the column-major call") from None
 
 
 def from_bmm(batch: int, m: int, n: int, k: int, dtype_a: str = "fp32", **arguments: Any) -> GemmProblem:
@@ -378,6 +408,14 @@ def with_scalars(problem: GemmProblem, alpha: float, beta: float) -> GemmProblem
     return replace(problem, alpha=_alpha_class(alpha), beta=_beta_class(beta))
 
 
+def _renamed(error: InvalidProblem, names: Mapping[str, str], terms: str = _TERMS) -> InvalidProblem:
+    """The same fault, told of the argument that the caller gave."""
+    mine, text = names.get(error.field or "", error.field), str(error)
+    if mine != error.field and text.startswith(f"{error.field} "):
+        text = f"{mine}{text.removeprefix(error.field or '')}"
+    return InvalidProblem(text.replace(_TERMS, terms), mine)
+
+
 # ---- small checks ------------------------------------------------------------------------------
 
 
@@ -390,15 +428,24 @@ def check_size(value: object, name: str, most: int, least: int = 1) -> None:
 
 
 def _one_of(value: object, name: str, known: tuple[object, ...], where: str = "") -> None:
-    if value not in known or isinstance(value, bool):
+    # 16.0 == 16, but they make two ids
+    same = [k for k in known if isinstance(value, type(k)) and value == k]
+    if not same or isinstance(value, bool):
         listed = ", ".join(str(k) for k in known)
         raise InvalidProblem(f"{name} {value!r} is unknown{where}; known: {listed}", name)
 
 
+def _is_tf32(name: object) -> bool:
+    return isinstance(name, str) and name.strip().lower() == "tf32"
+
+
 def _scalar(value: object, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InvalidProblem(f"{name} must be a finite number, not {value!r}", name)
-    return float(value)
+    try:
+        if not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value):
+            return float(value)
+    except OverflowError:  # an integer beyond every float
+        pass
+    raise InvalidProblem(f"{name} must be a finite number, not {value!r}", name)
 
 
 def _alpha_class(value: object) -> str:

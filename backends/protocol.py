@@ -38,14 +38,12 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Ceilings:
-    """Measured limits of a device: bytes/s of reading and of copying (bytes read + written), and
-    operations/s of a large product by input type. `method` says how each was measured."""
+class Bandwidths:
+    """Measured bytes/s of reading and of copying (bytes read + written); `method` says how."""
 
-    read_bytes_per_second: float
-    copy_bytes_per_second: float
-    flops_per_second: Mapping[str, float]
-    method: Mapping[str, str] = field(default_factory=dict)
+    read: float
+    copy: float
+    method: str
 
 
 @dataclass(frozen=True)
@@ -120,8 +118,8 @@ class Device(Protocol):
     ) -> Sample:
         """Warms up by one launch unless told not to, then times the launches back to back."""
 
-    def ceilings(self, dtypes: Sequence[str]) -> Ceilings:
-        """Measures reading, copying, and a large product of each input type."""
+    def bandwidths(self) -> Bandwidths:
+        """Measures reading and copying, each as fast as this device does it."""
 
 
 class Family(Protocol):
@@ -171,6 +169,10 @@ class Backend(Protocol):
     @property
     def modes(self) -> tuple[str, ...]:
         """The timing modes it offers (eager, graph), the default first."""
+
+    @property
+    def product_size(self) -> int:
+        """m = n = k of a product large enough to run at the multiplying ceiling."""
 
     def probe(self) -> Probe:
         """The devices of this machine; never raises for hardware or drivers that are missing."""

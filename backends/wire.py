@@ -32,26 +32,28 @@ def problem_from_wire(values: object) -> GemmProblem:
         if name not in FIELDS:
             raise InvalidProblem(f"unknown field {name!r}; known: {', '.join(sorted(FIELDS))}", str(name))
     for name in ("m", "n", "k"):
-        if name not in values:
+        if values.get(name) is None:
             raise InvalidProblem(f"{name} is missing", name)
     call: dict[str, Any] = {name: values[name] for name in _PLAIN if values.get(name) is not None}
     if values.get("dtype") is not None and values.get("dtype_a") is not None:
         raise InvalidProblem("give dtype or dtype_a, not both", "dtype_a")
-    kind = values.get("dtype_a") or values.get("dtype") or "fp32"
-    call["dtype_a"] = kind
-    call.setdefault("dtype_b", kind)
+    for name in ("dtype", "dtype_a"):
+        if values.get(name) is not None:
+            call["dtype_a"] = values[name]
     for name in ("trans_a", "trans_b"):
-        call[name] = _trans(values.get(name, False), name)
+        if values.get(name) is not None:
+            call[name] = _trans(values[name], name)
     if not isinstance(call.get("fast_accumulation", False), bool):
         raise InvalidProblem(f"fast_accumulation must be true or false, not {call['fast_accumulation']!r}", "fast_accumulation")
-    call |= _strides(values.get("strides")) | _epilogue(values.get("epilogue"), call)
-    call |= _scaling(values.get("scaling"))
-    layout = values.get("layout", "row")
-    if layout == "col":
-        return from_blas(**call)
-    if layout == "row":
-        return from_mm(**call)
-    raise InvalidProblem(f"layout {layout!r} is unknown; known: row, col", "layout")
+    layout = "row" if values.get("layout") is None else values["layout"]
+    if layout not in ("row", "col"):
+        raise InvalidProblem(f"layout {layout!r} is unknown; known: row, col", "layout")
+    try:
+        call |= _strides(values.get("strides")) | _epilogue(values.get("epilogue"), call)
+        call |= _scaling(values.get("scaling"))
+        return from_blas(**call) if layout == "col" else from_mm(**call)
+    except InvalidProblem as error:
+        raise InvalidProblem(str(error), _written(error.field, values)) from None
 
 
 def problem_to_wire(problem: GemmProblem) -> dict[str, Any]:
@@ -95,6 +97,16 @@ def _same(values: Mapping[str, Any], problem: GemmProblem) -> bool:
         return False
 
 
+def _written(field: str | None, values: Mapping[str, Any]) -> str | None:
+    """The field of the wire that holds the builders' argument `field`."""
+    if field == "dtype_a" and values.get("dtype_a") is None:
+        return "dtype"
+    if field in ("activation", "bias", "bias_axis"):
+        return "epilogue"
+    group = (field or "").split("_")[0]
+    return {"stride": "strides", "scale": "scaling"}.get(group, field)
+
+
 def _trans(value: object, name: str) -> str:
     if isinstance(value, bool):
         return "T" if value else "N"
@@ -122,9 +134,9 @@ def _epilogue(value: object, call: Mapping[str, Any]) -> dict[str, Any]:
         return {"activation": activation, "bias": _output_type(call) if has_bias else None}
     if isinstance(value, Mapping) and set(value) <= {"activation", "bias", "bias_axis"}:
         bias = value.get("bias")
-        kind = _output_type(call) if bias is True else (bias or None)
-        out = {"activation": value.get("activation", "none"), "bias": kind}
-        return out | ({"bias_axis": value["bias_axis"]} if kind and value.get("bias_axis") is not None else {})
+        kind = _output_type(call) if bias is True else None if bias is False else bias
+        out = {"bias": kind, "bias_axis": value.get("bias_axis"), "activation": value.get("activation")}
+        return {name: part for name, part in out.items() if part is not None}
     raise InvalidProblem(f"epilogue must be a name or an object with activation, bias and bias_axis, not {value!r}", "epilogue")
 
 

@@ -26,7 +26,7 @@ from backends.cache import BinaryCache
 from backends.errors import DeviceMemoryExceeded, LaunchError
 from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem
-from backends.protocol import Backend, Buffer, Ceilings, Device, Family, Kernel
+from backends.protocol import Backend, Bandwidths, Buffer, Device, Family, Kernel
 from backends.solution import Solution
 from tuners.inputs import Case, cases
 from tuners.measure import OperandSets, Rotation, Timer
@@ -103,16 +103,19 @@ def warm_up() -> None:
     _state()
 
 
-def ceilings(dtypes: list[str]) -> Ceilings:
-    """Measures the device's ceilings; frees the current operands first."""
+def bandwidths() -> Bandwidths:
+    """Measures reading and copying; frees the current operands first."""
     owner = _state()
     owner.close()
-    return owner.device.ceilings(dtypes)
+    return owner.device.bandwidths()
 
 
 def rotation(task: Task) -> Rotation:
-    """Lays the operands out. Raises DeviceMemoryExceeded."""
-    return _state().open(task).sets.rotation
+    """Lays the operands out and computes the screening's references. Raises DeviceMemoryExceeded."""
+    owner = _state().open(task)
+    for case in cases(task.problem, 1, task.seed):
+        owner.verifier.lay_out(case)
+    return owner.sets.rotation
 
 
 def screen(task: Task, solution: Solution, binaries: Binaries, best: float | None) -> Outcome:
@@ -258,26 +261,22 @@ def _screen(owner: Owner, solution: Solution, binaries: Binaries, best: float | 
         return Outcome(solution, Phase.SCREEN, Status.WRONG_RESULT, (), evidence)
     timer = owner.timer(solution, binaries)
     clean: list[float] = []
-    disturbed: list[str] = []
+    disturbed: list[float] = []
     for _ in range(MAX_TRIES):
         taken = timer.sample()
+        (disturbed if taken.disturbed else clean).append(taken.seconds)
         if taken.disturbed:
-            disturbed.append(taken.disturbed)
-            if len(disturbed) > SCREEN_SAMPLES and not clean:
-                continue
-        else:
-            clean.append(taken.seconds)
+            evidence["disturbance"] = taken.disturbed
         slow = PRUNE_FIRST if len(clean) < 3 else PRUNE_THIRD
         if best is not None and clean and min(clean) > slow * best:
             evidence |= {"disturbed": len(disturbed), "best_seconds": best}
             return Outcome(solution, Phase.SCREEN, Status.PRUNED, tuple(clean), evidence)
-        if len(clean) == SCREEN_SAMPLES:
+        if len(clean) == SCREEN_SAMPLES or len(disturbed) > 2 * SCREEN_SAMPLES:
             break
-    evidence |= {"disturbed": len(disturbed)}
-    if disturbed:
-        evidence["disturbance"] = disturbed[-1]
-    enough = len(clean) >= 3
-    return Outcome(solution, Phase.SCREEN, Status.OK if enough else Status.UNSTABLE, tuple(clean), evidence)
+    evidence["disturbed"] = len(disturbed)
+    if len(clean) >= 3:
+        return Outcome(solution, Phase.SCREEN, Status.OK, tuple(clean), evidence)
+    return Outcome(solution, Phase.SCREEN, Status.UNSTABLE, (*clean, *disturbed), evidence)
 
 
 def _sample(owner: Owner, solution: Solution, binaries: Binaries) -> Outcome:

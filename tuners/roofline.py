@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from backends.problem import GemmProblem
-from backends.protocol import Ceilings
+from tuners.ceilings import Ceilings
 
 
 @dataclass(frozen=True)

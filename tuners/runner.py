@@ -19,13 +19,17 @@ from backends.cache import BinaryCache
 from backends.environment import Environment
 from backends.errors import CompileError, CompilerMissing, DeviceError
 from backends.outcome import Outcome, Phase, Status
-from backends.protocol import Backend, Ceilings
+from backends.problem import from_mm
+from backends.protocol import Backend
 from backends.registry import BACKENDS, FoundDevice, backend
 from backends.solution import Solution
 from tuners import owner
+from tuners.ceilings import Ceilings
 from tuners.inputs import cases
 from tuners.measure import Rotation
 from tuners.owner import Binaries, OwnerSettings, Task
+from tuners.policy import MeasurementPolicy
+from tuners.space import search_space
 
 T = TypeVar("T")
 
@@ -98,8 +102,32 @@ class DeviceRunner:
         self._folder.cleanup()
 
     def ceilings(self, dtypes: Sequence[str]) -> Ceilings:
-        """Measures the device's ceilings. Raises DeviceError where the child dies of it."""
-        return self._setup(owner.ceilings, list(dtypes))
+        """Measures the device's ceilings: reading, copying, and for each input type a large product by the
+        baselines and each family's first candidates. Raises DeviceError where the child dies of it."""
+        flops, method = {}, {}
+        moved = self._setup(owner.bandwidths)
+        for name in dtypes:
+            flops[name], method[name] = self._product(name)
+        method |= {"read": moved.method, "copy": moved.method}
+        return Ceilings(moved.read, moved.copy, flops, method)
+
+    def _product(self, name: str) -> tuple[float, str]:
+        size = self.backend.product_size
+        task = Task(from_mm(size, size, size, name), MeasurementPolicy(), 0)
+        space = search_space(task.problem, self.backend, self.environment, task.policy)
+        first = {solution.family: solution for solution in reversed(space.candidates)}
+        tried = [*(b.solution for b in space.baselines), *first.values()]
+        self.open(task)
+        self.compile(task, tried)
+        fastest: Outcome | None = None
+        for solution in tried:
+            outcome = self.screen(solution, fastest.seconds if fastest else None)
+            usable = outcome.status in (Status.OK, Status.UNSTABLE)
+            if usable and (not fastest or min(outcome.samples) < min(fastest.samples)):
+                fastest = outcome
+        if fastest is None:
+            raise DeviceError(f"no candidate of {self.backend.name} multiplies {name} right")
+        return task.problem.flops / min(fastest.samples), f"{size}^3 by {fastest.solution.slug}"
 
     def open(self, task: Task) -> Rotation:
         self._task, self._typical = task, 0.0
@@ -110,11 +138,12 @@ class DeviceRunner:
         begin = time.monotonic()
         families = self.backend.families()
         failed: dict[str, Outcome] = {}
+        checked = {case.problem for case in cases(task.problem, 1, task.seed)}
 
         def one(solution: Solution) -> None:
             family, found = families[solution.family], {}
             try:
-                for problem in {case.problem for case in cases(task.problem, 1, task.seed)}:
+                for problem in checked:
                     if family.supports(problem) and not family.illegal(problem, solution, self.environment):
                         path = family.compile(problem, solution, self.environment, self.cache)
                         found |= {} if path is None else {problem.id: str(path)}

@@ -60,6 +60,7 @@ class Counts:
     """Where the time went and what was seen."""
 
     space: int = 0
+    setup_seconds: float = 0.0
     measuring_seconds: float = 0.0
     compiling_seconds: float = 0.0
     replayed: int = 0
@@ -132,7 +133,9 @@ class Session:
         self.notes += space.notes
         self.counts.space = len(space.candidates)
         task = Task(self.problem, self.policy, self.search.seed)
+        begin = self._clock()
         self.rotation = self.runner.open(task)
+        self.counts.setup_seconds = self._clock() - begin
         screened: dict[str, Outcome] = {}
         for outcome in self._screen(task, space, screened):
             self._count(outcome)
@@ -192,7 +195,8 @@ class Session:
     def _final(self, baselines: Sequence[Baseline], screened: dict[str, Outcome]) -> Iterator[Outcome]:
         fixed = [b.solution for b in baselines]
         names = {solution.id for solution in fixed}
-        timed = [o for o in screened.values() if o.status is Status.OK and o.solution.id not in names]
+        usable = (Status.OK, Status.UNSTABLE)
+        timed = [o for o in screened.values() if o.status in usable and o.solution.id not in names]
         timed.sort(key=lambda o: (o.seconds or 0.0, o.solution.id))
         finalists = [o.solution for o in timed[: self._places(timed, screened, fixed)]]
         times: dict[str, list[float]] = {s.id: [] for s in [*fixed, *finalists]}

@@ -104,8 +104,7 @@ class Verifier:
     def check(self, kernel: Kernel, case: Case, keep: bool = True, runs: int = 2) -> Finding:
         """Runs `kernel` (loaded for the case's problem) `runs` times and judges each result. `keep` keeps
         the case laid out for the next candidate. A launch that raises passes through."""
-        key = (case.problem.id, case.seed, case.distribution)
-        bench = self._kept.pop(key, None) or self._lay_out(case)
+        bench = self._kept.pop(_key(case), None) or self._make(case)
         try:
             for _ in range(runs):
                 finding = self._run(kernel, case.problem, bench)
@@ -115,12 +114,17 @@ class Verifier:
             bench.free()
             raise
         if keep and not finding.wrong:
-            self._kept[key] = bench
+            self._kept[_key(case)] = bench
         else:  # a wrong candidate may have written anywhere: lay the case out afresh
             bench.free()
         return finding
 
-    def _lay_out(self, case: Case) -> _Bench:
+    def lay_out(self, case: Case) -> None:
+        """Computes a case's reference and keeps it laid out, ahead of the first check."""
+        if _key(case) not in self._kept:
+            self._kept[_key(case)] = self._make(case)
+
+    def _make(self, case: Case) -> _Bench:
         reference, inputs = make_reference(case)
         p = case.problem
         images = {
@@ -148,6 +152,10 @@ class Verifier:
             return finding
         finally:
             workspace.free()
+
+
+def _key(case: Case) -> tuple[str, int, str]:
+    return case.problem.id, case.seed, case.distribution
 
 
 def _judge(p: GemmProblem, bench: _Bench) -> Finding:

@@ -26,6 +26,7 @@ class CpuBackend:
     name = "cpu"
     #: A CPU has no graphs: a launch is what a caller pays for.
     modes = ("eager",)
+    product_size = 1536
 
     def probe(self) -> Probe:
         """One device: the cores of this process's affinity mask."""

@@ -1,4 +1,4 @@
-"""The CPU opened as a device: host memory, candidates loaded, launches timed, ceilings measured.
+"""The CPU opened as a device: host memory, candidates loaded, launches timed.
 
 Runs in the child that owns the device. OpenBLAS's and OpenMP's idle threads spin for milliseconds after a
 call; tune_waiting() shortens that before they are loaded, else one candidate's idle threads slow the next.
@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from backends.cache import BinaryCache
-from backends.cpu.ceilings import measure_ceilings
+from backends.cpu.bandwidth import measure_bandwidths
 from backends.cpu.driver import Disturbance, free_memory_bytes, read_cpu
 from backends.cpu.native import compile_runtime, runtime
 from backends.environment import Environment
 from backends.errors import DeviceMemoryExceeded, LaunchError
 from backends.problem import GemmProblem
-from backends.protocol import Ceilings, Family, Kernel, Launch, Sample
+from backends.protocol import Bandwidths, Family, Kernel, Launch, Sample
 from backends.solution import Solution
 
 #: Idle threads of OpenBLAS sleep after 2**17 cycles (some 50 us) instead of 2**26; OpenMP's likewise.
@@ -105,8 +105,8 @@ class CpuDevice:
         for launch in launches:
             launch()
         elapsed = clock() - begin
-        disturbed = Disturbance.now().since(before)
+        disturbed = Disturbance.now().since(before, elapsed * 1e-9)
         return Sample(elapsed * 1e-9 / len(launches), len(launches), disturbed)
 
-    def ceilings(self, dtypes: Sequence[str]) -> Ceilings:
-        return measure_ceilings(self, dtypes)
+    def bandwidths(self) -> Bandwidths:
+        return measure_bandwidths(self)

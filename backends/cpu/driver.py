@@ -17,6 +17,9 @@ from backends.archs import CPU_EXTENSIONS, CPU_ISAS, CpuIsa, cpu_isa
 
 #: Assumed where /sys does not tell (some containers hide it).
 DEFAULT_CACHE_BYTES = 32 * 2**20
+#: One involuntary switch in this time is the ground noise of a quiet machine.
+SWITCH_SECONDS = 5e-3
+TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
 
 
 def _read(path: str) -> str:
@@ -130,11 +133,12 @@ class Disturbance:
         steal = int(first[8]) if len(first) > 8 else 0
         return cls(resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw, steal)
 
-    def since(self, earlier: Disturbance) -> str:
-        """What happened since `earlier`, in words; "" for nothing."""
+    def since(self, earlier: Disturbance, seconds: float) -> str:
+        """What disturbed the `seconds` since `earlier`, in words; "" for nothing that matters: a switch
+        in 5 ms, or stolen time under 1%, cannot move a median."""
         words = []
-        if self.switches > earlier.switches:
+        if self.switches - earlier.switches > seconds / SWITCH_SECONDS:
             words.append(f"{self.switches - earlier.switches} involuntary switches")
-        if self.steal > earlier.steal:
+        if (self.steal - earlier.steal) * TICK_SECONDS > 0.01 * seconds:
             words.append(f"{self.steal - earlier.steal} ticks stolen")
         return ", ".join(words)

@@ -1,0 +1,77 @@
+"""How fast this CPU reads and copies memory: the two ceilings of memory-bound problems.
+
+Both run over several times the last-level cache on every core, in our own wide-load kernels; with no
+compiler, in numpy reductions and copies on threads. The best of a few rounds: a ceiling is what was
+reached.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from backends.errors import CompileError, CompilerMissing
+from backends.protocol import Bandwidths
+
+if TYPE_CHECKING:
+    from backends.cpu.device import CpuDevice
+
+_ROUNDS = 6
+
+
+def measure_bandwidths(device: CpuDevice) -> Bandwidths:
+    """Bytes/s of reading, and of copying (read + written)."""
+    size = min(max(4 * device.cache_bytes, 2**26), device.free_bytes // 8)
+    source, target = device.allocate(size), device.allocate(size)
+    try:
+        source.upload(np.ones(size, np.uint8))
+        target.upload(np.zeros(size, np.uint8))
+        threads = device.environment.units
+        try:
+            pool = device.runtime()
+        except (CompilerMissing, CompileError):
+            read, copy = _numpy_movers(size, threads)
+            method = "numpy reductions and copies, all cores"
+        else:
+            method = "own kernels with wide loads, all cores"
+
+            def read() -> object:
+                return pool.gemmtune_read(source.address, size, threads)
+
+            def copy() -> object:
+                return pool.gemmtune_copy(target.address, source.address, size, threads)
+
+        return Bandwidths(size / _best(read), 2 * size / _best(copy), f"{method}, {size >> 20} MiB")
+    finally:
+        source.free()
+        target.free()
+
+
+def _best(run: Callable[[], object]) -> float:
+    """Least seconds of _ROUNDS runs, after one that is not counted."""
+    run()
+    seconds = []
+    for _ in range(_ROUNDS):
+        begin = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds)
+
+
+def _numpy_movers(size: int, threads: int) -> tuple[Callable[[], object], Callable[[], object]]:
+    source, target = np.zeros(size // 8, np.int64), np.ones(size // 8, np.int64)
+    edges = np.linspace(0, source.size, threads + 1).astype(int)
+    spans = [slice(a, b) for a, b in zip(edges, edges[1:], strict=False) if b > a]
+    pool = ThreadPoolExecutor(threads)
+
+    def read() -> object:
+        return list(pool.map(lambda span: source[span].max(), spans))
+
+    def copy() -> object:
+        return list(pool.map(lambda span: np.copyto(target[span], source[span]), spans))
+
+    return read, copy

@@ -1,0 +1,1 @@
+"""How people and machines reach gemmtune: the command line, file formats, settings."""

@@ -1,0 +1,137 @@
+"""What the command line prints: tables of devices, problems and verdicts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from backends.problem import GemmProblem
+from backends.registry import FoundDevice
+from backends.wire import problem_to_wire
+from service.formats.base import ImportedProblem, Rejected
+from tuners.campaign import Result
+from tuners.ceilings import Ceilings
+from tuners.decide import Judgement
+
+_COLORS = {Judgement.WIN: "green", Judgement.TIE: "yellow", Judgement.LOSS: "red"}
+
+
+def problem_text(problem: GemmProblem) -> str:
+    """The row-major call in a few words: 16x4096x4096 bf16 TN bias (m x n x k; T: transposed)."""
+    wire = problem_to_wire(problem)
+    kind = "tf32" if problem.compute == "tf32" else wire["dtype"]
+    letters = problem.trans_b + problem.trans_a  # the row-major call's own sides
+    words = [f"{wire['m']}x{wire['n']}x{wire['k']}", kind, letters]
+    if problem.batch > 1:
+        words.insert(1, f"batch {problem.batch}")
+    if problem.epilogue != "none":
+        words.append(problem.epilogue.replace("_", "+"))
+    if problem.beta != "zero":
+        words.append("+C")
+    return " ".join(words)
+
+
+def time_text(seconds: float) -> str:
+    """Three digits and a unit."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"
+
+
+def winner_text(solution_id: str) -> str:
+    """A solution's family and threads; its whole id is in the JSON."""
+    family, *parameters = solution_id.split("-")
+    threads = next((p.removeprefix("threads_") for p in parameters if p.startswith("threads_")), "")
+    return f"{family}, {threads} threads" if threads else family
+
+
+def devices_table(found: Sequence[FoundDevice], ceilings: Mapping[int, Ceilings | None]) -> Table:
+    """One row a device."""
+    table = Table("device class", "memory", "ISA or partition", "libraries", "measured ceilings", title="Devices")
+    for row, device in enumerate(found):
+        env, measured = device.environment, ceilings.get(row)
+        libraries = "\n".join(f"{name}: {build}" for name, build in sorted(env.libraries.items()))
+        memory = f"{env.memory_bytes / 2**30:.1f} GiB"
+        table.add_row(str(env.device_class), memory, env.partition, libraries, ceilings_text(measured))
+    return table
+
+
+def ceilings_text(ceilings: Ceilings | None) -> str:
+    """The three ceilings, a line each."""
+    if ceilings is None:
+        return "not measured yet\n(devices --measure)"
+    lines = [
+        f"read {ceilings.read_bytes_per_second / 1e9:.1f} GB/s",
+        f"copy {ceilings.copy_bytes_per_second / 1e9:.1f} GB/s (read + written)",
+    ]
+    lines += [f"{name} {rate / 1e9:,.0f} GFLOP/s" for name, rate in ceilings.flops_per_second.items()]
+    return "\n".join(lines)
+
+
+def problems_table(problems: Sequence[ImportedProblem]) -> Table:
+    """One row a distinct problem."""
+    table = Table("problem (row-major m x n x k)", "calls", "GFLOP", "MiB", "id", title="Problems")
+    for item in problems:
+        p = item.problem
+        size = (p.bytes_read + p.bytes_written) / 2**20
+        table.add_row(problem_text(p), str(item.count), f"{p.flops / 1e9:.3g}", f"{size:.3g}", p.id)
+    return table
+
+
+def rejected_table(rejected: Sequence[Rejected], most: int = 20) -> Table:
+    """The first `most` rejected lines, each with its reason."""
+    table = Table("line", "reason", "text", title=f"{len(rejected)} lines rejected")
+    for item in rejected[:most]:
+        table.add_row(str(item.line), item.reason, Text(item.text[:60], overflow="ellipsis"))
+    if len(rejected) > most:
+        table.add_row("...", f"{len(rejected) - most} more (--json lists all)", "")
+    return table
+
+
+def verdicts_table(results: Sequence[Result], counts: Mapping[str, int]) -> Table:
+    """One row a problem: times are medians of the final, the interval is the speed-up's, the roofline's
+    share is the winner's, and says which ceiling binds."""
+    table = Table(title="Verdicts", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in ("problem (row-major m x n x k)", "winner"):
+        table.add_column(name, justify="left")
+    for name in ("calls", "baseline", "best", "speed-up", "interval"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("of roofline", justify="right", no_wrap=True)
+    for result in results:
+        p, verdict = result.problem, result.verdict
+        calls = str(counts.get(p.id, 1))
+        if verdict is None:
+            table.add_row(problem_text(p), result.error, calls, "", "", "", "", Text("none", "red"), "")
+            continue
+        gain = verdict.speedup
+        interval = f"{gain.low:.2f}-{gain.high:.2f}" if verdict.judgement is Judgement.WIN else ""
+        share = "" if result.roofline_share is None else f"{result.roofline_share:.0%} {result.binds}"
+        table.add_row(
+            problem_text(p), winner_text(verdict.winner), calls,
+            time_text(verdict.baseline_seconds), time_text(verdict.seconds), f"{gain.mid:.2f}x", interval,
+            Text(verdict.judgement.value, _COLORS[verdict.judgement]), share,
+        )  # fmt: skip
+    return table
+
+
+def summary(results: Sequence[Result], counts: Mapping[str, int]) -> str:
+    """Verdicts counted, what replacing the baseline by each winner is worth over all calls, and whose
+    baselines they were."""
+    verdicts = [(r.verdict, counts.get(r.problem.id, 1)) for r in results if r.verdict is not None]
+    judged = Counter(verdict.judgement.value for verdict, _ in verdicts)
+    words = ", ".join(f"{judged[j.value]} {j.value}" for j in Judgement)
+    missing = len(results) - len(verdicts)
+    text = f"{words}{f', {missing} without a verdict' if missing else ''}"
+    before = sum(verdict.baseline_seconds * calls for verdict, calls in verdicts)
+    after = sum(verdict.seconds * calls for verdict, calls in verdicts)
+    if after:
+        names = Counter(verdict.baseline_name for verdict, _ in verdicts)
+        whose = ", ".join(f"{name} ({count})" for name, count in names.items())
+        text += f"; all calls together {before / after:.2f}x faster than the baselines: {whose}"
+    return text

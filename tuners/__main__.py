@@ -1,0 +1,123 @@
+"""The bare node: `python -m tuners` tunes problems and writes JSON lines, with no service installed.
+
+    echo '{"m":16,"n":4096,"k":4096,"dtype":"fp32"}' | python -m tuners --output results.jsonl
+
+Problems come as JSON lines (the form of the HTTP interface) from a file or standard input. Running the
+same command again goes on where the output file ends. Exit codes: 0 every problem has a verdict, 1 some
+have none, 2 bad input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from backends.cache import BinaryCache, default_cache_dir
+from backends.errors import GemmtuneError, InvalidProblem
+from backends.problem import GemmProblem
+from backends.registry import find_device
+from backends.wire import problem_from_wire
+from tuners.campaign import Campaign, Finished
+from tuners.ceilings import CeilingStore
+from tuners.decide import DecisionRule
+from tuners.journal import Journal
+from tuners.policy import CACHES, MODES, MeasurementPolicy
+from tuners.runner import DeviceRunner
+from tuners.session import Budget, Search
+from tuners.strategies import STRATEGIES
+
+OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        problems, bad = _problems(options.problems)
+        for line, reason in bad:
+            print(f"line {line}: {reason}", file=sys.stderr)
+        if not problems:
+            print("no problem to tune", file=sys.stderr)
+            return BAD_INPUT
+        return max(_tune(options, problems), FAILED if bad else OK)
+    except GemmtuneError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return BAD_INPUT
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tuners", description=__doc__.splitlines()[0])
+    parser.add_argument("problems", nargs="?", default="-", help="file of JSON lines; - is standard input")
+    parser.add_argument("--output", required=True, type=Path, help="JSON lines file; existing sessions go on")
+    parser.add_argument("--device", default="cpu", help="device selector (default: cpu)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="measuring budget a problem")
+    parser.add_argument("--strategy", choices=sorted(STRATEGIES), default="exhaustive")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--mode", choices=MODES, default="eager")
+    parser.add_argument("--cache", choices=CACHES, default="cold")
+    parser.add_argument("--margin", type=float, default=0.02, help="least relative gain of a WIN")
+    parser.add_argument("--cache-dir", type=Path, default=None, help="compiled kernels and ceilings")
+    return parser
+
+
+def _problems(source: str) -> tuple[list[GemmProblem], list[tuple[int, str]]]:
+    try:
+        text = sys.stdin.read() if source == "-" else Path(source).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidProblem(f"cannot read {source}: {error}") from error
+    problems, bad = [], []
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            try:
+                problems.append(problem_from_wire(json.loads(line)))
+            except (ValueError, RecursionError) as error:
+                bad.append((number, str(error)))
+    return list(dict.fromkeys(problems)), bad
+
+
+def _tune(options: argparse.Namespace, problems: list[GemmProblem]) -> int:
+    try:
+        budget, rule = Budget(options.seconds), DecisionRule(margin=options.margin)
+    except ValueError as error:
+        raise InvalidProblem(str(error)) from error
+    root = options.cache_dir or default_cache_dir()
+    store = CeilingStore(root / "ceilings")
+    journal = Journal(options.output)
+    with DeviceRunner(find_device(options.device), BinaryCache(root / "kernels")) as runner:
+        campaign = Campaign(
+            runner,
+            problems,
+            MeasurementPolicy(mode=options.mode, cache=options.cache),
+            budget,
+            Search(options.strategy, options.seed),
+            rule,
+            journal,
+            lambda dtypes: store.obtain(runner.environment, dtypes, runner.ceilings),
+        )
+        previous = signal.signal(signal.SIGINT, lambda *_: campaign.stop())
+        try:
+            failed = 0
+            for event in campaign.run():
+                if isinstance(event, Finished):
+                    failed += event.result.verdict is None
+                    print(_line(event), file=sys.stderr)
+        finally:
+            signal.signal(signal.SIGINT, previous)
+            journal.close()
+        return INTERRUPTED if campaign.stopped else FAILED if failed else OK
+
+
+def _line(event: Finished) -> str:
+    result = event.result
+    if result.verdict is None:
+        return f"{result.problem.slug}: no verdict: {result.error}"
+    verdict = result.verdict
+    return f"{result.problem.slug}: {verdict.judgement} {verdict.speedup.mid:.2f}x {verdict.winner}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""The measured ceilings of a device, kept per environment: reading, copying, multiplying by type."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from backends.cache import storage_error
+from backends.canonical import short_hash
+from backends.environment import Environment
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Bytes/s of reading and of copying (read + written), and operations/s of a large product by input
+    type. `method` says how each was measured."""
+
+    read_bytes_per_second: float
+    copy_bytes_per_second: float
+    flops_per_second: Mapping[str, float]
+    method: Mapping[str, str] = field(default_factory=dict)
+
+    def merged(self, other: Ceilings) -> Ceilings:
+        """Both measurements' figures, the higher where both have one: a ceiling is what was reached."""
+        flops = dict(self.flops_per_second)
+        method = {**self.method}
+        for name, rate in other.flops_per_second.items():
+            if rate > flops.get(name, 0.0):
+                flops[name], method[name] = rate, other.method[name]
+        return replace(
+            self,
+            read_bytes_per_second=max(self.read_bytes_per_second, other.read_bytes_per_second),
+            copy_bytes_per_second=max(self.copy_bytes_per_second, other.copy_bytes_per_second),
+            flops_per_second=flops,
+            method=method,
+        )
+
+
+class CeilingStore:
+    """One JSON file an environment in a folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def get(self, environment: Environment) -> Ceilings | None:
+        """What was measured in this environment; None for nothing (or a file that is damaged)."""
+        try:
+            values: dict[str, Any] = json.loads(self._path(environment).read_text())
+            return Ceilings(**values["ceilings"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def put(self, environment: Environment, ceilings: Ceilings) -> None:
+        """Raises StorageError."""
+        path = self._path(environment)
+        text = json.dumps({"environment": environment.to_dict(), "ceilings": asdict(ceilings)}, indent=1)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as handle:
+                handle.write(text)
+            os.replace(handle.name, path)
+        except OSError as error:
+            raise storage_error(path, error) from error
+
+    def obtain(
+        self,
+        environment: Environment,
+        dtypes: Sequence[str],
+        measure: Callable[[Sequence[str]], Ceilings],
+    ) -> Ceilings:
+        """The stored ceilings, after measuring and storing those of `dtypes` that were missing."""
+        known = self.get(environment)
+        missing = [name for name in dtypes if known is None or name not in known.flops_per_second]
+        if known is not None and not missing:
+            return known
+        fresh = measure(missing)
+        together = fresh if known is None else known.merged(fresh)
+        self.put(environment, together)
+        return together
+
+    def _path(self, environment: Environment) -> Path:
+        return self.root / f"{short_hash(environment.to_dict())}.json"
