@@ -69,9 +69,9 @@ GPU_ARCHS: Mapping[str, GpuArch] = {
     )
 }
 
-_V2 = frozenset("cx16 lahf_lm popcnt sse4_1 sse4_2 ssse3".split())
-_V3 = _V2 | frozenset("avx avx2 bmi1 bmi2 f16c fma movbe xsave".split())
-_V4 = _V3 | frozenset("avx512f avx512bw avx512cd avx512dq avx512vl".split())
+_V2 = frozenset(["cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"])
+_V3 = _V2 | frozenset(["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"])
+_V4 = _V3 | frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"])
 
 #: Best first: the first row whose `requires` a CPU has is its level.
 CPU_ISAS: tuple[CpuIsa, ...] = (

@@ -48,7 +48,7 @@ class DType:
         """Largest finite value."""
         if self.kind == INTEGER:
             return float(np.iinfo(self.storage).max)
-        return float(ml_dtypes.finfo(self.storage).max)
+        return float(ml_dtypes.finfo(self.storage).max)  # type: ignore[no-untyped-call]
 
     def __str__(self) -> str:
         return self.name
@@ -109,7 +109,7 @@ COMPUTE_FOR: Mapping[str, tuple[str, ...]] = {
     "int8": ("int32",),
     "complex64": ("fp32", "tf32"),
     "complex128": ("fp64",),
-    **{name: ("fp32",) for name in _FP8},
+    **dict.fromkeys(_FP8, ("fp32",)),
 }
 
 #: Output formats that an input format may produce; the first is the default.
@@ -121,7 +121,7 @@ OUTPUTS_FOR: Mapping[str, tuple[str, ...]] = {
     "int8": ("int32", "int8", "fp32", "fp16", "bf16"),
     "complex64": ("complex64",),
     "complex128": ("complex128",),
-    **{name: ("bf16", "fp16", "fp32", *_FP8) for name in _FP8},
+    **dict.fromkeys(_FP8, ("bf16", "fp16", "fp32", *_FP8)),
 }
 
 
@@ -148,4 +148,5 @@ def to_host(values: npt.NDArray[Any], target: DType) -> npt.NDArray[Any]:
     if target.kind == INTEGER:
         info = np.iinfo(target.storage)
         return np.clip(np.rint(values), info.min, info.max).astype(target.storage)
-    return values.astype(target.storage)
+    rounded: npt.NDArray[Any] = values.astype(target.storage)
+    return rounded

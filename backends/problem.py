@@ -184,10 +184,13 @@ class GemmProblem:
                 object.__setattr__(self, name, dtype(getattr(self, name), name).name)  # no aliases
         a, b = DTYPES[self.dtype_a], DTYPES[self.dtype_b]
         if a.name not in COMPUTE_FOR:
-            raise InvalidProblem(f"dtype_a {a.name} is no GEMM input; inputs: {', '.join(COMPUTE_FOR)}", "dtype_a")
+            raise InvalidProblem(
+                f"dtype_a {a.name} is no GEMM input; inputs: {', '.join(COMPUTE_FOR)}", "dtype_a"
+            )
         if a != b and not (is_fp8(a) and is_fp8(b)):
             raise InvalidProblem(
-                f"dtype_b {b.name} differs from the other input's {a.name} (only 8-bit floats may mix)", "dtype_b"
+                f"dtype_b {b.name} differs from the other input's {a.name} (only 8-bit floats may mix)",
+                "dtype_b",
             )
         _one_of(self.compute, "compute", COMPUTE_FOR[a.name], f" for {a.name} inputs")
         _one_of(self.dtype_d, "dtype_d", OUTPUTS_FOR[a.name], f" for {a.name} inputs")
@@ -195,10 +198,13 @@ class GemmProblem:
             _one_of(self.dtype_c, "dtype_c", OUTPUTS_FOR[a.name], f" for {a.name} inputs")
         if not isinstance(self.fast_accumulation, bool):
             raise InvalidProblem(
-                f"fast_accumulation must be true or false, not {self.fast_accumulation!r}", "fast_accumulation"
+                f"fast_accumulation must be true or false, not {self.fast_accumulation!r}",
+                "fast_accumulation",
             )
         if self.fast_accumulation and not is_fp8(a):
-            raise InvalidProblem(f"fast_accumulation applies to 8-bit floats, not {a.name}", "fast_accumulation")
+            raise InvalidProblem(
+                f"fast_accumulation applies to 8-bit floats, not {a.name}", "fast_accumulation"
+            )
 
     def _check_epilogue(self) -> None:
         if self.bias is not None:
@@ -209,7 +215,9 @@ class GemmProblem:
         if self.bias is not None and (DTYPES[self.bias].kind == COMPLEX or self.bias == "fp8_e8m0"):
             raise InvalidProblem(f"bias {self.bias} cannot be added to {self.dtype_d}", "bias")
         if self.compute == "int32" and self.dtype_d == "int32" and self.activation in ("gelu", "silu"):
-            raise InvalidProblem(f"activation {self.activation} needs a floating-point output, not int32", "epilogue")
+            raise InvalidProblem(
+                f"activation {self.activation} needs a floating-point output, not int32", "epilogue"
+            )
         for name in ("scale_a", "scale_b"):
             _one_of(getattr(self, name), name, SCALES)
         _one_of(self.scale_d, "scale_d", ("none", "tensor"))

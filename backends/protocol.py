@@ -113,9 +113,7 @@ class Device(Protocol):
     def load(self, problem: GemmProblem, solution: Solution, binary: Path | None) -> Kernel:
         """Raises LaunchError where the candidate cannot be loaded."""
 
-    def sample(
-        self, kernel: Kernel, launches: Sequence[Launch], mode: str, warm: bool = True
-    ) -> Sample:
+    def sample(self, kernel: Kernel, launches: Sequence[Launch], mode: str, warm: bool = True) -> Sample:
         """Warms up by one launch unless told not to, then times the launches back to back."""
 
     def bandwidths(self) -> Bandwidths:
@@ -146,9 +144,7 @@ class Family(Protocol):
         """The binary, compiled into the cache where it was missing; None where nothing is compiled.
         Needs no device. Raises CompileError or CompilerMissing."""
 
-    def load(
-        self, problem: GemmProblem, solution: Solution, binary: Path | None, device: Any
-    ) -> Kernel:
+    def load(self, problem: GemmProblem, solution: Solution, binary: Path | None, device: Any) -> Kernel:
         """The candidate on an opened device of this backend. Raises LaunchError."""
 
 

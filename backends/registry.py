@@ -51,7 +51,5 @@ def devices(only: str | None = None) -> tuple[list[FoundDevice], list[str]]:
 def find_device(selector: str) -> FoundDevice:
     """The first device of the one class that `selector` names. Raises UnknownDevice, AmbiguousDevice."""
     found, notes = devices()
-    by_class: Mapping[DeviceClass, FoundDevice] = {
-        d.environment.device_class: d for d in reversed(found)
-    }
+    by_class: Mapping[DeviceClass, FoundDevice] = {d.environment.device_class: d for d in reversed(found)}
     return by_class[resolve(selector, list(by_class), notes)]

@@ -82,5 +82,7 @@ class Solution:
         rest = {name: value for name, value in values.items() if name != "id"}
         solution = cls(**rest)
         if "id" in values and values["id"] != solution.id:
-            raise ValueError(f"stored solution id {values['id']!r} does not match its content ({solution.id!r})")
+            raise ValueError(
+                f"stored solution id {values['id']!r} does not match its content ({solution.id!r})"
+            )
         return solution

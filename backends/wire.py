@@ -15,7 +15,17 @@ from backends.problem import ACTIVATIONS, SCALES, GemmProblem, from_blas, from_m
 _PLAIN = ("m", "n", "k", "batch", "lda", "ldb", "ldc", "ldd", "dtype_b", "dtype_c", "dtype_d",
           "compute", "alpha", "beta", "alignment", "fast_accumulation")  # fmt: skip
 _STRIDES = ("a", "b", "c", "d")
-FIELDS = (*_PLAIN, "dtype", "dtype_a", "trans_a", "trans_b", "epilogue", "scaling", "strides", "layout")
+FIELDS = (
+    *_PLAIN,
+    "dtype",
+    "dtype_a",
+    "trans_a",
+    "trans_b",
+    "epilogue",
+    "scaling",
+    "strides",
+    "layout",
+)
 
 EPILOGUES = tuple(
     "_".join(part for part in (bias, activation if activation != "none" else "") if part) or "none"
@@ -44,7 +54,10 @@ def problem_from_wire(values: object) -> GemmProblem:
         if values.get(name) is not None:
             call[name] = _trans(values[name], name)
     if not isinstance(call.get("fast_accumulation", False), bool):
-        raise InvalidProblem(f"fast_accumulation must be true or false, not {call['fast_accumulation']!r}", "fast_accumulation")
+        raise InvalidProblem(
+            f"fast_accumulation must be true or false, not {call['fast_accumulation']!r}",
+            "fast_accumulation",
+        )
     layout = "row" if values.get("layout") is None else values["layout"]
     if layout not in ("row", "col"):
         raise InvalidProblem(f"layout {layout!r} is unknown; known: row, col", "layout")
@@ -69,8 +82,17 @@ def problem_to_wire(problem: GemmProblem) -> dict[str, Any]:
     if problem.epilogue != "none":
         out["epilogue"] = problem.epilogue
         if problem.bias and (problem.bias != problem.dtype_d or problem.bias_axis != "m"):
-            out["epilogue"] = {"activation": problem.activation, "bias": problem.bias, "bias_axis": call["bias_axis"]}
-    scaled = {"a": call["scale_a"], "b": call["scale_b"], "d": call["scale_d"], "dtype": call["scale_dtype"]}
+            out["epilogue"] = {
+                "activation": problem.activation,
+                "bias": problem.bias,
+                "bias_axis": call["bias_axis"],
+            }
+    scaled = {
+        "a": call["scale_a"],
+        "b": call["scale_b"],
+        "d": call["scale_d"],
+        "dtype": call["scale_dtype"],
+    }
     if problem.scale_dtype is not None:
         out["scaling"] = scaled
     if alpha != 1.0:
@@ -79,7 +101,18 @@ def problem_to_wire(problem: GemmProblem) -> dict[str, Any]:
         out["beta"] = beta
     optional = {
         name: call[name]
-        for name in ("dtype_b", "dtype_c", "dtype_d", "compute", "lda", "ldb", "ldc", "ldd", "alignment", "fast_accumulation")
+        for name in (
+            "dtype_b",
+            "dtype_c",
+            "dtype_d",
+            "compute",
+            "lda",
+            "ldb",
+            "ldc",
+            "ldd",
+            "alignment",
+            "fast_accumulation",
+        )
     }
     optional["strides"] = {side: call[f"stride_{side}"] for side in _STRIDES}
     full = {**out, **optional}
@@ -119,7 +152,10 @@ def _strides(value: object) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping) or not set(value) <= set(_STRIDES):
-        raise InvalidProblem(f"strides must be an object with a, b, c, d (elements between batches), not {value!r}", "strides")
+        raise InvalidProblem(
+            f"strides must be an object with a, b, c, d (elements between batches), not {value!r}",
+            "strides",
+        )
     return {f"stride_{side}": stride for side, stride in value.items() if stride is not None}
 
 
@@ -135,13 +171,22 @@ def _epilogue(value: object, call: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(value, Mapping) and set(value) <= {"activation", "bias", "bias_axis"}:
         bias = value.get("bias")
         kind = _output_type(call) if bias is True else None if bias is False else bias
-        out = {"bias": kind, "bias_axis": value.get("bias_axis"), "activation": value.get("activation")}
+        out = {
+            "bias": kind,
+            "bias_axis": value.get("bias_axis"),
+            "activation": value.get("activation"),
+        }
         return {name: part for name, part in out.items() if part is not None}
-    raise InvalidProblem(f"epilogue must be a name or an object with activation, bias and bias_axis, not {value!r}", "epilogue")
+    raise InvalidProblem(
+        f"epilogue must be a name or an object with activation, bias and bias_axis, not {value!r}",
+        "epilogue",
+    )
 
 
 def _output_type(call: Mapping[str, Any]) -> str:
-    plain = {name: value for name, value in call.items() if name in ("dtype_a", "dtype_b", "dtype_c", "dtype_d")}
+    plain = {
+        name: value for name, value in call.items() if name in ("dtype_a", "dtype_b", "dtype_c", "dtype_d")
+    }
     return from_blas(1, 1, 1, **plain).dtype_d
 
 
@@ -156,4 +201,7 @@ def _scaling(value: object) -> dict[str, Any]:
         out = {f"scale_{side}": value[side] for side in ("a", "b", "d") if value.get(side) is not None}
         out = {name: "outer" if mode == "row" else mode for name, mode in out.items()}
         return out | ({"scale_dtype": value["dtype"]} if value.get("dtype") is not None else {})
-    raise InvalidProblem(f"scaling must be one of {', '.join(names)} or an object with a, b, d, dtype, not {value!r}", "scaling")
+    raise InvalidProblem(
+        f"scaling must be one of {', '.join(names)} or an object with a, b, d, dtype, not {value!r}",
+        "scaling",
+    )

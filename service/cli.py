@@ -48,7 +48,8 @@ _err = Console(stderr=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 FormatName = Annotated[
-    str | None, typer.Option("--format", help=f"Format of FILE ({', '.join(FORMATS)}); detected if not given.")
+    str | None,
+    typer.Option("--format", help=f"Format of FILE ({', '.join(FORMATS)}); detected if not given."),
 ]
 
 
@@ -75,7 +76,10 @@ def _fail(message: str) -> None:
 
 @app.command()
 def devices(
-    measure: Annotated[bool, typer.Option("--measure", help="Measure ceilings now: reading, copying, multiplying fp32.")] = False,
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="Measure ceilings now: reading, copying, multiplying fp32."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """List the devices of this machine, what runs on them, and their measured ceilings."""
@@ -127,13 +131,19 @@ def problems(
 
 @app.command()
 def tune(
-    file: Annotated[Path | None, typer.Argument(help="A file of problems; without it, give --m --n --k.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="A file of problems; without it, give --m --n --k.")
+    ] = None,
     m: Annotated[int | None, typer.Option(help="Rows of the row-major output.")] = None,
     n: Annotated[int | None, typer.Option(help="Columns of the row-major output.")] = None,
     k: Annotated[int | None, typer.Option(help="Length of the dot products.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="fp32, bf16, fp16, fp64, int8, ... (default fp32)")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="fp32, bf16, fp16, fp64, int8, ... (default fp32)")
+    ] = None,
     dtype_c: Annotated[str | None, typer.Option(help="Output type, where it differs.")] = None,
-    compute: Annotated[str | None, typer.Option(help="Compute type, where it differs from the default.")] = None,
+    compute: Annotated[
+        str | None, typer.Option(help="Compute type, where it differs from the default.")
+    ] = None,
     batch: Annotated[int | None, typer.Option(help="Strided batch.")] = None,
     trans_a: Annotated[bool, typer.Option("--trans-a", help="A is stored transposed.")] = False,
     trans_b: Annotated[bool, typer.Option("--trans-b", help="B is stored transposed (F.linear).")] = False,
@@ -147,18 +157,26 @@ def tune(
     format_name: FormatName = None,
     device: Annotated[str | None, typer.Option(help="Device selector, e.g. cpu or cuda:sm_90.")] = None,
     seconds: Annotated[float | None, typer.Option(help="Measuring budget a problem.")] = None,
-    total_seconds: Annotated[float | None, typer.Option(help="Budget of the whole run; what does not fit is skipped.")] = None,
-    max_gflop: Annotated[float | None, typer.Option(help="Skip (and count) problems over this many GFLOP.")] = None,
+    total_seconds: Annotated[
+        float | None, typer.Option(help="Budget of the whole run; what does not fit is skipped.")
+    ] = None,
+    max_gflop: Annotated[
+        float | None, typer.Option(help="Skip (and count) problems over this many GFLOP.")
+    ] = None,
     strategy: Annotated[str, typer.Option(help="exhaustive or random.")] = "exhaustive",
     seed: Annotated[int, typer.Option(help="Of inputs and of the search.")] = 0,
     family: Annotated[list[str] | None, typer.Option(help="Only these families (repeat the option).")] = None,
     mode: Annotated[str, typer.Option(help="eager or graph.")] = "eager",
     cache: Annotated[str, typer.Option(help="cold or warm operands.")] = "cold",
     max_workspace: Annotated[int | None, typer.Option(help="Workspace limit, bytes.")] = None,
-    deterministic: Annotated[bool, typer.Option("--deterministic", help="Deterministic solutions only.")] = False,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Deterministic solutions only.")
+    ] = False,
     memory_share: Annotated[float, typer.Option(help="Share of free memory that a problem may take.")] = 0.5,
     margin: Annotated[float | None, typer.Option(help="Least relative gain of a WIN.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Keep every outcome here (JSON lines); run again to go on.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Keep every outcome here (JSON lines); run again to go on.")
+    ] = None,
     progress: Annotated[bool, typer.Option(help="Show a progress bar on a terminal.")] = True,
     as_json: Json = False,
 ) -> None:
@@ -228,7 +246,7 @@ def _input(file: Path | None, format_name: str | None, one: dict[str, Any]) -> I
     if not one:
         raise InvalidProblem("nothing to tune: name a file, or give --m, --n and --k")
     problem = problem_from_wire(one)
-    return Imported("command line", [ImportedProblem(problem, 1, [problem.slug])], [], 1)
+    return Imported("command line", [ImportedProblem(problem, 1, (problem.slug,))], [], 1)
 
 
 def _show(
@@ -260,13 +278,19 @@ def _show(
             _out.print(f"note: {note}", style="dim", markup=False)
     for reason in dict.fromkeys(s.reason for s in skipped):
         count = sum(s.reason == reason for s in skipped)
-        _out.print(f"skipped {count} of {len(read.problems)} problems: {reason}", style="yellow", markup=False)
+        _out.print(
+            f"skipped {count} of {len(read.problems)} problems: {reason}",
+            style="yellow",
+            markup=False,
+        )
 
 
 def _imported_json(read: Imported) -> dict[str, Any]:
     return {
         "format": read.format,
-        "problems": [{**problem_to_wire(i.problem), "id": i.problem.id, "count": i.count} for i in read.problems],
+        "problems": [
+            {**problem_to_wire(i.problem), "id": i.problem.id, "count": i.count} for i in read.problems
+        ],
         "rejected": [{"line": r.line, "reason": r.reason} for r in read.rejected],
     }
 

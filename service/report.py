@@ -52,7 +52,14 @@ def winner_text(solution_id: str) -> str:
 
 def devices_table(found: Sequence[FoundDevice], ceilings: Mapping[int, Ceilings | None]) -> Table:
     """One row a device."""
-    table = Table("device class", "memory", "ISA or partition", "libraries", "measured ceilings", title="Devices")
+    table = Table(
+        "device class",
+        "memory",
+        "ISA or partition",
+        "libraries",
+        "measured ceilings",
+        title="Devices",
+    )
     for row, device in enumerate(found):
         env, measured = device.environment, ceilings.get(row)
         libraries = "\n".join(f"{name}: {build}" for name, build in sorted(env.libraries.items()))

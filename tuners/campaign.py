@@ -99,7 +99,7 @@ Event = Started | Measured | Finished | Skipped
 
 
 class Campaign:
-    """Iterate run() for events. stop() ends it after the next outcome; what was measured is in the journal."""
+    """Iterate run() for events. stop() ends it after the next outcome; the journal keeps it."""
 
     def __init__(
         self,
@@ -167,9 +167,7 @@ class Campaign:
     def _one(self, index: int, problem: GemmProblem, key: str, stored: StoredSession) -> Iterator[Event]:
         begin, compiled = time.monotonic(), self.runner.compile_seconds
         old = list(stored.outcomes)
-        session = Session(
-            self.runner, problem, self.policy, self.budget, self.search, self.rule, replay=old
-        )
+        session = Session(self.runner, problem, self.policy, self.budget, self.search, self.rule, replay=old)
         self._session = session
         error = None
         if not old:
@@ -187,7 +185,9 @@ class Campaign:
             error = str(failure)
         if session.stopped:
             return
-        result = self._result(session, error, time.monotonic() - begin, self.runner.compile_seconds - compiled)
+        result = self._result(
+            session, error, time.monotonic() - begin, self.runner.compile_seconds - compiled
+        )
         self._write("result", key, result.to_dict(), sync=True)
         yield Finished(index, result)
 

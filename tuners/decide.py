@@ -101,16 +101,22 @@ class Verdict:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values (an open interval's end is null)."""
         finite = {
-            name: value if abs(value) != float("inf") else None
-            for name, value in vars(self.speedup).items()
+            name: value if abs(value) != float("inf") else None for name, value in vars(self.speedup).items()
         }
-        return {**vars(self), "judgement": self.judgement.value, "speedup": finite, "tie_set": list(self.tie_set)}
+        return {
+            **vars(self),
+            "judgement": self.judgement.value,
+            "speedup": finite,
+            "tie_set": list(self.tie_set),
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Verdict:
         """The inverse of to_dict()."""
         low, mid, high = (values["speedup"][name] for name in ("low", "mid", "high"))
-        interval = Interval(float("-inf") if low is None else low, mid, float("inf") if high is None else high)
+        interval = Interval(
+            float("-inf") if low is None else low, mid, float("inf") if high is None else high
+        )
         rest = {**values, "judgement": Judgement(values["judgement"]), "speedup": interval}
         return cls(**{**rest, "tie_set": tuple(values["tie_set"])})
 
@@ -131,7 +137,9 @@ def decide(
     """
     rounds = {len(values) for values in times.values()}
     if baseline not in times or len(rounds) != 1 or 0 in rounds:
-        raise ValueError(f"a final needs the baseline and equal rounds, not {baseline!r} with {sorted(rounds)}")
+        raise ValueError(
+            f"a final needs the baseline and equal rounds, not {baseline!r} with {sorted(rounds)}"
+        )
     count = rounds.pop()
     order = preference or {}
     confidence = 1 - (1 - rule.confidence) / max(1, len(times) - 1)

@@ -26,7 +26,9 @@ def draw(rng: np.random.Generator, count: int, dtype: DType, distribution: str) 
         return rng.integers(-span, span, count).astype(dtype.storage)
     if distribution == "integers":
         return to_host(rng.integers(-4, 5, count).astype(np.float32), dtype)
-    values = rng.random(count, np.float32) if distribution == "uniform" else rng.standard_normal(count, np.float32)
+    values = (
+        rng.random(count, np.float32) if distribution == "uniform" else rng.standard_normal(count, np.float32)
+    )
     if distribution == "large":
         values *= np.float32(min(2.0**40, dtype.largest**0.25))
     return to_host(values, dtype)
@@ -108,5 +110,3 @@ def physical(
         flat = raw[guard : guard + layout.bytes].view(layout.dtype.storage)
         layout.view(flat)[...] = values
     return raw
-
-

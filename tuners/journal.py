@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -113,5 +113,3 @@ class Journal:
             f"cannot write {self.path}: {error.strerror or error}; every line before is kept: free some "
             "space and run the same command again to go on"
         )
-
-

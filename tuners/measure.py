@@ -84,7 +84,13 @@ class OperandSets:
             alpha, beta = problem.scalars
             self.sets.append(
                 Operands(
-                    address["a"], address["b"], address.get("c", 0), address["d"], address.get("bias", 0), alpha, beta
+                    address["a"],
+                    address["b"],
+                    address.get("c", 0),
+                    address["d"],
+                    address.get("bias", 0),
+                    alpha,
+                    beta,
                 )
             )
 
@@ -99,7 +105,12 @@ class OperandSets:
 
 
 def _fill(
-    buffer: Buffer, offset: int, size: int, pool: npt.NDArray[np.uint8], element: int, rng: np.random.Generator
+    buffer: Buffer,
+    offset: int,
+    size: int,
+    pool: npt.NDArray[np.uint8],
+    element: int,
+    rng: np.random.Generator,
 ) -> None:
     done = 0
     while done < size:
@@ -122,7 +133,12 @@ class Timer:
 
     @classmethod
     def of(
-        cls, device: Device, kernel: Kernel, operands: OperandSets, mode: str, workspace: Callable[[int], int]
+        cls,
+        device: Device,
+        kernel: Kernel,
+        operands: OperandSets,
+        mode: str,
+        workspace: Callable[[int], int],
     ) -> Timer:
         """Binds the kernel; `workspace(bytes)` gives the address of enough device memory."""
         address = workspace(kernel.workspace_bytes)

@@ -220,9 +220,7 @@ def _guarded(phase: Phase, solution: Solution, run: Any) -> Outcome:
         return _failed(phase, solution, Status.LAUNCH_ERROR, error, traceback.format_exc(limit=-4))
 
 
-def _failed(
-    phase: Phase, solution: Solution, status: Status, error: BaseException, log: str = ""
-) -> Outcome:
+def _failed(phase: Phase, solution: Solution, status: Status, error: BaseException, log: str = "") -> Outcome:
     evidence = {"error": f"{type(error).__name__}: {error}"}
     return Outcome(solution, phase, status, (), evidence | ({"log": log} if log else {}))
 
@@ -232,7 +230,9 @@ def _verify(owner: Owner, solution: Solution, binaries: Binaries, checks: list[C
     worst: dict[str, Any] = {"checks": 0, "not_applicable": 0, "error_over_bound": 0.0}
     for case in checks:
         family = owner.families[solution.family]
-        if not family.supports(case.problem) or family.illegal(case.problem, solution, owner.device.environment):
+        if not family.supports(case.problem) or family.illegal(
+            case.problem, solution, owner.device.environment
+        ):
             worst["not_applicable"] += 1
             continue
         exact = case.name == "exact"
@@ -244,7 +244,12 @@ def _verify(owner: Owner, solution: Solution, binaries: Binaries, checks: list[C
             worst |= {"relative_error": finding.relative_error, "coverage": finding.coverage}
         if finding.wrong:
             where = {"case": case.name, "problem": case.problem.slug, "seed": case.seed}
-            return {"wrong": finding.wrong, **where, "distribution": case.distribution, **finding.to_dict()}
+            return {
+                "wrong": finding.wrong,
+                **where,
+                "distribution": case.distribution,
+                **finding.to_dict(),
+            }
     return worst
 
 

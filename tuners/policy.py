@@ -35,11 +35,19 @@ class MeasurementPolicy:
                 raise InvalidProblem(f"{name} {value!r} is unknown; known: {', '.join(known)}", name)
         limit = self.max_workspace_bytes
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
-            raise InvalidProblem(f"max_workspace_bytes must be an integer from 0, not {limit!r}", "max_workspace_bytes")
+            raise InvalidProblem(
+                f"max_workspace_bytes must be an integer from 0, not {limit!r}",
+                "max_workspace_bytes",
+            )
         if not isinstance(self.deterministic_only, bool):
-            raise InvalidProblem(f"deterministic_only must be true or false, not {self.deterministic_only!r}", "deterministic_only")
+            raise InvalidProblem(
+                f"deterministic_only must be true or false, not {self.deterministic_only!r}",
+                "deterministic_only",
+            )
         if not isinstance(self.memory_share, int | float) or not 0 < self.memory_share <= 0.9:
-            raise InvalidProblem(f"memory_share must be within (0, 0.9], not {self.memory_share!r}", "memory_share")
+            raise InvalidProblem(
+                f"memory_share must be within (0, 0.9], not {self.memory_share!r}", "memory_share"
+            )
 
     @property
     def id(self) -> str:
@@ -57,5 +65,7 @@ class MeasurementPolicy:
         known = {f.name for f in fields(cls)}
         for name in values:
             if name not in known:
-                raise InvalidProblem(f"unknown policy field {name!r}; known: {', '.join(sorted(known))}", str(name))
+                raise InvalidProblem(
+                    f"unknown policy field {name!r}; known: {', '.join(sorted(known))}", str(name)
+                )
         return cls(**values)

@@ -96,10 +96,10 @@ def activate(name: str, x: Float) -> Float:
     if name == "relu":
         return np.maximum(x, 0.0)
     if name == "gelu":
-        return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * x * (1 + 0.044715 * x * x)))
+        x = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * x * (1 + 0.044715 * x * x)))
     if name == "silu":
         with np.errstate(over="ignore"):
-            return x / (1 + np.exp(-x))
+            x = x / (1 + np.exp(-x))
     return x
 
 
@@ -107,7 +107,10 @@ def _after_rounding(p: GemmProblem, expected: Float, tolerance: Float) -> Float:
     out = DTYPES[p.dtype_d]
     if out.kind == INTEGER:
         return np.full(expected.shape, 0.5)
-    if p.activation in ("gelu", "silu"):  # slopes stay below 1.13; the functions themselves cost a few ulp
+    if p.activation in (
+        "gelu",
+        "silu",
+    ):  # slopes stay below 1.13; the functions themselves cost a few ulp
         tolerance = 1.2 * tolerance + 32 * 2.0**-24 * (np.abs(expected) + 2.0**-20)
     tiny = float(np.finfo(np.float32).tiny) if out.name != "fp16" else 2.0**-24
     return tolerance + 1.01 * out.unit_roundoff * np.abs(expected) + tiny
@@ -129,7 +132,11 @@ def _sampled_columns(p: GemmProblem) -> npt.NDArray[np.int64] | None:
         return None
     budget = max(96, int(p.m * FULL_FLOPS / 4 / p.flops))
     rng = np.random.default_rng(p.m)
-    edges = [np.arange(32), np.arange(p.m - 32, p.m), rng.choice(p.m, min(p.m, budget), replace=False)]
+    edges = [
+        np.arange(32),
+        np.arange(p.m - 32, p.m),
+        rng.choice(p.m, min(p.m, budget), replace=False),
+    ]
     return np.unique(np.concatenate(edges))
 
 
@@ -149,7 +156,9 @@ def _project(
         want = want + beta * chunk_sums(inputs["c"], signs)
     if "bias" in inputs:
         bias = inputs["bias"][0, 0].astype(np.float64)
-        row = bias[None, None, :] if p.bias_axis == "m" else np.broadcast_to(bias[None, :, None], (1, p.n, p.m))
+        row = (
+            bias[None, None, :] if p.bias_axis == "m" else np.broadcast_to(bias[None, :, None], (1, p.n, p.m))
+        )
         want = want + chunk_sums(row, signs)
     frobenius = np.stack(norms, 1)[:, None, :]  # bounds the root of a chunk's summed squared errors
     return Projection(signs, want, 6 * rough * abs(alpha) * left_norm * frobenius)
@@ -159,7 +168,11 @@ def chunk_sums(values: Array, signs: Float) -> Float:
     """Sums of sign * value over chunks of the last axis."""
     return np.stack(
         [
-            np.einsum("bnm,m->bn", values[:, :, at : at + _CHUNK].astype(np.float64), signs[at : at + _CHUNK])
+            np.einsum(
+                "bnm,m->bn",
+                values[:, :, at : at + _CHUNK].astype(np.float64),
+                signs[at : at + _CHUNK],
+            )
             for at in range(0, len(signs), _CHUNK)
         ],
         axis=2,

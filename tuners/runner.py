@@ -67,9 +67,7 @@ class Runner(Protocol):
 class DeviceRunner:
     """A device behind a killable child. Use as a context manager; one task at a time."""
 
-    def __init__(
-        self, device: FoundDevice, cache: BinaryCache, hang_seconds: float = HANG_SECONDS
-    ) -> None:
+    def __init__(self, device: FoundDevice, cache: BinaryCache, hang_seconds: float = HANG_SECONDS) -> None:
         self.device = device
         self.environment = device.environment
         self.backend = backend(device.backend)
@@ -77,9 +75,14 @@ class DeviceRunner:
         self._hang = hang_seconds
         self._folder = tempfile.TemporaryDirectory(prefix="gemmtune-")
         self._log = Path(self._folder.name) / "child.log"
-        settings = OwnerSettings(device.backend, device.index, dict(BACKENDS), str(cache.root), str(self._log))
+        settings = OwnerSettings(
+            device.backend, device.index, dict(BACKENDS), str(cache.root), str(self._log)
+        )
         self._pool = ProcessPool(
-            max_workers=1, context=get_context("spawn"), initializer=owner.start, initargs=(settings,)
+            max_workers=1,
+            context=get_context("spawn"),
+            initializer=owner.start,
+            initargs=(settings,),
         )
         self._compilers = ThreadPoolExecutor(max(1, os.cpu_count() or 1))
         self._binaries: dict[str, Binaries] = {}
@@ -96,7 +99,7 @@ class DeviceRunner:
 
     def close(self) -> None:
         """Ends the child, whatever it is doing."""
-        self._pool.stop()
+        self._pool.stop()  # type: ignore[no-untyped-call]
         self._pool.join()
         self._compilers.shutdown(cancel_futures=True)
         self._folder.cleanup()
@@ -141,7 +144,8 @@ class DeviceRunner:
         checked = {case.problem for case in cases(task.problem, 1, task.seed)}
 
         def one(solution: Solution) -> None:
-            family, found = families[solution.family], {}
+            family = families[solution.family]
+            found: dict[str, str] = {}
             try:
                 for problem in checked:
                     if family.supports(problem) and not family.illegal(problem, solution, self.environment):
@@ -198,7 +202,9 @@ class DeviceRunner:
             raise DeviceError(f"{self.device.backend}: no answer within {SETUP_SECONDS:.0f} s") from error
         except ProcessExpired as error:
             evidence = self._autopsy(error)
-            raise DeviceError(f"{self.device.backend}: the process that owns the device died: {evidence}") from error
+            raise DeviceError(
+                f"{self.device.backend}: the process that owns the device died: {evidence}"
+            ) from error
 
     def _call(self, call: Callable[..., T], arguments: tuple[object, ...], limit: float) -> T:
         future = self._pool.schedule(call, args=list(arguments), timeout=limit)

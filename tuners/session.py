@@ -123,12 +123,18 @@ class Session:
         """
         if self.policy.mode not in self.runner.backend.modes:
             offered = ", ".join(self.runner.backend.modes)
-            raise UnsupportedProblem(f"{self.runner.backend.name} times in mode {offered} only, not {self.policy.mode}")
+            raise UnsupportedProblem(
+                f"{self.runner.backend.name} times in mode {offered} only, not {self.policy.mode}"
+            )
         if self.search.strategy not in STRATEGIES:
             known = ", ".join(STRATEGIES)
             raise UnsupportedProblem(f"strategy {self.search.strategy!r} is unknown; known: {known}")
         space = self._space or search_space(
-            self.problem, self.runner.backend, self.runner.environment, self.policy, self.search.families
+            self.problem,
+            self.runner.backend,
+            self.runner.environment,
+            self.policy,
+            self.search.families,
         )
         self.notes += space.notes
         self.counts.space = len(space.candidates)
@@ -142,7 +148,9 @@ class Session:
             yield outcome
             if self._stopped:
                 return
-        baselines = [b for b in space.baselines if screened[b.solution.id].status in (Status.OK, Status.UNSTABLE)]
+        baselines = [
+            b for b in space.baselines if screened[b.solution.id].status in (Status.OK, Status.UNSTABLE)
+        ]
         if not baselines:
             raise SessionFailed(f"no baseline runs {self.problem.slug}: {_reasons(space, screened)}")
         yield from self._final(baselines, screened)
@@ -184,7 +192,9 @@ class Session:
         self.counts.compiling_seconds += self._clock() - begin
         for solution in batch:
             begin = self._clock()
-            outcome = failed.get(solution.id) or self.runner.screen(solution, _best(screened) if prune else None)
+            outcome = failed.get(solution.id) or self.runner.screen(
+                solution, _best(screened) if prune else None
+            )
             self.counts.measuring_seconds += self._clock() - begin
             screened[solution.id] = outcome
             strategy.tell(outcome)
@@ -213,7 +223,9 @@ class Session:
             yield outcome
         yield from self._prove(baselines[0], times, solutions, self._not_slower(timed, finalists))
 
-    def _places(self, timed: Sequence[Outcome], screened: dict[str, Outcome], fixed: Sequence[Solution]) -> int:
+    def _places(
+        self, timed: Sequence[Outcome], screened: dict[str, Outcome], fixed: Sequence[Solution]
+    ) -> int:
         """How many finalists leave time for the rounds that a decision needs."""
         remaining = max(self.budget.seconds - self.counts.measuring_seconds, self.budget.seconds * 0.1)
         round_seconds = sum(2 * max(screened[s.id].seconds or 0.0, 1e-3) for s in fixed)

@@ -38,7 +38,9 @@ def search_space(
     known = backend.families()
     for name in families or ():
         if name not in known:
-            raise UnsupportedProblem(f"family {name!r} is unknown to {backend.name}; known: {', '.join(known)}")
+            raise UnsupportedProblem(
+                f"family {name!r} is unknown to {backend.name}; known: {', '.join(known)}"
+            )
     baselines = tuple(backend.baselines(problem, environment))
     taken = {baseline.solution.id for baseline in baselines}
     notes, lists = [], []
@@ -51,7 +53,9 @@ def search_space(
         elif family.supports(problem):
             lists.append([s for s in family.solutions(problem, environment) if s.id not in taken])
     turns = [solution for turn in zip_longest(*lists) for solution in turn if solution is not None]
-    candidates = [solution for solution in turns if not (policy.deterministic_only and solution.deterministic is False)]
+    candidates = [
+        solution for solution in turns if not (policy.deterministic_only and solution.deterministic is False)
+    ]
     left_out = len(turns) - len(candidates)
     if left_out:
         notes.append(f"{left_out} candidates left out: not deterministic")

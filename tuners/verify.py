@@ -132,7 +132,9 @@ class Verifier:
             for name, layout in layouts(p).items()
         }
         # Addresses are aligned to what the problem promises and no more.
-        buffers = {name: self._device.allocate(image.size + 2 * p.alignment) for name, image in images.items()}
+        buffers = {
+            name: self._device.allocate(image.size + 2 * p.alignment) for name, image in images.items()
+        }
         for name, buffer in buffers.items():
             buffer.upload(images[name], p.alignment)
         return _Bench(reference, images, buffers)
@@ -148,7 +150,9 @@ class Verifier:
             kernel.bind(operands, workspace.address + GUARD)()
             finding = _judge(p, bench)
             if not finding.wrong and _touched(workspace, kernel.workspace_bytes):
-                return Finding("wrote outside its workspace", np.inf, finding.relative_error, finding.coverage)
+                return Finding(
+                    "wrote outside its workspace", np.inf, finding.relative_error, finding.coverage
+                )
             return finding
         finally:
             workspace.free()

@@ -69,13 +69,13 @@ class CpuBackend:
                 found.append(Baseline(name, first))
         if not found:
             raise UnsupportedProblem(
-                f"the cpu backend has no library call for {problem.slug} (dtypes {problem.dtype_a} -> "
-                f"{problem.dtype_d}, compute {problem.compute}); it multiplies fp32, fp64, fp16, bf16 and int8"
+                f"the cpu backend has no library call for {problem.slug} ({problem.dtype_a} -> "
+                f"{problem.dtype_d}, compute {problem.compute}); it has fp32, fp64, fp16, bf16 and int8"
             )
         return found
 
     def open(self, index: int, cache: BinaryCache) -> Device:
-        from backends.cpu.device import CpuDevice, tune_waiting
+        from backends.cpu.device import CpuDevice, tune_waiting  # noqa: PLC0415  (families import it)
 
         tune_waiting()
         return CpuDevice(self.probe().devices[index], self.families(), cache)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -65,7 +66,7 @@ def _best(run: Callable[[], object]) -> float:
 def _numpy_movers(size: int, threads: int) -> tuple[Callable[[], object], Callable[[], object]]:
     source, target = np.zeros(size // 8, np.int64), np.ones(size // 8, np.int64)
     edges = np.linspace(0, source.size, threads + 1).astype(int)
-    spans = [slice(a, b) for a, b in zip(edges, edges[1:], strict=False) if b > a]
+    spans = [slice(a, b) for a, b in pairwise(edges) if b > a]
     pool = ThreadPoolExecutor(threads)
 
     def read() -> object:

@@ -134,9 +134,7 @@ class LibraryFamily(ABC):
         return None
 
     @abstractmethod
-    def load(
-        self, problem: GemmProblem, solution: Solution, binary: Path | None, device: object
-    ) -> Kernel:
+    def load(self, problem: GemmProblem, solution: Solution, binary: Path | None, device: object) -> Kernel:
         """See Family."""
 
 
@@ -150,7 +148,9 @@ class OpenBlas(LibraryFamily):
     name = "openblas"
 
     def supports(self, problem: GemmProblem) -> bool:
-        return problem.dtype_a in ("fp32", "fp64") and problem.compute == problem.dtype_a and _unscaled(problem)
+        return (
+            problem.dtype_a in ("fp32", "fp64") and problem.compute == problem.dtype_a and _unscaled(problem)
+        )
 
     def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
         build = environment.libraries.get("blas")
@@ -251,5 +251,3 @@ class OpenBlasUpcast(LibraryFamily):
             return launch
 
         return LibraryKernel(problem, set_blas_threads, int(solution.parameters["threads"] or 1), make)
-
-

@@ -23,7 +23,15 @@ from backends.errors import CompileError, CompilerMissing, StorageError
 
 KERNELS = Path(__file__).parent / "kernels"
 COMPILE_SECONDS = 120.0
-_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-ffp-contract=fast")
+_FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-shared",
+    "-pthread",
+    "-fno-math-errno",
+    "-ffp-contract=fast",
+)
 #: A name that is not a compiler's is reported, not run: CXX may hold flags too.
 _CANDIDATES = ("c++", "g++", "clang++")
 
@@ -80,9 +88,7 @@ def _stamp() -> float:
     return max(path.stat().st_mtime for path in KERNELS.glob("*.[hc]*"))
 
 
-def compile_unit(
-    unit: str, partition: str, cache: BinaryCache, extra: Sequence[str] = ()
-) -> Path:
+def compile_unit(unit: str, partition: str, cache: BinaryCache, extra: Sequence[str] = ()) -> Path:
     """The shared library of the translation unit `unit` (its text), from the cache or compiled now.
 
     Raises CompilerMissing, CompileError (with the compiler's log), or StorageError for a full disk.
@@ -94,9 +100,7 @@ def compile_unit(
         )
     flags = (*_FLAGS, *target_flags(partition), *extra)
     key = cache.key({**_headers(_stamp()), "unit.cpp": unit}, partition, compiler.version, flags)
-    return cache.get(key, ".so") or cache.put(
-        key, ".so", lambda path: _compile(compiler, flags, unit, path)
-    )
+    return cache.get(key, ".so") or cache.put(key, ".so", lambda path: _compile(compiler, flags, unit, path))
 
 
 def _compile(compiler: Compiler, flags: Sequence[str], unit: str, output: Path) -> None:

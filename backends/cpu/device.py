@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
 import numpy as np
 import numpy.typing as npt
 

@@ -39,7 +39,11 @@ _TYPES = {
     "int8": ("int32", ("int32",)),
 }
 #: dot variant -> (ISA extension it needs, name in kernels/operand.h). `upcast` converts while packing.
-_DOTS = {"upcast": ("", "Upcast"), "bf16": ("avx512_bf16", "Bf16Dot"), "int8": ("avx512_vnni", "Int8Dot")}
+_DOTS = {
+    "upcast": ("", "Upcast"),
+    "bf16": ("avx512_bf16", "Bf16Dot"),
+    "int8": ("avx512_vnni", "Int8Dot"),
+}
 #: Generic machines: 16-byte vectors and 16 registers.
 _GENERIC = CpuIsa("generic", "any", 16, 16, ("-march=native",))
 
@@ -78,7 +82,7 @@ class NativeFamily(ABC):
         if not 1 <= threads <= environment.units:
             return f"threads must be between 1 and the {environment.units} cores, not {threads}"
         if dot not in dots(problem, environment):
-            return f"dot {dot!r} needs another input type or ISA than {problem.dtype_a} on {environment.partition}"
+            return f"dot {dot!r} needs another input type or ISA: {problem.dtype_a}, {environment.partition}"
         for name in ("mc", "nc", "kc"):
             if name in p and int(p[name] or 0) < 1:
                 return f"{name} must be at least 1, not {p[name]}"
@@ -137,7 +141,10 @@ class PackedFamily(NativeFamily):
     name = "packed"
     tile_names = ("mr", "nr")
     #: (vectors of mr, nr), the likeliest first, for 32 and for 16 vector registers.
-    _TILES: ClassVar = {32: ((2, 12), (3, 8), (2, 14), (4, 6), (1, 24)), 16: ((2, 6), (3, 4), (2, 4), (1, 12))}
+    _TILES: ClassVar = {
+        32: ((2, 12), (3, 8), (2, 14), (4, 6), (1, 24)),
+        16: ((2, 6), (3, 4), (2, 4), (1, 12)),
+    }
     _MC, _KC, _NC = (192, 96, 384), (384, 256, 512), (4096, 1024)
 
     def _ordered(self, problem: GemmProblem, environment: Environment) -> Iterator[dict[str, Parameter]]:

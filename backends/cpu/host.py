@@ -18,7 +18,7 @@ Array = npt.NDArray[Any]
 def array_at(address: int, layout: Layout) -> Array:
     """The operand at `address` as a view [copies, columns, rows] of its storage type."""
     raw = (ctypes.c_char * layout.bytes).from_address(address)
-    return layout.view(np.frombuffer(raw, dtype=layout.dtype.storage))
+    return layout.view(np.frombuffer(memoryview(raw), dtype=layout.dtype.storage))
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,7 @@ class HostOperands:
     @classmethod
     def of(cls, problem: GemmProblem, operands: Operands) -> HostOperands:
         """Views of the memory that `operands` points to."""
-        found = {
-            name: array_at(getattr(operands, name), layout)
-            for name, layout in layouts(problem).items()
-        }
+        found = {name: array_at(getattr(operands, name), layout) for name, layout in layouts(problem).items()}
         left, right = as_product(problem, found["a"], found["b"])
         bias = found.get("bias")
         if bias is not None:

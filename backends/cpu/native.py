@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, ClassVar
 
 from backends.cache import BinaryCache
 from backends.cpu.compiler import compile_unit
@@ -22,14 +23,14 @@ _I64, _I32, _PTR, _F64 = ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p, ctypes
 class GemmArgs(ctypes.Structure):
     """struct GemmArgs of kernels/abi.h, field by field."""
 
-    _fields_ = (
-        [(name, _I64) for name in ("m", "n", "k", "batch", "lda", "ldb", "ldc", "ldd")]
-        + [(f"stride_{side}", _I64) for side in "abcd"]
-        + [(name, _PTR) for name in ("a", "b", "c", "d", "bias")]
-        + [("alpha", _F64), ("beta", _F64), ("mc", _I64), ("nc", _I64), ("kc", _I64)]
-        + [("workspace", _PTR), ("workspace_bytes", _I64), ("parallel", _PTR)]
-        + [(name, _I32) for name in ("trans_a", "trans_b", "bias_axis", "activation", "threads", "reserved")]
-    )  # fmt: skip
+    _fields_: ClassVar[Any] = [
+        *((name, _I64) for name in ("m", "n", "k", "batch", "lda", "ldb", "ldc", "ldd")),
+        *((f"stride_{side}", _I64) for side in "abcd"),
+        *((name, _PTR) for name in ("a", "b", "c", "d", "bias")),
+        *(("alpha", _F64), ("beta", _F64), ("mc", _I64), ("nc", _I64), ("kc", _I64)),
+        *(("workspace", _PTR), ("workspace_bytes", _I64), ("parallel", _PTR)),
+        *((name, _I32) for name in ("trans_a", "trans_b", "bias_axis", "activation", "threads", "reserved")),
+    ]
 
 
 def compile_runtime(partition: str, cache: BinaryCache) -> Path:

@@ -80,36 +80,42 @@ def _tensor(torch: Any, array: Any) -> Any:
     return torch.from_numpy(array)
 
 
+def _activate(torch: Any, activation: str, d: Any) -> None:
+    functional = torch.nn.functional
+    if activation == "relu":
+        functional.relu(d, inplace=True)
+    elif activation == "gelu":
+        d.copy_(functional.gelu(d, approximate="tanh"))
+    elif activation == "silu":
+        functional.silu(d, inplace=True)
+
+
 def _launch(torch: Any, p: GemmProblem, o: HostOperands) -> Launch:
     batched = p.batch > 1
-    pick = (lambda x: x.expand(p.batch, -1, -1)) if batched else (lambda x: x[0])
-    left, right, d = (pick(_tensor(torch, x)) for x in (o.left, o.right, o.d))
-    c = None if o.c is None else pick(_tensor(torch, o.c))
-    bias = None if o.bias is None else pick(_tensor(torch, o.bias))
-    functional = torch.nn.functional
-    activation = {
-        "none": None,
-        "relu": lambda x: functional.relu(x, inplace=True),
-        "gelu": lambda x: x.copy_(functional.gelu(x, approximate="tanh")),
-        "silu": lambda x: functional.silu(x, inplace=True),
-    }[p.activation]
+
+    def shaped(array: Any) -> Any:
+        tensor = _tensor(torch, array)
+        return tensor.expand(p.batch, -1, -1) if batched else tensor[0]
+
+    left, right, d = shaped(o.left), shaped(o.right), shaped(o.d)
+    c = None if o.c is None else shaped(o.c)
+    bias = None if o.bias is None else shaped(o.bias)
     addmm = torch.baddbmm if batched else torch.addmm
     fused = c if c is not None else bias
     beta = o.beta if c is not None else 1.0
 
-    @torch.inference_mode()  # type: ignore[untyped-decorator]
     def launch() -> None:
-        if p.dtype_a == "int8":
-            torch._int_mm(left, right, out=d)
-        elif fused is None:
-            torch.matmul(left, right, out=d)
-            if o.alpha != 1.0:
-                d.mul_(o.alpha)
-        else:
-            addmm(fused, left, right, beta=beta, alpha=o.alpha, out=d)
-            if c is not None and bias is not None:
-                d.add_(bias)
-        if activation is not None:
-            activation(d)
+        with torch.inference_mode():
+            if p.dtype_a == "int8":
+                torch._int_mm(left, right, out=d)
+            elif fused is None:
+                torch.matmul(left, right, out=d)
+                if o.alpha != 1.0:
+                    d.mul_(o.alpha)
+            else:
+                addmm(fused, left, right, beta=beta, alpha=o.alpha, out=d)
+                if c is not None and bias is not None:
+                    d.add_(bias)
+            _activate(torch, p.activation, d)
 
     return launch
