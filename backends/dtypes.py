@@ -147,6 +147,6 @@ def to_host(values: npt.NDArray[Any], target: DType) -> npt.NDArray[Any]:
     """Round float64/float32 `values` to `target` (nearest even; integers clip to their range)."""
     if target.kind == INTEGER:
         info = np.iinfo(target.storage)
-        return np.clip(np.rint(values), info.min, info.max).astype(target.storage)
+        values = np.clip(np.rint(values), info.min, info.max)
     rounded: npt.NDArray[Any] = values.astype(target.storage)
     return rounded

@@ -66,7 +66,10 @@ def problem_from_wire(values: object) -> GemmProblem:
         call |= _scaling(values.get("scaling"))
         return from_blas(**call) if layout == "col" else from_mm(**call)
     except InvalidProblem as error:
-        raise InvalidProblem(str(error), _written(error.field, values)) from None
+        field, text = _written(error.field, values), str(error)
+        if field == "dtype" and text.startswith("dtype_a "):
+            text = f"dtype{text.removeprefix('dtype_a')}"
+        raise InvalidProblem(text, field) from None
 
 
 def problem_to_wire(problem: GemmProblem) -> dict[str, Any]:

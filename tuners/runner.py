@@ -34,7 +34,7 @@ from tuners.space import search_space
 T = TypeVar("T")
 
 #: A call that takes longer than this and LONG times what it should is a hang.
-HANG_SECONDS, LONG = 20.0, 50.0
+HANG_SECONDS, LONG = 10.0, 10.0
 #: Laying out, referencing and ceilings are numpy's own work: slow at worst.
 SETUP_SECONDS = 600.0
 

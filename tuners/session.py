@@ -57,12 +57,14 @@ class Search:
 
 @dataclass
 class Counts:
-    """Where the time went and what was seen."""
+    """Where the time went and what was seen. Seconds lost to hangs and crashes, spent compiling or setting
+    up do not count against the budget."""
 
     space: int = 0
     setup_seconds: float = 0.0
     measuring_seconds: float = 0.0
     compiling_seconds: float = 0.0
+    lost_seconds: float = 0.0
     replayed: int = 0
     statuses: dict[str, int] = field(default_factory=dict)
 
@@ -195,7 +197,10 @@ class Session:
             outcome = failed.get(solution.id) or self.runner.screen(
                 solution, _best(screened) if prune else None
             )
-            self.counts.measuring_seconds += self._clock() - begin
+            if outcome.status in (Status.TIMEOUT, Status.CRASH):
+                self.counts.lost_seconds += self._clock() - begin
+            else:
+                self.counts.measuring_seconds += self._clock() - begin
             screened[solution.id] = outcome
             strategy.tell(outcome)
             yield outcome

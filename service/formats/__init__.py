@@ -20,5 +20,5 @@ FORMATS: Mapping[str, Format] = {reader.name: reader for reader in _READERS}
 
 
 def read_file(path: str | PathLike[str], format_name: str | None = None) -> Imported:
-    """Reads `path` in the named format, or in the one that its first lines show. Raises ReadError."""
+    """Reads `path` in the named format, or in the one its first lines show. Raises ReadError."""
     return base.read_file(path, FORMATS, format_name)

@@ -84,7 +84,7 @@ class Format(Protocol):
         """Whether a file that begins with `head` (at most HEAD bytes) looks like this format."""
 
     def read(self, lines: Iterable[bytes]) -> Iterator[Entry | Rejected]:
-        """Every line's outcome, in order; blank lines have none. Takes what split_lines() yields."""
+        """Every line's outcome, in order; blank lines have none. Takes split_lines()."""
 
 
 # ---- lines -------------------------------------------------------------------------------------

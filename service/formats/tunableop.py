@@ -57,7 +57,7 @@ _SCALING_TYPES = {"0": "tensor", "1": "outer"}
 
 _OPERATORS = ("GemmStridedBatched", "GemmAndBias", "ScaledGemm", "Gemm")
 _OPERATOR = re.compile(rf"({'|'.join(_OPERATORS)})TunableOp_(.*)_([A-Za-z]+)")
-_TYPE = r"(Float[0-9]+_[a-z0-9]+(?:_x2)?|[^_]+)"
+_TYPE = r"(Float[0-9]+_[a-z0-9]+(?:_x2)?|(?!Float[0-9])[^_]+)"
 _THREE_TYPES = re.compile(f"{_TYPE}_{_TYPE}_{_TYPE}")
 _NUMBER = re.compile("[1-9][0-9]*")
 _SEEN = re.compile(rb"(?:^|\n)(?:\xef\xbb\xbf)?[ \t]*(?:[A-Za-z]{1,40}TunableOp_|Validator,)")
@@ -100,7 +100,7 @@ class TunableOpUntuned:
 
 
 def parse_line(text: str) -> GemmProblem:
-    """The problem of one line without surrounding blanks. Raises _BadLineError or InvalidProblem."""
+    """The problem of one line, blanks stripped. Raises _BadLineError or InvalidProblem."""
     if not text.isprintable():
         raise _BadLineError("the line holds control characters")
     operator, *rest = text.split(",", 2)
@@ -126,7 +126,7 @@ def parse_line(text: str) -> GemmProblem:
         fields.expect("B")
         call["batch"] = fields.number("batch")
     call |= _leading_dimensions(fields, call)
-    call |= _scaled(types, fields) if op == "ScaledGemm" else _plain(types, op)
+    call |= _scaled(types, fields, "lda" in call) if op == "ScaledGemm" else _plain(types, op)
     fields.end()
     return from_blas(**call)
 
@@ -229,7 +229,7 @@ def _plain(type_name: str, op: str) -> dict[str, Any]:
     return {"dtype_a": storage, "dtype_d": storage, "compute": compute, "bias": bias}
 
 
-def _scaled(types: str, fields: _Fields) -> dict[str, Any]:
+def _scaled(types: str, fields: _Fields, has_ld: bool) -> dict[str, Any]:
     match = _THREE_TYPES.fullmatch(types)
     if match is None:
         raise _BadLineError(f"{_quote(types)} is not the three type names of a scaled GEMM")
@@ -254,7 +254,11 @@ def _scaled(types: str, fields: _Fields) -> dict[str, Any]:
         if fields.flag("rw"):
             call |= {"scale_a": "outer", "scale_b": "outer"}
         return call | (_bias(fields) if fields.left() else {})
-    return call | (_scaled_options(fields, {"a": a, "b": b, "c": d}) if fields.left() else {})
+    if not fields.left():
+        return call
+    if not has_ld:
+        fields.expect("ld")
+    return call | _scaled_options(fields, {"a": a, "b": b, "c": d})
 
 
 def _scaled_options(fields: _Fields, types: dict[str, str]) -> dict[str, Any]:

@@ -44,8 +44,9 @@ class Launcher {
     const Plan plan(args);
     if (args.workspace_bytes < bytes(plan)) return GEMMTUNE_SMALL_WORKSPACE;
     const auto address = reinterpret_cast<uintptr_t>(args.workspace);
-    Context context = {&args, &plan, static_cast<char *>(args.workspace) + (-address & 63), {false}};
-    for (int64_t i = 0; i < plan.teams(); ++i) new (context.workspace + i * sizeof(Barrier)) Barrier;
+    char *workspace = static_cast<char *>(args.workspace) + (-address & 63);
+    Context context = {&args, &plan, workspace, {false}};
+    for (int64_t i = 0; i < plan.teams(); ++i) new (workspace + i * sizeof(Barrier)) Barrier;
     if (args.threads == 1) {
       task(0, 1, &context);
     } else {

@@ -38,7 +38,7 @@ void pack_panel(typename Op::Packed *panel, const T *from, int64_t ld, bool k_co
     for (int64_t chunk = 0; chunk < W; chunk += N) {
       const int64_t first = chunk + N <= W ? chunk : W - N;
       const T *lines[N];
-      for (int j = 0; j < N; ++j) lines[j] = from + (first + j < width ? first + j : width - 1) * ld;
+      for (int j = 0; j < N; ++j) lines[j] = from + least(first + j, width - 1) * ld;
       for (int64_t p = 0; p < groups; p += N) {
         const int64_t rest = depth - p * G;
         Vec<Packed, N> rows[N];
@@ -68,9 +68,10 @@ void pack_panel(typename Op::Packed *panel, const T *from, int64_t ld, bool k_co
 #pragma GCC unroll 4
     for (int chunk = 0; chunk < W; chunk += N) {
       const int first = chunk + N <= W ? chunk : W - N;
+      const T *chunk_line = line + first;
       const auto row = whole && first + N <= width
-                           ? Op::template across_k<N>(line + first, ld)
-                           : Op::template across_k<N>(line + first, ld, width - first, depth - p * G);
+                           ? Op::template across_k<N>(chunk_line, ld)
+                           : Op::template across_k<N>(chunk_line, ld, width - first, depth - p * G);
       std::memcpy(to + first, &row, sizeof(row));
     }
   }
@@ -257,7 +258,8 @@ class PackedGemm {
 #pragma GCC unroll 32
     for (int j = 0; j < NR; ++j)
 #pragma GCC unroll 8
-      for (int i = 0; i < V; ++i) std::memcpy(tile + j * MR + i * L, &sums[j][i], sizeof(sums[j][i]));
+      for (int i = 0; i < V; ++i)
+        std::memcpy(tile + j * MR + i * L, &sums[j][i], sizeof(sums[j][i]));
   }
 
   static void pack_b(Packed *panel, const B *from, const GemmArgs &args, int64_t width,

@@ -6,6 +6,7 @@
 // process's mask, and move when the scheduler has moved the caller to one of theirs.
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -110,6 +111,10 @@ class Pool {
       for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
         if (CPU_ISSET(cpu, &set)) cpus_.push_back(cpu);
     }
+    if (int32_t(workers_.size()) >= workers) return;
+    sigset_t all, before;  // signals are the host's business: workers block them
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
     while (int32_t(workers_.size()) < workers) {
       auto *worker = new Worker;  // lives as long as the process, like its thread
       worker->pool = this;
@@ -120,11 +125,12 @@ class Pool {
       };
       if (pthread_create(&worker->thread, nullptr, loop, worker) != 0) {
         delete worker;
-        return;  // the task sees fewer threads than it asked for, and reports it
+        break;  // the task sees fewer threads than it asked for, and reports it
       }
       pthread_detach(worker->thread);
       workers_.push_back(worker);
     }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
   void pin(int32_t workers) {
@@ -225,7 +231,8 @@ extern "C" double gemmtune_read(const void *from, int64_t bytes, int32_t threads
 }
 
 extern "C" void gemmtune_copy(void *to, const void *from, int64_t bytes, int32_t threads) {
-  Transfer transfer = {static_cast<const char *>(from), static_cast<char *>(to), bytes / kLine, {0}};
+  const int64_t lines = bytes / kLine;
+  Transfer transfer = {static_cast<const char *>(from), static_cast<char *>(to), lines, {0}};
   gemmtune_parallel(threads, copy_task, &transfer);
   const int64_t whole = transfer.lines * kLine;
   std::memcpy(transfer.to + whole, transfer.from + whole, size_t(bytes - whole));

@@ -1,0 +1,1 @@
+"""Measurements behind every published figure; each writes JSON into benchmarks/results."""

@@ -1,0 +1,204 @@
+"""Lines, files and deduplication, shared by every format."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import tracemalloc
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backends.errors import ReadError
+from service.formats import FORMATS, Entry, Format, Rejected, base, read_file
+
+LINE = b"GemmTunableOp_Half_TN,tn_8_16_32_ld_32_32_8"
+
+
+def _lines(data: bytes) -> list[bytes]:
+    return list(base.split_lines(io.BytesIO(data)))
+
+
+@given(st.binary(max_size=200).map(lambda raw: raw.replace(b"a", b"\n")))
+def test_split_lines_agrees_with_bytes_split(data: bytes) -> None:
+    expected = data.split(b"\n")
+    assert _lines(data) == (expected if expected[-1] else expected[:-1])
+
+
+@pytest.mark.parametrize("length", [base.MAX_LINE - 1, base.MAX_LINE, base.MAX_LINE + 1, 3 * base.CHUNK])
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_long_lines_are_cut_and_the_next_line_is_whole(length: int, end: bytes) -> None:
+    lines = _lines(b"short\n" + b"x" * length + b"\nlast" + end)
+    assert [len(line) for line in lines] == [5, min(length, base.MAX_LINE + 1), 4]
+    outcomes = list(base.decode_lines(lines))
+    assert isinstance(outcomes[1], Rejected) == (length > base.MAX_LINE)
+    assert outcomes[2] == (3, "last")
+
+
+def test_decoding() -> None:
+    outcomes = list(base.decode_lines([b"\xef\xbb\xbfa\r", b"\xef\xbb\xbfb", b"c\0d", b"e\xff", b""]))
+    assert outcomes[:2] == [(1, "a"), (2, "\ufeffb")]
+    assert outcomes[2] == Rejected(3, "NUL byte at byte 2: this is not text", "c\\x00d")
+    assert outcomes[3] == Rejected(4, "byte 2 (0xff) is not UTF-8", "e\\xff")
+    assert outcomes[4] == (5, "")
+
+
+@given(st.one_of(st.text(max_size=400), st.binary(max_size=2000)))
+def test_printable_text_is_short_and_safe(text: str | bytes) -> None:
+    shown = base.printable(text)
+    assert len(shown) <= base.MAX_TEXT
+    assert shown.isprintable()
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\nGemmTunableOp_Half_TN,tn_1_1_1\n"])
+def test_a_huge_line_takes_bounded_memory(tmp_path: Path, end: bytes) -> None:
+    path = tmp_path / "huge.csv"
+    with path.open("wb") as stream:
+        stream.write(LINE + b"\n")
+        for _ in range(50):
+            stream.write(b"G" * 1_000_000)
+        stream.write(end)
+    tracemalloc.start()
+    try:
+        imported = read_file(path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 3_000_000
+    assert [r.line for r in imported.rejected] == [2]
+    assert f"longer than {base.MAX_LINE} bytes" in imported.rejected[0].reason
+    assert len(imported.rejected[0].text) == base.MAX_TEXT
+    assert len(imported.problems) == (2 if end.strip() else 1)
+    assert imported.lines == (3 if end.strip() else 2)
+
+
+# ---- files -------------------------------------------------------------------------------------
+
+
+def test_duplicates_are_counted_in_order_of_first_appearance(tmp_path: Path) -> None:
+    path = tmp_path / "untuned.csv"
+    other = b"GemmTunableOp_Half_TN,tn_1_2_3"
+    same_problem = b"GemmTunableOp_Half_TN,tn_8_16_32"
+    path.write_bytes(b"\n".join([LINE, other, b"", same_problem, b"bad", LINE, other]))
+    imported = read_file(path)
+    assert imported.format == "tunableop-untuned"
+    assert imported.lines == 7
+    assert [(p.count, p.keys) for p in imported.problems] == [
+        (3, (LINE.decode(), same_problem.decode())),
+        (2, (other.decode(),)),
+    ]
+    assert [(r.line, r.text) for r in imported.rejected] == [(5, "bad")]
+    assert len({p.problem.id for p in imported.problems}) == 2
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize("bom", [b"", b"\xef\xbb\xbf"])
+def test_line_ends_and_marks(tmp_path: Path, end: bytes, last: bool, bom: bytes) -> None:
+    path = tmp_path / "untuned.csv"
+    path.write_bytes(bom + LINE + end + end + b" " + LINE + (end if last else b""))
+    imported = read_file(str(path))
+    assert imported.lines == 3
+    assert imported.rejected == []
+    assert [(p.count, p.keys) for p in imported.problems] == [(2, (LINE.decode(),))]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (gzip.compress(LINE), "compressed with gzip; decompress it first"),
+        (b"PK\x03\x04", "compressed with zip"),
+        (b"m,n,k\n1,2,3\n", "not recognised; name it if it is one of: tunableop-untuned"),
+        (b"\n\n", "not recognised"),
+        (LINE.decode().encode("utf-16"), "not recognised"),
+        (b"\0" * 1000, "not recognised"),
+    ],
+)
+def test_unreadable_content(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    with pytest.raises(ReadError, match=message):
+        read_file(path)
+
+
+def test_unreadable_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ReadError, match="is a directory; name a file"):
+        read_file(tmp_path)
+    with pytest.raises(ReadError, match="does not exist"):
+        read_file(tmp_path / "missing")
+    with pytest.raises(ReadError, match="NUL"):
+        read_file("a\0b")
+    with pytest.raises(ReadError, match="cannot be read: File name too long"):
+        read_file("x" * 5000)
+    with pytest.raises(ReadError, match="unknown format 'csv'; known: tunableop-untuned"):
+        read_file(tmp_path / "missing", "csv")
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(base, "FileIO", refuse)
+    with pytest.raises(ReadError, match="may not be read"):
+        read_file(tmp_path / "secret")
+
+
+def test_a_read_that_fails_midway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(io.FileIO):
+        def readinto(self, _: object) -> int:
+            raise OSError(5, "Input/output error")
+
+    path = tmp_path / "file"
+    path.write_bytes(LINE)
+    monkeypatch.setattr(base, "FileIO", Failing)
+    with pytest.raises(ReadError, match="cannot be read: Input/output error"):
+        read_file(path)
+
+
+def test_a_pipe_is_read_as_a_stream() -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "wb") as stream:
+        stream.write(LINE + b"\n" + LINE)
+    try:
+        imported = read_file(f"/dev/fd/{reader}")
+    finally:
+        os.close(reader)
+    assert [p.count for p in imported.problems] == [2]
+
+
+def test_a_named_format_is_not_detected(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"what\n\n")
+    imported = read_file(path, "tunableop-untuned")
+    assert (imported.problems, imported.lines) == ([], 2)
+    assert [r.line for r in imported.rejected] == [1]
+
+
+def test_counts_of_entries_are_summed() -> None:
+    class Twice:
+        name = description = example = "twice"
+
+        def detect(self, head: bytes) -> bool:
+            return False
+
+        def read(self, lines: Iterable[bytes]) -> Iterator[Entry | Rejected]:
+            for outcome in FORMATS["tunableop-untuned"].read(lines):
+                assert isinstance(outcome, Entry)
+                yield Entry(outcome.line, outcome.problem, "k", count=5)
+
+    twice: Format = Twice()
+    imported = base.collect(twice, io.BytesIO(LINE + b"\n" + LINE))
+    assert [(p.count, p.keys) for p in imported.problems] == [(10, ("k",))]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_reads_and_detects_its_own_example(name: str) -> None:
+    fmt = FORMATS[name]
+    assert fmt.name == name
+    assert fmt.description
+    example = fmt.example.encode()
+    assert [other for other, f in FORMATS.items() if f.detect(example)] == [name]
+    assert [type(outcome) for outcome in fmt.read([example])] == [Entry]

@@ -1,0 +1,65 @@
+"""Planted candidates: none of the wrong ones wins, each has its own outcome, and the session goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from backends.cache import BinaryCache
+from backends.outcome import Outcome, Phase, Status
+from backends.problem import from_linear
+from backends.registry import FoundDevice
+from tests.tuners.planted import SABOTAGE
+from tuners.decide import Judgement
+from tuners.runner import DeviceRunner
+from tuners.session import Budget, Search, Session
+
+#: kind -> the status it must get, and words that its evidence must hold.
+EXPECTED = {
+    "one_element": (Status.WRONG_RESULT, "elements are off"),
+    "last_row": (Status.WRONG_RESULT, "elements are off"),
+    "ignores_beta": (Status.WRONG_RESULT, "elements are off"),
+    "hangs": (Status.TIMEOUT, "no answer within"),
+    "crashes": (Status.CRASH, "SIGSEGV"),
+    "aborts": (Status.CRASH, "planted: heap is corrupt"),
+    "writes_before": (Status.WRONG_RESULT, "outside its output"),
+    "writes_after": (Status.WRONG_RESULT, "outside its output"),
+    "reads_workspace": (Status.WRONG_RESULT, "elements are off"),
+    "reads_output": (Status.WRONG_RESULT, "elements are off"),
+    "changes_input": (Status.WRONG_RESULT, "changed its input a"),
+    "refuses": (Status.LAUNCH_ERROR, "status 5"),
+    "right_once": (Status.WRONG_RESULT, "elements are off"),
+}
+
+
+@pytest.fixture
+def outcomes(planted: FoundDevice, cache: BinaryCache) -> tuple[Session, list[Outcome]]:
+    """A session over every planted candidate, the baseline's problem having beta = 0."""
+    with DeviceRunner(planted, cache, hang_seconds=1.0) as runner:
+        problem = from_linear(16, 333, 257, "fp16")
+        session = Session(runner, problem, budget=Budget(60), search=Search(families=("planted",)))
+        return session, list(session.run())
+
+
+def test_each_planted_candidate_has_its_outcome_and_only_the_right_one_wins(
+    outcomes: tuple[Session, list[Outcome]],
+) -> None:
+    session, seen = outcomes
+    screened = {
+        o.solution.parameters["kind"]: o
+        for o in seen
+        if o.phase is Phase.SCREEN and o.solution.family == "planted"
+    }
+    assert set(screened) == set(SABOTAGE)
+    for kind, (status, words) in EXPECTED.items():
+        outcome = screened[kind]
+        assert outcome.status is status, (kind, outcome)
+        assert words in str(dict(outcome.evidence)), (kind, outcome)
+        assert outcome.samples == (), f"{kind} was timed"
+    assert screened["right"].status is Status.OK
+    verdict = session.verdict
+    assert verdict is not None
+    assert verdict.judgement is Judgement.WIN
+    assert "kind_right" in verdict.winner
+    proofs = [o for o in seen if o.phase is Phase.PROOF]
+    assert [p.status for p in proofs] == [Status.OK]
+    assert proofs[0].evidence["seeds"] == 5
