@@ -167,6 +167,10 @@ class Backend(Protocol):
         """The timing modes it offers (eager, graph), the default first."""
 
     @property
+    def process_variables(self) -> Mapping[str, str]:
+        """Environment variables that the process owning a device must start with (the user's stay)."""
+
+    @property
     def product_size(self) -> int:
         """m = n = k of a product large enough to run at the multiplying ceiling."""
 

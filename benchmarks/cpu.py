@@ -61,7 +61,9 @@ def product(device: FoundDevice) -> None:
         runner.open(task)
         runner.compile(task, ours)
         screened = [(runner.screen(s, None), s) for s in ours]
-        right = [(o.seconds, s) for o, s in screened if o.seconds is not None and o.status in ("ok", "unstable")]
+        right = [
+            (o.seconds, s) for o, s in screened if o.seconds is not None and o.status in ("ok", "unstable")
+        ]
         finalists = [s for _, s in sorted(right, key=lambda pair: pair[0])[:3]]
         times = _rounds(runner, [*theirs, *finalists], 40)
     base = min(theirs, key=lambda s: median(times[s.id]))
@@ -113,12 +115,15 @@ def decode(device: FoundDevice, quick: bool, dtype: str) -> None:
                     "winner_gb_per_s": read / verdict.seconds / 1e9,
                 }  # fmt: skip
                 rows.append(row)
-                print(f"{m}x{n}x{k}: {row['verdict']} {row['speedup']:.2f}x {row['winner_gb_per_s']:.1f} GB/s", flush=True)
+                print(
+                    f"{m}x{n}x{k}: {row['verdict']} {row['speedup']:.2f}x {row['winner_gb_per_s']:.1f} GB/s",
+                    flush=True,
+                )
     by_m = {str(m): geometric_mean([r["speedup"] for r in rows if r["m"] == m]) for m in (2, 4, 8, 16)}
     write(
         f"cpu-decode-{dtype}", device.environment,
         {
-            "what": f"baseline time over tuned time, {dtype}, F.linear decode shapes, cold operands; a TIE or LOSS counts 1",
+            "what": f"baseline time over tuned time, {dtype}, F.linear decode shapes, cold; TIE and LOSS count 1",
             "geometric_mean": geometric_mean([r["speedup"] for r in rows]),
             "by_m": by_m, "problems": len(rows), "rows": rows,
         },
@@ -162,7 +167,16 @@ def wall(device: FoundDevice) -> None:
                 shutil.copytree(default_cache_dir(), folder, dirs_exist_ok=True)
             for _ in range(1 if cold else 3):
                 begin = time.monotonic()
-                command = [str(Path(sys.executable).parent / "gemmtune"), "tune", "--m", "16", "--n", "768", "--k", "768"]
+                command = [
+                    str(Path(sys.executable).parent / "gemmtune"),
+                    "tune",
+                    "--m",
+                    "16",
+                    "--n",
+                    "768",
+                    "--k",
+                    "768",
+                ]
                 command += ["--dtype", "fp32", "--trans-b", "--seconds", "1", "--json"]
                 env = {"GEMMTUNE_CACHE_DIR": folder, "PATH": "/usr/bin:/bin"}
                 done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
@@ -174,7 +188,11 @@ def wall(device: FoundDevice) -> None:
                      "beyond": seconds - 1.0 - counts["compiling_seconds"]}
                 )  # fmt: skip
     worst = max(row["beyond"] for row in rows)
-    write("cpu-wall", device.environment, {"what": "seconds beyond budget + compiling", "worst_beyond": worst, "runs": rows})
+    write(
+        "cpu-wall",
+        device.environment,
+        {"what": "seconds beyond budget + compiling", "worst_beyond": worst, "runs": rows},
+    )
 
 
 def repeatability(device: FoundDevice) -> None:
@@ -211,7 +229,9 @@ def main() -> None:
     if options.which == "decode":
         decode(device, options.quick, options.dtype)
     else:
-        {"product": product, "load": load, "wall": wall, "repeatability": repeatability}[options.which](device)
+        {"product": product, "load": load, "wall": wall, "repeatability": repeatability}[options.which](
+            device
+        )
 
 
 if __name__ == "__main__":

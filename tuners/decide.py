@@ -7,7 +7,7 @@ order statistics (a sign test turned around), so it assumes no distribution, onl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -28,11 +28,11 @@ class Judgement(StrEnum):
 @dataclass(frozen=True)
 class DecisionRule:
     """margin: least relative gain of a WIN. confidence: of one comparison, before it is divided among the
-    finalists (Bonferroni). min_rounds, max_rounds: of a final; fewer than min_rounds decide nothing."""
+    finalists (Bonferroni). min_rounds, max_rounds: of a final; see rounds_needed()."""
 
     margin: float = 0.02
     confidence: float = 0.99
-    min_rounds: int = 12
+    min_rounds: int = 8
     max_rounds: int = 60
 
     def __post_init__(self) -> None:
@@ -42,6 +42,17 @@ class DecisionRule:
             raise ValueError(f"confidence must be within (0.5, 1), not {self.confidence}")
         if not 2 <= self.min_rounds <= self.max_rounds:
             raise ValueError(f"need 2 <= min_rounds <= max_rounds, not {self.min_rounds}, {self.max_rounds}")
+
+    def shared(self, comparisons: int) -> float:
+        """The confidence of each of so many comparisons."""
+        return 1 - (1 - self.confidence) / max(1, comparisons)
+
+    def rounds_needed(self, comparisons: int) -> int:
+        """Rounds below which no interval of so many comparisons closes, hence nothing is decided."""
+        count = self.min_rounds
+        while _rank(count, self.shared(comparisons)) is None:
+            count += 1
+        return count
 
 
 @dataclass(frozen=True)
@@ -128,12 +139,15 @@ def decide(
     rule: DecisionRule,
     preference: Mapping[str, tuple[Any, ...]] | None = None,
     not_slower: Sequence[str] = (),
+    slower: Sequence[str] = (),
 ) -> Verdict:
     """Judges a final. `times`: solution id -> seconds, one value a round, the same rounds for all.
 
-    Among candidates whose difference from the fastest is noise, the smallest `preference` (then the id)
-    wins: the same way every time. `not_slower` are candidates that never reached the final although nothing
-    showed them slower; they join the tie set. Raises ValueError for unequal or missing rounds.
+    Among candidates that beat the baseline and whose difference from the fastest of them is noise, the
+    smallest `preference` (then the id) wins: the same way every time. `not_slower` are candidates that
+    never reached the final although nothing showed them slower; they join the tie set. `slower` are
+    finalists that left the final because they were shown slower than whoever led it; they count as
+    comparisons made. Raises ValueError for unequal or missing rounds.
     """
     rounds = {len(values) for values in times.values()}
     if baseline not in times or len(rounds) != 1 or 0 in rounds:
@@ -142,20 +156,25 @@ def decide(
         )
     count = rounds.pop()
     order = preference or {}
-    confidence = 1 - (1 - rule.confidence) / max(1, len(times) - 1)
+    comparisons = len(times) + len(slower) - 1
+    confidence = rule.shared(comparisons)
     base = times[baseline]
     against_base = {name: paired(values, base, confidence) for name, values in times.items()}
-    leader = min(times, key=lambda name: (against_base[name].mid, name))
-    against_leader = {name: paired(values, times[leader], confidence) for name, values in times.items()}
-    level = [name for name in times if against_leader[name].low <= 1.0 or name == leader]
-    winners = [name for name in level if _wins(against_base[name], count, rule)]
+
+    def fastest(names: Iterable[str]) -> str:
+        return min(names, key=lambda name: (against_base[name].mid, name))
+
+    enough = count >= rule.rounds_needed(comparisons)
+    winners = [name for name in times if enough and _wins(against_base[name], rule)]
     if winners:
-        winner = min(winners, key=lambda name: (order.get(name, ()), name))
+        best = fastest(winners)  # a faster median that is no WIN itself blocks nothing
+        level = [n for n in winners if n == best or paired(times[n], times[best], confidence).low <= 1.0]
+        winner = min(level, key=lambda name: (order.get(name, ()), name))
         judgement = Judgement.WIN
         reason = f"faster in the paired test, by more than the margin of {rule.margin:.0%}"
     else:
         winner = baseline
-        judgement, reason = _no_winner(baseline, leader, against_base, count, rule)
+        judgement, reason = _no_winner(baseline, fastest(times), against_base, slower, enough, rule)
     to_winner = {name: paired(values, times[winner], confidence) for name, values in times.items()}
     ties = [
         name
@@ -177,22 +196,23 @@ def decide(
     )
 
 
-def _wins(ratio: Interval, count: int, rule: DecisionRule) -> bool:
-    return count >= rule.min_rounds and ratio.high < 1.0 and ratio.mid <= 1 - rule.margin
+def _wins(ratio: Interval, rule: DecisionRule) -> bool:
+    return ratio.high < 1.0 and ratio.mid <= 1 - rule.margin
 
 
 def _no_winner(
     baseline: str,
     leader: str,
     against_base: Mapping[str, Interval],
-    count: int,
+    slower: Sequence[str],
+    enough: bool,
     rule: DecisionRule,
 ) -> tuple[Judgement, str]:
     others = [ratio for name, ratio in against_base.items() if name != baseline]
-    if not others:
+    if not others and not slower:
         return Judgement.TIE, "no candidate besides the baseline reached the final"
-    if count < rule.min_rounds:
-        return Judgement.TIE, f"only {count} rounds fitted the budget; {rule.min_rounds} decide"
+    if not enough:
+        return Judgement.TIE, "too few rounds fitted the budget to decide"
     if all(ratio.low > 1.0 and ratio.mid >= 1 + rule.margin for ratio in others):
         return Judgement.LOSS, "every candidate was shown slower than the baseline"
     if leader != baseline and against_base[leader].high < 1.0:

@@ -35,11 +35,14 @@ def draw(rng: np.random.Generator, count: int, dtype: DType, distribution: str) 
 
 
 def scaled_down(distribution: str, problem: GemmProblem) -> str:
-    """`large` becomes `normal` where sums of `k` large products would leave the output's range."""
-    out = DTYPES[problem.dtype_d]
-    if distribution != "large" or out.kind == INTEGER:
+    """`large` becomes `normal` where sums of `k` large products would leave the output's range; so do
+    integers of the whole span."""
+    out, source = DTYPES[problem.dtype_d], DTYPES[problem.dtype_a]
+    wide = ("uniform", "large") if source.kind == INTEGER else ("large",)
+    if distribution not in wide or out.kind == INTEGER:
         return distribution
-    peak = 40.0 * min(2.0**80, DTYPES[problem.dtype_a].largest ** 0.5) * problem.k**0.5
+    product = 128.0**2 / 3 if source.kind == INTEGER else min(2.0**80, source.largest**0.5)
+    peak = 40.0 * product * problem.k**0.5
     return distribution if peak < out.largest else "normal"
 
 
@@ -51,8 +54,18 @@ def host_inputs(problem: GemmProblem, seed: int, distribution: str) -> dict[str,
     for name, layout in layouts(problem).items():
         if name != "d":
             shape = (layout.copies, layout.columns, layout.rows)
-            found[name] = draw(rng, int(np.prod(shape)), layout.dtype, kind).reshape(shape)
+            values = draw(rng, int(np.prod(shape)), layout.dtype, kind).reshape(shape)
+            found[name] = _as_stored(layout, values)
     return found
+
+
+def _as_stored(layout: Layout, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """What `values` read as once they are stored: copies that overlap share elements."""
+    if layout.copies == 1 or layout.stride >= layout.ld * (layout.columns - 1) + layout.rows:
+        return values
+    view = layout.view(np.empty(layout.elements, values.dtype))
+    view[...] = values
+    return view.copy()
 
 
 @dataclass(frozen=True)
@@ -92,7 +105,7 @@ def cases(problem: GemmProblem, seeds: int, first_seed: int) -> list[Case]:
     for index in range(seeds):
         distribution = DISTRIBUTIONS[index % len(DISTRIBUTIONS)]
         found.append(Case(small, first_seed + index, distribution, "ragged"))
-        if index == 0 and small.alpha != problem.alpha:
+        if index == 0 and (small.alpha, small.beta) != (problem.alpha, problem.beta):
             plain = replace(small, alpha=problem.alpha, beta=problem.beta)
             found.append(Case(plain, first_seed + index, distribution, "ragged, own scalars"))
         found.append(Case(problem, first_seed + index, distribution, "exact"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from backends.problem import GemmProblem
 from tuners.policy import MeasurementPolicy
 
 VERSION = 1
+#: How every line starts, and so what is left of a first one that a crash cut short.
+_START = b'{"type":"'
 
 
 def session_key(problem: GemmProblem, environment: Environment, policy: MeasurementPolicy, seed: int) -> str:
@@ -45,7 +48,8 @@ class Journal:
         good = self._load() if path.exists() else 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("r+b" if path.exists() else "w+b")
+            # Unbuffered: nothing is left over that a later flush could write after a refusal.
+            self._file = path.open("r+b" if path.exists() else "w+b", buffering=0)
             self._file.truncate(good)
             self._file.seek(good)
         except OSError as error:
@@ -55,15 +59,18 @@ class Journal:
         """Reads every whole line; the offset after the last. Raises ReadError for another kind of file."""
         good = 0
         try:
-            lines = self.path.read_bytes().splitlines(keepends=True)
+            with self.path.open("rb") as file:
+                lines = file.readlines()
         except OSError as error:
             raise ReadError(f"cannot read {self.path}: {error.strerror}") from error
         for number, line in enumerate(lines, 1):
             try:
                 if not line.endswith(b"\n"):
+                    if good == 0 and not line.startswith(_START[: len(line)]):
+                        raise ValueError("it has no whole line")
                     break
                 self._take(json.loads(line))
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ReadError(
                     f"{self.path}, line {number}: not a session file of gemmtune ({error}); "
                     "name another file or move this one away"
@@ -84,8 +91,9 @@ class Journal:
         line = (json.dumps(row, separators=(",", ":")) + "\n").encode()
         start = self._file.tell()
         try:
-            self._file.write(line)
-            self._file.flush()
+            rest = memoryview(line)
+            while rest:
+                rest = rest[self._file.write(rest) :]
             if sync:
                 os.fsync(self._file.fileno())
         except OSError as error:
@@ -94,15 +102,12 @@ class Journal:
         self._take(row)
 
     def _drop_from(self, start: int) -> None:
-        try:
-            os.ftruncate(self._file.fileno(), start)
-        finally:
-            # The buffered writer still holds the line: close without letting it try again.
-            self._file = os.fdopen(os.dup(self._file.fileno()), "r+b")
-            self._file.seek(start)
+        with suppress(OSError):  # what cannot be cut off is dropped when the file is read
+            self._file.truncate(start)
+        self._file.seek(start)
 
     def close(self) -> None:
-        """Flushes to the disk and closes."""
+        """Closes the file. Raises StorageError where the disk refuses only now."""
         try:
             self._file.close()
         except OSError as error:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -66,27 +67,37 @@ def make_reference(case: Case) -> tuple[Reference, dict[str, Array]]:
     left64, right64 = left.astype(np.float64), chosen.astype(np.float64)
     product = np.matmul(left64, right64)
     _certify(product, left64, right64, case.seed)
+    if len(product) != p.batch:  # both inputs are broadcast
+        product = np.repeat(product, p.batch, axis=0)
     alpha, beta = p.scalars
     left_norm = np.sqrt(np.einsum("bnk,bnk->bn", left64, left64))[:, :, None]
     right_norm = np.sqrt(np.einsum("bkm,bkm->bm", right64, right64))[:, None, :]
     unit = 2.0 ** -COMPUTE_TYPES[p.compute] if p.compute != "int32" else 0.0
     rough = _SAFETY * (unit * p.k**0.5 + 2 * INPUT_ROUNDOFF.get(p.compute, 0.0))
     value = np.multiply(product, alpha, out=product)
+    added = np.abs(value)  # the sizes of the terms, which may cancel
     if "c" in inputs:
         c = inputs["c"] if columns is None else inputs["c"][:, :, columns]
-        value += beta * c.astype(np.float64)
+        scaled = beta * c.astype(np.float64)
+        value += scaled
+        added += np.abs(scaled, out=scaled)
     if "bias" in inputs:
         bias = inputs["bias"][0, 0].astype(np.float64)
         if p.bias_axis == "m":
-            value += (bias if columns is None else bias[columns])[None, None, :]
+            row = (bias if columns is None else bias[columns])[None, None, :]
         else:
-            value += bias[None, :, None]
-    tolerance = (rough * abs(alpha)) * left_norm * right_norm
-    tolerance = np.broadcast_to(tolerance, value.shape) + 4 * unit * np.abs(value)
+            row = bias[None, :, None]
+        value += row
+        added += np.abs(row)
+    tolerance = np.multiply(added, 4 * unit, out=added)
+    tolerance += (rough * abs(alpha)) * left_norm * right_norm
     expected = activate(p.activation, value)
+    if DTYPES[p.dtype_d].kind == INTEGER:
+        info = np.iinfo(DTYPES[p.dtype_d].storage)
+        expected = np.clip(expected, info.min, info.max)  # integers saturate
     tolerance = _after_rounding(p, expected, tolerance)
     projection = None
-    if columns is not None and p.activation == "none":
+    if columns is not None and p.activation == "none" and p.dtype_d != "int8":
         projection = _project(p, inputs, case.seed, left64, left_norm, rough)
     return Reference(case, columns, expected, tolerance, projection), inputs
 
@@ -112,7 +123,7 @@ def _after_rounding(p: GemmProblem, expected: Float, tolerance: Float) -> Float:
         "silu",
     ):  # slopes stay below 1.13; the functions themselves cost a few ulp
         tolerance = 1.2 * tolerance + 32 * 2.0**-24 * (np.abs(expected) + 2.0**-20)
-    tiny = float(np.finfo(np.float32).tiny) if out.name != "fp16" else 2.0**-24
+    tiny = max(float(np.finfo(np.float32).tiny), float(ml_dtypes.finfo(out.storage).smallest_subnormal))
     return tolerance + 1.01 * out.unit_roundoff * np.abs(expected) + tiny
 
 
@@ -133,8 +144,8 @@ def _sampled_columns(p: GemmProblem) -> npt.NDArray[np.int64] | None:
     budget = max(96, int(p.m * FULL_FLOPS / 4 / p.flops))
     rng = np.random.default_rng(p.m)
     edges = [
-        np.arange(32),
-        np.arange(p.m - 32, p.m),
+        np.arange(min(32, p.m)),
+        np.arange(max(0, p.m - 32), p.m),
         rng.choice(p.m, min(p.m, budget), replace=False),
     ]
     return np.unique(np.concatenate(edges))
@@ -161,7 +172,9 @@ def _project(
         )
         want = want + chunk_sums(row, signs)
     frobenius = np.stack(norms, 1)[:, None, :]  # bounds the root of a chunk's summed squared errors
-    return Projection(signs, want, 6 * rough * abs(alpha) * left_norm * frobenius)
+    accumulated = 6 * rough * abs(alpha) * left_norm * frobenius
+    exact = 0.5 if DTYPES[p.dtype_d].kind == INTEGER else float(np.finfo(np.float32).tiny)
+    return Projection(signs, want, accumulated + exact)
 
 
 def chunk_sums(values: Array, signs: Float) -> Float:

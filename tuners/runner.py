@@ -75,6 +75,9 @@ class DeviceRunner:
         self._hang = hang_seconds
         self._folder = tempfile.TemporaryDirectory(prefix="gemmtune-")
         self._log = Path(self._folder.name) / "child.log"
+        # The child inherits them; libraries read such variables when they are loaded.
+        for name, value in self.backend.process_variables.items():
+            os.environ.setdefault(name, value)
         settings = OwnerSettings(
             device.backend, device.index, dict(BACKENDS), str(cache.root), str(self._log)
         )

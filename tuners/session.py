@@ -17,7 +17,7 @@ from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem
 from backends.protocol import Baseline
 from backends.solution import Solution
-from tuners.decide import DecisionRule, Verdict, decide, paired
+from tuners.decide import DecisionRule, Interval, Verdict, decide, paired
 from tuners.measure import Rotation
 from tuners.owner import Task
 from tuners.policy import MeasurementPolicy
@@ -74,6 +74,8 @@ FINALISTS = 6
 PROOF_SEEDS = 5
 #: A finalist is dropped, once DROP_AFTER rounds are in, when it is shown slower than the leader.
 DROP_AFTER = 8
+#: A final may run over the budget by this factor to reach the rounds that decide.
+OVERTIME = 1.5
 #: Candidates asked for at a time: they are compiled together.
 BATCH = 8
 #: A screened candidate within this factor of the fastest was not shown slower by a screening.
@@ -208,25 +210,26 @@ class Session:
     # ---- the final -----------------------------------------------------------------------------
 
     def _final(self, baselines: Sequence[Baseline], screened: dict[str, Outcome]) -> Iterator[Outcome]:
+        """Races, decides, and proves the winner; one that fails is out, and the others race again."""
         fixed = [b.solution for b in baselines]
         names = {solution.id for solution in fixed}
         usable = (Status.OK, Status.UNSTABLE)
         timed = [o for o in screened.values() if o.status in usable and o.solution.id not in names]
         timed.sort(key=lambda o: (o.seconds or 0.0, o.solution.id))
-        finalists = [o.solution for o in timed[: self._places(timed, screened, fixed)]]
-        times: dict[str, list[float]] = {s.id: [] for s in [*fixed, *finalists]}
-        solutions = {s.id: s for s in [*fixed, *finalists]}
-        evidence: dict[str, dict[str, Any]] = {name: {"disturbed": 0} for name in times}
-        for failure in self._race(times, solutions, evidence, fixed[0].id):
-            self._count(failure)
-            yield failure
-            if self._stopped:
-                return
-        for name, values in times.items():
-            outcome = Outcome(solutions[name], Phase.FINAL, Status.OK, tuple(values), evidence[name])
-            self._count(outcome)
-            yield outcome
-        yield from self._prove(baselines[0], times, solutions, self._not_slower(timed, finalists))
+        while self.verdict is None:
+            places = self._places(timed, screened, fixed)
+            finalists = [o.solution for o in timed[:places]]
+            race = _Race({s.id: s for s in [*fixed, *finalists]}, baselines[0].solution.id)
+            for outcome in self._race(race):
+                self._count(outcome)
+                yield outcome
+                if self._stopped:
+                    return
+            proof = self._prove(race, baselines[0], _not_slower(timed, places))
+            self._count(proof)
+            yield proof
+            out = {proof.solution.id} if proof.status is not Status.OK else set()
+            timed = [o for o in timed if o.solution.id not in out | race.failed]
 
     def _places(
         self, timed: Sequence[Outcome], screened: dict[str, Outcome], fixed: Sequence[Solution]
@@ -237,98 +240,102 @@ class Session:
         places = 0
         for outcome in timed[:FINALISTS]:
             round_seconds += 2 * max(outcome.seconds or 0.0, 1e-3)
-            if places and round_seconds * self.rule.min_rounds > remaining:
+            if places and round_seconds * self.rule.rounds_needed(places + 1) > remaining:
                 break
             places += 1
         return places
 
-    def _race(
-        self,
-        times: dict[str, list[float]],
-        solutions: dict[str, Solution],
-        evidence: dict[str, dict[str, Any]],
-        baseline: str,
-    ) -> Iterator[Outcome]:
-        """Fills `times` with equal rounds; yields finalists that failed or were shown slower."""
+    def _race(self, race: _Race) -> Iterator[Outcome]:
+        """Equal rounds for all; yields finalists that failed or were shown slower, then the others' times."""
         begin, spent = self._clock(), self.counts.measuring_seconds
         for turn in range(self.rule.max_rounds):
-            order = list(times)
+            order = list(race.times)
             for name in order[turn % len(order) :] + order[: turn % len(order)]:
-                outcome = self.runner.sample(solutions[name])
+                outcome = self.runner.sample(race.solutions[name])
                 if outcome.seconds is None:
-                    del times[name]
-                    if name == baseline:
-                        raise SessionFailed(f"the baseline failed in the final: {dict(outcome.evidence)}")
+                    race.fail(name, outcome)
                     yield outcome
-                    if self._stopped:
-                        return
-                    continue
-                times[name].append(outcome.seconds)
-                evidence[name]["disturbed"] += outcome.status is Status.UNSTABLE
+                else:
+                    race.times[name].append(outcome.seconds)
+                    race.disturbed[name] += outcome.status is Status.UNSTABLE
+                if self._stopped:
+                    return
             self.counts.measuring_seconds = spent + self._clock() - begin
             if turn + 1 >= DROP_AFTER and (turn + 1) % 4 == 0:
-                yield from self._drop_slower(times, solutions, evidence, baseline)
-            if self.counts.measuring_seconds > self.budget.seconds and turn + 1 >= self.rule.min_rounds:
-                return
-            if self.counts.measuring_seconds > 1.5 * self.budget.seconds:
-                return
+                yield from race.drop_slower(self.rule)
+            over = self.counts.measuring_seconds / self.budget.seconds
+            needed = self.rule.rounds_needed(len(race.times) + len(race.slower) - 1)
+            if over > OVERTIME or (over > 1 and turn + 1 >= needed):
+                break
+        for name, values in race.times.items():
+            yield Outcome(race.solutions[name], Phase.FINAL, Status.OK, tuple(values), race.evidence(name))
 
-    def _drop_slower(
-        self,
-        times: dict[str, list[float]],
-        solutions: dict[str, Solution],
-        evidence: dict[str, dict[str, Any]],
-        baseline: str,
-    ) -> Iterator[Outcome]:
-        confidence = 1 - (1 - self.rule.confidence) / max(1, len(times) - 1)
-        against = {name: paired(values, times[baseline], confidence) for name, values in times.items()}
-        leader = min(times, key=lambda name: against[name].mid)
-        for name in [name for name in times if name not in (leader, baseline)]:
-            ratio = paired(times[name], times[leader], confidence)
-            if ratio.low > 1.0 and ratio.mid > 1 + self.rule.margin:
-                values = tuple(times.pop(name))
-                why = {"ratio_to_leader": ratio.mid, "at_least": ratio.low, "leader": leader}
-                yield Outcome(solutions[name], Phase.FINAL, Status.PRUNED, values, evidence[name] | why)
-
-    def _not_slower(self, timed: Sequence[Outcome], finalists: Sequence[Solution]) -> list[str]:
-        """Candidates without a place in the final that no screening showed to be slower."""
-        if not timed:
-            return []
-        placed = {solution.id for solution in finalists}
-        fastest = timed[0].seconds or 0.0
-        return [
-            o.solution.id
-            for o in timed
-            if o.solution.id not in placed and min(o.samples) <= fastest * _SCREEN_NOISE
-        ]
-
-    def _prove(
-        self,
-        baseline: Baseline,
-        times: dict[str, list[float]],
-        solutions: dict[str, Solution],
-        not_slower: Sequence[str],
-    ) -> Iterator[Outcome]:
-        """Decides, and proves the winner; a winner that fails is out and the rest are judged again."""
-        preference = {name: (s.workspace_bytes, s.deterministic is not True) for name, s in solutions.items()}
-        while True:
-            verdict = decide(times, baseline.solution.id, baseline.name, self.rule, preference, not_slower)
-            begin = self._clock()
-            proof = self.runner.prove(solutions[verdict.winner], PROOF_SEEDS)
-            self.counts.measuring_seconds += self._clock() - begin
-            self._count(proof)
-            yield proof
-            if proof.status is Status.OK:
-                self.verdict = verdict
-                return
-            if verdict.winner == baseline.solution.id:
-                raise SessionFailed(f"the baseline {baseline.name} failed its proof: {dict(proof.evidence)}")
-            del times[verdict.winner]
+    def _prove(self, race: _Race, baseline: Baseline, not_slower: Sequence[str]) -> Outcome:
+        """Decides and proves; sets the verdict where the proof holds."""
+        preference = {n: (s.workspace_bytes, s.deterministic is not True) for n, s in race.solutions.items()}
+        verdict = decide(
+            race.times, race.baseline, baseline.name, self.rule, preference, not_slower, race.slower
+        )
+        begin = self._clock()
+        proof = self.runner.prove(race.solutions[verdict.winner], PROOF_SEEDS)
+        self.counts.measuring_seconds += self._clock() - begin
+        if proof.status is Status.OK:
+            self.verdict = verdict
+        elif verdict.winner == race.baseline:
+            raise SessionFailed(f"the baseline {baseline.name} failed its proof: {dict(proof.evidence)}")
+        return proof
 
     def _count(self, outcome: Outcome) -> None:
         if outcome.phase is Phase.SCREEN or outcome.status not in (Status.OK, Status.PRUNED):
             seen = self.counts.statuses
             seen[outcome.status.value] = seen.get(outcome.status.value, 0) + 1
+
+
+class _Race:
+    """A final in progress: who is in it, their times round by round, and who left it and why."""
+
+    def __init__(self, solutions: dict[str, Solution], baseline: str) -> None:
+        self.solutions, self.baseline = solutions, baseline
+        self.times: dict[str, list[float]] = {name: [] for name in solutions}
+        self.disturbed = dict.fromkeys(solutions, 0)
+        self.slower: list[str] = []
+        self.failed: set[str] = set()
+
+    def fail(self, name: str, outcome: Outcome) -> None:
+        """Takes a finalist out. Raises SessionFailed for the baseline."""
+        if name == self.baseline:
+            raise SessionFailed(
+                f"the baseline failed in the final: {outcome.status} {dict(outcome.evidence)}"
+            )
+        del self.times[name]
+        self.failed.add(name)
+
+    def drop_slower(self, rule: DecisionRule) -> Iterator[Outcome]:
+        """Takes out whoever is shown slower than the leader by more than the margin."""
+        confidence = rule.shared(len(self.times) + len(self.slower) - 1)
+        leader = min(self.times, key=lambda name: (self._against(name, self.baseline, confidence).mid, name))
+        for name in [name for name in self.times if name not in (leader, self.baseline)]:
+            ratio = self._against(name, leader, confidence)
+            if ratio.low > 1.0 and ratio.mid > 1 + rule.margin:
+                why = {"ratio_to_leader": ratio.mid, "at_least": ratio.low, "leader": leader}
+                values = tuple(self.times.pop(name))
+                self.slower.append(name)
+                yield Outcome(
+                    self.solutions[name], Phase.FINAL, Status.PRUNED, values, self.evidence(name) | why
+                )
+
+    def _against(self, name: str, other: str, confidence: float) -> Interval:
+        return paired(self.times[name], self.times[other], confidence)
+
+    def evidence(self, name: str) -> dict[str, Any]:
+        """How many of a finalist's samples stayed disturbed."""
+        return {"disturbed": self.disturbed[name]}
+
+
+def _not_slower(timed: Sequence[Outcome], places: int) -> list[str]:
+    """Candidates without a place in the final that no screening showed to be slower."""
+    fastest = (timed[0].seconds or 0.0) if timed else 0.0
+    return [o.solution.id for o in timed[places:] if min(o.samples) <= fastest * _SCREEN_NOISE]
 
 
 def _best(screened: dict[str, Outcome]) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import ClassVar
 
 from backends.cache import BinaryCache
 from backends.cpu.blas import OpenBlas, OpenBlasUpcast, blas_build
@@ -27,6 +28,13 @@ class CpuBackend:
     #: A CPU has no graphs: a launch is what a caller pays for.
     modes = ("eager",)
     product_size = 1536
+    #: Idle threads of OpenBLAS spin for 2**26 cycles after a call, OpenMP's for milliseconds: on the cores
+    #: that the next candidate is timed on. Here they sleep after some 50 us, between launches still awake.
+    process_variables: ClassVar[Mapping[str, str]] = {
+        "OPENBLAS_THREAD_TIMEOUT": "17",
+        "GOMP_SPINCOUNT": "10000",
+        "KMP_BLOCKTIME": "0",
+    }
 
     def probe(self) -> Probe:
         """One device: the cores of this process's affinity mask."""
@@ -75,9 +83,8 @@ class CpuBackend:
         return found
 
     def open(self, index: int, cache: BinaryCache) -> Device:
-        from backends.cpu.device import CpuDevice, tune_waiting  # noqa: PLC0415  (families import it)
+        from backends.cpu.device import CpuDevice  # noqa: PLC0415  (families import it)
 
-        tune_waiting()
         return CpuDevice(self.probe().devices[index], self.families(), cache)
 
 

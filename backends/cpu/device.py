@@ -1,14 +1,12 @@
 """The CPU opened as a device: host memory, candidates loaded, launches timed.
 
-Runs in the child that owns the device. OpenBLAS's and OpenMP's idle threads spin for milliseconds after a
-call; tune_waiting() shortens that before they are loaded, else one candidate's idle threads slow the next.
+Runs in the child that owns the device.
 """
 
 from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,16 +24,8 @@ from backends.problem import GemmProblem
 from backends.protocol import Bandwidths, Family, Kernel, Launch, Sample
 from backends.solution import Solution
 
-#: Idle threads of OpenBLAS sleep after 2**17 cycles (some 50 us) instead of 2**26; OpenMP's likewise.
-WAITING = {"OPENBLAS_THREAD_TIMEOUT": "17", "GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "0"}
 #: Buffers from this size on ask for huge pages.
 HUGE = 4 * 2**20
-
-
-def tune_waiting() -> None:
-    """Sets WAITING for libraries loaded from now on; what the user has set stays."""
-    for name, value in WAITING.items():
-        os.environ.setdefault(name, value)
 
 
 class HostBuffer:

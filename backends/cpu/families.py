@@ -142,23 +142,23 @@ class PackedFamily(NativeFamily):
     tile_names = ("mr", "nr")
     #: (vectors of mr, nr), the likeliest first, for 32 and for 16 vector registers.
     _TILES: ClassVar = {
-        32: ((2, 12), (3, 8), (2, 14), (4, 6), (1, 24)),
-        16: ((2, 6), (3, 4), (2, 4), (1, 12)),
+        32: ((3, 8), (4, 6), (2, 12), (2, 14), (1, 24)),
+        16: ((2, 6), (3, 4), (2, 5), (1, 12)),
     }
-    _MC, _KC, _NC = (192, 96, 384), (384, 256, 512), (4096, 1024)
+    _MC, _NC = (192, 384, 96), (4096, 1024)
+    #: Dot instructions shrink packed panels, so that a deeper block of k fits the same cache.
+    _KC: ClassVar = {"upcast": (384, 256, 512), "bf16": (512, 384, 1024), "int8": (1024, 512, 2048)}
 
     def _ordered(self, problem: GemmProblem, environment: Environment) -> Iterator[dict[str, Parameter]]:
         isa = isa_of(environment.partition)[0] or _GENERIC
         width = lanes(problem, isa)
-        for dot, threads, (mc, kc, nc), (vectors, nr) in product(
-            dots(problem, environment),
-            thread_counts(environment.units),
-            product(self._MC, self._KC, self._NC),
-            self._TILES[isa.vector_registers],
-        ):
-            yield {
-                "dot": dot, "mr": vectors * width, "nr": nr, "mc": mc, "nc": nc, "kc": kc, "threads": threads,
-            }  # fmt: skip
+        for dot, threads in product(dots(problem, environment), thread_counts(environment.units)):
+            for (nc, mc, kc), (vectors, nr) in product(
+                product(self._NC, self._MC, self._KC[dot]), self._TILES[isa.vector_registers]
+            ):
+                yield {
+                    "dot": dot, "mr": vectors * width, "nr": nr, "mc": mc, "nc": nc, "kc": kc, "threads": threads,
+                }  # fmt: skip
 
     def _illegal_tile(
         self, problem: GemmProblem, rows: int, columns: int, lanes: int, registers: int
@@ -174,27 +174,37 @@ class PackedFamily(NativeFamily):
 
 
 class StreamFamily(NativeFamily):
-    """Parameters: dot, rm, nb (register tile), mc (rows kept before their epilogue), kc (chunk of k),
-    threads. Only where the rows or the columns are few."""
+    """Parameters: dot, rm, nb (register tile), mc (rows kept before their epilogue), kc (chunk of k), nc
+    (bytes prefetched ahead), threads. Only where the rows or the columns are few."""
 
     name = "stream"
     tile_names = ("rm", "nb")
     #: More rows and columns than this are packed's business (kernels/stream.h).
     FEW = 64
-    _MC, _KC = (256, 64), (2048, 512)
-    _TILES: ClassVar = ((4, 4), (2, 8), (8, 2), (4, 2), (8, 1), (1, 8))
+    #: The large operand's rows contiguous along k (dot products): tiles in rows x columns, rows kept,
+    #: chunks of k, and bytes prefetched ahead. Otherwise (axpys): tiles in vectors x columns.
+    _ALONG_K: ClassVar = (
+        ((6, 4), (3, 8), (8, 2), (4, 4), (4, 6)),
+        (60, 240, 12),
+        (512, 1024, 256),
+        (8192, 2048),
+    )
+    _ACROSS_K: ClassVar = (((2, 8), (3, 8), (4, 4)), (512, 256), (128, 64), (8192,))
 
     def supports(self, problem: GemmProblem) -> bool:
         return super().supports(problem) and min(problem.m, problem.n) <= self.FEW
 
     def _ordered(self, problem: GemmProblem, environment: Environment) -> Iterator[dict[str, Parameter]]:
-        for dot, threads, (mc, kc), (rm, nb) in product(
+        # The mirrored product (few rows) streams B in A's place.
+        along_k = problem.trans_a != "N" if problem.n <= problem.m else problem.trans_b == "N"
+        tiles, rows_kept, chunks, ahead = self._ALONG_K if along_k else self._ACROSS_K
+        for dot, threads, (nc, kc, mc), (rm, nb) in product(
             dots(problem, environment),
             thread_counts(environment.units),
-            product(self._MC, self._KC),
-            self._TILES,
+            product(ahead, chunks, rows_kept),
+            tiles,
         ):
-            yield {"dot": dot, "rm": rm, "nb": nb, "mc": mc, "kc": kc, "threads": threads}
+            yield {"dot": dot, "rm": rm, "nb": nb, "mc": mc, "kc": kc, "nc": nc, "threads": threads}
 
     def _illegal_tile(
         self, problem: GemmProblem, rows: int, columns: int, lanes: int, registers: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -67,7 +68,7 @@ def test_a_cpu_row_that_contradicts_itself_is_refused(
 
 def test_cpu_rows_are_best_first() -> None:
     assert len({row.name for row in CPU_ISAS}) == len(CPU_ISAS)
-    for better, worse in zip(CPU_ISAS, CPU_ISAS[1:], strict=False):
+    for better, worse in pairwise(CPU_ISAS):
         if better.machine == worse.machine:
             assert better.requires > worse.requires
             assert better.vector_bytes >= worse.vector_bytes
@@ -80,7 +81,8 @@ def test_cpu_rows_are_best_first() -> None:
     [
         (V4, "x86-64-v4", 64), (V4 - {"avx512cd"}, "x86-64-v3", 32), (V3, "x86-64-v3", 32),
         (V3 - {"fma"}, "x86-64-v2", 16), (V2, "x86-64-v2", 16), (V2 - {"cx16"}, "x86-64", 16),
-        (set(), "x86-64", 16), (V4 - {"popcnt"}, "x86-64", 16), (V4 | {"amx_tile"}, "x86-64-v4", 64),
+        (set(), "x86-64", 16), (V4 - {"popcnt"}, "x86-64", 16),
+        (V4 | {"amx_tile"}, "x86-64-v4", 64),
     ],
 )  # fmt: skip
 def test_a_cpu_has_the_best_level_whose_flags_it_has(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> BinaryCache:
 
 
 @pytest.fixture
-def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[FoundDevice]:
+def planted(monkeypatch: pytest.MonkeyPatch) -> FoundDevice:
     """This CPU under the planted backend."""
     monkeypatch.setitem(registry.BACKENDS, "planted", "tests.tuners.planted:PlantedBackend")
-    yield FoundDevice("planted", 0, find_device("cpu").environment)
+    return FoundDevice("planted", 0, find_device("cpu").environment)

@@ -169,7 +169,8 @@ Pool &the_pool() {
 }
 
 constexpr int64_t kLine = 64;
-using Line = gemmtune::Vec<uint64_t, 8>;
+using Words = gemmtune::Vec<uint64_t, gemmtune::lanes<uint64_t>>;
+constexpr int kParts = kLine / int(sizeof(Words));  // of a line
 
 struct Transfer {
   const char *from;
@@ -190,19 +191,22 @@ void read_task(int32_t thread, int32_t threads, void *context) {
   constexpr int kStreams = 4, kAhead = 32;
   const int64_t each = lines / kStreams;
   const char *from = transfer.from + begin * kLine;
-  Line sums[kStreams] = {};
+  Words sums[kStreams][kParts] = {};
+  const auto add_line = [&](int stream, const char *p) {
+    for (int i = 0; i < kParts; ++i)
+      sums[stream][i] += gemmtune::load_bits<Words>(p + i * int(sizeof(Words)));
+  };
   for (int64_t i = 0; i < each; ++i) {
     for (int s = 0; s < kStreams; ++s) {
       const char *p = from + (s * each + i) * kLine;
       __builtin_prefetch(p + kAhead * kLine);
-      sums[s] += gemmtune::load_bits<Line>(p);
+      add_line(s, p);
     }
   }
-  for (int64_t i = kStreams * each; i < lines; ++i)
-    sums[0] += gemmtune::load_bits<Line>(from + i * kLine);
-  uint64_t sum = 0;
-  for (const Line &line : sums)
-    for (int i = 0; i < 8; ++i) sum += line[i];
+  for (int64_t i = kStreams * each; i < lines; ++i) add_line(0, from + i * kLine);
+  uint64_t words[sizeof(sums) / sizeof(uint64_t)], sum = 0;
+  std::memcpy(words, sums, sizeof(sums));
+  for (const uint64_t word : words) sum += word;
   transfer.sum += sum;
 }
 

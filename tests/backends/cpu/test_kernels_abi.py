@@ -180,9 +180,7 @@ class Guarded:
 class Operand:
     """A strided batch of column-major matrices whose every other element stays poisoned."""
 
-    def __init__(
-        self, values: Array, dtype: np.dtype[Any], padding: int, gap: int, at_end: bool
-    ) -> None:
+    def __init__(self, values: Array, dtype: np.dtype[Any], padding: int, gap: int, at_end: bool) -> None:
         batch, rows, columns = values.shape
         self.ld = rows + padding
         span = (columns - 1) * self.ld + rows

@@ -1,0 +1,99 @@
+"""A runner with no device: every sample is the next value of a series recorded on a real machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from backends.cpu.backend import CpuBackend
+from backends.environment import Environment
+from backends.errors import DeviceError
+from backends.outcome import Outcome, Phase, Status
+from backends.protocol import Backend, Baseline
+from backends.solution import Solution
+from tuners.measure import Rotation
+from tuners.owner import Task
+from tuners.space import Space
+
+NOISE = Path(__file__).parent.parent / "data" / "noise-cpu.json"
+
+ENVIRONMENT = Environment("cpu", "x86_64", "Recorded", 2, 2**34, "CPU-recorded", "x86-64-v3")
+
+
+def recorded_noise() -> dict[str, list[float]]:
+    """Problem -> seconds a launch of its baseline, in the order taken (benchmarks/noise.py)."""
+    series: dict[str, list[float]] = json.loads(NOISE.read_text())["series"]
+    return series
+
+
+def solution(name: str) -> Solution:
+    """A candidate that is only a name."""
+    return Solution("recorded", 1, {"name": name})
+
+
+def space_of(*names: str) -> Space:
+    """The first name is the baseline."""
+    first, *rest = (solution(name) for name in names)
+    return Space((Baseline("recorded default", first),), tuple(rest), ())
+
+
+class RecordedRunner:
+    """`speed` scales a candidate's samples (1.0: a clone of the baseline). `fails` gives a status instead,
+    in the phase named. Time passes by what the samples say, on `clock`."""
+
+    environment = ENVIRONMENT
+
+    def __init__(
+        self,
+        series: Sequence[float],
+        start: int = 0,
+        speed: Mapping[str, float] | None = None,
+        fails: Mapping[tuple[str, Phase], Status] | None = None,
+    ) -> None:
+        self.backend: Backend = CpuBackend()
+        self.now = 0.0
+        self.calls: list[tuple[str, str]] = []
+        self._series, self._at = series, start
+        self._speed, self._fails = speed or {}, fails or {}
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """Seconds that samples took."""
+        return lambda: self.now
+
+    def _next(self, name: str) -> float:
+        value = self._series[self._at % len(self._series)] * self._speed.get(name, 1.0)
+        self._at += 1
+        self.now += value
+        return value
+
+    def _answer(self, candidate: Solution, phase: Phase, samples: int) -> Outcome:
+        name = str(candidate.parameters["name"])
+        self.calls.append((phase.value, name))
+        status = self._fails.get((name, phase))
+        if status is not None:
+            return Outcome(candidate, phase, status, (), {"error": "planted"})
+        return Outcome(candidate, phase, Status.OK, tuple(self._next(name) for _ in range(samples)))
+
+    def open(self, task: Task) -> Rotation:
+        return Rotation(1, 0)
+
+    def compile(self, task: Task, solutions: Sequence[Solution]) -> Mapping[str, Outcome]:
+        return {}
+
+    def screen(self, solution: Solution, best: float | None) -> Outcome:
+        return self._answer(solution, Phase.SCREEN, 5)
+
+    def sample(self, solution: Solution) -> Outcome:
+        return self._answer(solution, Phase.FINAL, 1)
+
+    def prove(self, solution: Solution, seeds: int) -> Outcome:
+        return self._answer(solution, Phase.PROOF, 0)
+
+
+class DeadRunner(RecordedRunner):
+    """A device that is gone."""
+
+    def open(self, task: Task) -> Rotation:
+        raise DeviceError("the device is gone")

@@ -1,0 +1,206 @@
+"""Sessions on recorded noise: what is asked of the device, verdicts, stopping, replaying, failures."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from backends.errors import DeviceError, UnsupportedProblem
+from backends.outcome import Outcome, Phase, Status
+from backends.problem import from_mm
+from tests.tuners.recorded import DeadRunner, RecordedRunner, recorded_noise, solution, space_of
+from tuners.decide import DecisionRule, Judgement
+from tuners.policy import MeasurementPolicy
+from tuners.session import Budget, Search, Session, SessionFailed
+
+PROBLEM = from_mm(64, 64, 64)
+NAMES = ("base", "a", "b", "c")
+
+
+def quiet(seed: int = 0) -> list[float]:
+    """A series with 1% of noise."""
+    rng = random.Random(seed)
+    return [1e-3 * rng.gauss(1.0, 0.01) for _ in range(5000)]
+
+
+def session(runner: RecordedRunner, names: tuple[str, ...] = NAMES, **options: object) -> Session:
+    options.setdefault("budget", Budget(10))
+    return Session(runner, PROBLEM, clock=runner.clock, space=space_of(*names), **options)  # type: ignore[arg-type]
+
+
+def test_a_faster_candidate_wins_and_is_proven_after_the_final() -> None:
+    runner = RecordedRunner(quiet(), speed={"b": 0.8, "c": 1.3})
+    run = session(runner)
+    outcomes = list(run.run())
+    verdict = run.verdict
+    assert verdict is not None
+    assert (verdict.judgement, verdict.winner) == (Judgement.WIN, solution("b").id)
+    assert verdict.baseline_name == "recorded default"
+    assert verdict.speedup.low < 1.25 < verdict.speedup.high
+    assert outcomes[-1].phase is Phase.PROOF
+    assert runner.calls[0] == ("screen", "base"), "the baseline comes first"
+    assert {o.solution.id for o in outcomes if o.phase is Phase.SCREEN} == {solution(n).id for n in NAMES}
+
+
+def test_candidates_that_differ_by_noise_tie_and_the_default_stays() -> None:
+    run = session(RecordedRunner(quiet(), speed={"a": 0.995, "b": 1.0, "c": 1.004}))
+    list(run.run())
+    assert run.verdict is not None
+    assert run.verdict.judgement is Judgement.TIE
+    assert run.verdict.winner == solution("base").id
+    assert set(run.verdict.tie_set) == {solution(name).id for name in NAMES}
+
+
+def test_slower_candidates_are_a_loss() -> None:
+    run = session(RecordedRunner(quiet(), speed={"a": 1.2, "b": 1.1, "c": 1.5}))
+    outcomes = list(run.run())
+    assert run.verdict is not None
+    assert run.verdict.judgement is Judgement.LOSS
+    assert run.verdict.winner == solution("base").id
+    dropped = [o for o in outcomes if o.phase is Phase.FINAL and o.status is Status.PRUNED]
+    assert dropped, "finalists shown slower leave the final"
+
+
+def test_rounds_rotate_who_comes_first() -> None:
+    runner = RecordedRunner(quiet())
+    list(session(runner, rule=DecisionRule(max_rounds=12)).run())
+    finals = [name for phase, name in runner.calls if phase == "final"]
+    first_of_round = finals[:: len(NAMES)][: len(NAMES)]
+    assert len(set(first_of_round)) == len(NAMES)
+
+
+def test_a_winner_that_fails_its_proof_is_out_and_the_next_is_judged() -> None:
+    fails = {("b", Phase.PROOF): Status.WRONG_RESULT}
+    run = session(RecordedRunner(quiet(), speed={"a": 0.9, "b": 0.8}, fails=fails))
+    outcomes = list(run.run())
+    assert run.verdict is not None
+    assert run.verdict.winner == solution("a").id
+    assert [o.status for o in outcomes if o.phase is Phase.PROOF] == [Status.WRONG_RESULT, Status.OK]
+    assert run.counts.statuses["wrong_result"] == 1
+
+
+@pytest.mark.parametrize("status", [Status.CRASH, Status.TIMEOUT, Status.LAUNCH_ERROR])
+def test_a_finalist_that_fails_leaves_the_final(status: Status) -> None:
+    run = session(RecordedRunner(quiet(), speed={"a": 0.9, "b": 0.8}, fails={("b", Phase.FINAL): status}))
+    outcomes = list(run.run())
+    assert run.verdict is not None
+    assert run.verdict.winner == solution("a").id
+    assert status in [o.status for o in outcomes if o.phase is Phase.FINAL]
+
+
+def test_a_baseline_that_fails_ends_the_session_with_its_evidence() -> None:
+    run = session(RecordedRunner(quiet(), fails={("base", Phase.SCREEN): Status.WRONG_RESULT}))
+    with pytest.raises(SessionFailed, match=r"no baseline runs .*wrong_result"):
+        list(run.run())
+    run = session(RecordedRunner(quiet(), fails={("base", Phase.FINAL): Status.CRASH}))
+    with pytest.raises(SessionFailed, match="baseline failed in the final"):
+        list(run.run())
+    run = session(RecordedRunner(quiet(), fails={("base", Phase.PROOF): Status.WRONG_RESULT}))
+    with pytest.raises(SessionFailed, match="failed its proof"):
+        list(run.run())
+
+
+def test_the_budget_ends_the_search_but_not_the_verdict() -> None:
+    many = tuple(f"c{i}" for i in range(500))
+    runner = RecordedRunner(quiet(), speed={"c0": 0.5})
+    run = session(runner, ("base", *many), budget=Budget(1.0))
+    list(run.run())
+    assert run.verdict is not None
+    assert run.verdict.judgement is Judgement.WIN
+    assert runner.now < 1.5
+    assert 10 < run.counts.statuses["ok"] < 250
+
+
+def test_a_budget_of_candidates() -> None:
+    run = session(RecordedRunner(quiet()), budget=Budget(100, candidates=2))
+    outcomes = list(run.run())
+    assert sum(o.phase is Phase.SCREEN for o in outcomes) == 3
+
+
+def test_too_few_rounds_decide_nothing() -> None:
+    slow = [value * 1000 for value in quiet()]
+    run = session(RecordedRunner(slow, speed={"a": 0.5}), budget=Budget(9.0, candidates=1))
+    list(run.run())
+    assert run.verdict is not None
+    assert run.verdict.judgement is Judgement.TIE
+    assert "too few rounds fitted the budget" in run.verdict.reason
+
+
+def test_stopped_after_any_outcome_and_replayed_it_measures_nothing_twice() -> None:
+    whole = RecordedRunner(quiet(), speed={"b": 0.8})
+    total = len(list(session(whole).run()))
+    for stop_after in range(1, total):
+        runner = RecordedRunner(quiet(), speed={"b": 0.8})
+        first = session(runner)
+        kept: list[Outcome] = []
+        for outcome in first.run():
+            kept.append(outcome)
+            if len(kept) == stop_after:
+                first.stop()
+        if not first.stopped:
+            continue
+        again = RecordedRunner(quiet(), speed={"b": 0.8})
+        second = session(again, replay=kept)
+        list(second.run())
+        screened = [name for phase, name in runner.calls + again.calls if phase == "screen"]
+        assert sorted(screened) == sorted(NAMES), f"stopped after {stop_after}"
+        assert second.counts.replayed == sum(o.phase is Phase.SCREEN for o in kept)
+        assert second.verdict is not None
+        assert second.verdict.winner == solution("b").id
+
+
+def test_what_cannot_be_run_is_said() -> None:
+    runner = RecordedRunner(quiet())
+    with pytest.raises(UnsupportedProblem, match="times in mode eager only, not graph"):
+        list(session(runner, policy=MeasurementPolicy(mode="graph")).run())
+    with pytest.raises(UnsupportedProblem, match="strategy 'magic' is unknown; known: exhaustive, random"):
+        list(session(runner, search=Search("magic")).run())
+    with pytest.raises(DeviceError, match="gone"):
+        list(session(DeadRunner(quiet())).run())
+    with pytest.raises(ValueError, match="above 0 seconds"):
+        Budget(0)
+
+
+def test_equal_seeds_ask_for_equal_candidates() -> None:
+    names = ("base", *(f"c{i}" for i in range(30)))
+
+    def asked(seed: int) -> list[str]:
+        runner = RecordedRunner(quiet())
+        list(session(runner, names, budget=Budget(100, candidates=10), search=Search("random", seed)).run())
+        return [name for phase, name in runner.calls if phase == "screen"]
+
+    assert asked(3) == asked(3)
+    assert asked(3) != asked(4)
+
+
+def test_a_clone_of_the_baseline_does_not_win_on_recorded_noise() -> None:
+    """The A/A test: 500 sessions, each on another stretch of noise recorded from real runs. Candidates are
+    the baseline's own clones; a WIN is false. At most 1% may be."""
+    noise = recorded_noise()
+    rng = random.Random(20)
+    sessions, false_wins = 500, 0
+    for number in range(sessions):
+        series = noise[sorted(noise)[number % len(noise)]]
+        runner = RecordedRunner(series, start=rng.randrange(len(series)))
+        clones = ("base", "clone") if number % 2 else ("base", *(f"clone{i}" for i in range(8)))
+        run = session(runner, clones, search=Search(seed=number))
+        list(run.run())
+        assert run.verdict is not None
+        false_wins += run.verdict.judgement is Judgement.WIN
+        assert len(run.verdict.tie_set) >= 1
+    assert false_wins <= sessions * 0.01, f"{false_wins} false wins in {sessions}"
+
+
+def test_a_real_gain_is_found_on_the_same_noise() -> None:
+    """The other side of the A/A test: a candidate 10% faster must usually win, or TIE would be no verdict."""
+    noise = recorded_noise()
+    rng = random.Random(21)
+    wins, sessions = 0, 100
+    for number in range(sessions):
+        series = noise[sorted(noise)[number % len(noise)]]
+        runner = RecordedRunner(series, start=rng.randrange(len(series)), speed={"faster": 0.9})
+        run = session(runner, ("base", "clone", "faster"))
+        list(run.run())
+        wins += run.verdict is not None and run.verdict.winner == solution("faster").id
+    assert wins >= sessions * 0.8
