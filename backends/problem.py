@@ -255,7 +255,8 @@ class GemmProblem:
             if getattr(self, name) < least:
                 raise InvalidProblem(
                     f"{name} {getattr(self, name)} is too small: {_TERMS} "
-                    f"({self.trans_a}{self.trans_b}, m={self.m}, n={self.n}, k={self.k}) it must be at least {least}",
+                    f"({self.trans_a}{self.trans_b}, m={self.m}, n={self.n}, k={self.k}) "
+                    f"it must be at least {least}",
                     name,
                 )
         for name in ("stride_a", "stride_b", "stride_d", "stride_c"):
@@ -338,26 +339,25 @@ def from_blas(
     for name, stride in (("lda", lda), ("ldb", ldb), ("ldd", ldd), ("ldc", ldc)):
         check_size(stride, in_place.get(name, name), MAX_STRIDE)
     packed_d = ldd * n
-    call: dict[str, Any] = dict(
-        m=m, n=n, k=k, batch=batch, trans_a=trans_a, trans_b=trans_b,
-        lda=lda, ldb=ldb, ldc=ldc, ldd=ldd,
-        stride_a=lda * cols_a if stride_a is None else stride_a,
-        stride_b=ldb * cols_b if stride_b is None else stride_b,
-        stride_c=(packed_d if stride_d is None else stride_d) if stride_c is None else stride_c,
-        stride_d=(packed_d if stride_c is None else stride_c) if stride_d is None else stride_d,
-        dtype_a=a, dtype_b=b,
-        dtype_c=d if dtype_c is None else dtype(dtype_c, "dtype_c").name, dtype_d=d,
-        compute=COMPUTE_FOR[a][0] if compute is None else compute,
-        alpha=_alpha_class(alpha), beta=_beta_class(beta),
-        activation=activation,
-        bias=None if bias is None else dtype(bias, "bias").name,
-        bias_axis=("m" if bias_axis is None else bias_axis) if bias is not None else None,
-        scale_a=scale_a, scale_b=scale_b, scale_d=scale_d,
-        scale_dtype="fp32" if scale_dtype is None else scale_dtype,
-        alignment=alignment, fast_accumulation=fast_accumulation,
-    )  # fmt: skip
     try:
-        return GemmProblem(**call)
+        return GemmProblem(
+            m=m, n=n, k=k, batch=batch, trans_a=trans_a, trans_b=trans_b,
+            lda=lda, ldb=ldb, ldc=ldc, ldd=ldd,
+            stride_a=lda * cols_a if stride_a is None else stride_a,
+            stride_b=ldb * cols_b if stride_b is None else stride_b,
+            stride_c=(packed_d if stride_d is None else stride_d) if stride_c is None else stride_c,
+            stride_d=(packed_d if stride_c is None else stride_c) if stride_d is None else stride_d,
+            dtype_a=a, dtype_b=b,
+            dtype_c=d if dtype_c is None else dtype(dtype_c, "dtype_c").name, dtype_d=d,
+            compute=COMPUTE_FOR[a][0] if compute is None else compute,
+            alpha=_alpha_class(alpha), beta=_beta_class(beta),
+            activation=activation,
+            bias=None if bias is None else dtype(bias, "bias").name,
+            bias_axis=("m" if bias_axis is None else bias_axis) if bias is not None else None,
+            scale_a=scale_a, scale_b=scale_b, scale_d=scale_d,
+            scale_dtype="fp32" if scale_dtype is None else scale_dtype,
+            alignment=alignment, fast_accumulation=fast_accumulation,
+        )  # fmt: skip
     except InvalidProblem as error:
         raise _renamed(error, in_place) from None
 

@@ -123,7 +123,8 @@ def _after_rounding(p: GemmProblem, expected: Float, tolerance: Float) -> Float:
         "silu",
     ):  # slopes stay below 1.13; the functions themselves cost a few ulp
         tolerance = 1.2 * tolerance + 32 * 2.0**-24 * (np.abs(expected) + 2.0**-20)
-    tiny = max(float(np.finfo(np.float32).tiny), float(ml_dtypes.finfo(out.storage).smallest_subnormal))
+    smallest = ml_dtypes.finfo(out.storage).smallest_subnormal  # type: ignore[no-untyped-call]
+    tiny = max(float(np.finfo(np.float32).tiny), float(smallest))
     return tolerance + 1.01 * out.unit_roundoff * np.abs(expected) + tiny
 
 

@@ -181,15 +181,17 @@ class StreamFamily(NativeFamily):
     tile_names = ("rm", "nb")
     #: More rows and columns than this are packed's business (kernels/stream.h).
     FEW = 64
-    #: The large operand's rows contiguous along k (dot products): tiles in rows x columns, rows kept,
-    #: chunks of k, and bytes prefetched ahead. Otherwise (axpys): tiles in vectors x columns.
+    #: Tiles for 32 and for 16 vector registers, then rows kept, chunks of k, bytes prefetched ahead.
+    #: The large operand contiguous along k: dot products, tiles in rows x columns.
     _ALONG_K: ClassVar = (
-        ((6, 4), (3, 8), (8, 2), (4, 4), (4, 6)),
-        (60, 240, 12),
-        (512, 1024, 256),
-        (8192, 2048),
-    )
-    _ACROSS_K: ClassVar = (((2, 8), (3, 8), (4, 4)), (512, 256), (128, 64), (8192,))
+        {32: ((6, 4), (3, 8), (8, 2), (4, 4), (5, 5)), 16: ((3, 4), (6, 2), (2, 5))},
+        (60, 240, 12), (512, 1024, 256), (8192, 2048),
+    )  # fmt: skip
+    #: Contiguous across k: axpys, tiles in vectors x columns.
+    _ACROSS_K: ClassVar = (
+        {32: ((2, 8), (3, 8), (4, 4)), 16: ((2, 6), (1, 8), (2, 4))},
+        (512, 256), (128, 64), (8192,),
+    )  # fmt: skip
 
     def supports(self, problem: GemmProblem) -> bool:
         return super().supports(problem) and min(problem.m, problem.n) <= self.FEW
@@ -202,7 +204,7 @@ class StreamFamily(NativeFamily):
             dots(problem, environment),
             thread_counts(environment.units),
             product(ahead, chunks, rows_kept),
-            tiles,
+            tiles[(isa_of(environment.partition)[0] or _GENERIC).vector_registers],
         ):
             yield {"dot": dot, "rm": rm, "nb": nb, "mc": mc, "kc": kc, "nc": nc, "threads": threads}
 
@@ -213,7 +215,7 @@ class StreamFamily(NativeFamily):
             return f"stream runs at most {self.FEW} rows or columns, not {problem.m} x {problem.n}"
         if rows < 1 or columns < 1:
             return f"rm and nb must be at least 1, not {rows} and {columns}"
-        used = rows * columns + rows + columns
+        used = rows * columns + min(rows, columns) + 1
         if used > registers:
             return f"an {rows}x{columns} tile needs {used} vector registers; there are {registers}"
         return None

@@ -82,7 +82,9 @@ def calls(draw: st.DrawFn, largest: int = 40) -> dict[str, Any]:
     if kind not in COMPLEX:
         exact = call["dtype_d"] == "int32"
         call["activation"] = draw(st.sampled_from(("none", "relu") if exact else ACTIVATIONS))
-        call["bias"] = draw(st.none() | st.sampled_from(BIASES))
+        call["bias"] = draw(
+            st.none() | st.just(call["dtype_d"]) | st.sampled_from(BIASES)
+        )
         call["bias_axis"] = draw(st.sampled_from(("m", "n"))) if call["bias"] else None
     if kind not in UNSCALED:
         call["scale_a"], call["scale_b"] = (draw(st.sampled_from(SCALES)) for _ in range(2))
@@ -158,8 +160,8 @@ def test_what_is_not_given_is_packed() -> None:
     problem = from_bmm(3, 5, 7, 11, "fp16", trans_a="T", beta=1)
     assert problem == from_blas(
         7, 5, 11, "fp16", batch=3, trans_b="T", lda=7, ldb=5, ldc=7, ldd=7, stride_a=77,
-        stride_b=55, stride_c=35, stride_d=35, dtype_b="fp16", dtype_c="fp16", dtype_d="fp16", compute="fp32",
-        beta=1,
+        stride_b=55, stride_c=35, stride_d=35, dtype_b="fp16", dtype_c="fp16", dtype_d="fp16",
+        compute="fp32", beta=1,
     )  # fmt: skip
     in_place = from_mm(5, 7, 11, "fp16", ldc=9, batch=2, stride_c=100, dtype_c="fp32", beta=1)
     assert (in_place.ldd, in_place.stride_d, in_place.dtype_d) == (9, 100, "fp32")

@@ -147,6 +147,9 @@ def test_nothing_written_could_be_left_out(problem: GemmProblem) -> None:
          {"m": 3, "n": 5, "k": 7, "dtype": "complex64", "trans_a": "C", "alignment": 8}),
         (from_mm(3, 5, 7, "int8", beta=2),
          {"m": 3, "n": 5, "k": 7, "dtype": "int8", "beta": -1.0}),
+        (from_blas(3, 5, 7, bias="fp32", bias_axis="n"),
+         {"m": 5, "n": 3, "k": 7, "dtype": "fp32",
+          "epilogue": {"activation": "none", "bias": "fp32", "bias_axis": "m"}}),
         (from_blas(3, 5, 7, bias="fp16", bias_axis="n"),
          {"m": 5, "n": 3, "k": 7, "dtype": "fp32",
           "epilogue": {"activation": "none", "bias": "fp16", "bias_axis": "m"}}),
@@ -186,8 +189,8 @@ def test_unknown_fields_are_refused(name: str) -> None:
 
 
 def test_field_names_are_strings() -> None:
-    sizes: dict[object, Any] = {**LEAST}
-    assert refusal({**sizes, 3: 1}).field == "3"
+    values: dict[Any, Any] = {**LEAST}
+    assert refusal({**values, 3: 1}).field == "3"
 
 
 @pytest.mark.parametrize("name", ["m", "n", "k"])

@@ -1,20 +1,11 @@
-"""A device runner on this machine's CPU, and the planted backend registered beside it."""
+"""The planted backend, registered beside the real ones."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
 from backends import registry
-from backends.cache import BinaryCache
 from backends.registry import FoundDevice, find_device
-
-
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> BinaryCache:
-    """Compiled kernels of this test run."""
-    return BinaryCache(Path(tmp_path_factory.mktemp("kernels")))
 
 
 @pytest.fixture

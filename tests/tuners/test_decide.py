@@ -36,7 +36,7 @@ def judge(times: Mapping[str, Sequence[float]], rule: DecisionRule = RULE, **opt
 
 def tail(count: int, below: int) -> float:
     """P(fewer than `below` heads of `count` fair coins)."""
-    return sum(comb(count, i) for i in range(below)) / 2**count
+    return float(sum(comb(count, i) for i in range(below)) / 2**count)
 
 
 # ---- the interval of a median ------------------------------------------------------------------
@@ -155,11 +155,50 @@ def test_a_margin_of_zero_still_asks_for_evidence() -> None:
 
 @pytest.mark.parametrize(("rounds", "judgement"), [(11, Judgement.TIE), (12, Judgement.WIN)])
 def test_fewer_rounds_than_the_rule_asks_for_decide_nothing(rounds: int, judgement: Judgement) -> None:
-    verdict = judge({"base": steady(2.0, rounds), "fast": steady(1.0, rounds)})
+    rule = DecisionRule(min_rounds=12)
+    verdict = judge({"base": steady(2.0, rounds), "fast": steady(1.0, rounds)}, rule)
     assert verdict.judgement is judgement
     if judgement is Judgement.TIE:
         assert verdict.winner == "base"
-        assert verdict.reason == "only 11 rounds fitted the budget; 12 decide"
+        assert "too few rounds" in verdict.reason
+
+
+@pytest.mark.parametrize("least", [2, 8, 20])
+@pytest.mark.parametrize("comparisons", [0, 1, 2, 5, 40])
+def test_rounds_needed_are_the_fewest_that_close_an_interval(comparisons: int, least: int) -> None:
+    rule = DecisionRule(confidence=0.95, min_rounds=least)
+    shared = 1 - 0.05 / max(1, comparisons)
+    assert rule.shared(comparisons) == pytest.approx(shared)
+    needed = rule.rounds_needed(comparisons)
+    assert needed >= least
+    assert 1 - 2 / 2**needed >= shared  # the least and the greatest value bound the median this surely
+    assert needed == least or 1 - 2 / 2 ** (needed - 1) < shared
+
+
+@pytest.mark.parametrize("ratio", [0.5, 1.5])
+def test_a_final_just_short_of_the_rounds_needed_is_a_tie(ratio: float) -> None:
+    needed = RULE.rounds_needed(1)
+    for rounds, judgement in (
+        (needed - 1, Judgement.TIE),
+        (needed, Judgement.WIN if ratio < 1 else Judgement.LOSS),
+    ):
+        verdict = judge({"base": steady(1.0, rounds), "other": steady(ratio, rounds)})
+        assert verdict.judgement is judgement
+        assert ("too few rounds" in verdict.reason) == (judgement is Judgement.TIE)
+
+
+def test_finalists_that_left_as_slower_count_as_comparisons_and_are_no_ties() -> None:
+    almost = [0.5] * 11 + [1.5]
+    times = {"base": steady(1.0, 12), "almost": almost}
+    assert judge(times).judgement is Judgement.WIN
+    verdict = judge(times, slower=[f"slow{i}" for i in range(39)])
+    assert verdict.judgement is Judgement.TIE
+    assert verdict.tie_set == ("almost", "base")
+
+
+def test_every_finalist_left_as_slower_is_a_loss() -> None:
+    verdict = judge({"base": noisy(1.0, 3)}, slower=["a", "b"])
+    assert (verdict.judgement, verdict.winner, verdict.tie_set) == (Judgement.LOSS, "base", ("base",))
 
 
 def test_the_baseline_alone_is_a_tie() -> None:
@@ -286,7 +325,7 @@ def test_tie_set_leaves_out_exactly_what_was_shown_slower_by_the_margin() -> Non
         "outside": steady(1.021),
         "moody": [0.9] * 7 + [1.5] * 13,  # slower in the median, not shown to be
     }
-    verdict = judge(times)
+    verdict = judge(times, preference={name: (name != "won",) for name in times})
     assert verdict.winner == "won"
     assert verdict.tie_set == ("inside", "moody", "won")
 

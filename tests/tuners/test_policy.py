@@ -94,6 +94,6 @@ def test_the_edges_are_allowed(field: str, value: Any) -> None:
 
 
 def test_an_unknown_field_is_refused_with_those_that_exist() -> None:
-    with pytest.raises(InvalidProblem, match="unknown policy field 'chache'.*cache.*mode") as caught:
+    with pytest.raises(InvalidProblem, match=r"unknown policy field 'chache'.*cache.*mode") as caught:
         MeasurementPolicy.from_dict({"chache": "cold"})
     assert caught.value.field == "chache"
