@@ -19,6 +19,8 @@ test: dev lint
 	@marks="not cuda and not hip"; \
 	$(PYTHON) -c 'import torch' 2>/dev/null || { marks="$$marks and not torch"; \
 	    echo "torch is not installed: its suites are deselected"; }; \
+	unshare --map-root-user --mount true 2>/dev/null || { marks="$$marks and not mounts"; \
+	    echo "no mount namespaces here: the suites that fill a disk up are deselected"; }; \
 	$(PYTHON) -m pytest -m "$$marks"
 
 lint: dev

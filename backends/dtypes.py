@@ -144,9 +144,25 @@ def dtype(name: object, field: str = "dtype") -> DType:
 
 
 def to_host(values: npt.NDArray[Any], target: DType) -> npt.NDArray[Any]:
-    """Round float64/float32 `values` to `target` (nearest even; integers clip to their range)."""
+    """Round float64 or float32 `values` to `target` once (nearest even; integers clip to their range)."""
     if target.kind == INTEGER:
         info = np.iinfo(target.storage)
-        values = np.clip(np.rint(values), info.min, info.max)
+        # In float64, because fp32 has no 2**31 - 1 to clip to.
+        values = np.clip(np.rint(values.astype(np.float64)), info.min, info.max)
+    elif values.dtype == np.float64 and target.kind == FLOAT and target.significand < 11:
+        values = _to_odd_fp32(values)
     rounded: npt.NDArray[Any] = values.astype(target.storage)
     return rounded
+
+
+def _to_odd_fp32(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """float64 to float32, inexact values to the neighbour with an odd last bit: ml_dtypes converts through
+    float32, and only rounding to odd keeps the second rounding right (Boldo and Melquiond, 2008)."""
+    near = values.astype(np.float32)
+    with np.errstate(invalid="ignore"):
+        inexact = np.isfinite(near) & (near.astype(np.float64) != values)
+        beyond = inexact & (np.abs(near.astype(np.float64)) > np.abs(values))
+    cut = np.where(beyond, np.nextafter(near, np.float32(0)), near)
+    bits = cut.view(np.uint32) | inexact.astype(np.uint32)
+    odd: npt.NDArray[Any] = bits.view(np.float32)
+    return odd

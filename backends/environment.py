@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from backends.canonical import short_hash, slug
@@ -78,7 +78,7 @@ class Environment:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Environment:
         """Raises TypeError for missing or unknown fields."""
-        return cls(**{f.name: values[f.name] for f in fields(cls) if f.name in values})
+        return cls(**values)
 
 
 def resolve(selector: str, classes: Sequence[DeviceClass], notes: Sequence[str] = ()) -> DeviceClass:

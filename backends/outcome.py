@@ -63,7 +63,7 @@ class Outcome:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Outcome:
-        """Raises KeyError or ValueError for a row that is no outcome."""
+        """Raises KeyError, TypeError or ValueError for a row that is no outcome."""
         return cls(
             Solution.from_dict(values["solution"]),
             Phase(values["phase"]),

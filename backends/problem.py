@@ -12,41 +12,35 @@ batch strides when batch = 1 (0), C's type and layout when beta = 0 (D's), conju
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from backends.canonical import short_hash
-from backends.dtypes import (
-    COMPLEX,
-    COMPUTE_FOR,
-    COMPUTE_TYPES,
-    DTYPES,
-    OUTPUTS_FOR,
-    dtype,
-    is_fp8,
-)
+from backends.dtypes import COMPUTE_FOR, COMPUTE_TYPES, DTYPES, OUTPUTS_FOR, dtype
 from backends.errors import InvalidProblem
-
-#: Sizes are BLAS ints on every vendor's side.
-MAX_SIZE = 2**31 - 1
-#: No leading dimension or batch stride beyond this many elements (a petabyte of bf16).
-MAX_STRIDE = 2**49
-
-TRANSPOSES = ("N", "T", "C")
-ACTIVATIONS = ("none", "relu", "gelu", "silu")
-ALPHA_CLASSES = ("one", "any")
-BETA_CLASSES = ("zero", "one", "any")
-#: none; one scale a tensor; one a row of A (column of B); one a block.
-SCALES = ("none", "tensor", "outer", "block_1x128", "block_128x128", "block_32")
-SCALE_DTYPES = ("fp32", "fp8_e8m0", "fp8_e4m3")
-ALIGNMENTS = (1, 2, 4, 8, 16)
-#: The scalars that stand for the class "any" when a problem is run (exact in every float format).
-ALPHA_ANY, BETA_ANY = 1.5, -0.5
-ALPHA_ANY_INTEGER, BETA_ANY_INTEGER = 2.0, -1.0
-#: How a message says which reading of the sizes it speaks of.
-_TERMS = "in column-major terms"
+from backends.problem_rules import (
+    ACTIVATIONS,
+    ALIGNMENTS,
+    ALPHA_ANY,
+    ALPHA_ANY_INTEGER,
+    ALPHA_CLASSES,
+    BETA_ANY,
+    BETA_ANY_INTEGER,
+    BETA_CLASSES,
+    MAX_SIZE,
+    MAX_STRIDE,
+    TERMS,
+    TRANSPOSES,
+    alpha_class,
+    beta_class,
+    check_epilogue,
+    check_layout,
+    check_size,
+    check_types,
+    normalise,
+    one_of,
+)
 
 
 @dataclass(frozen=True)
@@ -93,16 +87,16 @@ class GemmProblem:
         for name in ("m", "n", "k", "batch"):
             check_size(getattr(self, name), name, MAX_SIZE)
         for name in ("trans_a", "trans_b"):
-            _one_of(getattr(self, name), name, TRANSPOSES)
-        _one_of(self.alpha, "alpha", ALPHA_CLASSES)
-        _one_of(self.beta, "beta", BETA_CLASSES)
-        _one_of(self.activation, "activation", ACTIVATIONS)
-        _one_of(self.alignment, "alignment", ALIGNMENTS)
-        _one_of(self.compute, "compute", tuple(COMPUTE_TYPES))
-        self._check_types()
-        self._check_epilogue()
-        self._normalise()
-        self._check_layout()
+            one_of(getattr(self, name), name, TRANSPOSES)
+        one_of(self.alpha, "alpha", ALPHA_CLASSES)
+        one_of(self.beta, "beta", BETA_CLASSES)
+        one_of(self.activation, "activation", ACTIVATIONS)
+        one_of(self.alignment, "alignment", ALIGNMENTS)
+        one_of(self.compute, "compute", tuple(COMPUTE_TYPES))
+        check_types(self)
+        check_epilogue(self)
+        normalise(self)
+        check_layout(self)
 
     # ---- what it means -------------------------------------------------------------------------
 
@@ -176,103 +170,6 @@ class GemmProblem:
         parts = (["bias"] if self.bias else []) + [a for a in [self.activation] if a != "none"]
         return "_".join(parts) or "none"
 
-    # ---- checks and the normal form ------------------------------------------------------------
-
-    def _check_types(self) -> None:
-        for name in ("dtype_a", "dtype_b", "dtype_c", "dtype_d", "bias"):
-            if name != "bias" or self.bias is not None:
-                object.__setattr__(self, name, dtype(getattr(self, name), name).name)  # no aliases
-        a, b = DTYPES[self.dtype_a], DTYPES[self.dtype_b]
-        if a.name not in COMPUTE_FOR:
-            raise InvalidProblem(
-                f"dtype_a {a.name} is no GEMM input; inputs: {', '.join(COMPUTE_FOR)}", "dtype_a"
-            )
-        if a != b and not (is_fp8(a) and is_fp8(b)):
-            raise InvalidProblem(
-                f"dtype_b {b.name} differs from the other input's {a.name} (only 8-bit floats may mix)",
-                "dtype_b",
-            )
-        _one_of(self.compute, "compute", COMPUTE_FOR[a.name], f" for {a.name} inputs")
-        _one_of(self.dtype_d, "dtype_d", OUTPUTS_FOR[a.name], f" for {a.name} inputs")
-        if self.beta != "zero":
-            _one_of(self.dtype_c, "dtype_c", OUTPUTS_FOR[a.name], f" for {a.name} inputs")
-        if not isinstance(self.fast_accumulation, bool):
-            raise InvalidProblem(
-                f"fast_accumulation must be true or false, not {self.fast_accumulation!r}",
-                "fast_accumulation",
-            )
-        if self.fast_accumulation and not is_fp8(a):
-            raise InvalidProblem(
-                f"fast_accumulation applies to 8-bit floats, not {a.name}", "fast_accumulation"
-            )
-
-    def _check_epilogue(self) -> None:
-        if self.bias is not None:
-            _one_of(self.bias_axis, "bias_axis", ("m", "n"))
-        kind = DTYPES[self.dtype_d].kind
-        if kind == COMPLEX and (self.activation != "none" or self.bias):
-            raise InvalidProblem("a complex GEMM has no bias or activation", "epilogue")
-        if self.bias is not None and (DTYPES[self.bias].kind == COMPLEX or self.bias == "fp8_e8m0"):
-            raise InvalidProblem(f"bias {self.bias} cannot be added to {self.dtype_d}", "bias")
-        if self.compute == "int32" and self.dtype_d == "int32" and self.activation in ("gelu", "silu"):
-            raise InvalidProblem(
-                f"activation {self.activation} needs a floating-point output, not int32", "epilogue"
-            )
-        for name in ("scale_a", "scale_b"):
-            _one_of(getattr(self, name), name, SCALES)
-        _one_of(self.scale_d, "scale_d", ("none", "tensor"))
-        scaled = {self.scale_a, self.scale_b, self.scale_d} != {"none"}
-        if scaled:
-            _one_of(self.scale_dtype, "scale_dtype", SCALE_DTYPES)
-            if self.dtype_a in ("fp64", "complex64", "complex128"):
-                raise InvalidProblem(f"scales do not apply to {self.dtype_a} operands", "scaling")
-
-    def _normalise(self) -> None:
-        fixed: dict[str, Any] = {}
-        if DTYPES[self.dtype_a].kind != COMPLEX:
-            fixed |= {t: "T" for t in ("trans_a", "trans_b") if getattr(self, t) == "C"}
-        if self.batch == 1:
-            fixed |= dict.fromkeys(("stride_a", "stride_b", "stride_c", "stride_d"), 0)
-        if self.beta == "zero":
-            fixed |= {"ldc": self.ldd, "dtype_c": self.dtype_d}
-            fixed["stride_c"] = fixed.get("stride_d", self.stride_d)
-        if self.bias is None:
-            fixed["bias_axis"] = None
-        if {self.scale_a, self.scale_b, self.scale_d} == {"none"}:
-            fixed["scale_dtype"] = None
-        for name, value in fixed.items():
-            object.__setattr__(self, name, value)
-
-    def _check_layout(self) -> None:
-        rows = {
-            "lda": self.m if self.trans_a == "N" else self.k,
-            "ldb": self.k if self.trans_b == "N" else self.n,
-            "ldd": self.m,  # before C's, which is a copy of it when beta = 0
-            "ldc": self.m,
-        }
-        for name, least in rows.items():
-            check_size(getattr(self, name), name, MAX_STRIDE)
-            if getattr(self, name) < least:
-                raise InvalidProblem(
-                    f"{name} {getattr(self, name)} is too small: {_TERMS} "
-                    f"({self.trans_a}{self.trans_b}, m={self.m}, n={self.n}, k={self.k}) "
-                    f"it must be at least {least}",
-                    name,
-                )
-        for name in ("stride_a", "stride_b", "stride_d", "stride_c"):
-            check_size(getattr(self, name), name, MAX_STRIDE, least=0)
-        if self.batch > 1 and not self._outputs_are_apart():
-            raise InvalidProblem(
-                f"stride_d {self.stride_d} makes the outputs of a batch of {self.batch} overlap "
-                f"(m={self.m}, n={self.n}, ldd={self.ldd})",
-                "stride_d",
-            )
-
-    def _outputs_are_apart(self) -> bool:
-        one_after_another = self.stride_d >= self.ldd * (self.n - 1) + self.m
-        interleaved = self.stride_d >= self.m and self.ldd >= self.stride_d * (self.batch - 1) + self.m
-        return one_after_another or interleaved
-
 
 # ---- builders ----------------------------------------------------------------------------------
 
@@ -327,7 +224,7 @@ def from_blas(
     for name, size in (("m", m), ("n", n), ("k", k), ("batch", batch)):
         check_size(size, name, MAX_SIZE)
     for name, trans in (("trans_a", trans_a), ("trans_b", trans_b)):
-        _one_of(trans, name, TRANSPOSES)
+        one_of(trans, name, TRANSPOSES)
     rows_a, cols_a = (m, k) if trans_a == "N" else (k, m)
     rows_b, cols_b = (k, n) if trans_b == "N" else (n, k)
     lda, ldb = rows_a if lda is None else lda, rows_b if ldb is None else ldb
@@ -350,7 +247,7 @@ def from_blas(
             dtype_a=a, dtype_b=b,
             dtype_c=d if dtype_c is None else dtype(dtype_c, "dtype_c").name, dtype_d=d,
             compute=COMPUTE_FOR[a][0] if compute is None else compute,
-            alpha=_alpha_class(alpha), beta=_beta_class(beta),
+            alpha=alpha_class(alpha), beta=beta_class(beta),
             activation=activation,
             bias=None if bias is None else dtype(bias, "bias").name,
             bias_axis=("m" if bias_axis is None else bias_axis) if bias is not None else None,
@@ -413,56 +310,16 @@ def from_linear(m: int, n: int, k: int, dtype_a: str = "fp32", **arguments: Any)
 
 def with_scalars(problem: GemmProblem, alpha: float, beta: float) -> GemmProblem:
     """The same problem with the classes of other scalars (C takes D's layout where it had none)."""
-    return replace(problem, alpha=_alpha_class(alpha), beta=_beta_class(beta))
+    return replace(problem, alpha=alpha_class(alpha), beta=beta_class(beta))
 
 
-def _renamed(error: InvalidProblem, names: Mapping[str, str], terms: str = _TERMS) -> InvalidProblem:
+def _renamed(error: InvalidProblem, names: Mapping[str, str], terms: str = TERMS) -> InvalidProblem:
     """The same fault, told of the argument that the caller gave."""
     mine, text = names.get(error.field or "", error.field), str(error)
     if mine != error.field and text.startswith(f"{error.field} "):
         text = f"{mine}{text.removeprefix(error.field or '')}"
-    return InvalidProblem(text.replace(_TERMS, terms), mine)
-
-
-# ---- small checks ------------------------------------------------------------------------------
-
-
-def check_size(value: object, name: str, most: int, least: int = 1) -> None:
-    """Raises InvalidProblem unless `value` is an integer in [least, most]."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidProblem(f"{name} must be an integer, not {value!r}", name)
-    if not least <= value <= most:
-        raise InvalidProblem(f"{name} must be between {least} and {most}, not {value}", name)
-
-
-def _one_of(value: object, name: str, known: tuple[object, ...], where: str = "") -> None:
-    # 16.0 == 16, but they make two ids
-    same = [k for k in known if isinstance(value, type(k)) and value == k]
-    if not same or isinstance(value, bool):
-        listed = ", ".join(str(k) for k in known)
-        raise InvalidProblem(f"{name} {value!r} is unknown{where}; known: {listed}", name)
+    return InvalidProblem(text.replace(TERMS, terms), mine)
 
 
 def _is_tf32(name: object) -> bool:
     return isinstance(name, str) and name.strip().lower() == "tf32"
-
-
-def _scalar(value: object, name: str) -> float:
-    try:
-        if not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value):
-            return float(value)
-    except OverflowError:  # an integer beyond every float
-        pass
-    raise InvalidProblem(f"{name} must be a finite number, not {value!r}", name)
-
-
-def _alpha_class(value: object) -> str:
-    number = _scalar(value, "alpha")
-    if number == 0.0:
-        raise InvalidProblem("alpha 0 multiplies nothing; there is no GEMM to tune", "alpha")
-    return "one" if number == 1.0 else "any"
-
-
-def _beta_class(value: object) -> str:
-    number = _scalar(value, "beta")
-    return {0.0: "zero", 1.0: "one"}.get(number, "any")

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
 from backends.canonical import canonical_json, short_hash, slug
 
-Parameter = str | int | float | bool | None
+#: No floats: 1 and 1.0 would be equal values with two ids.
+Parameter = str | int | bool | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Solution:
     """A family of kernels (or a library routine) with its parameters.
 
@@ -26,20 +27,25 @@ class Solution:
     version: int
     parameters: Mapping[str, Parameter]
     build: str | None = None
-    workspace_bytes: int = field(default=0, compare=False)
-    deterministic: bool | None = field(default=None, compare=False)
+    workspace_bytes: int = 0
+    deterministic: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.family != slug(self.family):
+        if not self.family or self.family != slug(self.family):
             raise ValueError(f"family {self.family!r} may hold letters, digits, '.', '_' and '-' only")
         if isinstance(self.version, bool) or not isinstance(self.version, int) or self.version < 1:
             raise ValueError(f"version must be an integer from 1, not {self.version!r}")
         if self.workspace_bytes < 0:
             raise ValueError(f"workspace_bytes must not be negative, not {self.workspace_bytes}")
         for name, value in self.parameters.items():
-            if not isinstance(value, str | int | float | bool | None):
-                raise ValueError(f"parameter {name} must be a plain value, not {value!r}")
+            if not isinstance(name, str) or not isinstance(value, str | int | bool | None):
+                raise ValueError(
+                    f"parameter {name} must be a name with a string, an integer or a bool, not {value!r}"
+                )
         object.__setattr__(self, "parameters", MappingProxyType(dict(sorted(self.parameters.items()))))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Solution) and self.id == other.id
 
     def __hash__(self) -> int:
         return hash(self.id)

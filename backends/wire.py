@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from backends.errors import InvalidProblem
-from backends.problem import ACTIVATIONS, SCALES, GemmProblem, from_blas, from_mm, twin
+from backends.problem import GemmProblem, from_blas, from_mm, twin
+from backends.problem_rules import ACTIVATIONS, SCALES
 
 _PLAIN = ("m", "n", "k", "batch", "lda", "ldb", "ldc", "ldd", "dtype_b", "dtype_c", "dtype_d",
           "compute", "alpha", "beta", "alignment", "fast_accumulation")  # fmt: skip

@@ -30,20 +30,26 @@ def draw(rng: np.random.Generator, count: int, dtype: DType, distribution: str) 
         rng.random(count, np.float32) if distribution == "uniform" else rng.standard_normal(count, np.float32)
     )
     if distribution == "large":
-        values *= np.float32(min(2.0**40, dtype.largest**0.25))
+        values *= np.float32(_large(dtype))
     return to_host(values, dtype)
 
 
 def scaled_down(distribution: str, problem: GemmProblem) -> str:
-    """`large` becomes `normal` where sums of `k` large products would leave the output's range; so do
-    integers of the whole span."""
+    """`large` becomes `normal` where sums of `k` large products, or a large C or bias, would leave the
+    output's range; so do integers of the whole span. (Sums that leave an integer's range saturate.)"""
     out, source = DTYPES[problem.dtype_d], DTYPES[problem.dtype_a]
     wide = ("uniform", "large") if source.kind == INTEGER else ("large",)
-    if distribution not in wide or out.kind == INTEGER:
+    if distribution not in wide:
         return distribution
-    product = 128.0**2 / 3 if source.kind == INTEGER else min(2.0**80, source.largest**0.5)
-    peak = 40.0 * product * problem.k**0.5
-    return distribution if peak < out.largest else "normal"
+    sizes = [0.0 if out.kind == INTEGER else _large(source) ** 2 * problem.k**0.5]
+    sizes += [_large(DTYPES[problem.dtype_c])] if problem.beta != "zero" else []
+    sizes += [_large(DTYPES[problem.bias])] if problem.bias is not None else []
+    return distribution if 40.0 * max(sizes) < out.largest else "normal"
+
+
+def _large(dtype: DType) -> float:
+    """The scale of `large` values of a type."""
+    return 128.0 if dtype.kind == INTEGER else min(2.0**40, dtype.largest**0.25)
 
 
 def host_inputs(problem: GemmProblem, seed: int, distribution: str) -> dict[str, npt.NDArray[Any]]:

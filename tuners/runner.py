@@ -149,6 +149,10 @@ class DeviceRunner:
         def one(solution: Solution) -> None:
             family = families[solution.family]
             found: dict[str, str] = {}
+            rule = family.illegal(task.problem, solution, self.environment)
+            if rule is not None:
+                failed[solution.id] = Outcome(solution, Phase.SCREEN, Status.ILLEGAL, (), {"rule": rule})
+                return
             try:
                 for problem in checked:
                     if family.supports(problem) and not family.illegal(problem, solution, self.environment):

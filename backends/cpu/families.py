@@ -156,9 +156,8 @@ class PackedFamily(NativeFamily):
             for (nc, mc, kc), (vectors, nr) in product(
                 product(self._NC, self._MC, self._KC[dot]), self._TILES[isa.vector_registers]
             ):
-                yield {
-                    "dot": dot, "mr": vectors * width, "nr": nr, "mc": mc, "nc": nc, "kc": kc, "threads": threads,
-                }  # fmt: skip
+                tile: dict[str, Parameter] = {"dot": dot, "mr": vectors * width, "nr": nr}
+                yield {**tile, "mc": mc, "nc": nc, "kc": kc, "threads": threads}
 
     def _illegal_tile(
         self, problem: GemmProblem, rows: int, columns: int, lanes: int, registers: int

@@ -44,9 +44,7 @@ def test_shared_memory_is_the_vendor_s_figure(name: str, block: int, unit: int) 
         ({"block_shared_bytes": H200.unit_shared_bytes + 1}, "exceeds"),
     ],
 )  # fmt: skip
-def test_a_gpu_row_that_contradicts_itself_is_refused(
-    changes: dict[str, int], words: str
-) -> None:
+def test_a_gpu_row_that_contradicts_itself_is_refused(changes: dict[str, int], words: str) -> None:
     with pytest.raises(ValueError, match=rf"^sm_90: .*{words}"):
         GpuArch(**{**H200.__dict__, **changes})
 
@@ -85,9 +83,7 @@ def test_cpu_rows_are_best_first() -> None:
         (V4 | {"amx_tile"}, "x86-64-v4", 64),
     ],
 )  # fmt: skip
-def test_a_cpu_has_the_best_level_whose_flags_it_has(
-    flags: set[str], name: str, vector: int
-) -> None:
+def test_a_cpu_has_the_best_level_whose_flags_it_has(flags: set[str], name: str, vector: int) -> None:
     found = cpu_isa("x86_64", frozenset(flags))
     assert found is not None
     assert (found.name, found.vector_bytes) == (name, vector)

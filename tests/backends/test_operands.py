@@ -148,9 +148,7 @@ def naive(p: GemmProblem, a: npt.NDArray[Any], b: npt.NDArray[Any]) -> dict[int,
         return value.conjugate() if getattr(p, f"trans_{name}") == "C" else value
 
     return {
-        at["d"](t, i, j): sum(
-            (read(a, "a", t, i, x) * read(b, "b", t, x, j) for x in range(p.k)), start=0j
-        )
+        at["d"](t, i, j): sum((read(a, "a", t, i, x) * read(b, "b", t, x, j) for x in range(p.k)), start=0j)
         for t in range(p.batch)
         for i in range(p.m)
         for j in range(p.n)

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from backends.dtypes import COMPUTE_FOR, COMPUTE_TYPES, DTYPES, OUTPUTS_FOR, is_fp8
 from backends.errors import InvalidProblem
-from backends.problem import (
+from backends.problem import GemmProblem, from_blas, from_bmm, from_linear, from_mm, with_scalars
+from backends.problem_rules import (
     ACTIVATIONS,
     ALIGNMENTS,
     ALPHA_CLASSES,
@@ -28,12 +29,6 @@ from backends.problem import (
     SCALE_DTYPES,
     SCALES,
     TRANSPOSES,
-    GemmProblem,
-    from_blas,
-    from_bmm,
-    from_linear,
-    from_mm,
-    with_scalars,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -82,9 +77,7 @@ def calls(draw: st.DrawFn, largest: int = 40) -> dict[str, Any]:
     if kind not in COMPLEX:
         exact = call["dtype_d"] == "int32"
         call["activation"] = draw(st.sampled_from(("none", "relu") if exact else ACTIVATIONS))
-        call["bias"] = draw(
-            st.none() | st.just(call["dtype_d"]) | st.sampled_from(BIASES)
-        )
+        call["bias"] = draw(st.none() | st.just(call["dtype_d"]) | st.sampled_from(BIASES))
         call["bias_axis"] = draw(st.sampled_from(("m", "n"))) if call["bias"] else None
     if kind not in UNSCALED:
         call["scale_a"], call["scale_b"] = (draw(st.sampled_from(SCALES)) for _ in range(2))
@@ -253,12 +246,7 @@ BASES = (BATCHED, from_mm(6, 6, 6), from_mm(5, 6, 7, "complex64"), from_mm(5, 6,
 
 @pytest.mark.parametrize("name", [f.name for f in fields(GemmProblem)])
 def test_every_field_counts_somewhere(name: str) -> None:
-    ids = {
-        changed.id
-        for base in BASES
-        for _, changed in neighbours(base, name)
-        if changed != base
-    }
+    ids = {changed.id for base in BASES for _, changed in neighbours(base, name) if changed != base}
     assert ids - {base.id for base in BASES}
 
 
@@ -405,9 +393,7 @@ def test_slug_and_epilogue_are_readable() -> None:
 # ---- work counted ------------------------------------------------------------------------------
 
 
-def addresses(
-    rows: int, columns: int, ld: int, stride: int, batch: int, kind: str
-) -> set[tuple[str, int]]:
+def addresses(rows: int, columns: int, ld: int, stride: int, batch: int, kind: str) -> set[tuple[str, int]]:
     """(format, offset) of each element that a column-major operand's batches touch."""
     spots = itertools.product(range(batch), range(columns), range(rows))
     return {(kind, t * stride + j * ld + i) for t, j, i in spots}
@@ -418,9 +404,7 @@ def bytes_of(touched: set[tuple[str, int]]) -> int:
 
 
 @given(calls(largest=6), st.tuples(*[st.booleans()] * 3))
-def test_flops_and_bytes_are_counted(
-    call: dict[str, Any], broadcast: tuple[bool, bool, bool]
-) -> None:
+def test_flops_and_bytes_are_counted(call: dict[str, Any], broadcast: tuple[bool, bool, bool]) -> None:
     for side, zero in zip("abc", broadcast, strict=True):
         call[f"stride_{side}"] = 0 if zero else 1000
     p = from_mm(**call)
@@ -434,9 +418,7 @@ def test_flops_and_bytes_are_counted(
         length = call["m"] if call["bias_axis"] == "m" else call["n"]
         read += length * DTYPES[call["bias"]].storage.itemsize
     assert p.bytes_read == read
-    assert p.bytes_written == bytes_of(
-        addresses(p.m, p.n, p.ldd, p.stride_d, p.batch, p.dtype_d)
-    )
+    assert p.bytes_written == bytes_of(addresses(p.m, p.n, p.ldd, p.stride_d, p.batch, p.dtype_d))
     steps = itertools.product(range(p.batch), range(p.m), range(p.n), range(p.k))
     assert p.flops == sum(2 for _ in steps)
 
@@ -608,9 +590,7 @@ def test_inputs_are_of_one_type_except_8_bit_floats(build: Build, left: str, rig
 
 @pytest.mark.parametrize("build", BUILDERS)
 @pytest.mark.parametrize("name", ["alpha", "beta"])
-@pytest.mark.parametrize(
-    "value", [math.nan, math.inf, -math.inf, HUGE, True, "1", None, 1j, [1.0]]
-)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, HUGE, True, "1", None, 1j, [1.0]])
 def test_scalars_are_finite_numbers(build: Build, name: str, value: object) -> None:
     error = refusal(build, **{name: value})
     assert error.field == name

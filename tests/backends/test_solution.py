@@ -45,9 +45,7 @@ def test_ids_never_change() -> None:
 
 
 @given(PARAMETERS, st.integers())
-def test_the_order_of_parameters_does_not_count(
-    parameters: dict[str, Parameter], seed: int
-) -> None:
+def test_the_order_of_parameters_does_not_count(parameters: dict[str, Parameter], seed: int) -> None:
     items = list(parameters.items())
     random.Random(seed).shuffle(items)
     one, other = Solution("packed", 1, parameters), Solution("packed", 1, dict(items))
@@ -69,8 +67,8 @@ def test_different_solutions_have_different_ids(one: Solution, other: Solution) 
     assert (one.id == other.id) is same
 
 
-ALIKE: list[Parameter] = [1, True, 1.0, "1", "1.0", "True", "true"]
-EMPTY: list[Parameter] = [0, False, 0.0, None, "", "0", "None", "null", "False"]
+ALIKE: list[Parameter] = [1, True, "1", "1.0", "True", "true"]
+EMPTY: list[Parameter] = [0, False, None, "", "0", "None", "null", "False"]
 
 
 @pytest.mark.parametrize("values", [ALIKE, EMPTY])
@@ -78,14 +76,12 @@ def test_values_that_look_alike_have_their_own_ids(values: list[Parameter]) -> N
     assert len({Solution("packed", 1, {"p": value}).id for value in values}) == len(values)
 
 
-@pytest.mark.xfail(strict=True, reason="Python's 1 == True == 1.0 decides, not the identity")
-@pytest.mark.parametrize(("one", "other"), [(1, True), (1, 1.0), (0, False), (0.0, -0.0)])
+@pytest.mark.parametrize(("one", "other"), [(1, True), (0, False), (1, 1), ("1", 1)])
 def test_equal_solutions_have_equal_ids(one: Parameter, other: Parameter) -> None:
     left, right = Solution("packed", 1, {"p": one}), Solution("packed", 1, {"p": other})
     assert (left == right) is (left.id == right.id)
 
 
-@pytest.mark.xfail(strict=True, reason="parameter names are not checked; JSON turns them to text")
 def test_names_that_json_confuses_are_refused() -> None:
     names: list[Any] = [1, "1"]
     ids = set()
@@ -97,9 +93,8 @@ def test_names_that_json_confuses_are_refused() -> None:
     assert len(ids) == len(names)
 
 
-@pytest.mark.xfail(strict=True, reason="only the id's JSON refuses them, long after")
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_numbers_without_an_identity_are_refused(value: float) -> None:
+@pytest.mark.parametrize("value", [1.0, 0.5, float("nan"), float("inf"), [1], {}])
+def test_values_without_one_identity_are_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="p"):
         Solution("packed", 1, {"p": value})
 

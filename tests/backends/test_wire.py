@@ -102,9 +102,7 @@ def test_the_column_layout_is_from_blas(call: dict[str, Any]) -> None:
     wire = {name: call[name] for name in FIELDS if name in call}
     wire["layout"] = "col"
     wire["epilogue"] = {name: call[name] for name in ("activation", "bias", "bias_axis")}
-    wire["scaling"] = {side: call[f"scale_{side}"] for side in "abd"} | {
-        "dtype": call["scale_dtype"]
-    }
+    wire["scaling"] = {side: call[f"scale_{side}"] for side in "abd"} | {"dtype": call["scale_dtype"]}
     assert problem_from_wire(wire) == from_blas(**call)
 
 
@@ -155,9 +153,7 @@ def test_nothing_written_could_be_left_out(problem: GemmProblem) -> None:
           "epilogue": {"activation": "none", "bias": "fp16", "bias_axis": "m"}}),
     ],
 )  # fmt: skip
-def test_only_what_differs_from_the_defaults_is_written(
-    problem: GemmProblem, wire: dict[str, Any]
-) -> None:
+def test_only_what_differs_from_the_defaults_is_written(problem: GemmProblem, wire: dict[str, Any]) -> None:
     assert problem_to_wire(problem) == wire
 
 
@@ -170,9 +166,7 @@ def test_epilogues_are_all_named() -> None:
 # ---- refusing ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "values", [None, 5, "m=5", b"{}", [], [LEAST], (("m", 5),), math.nan, True, {5}]
-)
+@pytest.mark.parametrize("values", [None, 5, "m=5", b"{}", [], [LEAST], (("m", 5),), math.nan, True, {5}])
 def test_a_problem_is_an_object(values: object) -> None:
     error = refusal(values)
     assert error.field is None
@@ -268,9 +262,11 @@ LEAVES = (
 KEYS = st.sampled_from(["a", "b", "c", "d", "dtype", "activation", "bias", "bias_axis"])
 JSON = st.recursive(
     LEAVES,
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(KEYS, inner, max_size=3)
-    | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(KEYS, inner, max_size=3)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=2)
+    ),
     max_leaves=6,
 )
 

@@ -1,0 +1,173 @@
+"""The rules of a GEMM problem: vocabularies, what may go together, and the normal form."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from backends.dtypes import COMPLEX, COMPUTE_FOR, DTYPES, OUTPUTS_FOR, dtype, is_fp8
+from backends.errors import InvalidProblem
+
+if TYPE_CHECKING:
+    from backends.problem import GemmProblem
+
+#: Sizes are BLAS ints on every vendor's side.
+MAX_SIZE = 2**31 - 1
+#: No leading dimension or batch stride beyond this many elements (a petabyte of bf16).
+MAX_STRIDE = 2**49
+
+TRANSPOSES = ("N", "T", "C")
+ACTIVATIONS = ("none", "relu", "gelu", "silu")
+ALPHA_CLASSES = ("one", "any")
+BETA_CLASSES = ("zero", "one", "any")
+#: none; one scale a tensor; one a row of A (column of B); one a block.
+SCALES = ("none", "tensor", "outer", "block_1x128", "block_128x128", "block_32")
+SCALE_DTYPES = ("fp32", "fp8_e8m0", "fp8_e4m3")
+ALIGNMENTS = (1, 2, 4, 8, 16)
+#: The scalars that stand for the class "any" when a problem is run (exact in every float format).
+ALPHA_ANY, BETA_ANY = 1.5, -0.5
+ALPHA_ANY_INTEGER, BETA_ANY_INTEGER = 2.0, -1.0
+#: How a message says which reading of the sizes it speaks of.
+TERMS = "in column-major terms"
+
+
+def check_types(p: GemmProblem) -> None:
+    """Types and compute type; replaces aliases by the types' own names."""
+    for name in ("dtype_a", "dtype_b", "dtype_c", "dtype_d", "bias"):
+        if name != "bias" or p.bias is not None:
+            object.__setattr__(p, name, dtype(getattr(p, name), name).name)  # no aliases
+    a, b = DTYPES[p.dtype_a], DTYPES[p.dtype_b]
+    if a.name not in COMPUTE_FOR:
+        raise InvalidProblem(
+            f"dtype_a {a.name} is no GEMM input; inputs: {', '.join(COMPUTE_FOR)}", "dtype_a"
+        )
+    if a != b and not (is_fp8(a) and is_fp8(b)):
+        raise InvalidProblem(
+            f"dtype_b {b.name} differs from the other input's {a.name} (only 8-bit floats may mix)",
+            "dtype_b",
+        )
+    one_of(p.compute, "compute", COMPUTE_FOR[a.name], f" for {a.name} inputs")
+    one_of(p.dtype_d, "dtype_d", OUTPUTS_FOR[a.name], f" for {a.name} inputs")
+    if p.beta != "zero":
+        one_of(p.dtype_c, "dtype_c", OUTPUTS_FOR[a.name], f" for {a.name} inputs")
+    if not isinstance(p.fast_accumulation, bool):
+        raise InvalidProblem(
+            f"fast_accumulation must be true or false, not {p.fast_accumulation!r}",
+            "fast_accumulation",
+        )
+    if p.fast_accumulation and not is_fp8(a):
+        raise InvalidProblem(f"fast_accumulation applies to 8-bit floats, not {a.name}", "fast_accumulation")
+
+
+def check_epilogue(p: GemmProblem) -> None:
+    """Bias, activation and scales."""
+    if p.bias is not None:
+        one_of(p.bias_axis, "bias_axis", ("m", "n"))
+    kind = DTYPES[p.dtype_d].kind
+    if kind == COMPLEX and (p.activation != "none" or p.bias):
+        raise InvalidProblem("a complex GEMM has no bias or activation", "epilogue")
+    if p.bias is not None and (DTYPES[p.bias].kind == COMPLEX or p.bias == "fp8_e8m0"):
+        raise InvalidProblem(f"bias {p.bias} cannot be added to {p.dtype_d}", "bias")
+    if p.compute == "int32" and p.dtype_d == "int32" and p.activation in ("gelu", "silu"):
+        raise InvalidProblem(
+            f"activation {p.activation} needs a floating-point output, not int32", "epilogue"
+        )
+    for name in ("scale_a", "scale_b"):
+        one_of(getattr(p, name), name, SCALES)
+    one_of(p.scale_d, "scale_d", ("none", "tensor"))
+    scaled = {p.scale_a, p.scale_b, p.scale_d} != {"none"}
+    if scaled:
+        one_of(p.scale_dtype, "scale_dtype", SCALE_DTYPES)
+        if p.dtype_a in ("fp64", "complex64", "complex128"):
+            raise InvalidProblem(f"scales do not apply to {p.dtype_a} operands", "scaling")
+
+
+def normalise(p: GemmProblem) -> None:
+    """Sets what no implementation may read to one fixed value."""
+    fixed: dict[str, Any] = {}
+    if DTYPES[p.dtype_a].kind != COMPLEX:
+        fixed |= {t: "T" for t in ("trans_a", "trans_b") if getattr(p, t) == "C"}
+    if p.batch == 1:
+        fixed |= dict.fromkeys(("stride_a", "stride_b", "stride_c", "stride_d"), 0)
+    if p.beta == "zero":
+        fixed |= {"ldc": p.ldd, "dtype_c": p.dtype_d}
+        fixed["stride_c"] = fixed.get("stride_d", p.stride_d)
+    if p.bias is None:
+        fixed["bias_axis"] = None
+    if {p.scale_a, p.scale_b, p.scale_d} == {"none"}:
+        fixed["scale_dtype"] = None
+    for name, value in fixed.items():
+        object.__setattr__(p, name, value)
+
+
+def check_layout(p: GemmProblem) -> None:
+    """Leading dimensions, batch strides, and outputs that do not overlap."""
+    rows = {
+        "lda": p.m if p.trans_a == "N" else p.k,
+        "ldb": p.k if p.trans_b == "N" else p.n,
+        "ldd": p.m,  # before C's, which is a copy of it when beta = 0
+        "ldc": p.m,
+    }
+    for name, least in rows.items():
+        check_size(getattr(p, name), name, MAX_STRIDE)
+        if getattr(p, name) < least:
+            raise InvalidProblem(
+                f"{name} {getattr(p, name)} is too small: {TERMS} "
+                f"({p.trans_a}{p.trans_b}, m={p.m}, n={p.n}, k={p.k}) "
+                f"it must be at least {least}",
+                name,
+            )
+    for name in ("stride_a", "stride_b", "stride_d", "stride_c"):
+        check_size(getattr(p, name), name, MAX_STRIDE, least=0)
+    if p.batch > 1 and not _outputs_are_apart(p):
+        raise InvalidProblem(
+            f"stride_d {p.stride_d} makes the outputs of a batch of {p.batch} overlap "
+            f"(m={p.m}, n={p.n}, ldd={p.ldd})",
+            "stride_d",
+        )
+
+
+def _outputs_are_apart(p: GemmProblem) -> bool:
+    one_after_another = p.stride_d >= p.ldd * (p.n - 1) + p.m
+    interleaved = p.stride_d >= p.m and p.ldd >= p.stride_d * (p.batch - 1) + p.m
+    return one_after_another or interleaved
+
+
+def check_size(value: object, name: str, most: int, least: int = 1) -> None:
+    """Raises InvalidProblem unless `value` is an integer in [least, most]."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidProblem(f"{name} must be an integer, not {value!r}", name)
+    if not least <= value <= most:
+        raise InvalidProblem(f"{name} must be between {least} and {most}, not {value}", name)
+
+
+def one_of(value: object, name: str, known: tuple[object, ...], where: str = "") -> None:
+    """Raises InvalidProblem unless `value` is one of `known`, of the same type."""
+    # 16.0 == 16, but they make two ids
+    same = [k for k in known if isinstance(value, type(k)) and value == k]
+    if not same or isinstance(value, bool):
+        listed = ", ".join(str(k) for k in known)
+        raise InvalidProblem(f"{name} {value!r} is unknown{where}; known: {listed}", name)
+
+
+def _scalar(value: object, name: str) -> float:
+    try:
+        if not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value):
+            return float(value)
+    except OverflowError:  # an integer beyond every float
+        pass
+    raise InvalidProblem(f"{name} must be a finite number, not {value!r}", name)
+
+
+def alpha_class(value: object) -> str:
+    """one or any. Raises InvalidProblem for 0 and for what is no finite number."""
+    number = _scalar(value, "alpha")
+    if number == 0.0:
+        raise InvalidProblem("alpha 0 multiplies nothing; there is no GEMM to tune", "alpha")
+    return "one" if number == 1.0 else "any"
+
+
+def beta_class(value: object) -> str:
+    """zero, one or any. Raises InvalidProblem for what is no finite number."""
+    number = _scalar(value, "beta")
+    return {0.0: "zero", 1.0: "one"}.get(number, "any")
