@@ -5,6 +5,7 @@
     python -m benchmarks.cpu load           milliseconds to load a cached binary
     python -m benchmarks.cpu wall           `gemmtune tune` of one small problem, end to end
     python -m benchmarks.cpu repeatability  20 problems tuned twice
+    python -m benchmarks.cpu install        megabytes of the base install
 
 Ratios compare within one run, from samples interleaved with the baseline's.
 """
@@ -218,10 +219,31 @@ def repeatability(device: FoundDevice) -> None:
     )  # fmt: skip
 
 
+def install(device: FoundDevice) -> None:
+    """Megabytes of a fresh environment with the base install, its own pip taken off."""
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        site = next(Path(folder).glob("lib/python*/site-packages"))
+        before = _megabytes(site)
+        pip = [str(Path(folder) / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+        subprocess.run([*pip, str(Path(__file__).parent.parent)], check=True)
+        sizes = {p.name: _megabytes(p) for p in site.iterdir() if p.is_dir()}
+        largest = dict(sorted(sizes.items(), key=lambda pair: -pair[1])[:8])
+        write(
+            "cpu-install", device.environment,
+            {"what": "base install in a fresh environment, MB beyond an empty one",
+             "megabytes": _megabytes(site) - before, "torch": (site / "torch").exists(), "largest": largest},
+        )  # fmt: skip
+
+
+def _megabytes(folder: Path) -> float:
+    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) / 1e6
+
+
 def main() -> None:
     """Runs one benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("which", choices=("product", "decode", "load", "wall", "repeatability"))
+    parser.add_argument("which", choices=("product", "decode", "load", "wall", "repeatability", "install"))
     parser.add_argument("--quick", action="store_true", help="fewer shapes")
     parser.add_argument("--dtype", default="fp32")
     options = parser.parse_args()
@@ -229,9 +251,9 @@ def main() -> None:
     if options.which == "decode":
         decode(device, options.quick, options.dtype)
     else:
-        {"product": product, "load": load, "wall": wall, "repeatability": repeatability}[options.which](
-            device
-        )
+        runs = {"product": product, "load": load, "wall": wall}
+        runs |= {"repeatability": repeatability, "install": install}
+        runs[options.which](device)
 
 
 if __name__ == "__main__":

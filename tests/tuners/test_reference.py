@@ -165,6 +165,16 @@ def test_terms_that_cancel_do_not_shrink_the_bound() -> None:
         assert not judged(problem, seed).wrong
 
 
+def test_terms_may_be_added_in_any_order() -> None:
+    problem = from_blas(200, 200, 1, "fp32", beta=1.0, bias="fp32")
+    for seed in range(5):
+        reference, inputs = make_reference(Case(problem, seed, "normal", "test"))
+        product, bias = inputs["b"] @ inputs["a"], inputs["bias"][0, 0]
+        for result in (product + (inputs["c"] + bias), (product + bias) + inputs["c"]):
+            assert result.dtype == np.float32
+            assert not compare(reference, result).wrong
+
+
 def test_the_bound_is_no_looser_than_it_must_be() -> None:
     # The share of its bound that a right result uses: rounding alone fills a 16-bit output's.
     for out, least in (("bf16", 0.9), ("fp16", 0.8)):

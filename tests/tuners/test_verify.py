@@ -454,6 +454,17 @@ def test_one_byte_after_d_is_caught_for_every_type(verifier: Verifier) -> None:
         assert found.wrong == "wrote outside its output"
 
 
+@pytest.mark.parametrize("distance", [0, 1, GUARD - 2, GUARD - 1])
+@pytest.mark.parametrize("name", ["a", "d"])
+def test_a_guard_band_is_watched_to_its_last_byte(verifier: Verifier, name: str, distance: int) -> None:
+    problem = from_blas(41, 31, 19, "int8", dtype_d="int8")
+    size = end(problem, name)
+    assert size % 8
+    for element in (-1 - distance, size + distance):
+        found = verifier.check(ActingKernel(problem, set_bytes(name, element)), case(problem))
+        assert found.wrong.startswith("changed its input a" if name == "a" else "wrote outside its output")
+
+
 @pytest.mark.parametrize("name", ["a", "b", "c", "bias"])
 @pytest.mark.parametrize("place", ["first", "last", "padding", "before", "after"])
 def test_changing_an_input_or_what_surrounds_it_is_caught(verifier: Verifier, name: str, place: str) -> None:
