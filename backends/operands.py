@@ -45,7 +45,8 @@ class Layout:
         strides = (self.stride * size, self.ld * size, size)
         if flat.size < self.elements:
             raise ValueError(f"{flat.size} elements of storage, {self.elements} needed")
-        return np.lib.stride_tricks.as_strided(flat, shape, strides)
+        # Not as_strided: its interface string does not know every 8-bit float.
+        return np.ndarray(shape, flat.dtype, flat, 0, strides)
 
 
 def layouts(problem: GemmProblem) -> dict[str, Layout]:

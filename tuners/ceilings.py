@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -29,9 +28,13 @@ class Ceilings:
         """Both measurements' figures, the higher where both have one: a ceiling is what was reached."""
         flops = dict(self.flops_per_second)
         method = {**self.method}
-        for name, rate in other.flops_per_second.items():
-            if rate > flops.get(name, 0.0):
-                flops[name], method[name] = rate, other.method[name]
+        for name in ("read", "copy"):
+            rate = f"{name}_bytes_per_second"
+            if name in other.method and getattr(other, rate) > getattr(self, rate):
+                method[name] = other.method[name]
+        for kind, flop_rate in other.flops_per_second.items():
+            if flop_rate > flops.get(kind, 0.0):
+                flops[kind], method[kind] = flop_rate, other.method[kind]
         return replace(
             self,
             read_bytes_per_second=max(self.read_bytes_per_second, other.read_bytes_per_second),
@@ -61,9 +64,10 @@ class CeilingStore:
         text = json.dumps({"environment": environment.to_dict(), "ceilings": asdict(ceilings)}, indent=1)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as handle:
-                handle.write(text)
-            os.replace(handle.name, path)
+            with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+                fresh = Path(folder) / path.name
+                fresh.write_text(text)
+                fresh.replace(path)
         except OSError as error:
             raise storage_error(path, error) from error
 

@@ -79,6 +79,8 @@ class Journal:
         return good
 
     def _take(self, row: Mapping[str, Any]) -> None:
+        if row["version"] != VERSION:
+            raise ValueError(f"version {row['version']} of the file's form; this gemmtune reads {VERSION}")
         stored = self.sessions.setdefault(row["session"], StoredSession())
         if row["type"] == "outcome":
             stored.outcomes.append(Outcome.from_dict(row["outcome"]))

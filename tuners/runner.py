@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -220,6 +221,11 @@ class DeviceRunner:
             return result
         except CancelledError as error:
             raise DeviceError("the session was stopped") from error
+        except BrokenProcessPool as error:
+            raise DeviceError(
+                "the process that owns the device cannot start (a script that tunes must be a file, with its "
+                f"work under if __name__ == '__main__'): {error}"
+            ) from error
 
     def _autopsy(self, error: ProcessExpired) -> dict[str, Any]:
         code = getattr(error, "exitcode", None)

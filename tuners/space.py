@@ -52,6 +52,9 @@ def search_space(
             notes.append(f"{name}: {reason}")
         elif family.supports(problem):
             lists.append([s for s in family.solutions(problem, environment) if s.id not in taken])
+    if families is not None and not lists:
+        why = f" ({'; '.join(notes)})" if notes else ""
+        raise UnsupportedProblem(f"none of the families {', '.join(families)} runs {problem.slug}{why}")
     turns = [solution for turn in zip_longest(*lists) for solution in turn if solution is not None]
     candidates = [
         solution for solution in turns if not (policy.deterministic_only and solution.deterministic is False)

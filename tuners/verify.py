@@ -66,9 +66,12 @@ def compare(reference: Reference, out: npt.NDArray[Any]) -> Finding:
         return Finding(text, worst, relative, coverage)
     if reference.projection is not None:
         check = reference.projection
-        rounding = np.sqrt(chunk_sums(np.square(out.astype(np.float64)), np.ones(out.shape[2])))
         unit = DTYPES[reference.case.problem.dtype_d].unit_roundoff
-        off = np.abs(chunk_sums(out, check.signs) - check.sums) / (check.accumulated + 6 * unit * rounding)
+        with np.errstate(invalid="ignore", over="ignore"):
+            rounding = np.sqrt(chunk_sums(np.square(out.astype(np.float64)), np.ones(out.shape[2])))
+            off = np.abs(chunk_sums(out, check.signs) - check.sums) / (
+                check.accumulated + 6 * unit * rounding
+            )
         if not np.all(off <= 1.0):
             text = "a random projection of the columns that were not compared one by one is off"
             return Finding(text, float(np.nan_to_num(off.max(), nan=np.inf)), relative, coverage)

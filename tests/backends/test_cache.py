@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -244,22 +244,6 @@ def test_a_folder_where_the_binary_should_be(cache: BinaryCache) -> None:
         cache.put(KEY, ".so", writer(b"binary"))
     assert_storage_error(refused.value, cache.path(KEY, ".so"), errno.EISDIR)
     assert files(cache.root) == []
-
-
-@pytest.fixture
-def read_only(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "read-only"
-    folder.mkdir(mode=0o500)
-    yield folder
-    folder.chmod(0o700)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes anywhere")
-def test_a_read_only_folder_is_a_storage_error(read_only: Path) -> None:
-    cache = BinaryCache(read_only / "cache")
-    with pytest.raises(StorageError) as refused:
-        cache.put(KEY, ".so", writer(b"binary"))
-    assert_storage_error(refused.value, cache.path(KEY, ".so"), errno.EACCES)
 
 
 IN_A_MOUNT = """
