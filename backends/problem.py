@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 from backends.canonical import short_hash
@@ -152,7 +153,7 @@ class GemmProblem:
             raise InvalidProblem(f"canonical problem lacks {', '.join(missing)}", missing[0])
         return cls(**values)
 
-    @property
+    @cached_property
     def id(self) -> str:
         """A readable slug and 12 hex digits of the SHA-256 of the canonical JSON of to_dict()."""
         return f"{self.slug}-{short_hash(self.to_dict())}"

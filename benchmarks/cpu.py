@@ -144,7 +144,7 @@ def load(device: FoundDevice) -> None:
         "from backends.problem import from_mm; from backends.solution import Solution\n"
         "cache = BinaryCache(Path(sys.argv[1])); b = backend('cpu'); d = b.open(0, cache)\n"
         "p = from_mm(512, 512, 512, 'fp32'); s = Solution.from_dict(json.loads(sys.argv[2]))\n"
-        "f = b.families()[s.family]; d.runtime()\n"
+        "f = b.families()[s.family]; d.runtime\n"
         "t = time.perf_counter(); path = f.compile(p, s, d.environment, cache); k = d.load(p, s, path)\n"
         "print((time.perf_counter() - t) * 1e3)"
     )

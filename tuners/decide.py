@@ -94,8 +94,8 @@ def paired(a: Sequence[float], b: Sequence[float], confidence: float) -> Interva
 class Verdict:
     """What a final decided. Ids are solutions'; seconds are medians of the final's fresh samples.
 
-    `speedup` is baseline time over winner time (an interval); `tie_set` every candidate not shown slower
-    than the winner; `reason` says in words why.
+    `speedup` is baseline time over winner time (an interval); `tie_set` every candidate not shown
+    slower than the winner by more than the margin; `reason` says in words why.
     """
 
     judgement: Judgement
@@ -143,8 +143,8 @@ def decide(
 ) -> Verdict:
     """Judges a final. `times`: solution id -> seconds, one value a round, the same rounds for all.
 
-    Among candidates that beat the baseline and whose difference from the fastest of them is noise, the
-    smallest `preference` (then the id) wins: the same way every time. `not_slower` are candidates that
+    Among candidates that beat the baseline and whose difference from the fastest of them is noise, and
+    under half the margin, the smallest `preference` (then the id) wins: the same way every time. `not_slower` are candidates that
     never reached the final although nothing showed them slower; they join the tie set. `slower` are
     finalists that left the final because they were shown slower than whoever led it; they count as
     comparisons made. Raises ValueError for unequal or missing rounds.
@@ -168,7 +168,9 @@ def decide(
     winners = [name for name in times if enough and _wins(against_base[name], rule)]
     if winners:
         best = fastest(winners)  # a faster median that is no WIN itself blocks nothing
-        level = [n for n in winners if n == best or paired(times[n], times[best], confidence).low <= 1.0]
+        behind = {name: paired(times[name], times[best], confidence) for name in winners}
+        half = 1 + rule.margin / 2  # wide intervals must not let a preference cost more than this
+        level = [n for n in winners if n == best or (behind[n].low <= 1.0 and behind[n].mid <= half)]
         winner = min(level, key=lambda name: (order.get(name, ()), name))
         judgement = Judgement.WIN
         reason = f"faster in the paired test, by more than the margin of {rule.margin:.0%}"
@@ -176,11 +178,7 @@ def decide(
         winner = baseline
         judgement, reason = _no_winner(baseline, fastest(times), against_base, slower, enough, rule)
     to_winner = {name: paired(values, times[winner], confidence) for name, values in times.items()}
-    ties = [
-        name
-        for name in times
-        if name == winner or to_winner[name].low <= 1.0 or to_winner[name].mid <= 1 + rule.margin
-    ]
+    ties = [name for name in times if name == winner or to_winner[name].low <= 1 + rule.margin]
     won = against_base[winner]
     return Verdict(
         judgement=judgement,

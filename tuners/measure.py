@@ -144,14 +144,15 @@ class Timer:
         address = workspace(kernel.workspace_bytes)
         return cls(device, kernel, operands, [kernel.bind(o, address) for o in operands.sets], mode)
 
-    def sample(self) -> Sample:
-        """One sample of as many launches as fill SAMPLE_SECONDS; the first call sizes it."""
+    def sample(self, warm: bool = True) -> Sample:
+        """One sample of as many launches as fill SAMPLE_SECONDS; the first call sizes it. `warm` False: the
+        same candidate ran a moment ago."""
         if not self.seconds:
             self.seconds = self._run(1, warm=True).seconds
             if self.seconds < SAMPLE_SECONDS / 10:  # one launch alone says little of a short one
                 self.seconds = self._run(10, warm=False).seconds
         count = max(1, min(MAX_LAUNCHES, ceil(SAMPLE_SECONDS / max(self.seconds, 1e-9))))
-        return self._run(count, warm=self.seconds < WARM_BELOW_SECONDS)
+        return self._run(count, warm and self.seconds < WARM_BELOW_SECONDS)
 
     def _run(self, count: int, warm: bool) -> Sample:
         return self.device.sample(self.kernel, self.operands.launches(self.bound, count), self.mode, warm)

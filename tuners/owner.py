@@ -15,7 +15,7 @@ import traceback
 from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -37,7 +37,7 @@ from tuners.verify import Verifier
 SCREEN_SAMPLES, MAX_TRIES = 5, 20
 #: A candidate whose fastest sample is this much slower than the best so far is not sampled further:
 #: far off after one sample, shown slower after three.
-PRUNE_FIRST, PRUNE_THIRD = 1.5, 1.1
+PRUNE_FIRST, PRUNE_THIRD = 2.0, 1.35
 #: Loaded candidates kept ready (a final interleaves its finalists).
 _KEPT = 24
 _PR_SET_PDEATHSIG = 1
@@ -257,18 +257,18 @@ def _screen(owner: Owner, solution: Solution, binaries: Binaries, best: float | 
     task = owner.task
     limit = task.policy.max_workspace_bytes
     kernel = owner.load(task.problem, solution, binaries)
+    solution = replace(solution, workspace_bytes=kernel.workspace_bytes)
     if limit is not None and kernel.workspace_bytes > limit:
         rule = f"workspace of {kernel.workspace_bytes} bytes is over the policy's {limit}"
         return Outcome(solution, Phase.SCREEN, Status.ILLEGAL, (), {"rule": rule})
     evidence = _verify(owner, solution, binaries, cases(task.problem, 1, task.seed))
-    evidence["workspace_bytes"] = kernel.workspace_bytes
     if "wrong" in evidence:
         return Outcome(solution, Phase.SCREEN, Status.WRONG_RESULT, (), evidence)
     timer = owner.timer(solution, binaries)
     clean: list[float] = []
     disturbed: list[float] = []
     for _ in range(MAX_TRIES):
-        taken = timer.sample()
+        taken = timer.sample(warm=not clean and not disturbed)
         (disturbed if taken.disturbed else clean).append(taken.seconds)
         if taken.disturbed:
             evidence["disturbance"] = taken.disturbed

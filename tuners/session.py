@@ -10,17 +10,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from backends.errors import GemmtuneError, UnsupportedProblem
 from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem
 from backends.protocol import Baseline
 from backends.solution import Solution
-from tuners.decide import DecisionRule, Interval, Verdict, decide, paired
-from tuners.measure import Rotation
+from tuners.decide import DecisionRule, Verdict, decide
+from tuners.measure import SAMPLE_SECONDS, Rotation
 from tuners.owner import Task
 from tuners.policy import MeasurementPolicy
+from tuners.race import DROP_AFTER, HEAT_ROUNDS, BaselineFailed, Race
 from tuners.runner import Runner
 from tuners.space import Space, search_space
 from tuners.strategies import STRATEGIES, Strategy
@@ -37,7 +37,7 @@ class Budget:
 
     seconds: float = 2.0
     candidates: int | None = None
-    final_share: float = 0.35
+    final_share: float = 0.5
 
     def __post_init__(self) -> None:
         if not self.seconds > 0:
@@ -69,17 +69,16 @@ class Counts:
     statuses: dict[str, int] = field(default_factory=dict)
 
 
-#: Finalists beside the baselines; more would thin out the rounds of all.
-FINALISTS = 6
+#: Who enters the heats: candidates that a screening put within NEAR of the fastest, at most ENTRANTS, while
+#: the heats take no more than HEATS_SHARE of the time that is left. FINALISTS go on to the final.
+NEAR, ENTRANTS, HEATS_SHARE, FINALISTS = 1.5, 40, 0.5, 8
 PROOF_SEEDS = 5
-#: A finalist is dropped, once DROP_AFTER rounds are in, when it is shown slower than the leader.
-DROP_AFTER = 8
+#: What a sample costs beside its launches and its warm-up: the call to the child.
+_CALL_SECONDS = 0.5e-3
 #: A final may run over the budget by this factor to reach the rounds that decide.
 OVERTIME = 1.5
 #: Candidates asked for at a time: they are compiled together.
 BATCH = 8
-#: A screened candidate within this factor of the fastest was not shown slower by a screening.
-_SCREEN_NOISE = 1.03
 
 
 class Session:
@@ -211,21 +210,20 @@ class Session:
 
     def _final(self, baselines: Sequence[Baseline], screened: dict[str, Outcome]) -> Iterator[Outcome]:
         """Races, decides, and proves the winner; one that fails is out, and the others race again."""
-        fixed = [b.solution for b in baselines]
+        fixed = [screened[b.solution.id].solution for b in baselines]
         names = {solution.id for solution in fixed}
         usable = (Status.OK, Status.UNSTABLE)
         timed = [o for o in screened.values() if o.status in usable and o.solution.id not in names]
         timed.sort(key=lambda o: (o.seconds or 0.0, o.solution.id))
         while self.verdict is None:
-            places = self._places(timed, screened, fixed)
-            finalists = [o.solution for o in timed[:places]]
-            race = _Race({s.id: s for s in [*fixed, *finalists]}, baselines[0].solution.id)
-            for outcome in self._race(race):
+            entrants = [o.solution for o in timed[: self._places(timed, screened, fixed)]]
+            race = Race(self.runner.sample, {s.id: s for s in [*fixed, *entrants]}, fixed[0].id)
+            for outcome in self._run(race, [s.id for s in fixed]):
                 self._count(outcome)
                 yield outcome
                 if self._stopped:
                     return
-            proof = self._prove(race, baselines[0], _not_slower(timed, places))
+            proof = self._prove(race, baselines[0], timed, screened)
             self._count(proof)
             yield proof
             out = {proof.solution.id} if proof.status is not Status.OK else set()
@@ -234,48 +232,59 @@ class Session:
     def _places(
         self, timed: Sequence[Outcome], screened: dict[str, Outcome], fixed: Sequence[Solution]
     ) -> int:
-        """How many finalists leave time for the rounds that a decision needs."""
+        """How many near the best can enter: beyond FINALISTS as many as the heats have time for (halving
+        makes them twice their first), and finalists as many as the rounds of a decision have time for."""
         remaining = max(self.budget.seconds - self.counts.measuring_seconds, self.budget.seconds * 0.1)
-        round_seconds = sum(2 * max(screened[s.id].seconds or 0.0, 1e-3) for s in fixed)
-        places = 0
-        for outcome in timed[:FINALISTS]:
-            round_seconds += 2 * max(outcome.seconds or 0.0, 1e-3)
-            if places and round_seconds * self.rule.rounds_needed(places + 1) > remaining:
-                break
-            places += 1
-        return places
 
-    def _race(self, race: _Race) -> Iterator[Outcome]:
-        """Equal rounds for all; yields finalists that failed or were shown slower, then the others' times."""
+        def cost(outcome: Outcome) -> float:
+            return 2 * max(outcome.seconds or 0.0, SAMPLE_SECONDS) + _CALL_SECONDS
+
+        near = [o for o in timed if (o.seconds or 0.0) <= NEAR * (timed[0].seconds or 0.0)]
+        total = sum(cost(screened[s.id]) for s in fixed)
+        for place, outcome in enumerate(near[:ENTRANTS]):
+            total += cost(outcome)
+            decision = total * self.rule.rounds_needed(place + 1) > 1.5 * remaining
+            heats = 2 * HEAT_ROUNDS * total > HEATS_SHARE * remaining
+            if place and (decision if place < FINALISTS else heats):
+                return place
+        return len(near[:ENTRANTS])
+
+    def _run(self, race: Race, fixed: Sequence[str]) -> Iterator[Outcome]:
+        """Heats, then the final; yields who failed or was shown slower, then the others' times."""
         begin, spent = self._clock(), self.counts.measuring_seconds
-        for turn in range(self.rule.max_rounds):
-            order = list(race.times)
-            for name in order[turn % len(order) :] + order[: turn % len(order)]:
-                outcome = self.runner.sample(race.solutions[name])
-                if outcome.seconds is None:
-                    race.fail(name, outcome)
-                    yield outcome
-                else:
-                    race.times[name].append(outcome.seconds)
-                    race.disturbed[name] += outcome.status is Status.UNSTABLE
+        try:
+            while len(race.times) - len(fixed) > FINALISTS:
+                for _ in range(HEAT_ROUNDS):
+                    yield from race.round()
+                    if self._stopped:
+                        return
+                race.halve(fixed)
+            race.start_final()
+            for turn in range(1, self.rule.max_rounds + 1):
+                yield from race.round()
                 if self._stopped:
                     return
-            self.counts.measuring_seconds = spent + self._clock() - begin
-            if turn + 1 >= DROP_AFTER and (turn + 1) % 4 == 0:
-                yield from race.drop_slower(self.rule)
-            over = self.counts.measuring_seconds / self.budget.seconds
-            needed = self.rule.rounds_needed(len(race.times) + len(race.slower) - 1)
-            if over > OVERTIME or (over > 1 and turn + 1 >= needed):
-                break
-        for name, values in race.times.items():
-            yield Outcome(race.solutions[name], Phase.FINAL, Status.OK, tuple(values), race.evidence(name))
+                self.counts.measuring_seconds = spent + self._clock() - begin
+                if turn >= DROP_AFTER and turn % 2 == 0:
+                    yield from race.drop_slower(self.rule)
+                over = self.counts.measuring_seconds / self.budget.seconds
+                needed = self.rule.rounds_needed(len(race.times) + len(race.slower) - 1)
+                if over > OVERTIME or (over > 1 and turn >= needed):
+                    break
+        except BaselineFailed as error:
+            failed: Outcome = error.args[0]
+            evidence = dict(failed.evidence)
+            raise SessionFailed(f"the baseline failed in the final: {failed.status} {evidence}") from None
+        yield from race.finished()
 
-    def _prove(self, race: _Race, baseline: Baseline, not_slower: Sequence[str]) -> Outcome:
+    def _prove(
+        self, race: Race, baseline: Baseline, timed: Sequence[Outcome], screened: dict[str, Outcome]
+    ) -> Outcome:
         """Decides and proves; sets the verdict where the proof holds."""
         preference = {n: (s.workspace_bytes, s.deterministic is not True) for n, s in race.solutions.items()}
-        verdict = decide(
-            race.times, race.baseline, baseline.name, self.rule, preference, not_slower, race.slower
-        )
+        arguments = (race.times, race.baseline, baseline.name, self.rule, preference)
+        winner = decide(*arguments, slower=race.slower).winner
+        verdict = decide(*arguments, self._not_slower(race, winner, timed, screened), race.slower)
         begin = self._clock()
         proof = self.runner.prove(race.solutions[verdict.winner], PROOF_SEEDS)
         self.counts.measuring_seconds += self._clock() - begin
@@ -285,57 +294,29 @@ class Session:
             raise SessionFailed(f"the baseline {baseline.name} failed its proof: {dict(proof.evidence)}")
         return proof
 
+    def _not_slower(
+        self, race: Race, winner: str, timed: Sequence[Outcome], screened: dict[str, Outcome]
+    ) -> list[str]:
+        """Candidates outside the final that were not shown slower than the winner by more than the margin:
+        by a screening alone where every sample is behind the winner's slowest; in the heats where that
+        screening's median and every round say so."""
+        margin, mine = self.rule.margin, screened[winner]
+        found = []
+        for outcome in timed:
+            name = outcome.solution.id
+            if name in race.cut:
+                later = (outcome.seconds or 0.0) > (1 + margin) * (mine.seconds or 0.0)
+                slower = later and race.behind(name, winner, margin)
+            else:
+                slower = name in race.solutions or min(outcome.samples) > (1 + margin) * max(mine.samples)
+            if not slower:
+                found.append(name)
+        return found
+
     def _count(self, outcome: Outcome) -> None:
         if outcome.phase is Phase.SCREEN or outcome.status not in (Status.OK, Status.PRUNED):
             seen = self.counts.statuses
             seen[outcome.status.value] = seen.get(outcome.status.value, 0) + 1
-
-
-class _Race:
-    """A final in progress: who is in it, their times round by round, and who left it and why."""
-
-    def __init__(self, solutions: dict[str, Solution], baseline: str) -> None:
-        self.solutions, self.baseline = solutions, baseline
-        self.times: dict[str, list[float]] = {name: [] for name in solutions}
-        self.disturbed = dict.fromkeys(solutions, 0)
-        self.slower: list[str] = []
-        self.failed: set[str] = set()
-
-    def fail(self, name: str, outcome: Outcome) -> None:
-        """Takes a finalist out. Raises SessionFailed for the baseline."""
-        if name == self.baseline:
-            raise SessionFailed(
-                f"the baseline failed in the final: {outcome.status} {dict(outcome.evidence)}"
-            )
-        del self.times[name]
-        self.failed.add(name)
-
-    def drop_slower(self, rule: DecisionRule) -> Iterator[Outcome]:
-        """Takes out whoever is shown slower than the leader by more than the margin."""
-        confidence = rule.shared(len(self.times) + len(self.slower) - 1)
-        leader = min(self.times, key=lambda name: (self._against(name, self.baseline, confidence).mid, name))
-        for name in [name for name in self.times if name not in (leader, self.baseline)]:
-            ratio = self._against(name, leader, confidence)
-            if ratio.low > 1.0 and ratio.mid > 1 + rule.margin:
-                why = {"ratio_to_leader": ratio.mid, "at_least": ratio.low, "leader": leader}
-                values = tuple(self.times.pop(name))
-                self.slower.append(name)
-                yield Outcome(
-                    self.solutions[name], Phase.FINAL, Status.PRUNED, values, self.evidence(name) | why
-                )
-
-    def _against(self, name: str, other: str, confidence: float) -> Interval:
-        return paired(self.times[name], self.times[other], confidence)
-
-    def evidence(self, name: str) -> dict[str, Any]:
-        """How many of a finalist's samples stayed disturbed."""
-        return {"disturbed": self.disturbed[name]}
-
-
-def _not_slower(timed: Sequence[Outcome], places: int) -> list[str]:
-    """Candidates without a place in the final that no screening showed to be slower."""
-    fastest = (timed[0].seconds or 0.0) if timed else 0.0
-    return [o.solution.id for o in timed[places:] if min(o.samples) <= fastest * _SCREEN_NOISE]
 
 
 def _best(screened: dict[str, Outcome]) -> float | None:

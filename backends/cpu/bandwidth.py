@@ -33,7 +33,7 @@ def measure_bandwidths(device: CpuDevice) -> Bandwidths:
         target.upload(np.zeros(size, np.uint8))
         threads = device.environment.units
         try:
-            pool = device.runtime()
+            pool = device.runtime
         except (CompilerMissing, CompileError):
             read, copy = _numpy_movers(size, threads)
             method = "numpy reductions and copies, all cores"

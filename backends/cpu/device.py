@@ -9,6 +9,7 @@ import ctypes
 import mmap
 import time
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +83,7 @@ class CpuDevice:
             raise LaunchError(f"family {solution.family!r} is unknown; known: {', '.join(self.families)}")
         return family.load(problem, solution, binary, self)
 
+    @cached_property
     def runtime(self) -> ctypes.CDLL:
         """The thread pool that our own kernels share. Raises CompilerMissing."""
         return runtime(compile_runtime(self.environment.partition, self.cache))

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from itertools import product
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from backends.archs import CpuIsa
 from backends.cache import BinaryCache
@@ -69,7 +69,12 @@ class NativeFamily(ABC):
         return typed and p.bias in (None, p.dtype_d, compute)
 
     def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
+        seen = set()
         for parameters in self._ordered(problem, environment):
+            effect = _effect(problem, parameters)
+            if effect in seen:
+                continue
+            seen.add(effect)
             solution = Solution(self.name, self.version, parameters, None, 0, True)
             if self.illegal(problem, solution, environment) is None:
                 yield solution
@@ -110,11 +115,26 @@ class NativeFamily(ABC):
             raise LaunchError(f"{solution.id} has no binary")
         blocks = {name: int(solution.parameters.get(name) or 1) for name in ("mc", "nc", "kc")}
         threads = int(solution.parameters["threads"] or 1)
-        return NativeKernel(problem, binary, device.runtime(), {**blocks, "threads": threads})
+        return NativeKernel(problem, binary, device.runtime, {**blocks, "threads": threads})
+
+    def _ordered(self, problem: GemmProblem, environment: Environment) -> Iterator[dict[str, Parameter]]:
+        """The likeliest first: the fastest dot on all cores over every tile and block; then fewer threads
+        and the other dot, each on every tile with the first block."""
+        isa = isa_of(environment.partition)[0] or _GENERIC
+        ways = list(product(dots(problem, environment), thread_counts(environment.units)))
+        for dot, threads in ways:
+            blocks = self._blocks(problem, dot)
+            for block in blocks if (dot, threads) == ways[0] else blocks[:1]:
+                for tile in self._tiles(problem, isa):
+                    yield {"dot": dot, "threads": threads, **tile, **block}
 
     @abstractmethod
-    def _ordered(self, problem: GemmProblem, environment: Environment) -> Iterator[dict[str, Parameter]]:
-        """Every combination of parameters, the likeliest first; illegal ones may be among them."""
+    def _tiles(self, problem: GemmProblem, isa: CpuIsa) -> list[dict[str, Parameter]]:
+        """Register tiles, the likeliest first."""
+
+    @abstractmethod
+    def _blocks(self, problem: GemmProblem, dot: str) -> list[dict[str, Parameter]]:
+        """Cache blocks, the likeliest first."""
 
     @abstractmethod
     def _illegal_tile(
@@ -128,6 +148,21 @@ def dots(problem: GemmProblem, environment: Environment) -> list[str]:
     _, extensions = isa_of(environment.partition)
     native = problem.dtype_a in _DOTS and _DOTS[problem.dtype_a][0] in extensions
     return [problem.dtype_a, "upcast"] if native else ["upcast"]
+
+
+def _effect(problem: GemmProblem, parameters: dict[str, Parameter]) -> tuple[Parameter, ...]:
+    """What distinguishes a kernel from another on this problem: blocks count as how many they cut an
+    extent into, because the kernels even them out."""
+    extents = {"mc": (problem.m, problem.n), "nc": (problem.n, problem.m), "kc": (problem.k,)}
+    threads = int(parameters["threads"] or 1)
+    found: list[Parameter] = []
+    for name, value in parameters.items():
+        if name in extents and not (name == "nc" and "rm" in parameters):  # stream's nc is no block
+            sizes = [size for extent in extents[name] for size in (extent, -(-extent // threads))]
+            found += [-(-size // int(value or 1)) for size in sizes]
+        else:
+            found.append(value)
+    return tuple(found)
 
 
 def lanes(problem: GemmProblem, isa: CpuIsa) -> int:
@@ -145,19 +180,17 @@ class PackedFamily(NativeFamily):
         32: ((3, 8), (4, 6), (2, 12), (2, 14), (1, 24)),
         16: ((2, 6), (3, 4), (2, 5), (1, 12)),
     }
-    _MC, _NC = (192, 384, 96), (4096, 1024)
+    _MC, _NC = (192, 96), (4096,)
     #: Dot instructions shrink packed panels, so that a deeper block of k fits the same cache.
     _KC: ClassVar = {"upcast": (384, 256, 512), "bf16": (512, 384, 1024), "int8": (1024, 512, 2048)}
 
-    def _ordered(self, problem: GemmProblem, environment: Environment) -> Iterator[dict[str, Parameter]]:
-        isa = isa_of(environment.partition)[0] or _GENERIC
+    def _tiles(self, problem: GemmProblem, isa: CpuIsa) -> list[dict[str, Parameter]]:
         width = lanes(problem, isa)
-        for dot, threads in product(dots(problem, environment), thread_counts(environment.units)):
-            for (nc, mc, kc), (vectors, nr) in product(
-                product(self._NC, self._MC, self._KC[dot]), self._TILES[isa.vector_registers]
-            ):
-                tile: dict[str, Parameter] = {"dot": dot, "mr": vectors * width, "nr": nr}
-                yield {**tile, "mc": mc, "nc": nc, "kc": kc, "threads": threads}
+        return [{"mr": vectors * width, "nr": nr} for vectors, nr in self._TILES[isa.vector_registers]]
+
+    def _blocks(self, problem: GemmProblem, dot: str) -> list[dict[str, Parameter]]:
+        grid = product(self._NC, self._MC, self._KC[dot])
+        return [{"mc": mc, "nc": nc, "kc": kc} for nc, mc, kc in grid]
 
     def _illegal_tile(
         self, problem: GemmProblem, rows: int, columns: int, lanes: int, registers: int
@@ -184,7 +217,7 @@ class StreamFamily(NativeFamily):
     #: The large operand contiguous along k: dot products, tiles in rows x columns.
     _ALONG_K: ClassVar = (
         {32: ((6, 4), (3, 8), (8, 2), (4, 4), (5, 5)), 16: ((3, 4), (6, 2), (2, 5))},
-        (60, 240, 12), (512, 1024, 256), (8192, 2048),
+        (60, 240), (512, 1024), (8192,),
     )  # fmt: skip
     #: Contiguous across k: axpys, tiles in vectors x columns.
     _ACROSS_K: ClassVar = (
@@ -195,17 +228,17 @@ class StreamFamily(NativeFamily):
     def supports(self, problem: GemmProblem) -> bool:
         return super().supports(problem) and min(problem.m, problem.n) <= self.FEW
 
-    def _ordered(self, problem: GemmProblem, environment: Environment) -> Iterator[dict[str, Parameter]]:
+    def _shape(self, problem: GemmProblem) -> Any:
         # The mirrored product (few rows) streams B in A's place.
         along_k = problem.trans_a != "N" if problem.n <= problem.m else problem.trans_b == "N"
-        tiles, rows_kept, chunks, ahead = self._ALONG_K if along_k else self._ACROSS_K
-        for dot, threads, (nc, kc, mc), (rm, nb) in product(
-            dots(problem, environment),
-            thread_counts(environment.units),
-            product(ahead, chunks, rows_kept),
-            tiles[(isa_of(environment.partition)[0] or _GENERIC).vector_registers],
-        ):
-            yield {"dot": dot, "rm": rm, "nb": nb, "mc": mc, "kc": kc, "nc": nc, "threads": threads}
+        return self._ALONG_K if along_k else self._ACROSS_K
+
+    def _tiles(self, problem: GemmProblem, isa: CpuIsa) -> list[dict[str, Parameter]]:
+        return [{"rm": rm, "nb": nb} for rm, nb in self._shape(problem)[0][isa.vector_registers]]
+
+    def _blocks(self, problem: GemmProblem, dot: str) -> list[dict[str, Parameter]]:
+        _, rows_kept, chunks, ahead = self._shape(problem)
+        return [{"mc": mc, "kc": kc, "nc": nc} for nc, kc, mc in product(ahead, chunks, rows_kept)]
 
     def _illegal_tile(
         self, problem: GemmProblem, rows: int, columns: int, lanes: int, registers: int

@@ -14,7 +14,8 @@ BAD = '{"m":0,"n":32,"k":48}\nnot json\n'
 
 
 def run(tmp_path: Path, cache: BinaryCache, text: str, *more: str) -> subprocess.CompletedProcess[str]:
-    blocked = "import sys\nfor name in ('fastapi','sqlmodel','pydantic','typer','rich','service'):\n    sys.modules[name] = None\n"
+    names = ("fastapi", "sqlmodel", "pydantic", "typer", "rich", "service")
+    blocked = f"import sys\nfor name in {names}:\n    sys.modules[name] = None\n"
     code = blocked + "import runpy; runpy.run_module('tuners', run_name='__main__', alter_sys=True)"
     arguments = [
         "--output",

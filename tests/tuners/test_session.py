@@ -120,7 +120,11 @@ def test_a_budget_of_candidates() -> None:
 
 def test_too_few_rounds_decide_nothing() -> None:
     slow = [value * 1000 for value in quiet()]
-    run = session(RecordedRunner(slow, speed={"a": 0.5}), budget=Budget(9.0, candidates=1))
+    run = session(
+        RecordedRunner(slow, speed={"a": 0.5}),
+        budget=Budget(14.0, candidates=1, final_share=0.2),
+        rule=DecisionRule(min_rounds=30),
+    )
     list(run.run())
     assert run.verdict is not None
     assert run.verdict.judgement is Judgement.TIE

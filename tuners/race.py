@@ -1,0 +1,104 @@
+"""Interleaved rounds: heats that halve the field, then a final on fresh samples.
+
+A screening times each candidate once, for some milliseconds; a burst of noise there would decide for good.
+So everything near the best enters heats: short series of rounds spread over time, after each of which the
+slower half leaves. The final's rounds start afresh, because whoever was picked for fast samples keeps none
+of them as evidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from backends.outcome import Outcome, Phase, Status
+from backends.solution import Solution
+from tuners.decide import DecisionRule, Interval, paired
+
+#: Rounds of a heat.
+HEAT_ROUNDS = 3
+#: From this round of a final on, finalists shown slower than the leader (DROP_CONFIDENCE a look) leave.
+DROP_AFTER, DROP_CONFIDENCE = 6, 0.96
+
+
+class BaselineFailed(Exception):
+    """The baseline failed while racing; args[0] is its outcome."""
+
+
+class Race:
+    """Who is in it, their times round by round, and who left it and why. `sample` takes one sample."""
+
+    def __init__(
+        self, sample: Callable[[Solution], Outcome], solutions: Mapping[str, Solution], baseline: str
+    ) -> None:
+        self.solutions, self.baseline = dict(solutions), baseline
+        self.times: dict[str, list[float]] = {name: [] for name in solutions}
+        self.disturbed = dict.fromkeys(solutions, 0)
+        #: Left a heat in its slower half: their times so far, beside those who stayed (self.heats).
+        self.cut: dict[str, list[float]] = {}
+        self.heats: dict[str, list[float]] = {}
+        #: Left the final, shown slower than its leader.
+        self.slower: list[str] = []
+        self.failed: set[str] = set()
+        self._sample, self._turn = sample, 0
+
+    def round(self) -> Iterator[Outcome]:
+        """Samples everybody once, in rotating order; yields the outcomes of those that failed, who leave."""
+        order = list(self.times)
+        start = self._turn % len(order)
+        self._turn += 1
+        for name in order[start:] + order[:start]:
+            outcome = self._sample(self.solutions[name])
+            if outcome.seconds is not None:
+                self.times[name].append(outcome.seconds)
+                self.disturbed[name] += outcome.status is Status.UNSTABLE
+                continue
+            if name == self.baseline:
+                raise BaselineFailed(outcome)
+            del self.times[name]
+            self.failed.add(name)
+            yield outcome
+
+    def halve(self, fixed: Sequence[str]) -> None:
+        """After a heat: the slower half leaves (never the `fixed`)."""
+        ratios = {name: self._against(name, self.baseline).mid for name in self.times}
+        free = sorted((n for n in self.times if n not in fixed), key=lambda n: (ratios[n], n))
+        for name in free[(len(free) + 1) // 2 :]:
+            self.cut[name] = self.times.pop(name)
+
+    def start_final(self) -> None:
+        """Sets the heats' samples aside."""
+        self.heats = self.times
+        self.times = {name: [] for name in self.heats}
+        self.disturbed = dict.fromkeys(self.times, 0)
+
+    def drop_slower(self, rule: DecisionRule) -> Iterator[Outcome]:
+        """Takes out whoever is shown slower than the leader by more than the margin."""
+        leader = min(self.times, key=lambda name: (self._against(name, self.baseline).mid, name))
+        for name in [name for name in self.times if name not in (leader, self.baseline)]:
+            ratio = self._against(name, leader)
+            if ratio.low > 1 + rule.margin:
+                why = {"ratio_to_leader": ratio.mid, "at_least": ratio.low, "leader": leader}
+                values = tuple(self.times.pop(name))
+                self.slower.append(name)
+                evidence = self.evidence(name) | why
+                yield Outcome(self.solutions[name], Phase.FINAL, Status.PRUNED, values, evidence)
+
+    def finished(self) -> list[Outcome]:
+        """The final's times of everybody still in it."""
+        return [
+            Outcome(self.solutions[name], Phase.FINAL, Status.OK, tuple(values), self.evidence(name))
+            for name, values in self.times.items()
+        ]
+
+    def evidence(self, name: str) -> dict[str, Any]:
+        """How many of a finalist's samples stayed disturbed."""
+        return {"disturbed": self.disturbed.get(name, 0)}
+
+    def behind(self, name: str, winner: str, margin: float) -> bool:
+        """Whether somebody cut in a heat was behind the winner in every round by more than the margin."""
+        pairs = list(zip(self.cut[name], self.heats.get(winner, []), strict=False))
+        return bool(pairs) and all(value > (1 + margin) * own for value, own in pairs)
+
+    def _against(self, name: str, other: str) -> Interval:
+        return paired(self.times[name], self.times[other], DROP_CONFIDENCE)
