@@ -40,11 +40,11 @@ dev: $(VENV)/.dev
 $(VENV)/.setup: pyproject.toml .ci/system-packages
 	@bash .ci/system-packages
 	@test -x $(PYTHON) || python3 -m venv $(VENV)
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable .
+	@$(PYTHON) -m pip install -qq --disable-pip-version-check --editable .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.setup
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(PYTHON) -m pip install -qq --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
 clean:

@@ -216,7 +216,7 @@ def tune(
             total_seconds=total_seconds, max_flops=None if max_gflop is None else max_gflop * 1e9,
         )  # fmt: skip
         previous = signal.signal(signal.SIGINT, lambda *_: campaign.stop())
-        silent = not progress or as_json or not _err.is_terminal
+        silent = not progress or as_json
         try:
             with CampaignProgress(_err, len(read.problems), silent) as bar:
                 for event in campaign.run():

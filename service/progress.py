@@ -16,9 +16,10 @@ _REDRAWS_PER_SECOND = 2
 
 
 class CampaignProgress:
-    """Follows events on `console`; silent when told to be."""
+    """Follows events on `console`: a bar on a terminal, else a line a problem; silent when told to be."""
 
     def __init__(self, console: Console, total: int, silent: bool) -> None:
+        self._console, self._total, self._silent = console, total, silent
         self._bar = Progress(
             TextColumn("[bold]tuning"),
             BarColumn(bar_width=30),
@@ -26,7 +27,7 @@ class CampaignProgress:
             TimeElapsedColumn(),
             TextColumn("{task.description}"),
             console=console,
-            disable=silent,
+            disable=silent or not console.is_terminal,
             transient=True,
             refresh_per_second=_REDRAWS_PER_SECOND,
         )
@@ -56,4 +57,12 @@ class CampaignProgress:
             self._right += event.outcome.status in (Status.OK, Status.PRUNED)
         elif isinstance(event, Finished | Skipped):
             self._bar.advance(self._task)
+            if isinstance(event, Finished) and not (self._silent or self._console.is_terminal):
+                self._console.print(self._line(event), markup=False, highlight=False)
         self._bar.update(self._task, description=f"{self._name}: {self._right}/{self._seen} right")
+
+    def _line(self, event: Finished) -> str:
+        verdict, name = event.result.verdict, problem_text(event.result.problem)
+        seconds = event.result.counts.get("total_seconds", 0.0)
+        said = "no verdict" if verdict is None else f"{verdict.judgement} {verdict.speedup.mid:.2f}x"
+        return f"[{event.index + 1}/{self._total}] {name}: {said} ({seconds:.1f} s)"

@@ -144,10 +144,10 @@ def decide(
     """Judges a final. `times`: solution id -> seconds, one value a round, the same rounds for all.
 
     Among candidates that beat the baseline and whose difference from the fastest of them is noise, and
-    under half the margin, the smallest `preference` (then the id) wins: the same way every time. `not_slower` are candidates that
-    never reached the final although nothing showed them slower; they join the tie set. `slower` are
-    finalists that left the final because they were shown slower than whoever led it; they count as
-    comparisons made. Raises ValueError for unequal or missing rounds.
+    under half the margin, the smallest `preference` (then the id) wins: the same way every time.
+    `not_slower` are candidates that never reached the final although nothing showed them slower; they
+    join the tie set. `slower` are finalists that left the final because they were shown slower than
+    whoever led it; they count as comparisons made. Raises ValueError for unequal or missing rounds.
     """
     rounds = {len(values) for values in times.values()}
     if baseline not in times or len(rounds) != 1 or 0 in rounds:

@@ -33,8 +33,10 @@ from tuners.measure import OperandSets, Rotation, Timer
 from tuners.policy import MeasurementPolicy
 from tuners.verify import Verifier
 
-#: Samples of a screening, and how many undisturbed ones are wanted among at most MAX_TRIES.
+#: Samples of a screening, and how many undisturbed ones are wanted among at most MAX_TRIES. Once LONG_SECONDS
+#: are sampled, FEWEST do: launches that long vary little.
 SCREEN_SAMPLES, MAX_TRIES = 5, 20
+FEWEST, LONG_SECONDS = 3, 0.1
 #: A candidate whose fastest sample is this much slower than the best so far is not sampled further:
 #: far off after one sample, shown slower after three.
 PRUNE_FIRST, PRUNE_THIRD = 2.0, 1.35
@@ -276,10 +278,11 @@ def _screen(owner: Owner, solution: Solution, binaries: Binaries, best: float | 
         if best is not None and clean and min(clean) > slow * best:
             evidence |= {"disturbed": len(disturbed), "best_seconds": best}
             return Outcome(solution, Phase.SCREEN, Status.PRUNED, tuple(clean), evidence)
-        if len(clean) == SCREEN_SAMPLES or len(disturbed) > 2 * SCREEN_SAMPLES:
+        long = sum(clean) > LONG_SECONDS and len(clean) >= FEWEST
+        if long or len(clean) == SCREEN_SAMPLES or len(disturbed) > 2 * SCREEN_SAMPLES:
             break
     evidence["disturbed"] = len(disturbed)
-    if len(clean) >= 3:
+    if len(clean) >= FEWEST:
         return Outcome(solution, Phase.SCREEN, Status.OK, tuple(clean), evidence)
     return Outcome(solution, Phase.SCREEN, Status.UNSTABLE, (*clean, *disturbed), evidence)
 

@@ -36,6 +36,8 @@ T = TypeVar("T")
 
 #: A call that takes longer than this and LONG times what it should is a hang.
 HANG_SECONDS, LONG = 10.0, 10.0
+#: A large product is tried with this many of each family's first candidates.
+CEILING_CANDIDATES = 4
 #: Laying out, referencing and ceilings are numpy's own work: slow at worst.
 SETUP_SECONDS = 600.0
 
@@ -122,8 +124,9 @@ class DeviceRunner:
         size = self.backend.product_size
         task = Task(from_mm(size, size, size, name), MeasurementPolicy(), 0)
         space = search_space(task.problem, self.backend, self.environment, task.policy)
-        first = {solution.family: solution for solution in reversed(space.candidates)}
-        tried = [*(b.solution for b in space.baselines), *first.values()]
+        tried = [b.solution for b in space.baselines]
+        for family in dict.fromkeys(solution.family for solution in space.candidates):
+            tried += [s for s in space.candidates if s.family == family][:CEILING_CANDIDATES]
         self.open(task)
         self.compile(task, tried)
         fastest: Outcome | None = None

@@ -17,7 +17,7 @@ from backends.problem import GemmProblem
 from backends.protocol import Baseline
 from backends.solution import Solution
 from tuners.decide import DecisionRule, Verdict, decide
-from tuners.measure import SAMPLE_SECONDS, Rotation
+from tuners.measure import SAMPLE_SECONDS, WARM_BELOW_SECONDS, Rotation
 from tuners.owner import Task
 from tuners.policy import MeasurementPolicy
 from tuners.race import DROP_AFTER, HEAT_ROUNDS, BaselineFailed, Race
@@ -57,13 +57,14 @@ class Search:
 
 @dataclass
 class Counts:
-    """Where the time went and what was seen. Seconds lost to hangs and crashes, spent compiling or setting
-    up do not count against the budget."""
+    """Where the time went and what was seen. Measuring (screening and the final) counts against the
+    budget; setting up, compiling, proving the winner, and what hangs and crashes took do not."""
 
     space: int = 0
     setup_seconds: float = 0.0
     measuring_seconds: float = 0.0
     compiling_seconds: float = 0.0
+    proving_seconds: float = 0.0
     lost_seconds: float = 0.0
     replayed: int = 0
     statuses: dict[str, int] = field(default_factory=dict)
@@ -170,7 +171,8 @@ class Session:
                 yield outcome
         first = [b.solution for b in space.baselines if b.solution.id not in screened]
         yield from self._screen_batch(task, first, screened, strategy, prune=False)
-        limit = self.budget.seconds * (1 - self.budget.final_share)
+        # Baselines must run, however long they take: the search has its share beside them.
+        limit = self.counts.measuring_seconds + self.budget.seconds * (1 - self.budget.final_share)
         left = self.budget.candidates
         while self.counts.measuring_seconds < limit and left != 0:
             batch = strategy.ask(BATCH if left is None else min(BATCH, left))
@@ -237,7 +239,8 @@ class Session:
         remaining = max(self.budget.seconds - self.counts.measuring_seconds, self.budget.seconds * 0.1)
 
         def cost(outcome: Outcome) -> float:
-            return 2 * max(outcome.seconds or 0.0, SAMPLE_SECONDS) + _CALL_SECONDS
+            seconds = max(outcome.seconds or 0.0, SAMPLE_SECONDS)
+            return (2 if seconds < WARM_BELOW_SECONDS else 1) * seconds + _CALL_SECONDS
 
         near = [o for o in timed if (o.seconds or 0.0) <= NEAR * (timed[0].seconds or 0.0)]
         total = sum(cost(screened[s.id]) for s in fixed)
@@ -287,7 +290,7 @@ class Session:
         verdict = decide(*arguments, self._not_slower(race, winner, timed, screened), race.slower)
         begin = self._clock()
         proof = self.runner.prove(race.solutions[verdict.winner], PROOF_SEEDS)
-        self.counts.measuring_seconds += self._clock() - begin
+        self.counts.proving_seconds += self._clock() - begin
         if proof.status is Status.OK:
             self.verdict = verdict
         elif verdict.winner == race.baseline:
