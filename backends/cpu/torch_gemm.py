@@ -51,9 +51,9 @@ class TorchMatmul(LibraryFamily):
         p = problem
         if p.scale_a != "none" or p.scale_b != "none" or p.scale_d != "none":
             return False
-        if p.dtype_a == "int8":  # torch._int_mm takes no scalars, no bias and no batch
+        if p.dtype_a == "int8":  # torch._int_mm takes no scalars, no bias, no batch and no padded output
             plain = p.alpha == "one" and p.beta == "zero" and p.epilogue == "none"
-            return p.dtype_d == "int32" and plain and p.batch == 1
+            return p.dtype_d == "int32" and plain and p.batch == 1 and p.ldd == p.m
         computes = {"fp32": "fp32", "fp64": "fp64", "fp16": "fp32", "bf16": "fp32"}
         return computes.get(p.dtype_a) == p.compute and p.dtype_d == p.dtype_a == p.dtype_c
 
