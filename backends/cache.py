@@ -73,6 +73,9 @@ def storage_error(path: Path, error: OSError) -> StorageError:
 
 
 def default_cache_dir() -> Path:
-    """$XDG_CACHE_HOME/gemmtune, else ~/.cache/gemmtune."""
+    """$GEMMTUNE_CACHE_DIR, else $XDG_CACHE_HOME/gemmtune, else ~/.cache/gemmtune."""
+    chosen = os.environ.get("GEMMTUNE_CACHE_DIR")
+    if chosen:
+        return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "gemmtune"

@@ -1,4 +1,8 @@
-"""The import packages have plain names; a stranger of the same name on sys.path would be imported instead."""
+"""The import packages have plain names; a stranger of the same name on sys.path would be imported instead.
+
+Only the standard library is imported here, so that the check itself can run when gemmtune is hidden: the
+entry points run this file by its path, before they import anything of gemmtune.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,15 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from backends.errors import GemmtuneError
-
 PACKAGES = ("backends", "tuners", "service")
 
 
-class ShadowedPackage(GemmtuneError, ImportError):
+class ShadowedPackage(ImportError):
     """A package of another project hides one of gemmtune's."""
 
 
 def check_installation(packages: Sequence[str] = PACKAGES) -> None:
-    """Raises ShadowedPackage unless every package comes from the folder that this one comes from."""
+    """Raises ShadowedPackage unless every package comes from the folder that this file belongs to."""
     home = Path(__file__).resolve().parent.parent
     for name in packages:
         spec = find_spec(name)

@@ -22,14 +22,6 @@ from backends.solution import Solution
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What a policy allows a solution: workspace bytes (None: no limit), determinism asked for."""
-
-    max_workspace_bytes: int | None = None
-    deterministic: bool = False
-
-
-@dataclass(frozen=True)
 class Probe:
     """What a backend found: its devices, and notes for people (no driver, no compiler, ...)."""
 
@@ -113,8 +105,11 @@ class Device(Protocol):
     def load(self, problem: GemmProblem, solution: Solution, binary: Path | None) -> Kernel:
         """Raises LaunchError where the candidate cannot be loaded."""
 
-    def sample(self, kernel: Kernel, launches: Sequence[Launch], mode: str, warm: bool = True) -> Sample:
-        """Warms up by one launch unless told not to, then times the launches back to back."""
+    def sample(
+        self, kernel: Kernel, launches: Sequence[Launch], mode: str, warm: Launch | None = None
+    ) -> Sample:
+        """Runs `warm` untimed (on operands of its own, so that the timed ones stay cold), then times the
+        launches back to back."""
 
     def bandwidths(self) -> Bandwidths:
         """Measures reading and copying, each as fast as this device does it."""

@@ -8,7 +8,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from backends.canonical import canonical_json, short_hash, slug
+from backends.canonical import short_hash, slug
 
 #: No floats: 1 and 1.0 would be equal values with two ids.
 Parameter = str | int | bool | None
@@ -64,11 +64,6 @@ class Solution:
         """family-name1_value1-..., cut at 80 characters; not unique."""
         parts = [f"{name}_{value}" for name, value in self.parameters.items()]
         return slug("-".join([self.family, *parts]))[:80].rstrip("-")
-
-    @property
-    def parameters_json(self) -> str:
-        """The parameters as canonical JSON."""
-        return canonical_json(dict(self.parameters))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; from_dict() is the inverse."""

@@ -19,7 +19,6 @@ from rich.console import Console
 
 from backends.cache import BinaryCache
 from backends.errors import GemmtuneError, InvalidProblem
-from backends.installation import check_installation
 from backends.registry import devices as find_devices
 from backends.registry import find_device
 from backends.wire import problem_from_wire, problem_to_wire
@@ -56,7 +55,6 @@ FormatName = Annotated[
 def main() -> None:
     """Entry point of the gemmtune command: errors become one line and an exit code."""
     try:
-        check_installation()
         app()
     except GemmtuneError as error:
         _fail(str(error))

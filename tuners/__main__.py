@@ -86,8 +86,9 @@ def _tune(options: argparse.Namespace, problems: list[GemmProblem]) -> int:
         raise InvalidProblem(str(error)) from error
     root = options.cache_dir or default_cache_dir()
     store = CeilingStore(root / "ceilings")
+    device = find_device(options.device)
     journal = Journal(options.output)
-    with DeviceRunner(find_device(options.device), BinaryCache(root / "kernels")) as runner:
+    with DeviceRunner(device, BinaryCache(root / "kernels")) as runner:
         campaign = Campaign(
             runner,
             problems,

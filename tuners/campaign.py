@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from backends.errors import DeviceError, GemmtuneError, InvalidProblem, StorageError
+from backends.errors import GemmtuneError, InvalidProblem, StorageError, UnsupportedProblem
 from backends.outcome import Outcome
 from backends.problem import GemmProblem
 from tuners.ceilings import Ceilings
@@ -17,6 +17,7 @@ from tuners.policy import MeasurementPolicy
 from tuners.roofline import bound
 from tuners.runner import DeviceRunner
 from tuners.session import Budget, Search, Session
+from tuners.strategies import STRATEGIES
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,9 @@ class Campaign:
             if limit is not None and not limit > 0:
                 raise InvalidProblem(f"{name} must be above 0, not {limit}", name)
         self._total_seconds, self._max_flops = total_seconds, max_flops
+        _check_known("strategy", [search.strategy], tuple(STRATEGIES))
+        _check_known("mode", [policy.mode], runner.backend.modes)
+        _check_known("family", search.families or (), tuple(runner.backend.families()))
         self.runner, self.problems = runner, list(problems)
         self.policy, self.budget, self.search, self.rule = policy, budget, search, rule
         self.journal, self._ceilings = journal, ceilings
@@ -147,12 +151,13 @@ class Campaign:
                 yield Skipped(index, problem, reason)
                 continue
             key = session_key(problem, self.runner.environment, self.policy, self.search.seed)
-            stored = self._stored(key)
-            if stored.result is not None and stored.result["error"] is None:
+            stored, start = self._stored(key), self._start(problem)
+            same = stored.start is not None and dict(stored.start) == start
+            if same and stored.result is not None and stored.result["error"] is None:
                 yield Finished(index, Result.from_dict(stored.result), replayed=True)
                 continue
             yield Started(index, problem)
-            yield from self._one(index, problem, key, stored)
+            yield from self._one(index, problem, key, stored, start)
 
     def _left_out(self, problem: GemmProblem, spent: float) -> str | None:
         if self._max_flops is not None and problem.flops > self._max_flops:
@@ -164,14 +169,21 @@ class Campaign:
     def _stored(self, key: str) -> StoredSession:
         return StoredSession() if self.journal is None else self.journal.sessions.get(key, StoredSession())
 
-    def _one(self, index: int, problem: GemmProblem, key: str, stored: StoredSession) -> Iterator[Event]:
+    def _one(
+        self,
+        index: int,
+        problem: GemmProblem,
+        key: str,
+        stored: StoredSession,
+        start: Mapping[str, Any],
+    ) -> Iterator[Event]:
         begin, compiled = time.monotonic(), self.runner.compile_seconds
         old = list(stored.outcomes)
         session = Session(self.runner, problem, self.policy, self.budget, self.search, self.rule, replay=old)
         self._session = session
         error = None
-        if not old:
-            self._write("start", key, self._start(problem))
+        if stored.start is None or dict(stored.start) != start:
+            self._write("start", key, start)
         try:
             for number, outcome in enumerate(session.run()):
                 if number >= session.counts.replayed:
@@ -202,7 +214,7 @@ class Campaign:
             try:
                 limit = bound(session.problem, self._ceilings([kind]))
                 share, binds = limit.share(session.verdict.seconds), limit.binds
-            except DeviceError as failure:  # the verdict stands without its share of the roofline
+            except (GemmtuneError, KeyError) as failure:  # the verdict stands without its share
                 session.notes.append(f"no roofline: {failure}")
         return Result(session.problem, session.verdict, error, share, binds, counts, tuple(session.notes))
 
@@ -215,10 +227,16 @@ class Campaign:
             "policy": self.policy.to_dict(),
             "policy_id": self.policy.id,
             "budget": vars(self.budget),
-            "search": vars(self.search),
+            "search": {**vars(self.search), "families": list(self.search.families or ())},
             "rule": vars(self.rule),
         }
 
     def _write(self, kind: str, key: str, values: Mapping[str, Any], sync: bool = False) -> None:
         if self.journal is not None:
             self.journal.write(kind, key, values, sync)
+
+
+def _check_known(what: str, names: Sequence[str], known: Sequence[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise UnsupportedProblem(f"{what} {name!r} is unknown here; known: {', '.join(known)}")

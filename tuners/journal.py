@@ -6,6 +6,7 @@ before it, and a last line that a crash cut short is dropped when the file is re
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Mapping
@@ -33,8 +34,10 @@ def session_key(problem: GemmProblem, environment: Environment, policy: Measurem
 
 @dataclass
 class StoredSession:
-    """What a journal holds of one session: its outcomes, and its result once there is one."""
+    """What a journal holds of one session: how it was started last, its outcomes, and the result of that
+    start once there is one."""
 
+    start: Mapping[str, Any] | None = None
     outcomes: list[Outcome] = field(default_factory=list)
     result: Mapping[str, Any] | None = None
 
@@ -45,15 +48,28 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.sessions: dict[str, StoredSession] = {}
-        good = self._load() if path.exists() else 0
+        if path.is_dir():
+            raise ReadError(f"cannot read {path}: it is a folder; name a file")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             # Unbuffered: nothing is left over that a later flush could write after a refusal.
             self._file = path.open("r+b" if path.exists() else "w+b", buffering=0)
-            self._file.truncate(good)
-            self._file.seek(good)
         except OSError as error:
             raise self._refused(error) from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            good = self._load()
+            self._file.truncate(good)
+            self._file.seek(good)
+        except BlockingIOError as error:
+            self._file.close()
+            raise StorageError(f"{path} is being written by another gemmtune; name another file") from error
+        except OSError as error:
+            self._file.close()
+            raise self._refused(error) from error
+        except ReadError:
+            self._file.close()
+            raise
 
     def _load(self) -> int:
         """Reads every whole line; the offset after the last. Raises ReadError for another kind of file."""
@@ -84,6 +100,8 @@ class Journal:
         stored = self.sessions.setdefault(row["session"], StoredSession())
         if row["type"] == "outcome":
             stored.outcomes.append(Outcome.from_dict(row["outcome"]))
+        elif row["type"] == "start":
+            stored.start, stored.result = row["start"], None
         elif row["type"] == "result":
             stored.result = row["result"]
 

@@ -40,10 +40,12 @@ def working_bytes(problem: GemmProblem) -> int:
 
 @dataclass(frozen=True)
 class Rotation:
-    """How cold a measurement was: operand sets in rotation, and the bytes they span."""
+    """How cold a measurement was: operand sets in rotation, the bytes they span, and whether that exceeds
+    the caches by COLD_CACHES."""
 
     sets: int
     bytes: int
+    cold: bool
 
 
 class OperandSets:
@@ -67,7 +69,7 @@ class OperandSets:
         if policy.cache == "cold":
             count = min(MAX_SETS, ceil(COLD_CACHES * device.cache_bytes / end) + 1)
             count = max(1, min(count, int((allowed - needed) // end)))
-        self.rotation = Rotation(count, count * end)
+        self.rotation = Rotation(count, count * end, count * end >= COLD_CACHES * device.cache_bytes)
         self._buffer = device.allocate(count * end)
         self._turn = 0
         rng = np.random.default_rng(seed)
@@ -155,4 +157,6 @@ class Timer:
         return self._run(count, warm and self.seconds < WARM_BELOW_SECONDS)
 
     def _run(self, count: int, warm: bool) -> Sample:
-        return self.device.sample(self.kernel, self.operands.launches(self.bound, count), self.mode, warm)
+        launches = self.operands.launches(self.bound, count + 1)
+        # The warm-up runs on the set before the timed ones, which stay as cold as the rotation makes them.
+        return self.device.sample(self.kernel, launches[1:], self.mode, launches[0] if warm else None)

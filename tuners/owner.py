@@ -23,7 +23,7 @@ from typing import Any
 
 from backends import registry
 from backends.cache import BinaryCache
-from backends.errors import DeviceMemoryExceeded, LaunchError
+from backends.errors import DeviceError, DeviceMemoryExceeded, LaunchError, StorageError
 from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem
 from backends.protocol import Backend, Bandwidths, Buffer, Device, Family, Kernel
@@ -87,7 +87,6 @@ def start(settings: OwnerSettings) -> None:
     log = os.open(settings.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 2)
     os.close(log)
-    os.sched_setaffinity(0, os.sched_getaffinity(0))
     registry.BACKENDS.update(settings.backends)
 
 
@@ -218,7 +217,9 @@ def _guarded(phase: Phase, solution: Solution, run: Any) -> Outcome:
         return _failed(phase, solution, Status.OUT_OF_MEMORY, error)
     except LaunchError as error:
         return _failed(phase, solution, Status.LAUNCH_ERROR, error)
-    except (ValueError, TypeError, RuntimeError, ArithmeticError, OSError, LookupError) as error:
+    except (StorageError, DeviceError):
+        raise  # no candidate is to blame
+    except Exception as error:  # whatever a library raises is that candidate's outcome
         return _failed(phase, solution, Status.LAUNCH_ERROR, error, traceback.format_exc(limit=-4))
 
 
@@ -229,7 +230,7 @@ def _failed(phase: Phase, solution: Solution, status: Status, error: BaseExcepti
 
 def _verify(owner: Owner, solution: Solution, binaries: Binaries, checks: list[Case]) -> dict[str, Any]:
     """Runs the checks that are legal for the solution; the evidence, with "wrong" where one failed."""
-    worst: dict[str, Any] = {"checks": 0, "not_applicable": 0, "error_over_bound": 0.0}
+    worst: dict[str, Any] = {"checks": 0, "exact_checks": 0, "not_applicable": 0, "error_over_bound": 0.0}
     for case in checks:
         family = owner.families[solution.family]
         if not family.supports(case.problem) or family.illegal(
@@ -241,6 +242,7 @@ def _verify(owner: Owner, solution: Solution, binaries: Binaries, checks: list[C
         kernel = owner.load(case.problem, solution, binaries)
         finding = owner.verifier.check(kernel, case, keep=len(checks) <= 3, runs=1 if exact else 2)
         worst["checks"] += 1
+        worst["exact_checks"] += exact
         worst["error_over_bound"] = max(worst["error_over_bound"], finding.error_over_bound)
         if exact:
             worst |= {"relative_error": finding.relative_error, "coverage": finding.coverage}

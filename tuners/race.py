@@ -40,24 +40,44 @@ class Race:
         #: Left the final, shown slower than its leader.
         self.slower: list[str] = []
         self.failed: set[str] = set()
+        #: Rounds that counted for nobody.
+        self.discarded = 0
         self._sample, self._turn = sample, 0
 
     def round(self) -> Iterator[Outcome]:
-        """Samples everybody once, in rotating order; yields the outcomes of those that failed, who leave."""
+        """Samples everybody once, in rotating order; yields the outcomes of those that failed, who leave.
+
+        A round in which a sample stayed disturbed counts for nobody, unless half the rounds are: then the
+        machine is like that, and the evidence says how often.
+        """
         order = list(self.times)
         start = self._turn % len(order)
         self._turn += 1
+        taken: dict[str, float] = {}
+        disturbed = []
         for name in order[start:] + order[:start]:
             outcome = self._sample(self.solutions[name])
             if outcome.seconds is not None:
-                self.times[name].append(outcome.seconds)
-                self.disturbed[name] += outcome.status is Status.UNSTABLE
+                taken[name] = outcome.seconds
+                disturbed += [name] if outcome.status is Status.UNSTABLE else []
                 continue
             if name == self.baseline:
                 raise BaselineFailed(outcome)
             del self.times[name]
             self.failed.add(name)
             yield outcome
+        if disturbed and 2 * self.discarded < self._turn:
+            self.discarded += 1
+            return
+        for name, seconds in taken.items():
+            self.times[name].append(seconds)
+        for name in disturbed:
+            self.disturbed[name] += 1
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that count so far."""
+        return len(self.times[self.baseline])
 
     def halve(self, fixed: Sequence[str]) -> None:
         """After a heat: the slower half leaves (never the `fixed`)."""
@@ -92,8 +112,8 @@ class Race:
         ]
 
     def evidence(self, name: str) -> dict[str, Any]:
-        """How many of a finalist's samples stayed disturbed."""
-        return {"disturbed": self.disturbed.get(name, 0)}
+        """How many of a finalist's samples stayed disturbed, and the rounds discarded for such."""
+        return {"disturbed": self.disturbed.get(name, 0), "rounds_discarded": self.discarded}
 
     def behind(self, name: str, winner: str, margin: float) -> bool:
         """Whether somebody cut in a heat was behind the winner in every round by more than the margin."""

@@ -18,7 +18,13 @@ from pebble import ProcessExpired, ProcessPool
 
 from backends.cache import BinaryCache
 from backends.environment import Environment
-from backends.errors import CompileError, CompilerMissing, DeviceError
+from backends.errors import (
+    CompileError,
+    CompilerMissing,
+    DeviceError,
+    DeviceMemoryExceeded,
+    GemmtuneError,
+)
 from backends.outcome import Outcome, Phase, Status
 from backends.problem import from_mm
 from backends.protocol import Backend
@@ -95,7 +101,8 @@ class DeviceRunner:
         self._task: Task | None = None
         self._typical = 0.0
         self.compile_seconds = 0.0
-        self._ready = self._pool.schedule(owner.warm_up, timeout=SETUP_SECONDS)
+        # The child starts while the parent lists candidates; a failure shows at the first real call.
+        self._pool.schedule(owner.warm_up, timeout=SETUP_SECONDS)
 
     def __enter__(self) -> DeviceRunner:
         return self
@@ -114,9 +121,9 @@ class DeviceRunner:
         """Measures the device's ceilings: reading, copying, and for each input type a large product by the
         baselines and each family's first candidates. Raises DeviceError where the child dies of it."""
         flops, method = {}, {}
-        moved = self._setup(owner.bandwidths)
         for name in dtypes:
             flops[name], method[name] = self._product(name)
+        moved = self._setup(owner.bandwidths)
         method |= {"read": moved.method, "copy": moved.method}
         return Ceilings(moved.read, moved.copy, flops, method)
 
@@ -168,7 +175,7 @@ class DeviceRunner:
                 evidence = {"error": str(error), "log": log}
                 failed[solution.id] = Outcome(solution, Phase.SCREEN, Status.COMPILE_ERROR, (), evidence)
 
-        list(self._compilers.map(one, solutions))
+        list(self._compilers.map(one, [s for s in solutions if s.id not in self._binaries]))
         self.compile_seconds += time.monotonic() - begin
         return failed
 
@@ -195,16 +202,18 @@ class DeviceRunner:
             if failed:
                 return failed[solution.id]
         limit = self._hang + LONG * self._typical
-        if not self._typical:  # the first candidate also draws inputs and computes the reference
+        if not self._typical or phase is Phase.PROOF:  # a proof draws inputs and computes references
             limit = max(limit, SETUP_SECONDS)
         arguments = (self._task, solution, self._binaries[solution.id], *extra)
         try:
             return self._call(call, arguments, limit)
         except FutureTimeout:
-            evidence = {"error": f"no answer within {limit:.0f} s; its process was killed"}
-            return Outcome(solution, phase, Status.TIMEOUT, (), evidence)
+            evidence: dict[str, Any] = {"error": f"no answer within {limit:.0f} s; its process was killed"}
+            status = Status.TIMEOUT
         except ProcessExpired as error:
-            return Outcome(solution, phase, Status.CRASH, (), self._autopsy(error))
+            evidence, status = self._autopsy(error), Status.CRASH
+        self._setup(owner.rotation, self._task)  # here and now, not on the next candidate's time
+        return Outcome(solution, phase, status, (), evidence)
 
     def _setup(self, call: Callable[..., T], *arguments: object) -> T:
         try:
@@ -224,6 +233,10 @@ class DeviceRunner:
             return result
         except CancelledError as error:
             raise DeviceError("the session was stopped") from error
+        except GemmtuneError:
+            raise
+        except MemoryError as error:
+            raise DeviceMemoryExceeded(f"out of memory while setting up: {error}") from error
         except BrokenProcessPool as error:
             raise DeviceError(
                 "the process that owns the device cannot start (a script that tunes must be a file, with its "

@@ -8,7 +8,7 @@ session that was stopped goes on where it was: replayed outcomes are told to the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from backends.errors import GemmtuneError, UnsupportedProblem
@@ -146,6 +146,8 @@ class Session:
         begin = self._clock()
         self.rotation = self.runner.open(task)
         self.counts.setup_seconds = self._clock() - begin
+        if self.policy.cache == "cold" and not self.rotation.cold:
+            self.notes.append("small problems: their operand sets in rotation fit the cache")
         screened: dict[str, Outcome] = {}
         for outcome in self._screen(task, space, screened):
             self._count(outcome)
@@ -157,14 +159,15 @@ class Session:
         ]
         if not baselines:
             raise SessionFailed(f"no baseline runs {self.problem.slug}: {_reasons(space, screened)}")
-        yield from self._final(baselines, screened)
+        yield from self._final(task, baselines, screened)
 
     # ---- screening -----------------------------------------------------------------------------
 
     def _screen(self, task: Task, space: Space, screened: dict[str, Outcome]) -> Iterator[Outcome]:
         strategy = STRATEGIES[self.search.strategy](space.candidates, self.search.seed)
+        known = {b.solution.id for b in space.baselines} | {s.id for s in space.candidates}
         for outcome in self._replay:
-            if outcome.phase is Phase.SCREEN:
+            if outcome.phase is Phase.SCREEN and outcome.solution.id in known:
                 screened[outcome.solution.id] = outcome
                 strategy.tell(outcome)
                 self.counts.replayed += 1
@@ -192,9 +195,7 @@ class Session:
         strategy: Strategy,
         prune: bool = True,
     ) -> Iterator[Outcome]:
-        begin = self._clock()
-        failed = self.runner.compile(task, batch)
-        self.counts.compiling_seconds += self._clock() - begin
+        failed = self._compile(task, batch)
         for solution in batch:
             begin = self._clock()
             outcome = failed.get(solution.id) or self.runner.screen(
@@ -208,28 +209,45 @@ class Session:
             strategy.tell(outcome)
             yield outcome
 
+    def _compile(self, task: Task, solutions: Sequence[Solution]) -> Mapping[str, Outcome]:
+        begin = self._clock()
+        failed = self.runner.compile(task, solutions)
+        self.counts.compiling_seconds += self._clock() - begin
+        return failed
+
+    def _sample(self, solution: Solution) -> Outcome:
+        begin = self._clock()
+        outcome = self.runner.sample(solution)
+        if outcome.status in (Status.TIMEOUT, Status.CRASH):
+            self.counts.lost_seconds += self._clock() - begin
+        return outcome
+
     # ---- the final -----------------------------------------------------------------------------
 
-    def _final(self, baselines: Sequence[Baseline], screened: dict[str, Outcome]) -> Iterator[Outcome]:
+    def _final(
+        self, task: Task, baselines: Sequence[Baseline], screened: dict[str, Outcome]
+    ) -> Iterator[Outcome]:
         """Races, decides, and proves the winner; one that fails is out, and the others race again."""
         fixed = [screened[b.solution.id].solution for b in baselines]
         names = {solution.id for solution in fixed}
         usable = (Status.OK, Status.UNSTABLE)
         timed = [o for o in screened.values() if o.status in usable and o.solution.id not in names]
         timed.sort(key=lambda o: (o.seconds or 0.0, o.solution.id))
-        while self.verdict is None:
+        while self.verdict is None and not self._stopped:
             entrants = [o.solution for o in timed[: self._places(timed, screened, fixed)]]
-            race = Race(self.runner.sample, {s.id: s for s in [*fixed, *entrants]}, fixed[0].id)
+            self._compile(task, [*fixed, *entrants])
+            race = Race(self._sample, {s.id: s for s in [*fixed, *entrants]}, fixed[0].id)
             for outcome in self._run(race, [s.id for s in fixed]):
                 self._count(outcome)
                 yield outcome
-                if self._stopped:
-                    return
+            if self._stopped:  # heats and half a final decide nothing
+                return
             proof = self._prove(race, baselines[0], timed, screened)
             self._count(proof)
             yield proof
-            out = {proof.solution.id} if proof.status is not Status.OK else set()
-            timed = [o for o in timed if o.solution.id not in out | race.failed]
+            out = race.failed | ({proof.solution.id} if proof.status is not Status.OK else set())
+            timed = [o for o in timed if o.solution.id not in out]
+            fixed = [s for s in fixed if s.id not in out]
 
     def _places(
         self, timed: Sequence[Outcome], screened: dict[str, Outcome], fixed: Sequence[Solution]
@@ -254,25 +272,27 @@ class Session:
 
     def _run(self, race: Race, fixed: Sequence[str]) -> Iterator[Outcome]:
         """Heats, then the final; yields who failed or was shown slower, then the others' times."""
-        begin, spent = self._clock(), self.counts.measuring_seconds
+        begin, spent, lost = self._clock(), self.counts.measuring_seconds, self.counts.lost_seconds
         try:
             while len(race.times) - len(fixed) > FINALISTS:
-                for _ in range(HEAT_ROUNDS):
+                aim = race.rounds + HEAT_ROUNDS
+                while race.rounds < aim:
                     yield from race.round()
                     if self._stopped:
                         return
                 race.halve(fixed)
             race.start_final()
-            for turn in range(1, self.rule.max_rounds + 1):
+            while race.rounds < self.rule.max_rounds:
                 yield from race.round()
                 if self._stopped:
                     return
-                self.counts.measuring_seconds = spent + self._clock() - begin
-                if turn >= DROP_AFTER and turn % 2 == 0:
+                here = self._clock() - begin - (self.counts.lost_seconds - lost)
+                self.counts.measuring_seconds = spent + here
+                if race.rounds >= DROP_AFTER and race.rounds % 2 == 0:
                     yield from race.drop_slower(self.rule)
                 over = self.counts.measuring_seconds / self.budget.seconds
                 needed = self.rule.rounds_needed(len(race.times) + len(race.slower) - 1)
-                if over > OVERTIME or (over > 1 and turn >= needed):
+                if race.rounds and (over > OVERTIME or (over > 1 and race.rounds >= needed)):
                     break
         except BaselineFailed as error:
             failed: Outcome = error.args[0]

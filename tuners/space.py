@@ -56,10 +56,8 @@ def search_space(
         why = f" ({'; '.join(notes)})" if notes else ""
         raise UnsupportedProblem(f"none of the families {', '.join(families)} runs {problem.slug}{why}")
     turns = [solution for turn in zip_longest(*lists) for solution in turn if solution is not None]
-    candidates = [
-        solution for solution in turns if not (policy.deterministic_only and solution.deterministic is False)
-    ]
+    candidates = [solution for solution in turns if not policy.deterministic_only or solution.deterministic]
     left_out = len(turns) - len(candidates)
     if left_out:
-        notes.append(f"{left_out} candidates left out: not deterministic")
+        notes.append(f"{left_out} candidates left out: not known to be deterministic")
     return Space(baselines, tuple(candidates), tuple(notes))

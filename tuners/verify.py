@@ -2,7 +2,7 @@
 
 The output starts as NaN (integers: a large odd number), so that an element never written, or a result
 that reads the output, the workspace or the padding, shows. Inputs, guard bands and padding must come back
-untouched. Each case runs twice, so that state left from the first run shows in the second.
+untouched. Ragged cases run twice, so that state left from the first run shows in the second.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from backends.cache import BinaryCache
 from backends.cpu.blas import OpenBlas, OpenBlasUpcast, blas_build
-from backends.cpu.compiler import find_compiler
+from backends.cpu.compiler import find_compiler, missing
 from backends.cpu.driver import read_cpu
 from backends.cpu.families import PackedFamily, StreamFamily
 from backends.cpu.torch_gemm import TorchMatmul, torch_build
@@ -46,7 +46,7 @@ class CpuBackend:
         if torch is not None:
             libraries["torch"] = torch
         if compiler is None:
-            notes.append("no C++ compiler found: only library candidates; install g++ or set CXX")
+            notes.append(missing())
         else:
             libraries["compiler"] = compiler.version
         if info.isa is None:

@@ -11,6 +11,7 @@ import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -87,21 +88,22 @@ def thread_counts(units: int) -> list[int]:
 
 
 class LibraryKernel:
-    """A library call: `make` builds a launch from operand views; `threads` is set before each sample."""
-
-    workspace_bytes = 0
+    """A library call: `make` builds a launch from operand views, operands and the workspace's address;
+    `threads` is set before each sample."""
 
     def __init__(
         self,
         problem: GemmProblem,
         threads: Callable[[int], None],
         count: int,
-        make: Callable[[HostOperands, Operands], Launch],
+        make: Callable[[HostOperands, Operands, int], Launch],
+        workspace_bytes: int = 0,
     ) -> None:
         self._problem, self._threads, self._count, self._make = problem, threads, count, make
+        self.workspace_bytes = workspace_bytes
 
     def bind(self, operands: Operands, workspace: int) -> Launch:
-        return self._make(HostOperands.of(self._problem, operands), operands)
+        return self._make(HostOperands.of(self._problem, operands), operands, workspace)
 
     def prepare(self) -> None:
         self._threads(self._count)
@@ -166,7 +168,7 @@ class OpenBlas(LibraryFamily):
     ) -> LibraryKernel:
         """The call, ready to bind."""
         gemm = solution.parameters["routine"] == "gemm"
-        make = _gemm(problem) if gemm else (lambda o, _: _matmul(problem, o))
+        make = _gemm(problem) if gemm else (lambda o, _operands, _workspace: _matmul(problem, o))
         return LibraryKernel(problem, set_blas_threads, int(solution.parameters["threads"] or 1), make)
 
 
@@ -182,14 +184,14 @@ def _matmul(problem: GemmProblem, o: HostOperands) -> Launch:
     return launch
 
 
-def _gemm(problem: GemmProblem) -> Callable[[HostOperands, Operands], Launch]:
+def _gemm(problem: GemmProblem) -> Callable[[HostOperands, Operands, int], Launch]:
     found = _cblas_gemm(_letter(problem))
     if found is None:
         raise LaunchError("numpy's BLAS exports no cblas gemm under a known name")
     function, _ = found
     p = problem
 
-    def make(o: HostOperands, operands: Operands) -> Launch:
+    def make(o: HostOperands, operands: Operands, _: int) -> Launch:
         call = (
             _COLUMN_MAJOR, _OPS[p.trans_a], _OPS[p.trans_b], p.m, p.n, p.k, operands.alpha,
             operands.a, p.lda, operands.b, p.ldb, operands.beta, operands.d, p.ldd,
@@ -227,27 +229,40 @@ class OpenBlasUpcast(LibraryFamily):
     def load(
         self, problem: GemmProblem, solution: Solution, binary: Path | None, device: object
     ) -> LibraryKernel:
-        """The call, ready to bind. The upcast copies are made once; casting is timed, allocating is not."""
+        """The call, ready to bind. The upcast copies lie in the workspace: casting is timed, allocating
+        is not."""
+        p = problem
         kind: Any = np.float32
-        plain = problem.alpha == "one" and problem.beta == "zero" and problem.bias is None
-        if problem.dtype_a == "int8" and not (problem.k <= EXACT_FP32_K and plain):
+        plain = p.alpha == "one" and p.beta == "zero" and p.bias is None
+        if p.dtype_a == "int8" and not (p.k <= EXACT_FP32_K and plain):
             kind = np.float64
-        shapes = layouts(problem)
-        left = np.empty((shapes["b"].copies, problem.n, problem.k), kind)
-        right = np.empty((shapes["a"].copies, problem.k, problem.m), kind)
-        product = np.empty((problem.batch, problem.n, problem.m), kind)
-        if problem.trans_a != "N":  # keep the memory order, so that casting streams
-            right = np.empty((shapes["a"].copies, problem.m, problem.k), kind).swapaxes(1, 2)
-        if problem.trans_b != "N":
-            left = np.empty((shapes["b"].copies, problem.k, problem.n), kind).swapaxes(1, 2)
+        shapes = layouts(p)
+        # In the operands' own memory order, so that casting streams.
+        sides = {
+            "left": (shapes["b"].copies, *((p.n, p.k) if p.trans_b == "N" else (p.k, p.n))),
+            "right": (shapes["a"].copies, *((p.k, p.m) if p.trans_a == "N" else (p.m, p.k))),
+            "product": (p.batch, p.n, p.m),
+        }
+        size = np.dtype(kind).itemsize
+        bytes_of = {name: prod(shape) * size for name, shape in sides.items()}
 
-        def make(o: HostOperands, _: Operands) -> Launch:
+        def make(o: HostOperands, _: Operands, workspace: int) -> Launch:
+            arrays, at = {}, workspace
+            for name, shape in sides.items():
+                raw = (ctypes.c_char * bytes_of[name]).from_address(at)
+                arrays[name] = np.frombuffer(memoryview(raw), dtype=kind).reshape(shape)
+                at += bytes_of[name]
+            left, right, product = (arrays[name] for name in sides)
+            left = left if p.trans_b == "N" else left.swapaxes(1, 2)
+            right = right if p.trans_a == "N" else right.swapaxes(1, 2)
+
             def launch() -> None:
                 np.copyto(left, o.left)
                 np.copyto(right, o.right)
                 np.matmul(left, right, out=product)
-                finish(problem, o, product)
+                finish(p, o, product)
 
             return launch
 
-        return LibraryKernel(problem, set_blas_threads, int(solution.parameters["threads"] or 1), make)
+        threads = int(solution.parameters["threads"] or 1)
+        return LibraryKernel(p, set_blas_threads, threads, make, sum(bytes_of.values()))

@@ -7,6 +7,7 @@ its children. Flags name the ISA level instead of -march=native: the cache may b
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -32,15 +33,14 @@ _FLAGS = (
     "-fno-math-errno",
     "-ffp-contract=fast",
 )
-#: A name that is not a compiler's is reported, not run: CXX may hold flags too.
 _CANDIDATES = ("c++", "g++", "clang++")
 
 
 @dataclass(frozen=True)
 class Compiler:
-    """A C++ compiler: its path and the first line of --version."""
+    """A C++ compiler: the command (CXX may hold a launcher or flags) and the first line of --version."""
 
-    path: str
+    command: tuple[str, ...]
     version: str
 
 
@@ -49,19 +49,29 @@ def find_compiler() -> Compiler | None:
     return _find_compiler(os.environ.get("CXX", ""), os.environ.get("PATH", ""))
 
 
+def missing() -> str:
+    """Why there is no compiler, and what to do."""
+    chosen = os.environ.get("CXX")
+    if chosen:
+        return f"no C++ compiler: CXX={chosen!r} is none; only library candidates can run"
+    return "no C++ compiler: only library candidates can run; install g++ or clang, or set CXX to one"
+
+
 @lru_cache
 def _find_compiler(chosen: str, path: str) -> Compiler | None:
     for name in [chosen] if chosen else _CANDIDATES:
-        found = shutil.which(name, path=path)
+        first, *rest = shlex.split(name)
+        found = shutil.which(first, path=path)
         if found is None:
             continue
+        command = (found, *rest)
         try:
             answer = subprocess.run(
-                [found, "--version"], capture_output=True, text=True, timeout=20, check=True
+                [*command, "--version"], capture_output=True, text=True, timeout=20, check=True
             )
         except (OSError, subprocess.SubprocessError):
             continue
-        return Compiler(found, answer.stdout.split("\n", 1)[0].strip())
+        return Compiler(command, answer.stdout.split("\n", 1)[0].strip())
     return None
 
 
@@ -95,16 +105,19 @@ def compile_unit(unit: str, partition: str, cache: BinaryCache, extra: Sequence[
     """
     compiler = find_compiler()
     if compiler is None:
-        raise CompilerMissing(
-            "no C++ compiler: only library candidates can run; install g++ or clang, or set CXX to one"
-        )
+        raise CompilerMissing(missing())
     flags = (*_FLAGS, *target_flags(partition), *extra)
-    key = cache.key({**_headers(_stamp()), "unit.cpp": unit}, partition, compiler.version, flags)
+    key = cache.key(
+        {**_headers(_stamp()), "unit.cpp": unit},
+        partition,
+        f"{compiler.version} {compiler.command[1:]}",
+        flags,
+    )
     return cache.get(key, ".so") or cache.put(key, ".so", lambda path: _compile(compiler, flags, unit, path))
 
 
 def _compile(compiler: Compiler, flags: Sequence[str], unit: str, output: Path) -> None:
-    command = [compiler.path, *flags, f"-I{KERNELS}", "-x", "c++", "-", "-o", str(output)]
+    command = [*compiler.command, *flags, f"-I{KERNELS}", "-x", "c++", "-", "-o", str(output)]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True,
@@ -113,7 +126,7 @@ def _compile(compiler: Compiler, flags: Sequence[str], unit: str, output: Path) 
         try:
             process.communicate(unit.encode(), timeout=COMPILE_SECONDS)
         except subprocess.TimeoutExpired:
-            raise CompileError(f"{compiler.path} took over {COMPILE_SECONDS:.0f} s") from None
+            raise CompileError(f"{compiler.command[0]} took over {COMPILE_SECONDS:.0f} s") from None
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -125,7 +138,9 @@ def _compile(compiler: Compiler, flags: Sequence[str], unit: str, output: Path) 
             raise StorageError(
                 f"the disk of {output.parent} is full; free some space or set GEMMTUNE_CACHE_DIR"
             )
-        raise CompileError(f"{compiler.path} exited with {process.returncode}: {first_error(text)}", text)
+        raise CompileError(
+            f"{compiler.command[0]} exited with {process.returncode}: {first_error(text)}", text
+        )
 
 
 def first_error(log: str) -> str:

@@ -88,10 +88,12 @@ class CpuDevice:
         """The thread pool that our own kernels share. Raises CompilerMissing."""
         return runtime(compile_runtime(self.environment.partition, self.cache))
 
-    def sample(self, kernel: Kernel, launches: Sequence[Launch], mode: str, warm: bool = True) -> Sample:
+    def sample(
+        self, kernel: Kernel, launches: Sequence[Launch], mode: str, warm: Launch | None = None
+    ) -> Sample:
         kernel.prepare()
-        if warm:
-            launches[-1]()  # wakes sleeping threads; its operands are the last to come round again
+        if warm is not None:
+            warm()  # wakes sleeping threads
         clock = time.perf_counter_ns
         before = Disturbance.now()
         begin = clock()

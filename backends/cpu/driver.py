@@ -73,11 +73,12 @@ def isa_of(partition: str) -> tuple[CpuIsa | None, tuple[str, ...]]:
 
 
 def read_cpu() -> CpuInfo:
-    """Reads this machine. `cores` are those of the process's affinity mask."""
+    """Reads this machine. `cores` are those of the process's affinity mask, as many as a
+    container's quota allows."""
     flags = _cpuinfo("flags") or _cpuinfo("Features")
     product = _cpuinfo("model name") or platform.processor() or platform.machine()
     product = re.sub(r"\((R|TM|r|tm)\)|\bCPU\b|@.*$|\d+-Core Processor", " ", product)
-    cores = tuple(sorted(os.sched_getaffinity(0)))
+    cores = tuple(sorted(os.sched_getaffinity(0)))[: _core_quota()]
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     identity = _read("/etc/machine-id").strip() or platform.node()
     uuid = hashlib.sha256(f"{identity}:{product}:{memory}".encode()).hexdigest()[:32]
@@ -87,9 +88,17 @@ def read_cpu() -> CpuInfo:
         flags=frozenset(flags.split()),
         cores=cores,
         memory_bytes=_memory_limit(memory),
-        cache_bytes=_cache_bytes(cores[0]),
+        cache_bytes=_cache_bytes(cores),
         uuid=f"CPU-{uuid}",
     )
+
+
+def _core_quota() -> int | None:
+    """Cores' worth of time that a container's quota allows, at least one; None for no quota."""
+    words = _read("/sys/fs/cgroup/cpu.max").split()
+    if len(words) != 2 or not words[0].isdigit():
+        return None
+    return max(1, round(int(words[0]) / int(words[1])))
 
 
 def _memory_limit(physical: int) -> int:
@@ -98,8 +107,18 @@ def _memory_limit(physical: int) -> int:
     return min(physical, int(text)) if text.isdigit() else physical
 
 
-def _cache_bytes(core: int) -> int:
-    """Size of the largest cache that `core` sees."""
+def _cache_bytes(cores: tuple[int, ...]) -> int:
+    """Size of the last-level caches that `cores` see, each counted once."""
+    caches = {}
+    for core in cores:
+        folder = f"/sys/devices/system/cpu/cpu{core}/cache"
+        shared = [_read(f"{folder}/index{index}/shared_cpu_list").strip() for index in range(8)]
+        last = max((i for i, text in enumerate(shared) if text), default=0)
+        caches[shared[last]] = _largest_cache(core)
+    return sum(caches.values())
+
+
+def _largest_cache(core: int) -> int:
     sizes = []
     for index in range(8):
         text = _read(f"/sys/devices/system/cpu/cpu{core}/cache/index{index}/size").strip()

@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 from backends.archs import CpuIsa
 from backends.cache import BinaryCache
 from backends.cpu.blas import thread_counts
-from backends.cpu.compiler import compile_unit, find_compiler
+from backends.cpu.compiler import compile_unit, find_compiler, missing
 from backends.cpu.device import CpuDevice
 from backends.cpu.driver import isa_of
-from backends.cpu.native import NativeKernel
+from backends.cpu.native import NativeKernel, compile_runtime
 from backends.dtypes import DTYPES
 from backends.environment import Environment
 from backends.errors import LaunchError
@@ -57,7 +57,7 @@ class NativeFamily(ABC):
     tile_names: ClassVar[tuple[str, str]]
 
     def unavailable(self, environment: Environment) -> str | None:
-        return None if find_compiler() else "no C++ compiler; install g++ or set CXX"
+        return None if find_compiler() else missing()
 
     def supports(self, problem: GemmProblem) -> bool:
         p = problem
@@ -96,6 +96,7 @@ class NativeFamily(ABC):
     def compile(
         self, problem: GemmProblem, solution: Solution, environment: Environment, cache: BinaryCache
     ) -> Path | None:
+        compile_runtime(environment.partition, cache)  # so that loading finds it: the child never compiles
         return compile_unit(self.unit(problem, solution), environment.partition, cache)
 
     def unit(self, problem: GemmProblem, solution: Solution) -> str:

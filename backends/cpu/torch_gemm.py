@@ -67,7 +67,7 @@ class TorchMatmul(LibraryFamily):
     ) -> LibraryKernel:
         """The call, ready to bind."""
 
-        def make(o: HostOperands, _: Operands) -> Launch:
+        def make(o: HostOperands, _operands: Operands, _workspace: int) -> Launch:
             return _launch(_import(), problem, o)
 
         return LibraryKernel(problem, _set_threads, int(solution.parameters["threads"] or 1), make)

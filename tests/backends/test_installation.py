@@ -34,6 +34,11 @@ def test_a_stranger_is_named_with_its_folder(tmp_path: Path) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, env={**os.environ}
     )
     assert done.returncode == 1
+    command = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from service.entry import main\n"
+    command += f"sys.path.insert(0, {str(tmp_path)!r}); main()"
+    entry = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=False)
+    assert entry.returncode == 2
+    assert f"is hidden by {tmp_path / 'tuners'}" in entry.stderr
     assert f"is hidden by {tmp_path / 'tuners'}" in done.stderr
     assert "environment of its own" in done.stderr
 

@@ -190,4 +190,4 @@ def test_slugs_are_readable_and_short() -> None:
     long = Solution("packed", 1, {f"parameter_{i}": 1000 for i in range(30)})
     assert len(long.slug) <= 80
     assert long.slug == long.slug.strip("-")
-    assert solution.parameters_json == '{"a":null,"b":"x y","tile_m":8}'
+    assert dict(solution.parameters) == {"a": None, "b": "x y", "tile_m": 8}

@@ -54,6 +54,8 @@ class RecordedRunner:
         self.backend: Backend = CpuBackend()
         self.now = 0.0
         self.calls: list[tuple[str, str]] = []
+        self.on_sample: Callable[[int], None] = lambda _: None
+        self._samples = 0
         self._series, self._at = series, start
         self._speed, self._fails = speed or {}, fails or {}
 
@@ -77,7 +79,7 @@ class RecordedRunner:
         return Outcome(candidate, phase, Status.OK, tuple(self._next(name) for _ in range(samples)))
 
     def open(self, task: Task) -> Rotation:
-        return Rotation(1, 0)
+        return Rotation(1, 0, cold=True)
 
     def compile(self, task: Task, solutions: Sequence[Solution]) -> Mapping[str, Outcome]:
         return {}
@@ -86,6 +88,8 @@ class RecordedRunner:
         return self._answer(solution, Phase.SCREEN, 5)
 
     def sample(self, solution: Solution) -> Outcome:
+        self._samples += 1
+        self.on_sample(self._samples)
         return self._answer(solution, Phase.FINAL, 1)
 
     def prove(self, solution: Solution, seeds: int) -> Outcome:

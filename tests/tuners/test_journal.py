@@ -59,8 +59,8 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     write(path, "two", range(2))
     found = read(path)
     assert found == {
-        "one": StoredSession([outcome(tile) for tile in range(3)], {"winner": "x"}),
-        "two": StoredSession([outcome(tile) for tile in range(2)], None),
+        "one": StoredSession(None, [outcome(tile) for tile in range(3)], {"winner": "x"}),
+        "two": StoredSession(None, [outcome(tile) for tile in range(2)], None),
     }
     lines = path.read_bytes().split(b"\n")
     assert lines.pop() == b""
@@ -74,7 +74,8 @@ def test_what_is_written_is_replayed_at_once(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "session.jsonl")
     journal.write("outcome", "one", outcome(0).to_dict())
     assert journal.sessions["one"].outcomes == [outcome(0)]
-    assert read(journal.path)["one"].outcomes == [outcome(0)]  # on the disk before it is closed
+    on_disk = [json.loads(line) for line in journal.path.read_bytes().splitlines()]  # before it is closed
+    assert [Outcome.from_dict(row["outcome"]) for row in on_disk] == [outcome(0)]
     journal.close()
 
 
@@ -92,7 +93,7 @@ def test_other_types_of_lines_are_kept_and_skipped(tmp_path: Path) -> None:
     journal.write("problem", "one", PROBLEM.to_dict())
     journal.close()
     write(path, "one", range(1))
-    assert read(path)["one"] == StoredSession([outcome(0)], None)
+    assert read(path)["one"] == StoredSession(None, [outcome(0)], None)
     assert json.loads(path.read_bytes().split(b"\n")[0])["problem"] == PROBLEM.to_dict()
 
 
@@ -313,3 +314,12 @@ def test_a_full_device_is_a_storage_error(tmp_path: Path) -> None:
     assert list(journal.sessions) == ["one"]
     journal.close()
     assert list(read(journal.path)) == ["one"]
+
+
+def test_two_writers_of_one_file_are_kept_apart(tmp_path: Path) -> None:
+    path = tmp_path / "session.jsonl"
+    first = Journal(path)
+    with pytest.raises(StorageError, match="is being written by another gemmtune"):
+        Journal(path)
+    first.close()
+    Journal(path).close()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from backends.errors import DeviceError, UnsupportedProblem
 from backends.outcome import Outcome, Phase, Status
 from backends.problem import from_mm
+from backends.protocol import Baseline
 from tests.tuners.recorded import DeadRunner, RecordedRunner, recorded_noise, solution, space_of
 from tuners.decide import DecisionRule, Judgement
 from tuners.policy import MeasurementPolicy
@@ -154,6 +156,29 @@ def test_stopped_after_any_outcome_and_replayed_it_measures_nothing_twice() -> N
         assert second.verdict.winner == solution("b").id
 
 
+@pytest.mark.parametrize("stop_at", range(1, 60, 7))
+def test_stopped_while_racing_there_is_no_verdict_of_half_a_final(stop_at: int) -> None:
+    runner = RecordedRunner(quiet(), speed={"b": 0.8})
+    run = session(runner, ("base", "a", "b", *(f"c{i}" for i in range(12))))
+    runner.on_sample = lambda number: run.stop() if number == stop_at else None
+    outcomes = list(run.run())
+    assert run.stopped
+    assert run.verdict is None
+    assert Phase.PROOF not in [o.phase for o in outcomes]
+
+
+def test_a_second_baseline_that_wins_but_fails_its_proof_is_out() -> None:
+    fails = {("other", Phase.PROOF): Status.WRONG_RESULT}
+    runner = RecordedRunner(quiet(), speed={"other": 0.5}, fails=fails)
+    space = space_of("base", "a")
+    two = replace(space, baselines=(*space.baselines, Baseline("second", solution("other"))))
+    run = Session(runner, PROBLEM, budget=Budget(10), clock=runner.clock, space=two)
+    proofs = [o.status for o in run.run() if o.phase is Phase.PROOF]
+    assert proofs == [Status.WRONG_RESULT, Status.OK]
+    assert run.verdict is not None
+    assert run.verdict.winner != solution("other").id
+
+
 def test_what_cannot_be_run_is_said() -> None:
     runner = RecordedRunner(quiet())
     with pytest.raises(UnsupportedProblem, match="times in mode eager only, not graph"):
@@ -187,7 +212,7 @@ def test_a_clone_of_the_baseline_does_not_win_on_recorded_noise() -> None:
     for number in range(sessions):
         series = noise[sorted(noise)[number % len(noise)]]
         runner = RecordedRunner(series, start=rng.randrange(len(series)))
-        clones = ("base", "clone") if number % 2 else ("base", *(f"clone{i}" for i in range(8)))
+        clones = ("base", *(f"clone{i}" for i in range((1, 8, 30)[number % 3])))
         run = session(runner, clones, search=Search(seed=number))
         list(run.run())
         assert run.verdict is not None

@@ -78,7 +78,9 @@ class HostDevice:
     def load(self, problem: GemmProblem, solution: Solution, binary: Path | None) -> Kernel:
         raise NotImplementedError
 
-    def sample(self, kernel: Kernel, launches: Sequence[Launch], mode: str, warm: bool = True) -> Sample:
+    def sample(
+        self, kernel: Kernel, launches: Sequence[Launch], mode: str, warm: Launch | None = None
+    ) -> Sample:
         raise NotImplementedError
 
     def bandwidths(self) -> Bandwidths:
