@@ -43,7 +43,7 @@ T = TypeVar("T")
 #: A call that takes longer than this and LONG times what it should is a hang.
 HANG_SECONDS, LONG = 10.0, 10.0
 #: A large product is tried with this many of each family's first candidates.
-CEILING_CANDIDATES = 4
+CEILING_CANDIDATES = 2
 #: Laying out, referencing and ceilings are numpy's own work: slow at worst.
 SETUP_SECONDS = 600.0
 
@@ -129,7 +129,7 @@ class DeviceRunner:
 
     def _product(self, name: str) -> tuple[float, str]:
         size = self.backend.product_size
-        task = Task(from_mm(size, size, size, name), MeasurementPolicy(), 0)
+        task = Task(from_mm(size, size, size, name), MeasurementPolicy(cache="warm"), 0)
         space = search_space(task.problem, self.backend, self.environment, task.policy)
         tried = [b.solution for b in space.baselines]
         for family in dict.fromkeys(solution.family for solution in space.candidates):
