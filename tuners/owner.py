@@ -39,7 +39,7 @@ SCREEN_SAMPLES, MAX_TRIES = 5, 20
 FEWEST, LONG_SECONDS = 3, 0.1
 #: A candidate whose fastest sample is this much slower than the best so far is not sampled further:
 #: far off after one sample, shown slower after three.
-PRUNE_FIRST, PRUNE_THIRD = 2.0, 1.35
+PRUNE_FIRST, PRUNE_THIRD = 2.0, 1.6
 #: Loaded candidates kept ready (a final interleaves its finalists).
 _KEPT = 24
 _PR_SET_PDEATHSIG = 1

@@ -72,7 +72,10 @@ class Counts:
 
 #: Who enters the heats: candidates that a screening put within NEAR of the fastest, at most ENTRANTS, while
 #: the heats take no more than HEATS_SHARE of the time that is left. FINALISTS go on to the final.
-NEAR, ENTRANTS, HEATS_SHARE, FINALISTS = 1.5, 40, 0.5, 8
+NEAR, ENTRANTS, HEATS_SHARE, FINALISTS = 1.6, 40, 0.5, 8
+#: What a screening alone shows slower: screenings are moments apart, between which a machine's own speed
+#: moves by tens of percent.
+SCREEN_SHOWS = 1.25
 PROOF_SEEDS = 5
 #: What a sample costs beside its launches and its warm-up: the call to the child.
 _CALL_SECONDS = 0.5e-3
@@ -322,8 +325,8 @@ class Session:
         self, race: Race, winner: str, timed: Sequence[Outcome], screened: dict[str, Outcome]
     ) -> list[str]:
         """Candidates outside the final that were not shown slower than the winner by more than the margin:
-        by a screening alone where every sample is behind the winner's slowest; in the heats where that
-        screening's median and every round say so."""
+        by a screening alone where every sample is behind the winner's median by SCREEN_SHOWS; in the heats
+        where that screening's median and every round say so."""
         margin, mine = self.rule.margin, screened[winner]
         found = []
         for outcome in timed:
@@ -332,7 +335,8 @@ class Session:
                 later = (outcome.seconds or 0.0) > (1 + margin) * (mine.seconds or 0.0)
                 slower = later and race.behind(name, winner, margin)
             else:
-                slower = name in race.solutions or min(outcome.samples) > (1 + margin) * max(mine.samples)
+                shown = SCREEN_SHOWS * (mine.seconds or 0.0)
+                slower = name in race.solutions or min(outcome.samples) > shown
             if not slower:
                 found.append(name)
         return found
