@@ -17,8 +17,10 @@ from tuners.decide import DecisionRule, Interval, paired
 
 #: Rounds of a heat.
 HEAT_ROUNDS = 3
+#: What three rounds show slower: behind by this factor in every one.
+HEAT_SHOWS = 1.05
 #: From this round of a final on, finalists shown slower than the leader (DROP_CONFIDENCE a look) leave.
-DROP_AFTER, DROP_CONFIDENCE = 6, 0.96
+DROP_AFTER, DROP_CONFIDENCE = 8, 0.98
 
 
 class BaselineFailed(Exception):
@@ -115,10 +117,10 @@ class Race:
         """How many of a finalist's samples stayed disturbed, and the rounds discarded for such."""
         return {"disturbed": self.disturbed.get(name, 0), "rounds_discarded": self.discarded}
 
-    def behind(self, name: str, winner: str, margin: float) -> bool:
-        """Whether somebody cut in a heat was behind the winner in every round by more than the margin."""
+    def behind(self, name: str, winner: str) -> bool:
+        """Whether somebody cut in a heat was behind the winner in every round by HEAT_SHOWS."""
         pairs = list(zip(self.cut[name], self.heats.get(winner, []), strict=False))
-        return bool(pairs) and all(value > (1 + margin) * own for value, own in pairs)
+        return bool(pairs) and all(value > HEAT_SHOWS * own for value, own in pairs)
 
     def _against(self, name: str, other: str) -> Interval:
         return paired(self.times[name], self.times[other], DROP_CONFIDENCE)

@@ -326,14 +326,14 @@ class Session:
     ) -> list[str]:
         """Candidates outside the final that were not shown slower than the winner by more than the margin:
         by a screening alone where every sample is behind the winner's median by SCREEN_SHOWS; in the heats
-        where that screening's median and every round say so."""
+        where that screening's median is behind and every round, by HEAT_SHOWS."""
         margin, mine = self.rule.margin, screened[winner]
         found = []
         for outcome in timed:
             name = outcome.solution.id
             if name in race.cut:
                 later = (outcome.seconds or 0.0) > (1 + margin) * (mine.seconds or 0.0)
-                slower = later and race.behind(name, winner, margin)
+                slower = later and race.behind(name, winner)
             else:
                 shown = SCREEN_SHOWS * (mine.seconds or 0.0)
                 slower = name in race.solutions or min(outcome.samples) > shown
