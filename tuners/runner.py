@@ -232,7 +232,7 @@ class DeviceRunner:
             result: T = future.result()
             return result
         except CancelledError as error:
-            raise DeviceError("the session was stopped") from error
+            raise DeviceError("the tuning was stopped") from error
         except GemmtuneError:
             raise
         except MemoryError as error:

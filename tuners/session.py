@@ -115,12 +115,12 @@ class Session:
         self._stopped = False
 
     def stop(self) -> None:
-        """Asks the session to end; safe from any thread or signal handler."""
+        """Asks this tuning to end; safe from any thread or signal handler."""
         self._stopped = True
 
     @property
     def stopped(self) -> bool:
-        """Whether stop() ended the session before its verdict."""
+        """Whether stop() ended it before its verdict."""
         return self._stopped and self.verdict is None
 
     def run(self) -> Iterator[Outcome]:

@@ -1,4 +1,4 @@
-"""Planted candidates: none of the wrong ones wins, each has its own outcome, and the session goes on."""
+"""Planted candidates: none of the wrong ones wins, each has its own outcome, and the search goes on."""
 
 from __future__ import annotations
 
