@@ -1,0 +1,157 @@
+"""Engines and transactions: SQLite in WAL mode by default, PostgreSQL through psycopg by URL."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from backends.errors import GemmtuneError, StorageError
+
+#: A writer waits this long for another before it gives up.
+BUSY_SECONDS = 10.0
+_CONNECT_SECONDS = 5
+
+
+class DatabaseUnavailable(GemmtuneError):
+    """The database cannot be reached or is locked; the same request may succeed in a moment."""
+
+
+class DatabaseBroken(StorageError):
+    """The file is no database of ours, or is damaged: waiting does not help."""
+
+
+def default_url() -> str:
+    """A SQLite file in the user's data folder (XDG_DATA_HOME, else ~/.local/share)."""
+    home = os.environ.get("XDG_DATA_HOME")
+    root = Path(home) if home else Path.home() / ".local" / "share"
+    return f"sqlite:///{root / 'gemmtune' / 'gemmtune.sqlite'}"
+
+
+def parse_url(text: str) -> URL:
+    """The URL with its driver. Raises StorageError for one that names no database of a kind we use."""
+    try:
+        url = make_url(text)
+    except ArgumentError as error:
+        raise StorageError(
+            f"GEMMTUNE_DATABASE_URL {text!r} is no database URL ({error}); write sqlite:////path/to/file or "
+            "postgresql://user:password@host/name"
+        ) from error
+    kind = url.get_backend_name()
+    if kind == "sqlite":
+        if not url.database or url.database == ":memory:":
+            raise StorageError(
+                "SQLite in memory cannot be shared with a worker; name a file: sqlite:////path"
+            )
+        return url
+    if kind == "postgresql":
+        return url.set(drivername="postgresql+psycopg")
+    raise StorageError(f"databases of kind {kind!r} are not supported; use sqlite:// or postgresql://")
+
+
+def open_engine(text: str) -> Engine:
+    """An engine for the URL; the folder of a SQLite file is made. Nothing is connected yet."""
+    url = parse_url(text)
+    if url.get_backend_name() == "sqlite":
+        path = Path(str(url.database))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(
+                f"cannot make the folder of the database {path}: {error.strerror}; set GEMMTUNE_DATABASE_URL"
+            ) from error
+        engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS}, pool_size=10, max_overflow=10)
+        _prepare_sqlite(engine)
+        return engine
+    return create_engine(
+        url,
+        pool_pre_ping=True,
+        pool_size=10,
+        max_overflow=10,
+        pool_timeout=_CONNECT_SECONDS,
+        connect_args={"connect_timeout": _CONNECT_SECONDS},
+    )
+
+
+def _prepare_sqlite(engine: Engine) -> None:
+    @event.listens_for(engine, "connect")
+    def connected(connection: Any, _record: Any) -> None:
+        connection.isolation_level = (
+            None  # the driver's own BEGIN would come too late for a reader's snapshot
+        )
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")  # acknowledged is kept, whatever the power does
+        connection.execute("PRAGMA foreign_keys=ON")
+
+    @event.listens_for(engine, "begin")
+    def begun(connection: Connection) -> None:
+        # A writer takes the lock first: one that had read before could not wait for it.
+        write = connection.get_execution_options().get("gemmtune_write")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+
+@contextmanager
+def reading(engine: Engine) -> Iterator[Connection]:
+    """A connection to read from, in one snapshot on SQLite. Raises DatabaseUnavailable, DatabaseBroken."""
+    with translated(), engine.connect() as connection:
+        yield connection
+
+
+@contextmanager
+def writing(engine: Engine) -> Iterator[Connection]:
+    """A transaction: committed at the end, rolled back on an exception. Raises as reading()."""
+    with translated(), engine.execution_options(gemmtune_write=True).begin() as connection:
+        yield connection
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """The driver's connection errors as ours."""
+    try:
+        yield
+    except PoolTimeout as error:
+        raise DatabaseUnavailable(
+            "every connection to the database is busy; try again in a moment"
+        ) from error
+    except DBAPIError as error:
+        raise translate(error) from error
+
+
+def translate(error: DBAPIError) -> Exception:
+    """Ours for a database that is away, locked or damaged; the error itself for anything else."""
+    text = str(error.orig)
+    if any(words in text for words in ("not a database", "malformed", "disk I/O error")):
+        return DatabaseBroken(
+            f"the database is damaged or no SQLite file ({text}); restore a backup or name another file in "
+            "GEMMTUNE_DATABASE_URL"
+        )
+    if any(words in text for words in ("unable to open", "readonly", "read-only")):
+        return DatabaseBroken(
+            f"the database file cannot be opened for writing ({text}); check its folder and permissions"
+        )
+    if "disk is full" in text:
+        return DatabaseUnavailable(f"the database cannot grow ({text}); free some space")
+    if isinstance(error, OperationalError) or error.connection_invalidated:
+        if "no such table" in text:
+            return error
+        return DatabaseUnavailable(
+            f"the database does not answer ({_first_line(text)}); try again in a moment"
+        )
+    return error
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0][:200] if text.strip() else "no reason given"
+
+
+def now() -> str:
+    """The time for people: UTC, ISO 8601, milliseconds."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

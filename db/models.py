@@ -1,0 +1,322 @@
+"""The tables, and nothing but tables. docs/database.md draws how they hang together.
+
+Order comes from `number` columns that the database counts up, never from a clock: clocks jump. Times are
+UTC in ISO 8601 and only for people. Ids are those of the values (problem, solution, environment, policy)
+or random (tuning, job, worker).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, Column, ForeignKey, Index, Integer, Text, UniqueConstraint
+from sqlmodel import Field, SQLModel
+
+#: SQLite counts up INTEGER keys only; PostgreSQL's would end at 2^31.
+_NUMBER = BigInteger().with_variant(Integer, "sqlite")
+
+
+def _json(nullable: bool = False) -> Any:
+    return Field(default=None, sa_column=Column(JSON, nullable=nullable))
+
+
+class DeviceClass(SQLModel, table=True):
+    """`revision` rises with every change of a best row of the class: exports are cached by it."""
+
+    __tablename__ = "device_classes"
+
+    id: str = Field(primary_key=True)
+    vendor: str
+    arch: str
+    product: str
+    units: int
+    revision: int = 0
+
+
+class Environment(SQLModel, table=True):
+    """`number` tells which environment of a class was met last."""
+
+    __tablename__ = "environments"
+
+    number: int | None = Field(default=None, sa_column=Column(_NUMBER, primary_key=True))
+    id: str = Field(unique=True)
+    device_class_id: str = Field(foreign_key="device_classes.id", index=True)
+    uuid: str
+    content: Any = _json()
+    created_at: str
+
+
+class Policy(SQLModel, table=True):
+    """A measurement policy."""
+
+    __tablename__ = "policies"
+
+    id: str = Field(primary_key=True)
+    content: Any = _json()
+
+
+class Problem(SQLModel, table=True):
+    """`kind` is equal for problems that differ only in sizes, leading dimensions and batch strides."""
+
+    __tablename__ = "problems"
+
+    number: int | None = Field(default=None, sa_column=Column(_NUMBER, primary_key=True))
+    id: str = Field(unique=True)
+    slug: str = Field(index=True)
+    m: int
+    n: int
+    k: int
+    batch: int
+    dtype: str
+    kind: str
+    content: Any = _json()
+    created_at: str
+
+
+class Provenance(SQLModel, table=True):
+    """Where imported rows came from. kind: node (gemmtune's own measurements on a bare node) or imported
+    (what another tool, or another gemmtune, says). Importing the same content again changes nothing."""
+
+    __tablename__ = "provenance"
+    __table_args__ = (UniqueConstraint("kind", "format", "sha256", "device_class_id"),)
+
+    number: int | None = Field(default=None, sa_column=Column(_NUMBER, primary_key=True))
+    kind: str
+    format: str
+    source: str
+    sha256: str
+    device_class_id: str = ""
+    header: Any = _json()
+    created_at: str
+
+
+class ProblemKey(SQLModel, table=True):
+    """A tool's own words for a problem, kept to be written back as they were, and its calls."""
+
+    __tablename__ = "problem_keys"
+
+    problem_id: str = Field(foreign_key="problems.id", primary_key=True)
+    format: str = Field(primary_key=True)
+    key: str = Field(primary_key=True)
+    provenance_number: int = Field(sa_column=Column(_NUMBER, ForeignKey("provenance.number"), nullable=False))
+    count: int = 0
+
+
+class Solution(SQLModel, table=True):
+    """Workspace and determinism are what was last learnt of them; a measurement keeps its own workspace."""
+
+    __tablename__ = "solutions"
+
+    id: str = Field(primary_key=True)
+    family: str = Field(index=True)
+    version: int
+    parameters: Any = _json()
+    build: str | None = None
+    workspace_bytes: int = Field(default=0, sa_column=Column(BigInteger, nullable=False))
+    deterministic: bool | None = None
+    created_at: str
+
+
+class Session(SQLModel, table=True):
+    """One problem measured in one environment under one policy: running | succeeded | failed | stopped."""
+
+    __tablename__ = "sessions"
+
+    number: int | None = Field(default=None, sa_column=Column(_NUMBER, primary_key=True))
+    id: str = Field(unique=True)
+    job_id: str | None = Field(default=None, index=True)
+    problem_id: str = Field(foreign_key="problems.id", index=True)
+    environment_id: str = Field(foreign_key="environments.id")
+    device_class_id: str = Field(foreign_key="device_classes.id")
+    policy_id: str = Field(foreign_key="policies.id")
+    provenance_number: int | None = Field(
+        default=None, sa_column=Column(_NUMBER, ForeignKey("provenance.number"), nullable=True)
+    )
+    request: Any = _json()
+    status: str
+    error: str | None = Field(default=None, sa_column=Column(Text))
+    counts: Any = _json(nullable=True)
+    notes: Any = _json(nullable=True)
+    created_at: str
+    ended_at: str | None = None
+
+
+class Measurement(SQLModel, table=True):
+    """An outcome of a session, never overwritten. `take` numbers a solution's outcomes in a phase: a final
+    that is raced again gives new ones."""
+
+    __tablename__ = "measurements"
+    __table_args__ = (UniqueConstraint("session_id", "solution_id", "phase", "take"),)
+
+    number: int | None = Field(default=None, sa_column=Column(_NUMBER, primary_key=True))
+    session_id: str = Field(foreign_key="sessions.id")
+    solution_id: str = Field(foreign_key="solutions.id", index=True)
+    phase: str
+    take: int
+    status: str
+    seconds: float | None = None
+    samples: Any = _json()
+    evidence: Any = _json()
+    workspace_bytes: int = Field(default=0, sa_column=Column(BigInteger, nullable=False))
+    created_at: str
+
+
+class Verdict(SQLModel, table=True):
+    """What a session decided. The verdict with the highest number of a problem, device class and policy is
+    the best row's."""
+
+    __tablename__ = "verdicts"
+    __table_args__ = (Index("ix_verdicts_best", "problem_id", "device_class_id", "policy_id"),)
+
+    number: int | None = Field(default=None, sa_column=Column(_NUMBER, primary_key=True))
+    session_id: str = Field(foreign_key="sessions.id", unique=True)
+    problem_id: str = Field(foreign_key="problems.id")
+    device_class_id: str = Field(foreign_key="device_classes.id")
+    policy_id: str = Field(foreign_key="policies.id")
+    judgement: str
+    baseline_id: str = Field(foreign_key="solutions.id")
+    baseline_name: str
+    winner_id: str = Field(foreign_key="solutions.id")
+    seconds: float
+    baseline_seconds: float
+    content: Any = _json()
+    roofline_share: float | None = None
+    binds: str | None = None
+    created_at: str
+
+
+class Best(SQLModel, table=True):
+    """Derived: rebuilt from verdicts by `gemmtune db rebuild`. `document` is the answer that is served,
+    ready as JSON text; kind, bucket and sizes find a near problem; `exports` what a file needs."""
+
+    __tablename__ = "best"
+    __table_args__ = (
+        Index("ix_best_near", "device_class_id", "policy_id", "kind", "n", "k", "m"),
+        Index("ix_best_bucket", "device_class_id", "policy_id", "kind", "bucket"),
+    )
+
+    problem_id: str = Field(foreign_key="problems.id", primary_key=True)
+    device_class_id: str = Field(foreign_key="device_classes.id", primary_key=True)
+    policy_id: str = Field(foreign_key="policies.id", primary_key=True)
+    verdict_number: int = Field(sa_column=Column(_NUMBER, ForeignKey("verdicts.number"), nullable=False))
+    kind: str
+    m: int
+    n: int
+    k: int
+    batch: int
+    bucket: int
+    document: str = Field(sa_column=Column(Text, nullable=False))
+
+
+class Claim(SQLModel, table=True):
+    """What an imported file says of a problem, unproven; solution_id None is the stack's default."""
+
+    __tablename__ = "claims"
+    __table_args__ = (
+        UniqueConstraint("provenance_number", "problem_id", "device_class_id", "policy_id", "key"),
+        Index("ix_claims_problem", "problem_id", "device_class_id"),
+    )
+
+    number: int | None = Field(default=None, sa_column=Column(_NUMBER, primary_key=True))
+    provenance_number: int = Field(sa_column=Column(_NUMBER, ForeignKey("provenance.number"), nullable=False))
+    problem_id: str = Field(foreign_key="problems.id")
+    device_class_id: str = Field(foreign_key="device_classes.id")
+    policy_id: str = ""
+    solution_id: str | None = Field(default=None, foreign_key="solutions.id")
+    seconds: float | None = None
+    key: str
+    content: Any = _json(nullable=True)
+
+
+class Tuning(SQLModel, table=True):
+    """A client's request. The counters are of its jobs; `last_event` numbers its events."""
+
+    __tablename__ = "tunings"
+
+    number: int | None = Field(default=None, sa_column=Column(_NUMBER, primary_key=True))
+    id: str = Field(unique=True)
+    device_class_id: str = Field(foreign_key="device_classes.id")
+    policy_id: str = Field(foreign_key="policies.id")
+    request: Any = _json()
+    status: str = Field(index=True)
+    total: int
+    started: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    last_event: int = 0
+    created_at: str
+    ended_at: str | None = None
+
+
+class Job(SQLModel, table=True):
+    """One problem to be measured once, for every tuning that refers to it. `in_flight` is the request's key
+    until the job has ended, so that equal requests share it; `attempt` counts its starts and fences off a
+    worker that was taken for dead."""
+
+    __tablename__ = "jobs"
+
+    number: int | None = Field(default=None, sa_column=Column(_NUMBER, primary_key=True))
+    id: str = Field(unique=True)
+    problem_id: str = Field(foreign_key="problems.id", index=True)
+    device_class_id: str = Field(foreign_key="device_classes.id")
+    policy_id: str = Field(foreign_key="policies.id")
+    request: Any = _json()
+    request_key: str = Field(index=True)
+    in_flight: str | None = Field(default=None, unique=True)
+    priority: int
+    status: str = Field(index=True)
+    attempt: int = 0
+    worker_id: str | None = None
+    session_id: str | None = None
+    stop_requested: bool = False
+    error: str | None = Field(default=None, sa_column=Column(Text))
+    evidence: Any = _json(nullable=True)
+    created_at: str
+    started_at: str | None = None
+    ended_at: str | None = None
+
+
+class TuningJob(SQLModel, table=True):
+    """A tuning's place for a job; `count` is how often the client calls the problem."""
+
+    __tablename__ = "tuning_jobs"
+
+    tuning_number: int = Field(
+        sa_column=Column(_NUMBER, ForeignKey("tunings.number"), primary_key=True, autoincrement=False)
+    )
+    position: int = Field(primary_key=True)
+    job_number: int = Field(sa_column=Column(_NUMBER, ForeignKey("jobs.number"), nullable=False, index=True))
+    count: int = 1
+
+
+class Event(SQLModel, table=True):
+    """A tuning's progress, numbered from 1 without gaps."""
+
+    __tablename__ = "events"
+
+    tuning_number: int = Field(
+        sa_column=Column(_NUMBER, ForeignKey("tunings.number"), primary_key=True, autoincrement=False)
+    )
+    number: int = Field(primary_key=True)
+    kind: str
+    content: Any = _json()
+    created_at: str
+
+
+class Worker(SQLModel, table=True):
+    """A worker process of one device: idle | measuring | stopped | dead. `beat` counts up while it lives."""
+
+    __tablename__ = "workers"
+
+    number: int | None = Field(default=None, sa_column=Column(_NUMBER, primary_key=True))
+    id: str = Field(unique=True)
+    host: str
+    pid: int
+    device_class_id: str = Field(foreign_key="device_classes.id")
+    environment_id: str = Field(foreign_key="environments.id")
+    device_uuid: str
+    status: str
+    beat: int = 0
+    job_id: str | None = None
+    started_at: str
+    seen_at: str

@@ -1,0 +1,425 @@
+"""Every read that people and machines ask for. Rows come as plain dicts; lists are paged by a key that
+only grows (or a name), so that a page never shifts under its reader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Select, and_, case, func, or_, select
+
+from backends.environment import DeviceClass
+from db import models
+from db.values import chunks, table
+
+_class = table(models.DeviceClass)
+_environment = table(models.Environment)
+_policy = table(models.Policy)
+_problem = table(models.Problem)
+_provenance = table(models.Provenance)
+_key = table(models.ProblemKey)
+_solution = table(models.Solution)
+_session = table(models.Session)
+_measurement = table(models.Measurement)
+_verdict = table(models.Verdict)
+_best = table(models.Best)
+_claim = table(models.Claim)
+_tuning = table(models.Tuning)
+_job = table(models.Job)
+_link = table(models.TuningJob)
+_event = table(models.Event)
+_worker = table(models.Worker)
+
+Row = dict[str, Any]
+
+
+def _rows(connection: Connection, query: Select[Any]) -> list[Row]:
+    return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def _one(connection: Connection, query: Select[Any]) -> Row | None:
+    row = connection.execute(query).mappings().first()
+    return None if row is None else dict(row)
+
+
+# ---- devices -------------------------------------------------------------------------------------
+
+
+def device_classes(connection: Connection) -> list[Row]:
+    """Every class with the workers that live, the environments and best rows it has."""
+    live = select(func.count()).where(
+        _worker.c.device_class_id == _class.c.id, _worker.c.status.in_(("idle", "measuring"))
+    )
+    met = select(func.count()).where(_environment.c.device_class_id == _class.c.id)
+    query = select(
+        _class, live.scalar_subquery().label("workers"), met.scalar_subquery().label("environments")
+    ).order_by(_class.c.id)
+    return _rows(connection, query)
+
+
+def known_classes(connection: Connection) -> list[DeviceClass]:
+    """The classes that a selector may name."""
+    return [DeviceClass.parse(name) for name in connection.scalars(select(_class.c.id).order_by(_class.c.id))]
+
+
+def revision(connection: Connection, device_class_id: str) -> int:
+    """Rises with every change of the class's best rows."""
+    query = select(_class.c.revision).where(_class.c.id == device_class_id)
+    return connection.execute(query).scalar() or 0
+
+
+def environments(
+    connection: Connection, after: int, limit: int, device_class_id: str | None = None
+) -> list[Row]:
+    """Environments by number."""
+    query = select(_environment).where(_environment.c.number > after).order_by(_environment.c.number)
+    if device_class_id is not None:
+        query = query.where(_environment.c.device_class_id == device_class_id)
+    return _rows(connection, query.limit(limit))
+
+
+def workers(connection: Connection, limit: int = 100) -> list[Row]:
+    """The latest workers, newest first."""
+    return _rows(connection, select(_worker).order_by(_worker.c.number.desc()).limit(limit))
+
+
+# ---- problems and what was measured --------------------------------------------------------------
+
+
+def problems(connection: Connection, after: int, limit: int, **filters: Any) -> list[Row]:
+    """Problems by number; filters: m, n, k, batch, dtype."""
+    query = select(_problem).where(_problem.c.number > after).order_by(_problem.c.number)
+    for name, value in filters.items():
+        if value is not None:
+            query = query.where(_problem.c[name] == value)
+    return _rows(connection, query.limit(limit))
+
+
+def problem(connection: Connection, problem_id: str) -> Row | None:
+    """A problem with its verdicts, latest first, and the tools' own keys for it."""
+    found = _one(connection, select(_problem).where(_problem.c.id == problem_id))
+    if found is None:
+        return None
+    verdicts = select(_verdict).where(_verdict.c.problem_id == problem_id).order_by(_verdict.c.number.desc())
+    keys = select(_key.c.format, _key.c.key, _key.c.count).where(_key.c.problem_id == problem_id)
+    found["verdicts"] = _rows(connection, verdicts.limit(100))
+    found["keys"] = _rows(connection, keys.order_by(_key.c.format, _key.c.key).limit(100))
+    return found
+
+
+def measurements(
+    connection: Connection,
+    problem_id: str,
+    after: int,
+    limit: int,
+    device_class_id: str | None = None,
+    session_id: str | None = None,
+) -> list[Row]:
+    """Every outcome of a problem, in the order stored, with its solution and session."""
+    query = (
+        select(_measurement, *_solution_columns(), _session.c.environment_id, _session.c.device_class_id,
+               _session.c.policy_id, _session.c.provenance_number)
+        .join(_solution, _solution.c.id == _measurement.c.solution_id)
+        .join(_session, _session.c.id == _measurement.c.session_id)
+        .where(_session.c.problem_id == problem_id, _measurement.c.number > after)
+        .order_by(_measurement.c.number)
+    )  # fmt: skip
+    if device_class_id is not None:
+        query = query.where(_session.c.device_class_id == device_class_id)
+    if session_id is not None:
+        query = query.where(_session.c.id == session_id)
+    return [_with_solution(row) for row in _rows(connection, query.limit(limit))]
+
+
+def leaderboard(connection: Connection, session_id: str) -> list[Row]:
+    """One row a solution of a session: its last outcome of each phase, the fastest first (finals before
+    screenings, because they were raced side by side), failures last."""
+    query = (
+        select(_measurement, *_solution_columns())
+        .join(_solution, _solution.c.id == _measurement.c.solution_id)
+        .where(_measurement.c.session_id == session_id)
+        .order_by(_measurement.c.number)
+    )
+    rows: dict[str, Row] = {}
+    for row in _rows(connection, query):
+        seen = rows.setdefault(row["solution_id"], {**_with_solution(row), "phases": {}})
+        seen["phases"][row["phase"]] = {n: row[n] for n in ("status", "seconds", "take")}
+        if row["phase"] != "proof":
+            seen.update({n: row[n] for n in ("phase", "status", "seconds", "samples", "evidence")})
+    order = {"final": 0, "screen": 1}
+
+    def place(row: Row) -> tuple[Any, ...]:
+        timed = row["seconds"] is not None and row["status"] in ("ok", "pruned", "unstable")
+        return (not timed, order.get(row["phase"], 2), row["seconds"] or 0.0, row["solution_id"])
+
+    return sorted(rows.values(), key=place)
+
+
+def session(connection: Connection, session_id: str) -> Row | None:
+    """A session's row."""
+    return _one(connection, select(_session).where(_session.c.id == session_id))
+
+
+def latest_session(
+    connection: Connection, problem_id: str, device_class_id: str | None, policy_id: str | None
+) -> Row | None:
+    """The newest session of a problem that has a verdict, else the newest of any."""
+    query = select(_session).where(_session.c.problem_id == problem_id)
+    if device_class_id is not None:
+        query = query.where(_session.c.device_class_id == device_class_id)
+    if policy_id is not None:
+        query = query.where(_session.c.policy_id == policy_id)
+    first = case((_session.c.status == "succeeded", 0), else_=1)
+    return _one(connection, query.order_by(first, _session.c.number.desc()).limit(1))
+
+
+def solution(connection: Connection, solution_id: str) -> Row | None:
+    """A solution, and on how many problems it is best."""
+    found = _one(connection, select(_solution).where(_solution.c.id == solution_id))
+    if found is None:
+        return None
+    wins = select(func.count()).where(_verdict.c.winner_id == solution_id)
+    runs = select(func.count()).where(_measurement.c.solution_id == solution_id)
+    found["verdicts_won"] = connection.execute(wins).scalar() or 0
+    found["measurements"] = connection.execute(runs).scalar() or 0
+    return found
+
+
+def _solution_columns() -> tuple[Any, ...]:
+    names = ("family", "version", "parameters", "build", "deterministic")
+    return tuple(_solution.c[name] for name in names)
+
+
+def _with_solution(row: Row) -> Row:
+    names = ("family", "version", "parameters", "build", "deterministic")
+    rest = {name: value for name, value in row.items() if name not in names}
+    inner = {name: row[name] for name in names}
+    rest["solution"] = {"id": row["solution_id"], **inner, "workspace_bytes": row["workspace_bytes"]}
+    return rest
+
+
+# ---- best ----------------------------------------------------------------------------------------
+
+
+def best_documents(
+    connection: Connection, problem_ids: Sequence[str], device_class_id: str, policy_id: str
+) -> dict[str, str]:
+    """The served answers (JSON text) of many problems, by id."""
+    found: dict[str, str] = {}
+    for part in chunks(problem_ids):
+        query = select(_best.c.problem_id, _best.c.document).where(
+            _best.c.problem_id.in_(part),
+            _best.c.device_class_id == device_class_id,
+            _best.c.policy_id == policy_id,
+        )
+        found |= {row.problem_id: row.document for row in connection.execute(query)}
+    return found
+
+
+def near(
+    connection: Connection,
+    device_class_id: str,
+    policy_id: str,
+    kind: str,
+    sizes: Mapping[str, int],
+    buckets: Sequence[int],
+    limit: int = 5000,
+) -> list[Row]:
+    """Best rows (without documents) that may be near: the next ones of the same n and k on both sides of m,
+    and (at most `limit`) of the cells around."""
+    columns = (_best.c.problem_id, _best.c.m, _best.c.n, _best.c.k, _best.c.batch)
+    same = and_(
+        _best.c.device_class_id == device_class_id, _best.c.policy_id == policy_id, _best.c.kind == kind
+    )
+    line = and_(same, _best.c.n == sizes["n"], _best.c.k == sizes["k"])
+    m = _best.c.m
+    found = _rows(connection, select(*columns).where(line, m >= sizes["m"]).order_by(m).limit(8))
+    found += _rows(connection, select(*columns).where(line, m < sizes["m"]).order_by(m.desc()).limit(8))
+    cells = select(*columns).where(same, _best.c.bucket.in_(buckets)).limit(limit)
+    return found + _rows(connection, cells)
+
+
+def alternatives(connection: Connection, session_id: str) -> list[Row]:
+    """The session's finalists that were timed, the fastest first, with their solutions: whoever must not use
+    the winner (workspace, determinism, families) takes the first of these that he may."""
+    query = (
+        select(_measurement, *_solution_columns())
+        .join(_solution, _solution.c.id == _measurement.c.solution_id)
+        .where(
+            _measurement.c.session_id == session_id,
+            _measurement.c.status.in_(("ok", "unstable", "pruned")),
+            _measurement.c.seconds.is_not(None),
+        )
+    )
+    finals = case((_measurement.c.phase == "final", 0), else_=1)
+    rows = _rows(connection, query.order_by(finals, _measurement.c.seconds))
+    return [_with_solution(row) for row in rows]
+
+
+def transfer(
+    connection: Connection, solution_id: str, problem_ids: Sequence[str], device_class_id: str
+) -> list[Row]:
+    """How a solution did in the sessions of other problems: its screened seconds beside the best screened
+    seconds there (both of one session, so that they compare)."""
+    screened = and_(_measurement.c.phase == "screen", _measurement.c.status.in_(("ok", "unstable", "pruned")))
+    its = (
+        select(_measurement.c.session_id, _measurement.c.seconds)
+        .where(screened, _measurement.c.solution_id == solution_id)
+        .subquery()
+    )
+    query = (
+        select(_session.c.problem_id, its.c.seconds, func.min(_measurement.c.seconds).label("best"))
+        .join(its, its.c.session_id == _session.c.id)
+        .join(_measurement, _measurement.c.session_id == _session.c.id)
+        .where(
+            screened,
+            _session.c.problem_id.in_(list(problem_ids)),
+            _session.c.device_class_id == device_class_id,
+        )
+        .group_by(_session.c.problem_id, its.c.seconds)
+    )
+    return _rows(connection, query)
+
+
+def export_rows(connection: Connection, device_class_id: str, policy_id: str | None) -> Iterator[Row]:
+    """Best rows with all that a file may need, streamed in the order of problem ids."""
+    winner, baseline = _solution.alias("winner"), _solution.alias("baseline")
+
+    def columns(which: Any, prefix: str) -> list[Any]:
+        names = ("id", "family", "version", "parameters", "build", "workspace_bytes", "deterministic")
+        return [which.c[name].label(f"{prefix}_{name}") for name in names]
+
+    query = (
+        select(
+            _best.c.problem_id, _problem.c.content.label("problem"), _best.c.policy_id, _verdict,
+            _session.c.environment_id, _provenance.c.kind.label("provenance_kind"),
+            _provenance.c.source.label("provenance_source"),
+            *columns(winner, "winner"), *columns(baseline, "base"),
+        )
+        .join(_problem, _problem.c.id == _best.c.problem_id)
+        .join(_verdict, _verdict.c.number == _best.c.verdict_number)
+        .join(_session, _session.c.id == _verdict.c.session_id)
+        .join(winner, winner.c.id == _verdict.c.winner_id)
+        .join(baseline, baseline.c.id == _verdict.c.baseline_id)
+        .outerjoin(_provenance, _provenance.c.number == _session.c.provenance_number)
+        .where(_best.c.device_class_id == device_class_id)
+        .order_by(_best.c.problem_id)
+    )  # fmt: skip
+    if policy_id is not None:
+        query = query.where(_best.c.policy_id == policy_id)
+    for row in connection.execution_options(yield_per=1000).execute(query).mappings():
+        yield dict(row)
+
+
+def claim_rows(
+    connection: Connection, device_class_id: str, problem_ids: Sequence[str] | None = None
+) -> Iterator[Row]:
+    """Imported claims of a class, the latest of each problem first, with solution, problem and provenance."""
+    query = (
+        select(_claim, _problem.c.content.label("problem"), _provenance.c.source, _provenance.c.format,
+               _provenance.c.header, _solution.c.family, _solution.c.version, _solution.c.parameters,
+               _solution.c.build, _solution.c.deterministic, _solution.c.workspace_bytes)
+        .join(_problem, _problem.c.id == _claim.c.problem_id)
+        .join(_provenance, _provenance.c.number == _claim.c.provenance_number)
+        .outerjoin(_solution, _solution.c.id == _claim.c.solution_id)
+        .where(_claim.c.device_class_id == device_class_id)
+        .order_by(_claim.c.problem_id, _claim.c.number.desc())
+    )  # fmt: skip
+    if problem_ids is not None:
+        query = query.where(_claim.c.problem_id.in_(list(problem_ids)))
+    for row in connection.execution_options(yield_per=1000).execute(query).mappings():
+        yield dict(row)
+
+
+def problem_keys(
+    connection: Connection, fmt: str, problem_ids: Sequence[str]
+) -> dict[str, list[tuple[str, int]]]:
+    """A format's own keys (with call counts) of problems."""
+    found: dict[str, list[tuple[str, int]]] = {}
+    for part in chunks(problem_ids):
+        query = select(_key.c.problem_id, _key.c.key, _key.c.count).where(
+            _key.c.format == fmt, _key.c.problem_id.in_(part)
+        )
+        for problem_id, key, count in connection.execute(query.order_by(_key.c.problem_id, _key.c.key)):
+            found.setdefault(problem_id, []).append((key, count))
+    return found
+
+
+def environment_contents(connection: Connection, ids: Sequence[str]) -> dict[str, Any]:
+    """Environments by id."""
+    query = select(_environment.c.id, _environment.c.content).where(_environment.c.id.in_(list(ids)))
+    return {row.id: row.content for row in connection.execute(query)}
+
+
+def policy_content(connection: Connection, policy_id: str) -> Any | None:
+    """A policy's values."""
+    return connection.execute(select(_policy.c.content).where(_policy.c.id == policy_id)).scalar()
+
+
+# ---- tunings -------------------------------------------------------------------------------------
+
+
+def tunings(connection: Connection, before: int | None, limit: int, status: str | None = None) -> list[Row]:
+    """Tunings, newest first."""
+    query = select(_tuning).order_by(_tuning.c.number.desc()).limit(limit)
+    if before is not None:
+        query = query.where(_tuning.c.number < before)
+    if status is not None:
+        query = query.where(_tuning.c.status == status)
+    return _rows(connection, query)
+
+
+def tuning(connection: Connection, tuning_id: str) -> Row | None:
+    """A tuning's row."""
+    return _one(connection, select(_tuning).where(_tuning.c.id == tuning_id))
+
+
+def tuning_jobs(connection: Connection, tuning_number: int, after: int, limit: int) -> list[Row]:
+    """A tuning's jobs by position, with their verdicts (null where there is none)."""
+    names = (
+        "judgement",
+        "baseline_name",
+        "winner_id",
+        "seconds",
+        "baseline_seconds",
+        "roofline_share",
+        "binds",
+    )
+    query = (
+        select(
+            _link.c.position, _link.c.count, _job.c.id, _job.c.problem_id, _job.c.status, _job.c.attempt,
+            _job.c.session_id, _job.c.error, _job.c.evidence, _job.c.created_at, _job.c.started_at,
+            _job.c.ended_at, _problem.c.content.label("problem"), _session.c.notes,
+            _verdict.c.content.label("verdict"), *(_verdict.c[name] for name in names),
+        )
+        .join(_job, _job.c.number == _link.c.job_number)
+        .join(_problem, _problem.c.id == _job.c.problem_id)
+        .outerjoin(_session, _session.c.id == _job.c.session_id)
+        .outerjoin(_verdict, _verdict.c.session_id == _job.c.session_id)
+        .where(_link.c.tuning_number == tuning_number, _link.c.position > after)
+        .order_by(_link.c.position)
+        .limit(limit)
+    )  # fmt: skip
+    return _rows(connection, query)
+
+
+def events(connection: Connection, tuning_number: int, after: int, limit: int) -> list[Row]:
+    """A tuning's events after a number."""
+    query = (
+        select(_event.c.number, _event.c.kind, _event.c.content, _event.c.created_at)
+        .where(_event.c.tuning_number == tuning_number, _event.c.number > after)
+        .order_by(_event.c.number)
+        .limit(limit)
+    )
+    return _rows(connection, query)
+
+
+def gauges(connection: Connection) -> Row:
+    """Counts for /metrics: jobs by status, live workers by status, rows."""
+    jobs = connection.execute(select(_job.c.status, func.count()).group_by(_job.c.status))
+    live = connection.execute(
+        select(_worker.c.status, func.count())
+        .where(or_(_worker.c.status == "idle", _worker.c.status == "measuring"))
+        .group_by(_worker.c.status)
+    )
+    return {"jobs": {r.status: r[1] for r in jobs}, "workers": {r.status: r[1] for r in live}}

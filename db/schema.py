@@ -1,0 +1,97 @@
+"""The schema's version: read, compared with what this gemmtune knows, brought up to date.
+
+Migrations are numbered, linear and append-only; there is no way down but a backup.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, text
+from sqlmodel import SQLModel
+
+from backends.errors import GemmtuneError
+from db import models
+from db.engine import reading, writing
+
+METADATA = SQLModel.metadata
+TABLES = frozenset(
+    str(table.__tablename__)
+    for table in vars(models).values()
+    if isinstance(table, type) and issubclass(table, SQLModel) and hasattr(table, "__table__")
+)
+_FOLDER = Path(__file__).parent / "migrations"
+#: Two upgrades at once wait for each other (PostgreSQL's advisory lock; SQLite's writer is alone anyway).
+_LOCK = 0x67656D6D
+
+
+class StaleSchema(GemmtuneError):
+    """The database's schema is not the one this gemmtune works with."""
+
+
+def head() -> str:
+    """The newest revision this gemmtune knows."""
+    revision = ScriptDirectory.from_config(_config()).get_current_head()
+    assert revision is not None
+    return revision
+
+
+def current(engine: Engine) -> str | None:
+    """The database's revision; None for an empty database."""
+    with reading(engine) as connection:
+        return _current(connection)
+
+
+def check(engine: Engine) -> None:
+    """Raises StaleSchema, which names the command that mends it."""
+    _compare(current(engine))
+
+
+def upgrade(engine: Engine) -> str:
+    """Brings the schema to head(), in one transaction; the revision. Raises StaleSchema for a newer one."""
+    with writing(engine) as connection:
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+        found = _current(connection)
+        if found is not None:
+            _compare(found, newer_only=True)
+        config = _config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+    return head()
+
+
+def ours(name: str | None, kind: str, _parents: Any) -> bool:
+    """Whether a table is one of models.py (the job engine keeps its own beside them)."""
+    return kind != "table" or name in TABLES
+
+
+def _current(connection: Connection) -> str | None:
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def _compare(found: str | None, newer_only: bool = False) -> None:
+    known = [script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()]
+    if found is not None and found not in known:
+        raise StaleSchema(
+            f"the database's schema is {found!r}, newer than this gemmtune ({known[0]!r}); "
+            "install the newer one"
+        )
+    if newer_only or found == known[0]:
+        return
+    what = (
+        "the database is empty" if found is None else f"the database's schema is {found!r}, not {known[0]!r}"
+    )
+    raise StaleSchema(f"{what}; run: gemmtune db upgrade")
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(_FOLDER))
+    config.attributes["configure_logger"] = False
+    return config

@@ -1,0 +1,335 @@
+"""Sessions, their measurements and verdicts, and the best rows derived from them.
+
+Every write may be repeated: what is there already stays as it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, delete, func, select, update
+
+from backends.canonical import short_hash
+from backends.environment import Environment
+from backends.outcome import Outcome, Phase, Status
+from backends.problem import GemmProblem
+from backends.solution import Solution
+from backends.wire import problem_to_wire
+from db import models
+from db.engine import now
+from db.values import (
+    bucket_of,
+    insert_new,
+    kind_of,
+    put_environment,
+    put_policy,
+    put_problems,
+    put_solutions,
+    table,
+)
+
+_session = table(models.Session)
+_measurement = table(models.Measurement)
+_verdict = table(models.Verdict)
+_best = table(models.Best)
+_solution = table(models.Solution)
+
+
+@dataclass(frozen=True)
+class SessionStart:
+    """What identifies a session: the same start is the same session. `request` holds budget, search and
+    rule; `job_id` whose it is, or `provenance_number` where it came from."""
+
+    problem: GemmProblem
+    environment: Environment
+    policy_id: str
+    policy: Mapping[str, Any]
+    request: Mapping[str, Any]
+    job_id: str | None = None
+    provenance_number: int | None = None
+    origin: str = ""
+
+    @property
+    def id(self) -> str:
+        """Slug and hash."""
+        identity = [
+            self.job_id,
+            self.origin,
+            self.problem.id,
+            self.environment.to_dict(),
+            self.policy_id,
+            dict(self.request),
+        ]
+        return f"{self.problem.slug}-{short_hash(identity, 16)}"
+
+
+def begin_session(connection: Connection, start: SessionStart) -> str:
+    """The session's id; its row and all it refers to are there."""
+    put_environment(connection, start.environment)
+    put_policy(connection, start.policy_id, start.policy)
+    put_problems(connection, [start.problem])
+    row = {
+        "id": start.id,
+        "job_id": start.job_id,
+        "problem_id": start.problem.id,
+        "environment_id": start.environment.id,
+        "device_class_id": str(start.environment.device_class),
+        "policy_id": start.policy_id,
+        "provenance_number": start.provenance_number,
+        "request": dict(start.request),
+        "status": "running",
+        "created_at": now(),
+    }
+    insert_new(connection, models.Session, [row])
+    return start.id
+
+
+def stored_outcomes(connection: Connection, session_id: str) -> list[Outcome]:
+    """Every outcome of the session in the order it came."""
+    query = (
+        select(_measurement, _solution)
+        .join(_solution, _solution.c.id == _measurement.c.solution_id)
+        .where(_measurement.c.session_id == session_id)
+        .order_by(_measurement.c.number)
+    )
+    out = []
+    for row in connection.execute(query).mappings():
+        values = dict(solution_values(row), workspace_bytes=row[_measurement.c.workspace_bytes])
+        out.append(
+            Outcome(
+                Solution.from_dict(values),
+                Phase(row["phase"]),
+                Status(row["status"]),
+                tuple(row["samples"]),
+                row["evidence"],
+            )
+        )
+    return out
+
+
+def solution_values(row: Mapping[Any, Any]) -> dict[str, Any]:
+    """Solution.from_dict()'s values of a row that holds a solution's columns."""
+    names = ("id", "family", "version", "parameters", "build", "workspace_bytes", "deterministic")
+    return {name: row[_solution.c[name]] for name in names}
+
+
+def takes(connection: Connection, session_id: str) -> int:
+    """The highest `take` of the session's finals and proofs: those of a new start count on from it."""
+    query = select(func.max(_measurement.c.take)).where(
+        _measurement.c.session_id == session_id, _measurement.c.phase != Phase.SCREEN.value
+    )
+    return connection.execute(query).scalar() or 0
+
+
+def append_outcomes(
+    connection: Connection, session_id: str, outcomes: Sequence[Outcome], first_take: int, seen: Counter[str]
+) -> None:
+    """Stores outcomes. A screening is take 0 and stored once; finals and proofs of this start of the session
+    are numbered from `first_take`, by `seen`, which the caller keeps for the start."""
+    put_solutions(connection, [outcome.solution for outcome in outcomes])
+    at, rows = now(), []
+    for outcome in outcomes:
+        take = 0
+        if outcome.phase is not Phase.SCREEN:
+            key = f"{outcome.phase}:{outcome.solution.id}"
+            take = first_take + seen[key]
+            seen[key] += 1
+        rows.append(
+            {
+                "session_id": session_id,
+                "solution_id": outcome.solution.id,
+                "phase": outcome.phase.value,
+                "take": take,
+                "status": str(outcome.status),
+                "seconds": outcome.seconds,
+                "samples": list(outcome.samples),
+                "evidence": dict(outcome.evidence),
+                "workspace_bytes": outcome.solution.workspace_bytes,
+                "created_at": at,
+            }
+        )
+    insert_new(connection, models.Measurement, rows)
+
+
+def end_session(connection: Connection, start: SessionStart, result: Mapping[str, Any]) -> None:
+    """Stores how it ended: `result` is a tuner's result as plain JSON (verdict, error, counts, notes,
+    roofline_share, binds). A verdict makes the best row anew. Raises KeyError for a winner never stored."""
+    verdict = result["verdict"]
+    connection.execute(
+        update(_session)
+        .where(_session.c.id == start.id, _session.c.ended_at.is_(None))
+        .values(
+            status="failed" if verdict is None else "succeeded",
+            error=result["error"],
+            counts=dict(result["counts"]),
+            notes=list(result["notes"]),
+            ended_at=now(),
+        )
+    )
+    if verdict is None:
+        return
+    row = {
+        "session_id": start.id,
+        "problem_id": start.problem.id,
+        "device_class_id": str(start.environment.device_class),
+        "policy_id": start.policy_id,
+        "judgement": verdict["judgement"],
+        "baseline_id": verdict["baseline"],
+        "baseline_name": verdict["baseline_name"],
+        "winner_id": verdict["winner"],
+        "seconds": verdict["seconds"],
+        "baseline_seconds": verdict["baseline_seconds"],
+        "content": dict(verdict),
+        "roofline_share": result.get("roofline_share"),
+        "binds": result.get("binds"),
+        "created_at": now(),
+    }
+    insert_new(connection, models.Verdict, [row])
+    refresh_best(connection, start.problem.id, row["device_class_id"], start.policy_id)
+
+
+def refresh_best(connection: Connection, problem_id: str, device_class_id: str, policy_id: str) -> None:
+    """Makes one best row anew from the latest verdict."""
+    query = _best_query().where(
+        _verdict.c.problem_id == problem_id,
+        _verdict.c.device_class_id == device_class_id,
+        _verdict.c.policy_id == policy_id,
+    )
+    row = connection.execute(query.order_by(_verdict.c.number.desc()).limit(1)).mappings().first()
+    if row is None:
+        return
+    values = _best_row(row)
+    insert_new(connection, models.Best, [values])
+    connection.execute(
+        update(_best)
+        .where(
+            _best.c.problem_id == problem_id,
+            _best.c.device_class_id == device_class_id,
+            _best.c.policy_id == policy_id,
+            _best.c.verdict_number <= values["verdict_number"],
+        )
+        .values(values)
+    )
+    touch(connection, device_class_id)
+
+
+def touch(connection: Connection, device_class_id: str) -> None:
+    """The class's exports have changed."""
+    device_class = table(models.DeviceClass)
+    connection.execute(
+        update(device_class)
+        .where(device_class.c.id == device_class_id)
+        .values(revision=device_class.c.revision + 1)
+    )
+
+
+def rebuild_best(connection: Connection) -> int:
+    """Derives every best row anew from the verdicts; how many there are."""
+    connection.execute(delete(_best))
+    latest = select(func.max(_verdict.c.number)).group_by(
+        _verdict.c.problem_id, _verdict.c.device_class_id, _verdict.c.policy_id
+    )
+    query = _best_query().where(_verdict.c.number.in_(latest)).execution_options(yield_per=1000)
+    rows = connection.execute(query).mappings()
+    count = 0
+    for part in _batches(_best_row(row) for row in rows):
+        insert_new(connection, models.Best, part)
+        count += len(part)
+    for class_id in connection.scalars(select(table(models.DeviceClass).c.id)).all():
+        touch(connection, class_id)
+    return count
+
+
+def _batches(rows: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    part: list[dict[str, Any]] = []
+    for row in rows:
+        part.append(row)
+        if len(part) == 1000:
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+def _best_query() -> Any:
+    problem, provenance = table(models.Problem), table(models.Provenance)
+    return (
+        select(
+            _verdict,
+            _solution.c.family,
+            _solution.c.version,
+            _solution.c.parameters,
+            _solution.c.build,
+            _solution.c.deterministic,
+            problem.c.content.label("problem"),
+            _session.c.environment_id,
+            provenance.c.kind.label("provenance_kind"),
+            provenance.c.source.label("provenance_source"),
+            select(func.max(_measurement.c.workspace_bytes))
+            .where(
+                _measurement.c.session_id == _verdict.c.session_id,
+                _measurement.c.solution_id == _verdict.c.winner_id,
+            )
+            .scalar_subquery()
+            .label("workspace_bytes"),
+        )
+        .join(_solution, _solution.c.id == _verdict.c.winner_id)
+        .join(problem, problem.c.id == _verdict.c.problem_id)
+        .join(_session, _session.c.id == _verdict.c.session_id)
+        .outerjoin(provenance, provenance.c.number == _session.c.provenance_number)
+    )
+
+
+def _best_row(row: Mapping[Any, Any]) -> dict[str, Any]:
+    problem = GemmProblem.from_dict(row["problem"])
+    verdict = row["content"]
+    document = {
+        "problem_id": problem.id,
+        "problem": problem_to_wire(problem),
+        "device_class": row["device_class_id"],
+        "policy_id": row["policy_id"],
+        "solution": {
+            "id": row["winner_id"],
+            "family": row["family"],
+            "version": row["version"],
+            "parameters": row["parameters"],
+            "build": row["build"],
+            "workspace_bytes": row["workspace_bytes"] or 0,
+            "deterministic": row["deterministic"],
+        },
+        "seconds": row["seconds"],
+        "judgement": row["judgement"],
+        "baseline": {
+            "name": row["baseline_name"],
+            "solution_id": row["baseline_id"],
+            "seconds": row["baseline_seconds"],
+        },
+        "speedup": verdict["speedup"],
+        "tie_set": verdict["tie_set"],
+        "rounds": verdict["rounds"],
+        "reason": verdict["reason"],
+        "roofline": None
+        if row["roofline_share"] is None
+        else {"share": row["roofline_share"], "binds": row["binds"]},
+        "session_id": row["session_id"],
+        "environment_id": row["environment_id"],
+        "decided_at": row["created_at"],
+        "provenance": {"kind": row["provenance_kind"] or "measured", "source": row["provenance_source"]},
+    }
+    return {
+        "problem_id": problem.id,
+        "device_class_id": row["device_class_id"],
+        "policy_id": row["policy_id"],
+        "verdict_number": row["number"],
+        "kind": kind_of(problem),
+        "m": problem.m,
+        "n": problem.n,
+        "k": problem.k,
+        "batch": problem.batch,
+        "bucket": bucket_of(problem.m, problem.n, problem.k),
+        "document": json.dumps(document, separators=(",", ":")),
+    }

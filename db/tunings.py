@@ -1,0 +1,418 @@
+"""Tunings and their jobs: made, shared, started, ended, cancelled, each step in one transaction.
+
+A job that ends tells every tuning that refers to it, with an event and in its counters; both happen in the
+transaction that ends it, so that nothing is told twice or lost. Row locks are always taken in the order job,
+then tunings by number.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, and_, exists, func, insert, select, update
+
+from backends.canonical import short_hash
+from backends.problem import GemmProblem
+from db import models
+from db.engine import now
+from db.values import chunks, insert_new, put_policy, put_problems, table
+
+#: A job whose worker died this often is failed.
+MAX_ATTEMPTS = 3
+ACTIVE = ("queued", "running")
+
+_tuning = table(models.Tuning)
+_job = table(models.Job)
+_link = table(models.TuningJob)
+_event = table(models.Event)
+_session = table(models.Session)
+_worker = table(models.Worker)
+
+
+class Fenced(Exception):
+    """Another worker has taken the job over (or it was ended): this one's writes are refused."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of every problem: `content` (budget, search, rule) is part of a job's identity, priority
+    (1 first) and force are not."""
+
+    device_class_id: str
+    policy_id: str
+    policy: Mapping[str, Any]
+    content: Mapping[str, Any]
+    priority: int
+    force: bool
+
+
+@dataclass(frozen=True)
+class Created:
+    """A tuning's id and number, the jobs that are new, and how many were in flight or known already."""
+
+    id: str
+    number: int
+    new_jobs: list[str]
+    total: int
+    shared: int
+    known: int
+
+
+@dataclass(frozen=True)
+class StartedJob:
+    """What a worker needs of the job it starts; `attempt` is its ticket for every later write."""
+
+    number: int
+    id: str
+    attempt: int
+    problem_id: str
+    problem: Mapping[str, Any]
+    policy_id: str
+    policy: Mapping[str, Any]
+    request: Mapping[str, Any]
+    session_id: str | None
+    stop_requested: bool = False
+    earlier: Mapping[str, Any] = field(default_factory=dict)
+
+
+def request_key(problem_id: str, request: Request) -> str:
+    """Equal for jobs that would measure the same."""
+    return short_hash([problem_id, request.device_class_id, request.policy_id, dict(request.content)], 24)
+
+
+def new_id(kind: str) -> str:
+    """kind-<16 random hex digits>."""
+    return f"{kind}-{secrets.token_hex(8)}"
+
+
+# ---- submitting ----------------------------------------------------------------------------------
+
+
+def create_tuning(
+    connection: Connection, request: Request, items: Sequence[tuple[GemmProblem, int]]
+) -> Created:
+    """Stores a tuning of distinct problems with their call counts. Jobs in flight are shared; without
+    `force`, what the same request has measured in the class's present environment is not measured again."""
+    put_policy(connection, request.policy_id, request.policy)
+    put_problems(connection, [problem for problem, _ in items])
+    keys = {request_key(problem.id, request): problem.id for problem, _ in items}
+    known = {} if request.force else _known(connection, request, sorted(keys))
+    wanted = sorted(set(keys) - set(known))
+    shared = _in_flight(connection, wanted)
+    fresh = [key for key in wanted if key not in shared]
+    made = _insert_jobs(connection, request, {key: keys[key] for key in fresh})
+    jobs = known | shared | made[0]
+    ended = len(known)
+    tuning_id = new_id("tuning")
+    row = {
+        "id": tuning_id,
+        "device_class_id": request.device_class_id,
+        "policy_id": request.policy_id,
+        "request": {**request.content, "priority": request.priority, "force": request.force},
+        "status": "succeeded" if ended == len(items) else "queued",
+        "total": len(items),
+        "started": ended,
+        "succeeded": ended,
+        "failed": 0,
+        "last_event": 0,
+        "created_at": now(),
+        "ended_at": now() if ended == len(items) else None,
+    }
+    number = connection.execute(insert(_tuning).values(row).returning(_tuning.c.number)).scalar_one()
+    links = [
+        {
+            "tuning_number": number,
+            "position": position,
+            "job_number": jobs[request_key(problem.id, request)],
+            "count": count,
+        }
+        for position, (problem, count) in enumerate(items)
+    ]
+    connection.execute(insert(_link), links)
+    summary = {"total": len(items), "shared": len(shared), "known": len(known)}
+    emit(connection, number, "queued", summary)
+    if ended == len(items):
+        emit(connection, number, "ended", {"status": "succeeded"})
+    elif shared and _any_running(connection, list(shared.values())):
+        connection.execute(update(_tuning).where(_tuning.c.number == number).values(status="running"))
+    return Created(tuning_id, number, made[1], len(items), len(shared), len(known))
+
+
+def _known(connection: Connection, request: Request, keys: Sequence[str]) -> dict[str, int]:
+    """The latest job of each key with a verdict from the environment that the class's newest worker has."""
+    newest = (
+        select(_worker.c.environment_id)
+        .where(_worker.c.device_class_id == request.device_class_id)
+        .order_by(_worker.c.number.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+    found: dict[str, int] = {}
+    for part in chunks(keys):
+        query = (
+            select(_job.c.request_key, func.max(_job.c.number))
+            .join(_session, _session.c.id == _job.c.session_id)
+            .where(
+                _job.c.request_key.in_(part),
+                _job.c.status == "succeeded",
+                _session.c.status == "succeeded",
+                _session.c.environment_id == newest,
+            )
+            .group_by(_job.c.request_key)
+        )
+        found |= _pairs(connection, query)
+    return found
+
+
+def _in_flight(connection: Connection, keys: Sequence[str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for part in chunks(keys):
+        # The lock makes a job that is ending wait until it sees this tuning, or us see that it has ended.
+        query = (
+            select(_job.c.in_flight, _job.c.number).where(_job.c.in_flight.in_(part)).order_by(_job.c.number)
+        )
+        found |= _pairs(connection, query.with_for_update(read=True))
+    return found
+
+
+def _insert_jobs(
+    connection: Connection, request: Request, keys: Mapping[str, str]
+) -> tuple[dict[str, int], list[str]]:
+    """Job numbers by key, and the ids of those that this transaction made."""
+    at = now()
+    found: dict[str, int] = {}
+    ids: dict[str, str] = {}
+    missing = sorted(keys)
+    while missing:
+        rows = [
+            {
+                "id": new_id("job"),
+                "problem_id": keys[key],
+                "device_class_id": request.device_class_id,
+                "policy_id": request.policy_id,
+                "request": dict(request.content),
+                "request_key": key,
+                "in_flight": key,
+                "priority": request.priority,
+                "status": "queued",
+                "attempt": 0,
+                "stop_requested": False,
+                "created_at": at,
+            }
+            for key in missing
+        ]
+        insert_new(connection, models.Job, rows)
+        ids |= {key: row["id"] for key, row in zip(missing, rows, strict=True)}
+        found |= _in_flight(
+            connection, missing
+        )  # another's, where it was faster; again, where that has ended
+        missing = [key for key in missing if key not in found]
+    mine: list[str] = []
+    for part in chunks(sorted(ids.values())):
+        mine += connection.scalars(select(_job.c.id).where(_job.c.id.in_(part)).order_by(_job.c.number))
+    return found, mine
+
+
+def _pairs(connection: Connection, query: Any) -> dict[str, int]:
+    return {str(row[0]): int(row[1]) for row in connection.execute(query)}
+
+
+def _any_running(connection: Connection, numbers: Sequence[int]) -> bool:
+    for part in chunks(numbers):
+        query = select(_job.c.number).where(_job.c.number.in_(part), _job.c.status == "running").limit(1)
+        if connection.execute(query).first():
+            return True
+    return False
+
+
+def emit(connection: Connection, tuning_number: int, kind: str, content: Mapping[str, Any]) -> int:
+    """Adds an event to a tuning; its number. The row's lock makes numbers and commits come in one order."""
+    number: int = connection.execute(
+        update(_tuning)
+        .where(_tuning.c.number == tuning_number)
+        .values(last_event=_tuning.c.last_event + 1)
+        .returning(_tuning.c.last_event)
+    ).scalar_one()
+    row = {
+        "tuning_number": tuning_number,
+        "number": number,
+        "kind": kind,
+        "content": dict(content),
+        "created_at": now(),
+    }
+    connection.execute(insert(_event).values(row))
+    return number
+
+
+def emit_to_all(connection: Connection, job_number: int, kind: str, content: Mapping[str, Any]) -> None:
+    """Adds an event to every active tuning that refers to the job."""
+    for tuning_number in _followers(connection, job_number):
+        emit(connection, tuning_number, kind, content)
+
+
+def _followers(connection: Connection, job_number: int) -> Sequence[int]:
+    query = (
+        select(_tuning.c.number)
+        .join(_link, _link.c.tuning_number == _tuning.c.number)
+        .where(_link.c.job_number == job_number, _tuning.c.status.in_(ACTIVE))
+        .order_by(_tuning.c.number)
+    )
+    return connection.scalars(query).all()
+
+
+# ---- running -------------------------------------------------------------------------------------
+
+
+def start_job(connection: Connection, job_id: str, worker_id: str) -> StartedJob | None:
+    """Takes the job for this worker; None for one that has ended (or never was)."""
+    problem, policy = table(models.Problem), table(models.Policy)
+    query = (
+        select(_job, problem.c.content.label("problem"), policy.c.content.label("policy"))
+        .join(problem, problem.c.id == _job.c.problem_id)
+        .join(policy, policy.c.id == _job.c.policy_id)
+        .where(_job.c.id == job_id, _job.c.status.in_(ACTIVE))
+        .with_for_update(of=_job)
+    )
+    row = connection.execute(query).mappings().first()
+    if row is None:
+        return None
+    attempt = row["attempt"] + 1
+    connection.execute(
+        update(_job)
+        .where(_job.c.number == row["number"])
+        .values(
+            status="running",
+            attempt=attempt,
+            worker_id=worker_id,
+            started_at=func.coalesce(_job.c.started_at, now()),
+        )
+    )
+    first = row["started_at"] is None
+    content = {"job_id": job_id, "problem_id": row["problem_id"], "attempt": attempt, "worker_id": worker_id}
+    for tuning_number in _followers(connection, row["number"]):
+        started = _tuning.c.started + (1 if first else 0)
+        connection.execute(
+            update(_tuning).where(_tuning.c.number == tuning_number).values(status="running", started=started)
+        )
+        emit(connection, tuning_number, "started", content)
+    return StartedJob(
+        number=row["number"],
+        id=job_id,
+        attempt=attempt,
+        problem_id=row["problem_id"],
+        problem=row["problem"],
+        policy_id=row["policy_id"],
+        policy=row["policy"],
+        request=row["request"],
+        session_id=row["session_id"],
+        stop_requested=row["stop_requested"],
+        earlier={"worker_id": row["worker_id"], "evidence": row["evidence"]},
+    )
+
+
+def hold(connection: Connection, job: StartedJob, **values: Any) -> None:
+    """Locks the job for this transaction's writes. Raises Fenced where it is no longer this worker's."""
+    mine = and_(_job.c.number == job.number, _job.c.attempt == job.attempt, _job.c.status == "running")
+    done = connection.execute(update(_job).where(mine).values(attempt=job.attempt, **values))
+    if done.rowcount != 1:
+        raise Fenced(job.id)
+
+
+def end_job(
+    connection: Connection,
+    job: StartedJob,
+    status: str,
+    summary: Mapping[str, Any],
+    error: str | None = None,
+    evidence: Mapping[str, Any] | None = None,
+) -> None:
+    """Ends the job (succeeded | failed | cancelled) and tells its tunings. Raises Fenced."""
+    hold(
+        connection,
+        job,
+        status=status,
+        in_flight=None,
+        error=error,
+        evidence=None if evidence is None else dict(evidence),
+        ended_at=now(),
+    )
+    content = {"job_id": job.id, "problem_id": job.problem_id, "status": status, "error": error, **summary}
+    for tuning_number in _followers(connection, job.number):
+        emit(connection, tuning_number, "finished", content)
+        row = connection.execute(
+            update(_tuning)
+            .where(_tuning.c.number == tuning_number)
+            .values(
+                succeeded=_tuning.c.succeeded + (status == "succeeded"),
+                failed=_tuning.c.failed + (status != "succeeded"),
+            )
+            .returning(_tuning.c.total, _tuning.c.succeeded, _tuning.c.failed)
+        ).one()
+        if row.succeeded + row.failed >= row.total:
+            outcome = "failed" if row.failed else "succeeded"
+            connection.execute(
+                update(_tuning)
+                .where(_tuning.c.number == tuning_number)
+                .values(status=outcome, ended_at=now())
+            )
+            emit(connection, tuning_number, "ended", {"status": outcome})
+
+
+def release_job(connection: Connection, job: StartedJob) -> None:
+    """Gives the job back unharmed (its worker was told to stop): this start does not count."""
+    hold(connection, job, status="queued", worker_id=None)
+    connection.execute(update(_job).where(_job.c.number == job.number).values(attempt=job.attempt - 1))
+
+
+def stop_requested(connection: Connection, job: StartedJob) -> bool:
+    """Whether the job is to stop: nobody refers to it any more, or it is no longer this worker's."""
+    query = select(_job.c.stop_requested).where(
+        _job.c.number == job.number, _job.c.attempt == job.attempt, _job.c.status == "running"
+    )
+    row = connection.execute(query).first()
+    return row is None or bool(row[0])
+
+
+# ---- cancelling ----------------------------------------------------------------------------------
+
+
+def cancel_tuning(connection: Connection, tuning_id: str) -> list[str] | None:
+    """Detaches the tuning from its jobs. The ids of queued jobs that nobody refers to any more (they are
+    cancelled; running ones are asked to stop); None for an unknown tuning. An ended one stays as it is."""
+    row = connection.execute(
+        select(_tuning.c.number, _tuning.c.status).where(_tuning.c.id == tuning_id)
+    ).first()
+    if row is None:
+        return None
+    if row.status not in ACTIVE:
+        return []
+    mine = select(_link.c.job_number).where(_link.c.tuning_number == row.number)
+    jobs = select(_job.c.number).where(_job.c.number.in_(mine), _job.c.in_flight.is_not(None))
+    connection.execute(jobs.order_by(_job.c.number).with_for_update()).all()
+    done = connection.execute(
+        update(_tuning)
+        .where(_tuning.c.number == row.number, _tuning.c.status.in_(ACTIVE))
+        .values(status="cancelled", ended_at=now())
+    )
+    if done.rowcount != 1:
+        return []
+    emit(connection, row.number, "ended", {"status": "cancelled"})
+    others = exists().where(
+        _link.c.job_number == _job.c.number,
+        _tuning.c.number == _link.c.tuning_number,
+        _tuning.c.status.in_(ACTIVE),
+    )
+    orphan = and_(_job.c.number.in_(mine), _job.c.in_flight.is_not(None), ~others)
+    connection.execute(
+        update(_job).where(orphan, _job.c.status == "running").values(stop_requested=True, in_flight=None)
+    )
+    gone = connection.execute(
+        update(_job)
+        .where(orphan, _job.c.status == "queued")
+        .values(status="cancelled", in_flight=None, ended_at=now())
+        .returning(_job.c.id)
+    )
+    return list(gone.scalars())

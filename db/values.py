@@ -1,0 +1,140 @@
+"""The backends' values as rows: written once, idempotently, whoever writes them first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from math import log2
+from typing import Any
+
+from sqlalchemy import Connection, Table, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlmodel import SQLModel
+
+from backends.canonical import short_hash
+from backends.environment import DeviceClass, Environment
+from backends.problem import GemmProblem
+from backends.solution import Solution
+from db import models
+from db.engine import now
+
+#: What a problem may differ in and still be of the same kind.
+_SIZES = frozenset(
+    ("m", "n", "k", "batch", "lda", "ldb", "ldc", "ldd", "stride_a", "stride_b", "stride_c", "stride_d")
+)
+#: Parameters of one statement: under every SQLite's limit.
+CHUNK = 500
+
+
+def table(model: type[SQLModel]) -> Table:
+    """The table behind a model."""
+    found: Table = model.__table__  # type: ignore[attr-defined]
+    return found
+
+
+def insert_new(connection: Connection, model: type[SQLModel], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Inserts the rows whose identity is not there yet."""
+    if rows:
+        make = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+        connection.execute(make(table(model)).on_conflict_do_nothing(), list(rows))
+
+
+def chunks(values: Sequence[Any]) -> Iterable[Sequence[Any]]:
+    """The values in pieces that fit one statement."""
+    for start in range(0, len(values), CHUNK):
+        yield values[start : start + CHUNK]
+
+
+def kind_of(problem: GemmProblem) -> str:
+    """Equal for problems that differ only in sizes, leading dimensions and batch strides."""
+    return _kind(tuple((n, v) for n, v in problem.to_dict().items() if n not in _SIZES))
+
+
+@lru_cache(maxsize=4096)
+def _kind(fields: tuple[tuple[str, Any], ...]) -> str:
+    return short_hash(dict(fields))
+
+
+def bucket_of(m: int, n: int, k: int) -> int:
+    """The cell of the sizes' powers of two: a near problem lies in the same or a neighbouring one."""
+    return (int(log2(m)) << 12) | (int(log2(n)) << 6) | int(log2(k))
+
+
+def neighbour_buckets(m: int, n: int, k: int) -> list[int]:
+    """The cell of the sizes and the (at most 26) around it."""
+    cells = [
+        [level + step for step in (-1, 0, 1) if level + step >= 0] for level in map(int, map(log2, (m, n, k)))
+    ]
+    return [(a << 12) | (b << 6) | c for a in cells[0] for b in cells[1] for c in cells[2]]
+
+
+def put_device_class(connection: Connection, device_class: DeviceClass) -> str:
+    """The class's id."""
+    insert_new(
+        connection, models.DeviceClass, [{"id": str(device_class), "revision": 0, **vars(device_class)}]
+    )
+    return str(device_class)
+
+
+def put_environment(connection: Connection, environment: Environment) -> str:
+    """The environment's id; its class is there too."""
+    class_id = put_device_class(connection, environment.device_class)
+    row = {
+        "id": environment.id,
+        "device_class_id": class_id,
+        "uuid": environment.uuid,
+        "content": environment.to_dict(),
+        "created_at": now(),
+    }
+    insert_new(connection, models.Environment, [row])
+    return environment.id
+
+
+def put_policy(connection: Connection, policy_id: str, content: Mapping[str, Any]) -> str:
+    """The policy's id."""
+    insert_new(connection, models.Policy, [{"id": policy_id, "content": dict(content)}])
+    return policy_id
+
+
+def put_problems(connection: Connection, problems: Iterable[GemmProblem]) -> None:
+    """Problems, whichever are new."""
+    at = now()
+    rows = [
+        {
+            "id": p.id,
+            "slug": p.slug,
+            "m": p.m,
+            "n": p.n,
+            "k": p.k,
+            "batch": p.batch,
+            "dtype": p.dtype_a,
+            "kind": kind_of(p),
+            "content": p.to_dict(),
+            "created_at": at,
+        }
+        for p in problems
+    ]
+    insert_new(connection, models.Problem, rows)
+
+
+def put_solutions(connection: Connection, solutions: Iterable[Solution]) -> None:
+    """Solutions; determinism that was not known before is added."""
+    at = now()
+    rows = {s.id: {**s.to_dict(), "created_at": at} for s in solutions}
+    insert_new(connection, models.Solution, list(rows.values()))
+    solution = table(models.Solution)
+    known = [row for row in rows.values() if row["deterministic"] is not None]
+    for part in chunks(known):
+        ids = [row["id"] for row in part]
+        unknown = set(
+            connection.scalars(
+                select(solution.c.id).where(solution.c.id.in_(ids), solution.c.deterministic.is_(None))
+            )
+        )
+        for row in part:
+            if row["id"] in unknown:
+                connection.execute(
+                    update(solution)
+                    .where(solution.c.id == row["id"])
+                    .values(deterministic=row["deterministic"])
+                )

@@ -1,0 +1,73 @@
+"""Worker processes: who they are, that they live, and who is gone.
+
+Life is told by a counter that rises, watched by the observer's own steady clock, so that no clock's jump
+makes a living worker dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, insert, select, update
+
+from backends.environment import Environment
+from db import models
+from db.engine import now
+from db.values import put_environment, table
+
+LIVE = ("idle", "measuring")
+_worker = table(models.Worker)
+
+
+def register(
+    connection: Connection, worker_id: str, host: str, pid: int, environment: Environment
+) -> list[str]:
+    """Adds a worker that holds its device's lock. The ids of earlier workers of that device, which must be
+    dead (they could not hold the lock); they are marked so."""
+    environment_id = put_environment(connection, environment)
+    earlier = and_device(host, environment.uuid)
+    gone = connection.scalars(select(_worker.c.id).where(*earlier)).all()
+    connection.execute(update(_worker).where(*earlier).values(status="dead"))
+    row = {
+        "id": worker_id,
+        "host": host,
+        "pid": pid,
+        "device_class_id": str(environment.device_class),
+        "environment_id": environment_id,
+        "device_uuid": environment.uuid,
+        "status": "idle",
+        "beat": 0,
+        "started_at": now(),
+        "seen_at": now(),
+    }
+    connection.execute(insert(_worker).values(row))
+    return list(gone)
+
+
+def and_device(host: str, uuid: str) -> tuple[Any, ...]:
+    """Conditions: live workers of one device of one host."""
+    return (_worker.c.host == host, _worker.c.device_uuid == uuid, _worker.c.status.in_(LIVE))
+
+
+def beat(connection: Connection, worker_id: str, status: str, job_id: str | None) -> bool:
+    """Shows that the worker lives; False where it was taken for dead."""
+    done = connection.execute(
+        update(_worker)
+        .where(_worker.c.id == worker_id, _worker.c.status.in_(LIVE))
+        .values(beat=_worker.c.beat + 1, status=status, job_id=job_id, seen_at=now())
+    )
+    return done.rowcount == 1
+
+
+def beats(connection: Connection) -> Mapping[str, int]:
+    """The counter of every worker that is not known to be gone."""
+    rows = connection.execute(select(_worker.c.id, _worker.c.beat).where(_worker.c.status.in_(LIVE)))
+    return {row.id: row.beat for row in rows}
+
+
+def mark(connection: Connection, worker_ids: Sequence[str], status: str) -> None:
+    """Sets stopped or dead."""
+    connection.execute(
+        update(_worker).where(_worker.c.id.in_(list(worker_ids))).values(status=status, job_id=None)
+    )
