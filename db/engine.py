@@ -18,7 +18,7 @@ from backends.errors import GemmtuneError, StorageError
 
 #: A writer waits this long for another before it gives up.
 BUSY_SECONDS = 10.0
-_CONNECT_SECONDS = 5
+CONNECT_SECONDS = 5
 
 
 class DatabaseUnavailable(GemmtuneError):
@@ -76,8 +76,8 @@ def open_engine(text: str) -> Engine:
         pool_pre_ping=True,
         pool_size=10,
         max_overflow=10,
-        pool_timeout=_CONNECT_SECONDS,
-        connect_args={"connect_timeout": _CONNECT_SECONDS},
+        pool_timeout=CONNECT_SECONDS,
+        connect_args={"connect_timeout": CONNECT_SECONDS},
     )
 
 

@@ -229,7 +229,9 @@ class Claim(SQLModel, table=True):
 
 
 class Tuning(SQLModel, table=True):
-    """A client's request. The counters are of its jobs; `last_event` numbers its events."""
+    """A client's request: queued | running | succeeded | failed | cancelled. The counters are of its jobs
+    (failed: without a verdict; broken: of those, without a reason that the problem gave); `last_event`
+    numbers its events."""
 
     __tablename__ = "tunings"
 
@@ -243,6 +245,7 @@ class Tuning(SQLModel, table=True):
     started: int = 0
     succeeded: int = 0
     failed: int = 0
+    broken: int = 0
     last_event: int = 0
     created_at: str
     ended_at: str | None = None

@@ -192,6 +192,15 @@ def end_session(connection: Connection, start: SessionStart, result: Mapping[str
     refresh_best(connection, start.problem.id, row["device_class_id"], start.policy_id)
 
 
+def close(connection: Connection, job_id: str, status: str, error: str | None) -> None:
+    """Ends whatever session of a job is still running: stopped | failed."""
+    connection.execute(
+        update(_session)
+        .where(_session.c.job_id == job_id, _session.c.status == "running")
+        .values(status=status, error=error, ended_at=now())
+    )
+
+
 def refresh_best(connection: Connection, problem_id: str, device_class_id: str, policy_id: str) -> None:
     """Makes one best row anew from the latest verdict."""
     query = _best_query().where(

@@ -102,8 +102,8 @@ def create_tuning(
     known = {} if request.force else _known(connection, request, sorted(keys))
     wanted = sorted(set(keys) - set(known))
     shared = _in_flight(connection, wanted)
-    fresh = [key for key in wanted if key not in shared]
-    made = _insert_jobs(connection, request, {key: keys[key] for key in fresh})
+    fresh = {key: name for key, name in keys.items() if key not in known and key not in shared}
+    made = _insert_jobs(connection, request, fresh)
     jobs = known | shared | made[0]
     ended = len(known)
     tuning_id = new_id("tuning")
@@ -117,6 +117,7 @@ def create_tuning(
         "started": ended,
         "succeeded": ended,
         "failed": 0,
+        "broken": 0,
         "last_event": 0,
         "created_at": now(),
         "ended_at": now() if ended == len(items) else None,
@@ -181,13 +182,14 @@ def _in_flight(connection: Connection, keys: Sequence[str]) -> dict[str, int]:
 def _insert_jobs(
     connection: Connection, request: Request, keys: Mapping[str, str]
 ) -> tuple[dict[str, int], list[str]]:
-    """Job numbers by key, and the ids of those that this transaction made."""
+    """Job numbers by key, and the ids of those that this transaction made, in the order of `keys`. Rows are
+    inserted in the order of their keys, whoever inserts, so that two transactions cannot block each other."""
     at = now()
     found: dict[str, int] = {}
     ids: dict[str, str] = {}
     missing = sorted(keys)
     while missing:
-        rows = [
+        rows: list[dict[str, Any]] = [
             {
                 "id": new_id("job"),
                 "problem_id": keys[key],
@@ -210,14 +212,14 @@ def _insert_jobs(
             connection, missing
         )  # another's, where it was faster; again, where that has ended
         missing = [key for key in missing if key not in found]
-    mine: list[str] = []
+    mine: set[str] = set()
     for part in chunks(sorted(ids.values())):
-        mine += connection.scalars(select(_job.c.id).where(_job.c.id.in_(part)).order_by(_job.c.number))
-    return found, mine
+        mine |= set(connection.scalars(select(_job.c.id).where(_job.c.id.in_(part))))
+    return found, [ids[key] for key in keys if ids[key] in mine]
 
 
 def _pairs(connection: Connection, query: Any) -> dict[str, int]:
-    return {str(row[0]): int(row[1]) for row in connection.execute(query)}
+    return {row[0]: row[1] for row in connection.execute(query)}
 
 
 def _any_running(connection: Connection, numbers: Sequence[int]) -> bool:
@@ -328,8 +330,10 @@ def end_job(
     summary: Mapping[str, Any],
     error: str | None = None,
     evidence: Mapping[str, Any] | None = None,
+    broken: bool = False,
 ) -> None:
-    """Ends the job (succeeded | failed | cancelled) and tells its tunings. Raises Fenced."""
+    """Ends the job (succeeded: it has a verdict | failed | cancelled) and tells its tunings. `broken`: it
+    failed for no reason of the problem's own, which fails its tunings too. Raises Fenced."""
     hold(
         connection,
         job,
@@ -348,11 +352,12 @@ def end_job(
             .values(
                 succeeded=_tuning.c.succeeded + (status == "succeeded"),
                 failed=_tuning.c.failed + (status != "succeeded"),
+                broken=_tuning.c.broken + broken,
             )
-            .returning(_tuning.c.total, _tuning.c.succeeded, _tuning.c.failed)
+            .returning(_tuning.c.total, _tuning.c.succeeded, _tuning.c.failed, _tuning.c.broken)
         ).one()
         if row.succeeded + row.failed >= row.total:
-            outcome = "failed" if row.failed else "succeeded"
+            outcome = "failed" if row.broken else "succeeded"
             connection.execute(
                 update(_tuning)
                 .where(_tuning.c.number == tuning_number)

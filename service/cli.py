@@ -22,7 +22,7 @@ from backends.errors import GemmtuneError, InvalidProblem
 from backends.registry import devices as find_devices
 from backends.registry import find_device
 from backends.wire import problem_from_wire, problem_to_wire
-from service import report
+from service import cli_service, report
 from service.formats import FORMATS, read_file
 from service.formats.base import Imported, ImportedProblem
 from service.progress import CampaignProgress
@@ -50,6 +50,9 @@ FormatName = Annotated[
     str | None,
     typer.Option("--format", help=f"Format of FILE ({', '.join(FORMATS)}); detected if not given."),
 ]
+
+
+cli_service.add_to(app)
 
 
 def main() -> None:

@@ -23,3 +23,7 @@ def main() -> None:
 def _say(error: ImportError) -> int:
     print(f"error: {error}", file=sys.stderr)
     return 2
+
+
+if __name__ == "__main__":
+    main()

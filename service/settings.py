@@ -8,6 +8,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from backends.cache import default_cache_dir
+from db.engine import default_url
 
 
 class Settings(BaseSettings):
@@ -15,6 +16,12 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="GEMMTUNE_", extra="ignore", frozen=True)
 
+    database_url: str = Field(
+        default_factory=default_url,
+        description="The database: sqlite:////path/to/file or postgresql://user:password@host/name.",
+    )
+    host: str = Field(default="127.0.0.1", description="Address that the service listens on.")
+    port: int = Field(default=8080, ge=0, le=65535, description="Port of the service; 0 takes a free one.")
     cache_dir: Path = Field(
         default_factory=default_cache_dir,
         description="Folder of compiled kernels and measured ceilings.",
@@ -26,3 +33,27 @@ class Settings(BaseSettings):
     margin: float = Field(
         default=0.02, ge=0, lt=1, description="Least relative gain over the baseline that is a WIN."
     )
+    max_problems: int = Field(default=10_000, ge=1, description="Problems of one request, at most.")
+    max_body_bytes: int = Field(
+        default=8 << 20, ge=1024, description="Bytes of a JSON body, at most; more is answered 413."
+    )
+    max_upload_bytes: int = Field(
+        default=1 << 30, ge=1024, description="Bytes of an imported file, at most; more is answered 413."
+    )
+    max_page: int = Field(default=1000, ge=1, description="Rows of one page of a list, at most.")
+    max_near: int = Field(
+        default=1000, ge=0, description="Problems of one request for which near ones are looked up, at most."
+    )
+    retry_after_seconds: int = Field(
+        default=2, ge=1, description="When a client may ask again while the database is away."
+    )
+    events_poll_seconds: float = Field(
+        default=0.25, gt=0, description="How often a stream of events looks for new ones."
+    )
+    events_heartbeat_seconds: float = Field(
+        default=15.0, gt=0, description="How often a silent stream of events shows that it lives."
+    )
+    compress_bytes: int = Field(
+        default=1024, ge=0, description="Answers of this many bytes are compressed where the client takes gzip."
+    )
+    access_log: bool = Field(default=True, description="Whether each request is logged, in one line.")

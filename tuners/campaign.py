@@ -12,7 +12,7 @@ from backends.outcome import Outcome
 from backends.problem import GemmProblem
 from tuners.ceilings import Ceilings
 from tuners.decide import DecisionRule, Verdict
-from tuners.journal import Journal, StoredSession, session_key
+from tuners.journal import SessionStore, StoredSession, session_key
 from tuners.policy import MeasurementPolicy
 from tuners.roofline import bound
 from tuners.runner import DeviceRunner
@@ -110,7 +110,7 @@ class Campaign:
         budget: Budget,
         search: Search,
         rule: DecisionRule,
-        journal: Journal | None = None,
+        journal: SessionStore | None = None,
         ceilings: Callable[[Sequence[str]], Ceilings] | None = None,
         total_seconds: float | None = None,
         max_flops: float | None = None,
@@ -167,7 +167,7 @@ class Campaign:
         return None
 
     def _stored(self, key: str) -> StoredSession:
-        return StoredSession() if self.journal is None else self.journal.sessions.get(key, StoredSession())
+        return StoredSession() if self.journal is None else self.journal.stored(key)
 
     def _one(
         self,

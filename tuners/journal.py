@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from backends.canonical import short_hash
 from backends.environment import Environment
@@ -40,6 +40,16 @@ class StoredSession:
     start: Mapping[str, Any] | None = None
     outcomes: list[Outcome] = field(default_factory=list)
     result: Mapping[str, Any] | None = None
+
+
+class SessionStore(Protocol):
+    """Where a campaign keeps what it measures, and finds what was measured before."""
+
+    def stored(self, key: str) -> StoredSession:
+        """What is kept of a session."""
+
+    def write(self, kind: str, session: str, values: Mapping[str, Any], sync: bool = False) -> None:
+        """Keeps a start, an outcome or a result; `sync`: durably before it returns. Raises StorageError."""
 
 
 class Journal:
@@ -104,6 +114,10 @@ class Journal:
             stored.start, stored.result = row["start"], None
         elif row["type"] == "result":
             stored.result = row["result"]
+
+    def stored(self, key: str) -> StoredSession:
+        """What the file holds of a session."""
+        return self.sessions.get(key, StoredSession())
 
     def write(self, kind: str, session: str, values: Mapping[str, Any], sync: bool = False) -> None:
         """Appends {"type", "session", kind: values}. Raises StorageError; the file then ends as before."""

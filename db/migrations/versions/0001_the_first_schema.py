@@ -194,6 +194,7 @@ def upgrade() -> None:
         sa.Column("started", sa.Integer(), nullable=False),
         sa.Column("succeeded", sa.Integer(), nullable=False),
         sa.Column("failed", sa.Integer(), nullable=False),
+        sa.Column("broken", sa.Integer(), nullable=False),
         sa.Column("last_event", sa.Integer(), nullable=False),
         sa.Column("created_at", sa.String(), nullable=False),
         sa.Column("ended_at", sa.String(), nullable=True),

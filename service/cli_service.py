@@ -1,0 +1,88 @@
+"""Commands that run the service and look after its database: serve, worker, db."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from backends.registry import find_device
+from db import schema
+from db.engine import writing
+from db.sessions import rebuild_best
+from service.settings import Settings
+from service.startup import open_database, upgrade
+
+_out = Console(width=None if sys.stdout.isatty() else 140)
+
+database = typer.Typer(help="Look after the database.", no_args_is_help=True)
+
+
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address to listen on (GEMMTUNE_HOST).")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one (GEMMTUNE_PORT).")] = None,
+    worker: Annotated[bool, typer.Option(help="Also run a worker of the device.")] = True,
+    device: Annotated[str | None, typer.Option(help="Device selector of that worker.")] = None,
+) -> None:
+    """Run the HTTP service, and beside it a worker of this machine's device."""
+    from service.serve import serve as run  # noqa: PLC0415  (a web server is loaded by this command alone)
+
+    settings = Settings()
+    given = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
+    settings = Settings(**{**settings.model_dump(), **given})
+    _log_to_stderr()
+
+    def announce(url: str) -> None:
+        _out.print(f"gemmtune serves {url} (documentation: {url}/docs)", markup=False, highlight=False)
+        sys.stdout.flush()
+
+    run(settings, (device or settings.device) if worker else None, announce)
+
+
+def worker(
+    device: Annotated[str | None, typer.Option(help="Device selector, e.g. cpu or cuda:sm_90.")] = None,
+    end_with_parent: Annotated[bool, typer.Option("--end-with-parent", hidden=True)] = False,
+) -> None:
+    """Run a worker: it owns one device of this machine and measures the jobs of its class."""
+    from service.worker import Worker, run_worker  # noqa: PLC0415  (the job engine)
+    from service.worker import end_with_parent as watch
+
+    settings = Settings()
+    _log_to_stderr()
+    made = Worker(settings, open_database(settings), find_device(device or settings.device))
+    if end_with_parent:
+        watch(made.stop)
+    run_worker(made)
+
+
+@database.command(name="upgrade")
+def db_upgrade() -> None:
+    """Bring the database's schema up to date (idempotent; safe while others run the same)."""
+    _out.print(f"the database's schema is at {upgrade(Settings())}", markup=False, highlight=False)
+
+
+@database.command(name="rebuild")
+def db_rebuild() -> None:
+    """Derive every best row anew from the stored verdicts."""
+    engine = open_database(Settings())
+    with writing(engine) as connection:
+        count = rebuild_best(connection)
+    _out.print(f"{count} best rows at schema {schema.head()}", markup=False, highlight=False)
+
+
+def _log_to_stderr() -> None:
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    for name in ("alembic", "dbos", "httpx"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds these commands."""
+    app.command()(serve)
+    app.command()(worker)
+    app.add_typer(database, name="db")

@@ -1,0 +1,145 @@
+"""The job engine: durable queues on DBOS, one a device class. The only module that knows DBOS.
+
+A job is one call of one function with a job's id. Its truth (status, attempts, who runs it) is our own row;
+the engine keeps the queue, hands a job to one worker at a time, and hands it on when that worker is gone.
+Execution is at least once: whoever is called looks at the row first.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dbos import DBOS, DBOSClient, DBOSConfig
+from sqlalchemy import Connection
+
+from db.engine import CONNECT_SECONDS, parse_url, translated
+
+#: Constant: by default it is a hash of the code, and a newer gemmtune would strand the older one's jobs.
+_VERSION = "1"
+_NAME = "gemmtune"
+_WORKFLOW = "tune"
+#: About 0.1 s of overhead a job (polling is random within it); each poll is one small read.
+POLL_SECONDS = 0.05
+_CHUNK = 500
+
+
+def migrate(url: str) -> None:
+    """Creates or upgrades the engine's own tables, beside ours. Idempotent."""
+    from dbos._sys_db import SystemDatabase  # noqa: PLC0415  (private: see tests/service/test_jobs.py)
+
+    with translated():
+        system = SystemDatabase.create(
+            system_database_url=_url(url), engine_kwargs=_pool(url, 1), engine=None, schema="dbos",
+            serializer=_serializer(), executor_id=None, use_listen_notify=False, app_name=_NAME,
+        )  # fmt: skip
+        try:
+            system.run_migrations()
+        finally:
+            system.destroy()
+
+
+def _serializer() -> Any:
+    from dbos._serialization import DefaultSerializer  # noqa: PLC0415
+
+    return DefaultSerializer()
+
+
+def _url(url: str) -> str:
+    """DBOS wants its own spelling of PostgreSQL's driver and takes it from there."""
+    parsed = parse_url(url)
+    name = "sqlite" if parsed.get_backend_name() == "sqlite" else "postgresql"
+    return parsed.set(drivername=name).render_as_string(hide_password=False)
+
+
+def _pool(url: str, size: int) -> dict[str, Any]:
+    arguments: dict[str, Any] = {"pool_size": size, "max_overflow": 2, "pool_pre_ping": True}
+    if parse_url(url).get_backend_name() == "postgresql":
+        arguments["connect_args"] = {"connect_timeout": CONNECT_SECONDS}
+    return arguments
+
+
+class JobQueue:
+    """What puts jobs into queues and takes them out: the side of the service."""
+
+    def __init__(self, url: str) -> None:
+        self._client = DBOSClient(
+            system_database_url=_url(url), application_name=_NAME, lazy=True, retry_connection_errors=False
+        )
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._client.destroy()
+
+    def put(self, connection: Connection, queue: str, job_ids: Sequence[str], priority: int) -> None:
+        """Queues jobs within the caller's transaction. Priority 1 runs first; equals in order."""
+        for job_id in job_ids:
+            self._client.enqueue_in_transaction(
+                connection,
+                {
+                    "workflow_name": _WORKFLOW,
+                    "queue_name": queue,
+                    "workflow_id": job_id,
+                    "priority": priority,
+                    "app_version": _VERSION,
+                },
+                job_id,
+            )
+
+    def drop(self, job_ids: Sequence[str]) -> None:
+        """Takes jobs out of their queue; those that have ended stay ended."""
+        with translated():
+            for start in range(0, len(job_ids), _CHUNK):
+                self._client.cancel_workflows(list(job_ids[start : start + _CHUNK]))
+
+
+class Executor:
+    """What runs a queue's jobs, one at a time, in a thread of this process: the side of a worker."""
+
+    def __init__(self, url: str, queue: str, executor_id: str, run: Callable[[str], None]) -> None:
+        config: DBOSConfig = {
+            "name": _NAME,
+            "system_database_url": _url(url),
+            "executor_id": executor_id,
+            "application_version": _VERSION,
+            "run_migrations": False,
+            "use_listen_notify": False,
+            "db_engine_kwargs": _pool(url, 4),
+            "max_executor_threads": 4,
+            "scheduler_polling_interval_sec": 3600.0,
+            "log_level": "WARNING",
+        }
+        logging.getLogger("dbos").setLevel(logging.WARNING)
+        self._queue = queue
+        self._dbos = DBOS(config=config)
+
+        # Attempts are counted in our row, where a stop on request does not count.
+        @DBOS.workflow(name=_WORKFLOW, max_recovery_attempts=None)
+        def tune(job_id: str) -> None:
+            run(job_id)
+
+        DBOS.listen_queues([queue])
+
+    def start(self) -> None:
+        """Begins to take jobs."""
+        DBOS.launch()
+        DBOS.register_queue(self._queue, worker_concurrency=1, polling_interval_sec=POLL_SECONDS)
+
+    def hand_on(self, executor_ids: Sequence[str]) -> list[str]:
+        """Puts the jobs that these executors held back into their queues; the jobs' ids. They must be gone,
+        or on their way out: a job handed on starts elsewhere at once."""
+        system = self._dbos._sys_db
+        held = [
+            (pending.workflow_id, executor_id)
+            for executor_id in executor_ids
+            for pending in system.get_pending_workflows(executor_id, _VERSION)
+        ]
+        return [job for job, holder in held if system.reenqueue_for_recovery(job, [holder], self._queue)]
+
+    def stop(self) -> None:
+        """Takes no more jobs; does not wait for the one that runs."""
+        DBOS.destroy(workflow_completion_timeout_sec=0)
+
+
+__all__ = ["Executor", "JobQueue", "migrate"]

@@ -1,0 +1,120 @@
+"""The service in one process, and beside it the worker that it starts and starts again."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import uvicorn
+
+from backends.errors import DeviceError
+from service.app import create_app
+from service.settings import Settings
+from service.startup import open_database
+
+_log = logging.getLogger(__name__)
+
+#: A worker that ends is started again, later each time that it had not lived this long.
+_LIVED_SECONDS, _FIRST_WAIT, _LONGEST_WAIT = 30.0, 1.0, 60.0
+#: Streams of events that are open are closed after this many seconds when the service stops.
+_GRACE_SECONDS = 3
+#: How long a worker has to give its job back.
+_WORKER_SECONDS = 25.0
+
+
+class PortInUse(DeviceError):
+    """The address cannot be listened on."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises PortInUse, which says what to do."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = socket.socket(family)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(address)
+        found.listen(2048)
+        return found
+    except OSError as error:
+        raise PortInUse(
+            f"cannot listen on {host} port {port}: {error.strerror}; name another address with --host and "
+            "--port (port 0 takes a free one)"
+        ) from error
+
+
+class WorkerProcess:
+    """A worker as a child process, started again when it ends. It ends with us, however we end: its standard
+    input is a pipe that only we hold."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = list(command)
+        self._stopping = threading.Event()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=self._keep, name="worker", daemon=True)
+
+    def start(self) -> None:
+        """Starts it, in a thread of its own."""
+        self._thread.start()
+
+    def _keep(self) -> None:
+        wait = _FIRST_WAIT
+        while not self._stopping.is_set():
+            begin = time.monotonic()
+            self._child = subprocess.Popen(self._command, stdin=subprocess.PIPE)
+            code = self._child.wait()
+            if self._stopping.is_set():
+                return
+            wait = _FIRST_WAIT if time.monotonic() - begin > _LIVED_SECONDS else min(2 * wait, _LONGEST_WAIT)
+            _log.error("the worker ended (%s); it starts again in %g s", _ending(code), wait)
+            self._stopping.wait(wait)
+
+    def stop(self) -> None:
+        """Tells it to give its job back; kills it where it does not."""
+        self._stopping.set()
+        child = self._child
+        if child is not None and child.poll() is None:
+            child.terminate()
+            try:
+                child.wait(_WORKER_SECONDS)
+            except subprocess.TimeoutExpired:
+                child.kill()
+        self._thread.join(5)
+
+
+def _ending(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {-code}"
+
+
+def serve(settings: Settings, worker_device: str | None, announce: Callable[[str], None]) -> None:
+    """Serves until SIGTERM or SIGINT. `worker_device`: also run a worker of that device; None runs none.
+    Raises PortInUse, StaleSchema, DatabaseUnavailable."""
+    open_database(settings).dispose()
+    listening = listen(settings.host, settings.port)
+    host, port = listening.getsockname()[:2]
+    config = uvicorn.Config(
+        create_app(settings), log_config=None, access_log=False, timeout_graceful_shutdown=_GRACE_SECONDS,
+        server_header=False, loop="uvloop", http="httptools",
+    )  # fmt: skip
+    worker = None
+    if worker_device is not None:
+        command = [
+            sys.executable, "-P", "-m", "service.entry",
+            "worker", "--device", worker_device, "--end-with-parent",
+        ]  # fmt: skip
+        worker = WorkerProcess(command)
+        worker.start()
+    # uvicorn catches these itself and raises them again when it has ended: by then there is more to do.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    announce(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+    try:
+        uvicorn.Server(config).run(sockets=[listening])
+    finally:
+        if worker is not None:
+            worker.stop()

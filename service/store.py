@@ -1,0 +1,142 @@
+"""A running job's place in the database: what its campaign writes, stored as it comes, under its ticket."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from threading import Event
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine
+
+from backends.environment import Environment
+from backends.outcome import Outcome, Phase, Status
+from backends.problem import GemmProblem
+from db import sessions, tunings
+from db.engine import DatabaseUnavailable, writing
+from db.tunings import StartedJob
+from tuners.journal import StoredSession
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+#: A job tells its tunings how far it is at most this often.
+PROGRESS_SECONDS = 1.0
+_FIRST_WAIT, _LONGEST_WAIT = 0.25, 5.0
+
+
+class Stopping(Exception):
+    """The worker is to stop while the database is away."""
+
+
+def patiently(stop: Event, action: Callable[[], T]) -> T:
+    """Repeats an action until the database answers. Raises Stopping when told to stop meanwhile."""
+    wait = _FIRST_WAIT
+    while True:
+        try:
+            return action()
+        except DatabaseUnavailable as error:
+            _log.warning("waiting for the database: %s", error)
+            if stop.wait(wait):
+                raise Stopping from error
+            wait = min(2 * wait, _LONGEST_WAIT)
+
+
+class JobStore:
+    """The campaign's SessionStore for one job. Raises tunings.Fenced where the job is another's by now."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        job: StartedJob,
+        problem: GemmProblem,
+        environment: Environment,
+        stop: Event,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.job = job
+        self.start = sessions.SessionStart(
+            problem, environment, job.policy_id, job.policy, job.request, job_id=job.id
+        )
+        self._engine, self._stop, self._clock = engine, stop, clock
+        self._seen: Counter[str] = Counter()
+        self._first_take = 0
+        self._statuses: Counter[str] = Counter()
+        self._fastest: Outcome | None = None
+        self._told = clock()
+
+    def stored(self, key: str) -> StoredSession:
+        """What earlier starts of this job measured in the same environment."""
+
+        def read(connection: Connection) -> tuple[list[Outcome], int]:
+            tunings.hold(connection, self.job)
+            session_id = sessions.begin_session(connection, self.start)
+            tunings.hold(connection, self.job, session_id=session_id)
+            return sessions.stored_outcomes(connection, session_id), sessions.takes(connection, session_id)
+
+        outcomes, highest = self._write(read)
+        self._first_take = highest + 1
+        for outcome in outcomes:
+            self._count(outcome)
+        return StoredSession(outcomes=outcomes)
+
+    def write(self, kind: str, session: str, values: Mapping[str, Any], sync: bool = False) -> None:
+        """Stores an outcome at once; a result ends session and job in one transaction."""
+        if kind == "outcome":
+            self._outcome(Outcome.from_dict(values))
+        elif kind == "result":
+            self._result(values)
+
+    def _outcome(self, outcome: Outcome) -> None:
+        self._count(outcome)
+        tell = self._clock() - self._told >= PROGRESS_SECONDS
+
+        def append(connection: Connection) -> Counter[str]:
+            seen = self._seen.copy()  # an attempt that failed must not count
+            tunings.hold(connection, self.job)
+            sessions.append_outcomes(connection, self.start.id, [outcome], self._first_take, seen)
+            if tell:
+                tunings.emit_to_all(connection, self.job.number, "measured", self._progress())
+            return seen
+
+        self._seen = self._write(append)
+        if tell:
+            self._told = self._clock()
+
+    def _result(self, result: Mapping[str, Any]) -> None:
+        verdict = result["verdict"]
+        summary = {"session_id": self.start.id, "outcomes": dict(self._statuses), "verdict": verdict}
+
+        def end(connection: Connection) -> None:
+            tunings.hold(connection, self.job)
+            sessions.end_session(connection, self.start, result)
+            status = "failed" if verdict is None else "succeeded"
+            tunings.end_job(connection, self.job, status, summary, result["error"])
+
+        self._write(end)
+
+    def _count(self, outcome: Outcome) -> None:
+        self._statuses[str(outcome.status)] += 1
+        usable = outcome.phase is Phase.SCREEN and outcome.status in (Status.OK, Status.UNSTABLE)
+        if usable and (self._fastest is None or (outcome.seconds or 0) < (self._fastest.seconds or 0)):
+            self._fastest = outcome
+
+    def _progress(self) -> dict[str, Any]:
+        fastest = self._fastest
+        return {
+            "job_id": self.job.id,
+            "problem_id": self.job.problem_id,
+            "outcomes": dict(self._statuses),
+            "fastest": None
+            if fastest is None
+            else {"solution_id": fastest.solution.id, "seconds": fastest.seconds},
+        }
+
+    def _write(self, action: Callable[[Connection], T]) -> T:
+        def once() -> T:
+            with writing(self._engine) as connection:
+                return action(connection)
+
+        return patiently(self._stop, once)

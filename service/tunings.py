@@ -1,0 +1,94 @@
+"""Submitting and cancelling tunings: rows and queued jobs commit together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Engine
+
+from backends.environment import DeviceClass
+from backends.problem import GemmProblem
+from db import tunings as rows
+from db.engine import writing
+from db.values import put_device_class
+from service.jobs import JobQueue
+from service.settings import Settings
+from tuners.decide import DecisionRule
+from tuners.policy import MeasurementPolicy
+from tuners.session import Budget, Search
+
+
+class Tunings:
+    """The service's side of tunings. Raises DatabaseUnavailable where nothing could be kept."""
+
+    def __init__(self, engine: Engine, queue: JobQueue) -> None:
+        self._engine, self._queue = engine, queue
+
+    def close(self) -> None:
+        """Closes the queue's connections; the database's engine is the caller's."""
+        self._queue.close()
+
+    def submit(
+        self,
+        device_class: DeviceClass,
+        policy: MeasurementPolicy,
+        budget: Budget,
+        search: Search,
+        rule: DecisionRule,
+        items: Sequence[tuple[GemmProblem, int]],
+        priority: int = 10,
+        force: bool = False,
+    ) -> rows.Created:
+        """Stores a tuning of these problems (each with its call count; equal ones are merged) and queues
+        what must be measured, all or nothing. Priority 1 is measured first."""
+        merged: dict[GemmProblem, int] = {}
+        for problem, count in items:
+            merged[problem] = merged.get(problem, 0) + count
+        request = rows.Request(
+            str(device_class),
+            policy.id,
+            policy.to_dict(),
+            request_content(budget, search, rule),
+            priority,
+            force,
+        )
+        with writing(self._engine) as connection:
+            put_device_class(connection, device_class)
+            created = rows.create_tuning(connection, request, list(merged.items()))
+            self._queue.put(connection, str(device_class), created.new_jobs, priority)
+        return created
+
+    def cancel(self, tuning_id: str) -> bool:
+        """Cancels a tuning; False for one that does not exist. Its jobs that no other tuning waits for are
+        taken out of the queue, or stop after the outcome they are at."""
+        with writing(self._engine) as connection:
+            queued = rows.cancel_tuning(connection, tuning_id)
+        if queued:
+            # Were this lost in a crash, a worker would take each up, see that it has ended, and go on.
+            self._queue.drop(queued)
+        return queued is not None
+
+
+def open_tunings(engine: Engine, settings: Settings) -> Tunings:
+    """Tunings on the settings' database."""
+    return Tunings(engine, JobQueue(settings.database_url))
+
+
+def request_content(budget: Budget, search: Search, rule: DecisionRule) -> dict[str, Any]:
+    """Plain JSON values; read_request() is the inverse."""
+    families = None if search.families is None else sorted(set(search.families))
+    return {
+        "budget": dict(vars(budget)),
+        "search": {**vars(search), "families": families},
+        "rule": dict(vars(rule)),
+    }
+
+
+def read_request(content: Mapping[str, Any]) -> tuple[Budget, Search, DecisionRule]:
+    """Of a stored job."""
+    search = Search(**content["search"])
+    if search.families is not None:
+        search = replace(search, families=tuple(search.families))
+    return Budget(**content["budget"]), search, DecisionRule(**content["rule"])

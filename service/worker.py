@@ -1,0 +1,314 @@
+"""A worker: one process that owns one device, takes its class's jobs one by one, and measures them.
+
+It holds a lock on its device, shows that it lives by a counter, takes over the jobs of workers that died,
+and on SIGTERM gives its job back with all that was measured. A kill at any moment loses nothing: the job is
+handed on, and what was stored is replayed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine
+
+from backends.cache import BinaryCache, storage_error
+from backends.canonical import short_hash
+from backends.errors import DeviceError, StorageError
+from backends.problem import GemmProblem
+from backends.registry import FoundDevice
+from db import sessions, tunings, workers
+from db.engine import DatabaseUnavailable, reading, writing
+from db.tunings import MAX_ATTEMPTS, StartedJob
+from service.jobs import Executor
+from service.settings import Settings
+from service.store import JobStore, Stopping, patiently
+from service.tunings import read_request
+from tuners.campaign import Campaign, Finished
+from tuners.ceilings import CeilingStore
+from tuners.policy import MeasurementPolicy
+from tuners.runner import DeviceRunner
+
+_log = logging.getLogger(__name__)
+
+#: How often the worker looks whether its job was cancelled, shows that it lives, and looks for dead peers;
+#: a peer whose counter stood still for DEAD_SECONDS of our own clock is dead.
+LOOK_SECONDS, BEAT_SECONDS, REAP_SECONDS, DEAD_SECONDS = 0.25, 1.0, 5.0, 30.0
+#: A job that was told to stop does so after its present outcome; one that hangs is left to the next worker.
+_STOP_SECONDS = 20.0
+
+
+class DeviceLock:
+    """One worker a device of a machine: a lock that ends with its process."""
+
+    def __init__(self, folder: Path, device: FoundDevice) -> None:
+        path = folder / f"{short_hash(device.environment.uuid)}.lock"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a+")
+        except OSError as error:
+            raise storage_error(path, error) from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.seek(0)
+            holder = self._file.read().strip() or "another process"
+            self._file.close()
+            raise DeviceError(
+                f"device {device.environment.device_class} is in use by {holder}; one worker owns a device: "
+                "stop that one, or name another device"
+            ) from None
+        self._file.truncate(0)
+        self._file.write(f"the worker with process id {os.getpid()}")
+        self._file.flush()
+
+
+class Worker:
+    """Build it, then run(); stop() from any thread or signal handler ends run()."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        engine: Engine,
+        device: FoundDevice,
+        make_runner: Callable[[FoundDevice, BinaryCache], DeviceRunner] = DeviceRunner,
+    ) -> None:
+        self.id = tunings.new_id("worker")
+        self.device, self.environment = device, device.environment
+        self._engine = engine
+        self._lock = DeviceLock(settings.cache_dir / "locks", device)
+        self._cache = BinaryCache(settings.cache_dir / "kernels")
+        self._ceilings = CeilingStore(settings.cache_dir / "ceilings")
+        self._make_runner = make_runner
+        self._runner: DeviceRunner | None = None
+        self._stop = threading.Event()
+        self._idle = threading.Event()
+        self._idle.set()
+        #: Whether it ended because nothing could be kept, or because it was taken for dead.
+        self.failed = False
+        self._job: StartedJob | None = None
+        self._campaign: Campaign | None = None
+        self._peers: dict[str, tuple[int, float]] = {}
+        queue = str(self.environment.device_class)
+        self._executor = Executor(settings.database_url, queue, self.id, self._take)
+
+    # ---- the main thread: life, cancelling, the dead -----------------------------------------------
+
+    def run(self) -> None:
+        """Takes jobs until stop(). Raises StorageError where the database is damaged."""
+        gone = patiently(self._stop, self._register)
+        self._executor.start()
+        self._executor.hand_on(gone)
+        _log.info("worker %s owns %s", self.id, self.environment.device_class)
+        steps: list[list[Any]] = [
+            [LOOK_SECONDS, 0.0, self._look],
+            [BEAT_SECONDS, 0.0, self._beat],
+            [REAP_SECONDS, 0.0, self._reap],
+        ]
+        while not self._stop.wait(LOOK_SECONDS):
+            for step in steps:
+                if time.monotonic() - step[1] >= step[0]:
+                    step[1] = time.monotonic()
+                    try:
+                        step[2]()
+                    except DatabaseUnavailable as error:
+                        _log.warning("the database is away: %s", error)
+        self._finish()
+
+    def stop(self) -> None:
+        """Asks the worker to give its job back and end."""
+        self._stop.set()
+
+    def _register(self) -> list[str]:
+        with writing(self._engine) as connection:
+            return workers.register(connection, self.id, socket.gethostname(), os.getpid(), self.environment)
+
+    def _look(self) -> None:
+        job, campaign = self._job, self._campaign
+        if job is not None and campaign is not None and not campaign.stopped:
+            with reading(self._engine) as connection:
+                if tunings.stop_requested(connection, job):
+                    campaign.stop()
+
+    def _beat(self) -> None:
+        job = self._job
+        with writing(self._engine) as connection:
+            alive = workers.beat(
+                connection, self.id, "measuring" if job else "idle", job.id if job is not None else None
+            )
+        if not alive:
+            _log.error("worker %s was taken for dead and its job handed on; it ends: start another", self.id)
+            self.failed = True
+            self._stop.set()
+
+    def _reap(self) -> None:
+        with reading(self._engine) as connection:
+            beats = workers.beats(connection)
+        now = time.monotonic()
+        self._peers = {
+            name: self._peers[name] if name in self._peers and self._peers[name][0] == count else (count, now)
+            for name, count in beats.items()
+            if name != self.id
+        }
+        dead = [name for name, (_, since) in self._peers.items() if now - since >= DEAD_SECONDS]
+        if dead:
+            with writing(self._engine) as connection:
+                workers.mark(connection, dead, "dead")
+            handed = self._executor.hand_on(dead)
+            _log.warning("workers %s are dead; %d jobs handed on", ", ".join(dead), len(handed))
+
+    def _finish(self) -> None:
+        """Gives the job back. The thread that runs it never returns, so the engine holds it unfinished."""
+        campaign = self._campaign
+        if campaign is not None:
+            campaign.stop()
+        ended = self._idle.wait(_STOP_SECONDS)
+        try:
+            self._executor.hand_on([self.id])
+            with writing(self._engine) as connection:
+                workers.mark(connection, [self.id], "stopped")
+        except DatabaseUnavailable as error:
+            _log.warning(
+                "the database is away; the job is handed on when a worker finds this one gone: %s", error
+            )
+        if self._runner is not None and ended:
+            self._runner.close()
+
+    # ---- the engine's thread: one job --------------------------------------------------------------
+
+    def _take(self, job_id: str) -> None:
+        if self._stop.is_set():
+            self._never()
+        self._idle.clear()
+        try:
+            self._one(job_id)
+        except tunings.Fenced:
+            _log.warning("job %s is another worker's by now", job_id)
+        except Stopping:
+            pass
+        except StorageError as error:  # nothing can be kept: leave the job to a worker that can
+            _log.critical("%s", error)
+            self.failed = True
+            self._stop.set()
+        finally:
+            self._job = self._campaign = None
+            self._idle.set()
+        if self._stop.is_set():
+            self._never()
+
+    def _never(self) -> None:
+        threading.Event().wait()
+
+    def _one(self, job_id: str) -> None:
+        def start() -> StartedJob | None:
+            with writing(self._engine) as connection:
+                return tunings.start_job(connection, job_id, self.id)
+
+        job = patiently(self._stop, start)
+        if job is None:
+            return
+        self._job = job
+        if job.stop_requested:
+            self._end(job, "cancelled", "every tuning that asked for it was cancelled")
+            return
+        if job.attempt > MAX_ATTEMPTS:
+            evidence = {
+                "attempts": MAX_ATTEMPTS,
+                "last_worker": job.earlier["worker_id"],
+                "session_id": job.session_id,
+            }
+            message = (
+                f"its worker died {MAX_ATTEMPTS} times while it measured this problem; what it had measured "
+                "is kept in the session"
+            )
+            self._end(job, "failed", message, evidence, broken=True)
+            return
+        try:
+            self._measure(job)
+        except (tunings.Fenced, Stopping, StorageError):
+            raise
+        except Exception as error:  # a fault of ours ends this job, not the queue
+            _log.exception("job %s failed", job_id)
+            evidence = {"traceback": traceback.format_exc()[-4000:]}
+            self._end(
+                job, "failed", f"internal error: {type(error).__name__}: {error}", evidence, broken=True
+            )
+
+    def _measure(self, job: StartedJob) -> None:
+        if self._runner is None:
+            self._runner = self._make_runner(self.device, self._cache)
+        runner = self._runner
+        problem = GemmProblem.from_dict(job.problem)
+        budget, search, rule = read_request(job.request)
+        store = JobStore(self._engine, job, problem, self.environment, self._stop)
+        campaign = Campaign(
+            runner, [problem], MeasurementPolicy.from_dict(job.policy), budget, search, rule, store,
+            lambda dtypes: self._ceilings.obtain(self.environment, dtypes, runner.ceilings),
+        )  # fmt: skip
+        self._campaign = campaign
+        finished = any(isinstance(event, Finished) for event in campaign.run())
+        if finished:
+            return
+        if self._stop.is_set():
+            self._write(lambda connection: tunings.release_job(connection, job))
+        else:
+            self._end(job, "cancelled", "every tuning that asked for it was cancelled")
+
+    def _end(
+        self,
+        job: StartedJob,
+        status: str,
+        error: str,
+        evidence: dict[str, Any] | None = None,
+        broken: bool = False,
+    ) -> None:
+        def end(connection: Connection) -> None:
+            tunings.end_job(connection, job, status, {}, error, evidence, broken=broken)
+            sessions.close(connection, job.id, "stopped" if status == "cancelled" else "failed", error)
+
+        self._write(end)
+
+    def _write(self, action: Callable[[Connection], None]) -> None:
+        def once() -> None:
+            with writing(self._engine) as connection:
+                action(connection)
+
+        patiently(self._stop, once)
+
+
+def end_with_parent(stop: Callable[[], None]) -> None:
+    """Calls `stop` when standard input ends: the process at its other end is gone."""
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        stop()
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+def run_worker(worker: Worker) -> None:
+    """Runs it in this process until SIGTERM or SIGINT, then ends the process: threads that hold a job
+    unfinished must not outlive it."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: worker.stop())
+    code = 1
+    try:
+        worker.run()
+        code = int(worker.failed)
+    except Stopping:
+        code = 0
+    except Exception:
+        _log.exception("the worker ends")
+    finally:
+        logging.shutdown()
+        os._exit(code)
