@@ -47,15 +47,14 @@ def worker(
     end_with_parent: Annotated[bool, typer.Option("--end-with-parent", hidden=True)] = False,
 ) -> None:
     """Run a worker: it owns one device of this machine and measures the jobs of its class."""
-    from service.worker import Worker, run_worker  # noqa: PLC0415  (the job engine)
-    from service.worker import end_with_parent as watch
+    from service import worker as process  # noqa: PLC0415  (the job engine)
 
     settings = Settings()
     _log_to_stderr()
-    made = Worker(settings, open_database(settings), find_device(device or settings.device))
+    made = process.Worker(settings, open_database(settings), find_device(device or settings.device))
     if end_with_parent:
-        watch(made.stop)
-    run_worker(made)
+        process.end_with_parent(made.stop)
+    process.run_worker(made)
 
 
 @database.command(name="upgrade")
