@@ -350,9 +350,9 @@ def end_job(
             update(_tuning)
             .where(_tuning.c.number == tuning_number)
             .values(
-                succeeded=_tuning.c.succeeded + (status == "succeeded"),
-                failed=_tuning.c.failed + (status != "succeeded"),
-                broken=_tuning.c.broken + broken,
+                succeeded=_tuning.c.succeeded + int(status == "succeeded"),
+                failed=_tuning.c.failed + int(status != "succeeded"),
+                broken=_tuning.c.broken + int(broken),
             )
             .returning(_tuning.c.total, _tuning.c.succeeded, _tuning.c.failed, _tuning.c.broken)
         ).one()

@@ -199,6 +199,10 @@ class Worker:
             _log.critical("%s", error)
             self.failed = True
             self._stop.set()
+        except Exception:  # the job's end could not be kept: another start must see to it
+            _log.exception("job %s could not be ended; this worker ends", job_id)
+            self.failed = True
+            self._stop.set()
         finally:
             self._job = self._campaign = None
             self._idle.set()

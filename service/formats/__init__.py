@@ -1,4 +1,5 @@
-"""Files that other tools write, read as problems. One module and one line here a format."""
+"""Files that other tools write, read as problems, and files that they load. One module and one line here
+a format, in each of the two registries that it belongs to."""
 
 from __future__ import annotations
 
@@ -6,19 +7,75 @@ from collections.abc import Mapping
 from os import PathLike
 
 from service.formats import base
-from service.formats.base import Entry, Format, Imported, ImportedProblem, Rejected
-from service.formats.tunableop import TunableOpUntuned
+from service.formats.base import (
+    ByteStream,
+    Claim,
+    Entry,
+    Format,
+    Found,
+    Header,
+    Imported,
+    ImportedClaim,
+    ImportedProblem,
+    ImportedSession,
+    Rejected,
+)
+from service.formats.export import (
+    ExportOptions,
+    ExportRefused,
+    ExportReport,
+    ExportRow,
+    Writer,
+)
+from service.formats.tunableop import TunableOp, TunableOpUntuned
 
-__all__ = ["FORMATS", "Entry", "Format", "Imported", "ImportedProblem", "Rejected", "read_file"]
+__all__ = [
+    "FORMATS",
+    "READERS",
+    "WRITERS",
+    "ByteStream",
+    "Claim",
+    "Entry",
+    "ExportOptions",
+    "ExportRefused",
+    "ExportReport",
+    "ExportRow",
+    "Format",
+    "Found",
+    "Header",
+    "Imported",
+    "ImportedClaim",
+    "ImportedProblem",
+    "ImportedSession",
+    "Rejected",
+    "Writer",
+    "read_file",
+    "read_stream",
+]
 
 _READERS: tuple[Format, ...] = (
-    TunableOpUntuned(),  # one line a format, in the order in which they are tried
+    TunableOp(),  # one line a format, in the order in which they are tried
+    TunableOpUntuned(),
 )
 
-#: Every format by name.
-FORMATS: Mapping[str, Format] = {reader.name: reader for reader in _READERS}
+_WRITERS: tuple[Writer, ...] = (
+    TunableOp(),  # one line a format
+)
+
+#: Every format that can be read, by name, in the order in which they are tried.
+READERS: Mapping[str, Format] = {reader.name: reader for reader in _READERS}
+FORMATS = READERS
+
+#: Every format that can be written, by name.
+WRITERS: Mapping[str, Writer] = {writer.name: writer for writer in _WRITERS}
 
 
 def read_file(path: str | PathLike[str], format_name: str | None = None) -> Imported:
     """Reads `path` in the named format, or in the one its first lines show. Raises ReadError."""
-    return base.read_file(path, FORMATS, format_name)
+    return base.read_file(path, READERS, format_name)
+
+
+def read_stream(stream: ByteStream, name_shown: str, format_name: str | None = None) -> Imported:
+    """Reads a binary stream (an upload, a buffer) to its end in the named format, or in the one its first
+    lines show; messages call it `name_shown`. Raises ReadError."""
+    return base.read_stream(stream, name_shown, READERS, format_name)

@@ -1,25 +1,33 @@
 """What every input format shares: the values it yields, and reading a file line by line.
 
-A file is read as a stream. Memory is bounded by MAX_LINE and by the distinct problems and the
-rejected lines found, not by the size of the file. A bad line is reported with its number and a
+A file is read as a stream. Memory is bounded by the longest line, by the distinct problems and claims
+found and by MAX_REJECTED, not by the size of the file. A bad line is reported with its number and a
 reason; only a file that cannot be read at all raises.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from io import BufferedReader, FileIO
 from os import PathLike, fspath
-from typing import BinaryIO, Protocol
+from typing import Any, Protocol, runtime_checkable
 
+from backends.environment import Environment
 from backends.errors import ReadError
+from backends.outcome import Outcome
 from backends.problem import GemmProblem
+from backends.solution import Solution
+from service.formats.export import ExportRow
+from tuners.policy import MeasurementPolicy
 
-#: Longest line in bytes, without its newline. A longer one is rejected, never held.
+#: Longest line in bytes, without its newline, unless a format says otherwise (LongLines). A longer one is
+#: rejected, never held.
 MAX_LINE = 64 * 1024
-#: Characters of a rejected line that are kept.
+#: Characters of a rejected line that are kept, and rejected lines that are kept; more are counted.
 MAX_TEXT = 200
+MAX_REJECTED = 100_000
 #: Bytes of a file that a format sees to recognise it, and bytes read at a time.
 HEAD = CHUNK = 64 * 1024
 
@@ -28,13 +36,25 @@ _PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd
 
 
 @dataclass(frozen=True)
+class Claim:
+    """What a results row says of its problem: `solution` is the fastest (None: the stack's own default), in
+    `seconds` a call where the row says so. `row` holds all that an export of gemmtune's own said."""
+
+    solution: Solution | None
+    seconds: float | None
+    row: ExportRow | None = None
+
+
+@dataclass(frozen=True)
 class Entry:
-    """One good line (numbered from 1): the problem, and `key`, the format's own text for it."""
+    """One good line (numbered from 1): the problem, and `key`, the format's own text for it ("" where it has
+    none). A row of a results file also makes a claim."""
 
     line: int
     problem: GemmProblem
     key: str
     count: int = 1
+    claim: Claim | None = None
 
 
 @dataclass(frozen=True)
@@ -47,6 +67,30 @@ class Rejected:
 
 
 @dataclass(frozen=True)
+class Header:
+    """A part of a file's header: validators of a results file, or what stands before a JSON file's rows."""
+
+    values: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class ImportedSession:
+    """One tuning session of a journal. `start` is its last start as written (problem, environment, policy,
+    budget, search, rule, ids), of which the first three are values here; `outcomes` are all outcomes in
+    order; `result` is that start's result as written (see tuners.campaign.Result), None if it has none.
+    `line` is the first line that speaks of the session."""
+
+    key: str
+    line: int
+    problem: GemmProblem
+    environment: Environment
+    policy: MeasurementPolicy
+    start: Mapping[str, Any]
+    outcomes: Sequence[Outcome]
+    result: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
 class ImportedProblem:
     """A distinct problem: how often the file asked for it, and every distinct key text it had."""
 
@@ -56,13 +100,35 @@ class ImportedProblem:
 
 
 @dataclass(frozen=True)
+class ImportedClaim:
+    """A results row: the first of its key, as its stack would take it."""
+
+    problem: GemmProblem
+    key: str
+    line: int
+    claim: Claim
+
+
+@dataclass(frozen=True)
 class Imported:
-    """A file's distinct problems, in order of first appearance. `lines` counts blank lines too."""
+    """A file's distinct problems, in order of first appearance. `lines` counts blank lines too.
+
+    `rejected` holds the first MAX_REJECTED lines, `rejected_more` counts the rest. A results file has
+    `claims` and a `header`, a journal has `sessions`.
+    """
 
     format: str
     problems: list[ImportedProblem]
     rejected: list[Rejected]
     lines: int
+    claims: list[ImportedClaim] = field(default_factory=list)
+    header: Mapping[str, str] = field(default_factory=dict)
+    sessions: list[ImportedSession] = field(default_factory=list)
+    rejected_more: int = 0
+
+
+#: What a reader yields.
+Found = Entry | Rejected | Header | ImportedSession
 
 
 class Format(Protocol):
@@ -78,45 +144,62 @@ class Format(Protocol):
 
     @property
     def example(self) -> str:
-        """One line of such a file."""
+        """A short file: mostly one line."""
 
     def detect(self, head: bytes) -> bool:
         """Whether a file that begins with `head` (at most HEAD bytes) looks like this format."""
 
-    def read(self, lines: Iterable[bytes]) -> Iterator[Entry | Rejected]:
+    def read(self, lines: Iterable[bytes]) -> Iterator[Found]:
         """Every line's outcome, in order; blank lines have none. Takes split_lines()."""
+
+
+@runtime_checkable
+class LongLines(Protocol):
+    """What a format is besides, whose lines may be longer than MAX_LINE."""
+
+    @property
+    def max_line(self) -> int:
+        """Longest line in bytes, without its newline."""
+
+
+class ByteStream(Protocol):
+    """What is read: a file, an upload, a buffer."""
+
+    def read(self, size: int, /) -> bytes:
+        """At most `size` bytes; none at the end."""
 
 
 # ---- lines -------------------------------------------------------------------------------------
 
 
-def split_lines(stream: BinaryIO) -> Iterator[bytes]:
-    """The stream's lines without their LF; of one over MAX_LINE bytes, its first MAX_LINE + 1."""
-    held = b""
+def split_lines(stream: ByteStream, most: int = MAX_LINE) -> Iterator[bytes]:
+    """The stream's lines without their LF; of one over `most` bytes, its first `most` + 1."""
+    held = bytearray()
     while chunk := stream.read(CHUNK):
-        pieces = chunk.split(b"\n")
-        for piece in pieces[:-1]:
-            yield (held + piece)[: MAX_LINE + 1]
-            held = b""
-        held = (held + pieces[-1])[: MAX_LINE + 1]
+        first, *pieces = chunk.split(b"\n")
+        held += first[: most + 1 - len(held)]
+        if pieces:
+            yield bytes(held)
+            yield from (piece[: most + 1] for piece in pieces[:-1])
+            held = bytearray(pieces[-1][: most + 1])
     if held:
-        yield held
+        yield bytes(held)
 
 
-def decode_lines(lines: Iterable[bytes]) -> Iterator[tuple[int, str] | Rejected]:
+def decode_lines(lines: Iterable[bytes], most: int = MAX_LINE) -> Iterator[tuple[int, str] | Rejected]:
     """(number from 1, text without CR and byte-order mark), or Rejected for what is no text."""
     for number, line in enumerate(lines, start=1):
         raw = line.removeprefix(_BOM) if number == 1 else line
-        fault = _fault(raw)
+        fault = _fault(raw, most)
         if fault is not None:
             yield Rejected(number, fault, printable(raw))
         else:
             yield number, raw.removesuffix(b"\r").decode("utf-8")
 
 
-def _fault(raw: bytes) -> str | None:
-    if len(raw) > MAX_LINE:
-        return f"the line is longer than {MAX_LINE} bytes"
+def _fault(raw: bytes, most: int) -> str | None:
+    if len(raw) > most:
+        return f"the line is longer than {most} bytes"
     if b"\0" in raw:
         return f"NUL byte at byte {raw.index(0) + 1}: this is not text"
     try:
@@ -144,17 +227,32 @@ def read_file(
 
     Raises ReadError for a file that cannot be read at all, saying what to do.
     """
-    if format_name is not None and format_name not in formats:
-        raise ReadError(f"unknown format {format_name!r}; known: {', '.join(formats)}")
+    _check_name(format_name, formats)
     shown = printable(fspath(path))
     if "\0" in fspath(path):
         raise ReadError(f"{shown} is no file name: it holds a NUL character")
+    with _told(shown), BufferedReader(FileIO(path), HEAD) as stream:
+        return read_stream(stream, shown, formats, format_name)
+
+
+def read_stream(
+    stream: ByteStream, name_shown: str, formats: Mapping[str, Format], format_name: str | None = None
+) -> Imported:
+    """Reads a binary stream to its end as read_file() reads a file; messages call it `name_shown`."""
+    _check_name(format_name, formats)
+    shown = printable(name_shown)
+    with _told(shown):
+        head = stream.read(HEAD)
+        _check_head(head, shown)
+        name = _detect(head, shown, formats) if format_name is None else format_name
+        return collect(formats[name], _Rejoined(head, stream))
+
+
+@contextmanager
+def _told(shown: str) -> Iterator[None]:
+    """Turns the operating system's refusals into ReadErrors that say what to do."""
     try:
-        with BufferedReader(FileIO(path), HEAD) as stream:
-            head = stream.peek()[:HEAD]
-            _check_head(head, shown)
-            name = _detect(head, shown, formats) if format_name is None else format_name
-            return collect(formats[name], stream)
+        yield
     except FileNotFoundError:
         raise ReadError(f"{shown} does not exist; check the path") from None
     except IsADirectoryError:
@@ -165,13 +263,24 @@ def read_file(
         raise ReadError(f"{shown} cannot be read: {error.strerror or error}") from error
 
 
-def collect(fmt: Format, stream: BinaryIO) -> Imported:
+class _Rejoined:
+    """A stream whose head was read, with its head put back."""
+
+    def __init__(self, head: bytes, rest: ByteStream) -> None:
+        self._head, self._rest = head, rest
+
+    def read(self, size: int, /) -> bytes:
+        head, self._head = self._head[:size], self._head[size:]
+        return head or self._rest.read(size)
+
+
+def collect(fmt: Format, stream: ByteStream) -> Imported:
     """Reads the whole stream in one format. Passes on the OSError of a failing read."""
     lines = 0
 
     def counted() -> Iterator[bytes]:
         nonlocal lines
-        for line in split_lines(stream):
+        for line in split_lines(stream, fmt.max_line if isinstance(fmt, LongLines) else MAX_LINE):
             lines += 1
             yield line
 
@@ -179,14 +288,34 @@ def collect(fmt: Format, stream: BinaryIO) -> Imported:
     counts: dict[GemmProblem, int] = {}
     keys: dict[GemmProblem, dict[str, None]] = {}
     rejected: list[Rejected] = []
-    for outcome in fmt.read(counted()):
-        if isinstance(outcome, Rejected):
-            rejected.append(outcome)
+    more = 0
+    claims: list[ImportedClaim] = []
+    header: dict[str, str] = {}
+    sessions: list[ImportedSession] = []
+    for found in fmt.read(counted()):
+        if isinstance(found, Rejected):
+            if len(rejected) < MAX_REJECTED:
+                rejected.append(found)
+            else:
+                more += 1
+        elif isinstance(found, Header):
+            header |= found.values
+        elif isinstance(found, ImportedSession):
+            sessions.append(found)
         else:
-            counts[outcome.problem] = counts.get(outcome.problem, 0) + outcome.count
-            keys.setdefault(outcome.problem, {})[outcome.key] = None
+            counts[found.problem] = counts.get(found.problem, 0) + found.count
+            known = keys.setdefault(found.problem, {})
+            if found.key:
+                known[found.key] = None
+            if found.claim is not None:
+                claims.append(ImportedClaim(found.problem, found.key, found.line, found.claim))
     problems = [ImportedProblem(p, n, tuple(keys[p])) for p, n in counts.items()]
-    return Imported(fmt.name, problems, rejected, lines)
+    return Imported(fmt.name, problems, rejected, lines, claims, header, sessions, more)
+
+
+def _check_name(format_name: str | None, formats: Mapping[str, Format]) -> None:
+    if format_name is not None and format_name not in formats:
+        raise ReadError(f"unknown format {format_name!r}; known: {', '.join(formats)}")
 
 
 def _check_head(head: bytes, shown: str) -> None:

@@ -1,7 +1,13 @@
-"""PyTorch TunableOp *untuned* files: the GEMMs that a program ran, recorded for offline tuning.
+"""PyTorch TunableOp files, in column-major BLAS terms.
 
-A line is `<operator signature>,<parameter signature>[,BLAS_PARAMS: ...]`, in column-major BLAS
-terms. Its grammar grew with PyTorch, and files of different versions get appended to each other, so
+*Untuned* files are the GEMMs that a program ran, recorded for offline tuning; *results* files hold the
+solution for each, under a header of validators. No quoting, a line each:
+
+    Validator,<KEY>,<VALUE>                                                              results only
+    <operator signature>,<parameter signature>[,BLAS_PARAMS: ...]                        untuned
+    <operator signature>,<parameter signature>,<solution>[,<milliseconds>[,BLAS_PARAMS: ...]]
+
+The signatures' grammar grew with PyTorch, and files of different versions get appended to each other, so
 every line is read on its own:
 
     GemmTunableOp_Half_TN,tn_<m>_<n>_<k>                                            torch 2.4
@@ -11,65 +17,47 @@ every line is read on its own:
     ScaledGemmTunableOp_<A>_<B>_<C>_TN,tn_<m>_<n>_<k>_ld_..._a_<type>_b_<type>_c_<type>_as_<type>
         _bs_<type>_ast_<0|1>_bst_<0|1>_dscale_<0|1>_fast_<0|1>_bias_<None|type>         (one line)
 
-What a line does not record is taken as: alpha 1, beta 0, batches packed one after another, leading
-dimensions packed, tensor scales in fp32, no fast accumulation, no bias of a scaled GEMM, no
-activation.
+tunableop_signature.py says what a line without a part is taken as.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from backends.errors import InvalidProblem
-from backends.problem import GemmProblem, from_blas
-from service.formats.base import Entry, Rejected, decode_lines, printable
-
-#: Type names of operator signatures -> (storage, compute; None is the storage's own default).
-_TYPES: dict[str, tuple[str, str | None]] = {
-    "float": ("fp32", None),
-    "tf32": ("fp32", "tf32"),
-    "bfx9": ("fp32", "bf16x9"),
-    "double": ("fp64", None),
-    "Half": ("fp16", None),
-    "BFloat16": ("bf16", None),
-    "c10::complex<float>": ("complex64", None),
-    "c10::complex<double>": ("complex128", None),
-    "Float8_e4m3fn": ("fp8_e4m3", None),
-    "Float8_e5m2": ("fp8_e5m2", None),
-    "Float8_e4m3fnuz": ("fp8_e4m3_fnuz", None),
-    "Float8_e5m2fnuz": ("fp8_e5m2_fnuz", None),
-}
-_FP8 = {name: storage for name, (storage, _) in _TYPES.items() if name.startswith("Float8_")}
-#: Type names inside parameter signatures are c10::ScalarType names, which capitalise Float.
-_PLAIN = {"Float": "fp32", "float": "fp32", "Half": "fp16", "BFloat16": "bf16"}
-_SCALES = {
-    "Float": "fp32",
-    "float": "fp32",
-    "Float8_e8m0fnu": "fp8_e8m0",
-    "Float8_e4m3fn": "fp8_e4m3",
-}
-#: Names that PyTorch may write and that no GEMM here has.
-_UNSUPPORTED = ("Float4_e2m1fn_x2", "Float8_e8m0fnu", "unknown")
-_SCALING_TYPES = {"0": "tensor", "1": "outer"}
-
-_OPERATORS = ("GemmStridedBatched", "GemmAndBias", "ScaledGemm", "Gemm")
-_OPERATOR = re.compile(rf"({'|'.join(_OPERATORS)})TunableOp_(.*)_([A-Za-z]+)")
-_TYPE = r"(Float[0-9]+_[a-z0-9]+(?:_x2)?|(?!Float[0-9])[^_]+)"
-_THREE_TYPES = re.compile(f"{_TYPE}_{_TYPE}_{_TYPE}")
-_NUMBER = re.compile("[1-9][0-9]*")
-_SEEN = re.compile(rb"(?:^|\n)(?:\xef\xbb\xbf)?[ \t]*(?:[A-Za-z]{1,40}TunableOp_|Validator,)")
+from backends.problem import GemmProblem
+from service.formats.base import Claim, Entry, Found, Header, Rejected, decode_lines, printable
+from service.formats.export import ExportOptions, ExportReport, ExportRow
+from service.formats.tunableop_signature import BadLineError, operator_parts, parse_key, quote
+from service.formats.tunableop_solution import parse_solution
+from service.formats.tunableop_target import FORMS
+from service.formats.tunableop_writer import Sheet
 
 _RESULTS = (
     "a row of a TunableOp results file, not of an untuned one; "
     "record untuned GEMMs with PYTORCH_TUNABLEOP_RECORD_UNTUNED=1"
 )
+#: The first line that either file may begin with: its start, and the third field if there is one.
+_SEEN = re.compile(
+    rb"(?:^|\n)(?:\xef\xbb\xbf)?[ \t]*(?:(Validator),|[A-Za-z]{1,40}TunableOp_[^,\n]*(?:,[^,\n]*(?:,([^\n]*))?)?)"
+)
+_TIME = re.compile(r"[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,4})?")
 
 
-class _BadLineError(Exception):
-    """The line is no problem; the message is the reason."""
+def _first_line(head: bytes) -> str | None:
+    """validator, row (of a results file) or untuned: what the first TunableOp line of a file is."""
+    found = _SEEN.search(head)
+    if found is None:
+        return None
+    if found[1] is not None:
+        return "validator"
+    return "row" if found[2] and not found[2].startswith(b"BLAS_PARAMS:") else "untuned"
+
+
+# ---- untuned files -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -81,8 +69,8 @@ class TunableOpUntuned:
     example: str = "GemmTunableOp_BFloat16_TN,tn_4096_16_4096_ld_4096_4096_4096"
 
     def detect(self, head: bytes) -> bool:
-        """Whether a line starts as an operator signature does; a results file gets reasons so."""
-        return _SEEN.search(head) is not None
+        """Whether a line starts as an operator signature does; a header of validators gets reasons so."""
+        return _first_line(head) in ("untuned", "validator")
 
     def read(self, lines: Iterable[bytes]) -> Iterator[Entry | Rejected]:
         """Every line's outcome; blank lines have none."""
@@ -95,202 +83,144 @@ class TunableOpUntuned:
                 continue
             try:
                 yield Entry(number, parse_line(text), text)
-            except (_BadLineError, InvalidProblem) as error:
+            except (BadLineError, InvalidProblem) as error:
                 yield Rejected(number, str(error), printable(text))
 
 
 def parse_line(text: str) -> GemmProblem:
-    """The problem of one line, blanks stripped. Raises _BadLineError or InvalidProblem."""
-    if not text.isprintable():
-        raise _BadLineError("the line holds control characters")
+    """The problem of one untuned line, blanks stripped. Raises BadLineError or InvalidProblem."""
+    _check_text(text)
     operator, *rest = text.split(",", 2)
     if operator == "Validator":
-        raise _BadLineError(f"a Validator line: {_RESULTS}")
-    match = _OPERATOR.fullmatch(operator)
-    if match is None:
-        known = ", ".join(f"{name}TunableOp_" for name in _OPERATORS)
-        raise _BadLineError(
-            f"no operator signature: {_quote(operator)}; it is one of {known}, types and a layout such as _TN"
-        )
-    if not rest or not rest[0]:
-        raise _BadLineError("the line is cut short: no parameters after the operator signature")
+        raise BadLineError(f"a Validator line: {_RESULTS}")
+    operator_parts(operator)
+    _check_parameters(rest)
     if len(rest) == 2 and not rest[1].startswith("BLAS_PARAMS:"):
         if not rest[1]:
-            raise _BadLineError("an empty third field: the line is cut short, or has a comma too many")
-        raise _BadLineError(f"the third field {_quote(rest[1])} names a solution: {_RESULTS}")
-    op, types, layout = match.groups()
-    fields = _Fields(rest[0])
-    call = _layout(layout, fields.take("the layout letters"))
-    call |= {name: fields.number(name) for name in ("m", "n", "k")}
-    if op == "GemmStridedBatched":
-        fields.expect("B")
-        call["batch"] = fields.number("batch")
-    call |= _leading_dimensions(fields, call)
-    call |= _scaled(types, fields, "lda" in call) if op == "ScaledGemm" else _plain(types, op)
-    fields.end()
-    return from_blas(**call)
+            raise BadLineError("an empty third field: the line is cut short, or has a comma too many")
+        raise BadLineError(f"the third field {quote(rest[1])} names a solution: {_RESULTS}")
+    return parse_key(operator, rest[0])
 
 
-# ---- the fields of a parameter signature ---------------------------------------------------------
+def _check_text(text: str) -> None:
+    if not text.isprintable():
+        raise BadLineError("the line holds control characters")
 
 
-class _Fields:
-    """The `_`-separated fields of a parameter signature, taken from the left."""
-
-    def __init__(self, text: str) -> None:
-        self._left = text.split("_")[::-1]
-
-    def take(self, what: str) -> str:
-        if not self._left:
-            raise _BadLineError(f"the parameters are cut short: {what} is missing")
-        return self._left.pop()
-
-    def left(self) -> bool:
-        return bool(self._left)
-
-    def next_is(self, label: str) -> bool:
-        return self.left() and self._left[-1] == label
-
-    def expect(self, label: str) -> None:
-        found = self.take(f"_{label}_")
-        if found != label:
-            raise _BadLineError(f"expected _{label}_ in the parameters, found {_quote(found)}")
-
-    def number(self, what: str) -> int:
-        """A positive decimal that fits a signed 64-bit integer, as PyTorch prints one."""
-        text = self.take(what)
-        if _NUMBER.fullmatch(text) is None:
-            if text == "0":
-                raise _BadLineError(f"{what} is 0; it must be at least 1")
-            if _NUMBER.fullmatch(text.removeprefix("-")):
-                raise _BadLineError(f"{what} {_quote(text)} is negative; it must be at least 1")
-            raise _BadLineError(f"{what} {_quote(text)} is not a whole number")
-        if len(text) > 19 or int(text) >= 2**63:
-            raise _BadLineError(f"{what} {_quote(text)} does not fit 64 bits")
-        return int(text)
-
-    def choice(self, label: str, known: dict[str, str]) -> str:
-        """The value of `_<label>_<value>`; a value may itself hold underscores."""
-        self.expect(label)
-        text = self.take(f"the value of {label}")
-        while text not in known and self._left and any(k.startswith(f"{text}_") for k in known):
-            text += "_" + self._left.pop()
-        if text not in known:
-            raise _BadLineError(f"{label} {_quote(text)} is not supported; known: {', '.join(known)}")
-        return known[text]
-
-    def flag(self, label: str) -> bool:
-        return self.choice(label, {"0": "0", "1": "1"}) == "1"
-
-    def end(self) -> None:
-        if self._left:
-            raise _BadLineError(f"{_quote('_'.join(reversed(self._left)))} is left over after the parameters")
+def _check_parameters(rest: list[str]) -> None:
+    if not rest or not rest[0]:
+        raise BadLineError("the line is cut short: no parameters after the operator signature")
 
 
-# ---- from fields to the arguments of a BLAS call -------------------------------------------------
+# ---- results files -------------------------------------------------------------------------------
 
 
-def _layout(upper: str, lower: str) -> dict[str, Any]:
-    if re.fullmatch("[NTC]{2}", upper) is None:
-        raise _BadLineError(f"layout {_quote(upper)} of the operator is not NN, NT, TN or TT")
-    if re.fullmatch("[ntc]{2}", lower) is None:
-        raise _BadLineError(f"the parameters start with {_quote(lower)}, not with two of the letters n, t, c")
-    # PyTorch's operator knows N and T alone: a conjugated operand is a T there and a c here.
-    if any(
-        up not in (low.upper(), low.upper().replace("C", "T")) for up, low in zip(upper, lower, strict=True)
-    ):
-        raise _BadLineError(f"the operator says {upper}, but its parameters say {lower}")
-    return {"trans_a": lower[0].upper(), "trans_b": lower[1].upper()}
+@dataclass(frozen=True)
+class TunableOp:
+    """The format's entry in both registries."""
+
+    name: str = "tunableop"
+    description: str = "PyTorch TunableOp results CSV, loaded with PYTORCH_TUNABLEOP_FILENAME"
+    example: str = (
+        "GemmTunableOp_BFloat16_NN,nn_1024_1024_1024_ld_1024_1024_1024,Gemm_Rocblas_-621294427,0.0105563"
+    )
+    media_type: str = "text/csv"
+    suffix: str = ".csv"
+    targets: tuple[str, ...] = FORMS
+    key_formats: tuple[str, ...] = ("tunableop", "tunableop-untuned")
+
+    def detect(self, head: bytes) -> bool:
+        """Whether the first line is a validator's, or names a solution."""
+        return _first_line(head) in ("validator", "row")
+
+    def read(self, lines: Iterable[bytes]) -> Iterator[Found]:
+        """Every line's outcome. A header's validators name the builds of the rows' libraries."""
+        results = _Results()
+        for decoded in decode_lines(lines):
+            if isinstance(decoded, Rejected):
+                yield decoded
+                continue
+            number, text = decoded[0], decoded[1].strip(" \t")
+            if not text:
+                continue
+            try:
+                _check_text(text)
+                if text.startswith("Validator,") or text == "Validator":
+                    yield results.validator(number, text)
+                else:
+                    yield results.row(number, text)
+            except (BadLineError, InvalidProblem) as error:
+                yield Rejected(number, str(error), printable(text))
+
+    def write(self, rows: Iterable[ExportRow], options: ExportOptions, report: ExportReport) -> Iterator[str]:
+        """The file of options.target (see tunableop_writer.py). Raises ExportRefused."""
+        sheet, all_rows = Sheet.open(rows, options)
+        return sheet.write(all_rows, report)
 
 
-def _leading_dimensions(fields: _Fields, call: dict[str, Any]) -> dict[str, Any]:
-    if not fields.next_is("ld"):
-        return {}
-    fields.expect("ld")
-    m, n, k = call["m"], call["n"], call["k"]
-    shapes = {
-        "lda": (m, k) if call["trans_a"] == "N" else (k, m),
-        "ldb": (k, n) if call["trans_b"] == "N" else (n, k),
-        "ldc": (m, n),
-    }
-    found = {}
-    for name, (rows, columns) in shapes.items():
-        found[name] = fields.number(name)
-        # PyTorch records the stride of a single column as it comes and mends it only in the call to
-        # BLAS. Nothing reads it, so it is never too small.
-        if columns == 1:
-            found[name] = max(found[name], rows)
-    return found
+class _Results:
+    """What the lines so far of a results file mean for the next one."""
 
+    def __init__(self) -> None:
+        self._validators: dict[str, tuple[str, int]] = {}
+        self._first_row = 0
+        self._contradiction: tuple[int, int] | None = None
+        self._lines: dict[str, int] = {}
 
-def _plain(type_name: str, op: str) -> dict[str, Any]:
-    storage, compute = _type(type_name)
-    bias = storage if op == "GemmAndBias" else None
-    return {"dtype_a": storage, "dtype_d": storage, "compute": compute, "bias": bias}
-
-
-def _scaled(types: str, fields: _Fields, has_ld: bool) -> dict[str, Any]:
-    match = _THREE_TYPES.fullmatch(types)
-    if match is None:
-        raise _BadLineError(f"{_quote(types)} is not the three type names of a scaled GEMM")
-    names = match.groups()
-    a, b, d = (_type(name)[0] for name in names)
-    for side, name in zip("AB", names[:2], strict=True):
-        if name not in _FP8:
-            raise _BadLineError(
-                f"type {name} of {side} is not an 8-bit float, as a scaled GEMM's must be: {', '.join(_FP8)}"
+    def validator(self, number: int, text: str) -> Header:
+        parts = text.split(",")
+        if len(parts) < 3 or not parts[1] or not parts[2]:
+            raise BadLineError("the Validator line is cut short: it is Validator,<KEY>,<VALUE>")
+        if len(parts) > 3:
+            raise BadLineError("the Validator line has a comma too many; torch cuts its value off there")
+        _, key, value = parts
+        known, line = self._validators.get(key, (value, 0))
+        if known != value:
+            self._contradiction = self._contradiction or (number, line)
+            raise BadLineError(
+                f"{key} is {quote(value)} here, but {quote(known)} on line {line}: two files were appended; "
+                "split them"
             )
-    outputs = _PLAIN | _FP8
-    if names[2] not in outputs:
-        raise _BadLineError(f"type {names[2]} of the output is not supported; known: {', '.join(outputs)}")
-    call: dict[str, Any] = {
-        "dtype_a": a,
-        "dtype_b": b,
-        "dtype_d": d,
-        "scale_a": "tensor",
-        "scale_b": "tensor",
-    }
-    if fields.next_is("rw"):
-        if fields.flag("rw"):
-            call |= {"scale_a": "outer", "scale_b": "outer"}
-        return call | (_bias(fields) if fields.left() else {})
-    if not fields.left():
-        return call
-    if not has_ld:
-        fields.expect("ld")
-    return call | _scaled_options(fields, {"a": a, "b": b, "c": d})
+        if self._first_row and not line:
+            raise BadLineError(
+                f"{key} comes after the rows from line {self._first_row} on, which were read without it; "
+                "put the Validator lines first"
+            )
+        self._validators[key] = (value, line or number)
+        return Header({key: value})
+
+    def row(self, number: int, text: str) -> Entry:
+        operator, *rest = text.split(",", 2)
+        layout = operator_parts(operator)[2]
+        _check_parameters(rest)
+        if len(rest) == 1 or rest[1].startswith("BLAS_PARAMS:"):
+            raise BadLineError(
+                "the row names no solution: it is a line of an untuned file, read as tunableop-untuned"
+            )
+        problem = parse_key(operator, rest[0])
+        name, *timed = rest[1].split(",", 2)
+        if len(timed) == 2 and not timed[1].startswith("BLAS_PARAMS:"):
+            raise BadLineError(f"{quote(timed[1])} is left over after the time")
+        if self._contradiction is not None:
+            raise BadLineError(
+                f"the row belongs to no one header: line {self._contradiction[0]} contradicts line "
+                f"{self._contradiction[1]}; split the file"
+            )
+        self._first_row = self._first_row or number
+        header = {key: value for key, (value, _) in self._validators.items()}
+        claim = Claim(parse_solution(name, layout, header), _seconds(timed))
+        key = f"{operator},{rest[0]}"
+        won = self._lines.setdefault(key, number)
+        if won != number:
+            raise BadLineError(f"line {won} has the same key and comes first, so torch uses that one")
+        return Entry(number, problem, key, claim=claim)
 
 
-def _scaled_options(fields: _Fields, types: dict[str, str]) -> dict[str, Any]:
-    for side, known in (("a", _FP8), ("b", _FP8), ("c", _PLAIN | _FP8)):
-        if fields.choice(side, known) != types[side]:
-            raise _BadLineError(f"type {side} of the parameters is not the operator's")
-    scales = {fields.choice(side, _SCALES) for side in ("as", "bs")}
-    if len(scales) > 1:
-        raise _BadLineError(f"scales of two types ({', '.join(sorted(scales))}) are not supported")
-    modes = {f"scale_{side}": fields.choice(f"{side}st", _SCALING_TYPES) for side in "ab"}
-    scale_d = "tensor" if fields.flag("dscale") else "none"
-    fast = fields.flag("fast")
-    return {
-        **modes,
-        "scale_d": scale_d,
-        "scale_dtype": scales.pop(),
-        "fast_accumulation": fast,
-        **_bias(fields),
-    }
-
-
-def _bias(fields: _Fields) -> dict[str, Any]:
-    return {"bias": fields.choice("bias", {"None": "", **_PLAIN}) or None}
-
-
-def _type(name: str) -> tuple[str, str | None]:
-    if name in _TYPES:
-        return _TYPES[name]
-    if name in _UNSUPPORTED:
-        raise _BadLineError(f"type {name} is not supported; supported: {', '.join(_TYPES)}")
-    raise _BadLineError(f"unknown type name {_quote(name)}; known: {', '.join(_TYPES)}")
-
-
-def _quote(text: str) -> str:
-    return f"'{printable(text, 40)}{'...' if len(text) > 40 else ''}'"
+def _seconds(timed: list[str]) -> float | None:
+    """Seconds of the milliseconds field; torch writes 0 for a row that it read without a time."""
+    if not timed:
+        return None
+    milliseconds = float(timed[0]) if _TIME.fullmatch(timed[0]) else math.nan
+    if not math.isfinite(milliseconds):
+        raise BadLineError(f"time {quote(timed[0])} is no number of milliseconds from 0")
+    return milliseconds / 1e3 or None
