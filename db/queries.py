@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Select, and_, case, func, or_, select
 
 from backends.environment import DeviceClass
 from db import models
-from db.values import chunks, table
+from db.values import among, chunks, table
 
 _class = table(models.DeviceClass)
 _environment = table(models.Environment)
@@ -208,7 +208,7 @@ def best_documents(
     found: dict[str, str] = {}
     for part in chunks(problem_ids):
         query = select(_best.c.problem_id, _best.c.document).where(
-            _best.c.problem_id.in_(part),
+            among(connection, _best.c.problem_id, part),
             _best.c.device_class_id == device_class_id,
             _best.c.policy_id == policy_id,
         )
@@ -338,7 +338,7 @@ def problem_keys(
     found: dict[str, list[tuple[str, int]]] = {}
     for part in chunks(problem_ids):
         query = select(_key.c.problem_id, _key.c.key, _key.c.count).where(
-            _key.c.format == fmt, _key.c.problem_id.in_(part)
+            _key.c.format == fmt, among(connection, _key.c.problem_id, part)
         )
         for problem_id, key, count in connection.execute(query.order_by(_key.c.problem_id, _key.c.key)):
             found.setdefault(problem_id, []).append((key, count))

@@ -29,6 +29,7 @@ from db.values import (
     put_policy,
     put_problems,
     put_solutions,
+    storable,
     table,
 )
 
@@ -147,7 +148,7 @@ def append_outcomes(
                 "status": str(outcome.status),
                 "seconds": outcome.seconds,
                 "samples": list(outcome.samples),
-                "evidence": dict(outcome.evidence),
+                "evidence": storable(outcome.evidence),
                 "workspace_bytes": outcome.solution.workspace_bytes,
                 "created_at": at,
             }
@@ -164,9 +165,9 @@ def end_session(connection: Connection, start: SessionStart, result: Mapping[str
         .where(_session.c.id == start.id, _session.c.ended_at.is_(None))
         .values(
             status="failed" if verdict is None else "succeeded",
-            error=result["error"],
-            counts=dict(result["counts"]),
-            notes=list(result["notes"]),
+            error=storable(result["error"]),
+            counts=storable(result["counts"]),
+            notes=storable(result["notes"]),
             ended_at=now(),
         )
     )
@@ -197,7 +198,7 @@ def close(connection: Connection, job_id: str, status: str, error: str | None) -
     connection.execute(
         update(_session)
         .where(_session.c.job_id == job_id, _session.c.status == "running")
-        .values(status=status, error=error, ended_at=now())
+        .values(status=status, error=storable(error), ended_at=now())
     )
 
 

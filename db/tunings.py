@@ -18,7 +18,7 @@ from backends.canonical import short_hash
 from backends.problem import GemmProblem
 from db import models
 from db.engine import now
-from db.values import chunks, insert_new, put_policy, put_problems, table
+from db.values import among, chunks, insert_new, put_policy, put_problems, storable, table
 
 #: A job whose worker died this often is failed.
 MAX_ATTEMPTS = 3
@@ -132,7 +132,7 @@ def create_tuning(
         }
         for position, (problem, count) in enumerate(items)
     ]
-    connection.execute(insert(_link), links)
+    insert_new(connection, models.TuningJob, links)
     summary = {"total": len(items), "shared": len(shared), "known": len(known)}
     emit(connection, number, "queued", summary)
     if ended == len(items):
@@ -157,7 +157,7 @@ def _known(connection: Connection, request: Request, keys: Sequence[str]) -> dic
             select(_job.c.request_key, func.max(_job.c.number))
             .join(_session, _session.c.id == _job.c.session_id)
             .where(
-                _job.c.request_key.in_(part),
+                among(connection, _job.c.request_key, part),
                 _job.c.status == "succeeded",
                 _session.c.status == "succeeded",
                 _session.c.environment_id == newest,
@@ -173,7 +173,9 @@ def _in_flight(connection: Connection, keys: Sequence[str]) -> dict[str, int]:
     for part in chunks(keys):
         # The lock makes a job that is ending wait until it sees this tuning, or us see that it has ended.
         query = (
-            select(_job.c.in_flight, _job.c.number).where(_job.c.in_flight.in_(part)).order_by(_job.c.number)
+            select(_job.c.in_flight, _job.c.number)
+            .where(among(connection, _job.c.in_flight, part))
+            .order_by(_job.c.number)
         )
         found |= _pairs(connection, query.with_for_update(read=True))
     return found
@@ -206,16 +208,18 @@ def _insert_jobs(
             }
             for key in missing
         ]
-        insert_new(connection, models.Job, rows)
-        ids |= {key: row["id"] for key, row in zip(missing, rows, strict=True)}
+        made = {
+            row.in_flight: row
+            for row in insert_new(connection, models.Job, rows, "in_flight", "number", "id")
+        }
+        ids |= {key: row.id for key, row in made.items()}
+        found |= {key: row.number for key, row in made.items()}
+        missing = [key for key in missing if key not in made]
         found |= _in_flight(
             connection, missing
         )  # another's, where it was faster; again, where that has ended
         missing = [key for key in missing if key not in found]
-    mine: set[str] = set()
-    for part in chunks(sorted(ids.values())):
-        mine |= set(connection.scalars(select(_job.c.id).where(_job.c.id.in_(part))))
-    return found, [ids[key] for key in keys if ids[key] in mine]
+    return found, [ids[key] for key in keys if key in ids]
 
 
 def _pairs(connection: Connection, query: Any) -> dict[str, int]:
@@ -242,7 +246,7 @@ def emit(connection: Connection, tuning_number: int, kind: str, content: Mapping
         "tuning_number": tuning_number,
         "number": number,
         "kind": kind,
-        "content": dict(content),
+        "content": storable(content),
         "created_at": now(),
     }
     connection.execute(insert(_event).values(row))
@@ -339,8 +343,8 @@ def end_job(
         job,
         status=status,
         in_flight=None,
-        error=error,
-        evidence=None if evidence is None else dict(evidence),
+        error=storable(error),
+        evidence=storable(evidence),
         ended_at=now(),
     )
     content = {"job_id": job.id, "problem_id": job.problem_id, "status": status, "error": error, **summary}
