@@ -103,6 +103,8 @@ def problem_to_wire(problem: GemmProblem) -> dict[str, Any]:
         out["alpha"] = alpha
     if beta != 0.0:
         out["beta"] = beta
+    if _same(out, problem):  # most problems are packed and of default types
+        return out
     optional = {
         name: call[name]
         for name in (

@@ -241,14 +241,20 @@ def near(
 
 def alternatives(connection: Connection, session_id: str) -> list[Row]:
     """The session's finalists that were timed, the fastest first, with their solutions: whoever must not use
-    the winner (workspace, determinism, families) takes the first of these that he may."""
+    the winner (workspace, determinism, families) takes the first of these that he may. What failed in any
+    phase of the session (a proof, say) is none of them."""
+    usable = ("ok", "unstable", "pruned")
+    failed = select(_measurement.c.solution_id).where(
+        _measurement.c.session_id == session_id, _measurement.c.status.not_in(usable)
+    )
     query = (
         select(_measurement, *_solution_columns())
         .join(_solution, _solution.c.id == _measurement.c.solution_id)
         .where(
             _measurement.c.session_id == session_id,
-            _measurement.c.status.in_(("ok", "unstable", "pruned")),
+            _measurement.c.status.in_(usable),
             _measurement.c.seconds.is_not(None),
+            _measurement.c.solution_id.not_in(failed),
         )
     )
     finals = case((_measurement.c.phase == "final", 0), else_=1)
@@ -257,26 +263,23 @@ def alternatives(connection: Connection, session_id: str) -> list[Row]:
 
 
 def transfer(
-    connection: Connection, solution_id: str, problem_ids: Sequence[str], device_class_id: str
+    connection: Connection, solution_id: str, problem_ids: Sequence[str], device_class_id: str, policy_id: str
 ) -> list[Row]:
     """How a solution did in the sessions of other problems: its screened seconds beside the best screened
     seconds there (both of one session, so that they compare)."""
-    screened = and_(_measurement.c.phase == "screen", _measurement.c.status.in_(("ok", "unstable", "pruned")))
-    its = (
-        select(_measurement.c.session_id, _measurement.c.seconds)
-        .where(screened, _measurement.c.solution_id == solution_id)
-        .subquery()
-    )
+    its = func.min(case((_measurement.c.solution_id == solution_id, _measurement.c.seconds)))
     query = (
-        select(_session.c.problem_id, its.c.seconds, func.min(_measurement.c.seconds).label("best"))
-        .join(its, its.c.session_id == _session.c.id)
+        select(_session.c.problem_id, its.label("seconds"), func.min(_measurement.c.seconds).label("best"))
         .join(_measurement, _measurement.c.session_id == _session.c.id)
         .where(
-            screened,
             _session.c.problem_id.in_(list(problem_ids)),
             _session.c.device_class_id == device_class_id,
+            _session.c.policy_id == policy_id,
+            _measurement.c.phase == "screen",
+            _measurement.c.status.in_(("ok", "unstable", "pruned")),
         )
-        .group_by(_session.c.problem_id, its.c.seconds)
+        .group_by(_session.c.id, _session.c.problem_id)
+        .having(its.is_not(None))
     )
     return _rows(connection, query)
 

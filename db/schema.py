@@ -8,11 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, inspect, text
 from sqlmodel import SQLModel
 
 from backends.errors import GemmtuneError
@@ -34,11 +30,14 @@ class StaleSchema(GemmtuneError):
     """The database's schema is not the one this gemmtune works with."""
 
 
+def revisions() -> list[str]:
+    """Every revision that this gemmtune knows, oldest first: what the migrations' file names begin with."""
+    return sorted(path.name.partition("_")[0] for path in (_FOLDER / "versions").glob("[0-9]*_*.py"))
+
+
 def head() -> str:
     """The newest revision this gemmtune knows."""
-    revision = ScriptDirectory.from_config(_config()).get_current_head()
-    assert revision is not None
-    return revision
+    return revisions()[-1]
 
 
 def current(engine: Engine) -> str | None:
@@ -54,13 +53,17 @@ def check(engine: Engine) -> None:
 
 def upgrade(engine: Engine) -> str:
     """Brings the schema to head(), in one transaction; the revision. Raises StaleSchema for a newer one."""
+    from alembic import command  # noqa: PLC0415  (half a second to load, and only needed here)
+    from alembic.config import Config  # noqa: PLC0415
+
     with writing(engine) as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
         found = _current(connection)
         if found is not None:
             _compare(found, newer_only=True)
-        config = _config()
+        config = Config()
+        config.set_main_option("script_location", str(_FOLDER))
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
     return head()
@@ -72,26 +75,21 @@ def ours(name: str | None, kind: str, _parents: Any) -> bool:
 
 
 def _current(connection: Connection) -> str | None:
-    return MigrationContext.configure(connection).get_current_revision()
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
 
 
 def _compare(found: str | None, newer_only: bool = False) -> None:
-    known = [script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()]
+    known = revisions()
     if found is not None and found not in known:
         raise StaleSchema(
-            f"the database's schema is {found!r}, newer than this gemmtune ({known[0]!r}); "
+            f"the database's schema is {found!r}, newer than this gemmtune ({known[-1]!r}); "
             "install the newer one"
         )
-    if newer_only or found == known[0]:
+    if newer_only or found == known[-1]:
         return
     what = (
-        "the database is empty" if found is None else f"the database's schema is {found!r}, not {known[0]!r}"
+        "the database is empty" if found is None else f"the database's schema is {found!r}, not {known[-1]!r}"
     )
     raise StaleSchema(f"{what}; run: gemmtune db upgrade")
-
-
-def _config() -> Config:
-    config = Config()
-    config.set_main_option("script_location", str(_FOLDER))
-    config.attributes["configure_logger"] = False
-    return config

@@ -112,6 +112,23 @@ def stored_outcomes(connection: Connection, session_id: str) -> list[Outcome]:
     return out
 
 
+def stored_result(connection: Connection, session_id: str) -> dict[str, Any] | None:
+    """How the session ended, as end_session() took it; None for one without a verdict (yet)."""
+    problem = table(models.Problem)
+    query = (
+        select(_session, _verdict.c.content, _verdict.c.roofline_share, _verdict.c.binds,
+               problem.c.content.label("problem"))
+        .join(_verdict, _verdict.c.session_id == _session.c.id)
+        .join(problem, problem.c.id == _session.c.problem_id)
+        .where(_session.c.id == session_id)
+    )  # fmt: skip
+    row = connection.execute(query).mappings().first()
+    if row is None:
+        return None
+    names = ("problem_id", "problem", "error", "roofline_share", "binds", "counts", "notes")
+    return {**{name: row[name] for name in names}, "verdict": row["content"]}
+
+
 def solution_values(row: Mapping[Any, Any]) -> dict[str, Any]:
     """Solution.from_dict()'s values of a row that holds a solution's columns."""
     names = ("id", "family", "version", "parameters", "build", "workspace_bytes", "deterministic")

@@ -21,7 +21,7 @@ from service.startup import open_database
 _log = logging.getLogger(__name__)
 
 #: A worker that ends is started again, later each time that it had not lived this long.
-_LIVED_SECONDS, _FIRST_WAIT, _LONGEST_WAIT = 30.0, 1.0, 60.0
+_LIVED_SECONDS, _FIRST_WAIT, _LONGEST_WAIT = 30.0, 0.5, 30.0
 #: Streams of events that are open are closed after this many seconds when the service stops.
 _GRACE_SECONDS = 3
 #: How long a worker has to give its job back.
@@ -63,7 +63,7 @@ class WorkerProcess:
         self._thread.start()
 
     def _keep(self) -> None:
-        wait = _FIRST_WAIT
+        wait = _FIRST_WAIT / 2
         while not self._stopping.is_set():
             begin = time.monotonic()
             self._child = subprocess.Popen(self._command, stdin=subprocess.PIPE)

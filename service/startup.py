@@ -6,12 +6,13 @@ from sqlalchemy import Engine
 
 from db import schema
 from db.engine import open_engine, parse_url
-from service import jobs
 from service.settings import Settings
 
 
 def upgrade(settings: Settings) -> str:
     """Brings the schema of the database up to date, ours and the job engine's; its revision."""
+    from service import jobs  # noqa: PLC0415  (the job engine takes a while to load)
+
     engine = open_engine(settings.database_url)
     try:
         revision = schema.upgrade(engine)

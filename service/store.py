@@ -1,23 +1,25 @@
-"""A running job's place in the database: what its campaign writes, stored as it comes, under its ticket."""
+"""Where a campaign's outcomes go: a job's, under its ticket, or those of a command that runs by itself."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from threading import Event
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine
 
 from backends.environment import Environment
+from backends.errors import StorageError
 from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem
 from db import sessions, tunings
 from db.engine import DatabaseUnavailable, writing
 from db.tunings import StartedJob
-from tuners.journal import StoredSession
+from tuners.journal import StoredSession, session_key
+from tuners.policy import MeasurementPolicy
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -42,6 +44,55 @@ def patiently(stop: Event, action: Callable[[], T]) -> T:
             if stop.wait(wait):
                 raise Stopping from error
             wait = min(2 * wait, _LONGEST_WAIT)
+
+
+class DirectStore:
+    """The SessionStore of a campaign without a job: the same command finds what it measured before, and goes
+    on where it stopped. `origin` sets sessions apart that shall be measured anew."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        problems: Sequence[GemmProblem],
+        environment: Environment,
+        policy: MeasurementPolicy,
+        request: Mapping[str, Any],
+        seed: int,
+        origin: str = "",
+    ) -> None:
+        self._engine = engine
+        self._starts = {
+            session_key(problem, environment, policy, seed): sessions.SessionStart(
+                problem, environment, policy.id, policy.to_dict(), request, origin=origin
+            )
+            for problem in problems
+        }
+        self._seen: Counter[str] = Counter()
+        self._first_take = 0
+
+    def stored(self, key: str) -> StoredSession:
+        """Outcomes, and the result where the session has ended with a verdict."""
+        start = self._starts[key]
+        with writing(self._engine) as connection:
+            session_id = sessions.begin_session(connection, start)
+            self._first_take = sessions.takes(connection, session_id) + 1
+            outcomes = sessions.stored_outcomes(connection, session_id)
+            result = sessions.stored_result(connection, session_id)
+        self._seen.clear()
+        return StoredSession(None, outcomes, result)
+
+    def write(self, kind: str, session: str, values: Mapping[str, Any], sync: bool = False) -> None:
+        """Stores an outcome or a result. Raises StorageError where the database does not answer."""
+        start = self._starts[session]
+        try:
+            with writing(self._engine) as connection:
+                if kind == "outcome":
+                    outcome = [Outcome.from_dict(values)]
+                    sessions.append_outcomes(connection, start.id, outcome, self._first_take, self._seen)
+                elif kind == "result":
+                    sessions.end_session(connection, start, values)
+        except DatabaseUnavailable as error:
+            raise StorageError(f"{error}; run the same command again to go on") from error
 
 
 class JobStore:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
 
 from sqlalchemy import Engine
 
@@ -14,6 +12,7 @@ from db import tunings as rows
 from db.engine import writing
 from db.values import put_device_class
 from service.jobs import JobQueue
+from service.requests import request_content
 from service.settings import Settings
 from tuners.decide import DecisionRule
 from tuners.policy import MeasurementPolicy
@@ -74,21 +73,3 @@ class Tunings:
 def open_tunings(engine: Engine, settings: Settings) -> Tunings:
     """Tunings on the settings' database."""
     return Tunings(engine, JobQueue(settings.database_url))
-
-
-def request_content(budget: Budget, search: Search, rule: DecisionRule) -> dict[str, Any]:
-    """Plain JSON values; read_request() is the inverse."""
-    families = None if search.families is None else sorted(set(search.families))
-    return {
-        "budget": dict(vars(budget)),
-        "search": {**vars(search), "families": families},
-        "rule": dict(vars(rule)),
-    }
-
-
-def read_request(content: Mapping[str, Any]) -> tuple[Budget, Search, DecisionRule]:
-    """Of a stored job."""
-    search = Search(**content["search"])
-    if search.families is not None:
-        search = replace(search, families=tuple(search.families))
-    return Budget(**content["budget"]), search, DecisionRule(**content["rule"])

@@ -7,7 +7,6 @@ handed on, and what was stored is replayed.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import signal
@@ -16,23 +15,22 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine
 
-from backends.cache import BinaryCache, storage_error
-from backends.canonical import short_hash
-from backends.errors import DeviceError, StorageError
+from backends.cache import BinaryCache
+from backends.errors import StorageError
 from backends.problem import GemmProblem
 from backends.registry import FoundDevice
 from db import sessions, tunings, workers
 from db.engine import DatabaseUnavailable, reading, writing
 from db.tunings import MAX_ATTEMPTS, StartedJob
+from service.device_lock import DeviceLock
 from service.jobs import Executor
+from service.requests import read_request
 from service.settings import Settings
 from service.store import JobStore, Stopping, patiently
-from service.tunings import read_request
 from tuners.campaign import Campaign, Finished
 from tuners.ceilings import CeilingStore
 from tuners.policy import MeasurementPolicy
@@ -45,31 +43,6 @@ _log = logging.getLogger(__name__)
 LOOK_SECONDS, BEAT_SECONDS, REAP_SECONDS, DEAD_SECONDS = 0.25, 1.0, 5.0, 30.0
 #: A job that was told to stop does so after its present outcome; one that hangs is left to the next worker.
 _STOP_SECONDS = 20.0
-
-
-class DeviceLock:
-    """One worker a device of a machine: a lock that ends with its process."""
-
-    def __init__(self, folder: Path, device: FoundDevice) -> None:
-        path = folder / f"{short_hash(device.environment.uuid)}.lock"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a+")
-        except OSError as error:
-            raise storage_error(path, error) from error
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.seek(0)
-            holder = self._file.read().strip() or "another process"
-            self._file.close()
-            raise DeviceError(
-                f"device {device.environment.device_class} is in use by {holder}; one worker owns a device: "
-                "stop that one, or name another device"
-            ) from None
-        self._file.truncate(0)
-        self._file.write(f"the worker with process id {os.getpid()}")
-        self._file.flush()
 
 
 class Worker:

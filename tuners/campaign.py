@@ -152,7 +152,7 @@ class Campaign:
                 continue
             key = session_key(problem, self.runner.environment, self.policy, self.search.seed)
             stored, start = self._stored(key), self._start(problem)
-            same = stored.start is not None and dict(stored.start) == start
+            same = stored.start is None or dict(stored.start) == start
             if same and stored.result is not None and stored.result["error"] is None:
                 yield Finished(index, Result.from_dict(stored.result), replayed=True)
                 continue

@@ -34,8 +34,8 @@ def session_key(problem: GemmProblem, environment: Environment, policy: Measurem
 
 @dataclass
 class StoredSession:
-    """What a journal holds of one session: how it was started last, its outcomes, and the result of that
-    start once there is one."""
+    """What is kept of one session: how it was started last (None where the store itself tells starts apart),
+    its outcomes, and the result of that start once there is one."""
 
     start: Mapping[str, Any] | None = None
     outcomes: list[Outcome] = field(default_factory=list)

@@ -1,0 +1,171 @@
+"""The read that is asked for most: one best row by its key, on a connection that is kept.
+
+A session of the general engine takes longer than the whole answer may. So SQLite is read right here, on the
+event loop (a row by its key takes some 20 us, less than the way to a thread and back), and PostgreSQL through
+connections of its own that never block the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+from urllib.parse import quote
+
+import psycopg
+from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError
+
+from backends.environment import DeviceClass
+from db.engine import DatabaseUnavailable, parse_url, translate
+
+#: Readers of a WAL file wait for nobody but a recovery; the loop must not wait long even then.
+_BUSY_SECONDS = 0.05
+_CACHE_KIB = 16 * 1024
+_ANSWER_SECONDS = 5.0
+_CONNECTIONS = 4
+
+_DOCUMENT = "SELECT document FROM best WHERE problem_id = {0} AND device_class_id = {0} AND policy_id = {0}"
+_CLASSES = "SELECT id FROM device_classes ORDER BY id"
+
+
+class Lookup(Protocol):
+    """One event loop's. Raises DatabaseUnavailable or DatabaseBroken."""
+
+    async def document(self, problem_id: str, device_class_id: str, policy_id: str) -> str | None:
+        """The served answer (JSON text) of a best row."""
+
+    async def classes(self) -> list[DeviceClass]:
+        """The device classes that a selector may name."""
+
+    async def close(self) -> None:
+        """Closes the connections."""
+
+
+def open_lookup(url: str) -> Lookup:
+    """For the database of the URL; nothing is connected yet."""
+    parsed = parse_url(url)
+    if parsed.get_backend_name() == "sqlite":
+        return SqliteLookup(str(parsed.database))
+    return PostgresLookup(parsed.set(drivername="postgresql").render_as_string(hide_password=False))
+
+
+class SqliteLookup:
+    """A read-only connection, opened anew after an error and where another file has taken the name."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._connection: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None
+        self._sql = _DOCUMENT.format("?")
+
+    async def document(self, problem_id: str, device_class_id: str, policy_id: str) -> str | None:
+        rows = self._read(self._sql, (problem_id, device_class_id, policy_id))
+        return rows[0][0] if rows else None
+
+    async def classes(self) -> list[DeviceClass]:
+        self._check_file()
+        return [DeviceClass.parse(row[0]) for row in self._read(_CLASSES, ())]
+
+    async def close(self) -> None:
+        self._drop()
+
+    def _read(self, sql: str, values: Sequence[str]) -> list[Any]:
+        try:
+            if self._connection is None:
+                self._connection = self._open()
+            # To the last row: a statement that is left in the middle holds its snapshot.
+            return self._connection.execute(sql, values).fetchall()
+        except sqlite3.Error as error:
+            self._drop()
+            raise translate(_wrapped(error)) from error
+
+    def _open(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            f"file:{quote(self._path)}?mode=ro", uri=True, timeout=_BUSY_SECONDS, isolation_level=None,
+            check_same_thread=False,
+        )  # fmt: skip
+        connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
+        connection.execute("PRAGMA mmap_size=0")
+        self._file = self._identity()
+        return connection
+
+    def _identity(self) -> tuple[int, int] | None:
+        with suppress(OSError):
+            found = os.stat(self._path)
+            return found.st_dev, found.st_ino
+        return None
+
+    def _check_file(self) -> None:
+        """A restored backup is another file of the same name."""
+        if self._connection is not None and self._identity() != self._file:
+            self._drop()
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _wrapped(error: sqlite3.Error) -> DBAPIError:
+    kind = OperationalError if isinstance(error, sqlite3.OperationalError) else DatabaseError
+    return kind("a lookup", None, error)
+
+
+class PostgresLookup:
+    """A few kept connections; one that has broken is replaced, and what it was asked is asked again."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._idle: list[psycopg.AsyncConnection[Any]] = []
+        self._places = asyncio.Semaphore(_CONNECTIONS)
+        self._sql = _DOCUMENT.format("%s")
+
+    async def document(self, problem_id: str, device_class_id: str, policy_id: str) -> str | None:
+        rows = await self._read(self._sql, (problem_id, device_class_id, policy_id))
+        return rows[0][0] if rows else None
+
+    async def classes(self) -> list[DeviceClass]:
+        return [DeviceClass.parse(row[0]) for row in await self._read(_CLASSES, ())]
+
+    async def close(self) -> None:
+        while self._idle:
+            await self._idle.pop().close()
+
+    async def _read(self, sql: str, values: Sequence[str]) -> list[Any]:
+        async with self._places:
+            while self._idle:
+                # The server may have closed it since: then the next one is tried, and a new one in the end.
+                with suppress(psycopg.OperationalError):
+                    return await self._ask(self._idle.pop(), sql, values)
+            try:
+                return await self._ask(await self._connect(), sql, values)
+            except psycopg.OperationalError as error:
+                raise translate(OperationalError("a lookup", None, error)) from error
+            except psycopg.Error as error:
+                raise translate(DatabaseError("a lookup", None, error)) from error
+
+    async def _connect(self) -> psycopg.AsyncConnection[Any]:
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                return await psycopg.AsyncConnection.connect(self._url, autocommit=True)
+        except TimeoutError as error:
+            raise DatabaseUnavailable("the database does not answer (no connection in time)") from error
+
+    async def _ask(
+        self, connection: psycopg.AsyncConnection[Any], sql: str, values: Sequence[str]
+    ) -> list[Any]:
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                cursor = await connection.execute(sql, values, prepare=True)
+                rows = await cursor.fetchall()
+        except TimeoutError as error:
+            await connection.close()
+            raise DatabaseUnavailable("the database does not answer (no row in time)") from error
+        except BaseException:
+            await connection.close()
+            raise
+        self._idle.append(connection)
+        return rows

@@ -1,0 +1,28 @@
+"""What is asked of a problem besides its measurement policy, as stored with every job and session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from tuners.decide import DecisionRule
+from tuners.session import Budget, Search
+
+
+def request_content(budget: Budget, search: Search, rule: DecisionRule) -> dict[str, Any]:
+    """Plain JSON values; read_request() is the inverse."""
+    families = None if search.families is None else sorted(set(search.families))
+    return {
+        "budget": dict(vars(budget)),
+        "search": {**vars(search), "families": families},
+        "rule": dict(vars(rule)),
+    }
+
+
+def read_request(content: Mapping[str, Any]) -> tuple[Budget, Search, DecisionRule]:
+    """Of a stored job."""
+    search = Search(**content["search"])
+    if search.families is not None:
+        search = replace(search, families=tuple(search.families))
+    return Budget(**content["budget"]), search, DecisionRule(**content["rule"])
