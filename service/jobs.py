@@ -126,6 +126,12 @@ class Executor:
         DBOS.launch()
         DBOS.register_queue(self._queue, worker_concurrency=1, polling_interval_sec=POLL_SECONDS)
 
+    def holders(self) -> set[str]:
+        """The executors that hold jobs, living or not."""
+        with translated():
+            pending = DBOS.list_workflows(status="PENDING", load_input=False, load_output=False)
+        return {str(workflow.executor_id) for workflow in pending}
+
     def hand_on(self, executor_ids: Sequence[str]) -> list[str]:
         """Puts the jobs that these executors held back into their queues; the jobs' ids. They must be gone,
         or on their way out: a job handed on starts elsewhere at once."""

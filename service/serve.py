@@ -66,7 +66,11 @@ class WorkerProcess:
         wait = _FIRST_WAIT / 2
         while not self._stopping.is_set():
             begin = time.monotonic()
-            self._child = subprocess.Popen(self._command, stdin=subprocess.PIPE)
+            self._child = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is for us alone
+            )
             code = self._child.wait()
             if self._stopping.is_set():
                 return

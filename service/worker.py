@@ -78,9 +78,8 @@ class Worker:
 
     def run(self) -> None:
         """Takes jobs until stop(). Raises StorageError where the database is damaged."""
-        gone = patiently(self._stop, self._register)
+        patiently(self._stop, self._register)
         self._executor.start()
-        self._executor.hand_on(gone)
         _log.info("worker %s owns %s", self.id, self.environment.device_class)
         steps: list[list[Any]] = [
             [LOOK_SECONDS, 0.0, self._look],
@@ -101,9 +100,9 @@ class Worker:
         """Asks the worker to give its job back and end."""
         self._stop.set()
 
-    def _register(self) -> list[str]:
+    def _register(self) -> None:
         with writing(self._engine) as connection:
-            return workers.register(connection, self.id, socket.gethostname(), os.getpid(), self.environment)
+            workers.register(connection, self.id, socket.gethostname(), os.getpid(), self.environment)
 
     def _look(self) -> None:
         job, campaign = self._job, self._campaign
@@ -134,10 +133,15 @@ class Worker:
         }
         dead = [name for name, (_, since) in self._peers.items() if now - since >= DEAD_SECONDS]
         if dead:
+            _log.warning("workers are dead: %s", ", ".join(dead))
             with writing(self._engine) as connection:
                 workers.mark(connection, dead, "dead")
-            handed = self._executor.hand_on(dead)
-            _log.warning("workers %s are dead; %d jobs handed on", ", ".join(dead), len(handed))
+        # Whoever holds a job and does not live, however that came about: a crash between two steps of this
+        # loses nothing.
+        gone = self._executor.holders() - (beats.keys() - set(dead))
+        if gone:
+            handed = self._executor.hand_on(sorted(gone))
+            _log.warning("handed on: %s", ", ".join(handed))
 
     def _finish(self) -> None:
         """Gives the job back. The thread that runs it never returns, so the engine holds it unfinished."""

@@ -54,13 +54,13 @@ class Service:
     def kill_server(self) -> None:
         assert self._process is not None
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()
 
     def worker_pid(self) -> int | None:
         assert self._process is not None
         pid = self._process.pid
-        children = Path(f"/proc/{pid}/task/{pid}/children")
-        found = [int(word) for thread in children.parent.parent.glob("*/children") for word in thread.read_text().split()]
+        threads = Path(f"/proc/{pid}/task").glob("*/children")
+        found = [int(word) for thread in threads for word in thread.read_text().split()]
         return found[0] if found else None
 
     def kill_worker(self) -> None:
@@ -76,6 +76,7 @@ class Service:
                 self._process.wait(40)
             except subprocess.TimeoutExpired:
                 self._process.kill()
+            self._process.communicate()
         self._log.close()
         self.client.close()
 
@@ -105,7 +106,9 @@ def test_every_acknowledged_job_ends_whatever_is_killed(service: Service, engine
                     acknowledged.append(answer.json()["id"])
                     pending.pop(0)
                 else:
-                    assert answer.status_code in (422, 503), answer.text  # no worker is known yet, or it is away
+                    assert answer.status_code in (422, 503), (
+                        answer.text
+                    )  # no worker is known yet, or it is away
         if kills < KILLS and time.monotonic() >= next_kill and acknowledged:
             kills += 1
             next_kill = time.monotonic() + choose.uniform(0.3, 4.0)
@@ -126,9 +129,7 @@ def test_every_acknowledged_job_ends_whatever_is_killed(service: Service, engine
 
 def _request(index: int) -> dict[str, Any]:
     each = JOBS // TUNINGS
-    problems = [
-        {"m": 1 + index, "n": 32, "k": 16 + number, "dtype": "fp32"} for number in range(each)
-    ]
+    problems = [{"m": 1 + index, "n": 32, "k": 16 + number, "dtype": "fp32"} for number in range(each)]
     return {
         "problems": problems,
         "device": "cpu",
