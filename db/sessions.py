@@ -229,7 +229,7 @@ def refresh_best(connection: Connection, problem_id: str, device_class_id: str, 
     row = connection.execute(query.order_by(_verdict.c.number.desc()).limit(1)).mappings().first()
     if row is None:
         return
-    values = _best_row(row)
+    values = best_row(row)
     insert_new(connection, models.Best, [values])
     connection.execute(
         update(_best)
@@ -263,7 +263,7 @@ def rebuild_best(connection: Connection) -> int:
     query = _best_query().where(_verdict.c.number.in_(latest)).execution_options(yield_per=1000)
     rows = connection.execute(query).mappings()
     count = 0
-    for part in _batches(_best_row(row) for row in rows):
+    for part in _batches(best_row(row) for row in rows):
         insert_new(connection, models.Best, part)
         count += len(part)
     for class_id in connection.scalars(select(table(models.DeviceClass).c.id)).all():
@@ -311,7 +311,8 @@ def _best_query() -> Any:
     )
 
 
-def _best_row(row: Mapping[Any, Any]) -> dict[str, Any]:
+def best_row(row: Mapping[Any, Any]) -> dict[str, Any]:
+    """The best row of a verdict that is joined as _best_query() joins it."""
     problem = GemmProblem.from_dict(row["problem"])
     verdict = row["content"]
     document = {

@@ -22,11 +22,16 @@ from backends.errors import GemmtuneError, InvalidProblem
 from backends.registry import devices as find_devices
 from backends.registry import find_device
 from backends.wire import problem_from_wire, problem_to_wire
+from db.tunings import new_id
 from service import cli_service, report
+from service.device_lock import DeviceLock
 from service.formats import FORMATS, read_file
 from service.formats.base import Imported, ImportedProblem
 from service.progress import CampaignProgress
+from service.requests import request_content
 from service.settings import Settings
+from service.startup import open_database
+from service.store import DirectStore
 from tuners.campaign import Campaign, Finished, Result, Skipped
 from tuners.ceilings import CeilingStore
 from tuners.decide import DecisionRule
@@ -175,13 +180,18 @@ def tune(
     ] = False,
     memory_share: Annotated[float, typer.Option(help="Share of free memory that a problem may take.")] = 0.5,
     margin: Annotated[float | None, typer.Option(help="Least relative gain of a WIN.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Measure again what is known already.")] = False,
     output: Annotated[
-        Path | None, typer.Option(help="Keep every outcome here (JSON lines); run again to go on.")
+        Path | None,
+        typer.Option(help="Keep every outcome in this file (JSON lines) and not in the database."),
     ] = None,
     progress: Annotated[bool, typer.Option(help="Show a progress bar on a terminal.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Tune one problem (--m --n --k ...) or every problem of FILE on a device."""
+    """Tune one problem (--m --n --k ...) or every problem of FILE on a device of this machine.
+
+    Every outcome is stored as it comes: run the same command again to go on. What the same request has
+    measured in the same environment is shown, not measured again (--force measures)."""
     settings = Settings()
     one = {
         "m": m, "n": n, "k": k, "dtype": dtype, "dtype_c": dtype_c, "compute": compute, "batch": batch,
@@ -206,14 +216,22 @@ def tune(
         memory_share=memory_share,
     )  # fmt: skip
     search = Search(strategy, seed, tuple(family) if family else None)
-    store = CeilingStore(settings.cache_dir / "ceilings")
+    ceilings = CeilingStore(settings.cache_dir / "ceilings")
+    problems = [item.problem for item in read.problems]
     journal = Journal(output) if output else None
+    store = journal or DirectStore(
+        open_database(settings), problems, found.environment, policy,
+        request_content(budget, search, rule), seed, new_id("forced") if force else "",
+    )  # fmt: skip
     results: list[Result] = []
     skipped: list[Skipped] = []
-    with DeviceRunner(found, BinaryCache(settings.cache_dir / "kernels")) as runner:
+    with (
+        DeviceLock(settings.cache_dir / "locks", found),
+        DeviceRunner(found, BinaryCache(settings.cache_dir / "kernels")) as runner,
+    ):
         campaign = Campaign(
-            runner, [item.problem for item in read.problems], policy, budget, search, rule, journal,
-            lambda dtypes: store.obtain(runner.environment, dtypes, runner.ceilings),
+            runner, problems, policy, budget, search, rule, store,
+            lambda dtypes: ceilings.obtain(runner.environment, dtypes, runner.ceilings),
             total_seconds=total_seconds, max_flops=None if max_gflop is None else max_gflop * 1e9,
         )  # fmt: skip
         previous = signal.signal(signal.SIGINT, lambda *_: campaign.stop())
@@ -232,8 +250,7 @@ def tune(
                 journal.close()
             _show(read, results, skipped, found.environment.to_dict(), policy, as_json)
     if campaign.stopped:
-        where = f"; run the same command again to go on from {output}" if output else ""
-        _err.print(f"interrupted{where}", style="yellow", markup=False)
+        _err.print("interrupted; run the same command again to go on", style="yellow", markup=False)
         raise typer.Exit(INTERRUPTED)
     failed = any(result.verdict is None for result in results)
     raise typer.Exit(FAILED if failed else _input_code(read))

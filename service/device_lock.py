@@ -36,3 +36,13 @@ class DeviceLock:
         self._file.truncate(0)
         self._file.write(f"the worker with process id {os.getpid()}")
         self._file.flush()
+
+    def __enter__(self) -> DeviceLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Lets the next process have the device."""
+        self._file.close()

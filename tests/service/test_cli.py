@@ -20,7 +20,13 @@ EXAMPLE = ROOT / "docs" / "examples" / "gpt2-untuned.csv"
 
 
 def start(cache: BinaryCache, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-    env = {**os.environ, "GEMMTUNE_CACHE_DIR": str(cache.root.parent), "COLUMNS": "200", **environment}
+    env = {
+        **os.environ,
+        "GEMMTUNE_CACHE_DIR": str(cache.root.parent),
+        "GEMMTUNE_DATABASE_URL": f"sqlite:///{cache.root.parent}/gemmtune.sqlite",
+        "COLUMNS": "200",
+        **environment,
+    }
     return subprocess.Popen(
         [sys.executable, "-m", "service.cli", *arguments],
         stdout=subprocess.PIPE,

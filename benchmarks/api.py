@@ -1,0 +1,433 @@
+"""The service under load: lookups among a million best rows, batches, exports, submitting, a job's overhead.
+
+    python -m benchmarks.api fill       a database of 1,000,000 best rows (minutes; needed by the others)
+    python -m benchmarks.api best       GET /v1/solutions/best against an empty async route, in one run
+    python -m benchmarks.api batch      POST /v1/solutions/best with 10,000 problems
+    python -m benchmarks.api export     100,000 rows in every format that a CPU's results can be written in
+    python -m benchmarks.api submit     10,000 problems in one tuning, on SQLite and (--postgres URL) PostgreSQL
+    python -m benchmarks.api overhead   what a job costs beside its session
+
+`best` loads the server with wrk (Debian: apt-get install wrk) from this machine: one server process, 16
+connections. Nothing is tuned meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx
+from sqlalchemy import insert, select
+
+from backends.environment import Environment
+from backends.problem import GemmProblem, from_mm
+from backends.registry import find_device
+from benchmarks import report
+from db import models, sessions
+from db.engine import now, open_engine, writing
+from db.values import kind_of, put_policy, put_solutions, table
+from service.settings import Settings
+from service.startup import upgrade
+from tuners.policy import MeasurementPolicy
+
+ROWS, EXPORTED, BATCH, JOBS = 1_000_000, 100_000, 10_000, 60
+CONNECTIONS, SECONDS, ROUNDS = 16, 8, 5
+POLICY = MeasurementPolicy()
+#: Two classes of device: all rows are the first one's, EXPORTED of them the second one's too.
+WHOLE = Environment("cpu", "x86_64", "Fleet A", 64, 1 << 38, "CPU-A", libraries={"blas": "openblas 0.3.31"})
+PART = Environment("cpu", "x86_64", "Fleet B", 64, 1 << 38, "CPU-B", libraries={"blas": "openblas 0.3.31"})
+
+
+def problems(count: int) -> Iterator[GemmProblem]:
+    """Distinct problems as fleets have them: many row counts of few weights, some of every type."""
+    made = 0
+    for dtype in ("bf16", "fp16", "fp32"):
+        for n in range(512, 16385, 512):
+            for k in range(512, 8193, 512):
+                for m in (*range(1, 513), *range(1024, 8193, 512)):
+                    yield from_mm(m, n, k, dtype)
+                    made += 1
+                    if made == count:
+                        return
+
+
+# ---- filling -------------------------------------------------------------------------------------
+
+
+def fill(folder: Path, rows: int) -> None:
+    """Writes the rows as sessions, verdicts and best rows, each made by the service's own code."""
+    settings = _settings(folder)
+    for path in folder.glob("gemmtune.sqlite*"):
+        path.unlink()
+    upgrade(settings)
+    engine = open_engine(settings.database_url)
+    from backends.solution import Solution  # noqa: PLC0415
+
+    winner = Solution("packed", 1, {"mr": 6, "nr": 64, "threads": 64}, None, 4096, True)
+    base = Solution("openblas", 1, {"routine": "matmul", "threads": 64}, "openblas 0.3.31", 0, None)
+    begin = time.monotonic()
+    number = 0
+    for environment, count in ((WHOLE, rows), (PART, min(rows, EXPORTED))):
+        with writing(engine) as connection:
+            first = next(problems(1))
+            sessions.begin_session(
+                connection,
+                sessions.SessionStart(first, environment, POLICY.id, POLICY.to_dict(), {}, origin="x"),
+            )
+            put_policy(connection, POLICY.id, POLICY.to_dict())
+            put_solutions(connection, [winner, base])
+        part: list[GemmProblem] = []
+        for problem in problems(count):
+            part.append(problem)
+            if len(part) == 20_000:
+                number = _store(engine, environment, part, winner, base, number)
+                part = []
+                print(f"{number:,} rows, {time.monotonic() - begin:.0f} s", flush=True)
+        if part:
+            number = _store(engine, environment, part, winner, base, number)
+
+
+def _store(
+    engine: Any, environment: Environment, part: list[GemmProblem], winner: Any, base: Any, number: int
+) -> int:
+    choose = random.Random(number)
+    at, class_id = now(), str(environment.device_class)
+    rows: dict[Any, list[dict[str, Any]]] = {
+        name: [] for name in (models.Problem, models.Session, models.Verdict, models.Best)
+    }
+    for problem in part:
+        number += 1
+        seconds = choose.uniform(1e-5, 1e-2)
+        gain = choose.uniform(1.05, 2.0)
+        verdict = {
+            "judgement": "WIN", "baseline": base.id, "baseline_name": "numpy", "winner": winner.id,
+            "seconds": seconds, "baseline_seconds": seconds * gain,
+            "speedup": {"low": gain * 0.97, "mid": gain, "high": gain * 1.03},
+            "tie_set": [winner.id], "rounds": 20, "reason": "faster in the paired test, by more than the margin of 2%",
+        }  # fmt: skip
+        row = {
+            "number": number, "session_id": f"{problem.slug}-{number:016x}", "problem_id": problem.id,
+            "device_class_id": class_id, "policy_id": POLICY.id, "judgement": "WIN", "baseline_id": base.id,
+            "baseline_name": "numpy", "winner_id": winner.id, "seconds": seconds,
+            "baseline_seconds": seconds * gain, "content": verdict, "roofline_share": 0.7, "binds": "memory",
+            "created_at": at,
+        }  # fmt: skip
+        if environment is WHOLE:
+            rows[models.Problem].append(
+                {"id": problem.id, "slug": problem.slug, "m": problem.m, "n": problem.n, "k": problem.k,
+                 "batch": 1, "dtype": problem.dtype_a, "kind": kind_of(problem), "content": problem.to_dict(),
+                 "created_at": at}
+            )  # fmt: skip
+        rows[models.Session].append(
+            {"id": row["session_id"], "problem_id": problem.id, "environment_id": environment.id,
+             "device_class_id": class_id, "policy_id": POLICY.id, "request": {}, "status": "succeeded",
+             "created_at": at, "ended_at": at}
+        )  # fmt: skip
+        rows[models.Verdict].append(row)
+        joined = {
+            **row, **winner.to_dict(), "problem": problem.to_dict(), "environment_id": environment.id,
+            "provenance_kind": None, "provenance_source": None,
+        }  # fmt: skip
+        rows[models.Best].append(sessions.best_row(joined))
+    with writing(engine) as connection:
+        known = set(connection.scalars(select(table(models.Problem).c.id).limit(1)))
+        for model, values in rows.items():
+            fresh = [r for r in values if model is not models.Problem or r["id"] not in known]
+            if fresh:
+                connection.execute(insert(table(model)), fresh)
+    return number
+
+
+# ---- serving -------------------------------------------------------------------------------------
+
+
+def _settings(folder: Path, **more: Any) -> Settings:
+    return Settings(
+        database_url=f"sqlite:///{folder / 'gemmtune.sqlite'}", cache_dir=folder / "cache",
+        device=str(WHOLE.device_class), **more,
+    )  # fmt: skip
+
+
+def run_server(url: str, port: int) -> None:
+    """The service as `gemmtune serve --no-worker` runs it, with one route more that does nothing."""
+    import uvicorn  # noqa: PLC0415
+
+    from service.app import create_app  # noqa: PLC0415
+
+    app = create_app(Settings(database_url=url, device=str(WHOLE.device_class)))
+
+    @app.get("/empty")
+    async def empty() -> dict[str, str]:
+        return {}
+
+    uvicorn.run(app, port=port, log_level="error", access_log=False, loop="uvloop", http="httptools")
+
+
+@contextmanager
+def serving(url: str) -> Iterator[tuple[str, int]]:
+    """A server's address and process id."""
+    port = random.randint(20000, 40000)
+    command = [sys.executable, "-m", "benchmarks.api", "server", "--url", url, "--port", str(port)]
+    process = subprocess.Popen(command)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(200):
+            try:
+                if httpx.get(f"{address}/readyz").status_code == 200:
+                    break
+            except httpx.TransportError:
+                time.sleep(0.05)
+        yield address, process.pid
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _resident(pid: int) -> float:
+    """MiB, the most so far."""
+    words = Path(f"/proc/{pid}/status").read_text()
+    found = re.search(r"VmHWM:\s+(\d+) kB", words)
+    assert found is not None
+    return int(found.group(1)) / 1024
+
+
+# ---- lookups -------------------------------------------------------------------------------------
+
+_SCRIPT = """
+local paths = {}
+for line in io.lines("%s") do paths[#paths + 1] = line end
+local next = 0
+request = function()
+  next = next %% #paths + 1
+  return wrk.format("GET", paths[next])
+end
+local bad = 0
+done = function(summary, latency, requests)
+  io.write(string.format("errors %%d\\n", summary.errors.status + summary.errors.connect + summary.errors.read))
+  io.write(string.format("p50_us %%d p99_us %%d\\n", latency:percentile(50), latency:percentile(99)))
+end
+"""
+
+
+def _wrk(address: str, paths: Path, seconds: int) -> dict[str, float]:
+    if shutil.which("wrk") is None:
+        sys.exit("wrk is missing: apt-get install wrk")
+    with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
+        script.write(_SCRIPT % paths)
+        script.flush()
+        command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", "-s", script.name, address]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    rate = re.search(r"Requests/sec:\s+([\d.]+)", text)
+    tail = re.search(r"p50_us (\d+) p99_us (\d+)", text)
+    errors = re.search(r"errors (\d+)", text)
+    if not (rate and tail and errors):
+        sys.exit(text)
+    if int(errors.group(1)):
+        sys.exit(f"{errors.group(1)} requests failed:\n{text}")
+    return {
+        "per_second": float(rate.group(1)),
+        "p50_us": float(tail.group(1)),
+        "p99_us": float(tail.group(2)),
+    }
+
+
+def best(folder: Path) -> None:
+    """The hot path against an empty route of the same server, in turns."""
+    choose = random.Random(1)
+    everything = list(problems(ROWS))
+    with tempfile.TemporaryDirectory() as scratch, serving(_settings(folder).database_url) as (address, pid):
+        asked, nothing = Path(scratch, "best"), Path(scratch, "empty")
+        nothing.write_text("/empty\n")
+        device = str(WHOLE.device_class)
+        lines = [
+            f"/v1/solutions/best?m={p.n}&n={p.m}&k={p.k}&dtype={p.dtype_a}&device={device}"
+            for p in choose.sample(everything, 200_000)
+        ]
+        asked.write_text("\n".join(lines) + "\n")
+        for line in lines[:200]:
+            answer = httpx.get(address + line).json()
+            assert answer["match"] == "exact", (line, answer)
+        del everything
+        rounds = []
+        for _ in range(ROUNDS):
+            pair = {"empty": _wrk(address, nothing, SECONDS), "best": _wrk(address, asked, SECONDS)}
+            rounds.append(pair)
+            print(pair, flush=True)
+        resident = _resident(pid)
+    throughput = [r["best"]["per_second"] / r["empty"]["per_second"] for r in rounds]
+    tails = [r["best"]["p99_us"] / r["empty"]["p99_us"] for r in rounds]
+    figures = {
+        "rows_stored": ROWS, "connections": CONNECTIONS, "seconds": SECONDS,
+        "throughput_ratio": median(throughput), "throughput_ratios": throughput,
+        "p99_ratio": median(tails), "p99_ratios": tails, "server_mib": resident,
+        "best_per_second": median(r["best"]["per_second"] for r in rounds),
+        "empty_per_second": median(r["empty"]["per_second"] for r in rounds),
+        "best_p99_ms": median(r["best"]["p99_us"] for r in rounds) / 1e3,
+        "empty_p99_ms": median(r["empty"]["p99_us"] for r in rounds) / 1e3,
+        "rounds": rounds,
+    }  # fmt: skip
+    report.write("api-best", find_device("cpu").environment, figures)
+
+
+def batch(folder: Path) -> None:
+    """10,000 problems in one question; every one is stored."""
+    choose = random.Random(2)
+    some = choose.sample(list(problems(ROWS)), BATCH)
+    wire = [{"m": p.n, "n": p.m, "k": p.k, "dtype": p.dtype_a} for p in some]
+    body = {"problems": wire, "device": str(WHOLE.device_class)}
+    times = []
+    with serving(_settings(folder).database_url) as (address, pid), httpx.Client(timeout=60) as client:
+        for _ in range(7):
+            begin = time.perf_counter()
+            answer = client.post(f"{address}/v1/solutions/best", json=body)
+            times.append(time.perf_counter() - begin)
+            results = answer.json()["results"]
+            assert len(results) == BATCH
+            assert {result["match"] for result in results} == {"exact"}
+        resident = _resident(pid)
+    figures = {"problems": BATCH, "seconds": median(times), "all_seconds": times, "server_mib": resident}
+    report.write("api-batch", find_device("cpu").environment, figures)
+
+
+def export(folder: Path) -> None:
+    """A class's rows as a file, streamed; the time to its first byte and to its last."""
+    rows: list[dict[str, Any]] = []
+    with serving(_settings(folder).database_url) as (address, pid), httpx.Client(timeout=120) as client:
+        for name in ("json", "jsonl", "csv"):
+            for _ in range(3):
+                begin = time.perf_counter()
+                url = f"{address}/v1/exports/{name}?device={PART.device_class}"
+                with client.stream("GET", url, headers={"Accept-Encoding": "identity"}) as answer:
+                    if answer.status_code == 404:
+                        break
+                    size, lines, first = 0, 0, 0.0
+                    for chunk in answer.iter_bytes():
+                        first = first or time.perf_counter() - begin
+                        size += len(chunk)
+                        lines += chunk.count(b"\n")
+                rows.append({"format": name, "seconds": time.perf_counter() - begin, "first_byte_seconds": first,
+                             "bytes": size, "lines": lines})  # fmt: skip
+                print(rows[-1], flush=True)
+        resident = _resident(pid)
+    by_format = {
+        name: median(r["seconds"] for r in rows if r["format"] == name)
+        for name in {r["format"] for r in rows}
+    }
+    figures = {"rows_exported": EXPORTED, "seconds": by_format, "server_mib": resident, "exports": rows}
+    report.write("api-export", find_device("cpu").environment, figures)
+
+
+# ---- tunings -------------------------------------------------------------------------------------
+
+
+def submit(postgres: str | None) -> None:
+    """10,000 problems in one request, until the 202."""
+    figures: dict[str, Any] = {"problems": BATCH}
+    wire = [{"m": p.n, "n": p.m, "k": p.k, "dtype": p.dtype_a} for p in problems(BATCH)]
+    with tempfile.TemporaryDirectory() as scratch:
+        urls = {"sqlite": f"sqlite:///{scratch}/gemmtune.sqlite"} | (
+            {"postgresql": postgres} if postgres else {}
+        )
+        for name, url in urls.items():
+            settings = Settings(database_url=url)
+            upgrade(settings)
+            engine = open_engine(url)
+            from db.values import put_environment  # noqa: PLC0415
+
+            with writing(engine) as connection:
+                put_environment(connection, WHOLE)
+            times = []
+            with serving(url) as (address, _), httpx.Client(timeout=120) as client:
+                for seed in range(3):  # another seed is another request: nothing is shared
+                    body = {"problems": wire, "device": str(WHOLE.device_class), "search": {"seed": seed}}
+                    begin = time.perf_counter()
+                    answer = client.post(f"{address}/v1/tunings", json=body)
+                    times.append(time.perf_counter() - begin)
+                    assert answer.status_code == 202, answer.text
+                    assert answer.json()["new"] == BATCH
+            figures[name] = {"seconds": median(times), "all_seconds": times}
+            print(name, times, flush=True)
+    report.write("api-submit", find_device("cpu").environment, figures)
+
+
+def overhead() -> None:
+    """What a job costs beside its session: from the first job's start to the last one's end, less the time
+    that the sessions themselves took."""
+    with tempfile.TemporaryDirectory() as scratch:
+        url = f"sqlite:///{scratch}/gemmtune.sqlite"
+        environment = {**os.environ, "GEMMTUNE_DATABASE_URL": url}
+        upgrade(Settings(database_url=url))
+        worker = subprocess.Popen([sys.executable, "-m", "service.entry", "worker"], env=environment)
+        try:
+            with serving(url) as (address, _), httpx.Client(timeout=60) as client:
+                body = {
+                    "problems": [{"m": 4, "n": 64, "k": 32 + i, "dtype": "fp32"} for i in range(JOBS)],
+                    "device": "cpu", "budget": {"seconds_per_problem": 0.05, "candidates": 2},
+                }  # fmt: skip
+                while (answer := client.post(f"{address}/v1/tunings", json=body)).status_code != 202:
+                    time.sleep(0.5)
+                name = answer.json()["id"]
+                while client.get(f"{address}/v1/tunings/{name}").json()["status"] in ("queued", "running"):
+                    time.sleep(0.5)
+        finally:
+            worker.terminate()
+            worker.wait()
+        engine = open_engine(url)
+        job, session = table(models.Job), table(models.Session)
+        with writing(engine) as connection:
+            query = select(job.c.started_at, job.c.ended_at, session.c.counts).join(
+                session, session.c.id == job.c.session_id
+            )
+            rows = connection.execute(query.order_by(job.c.started_at)).all()
+    from datetime import datetime  # noqa: PLC0415
+
+    rows = rows[1:]  # the first one also measures the device's ceilings
+    span = (
+        datetime.fromisoformat(rows[-1].ended_at) - datetime.fromisoformat(rows[0].started_at)
+    ).total_seconds()
+    inside = sum(row.counts["total_seconds"] for row in rows)
+    figures = {
+        "jobs": len(rows),
+        "overhead_seconds": (span - inside) / len(rows),
+        "session_seconds": inside / len(rows),
+    }
+    report.write("api-overhead", find_device("cpu").environment, figures)
+
+
+def main() -> None:
+    """See the module's text."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=["fill", "best", "batch", "export", "submit", "overhead", "server"])
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "gemmtune-benchmark")
+    parser.add_argument("--rows", type=int, default=ROWS)
+    parser.add_argument("--postgres", default=None, help="an empty database's URL, for submit")
+    parser.add_argument("--url", default="")
+    parser.add_argument("--port", type=int, default=0)
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    if options.what == "fill":
+        fill(options.folder, options.rows)
+    elif options.what == "server":
+        run_server(options.url, options.port)
+    elif options.what == "submit":
+        submit(options.postgres)
+    elif options.what == "overhead":
+        overhead()
+    else:
+        {"best": best, "batch": batch, "export": export}[options.what](options.folder)
+
+
+if __name__ == "__main__":
+    main()

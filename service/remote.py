@@ -1,0 +1,166 @@
+"""A service somewhere, as the command line asks it: plain requests, errors as ours, events followed across
+broken connections."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from backends.errors import GemmtuneError
+
+#: A service that does not answer is asked again for this long while a tuning is followed.
+_PATIENCE_SECONDS = 60.0
+_PAGE = 500
+
+
+class ServiceError(GemmtuneError):
+    """The service refused, or does not answer; the message is its own."""
+
+
+class Remote:
+    """A client of one service. Use as a context manager."""
+
+    def __init__(self, server: str, transport: httpx.BaseTransport | None = None) -> None:
+        self.server = server.rstrip("/")
+        if not self.server.startswith(("http://", "https://")):
+            raise ServiceError(f"{server!r} is no address of a service; write http://host:port")
+        self._client = httpx.Client(
+            base_url=self.server, timeout=httpx.Timeout(60.0, connect=5.0), transport=transport
+        )
+
+    def __enter__(self) -> Remote:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def get(self, path: str, **parameters: Any) -> Any:
+        """The JSON answer. Raises ServiceError."""
+        return self._json("GET", path, params=_given(parameters))
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """The JSON answer. Raises ServiceError."""
+        return self._json("POST", path, json=body)
+
+    def delete(self, path: str) -> Any:
+        """The JSON answer. Raises ServiceError."""
+        return self._json("DELETE", path)
+
+    def upload(self, path: str, file: Path, **parameters: Any) -> Any:
+        """Sends a file as it is. Raises ServiceError."""
+        try:
+            with file.open("rb") as stream:
+                return self._json(
+                    "POST", path, params=_given(parameters), content=stream,
+                    headers={"Content-Type": "application/octet-stream"}, timeout=None,
+                )  # fmt: skip
+        except OSError as error:
+            raise ServiceError(f"cannot read {file}: {error.strerror}") from error
+
+    def download(self, path: str, **parameters: Any) -> Iterator[bytes]:
+        """The answer's bytes as they come. Raises ServiceError before the first."""
+        try:
+            with self._client.stream("GET", path, params=_given(parameters), timeout=600) as answer:
+                if answer.status_code != 200:
+                    answer.read()
+                    raise _refused(answer)
+                yield from answer.iter_bytes()
+        except httpx.HTTPError as error:
+            raise self._away(error) from error
+
+    def pages(self, path: str, name: str, cursor: str, **parameters: Any) -> Iterator[Any]:
+        """Every item of a paged list: `name` holds a page in the answer, `cursor` is its parameter."""
+        given = dict(parameters)
+        while True:
+            answer = self.get(path, **given)
+            page = answer[name]
+            yield from page["items"] if isinstance(page, dict) else page
+            following = page["next_cursor"] if isinstance(page, dict) else answer["next_cursor"]
+            if following is None:
+                return
+            given[cursor] = following
+
+    def events(self, tuning_id: str) -> Iterator[dict[str, Any]]:
+        """A tuning's events until it has ended. A connection that breaks is made anew where it broke."""
+        last, since = 0, time.monotonic()
+        path = f"/v1/tunings/{tuning_id}/events"
+        while True:
+            try:
+                headers = {"Accept": "text/event-stream", "Last-Event-ID": str(last)}
+                with self._client.stream("GET", path, headers=headers, timeout=60) as answer:
+                    if answer.status_code == 204:  # nothing more will come
+                        return
+                    if answer.status_code != 200:
+                        answer.read()
+                        raise _refused(answer)
+                    for event in _events(answer.iter_lines()):
+                        last, since = event["number"], time.monotonic()
+                        yield event
+                        if event["kind"] == "ended":
+                            return
+            except httpx.HTTPError as error:
+                if time.monotonic() - since > _PATIENCE_SECONDS:
+                    raise self._away(error) from error
+                time.sleep(0.5)
+
+    def _json(self, method: str, path: str, **arguments: Any) -> Any:
+        try:
+            answer = self._client.request(method, path, **arguments)
+        except httpx.HTTPError as error:
+            raise self._away(error) from error
+        if answer.status_code >= 400:
+            raise _refused(answer)
+        return answer.json()
+
+    def _away(self, error: httpx.HTTPError) -> ServiceError:
+        return ServiceError(
+            f"no answer from {self.server} ({error or type(error).__name__}); "
+            "is `gemmtune serve` running there?"
+        )
+
+
+def _given(parameters: Mapping[str, Any]) -> httpx.QueryParams:
+    """Query parameters without those that are None; lists are repeated."""
+    every = (
+        (name, each)
+        for name, value in parameters.items()
+        for each in (value if isinstance(value, list | tuple) else [value])
+    )
+    return httpx.QueryParams(
+        [
+            (name, str(value).lower() if isinstance(value, bool) else str(value))
+            for name, value in every
+            if value is not None
+        ]
+    )
+
+
+def _refused(answer: httpx.Response) -> ServiceError:
+    try:
+        problem = answer.json()
+        text = str(problem["detail"])
+        parts = problem.get("errors") or []
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ServiceError(f"the service answered {answer.status_code}: {answer.text[:300]}")
+    for part in parts[:5]:
+        text += f"; {part.get('pointer') or part.get('parameter', '')}: {part.get('detail', '')}"
+    return ServiceError(text)
+
+
+def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    """Server-sent events as {"number", "kind", **data}."""
+    event: dict[str, str] = {}
+    for line in lines:
+        if not line:
+            if "data" in event and "id" in event:
+                content = json.loads(event["data"])
+                yield {"number": int(event["id"]), "kind": event.get("event", ""), "content": content}
+            event = {}
+        elif not line.startswith(":"):
+            name, _, value = line.partition(":")
+            event[name] = value.removeprefix(" ")
