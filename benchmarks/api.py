@@ -54,7 +54,7 @@ def problems(count: int) -> Iterator[GemmProblem]:
     """Distinct problems as fleets have them: many row counts of few weights, some of every type."""
     made = 0
     for dtype in ("bf16", "fp16", "fp32"):
-        for n in range(512, 16385, 512):
+        for n in range(512, 20481, 512):
             for k in range(512, 8193, 512):
                 for m in (*range(1, 513), *range(1024, 8193, 512)):
                     yield from_mm(m, n, k, dtype)

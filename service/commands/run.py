@@ -1,22 +1,21 @@
-"""Commands that run the service and look after its database: serve, worker, db."""
+"""Commands that run the service and look after its database: serve, worker, demo, db."""
 
 from __future__ import annotations
 
 import logging
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from backends.registry import find_device
 from db import schema
 from db.engine import writing
 from db.sessions import rebuild_best
+from service.commands.common import Device, out
 from service.settings import Settings
 from service.startup import open_database, upgrade
-
-_out = Console(width=None if sys.stdout.isatty() else 140)
 
 database = typer.Typer(help="Look after the database.", no_args_is_help=True)
 
@@ -36,7 +35,7 @@ def serve(
     _log_to_stderr()
 
     def announce(url: str) -> None:
-        _out.print(f"gemmtune serves {url} (documentation: {url}/docs)", markup=False, highlight=False)
+        out.print(f"gemmtune serves {url} (documentation: {url}/docs)", markup=False, highlight=False)
         sys.stdout.flush()
 
     run(settings, (device or settings.device) if worker else None, announce)
@@ -57,10 +56,25 @@ def worker(
     process.run_worker(made)
 
 
+def demo(
+    file: Annotated[Path, typer.Argument(help="A captured file of problems.")],
+    folder: Annotated[Path, typer.Option(help="Where database, exports and log are kept.")] = Path(".demo"),
+    device: Device = None,
+    max_gflop: Annotated[float, typer.Option(help="Leave out problems over this many GFLOP.")] = 2.5,
+    seconds: Annotated[float | None, typer.Option(help="Measuring budget a problem.")] = None,
+) -> None:
+    """Go the whole way once: serve, import FILE, tune through HTTP, ask for the best, export, stop."""
+    from service.demo import demo as run  # noqa: PLC0415
+
+    settings = Settings()
+    budget = settings.seconds_per_problem if seconds is None else seconds
+    run(file, folder, device or settings.device, max_gflop, budget, out)
+
+
 @database.command(name="upgrade")
 def db_upgrade() -> None:
     """Bring the database's schema up to date (idempotent; safe while others run the same)."""
-    _out.print(f"the database's schema is at {upgrade(Settings())}", markup=False, highlight=False)
+    out.print(f"the database's schema is at {upgrade(Settings())}", markup=False, highlight=False)
 
 
 @database.command(name="rebuild")
@@ -69,7 +83,7 @@ def db_rebuild() -> None:
     engine = open_database(Settings())
     with writing(engine) as connection:
         count = rebuild_best(connection)
-    _out.print(f"{count} best rows at schema {schema.head()}", markup=False, highlight=False)
+    out.print(f"{count} best rows at schema {schema.head()}", markup=False, highlight=False)
 
 
 def _log_to_stderr() -> None:
@@ -84,4 +98,5 @@ def add_to(app: typer.Typer) -> None:
     """Adds these commands."""
     app.command()(serve)
     app.command()(worker)
+    app.command()(demo)
     app.add_typer(database, name="db")

@@ -1,0 +1,55 @@
+"""What the commands share: exit codes, consoles, options, and how what was read is told."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from backends.wire import problem_to_wire
+from service.formats import FORMATS
+from service.formats.base import Imported
+
+OK, FAILED, BAD_INPUT, PARTLY, INTERRUPTED = 0, 1, 2, 3, 130
+
+#: Without a terminal there is no width to fit: tables keep their lines whole.
+out = Console(width=None if sys.stdout.isatty() else 140)
+err = Console(stderr=True)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+FormatName = Annotated[
+    str | None,
+    typer.Option("--format", help=f"Format of FILE ({', '.join(FORMATS)}); detected if not given."),
+]
+Device = Annotated[str | None, typer.Option(help="Device selector, e.g. cpu or cuda:sm_90.")]
+Server = Annotated[
+    str | None,
+    typer.Option(envvar="GEMMTUNE_SERVER", help="Ask the service at http://host:port, not this machine."),
+]
+
+
+def print_json(value: object) -> None:
+    """On standard output, indented."""
+    json.dump(value, sys.stdout, indent=1, default=dict)
+    sys.stdout.write("\n")
+
+
+def imported_json(read: Imported) -> dict[str, Any]:
+    """What a file held, as plain JSON values."""
+    return {
+        "format": read.format,
+        "problems": [
+            {**problem_to_wire(i.problem), "id": i.problem.id, "count": i.count} for i in read.problems
+        ],
+        "rejected": [{"line": r.line, "reason": r.reason} for r in read.rejected],
+    }
+
+
+def input_code(read: Imported) -> int:
+    """PARTLY where some lines were rejected, BAD_INPUT where nothing else was there."""
+    if not read.rejected:
+        return OK
+    return PARTLY if read.problems else BAD_INPUT

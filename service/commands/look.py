@@ -1,0 +1,76 @@
+"""Commands that only look: devices, problems."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from backends.cache import BinaryCache
+from backends.registry import devices as find_devices
+from service import report
+from service.commands.common import FormatName, Json, imported_json, input_code, out, print_json
+from service.formats import read_file
+from service.settings import Settings
+from tuners.ceilings import CeilingStore
+from tuners.runner import DeviceRunner
+
+
+def devices(
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="Measure ceilings now: reading, copying, multiplying fp32."),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """List the devices of this machine, what runs on them, and their measured ceilings."""
+    settings = Settings()
+    found, notes = find_devices()
+    store = CeilingStore(settings.cache_dir / "ceilings")
+    ceilings = {}
+    for row, device in enumerate(found):
+        if measure:
+            with DeviceRunner(device, BinaryCache(settings.cache_dir / "kernels")) as runner:
+                fresh = runner.ceilings(["fp32"])
+                known = store.get(device.environment)
+                store.put(device.environment, fresh if known is None else known.merged(fresh))
+        ceilings[row] = store.get(device.environment)
+    if as_json:
+        rows = [
+            {
+                "selector": str(device.environment.device_class),
+                "environment": device.environment.to_dict(),
+                "ceilings": None if ceilings[row] is None else vars(ceilings[row]),
+            }
+            for row, device in enumerate(found)
+        ]
+        print_json({"devices": rows, "notes": notes})
+        return
+    out.print(report.devices_table(found, ceilings))
+    for note in notes:
+        out.print(f"note: {note}", style="yellow", markup=False)
+
+
+def problems(
+    file: Annotated[Path, typer.Argument(help="A file of problems.")],
+    format_name: FormatName = None,
+    as_json: Json = False,
+) -> None:
+    """List the problems in FILE with their call counts, and every line that could not be read."""
+    read = read_file(file, format_name)
+    if as_json:
+        print_json(imported_json(read))
+    else:
+        if read.problems:
+            out.print(report.problems_table(read.problems))
+        if read.rejected:
+            out.print(report.rejected_table(read.rejected))
+        out.print(f"{len(read.problems)} problems in {read.lines} lines of {read.format}")
+    raise typer.Exit(input_code(read))
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds these commands."""
+    app.command()(devices)
+    app.command()(problems)

@@ -1,0 +1,130 @@
+"""The whole way once, as a user goes it: start the service, import a captured file, tune through HTTP, ask
+for the best, export, stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from rich.console import Console
+
+from backends.errors import DeviceError, InvalidProblem
+from backends.wire import problem_from_wire, problem_to_wire
+from service import follow, report
+from service.remote import Remote
+
+_STOP_SECONDS = 40
+
+
+@contextmanager
+def running(folder: Path, device: str) -> Iterator[str]:
+    """A service with a worker on a free port, its database and log in `folder`; its address."""
+    environment = {
+        **os.environ,
+        "GEMMTUNE_DATABASE_URL": f"sqlite:///{(folder / 'gemmtune.sqlite').absolute()}",
+    }
+    command = [sys.executable, "-P", "-m", "service.entry", "serve", "--port", "0", "--device", device]
+    log = folder / "service.log"
+    with log.open("ab") as errors:
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+        )
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            words = [word for word in line.split() if word.startswith("http")]
+            if not words:
+                raise DeviceError(f"the service did not start; {log} says why:\n{log.read_text()[-2000:]}")
+            yield words[0]
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.communicate(timeout=_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+
+
+def demo(
+    file: Path,
+    folder: Path,
+    device: str,
+    max_gflop: float,
+    seconds: float,
+    out: Console,
+) -> None:
+    """Runs it; what was made stays in `folder`. Raises ServiceError, DeviceError, InvalidProblem."""
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def say(text: str) -> None:
+        out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    with running(folder, device) as address, Remote(address) as remote:
+        say(f"the service listens at {address}; its database: {folder / 'gemmtune.sqlite'}")
+        answer = remote.upload("/v1/imports/auto", file, source=file.name)
+        say(f"imported {file}: {len(answer['problems'])} problems, {len(answer['rejected'])} lines rejected")
+        items = [(problem_from_wire(_wire(row)), row["count"]) for row in answer["problems"]]
+        kept = [item for item in items if item[0].flops <= max_gflop * 1e9]
+        if not kept:
+            raise InvalidProblem(f"no problem of {file} is within {max_gflop:g} GFLOP")
+        say(
+            f"tuning {len(kept)} of them through HTTP ({len(items) - len(kept)} are over {max_gflop:g} GFLOP)"
+        )
+        _wait_for_worker(remote, device)
+        options = {"device": device, "budget": {"seconds_per_problem": seconds}}
+        results = follow.follow(remote, follow.submit(remote, kept, options), say)
+        counts = {problem.id: count for problem, count in kept}
+        out.print(report.verdicts_table(results, counts))
+        say(report.summary(results, counts))
+        _ask(remote, address, problem_to_wire(kept[0][0]), device, say)
+        for name, suffix in (("json", ".json"), ("csv", ".csv")):
+            path = folder / f"best{suffix}"
+            with path.open("wb") as stream:
+                for piece in remote.download(f"/v1/exports/{name}", device=device):
+                    stream.write(piece)
+            say(f"exported {path}  (GET {address}/v1/exports/{name}?device={device})")
+    say(f"stopped; everything is in {folder}/: database, exports, service.log")
+    say(f"go on: {_command(folder)}")
+
+
+def _wire(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in ("id", "count")}
+
+
+def _wait_for_worker(remote: Remote, device: str) -> None:
+    """A worker tells the service its device class when it has started."""
+    for _ in range(600):
+        if any(row["workers"] for row in remote.get("/v1/devices")["classes"]):
+            return
+        time.sleep(0.1)
+    raise DeviceError(f"no worker for {device!r} came up within a minute; see service.log")
+
+
+def _ask(remote: Remote, address: str, wire: dict[str, Any], device: str, say: Callable[[str], None]) -> None:
+    asked = {
+        name: json.dumps(v) if isinstance(v, dict) else v for name, v in {**wire, "device": device}.items()
+    }
+    answer = remote.get("/v1/solutions/best", **asked)
+    question = urlencode({name: str(v).lower() if isinstance(v, bool) else v for name, v in asked.items()})
+    say("")
+    say(f"GET {address}/v1/solutions/best?{question}")
+    if answer["solution"] is None:
+        say(f"  {answer['match']}: {answer['reason']}")
+    else:
+        took = report.time_text(answer["seconds"])
+        say(f"  {answer['match']}: {answer['solution']['id']}, {took}, {answer['judgement']}")
+
+
+def _command(folder: Path) -> str:
+    url = f"sqlite:///{(folder / 'gemmtune.sqlite').absolute()}"
+    return f"GEMMTUNE_DATABASE_URL={shlex.quote(url)} {shlex.quote(sys.argv[0])} serve"

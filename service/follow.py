@@ -1,0 +1,58 @@
+"""Tuning through a service: submit, follow its events, collect the results as a local run has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from backends.problem import GemmProblem
+from backends.wire import problem_from_wire, problem_to_wire
+from service.remote import Remote
+from service.report import problem_text
+from tuners.campaign import Result
+from tuners.decide import Verdict
+
+
+def submit(remote: Remote, items: Sequence[tuple[GemmProblem, int]], options: Mapping[str, Any]) -> Any:
+    """Submits the problems with their call counts; the service's answer."""
+    problems = [{**problem_to_wire(problem), "count": count} for problem, count in items]
+    return remote.post("/v1/tunings", {"problems": problems, **options})
+
+
+def follow(remote: Remote, created: Mapping[str, Any], say: Callable[[str], None]) -> list[Result]:
+    """Says each job's end as it comes; every job's result once all have ended."""
+    names = {job["id"]: job for job in _jobs(remote, created["id"])}
+    done = created.get("known", 0)
+    if done:
+        say(f"{done} of {created['total']} problems are known already")
+    for event in remote.events(created["id"]):
+        content = event["content"]
+        if event["kind"] == "finished":
+            done += 1
+            job = names[content["job_id"]]
+            name = problem_text(problem_from_wire(job["problem"]))
+            say(f"[{done}/{created['total']}] {name}: {_said(content)}")
+    return [_result(job) for job in _jobs(remote, created["id"])]
+
+
+def _jobs(remote: Remote, tuning_id: str) -> list[dict[str, Any]]:
+    return list(remote.pages(f"/v1/tunings/{tuning_id}", "jobs", "jobs_cursor", limit=500))
+
+
+def _said(content: Mapping[str, Any]) -> str:
+    verdict = content.get("verdict")
+    if verdict is None:
+        return f"no verdict: {content['error']}"
+    return f"{verdict['judgement']} {verdict['speedup']['mid']:.2f}x"
+
+
+def _result(job: Mapping[str, Any]) -> Result:
+    verdict = None if job["verdict"] is None else Verdict.from_dict(job["verdict"])
+    return Result(
+        problem_from_wire(job["problem"]),
+        verdict,
+        job["error"],
+        job["roofline_share"],
+        job["binds"],
+        notes=tuple(job["notes"]),
+    )
