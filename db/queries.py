@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, case, func, or_, select
+from sqlalchemy import Connection, Select, Text, and_, case, cast, func, or_, select
 
 from backends.environment import DeviceClass
 from db import models
@@ -284,21 +284,32 @@ def transfer(
     return _rows(connection, query)
 
 
-def export_rows(connection: Connection, device_class_id: str, policy_id: str | None) -> Iterator[Row]:
-    """Best rows with all that a file may need, streamed in the order of problem ids."""
+def export_rows(
+    connection: Connection, device_class_id: str, policy_id: str | None
+) -> Iterator[Mapping[str, Any]]:
+    """Best rows with all that a file may need, streamed in the order of problem ids: the verdict's columns,
+    winner_family, ... and baseline_family, ... of its two solutions. JSON columns come as text: most rows
+    share their solutions with others, and parsing would take longer than reading."""
     winner, baseline = _solution.alias("winner"), _solution.alias("baseline")
 
     def columns(which: Any, prefix: str) -> list[Any]:
-        names = ("id", "family", "version", "parameters", "build", "workspace_bytes", "deterministic")
-        return [which.c[name].label(f"{prefix}_{name}") for name in names]
+        names = ("family", "version", "build", "workspace_bytes", "deterministic")
+        found = [which.c[name].label(f"{prefix}_{name}") for name in names]
+        return [*found, cast(which.c.parameters, Text).label(f"{prefix}_parameters")]
 
+    names: tuple[str, ...] = (
+        "problem_id", "policy_id", "session_id", "judgement", "winner_id", "baseline_id", "baseline_name",
+        "seconds", "baseline_seconds", "created_at",
+    )  # fmt: skip
     query = (
         select(
-            _best.c.problem_id, _problem.c.content.label("problem"), _best.c.policy_id, _verdict,
+            *(_verdict.c[name] for name in names), cast(_verdict.c.content, Text).label("content"),
+            cast(_problem.c.content, Text).label("problem"),
             _session.c.environment_id, _provenance.c.kind.label("provenance_kind"),
             _provenance.c.source.label("provenance_source"),
-            *columns(winner, "winner"), *columns(baseline, "base"),
+            *columns(winner, "winner"), *columns(baseline, "baseline"),
         )
+        .select_from(_best)
         .join(_problem, _problem.c.id == _best.c.problem_id)
         .join(_verdict, _verdict.c.number == _best.c.verdict_number)
         .join(_session, _session.c.id == _verdict.c.session_id)
@@ -310,8 +321,36 @@ def export_rows(connection: Connection, device_class_id: str, policy_id: str | N
     )  # fmt: skip
     if policy_id is not None:
         query = query.where(_best.c.policy_id == policy_id)
-    for row in connection.execution_options(yield_per=1000).execute(query).mappings():
-        yield dict(row)
+    names = tuple(column.name for column in query.selected_columns)
+    for row in connection.execute(query.execution_options(yield_per=1000)):
+        yield dict(zip(names, row, strict=True))
+
+
+def best_environments(connection: Connection, device_class_id: str, policy_id: str, limit: int) -> list[Row]:
+    """The environments that the class's best rows were measured in, the one measured in last first."""
+    query = (
+        select(_environment.c.id, _environment.c.content, func.max(_verdict.c.number).label("last"))
+        .select_from(_best)
+        .join(_verdict, _verdict.c.number == _best.c.verdict_number)
+        .join(_session, _session.c.id == _verdict.c.session_id)
+        .join(_environment, _environment.c.id == _session.c.environment_id)
+        .where(_best.c.device_class_id == device_class_id, _best.c.policy_id == policy_id)
+        .group_by(_environment.c.number)
+        .order_by(func.max(_verdict.c.number).desc())
+        .limit(limit)
+    )
+    return _rows(connection, query)
+
+
+def best_policies(connection: Connection, device_class_id: str) -> list[tuple[str, int]]:
+    """The policies that a class has best rows of, with their numbers, the most first."""
+    query = (
+        select(_best.c.policy_id, func.count())
+        .where(_best.c.device_class_id == device_class_id)
+        .group_by(_best.c.policy_id)
+        .order_by(func.count().desc(), _best.c.policy_id)
+    )
+    return [(policy_id, count) for policy_id, count in connection.execute(query)]
 
 
 def claim_rows(
@@ -330,7 +369,7 @@ def claim_rows(
     )  # fmt: skip
     if problem_ids is not None:
         query = query.where(_claim.c.problem_id.in_(list(problem_ids)))
-    for row in connection.execution_options(yield_per=1000).execute(query).mappings():
+    for row in connection.execute(query.execution_options(yield_per=1000)).mappings():
         yield dict(row)
 
 

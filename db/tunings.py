@@ -103,18 +103,19 @@ def create_tuning(
     wanted = sorted(set(keys) - set(known))
     shared = _in_flight(connection, wanted)
     fresh = {key: name for key, name in keys.items() if key not in known and key not in shared}
-    made = _insert_jobs(connection, request, fresh)
-    jobs = known | shared | made[0]
+    found, new_jobs = _insert_jobs(connection, request, fresh)
+    jobs = known | shared | found
     ended = len(known)
+    running = _started(connection, sorted({*shared.values(), *found.values()}))
     tuning_id = new_id("tuning")
     row = {
         "id": tuning_id,
         "device_class_id": request.device_class_id,
         "policy_id": request.policy_id,
         "request": {**request.content, "priority": request.priority, "force": request.force},
-        "status": "succeeded" if ended == len(items) else "queued",
+        "status": "succeeded" if ended == len(items) else "running" if running else "queued",
         "total": len(items),
-        "started": ended,
+        "started": ended + running,
         "succeeded": ended,
         "failed": 0,
         "broken": 0,
@@ -133,13 +134,11 @@ def create_tuning(
         for position, (problem, count) in enumerate(items)
     ]
     insert_new(connection, models.TuningJob, links)
-    summary = {"total": len(items), "shared": len(shared), "known": len(known)}
-    emit(connection, number, "queued", summary)
+    shares = len(items) - ended - len(new_jobs)
+    emit(connection, number, "queued", {"total": len(items), "shared": shares, "known": ended})
     if ended == len(items):
         emit(connection, number, "ended", {"status": "succeeded"})
-    elif shared and _any_running(connection, list(shared.values())):
-        connection.execute(update(_tuning).where(_tuning.c.number == number).values(status="running"))
-    return Created(tuning_id, number, made[1], len(items), len(shared), len(known))
+    return Created(tuning_id, number, new_jobs, len(items), shares, ended)
 
 
 def _known(connection: Connection, request: Request, keys: Sequence[str]) -> dict[str, int]:
@@ -170,7 +169,8 @@ def _known(connection: Connection, request: Request, keys: Sequence[str]) -> dic
 
 def _in_flight(connection: Connection, keys: Sequence[str]) -> dict[str, int]:
     found: dict[str, int] = {}
-    for part in chunks(keys):
+    # PostgreSQL takes them all in one statement: rows are locked in one order, whoever locks them.
+    for part in [keys] if connection.dialect.name == "postgresql" else chunks(keys):
         # The lock makes a job that is ending wait until it sees this tuning, or us see that it has ended.
         query = (
             select(_job.c.in_flight, _job.c.number)
@@ -226,12 +226,13 @@ def _pairs(connection: Connection, query: Any) -> dict[str, int]:
     return {row[0]: row[1] for row in connection.execute(query)}
 
 
-def _any_running(connection: Connection, numbers: Sequence[int]) -> bool:
+def _started(connection: Connection, numbers: Sequence[int]) -> int:
+    """How many of these jobs have been started already, for other tunings."""
+    count = 0
     for part in chunks(numbers):
-        query = select(_job.c.number).where(_job.c.number.in_(part), _job.c.status == "running").limit(1)
-        if connection.execute(query).first():
-            return True
-    return False
+        query = select(func.count()).where(_job.c.number.in_(part), _job.c.started_at.is_not(None))
+        count += connection.execute(query).scalar_one()
+    return count
 
 
 def emit(connection: Connection, tuning_number: int, kind: str, content: Mapping[str, Any]) -> int:

@@ -141,7 +141,8 @@ def put_policy(connection: Connection, policy_id: str, content: Mapping[str, Any
 
 
 def put_problems(connection: Connection, problems: Iterable[GemmProblem]) -> None:
-    """Problems, whichever are new."""
+    """Problems, whichever are new; in one order, whoever inserts, so that two transactions cannot block each
+    other."""
     at = now()
     rows = [
         {
@@ -156,15 +157,15 @@ def put_problems(connection: Connection, problems: Iterable[GemmProblem]) -> Non
             "content": p.to_dict(),
             "created_at": at,
         }
-        for p in problems
+        for p in sorted(problems, key=lambda problem: problem.id)
     ]
     insert_new(connection, models.Problem, rows)
 
 
 def put_solutions(connection: Connection, solutions: Iterable[Solution]) -> None:
-    """Solutions; determinism that was not known before is added."""
+    """Solutions, in one order as problems are; determinism that was not known before is added."""
     at = now()
-    rows = {s.id: {**s.to_dict(), "created_at": at} for s in solutions}
+    rows = {s.id: {**s.to_dict(), "created_at": at} for s in sorted(solutions, key=lambda s: s.id)}
     insert_new(connection, models.Solution, list(rows.values()))
     solution = table(models.Solution)
     known = [row for row in rows.values() if row["deterministic"] is not None]

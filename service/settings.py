@@ -54,6 +54,8 @@ class Settings(BaseSettings):
         default=15.0, gt=0, description="How often a silent stream of events shows that it lives."
     )
     compress_bytes: int = Field(
-        default=1024, ge=0, description="Answers of this many bytes are compressed where the client takes gzip."
+        default=1024,
+        ge=0,
+        description="Answers of this many bytes are compressed where the client takes gzip.",
     )
     access_log: bool = Field(default=True, description="Whether each request is logged, in one line.")

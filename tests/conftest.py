@@ -2,14 +2,81 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Engine
 
 from backends.cache import BinaryCache
+from service.settings import Settings
+from service.startup import open_database, upgrade
+from tests.postgres import DATABASES, PostgresServer
 
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> BinaryCache:
     """Compiled kernels of this test run."""
     return BinaryCache(Path(tmp_path_factory.mktemp("kernels")))
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server of this test run. Whoever stops it starts it again."""
+    server = PostgresServer()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture(scope="session")
+def postgres_template(postgres: PostgresServer) -> str:
+    """A database whose schema is current, to be copied."""
+    name = postgres.create()
+    upgrade(Settings(database_url=postgres.url(name)))
+    return name
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file whose schema is current, to be copied."""
+    path = Path(tmp_path_factory.mktemp("template")) / "template.sqlite"
+    upgrade(Settings(database_url=f"sqlite:///{path}"))
+    return path
+
+
+@pytest.fixture(params=DATABASES)
+def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A database without a schema, of every kind in turn."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'gemmtune.sqlite'}"
+        return
+    server: PostgresServer = request.getfixturevalue("postgres")
+    name = server.create()
+    yield server.url(name)
+    server.drop(name)
+
+
+@pytest.fixture(params=DATABASES)
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A database whose schema is current, the job engine's too; of every kind in turn."""
+    if request.param == "sqlite":
+        path = tmp_path / "gemmtune.sqlite"
+        shutil.copyfile(request.getfixturevalue("sqlite_template"), path)
+        yield f"sqlite:///{path}"
+        return
+    server: PostgresServer = request.getfixturevalue("postgres")
+    name = server.create(request.getfixturevalue("postgres_template"))
+    yield server.url(name)
+    server.drop(name)
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    """An engine on that database."""
+    opened = open_database(Settings(database_url=database_url))
+    yield opened
+    opened.dispose()

@@ -27,6 +27,9 @@ from service.formats.export import (
     ExportRow,
     Writer,
 )
+from service.formats.journal import JournalLines
+from service.formats.own_csv import Csv
+from service.formats.own_json import Json, JsonLines
 from service.formats.tunableop import TunableOp, TunableOpUntuned
 
 __all__ = [
@@ -56,10 +59,17 @@ __all__ = [
 _READERS: tuple[Format, ...] = (
     TunableOp(),  # one line a format, in the order in which they are tried
     TunableOpUntuned(),
+    JournalLines(),
+    JsonLines(),
+    Json(),
+    Csv(),
 )
 
 _WRITERS: tuple[Writer, ...] = (
     TunableOp(),  # one line a format
+    JsonLines(),
+    Json(),
+    Csv(),
 )
 
 #: Every format that can be read, by name, in the order in which they are tried.

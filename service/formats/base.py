@@ -28,6 +28,8 @@ MAX_LINE = 64 * 1024
 #: Characters of a rejected line that are kept, and rejected lines that are kept; more are counted.
 MAX_TEXT = 200
 MAX_REJECTED = 100_000
+#: Characters of a reason.
+MAX_REASON = 480
 #: Bytes of a file that a format sees to recognise it, and bytes read at a time.
 HEAD = CHUNK = 64 * 1024
 
@@ -192,7 +194,7 @@ def decode_lines(lines: Iterable[bytes], most: int = MAX_LINE) -> Iterator[tuple
         raw = line.removeprefix(_BOM) if number == 1 else line
         fault = _fault(raw, most)
         if fault is not None:
-            yield Rejected(number, fault, printable(raw))
+            yield rejected(number, fault, raw)
         else:
             yield number, raw.removesuffix(b"\r").decode("utf-8")
 
@@ -215,6 +217,11 @@ def printable(text: str | bytes, most: int = MAX_TEXT) -> str:
         text = text[: 4 * most].decode("utf-8", "backslashreplace")
     escaped = (c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text[:most])
     return "".join(escaped)[:most]
+
+
+def rejected(line: int, reason: object, text: str | bytes = "") -> Rejected:
+    """A rejected line, its reason and its text cut to what is kept, safe to print."""
+    return Rejected(line, printable(str(reason), MAX_REASON), printable(text))
 
 
 # ---- files -------------------------------------------------------------------------------------
@@ -274,6 +281,14 @@ class _Rejoined:
         return head or self._rest.read(size)
 
 
+@dataclass
+class _Asked:
+    """How often a problem was asked for, and under which keys."""
+
+    count: int = 0
+    keys: dict[str, None] = field(default_factory=dict)
+
+
 def collect(fmt: Format, stream: ByteStream) -> Imported:
     """Reads the whole stream in one format. Passes on the OSError of a failing read."""
     lines = 0
@@ -285,17 +300,16 @@ def collect(fmt: Format, stream: ByteStream) -> Imported:
             yield line
 
     # Equal problems have equal ids, and hashing the values is far cheaper than making an id a line.
-    counts: dict[GemmProblem, int] = {}
-    keys: dict[GemmProblem, dict[str, None]] = {}
-    rejected: list[Rejected] = []
+    asked: dict[GemmProblem, _Asked] = {}
+    bad: list[Rejected] = []
     more = 0
     claims: list[ImportedClaim] = []
     header: dict[str, str] = {}
     sessions: list[ImportedSession] = []
     for found in fmt.read(counted()):
         if isinstance(found, Rejected):
-            if len(rejected) < MAX_REJECTED:
-                rejected.append(found)
+            if len(bad) < MAX_REJECTED:
+                bad.append(found)
             else:
                 more += 1
         elif isinstance(found, Header):
@@ -303,14 +317,16 @@ def collect(fmt: Format, stream: ByteStream) -> Imported:
         elif isinstance(found, ImportedSession):
             sessions.append(found)
         else:
-            counts[found.problem] = counts.get(found.problem, 0) + found.count
-            known = keys.setdefault(found.problem, {})
+            known = asked.get(found.problem)
+            if known is None:
+                known = asked[found.problem] = _Asked()
+            known.count += found.count
             if found.key:
-                known[found.key] = None
+                known.keys[found.key] = None
             if found.claim is not None:
                 claims.append(ImportedClaim(found.problem, found.key, found.line, found.claim))
-    problems = [ImportedProblem(p, n, tuple(keys[p])) for p, n in counts.items()]
-    return Imported(fmt.name, problems, rejected, lines, claims, header, sessions, more)
+    problems = [ImportedProblem(p, known.count, tuple(known.keys)) for p, known in asked.items()]
+    return Imported(fmt.name, problems, bad, lines, claims, header, sessions, more)
 
 
 def _check_name(format_name: str | None, formats: Mapping[str, Format]) -> None:

@@ -29,7 +29,8 @@ from dataclasses import dataclass
 
 from backends.errors import InvalidProblem
 from backends.problem import GemmProblem
-from service.formats.base import Claim, Entry, Found, Header, Rejected, decode_lines, printable
+from backends.solution import Solution
+from service.formats.base import Claim, Entry, Found, Header, Rejected, decode_lines, rejected
 from service.formats.export import ExportOptions, ExportReport, ExportRow
 from service.formats.tunableop_signature import BadLineError, operator_parts, parse_key, quote
 from service.formats.tunableop_solution import parse_solution
@@ -42,7 +43,8 @@ _RESULTS = (
 )
 #: The first line that either file may begin with: its start, and the third field if there is one.
 _SEEN = re.compile(
-    rb"(?:^|\n)(?:\xef\xbb\xbf)?[ \t]*(?:(Validator),|[A-Za-z]{1,40}TunableOp_[^,\n]*(?:,[^,\n]*(?:,([^\n]*))?)?)"
+    rb"(?:^|\n)(?:\xef\xbb\xbf)?[ \t]*"
+    rb"(?:(Validator),|[A-Za-z]{1,40}TunableOp_[^,\n]*(?:,[^,\n]*(?:,([^\n]*))?)?)"
 )
 _TIME = re.compile(r"[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,4})?")
 
@@ -84,7 +86,7 @@ class TunableOpUntuned:
             try:
                 yield Entry(number, parse_line(text), text)
             except (BadLineError, InvalidProblem) as error:
-                yield Rejected(number, str(error), printable(text))
+                yield rejected(number, error, text)
 
 
 def parse_line(text: str) -> GemmProblem:
@@ -150,7 +152,7 @@ class TunableOp:
                 else:
                     yield results.row(number, text)
             except (BadLineError, InvalidProblem) as error:
-                yield Rejected(number, str(error), printable(text))
+                yield rejected(number, error, text)
 
     def write(self, rows: Iterable[ExportRow], options: ExportOptions, report: ExportReport) -> Iterator[str]:
         """The file of options.target (see tunableop_writer.py). Raises ExportRefused."""
@@ -166,6 +168,8 @@ class _Results:
         self._first_row = 0
         self._contradiction: tuple[int, int] | None = None
         self._lines: dict[str, int] = {}
+        self._header: dict[str, str] = {}
+        self._solutions: dict[tuple[str, str], Solution | None] = {}
 
     def validator(self, number: int, text: str) -> Header:
         parts = text.split(",")
@@ -187,6 +191,7 @@ class _Results:
                 "put the Validator lines first"
             )
         self._validators[key] = (value, line or number)
+        self._header[key] = value
         return Header({key: value})
 
     def row(self, number: int, text: str) -> Entry:
@@ -207,8 +212,10 @@ class _Results:
                 f"{self._contradiction[1]}; split the file"
             )
         self._first_row = self._first_row or number
-        header = {key: value for key, (value, _) in self._validators.items()}
-        claim = Claim(parse_solution(name, layout, header), _seconds(timed))
+        named = (name, layout)
+        if named not in self._solutions:  # the header is whole when the first row comes
+            self._solutions[named] = parse_solution(name, layout, self._header)
+        claim = Claim(self._solutions[named], _seconds(timed))
         key = f"{operator},{rest[0]}"
         won = self._lines.setdefault(key, number)
         if won != number:

@@ -15,6 +15,7 @@ READER = FORMATS["tunableop-untuned"]
 def one(line: str | bytes) -> Entry | Rejected:
     raw = line.encode() if isinstance(line, str) else line
     (outcome,) = READER.read([raw])
+    assert isinstance(outcome, Entry | Rejected)
     return outcome
 
 

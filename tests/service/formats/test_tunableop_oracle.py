@@ -243,6 +243,7 @@ def test_a_mutated_line_is_exactly_what_it_says_or_rejected(line: str) -> None:
         assert outcome.problem == expected
         assert outcome.key == line.strip(" \t")
     else:
+        assert isinstance(outcome, Rejected)
         assert expected is None
         assert outcome.reason
         assert outcome.text.isprintable()

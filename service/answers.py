@@ -1,0 +1,525 @@
+"""The shapes of answers on the wire, never tables: routes make them as plain values, which the suites hold
+against these models."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, RootModel
+
+from service import schemas
+
+Item = TypeVar("Item")
+
+Status = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+Judgement = Literal["WIN", "TIE", "LOSS"]
+
+
+class Answer(BaseModel):
+    """An answer: exactly these fields."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+# ---- tunings -------------------------------------------------------------------------------------
+
+
+class TuningLinks(Answer):
+    """Where a tuning is followed."""
+
+    self: str
+    events: str
+
+
+class TuningCreated(Answer):
+    """How many of the jobs are new, in flight for another tuning already, or known from an earlier one."""
+
+    id: str
+    status: Status
+    device_class: str
+    policy_id: str
+    total: int
+    new: int
+    shared: int
+    known: int
+    links: TuningLinks
+
+
+class TuningSummary(Answer):
+    """A tuning; the counters are of its jobs."""
+
+    id: str
+    status: Status
+    device_class: str
+    policy_id: str
+    request: dict[str, Any]
+    total: int
+    started: int
+    succeeded: int
+    failed: int
+    created_at: str
+    ended_at: str | None
+    links: TuningLinks
+
+
+class Speedup(Answer):
+    """Baseline time over winner time; an open end is null."""
+
+    low: float | None
+    mid: float
+    high: float | None
+
+
+class Verdict(Answer):
+    """What a session decided; solutions by id, seconds a call."""
+
+    judgement: Judgement
+    baseline: str
+    baseline_name: str
+    winner: str
+    seconds: float
+    baseline_seconds: float
+    speedup: Speedup
+    tie_set: list[str]
+    rounds: int
+    reason: str
+
+
+class TuningJob(Answer):
+    """One problem of a tuning: its verdict, or the error that says why there is none."""
+
+    id: str
+    position: int
+    problem: dict[str, Any]
+    problem_id: str
+    count: int
+    status: Status
+    attempt: int
+    session_id: str | None
+    verdict: Verdict | None
+    roofline_share: float | None
+    binds: str | None
+    error: str | None
+    evidence: Any
+    notes: list[str]
+    created_at: str
+    started_at: str | None
+    ended_at: str | None
+
+
+class Paged(Answer, Generic[Item]):
+    """A page; `next_cursor` is null on the last."""
+
+    items: list[Item]
+    next_cursor: str | None
+
+
+class Tuning(TuningSummary):
+    """A tuning with a page of its jobs."""
+
+    jobs: Paged[TuningJob]
+
+
+class Event(Answer):
+    """queued, started, measured, finished, ended: what happened, numbered from 1."""
+
+    number: int
+    kind: str
+    content: dict[str, Any]
+    created_at: str
+
+
+# ---- best ----------------------------------------------------------------------------------------
+
+
+class Solution(Answer):
+    """One way to run a GEMM; `build` is a library's, `deterministic` null where it is not known."""
+
+    id: str
+    family: str
+    version: int
+    parameters: dict[str, str | int | bool | None]
+    build: str | None
+    workspace_bytes: int
+    deterministic: bool | None
+
+
+class BaselineAnswer(Answer):
+    """What the verdict was judged against."""
+
+    name: str
+    solution_id: str
+    seconds: float
+
+
+class Roofline(Answer):
+    """The share of the bound that was reached, and what binds."""
+
+    share: float
+    binds: str | None
+
+
+class Provenance(Answer):
+    """measured: by a worker of this service; node: by gemmtune on a bare node; imported: a file says so."""
+
+    kind: Literal["measured", "node", "imported"]
+    source: str | None
+    format: str | None = None
+
+
+class _Measured(Answer):
+    problem_id: str
+    problem: dict[str, Any]
+    device_class: str
+    policy_id: str
+    solution: Solution
+    seconds: float
+    judgement: Judgement | None
+    baseline: BaselineAnswer
+    speedup: Speedup | None
+    tie_set: list[str]
+    rounds: int
+    reason: str
+    roofline: Roofline | None
+    session_id: str
+    environment_id: str
+    decided_at: str
+    provenance: Provenance
+    alternative: bool = Field(
+        default=False,
+        description="true: the winner does not meet the filters; this is the fastest that does.",
+    )
+    verified: Literal["five seeds", "one seed"] = Field(
+        default="five seeds", description="Only a winner is proven on five seeds."
+    )
+    phase: Literal["screen", "final"] = Field(default="final", description="Where an alternative was timed.")
+
+
+class BestExact(_Measured):
+    """Measured for this very problem."""
+
+    match: Literal["exact"]
+
+
+class TransferRegret(Answer):
+    """How much slower than the best (median) the solution was on so many other near problems."""
+
+    median: float
+    pairs: int
+
+
+class BestNearest(_Measured):
+    """Measured for a near problem, and legal for the one asked."""
+
+    match: Literal["nearest"]
+    distance: float = Field(description="Euclidean, in doublings of m, n, k and batch; at most 2.")
+    transfer_regret: TransferRegret | None
+    asked: dict[str, Any]
+    asked_id: str
+    notes: list[str]
+
+
+class _Asked(Answer):
+    problem_id: str
+    asked: dict[str, Any]
+    device_class: str
+    policy_id: str
+    reason: str
+    notes: list[str]
+
+
+class BestImported(_Asked):
+    """What an imported file says; null is its stack's default."""
+
+    match: Literal["imported"]
+    solution: Solution | None
+    seconds: float | None
+    provenance: Provenance
+
+
+class BestDefault(_Asked):
+    """Nothing is known: the stack's default stays."""
+
+    match: Literal["default"]
+    solution: None
+
+
+BestAnswer = Annotated[BestExact | BestNearest | BestImported | BestDefault, Field(discriminator="match")]
+
+
+class Best(RootModel[BestAnswer]):
+    """`match` says how far the answer goes: exact, nearest, imported or default."""
+
+
+class BestAnswers(Answer):
+    """An answer a problem, in their order."""
+
+    results: list[Best]
+
+
+# ---- what is stored ------------------------------------------------------------------------------
+
+
+class SolutionAnswer(Solution):
+    """A solution, and how often it was measured and won."""
+
+    verdicts_won: int
+    measurements: int
+    created_at: str
+
+
+class ProblemSummary(Answer):
+    """`problem` is the row-major form that people write, `canonical` the stored column-major one."""
+
+    id: str
+    problem: dict[str, Any]
+    canonical: dict[str, Any]
+    created_at: str
+
+
+class ProblemVerdict(Answer):
+    """One session's verdict."""
+
+    session_id: str
+    device_class: str
+    policy_id: str
+    verdict: Verdict
+    roofline_share: float | None
+    binds: str | None
+    decided_at: str
+
+
+class ProblemKey(Answer):
+    """A tool's own words for the problem, and its calls there."""
+
+    format: str
+    key: str
+    count: int
+
+
+class ProblemAnswer(ProblemSummary):
+    """A problem with its latest verdicts first."""
+
+    verdicts: list[ProblemVerdict]
+    keys: list[ProblemKey]
+
+
+OutcomeStatus = Literal[
+    "ok", "pruned", "unstable", "illegal", "compile_error", "launch_error", "crash", "timeout",
+    "out_of_memory", "wrong_result",
+]  # fmt: skip
+Phase = Literal["screen", "final", "proof"]
+
+
+class Measurement(Answer):
+    """What became of one candidate; `samples` are seconds a call."""
+
+    number: int
+    session_id: str
+    device_class: str
+    environment_id: str
+    policy_id: str
+    solution: Solution
+    phase: Phase
+    take: int
+    status: OutcomeStatus
+    seconds: float | None
+    samples: list[float]
+    evidence: dict[str, Any]
+    created_at: str
+
+
+class Session(Answer):
+    """One problem measured in one environment under one policy."""
+
+    id: str
+    job_id: str | None
+    device_class: str
+    environment_id: str
+    policy_id: str
+    status: Literal["running", "succeeded", "failed", "stopped"]
+    error: str | None
+    notes: list[str]
+    created_at: str
+    ended_at: str | None
+
+
+class PhaseResult(Answer):
+    """A candidate's last outcome in one phase."""
+
+    status: OutcomeStatus
+    seconds: float | None
+    take: int
+
+
+class Ranked(Answer):
+    """A candidate's place: finals before screenings, failures last."""
+
+    rank: int
+    solution: Solution
+    phase: Phase
+    status: OutcomeStatus
+    seconds: float | None
+    samples: list[float]
+    evidence: dict[str, Any]
+    phases: dict[str, PhaseResult]
+
+
+class Leaderboard(Answer):
+    """Every candidate of a session once; the session is null where the problem was never measured."""
+
+    session: Session | None
+    items: list[Ranked]
+
+
+class DeviceClass(Answer):
+    """Results move only within a class; `workers` are those that live."""
+
+    id: str
+    vendor: str
+    arch: str
+    product: str
+    units: int
+    revision: int
+    workers: int
+    environments: int
+
+
+class Worker(Answer):
+    """A process that owns a device."""
+
+    id: str
+    host: str
+    pid: int
+    device_class: str
+    environment_id: str
+    device_uuid: str
+    status: Literal["idle", "measuring", "stopped", "dead"]
+    job_id: str | None
+    started_at: str
+    seen_at: str
+
+
+class Devices(Answer):
+    """Device classes and the latest workers."""
+
+    classes: list[DeviceClass]
+    workers: list[Worker]
+
+
+class Environment(Answer):
+    """What results are true of."""
+
+    id: str
+    device_class: str
+    environment: dict[str, Any]
+    created_at: str
+
+
+class Backend(Answer):
+    """A vendor's part of this installation; `devices` are this machine's."""
+
+    name: str
+    available: bool
+    devices: list[str]
+    families: list[str]
+    modes: list[str]
+    notes: list[str]
+
+
+class Backends(Answer):
+    """All of them."""
+
+    backends: list[Backend]
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+class ImportedProblem(schemas.CountedProblem):
+    """A problem of the file."""
+
+    id: str
+
+
+class RejectedLine(Answer):
+    """A line that says nothing, and why."""
+
+    line: int
+    reason: str
+
+
+class Kept(Answer):
+    """How many were stored, were there already, and were left out."""
+
+    stored: int
+    known: int
+    skipped: int
+    reasons: list[str]
+
+
+class ImportProvenance(Answer):
+    """node: gemmtune's own measurements; imported: what another says. `new` is false for a known file."""
+
+    kind: Literal["node", "imported"]
+    format: str
+    source: str
+    sha256: str
+    device_class: str | None
+    new: bool
+
+
+class ImportTuning(Answer):
+    """The tuning of the file's problems, or the reason why there is none."""
+
+    id: str | None
+    total: int
+    reason: str | None
+    links: TuningLinks | None
+
+
+class ImportAnswer(Answer):
+    """What was read and what was kept; `rejected_more` counts lines beyond those listed."""
+
+    format: str
+    problems: list[ImportedProblem]
+    rejected: list[RejectedLine]
+    rejected_more: int
+    claims: Kept
+    sessions: Kept
+    provenance: ImportProvenance
+    tuning: ImportTuning | None
+
+
+class Omitted(Answer):
+    """Rows left out for one reason, with a few problems."""
+
+    count: int
+    examples: list[str]
+
+
+class ExportReport(Answer):
+    """What a file holds, and what it does not, by reason."""
+
+    format: str
+    device_class: str
+    policy_id: str
+    target: str | None
+    written: int
+    omitted: dict[str, Omitted]
+
+
+# ---- operations ----------------------------------------------------------------------------------
+
+
+class Health(Answer):
+    """The process lives."""
+
+    status: Literal["ok"]
+
+
+class Ready(Answer):
+    """The service can work."""
+
+    status: Literal["ready"]
+    schema_: str = Field(alias="schema", description="The database's revision.")

@@ -1,0 +1,118 @@
+"""The application: its state, its layers, its routes, its OpenAPI document.
+
+`python -m service.app docs/openapi.json` writes the document.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
+from sqlalchemy import Engine
+
+from db import queries
+from db.engine import open_engine
+from db.lookup import open_lookup
+from service import answers, errors, schemas
+from service.deps import Operations, Service, TuningService
+from service.metrics import Metrics
+from service.middleware import Compressed, Observed
+from service.routes import best, devices, exports, health, imports, problems, tunings
+from service.settings import Settings
+from service.tunings import open_tunings
+
+_TAGS = [
+    {"name": "solutions", "description": "The best known way to run a problem."},
+    {"name": "tunings", "description": "Have problems measured, and follow it."},
+    {"name": "problems", "description": "Problems and everything that was measured for them."},
+    {"name": "files", "description": "Files of other tools, taken in and written."},
+    {"name": "devices", "description": "Where problems are measured."},
+    {"name": "operations", "description": "Is the service well?"},
+]
+_DESCRIPTION = (
+    "Which way of running this GEMM is fastest and right on this device? Errors are RFC 9457 problem "
+    "documents; lists are paged by `cursor`; unknown fields and parameters are refused."
+)
+#: Bodies that routes read themselves.
+_BODIES: tuple[type[BaseModel], ...] = (schemas.TuningRequest, schemas.BestRequest, schemas.Fault)
+
+
+def create_app(
+    settings: Settings, make_tunings: Callable[[Engine, Settings], TuningService] = open_tunings
+) -> FastAPI:
+    """The application; its database is opened when it starts and closed when it ends."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        url = settings.database_url
+        app.state.service = Service(settings, open_engine(url), open_lookup(url), make_tunings)
+        try:
+            yield
+        finally:
+            await app.state.service.close()
+
+    app = FastAPI(
+        title="gemmtune",
+        version=version("gemmtune"),
+        description=_DESCRIPTION,
+        openapi_tags=_TAGS,
+        lifespan=lifespan,
+        redirect_slashes=False,
+        redoc_url=None,
+    )
+    app.state.operations = Operations(app)
+    app.state.metrics = Metrics(lambda: app.state.service.read(queries.gauges))
+    errors.install(app, settings.retry_after_seconds, app.state.operations.allowed)
+    app.router.routes.append(best.hot_route())  # first: the fewer paths are tried, the sooner it answers
+    for routes in (best, tunings, problems, imports, exports, devices, health):
+        app.include_router(routes.router)
+    app.add_middleware(Compressed, minimum_size=settings.compress_bytes, plain=frozenset({best.PATH}))
+    app.add_middleware(
+        Observed,
+        metrics=app.state.metrics,
+        access_log=settings.access_log,
+        retry_after=settings.retry_after_seconds,
+    )
+    _document(app)
+    return app
+
+
+def _document(app: FastAPI) -> None:
+    """Adds the bodies that routes read themselves to the OpenAPI document."""
+    plain = app.openapi
+
+    def complete() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = plain()
+            models: list[tuple[type[BaseModel], JsonSchemaMode]] = [
+                (answers.ExportReport, "serialization"),
+                *((model, "validation") for model in _BODIES),
+            ]
+            _, found = models_json_schema(models, ref_template="#/components/schemas/{model}")
+            components: dict[str, Any] = document.setdefault("components", {}).setdefault("schemas", {})
+            components.update(found["$defs"])
+            for unused in ("HTTPValidationError", "ValidationError"):
+                components.pop(unused, None)
+            components.update(sorted(components.items()))
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = complete  # type: ignore[method-assign]
+
+
+def openapi_document() -> Mapping[str, Any]:
+    """The committed document."""
+    return create_app(Settings()).openapi()
+
+
+if __name__ == "__main__":
+    text = json.dumps(openapi_document(), indent=1, ensure_ascii=False) + "\n"
+    Path(sys.argv[1]).write_text(text, encoding="utf-8") if sys.argv[1:] else sys.stdout.write(text)

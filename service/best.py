@@ -1,0 +1,255 @@
+"""The best known way to run a problem: measured for it, or for a near one, or claimed by an import, or none.
+
+An exact answer is the stored document as it is. The rest is looked for here: a solution that meets the
+client's filters, a near problem whose solution is legal for the one asked, an imported claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import dist, log2
+from statistics import median
+from typing import Any
+
+import orjson
+from sqlalchemy import Connection
+
+from backends import registry
+from backends.environment import DeviceClass, Environment
+from backends.problem import GemmProblem
+from backends.protocol import Family
+from backends.solution import Solution
+from db import queries
+from db.values import kind_of, neighbour_buckets
+from service.formats.row_text import problem_wire
+
+#: How far (in doublings of the sizes) a problem may be and still say something, how many of the nearest are
+#: tried, and how many notes say why one was not taken.
+MAX_DISTANCE, MAX_TRIED, MAX_NOTES = 2.0, 16, 3
+
+
+@dataclass(frozen=True)
+class Filters:
+    """What a solution must meet."""
+
+    max_workspace: int | None = None
+    deterministic: bool = False
+    families: frozenset[str] | None = None
+
+    def __bool__(self) -> bool:
+        return self.max_workspace is not None or self.deterministic or self.families is not None
+
+    def admit(self, solution: Mapping[str, Any] | None) -> bool:
+        """Whether the solution (None: a stack's default, of which nothing is known) meets them."""
+        if solution is None:
+            return not self
+        if self.max_workspace is not None and solution["workspace_bytes"] > self.max_workspace:
+            return False
+        if self.deterministic and solution["deterministic"] is not True:
+            return False
+        return self.families is None or solution["family"] in self.families
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question beside its problem."""
+
+    device: DeviceClass
+    policy_id: str
+    filters: Filters = field(default_factory=Filters)
+    imported: bool = False
+
+
+def exact(document: str) -> bytes:
+    """The answer of a stored document, as JSON text."""
+    return b'{"match":"exact",' + document[1:].encode()
+
+
+def answer(
+    connection: Connection, asked: Asked, problem: GemmProblem, document: str | None, near: bool = True
+) -> bytes:
+    """The answer as JSON text. `document` is the problem's own, if it has one; `near` False leaves near
+    problems out."""
+    if document is not None and not asked.filters:
+        return exact(document)
+    return orjson.dumps(_Search(connection, asked, problem).run(document, near))
+
+
+class _Search:
+    """One problem's way to its answer; `notes` tells what stood in it."""
+
+    def __init__(self, connection: Connection, asked: Asked, problem: GemmProblem) -> None:
+        self._connection, self._asked, self._problem = connection, asked, problem
+        self._notes: list[str] = []
+
+    def run(self, document: str | None, near: bool) -> dict[str, Any]:
+        own = None if document is None else self._chosen(orjson.loads(document))
+        if own is not None:
+            return {"match": "exact", **own}
+        if document is not None:
+            self._notes.append("what was measured for the problem itself does not meet the filters")
+        claim = self._claim() if self._asked.imported else None
+        if claim is not None:
+            return claim
+        if not near:
+            self._notes.append(
+                "near problems were not looked up: too many in one request (GEMMTUNE_MAX_NEAR)"
+            )
+        found = self._nearest() if near else None
+        return found or {
+            "match": "default",
+            "solution": None,
+            "reason": f"nothing that fits was measured for {self._problem.slug} or near it on "
+            f"{self._asked.device} under {self._asked.policy_id}",
+            **self._question(),
+        }
+
+    def _question(self) -> dict[str, Any]:
+        return {
+            "problem_id": self._problem.id,
+            "asked": problem_wire(self._problem),
+            "device_class": str(self._asked.device),
+            "policy_id": self._asked.policy_id,
+            "notes": self._notes,
+        }
+
+    # ---- filters -----------------------------------------------------------------------------------
+
+    def _chosen(self, document: dict[str, Any]) -> dict[str, Any] | None:
+        """The document; where its winner does not meet the filters, that of the fastest that does."""
+        if self._asked.filters.admit(document["solution"]):
+            return document
+        winner = document["solution"]["id"]
+        for row in queries.alternatives(self._connection, document["session_id"]):
+            if row["solution_id"] != winner and self._asked.filters.admit(row["solution"]):
+                return document | {
+                    "solution": row["solution"],
+                    "seconds": row["seconds"],
+                    "judgement": None,
+                    "speedup": None,
+                    "roofline": None,
+                    "tie_set": [],
+                    "reason": f"the fastest measured that meets the filters; the winner {winner} does not",
+                    "alternative": True,
+                    "verified": "one seed",
+                    "phase": row["phase"],
+                }
+        return None
+
+    # ---- imported ----------------------------------------------------------------------------------
+
+    def _claim(self) -> dict[str, Any] | None:
+        rows = queries.claim_rows(self._connection, str(self._asked.device), [self._problem.id])
+        for row in rows:
+            solution = None if row["solution_id"] is None else _claimed_solution(row)
+            if row["policy_id"] in ("", self._asked.policy_id) and self._asked.filters.admit(solution):
+                return {
+                    "match": "imported",
+                    "solution": solution,
+                    "seconds": row["seconds"],
+                    "provenance": {"kind": "imported", "source": row["source"], "format": row["format"]},
+                    "reason": "an imported file says so; it was not measured here",
+                    **self._question(),
+                }
+        return None
+
+    # ---- near --------------------------------------------------------------------------------------
+
+    def _nearest(self) -> dict[str, Any] | None:
+        families = self._families()
+        if families is None:
+            return None
+        near = self._near()
+        tried = list(near)[:MAX_TRIED]
+        documents = queries.best_documents(
+            self._connection, tried, str(self._asked.device), self._asked.policy_id
+        )
+        for problem_id in tried:
+            if problem_id not in documents:
+                continue
+            document = self._chosen(orjson.loads(documents[problem_id]))
+            if document is None:
+                self._note(f"{problem_id}: nothing there meets the filters")
+                continue
+            fault = self._fault(document, families)
+            if fault is not None:
+                self._note(f"{problem_id}: {fault}")
+                continue
+            others = [other for other in tried if other != problem_id]
+            return {
+                **document,
+                "match": "nearest",
+                "distance": round(near[problem_id], 4),
+                "transfer_regret": self._regret(document["solution"]["id"], others),
+                "asked": problem_wire(self._problem),
+                "asked_id": self._problem.id,
+                "notes": self._notes,
+            }
+        return None
+
+    def _note(self, text: str) -> None:
+        if len(self._notes) < MAX_NOTES:
+            self._notes.append(text)
+
+    def _families(self) -> Mapping[str, Family] | None:
+        vendor = self._asked.device.vendor
+        if vendor in registry.BACKENDS:
+            return registry.backend(vendor).families()
+        self._notes.append(
+            f"near problems were not looked up: the backend {vendor} is not part of this installation, so "
+            "nothing can say what is legal there"
+        )
+        return None
+
+    def _near(self) -> dict[str, float]:
+        """Distances of near problems, the nearest first."""
+        p = self._problem
+        rows = queries.near(
+            self._connection,
+            str(self._asked.device),
+            self._asked.policy_id,
+            kind_of(p),
+            {"m": p.m, "n": p.n, "k": p.k},
+            neighbour_buckets(p.m, p.n, p.k),
+        )
+        here = _place(p.m, p.n, p.k, p.batch)
+        found = {
+            row["problem_id"]: dist(here, _place(row["m"], row["n"], row["k"], row["batch"])) for row in rows
+        }
+        found.pop(p.id, None)
+        inside = [(distance, name) for name, distance in found.items() if distance <= MAX_DISTANCE]
+        return {name: distance for distance, name in sorted(inside)}
+
+    def _fault(self, document: Mapping[str, Any], families: Mapping[str, Family]) -> str | None:
+        """Why the near problem's solution cannot run the problem that was asked."""
+        values = document["solution"]
+        family = families.get(values["family"])
+        if family is None:
+            return f"the family {values['family']} is not part of this installation"
+        if not family.supports(self._problem):
+            return f"{family.name} does not support the problem"
+        environment_id = document["environment_id"]
+        contents = queries.environment_contents(self._connection, [environment_id])
+        environment = Environment.from_dict(contents[environment_id])
+        try:
+            return family.illegal(self._problem, Solution.from_dict(values), environment)
+        except (KeyError, TypeError, ValueError) as error:  # of another version of the family
+            return f"{family.name} cannot judge its parameters ({error})"
+
+    def _regret(self, solution_id: str, problem_ids: list[str]) -> dict[str, Any] | None:
+        """How much slower than the best the solution was where it was measured nearby."""
+        rows = queries.transfer(
+            self._connection, solution_id, problem_ids, str(self._asked.device), self._asked.policy_id
+        )
+        regrets = [row["seconds"] / row["best"] - 1 for row in rows if row["best"]]
+        return {"median": round(median(regrets), 4), "pairs": len(regrets)} if regrets else None
+
+
+def _place(*sizes: int) -> tuple[float, ...]:
+    return tuple(map(log2, sizes))
+
+
+def _claimed_solution(row: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("family", "version", "parameters", "build", "workspace_bytes", "deterministic")
+    return {"id": row["solution_id"], **{name: row[name] for name in names}}

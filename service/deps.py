@@ -1,0 +1,373 @@
+"""What routes share: the service's own state, reading requests strictly, and writing answers."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Protocol, TypeVar
+
+import orjson
+from fastapi import Depends, FastAPI, Query, Request
+from pydantic import BaseModel, ValidationError
+from sqlalchemy import Connection, Engine
+from starlette.responses import Response
+from starlette.routing import compile_path
+
+from backends.environment import DeviceClass, resolve
+from backends.problem import GemmProblem
+from db import queries
+from db import tunings as tuning_rows
+from db.engine import reading
+from db.lookup import Lookup
+from service import errors
+from service.settings import Settings
+from tuners.decide import DecisionRule
+from tuners.policy import MeasurementPolicy
+from tuners.session import Budget, Search
+
+Model = TypeVar("Model", bound=BaseModel)
+T = TypeVar("T")
+
+#: Ids as this service makes them; what does not look like one names nothing.
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,199}")
+_CLASS_SECONDS = 1.0
+
+
+class TuningService(Protocol):
+    """service.tunings.Tunings, or a test's stand-in."""
+
+    def submit(
+        self,
+        device_class: DeviceClass,
+        policy: MeasurementPolicy,
+        budget: Budget,
+        search: Search,
+        rule: DecisionRule,
+        items: Sequence[tuple[GemmProblem, int]],
+        priority: int,
+        force: bool,
+    ) -> tuning_rows.Created: ...
+
+    def cancel(self, tuning_id: str) -> bool: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class Service:
+    """What lives as long as the application: settings, the database, the tunings. `closing` ends streams."""
+
+    settings: Settings
+    engine: Engine
+    lookup: Lookup
+    open_tunings: Callable[[Engine, Settings], TuningService]
+    closing: bool = False
+    _tunings: TuningService | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _classes: tuple[DeviceClass, ...] = ()
+    _classes_until: float = float("-inf")
+    _selected: dict[str, DeviceClass] = field(default_factory=dict)
+
+    @property
+    def tunings(self) -> TuningService:
+        """Opened when first needed: the service starts while its database is away."""
+        with self._lock:
+            if self._tunings is None:
+                self._tunings = self.open_tunings(self.engine, self.settings)
+            return self._tunings
+
+    async def close(self) -> None:
+        """Closes tunings and database."""
+        self.closing = True
+        await self.lookup.close()
+        with self._lock:
+            if self._tunings is not None:
+                self._tunings.close()
+        self.engine.dispose()
+
+    def read(self, query: Callable[..., T], *arguments: Any, **named: Any) -> T:
+        """One of db.queries on a connection of its own."""
+        with reading(self.engine) as connection:
+            return query(connection, *arguments, **named)
+
+    # ---- device classes --------------------------------------------------------------------------
+
+    def classes_are_fresh(self) -> bool:
+        """Whether known classes were looked up less than a second ago."""
+        return time.monotonic() < self._classes_until
+
+    def refresh_classes(self, known: Sequence[DeviceClass]) -> None:
+        """Takes in what the database knows."""
+        if tuple(known) != self._classes:
+            self._classes, self._selected = tuple(known), {}
+        self._classes_until = time.monotonic() + _CLASS_SECONDS
+
+    def selected(self, selector: str) -> DeviceClass:
+        """The class of a selector among those last looked up. Raises UnknownDevice, AmbiguousDevice."""
+        found = self._selected.get(selector)
+        if found is None:
+            found = resolve(selector, self._classes)
+            if len(self._selected) < 1000:
+                self._selected[selector] = found
+        return found
+
+    def device_class(self, connection: Connection, selector: str) -> DeviceClass:
+        """The class of a selector. Raises UnknownDevice, AmbiguousDevice."""
+        if not self.classes_are_fresh():
+            self.refresh_classes(queries.known_classes(connection))
+        return self.selected(selector)
+
+
+def service_of(request: Request) -> Service:
+    """The application's state."""
+    found: Service = request.app.state.service
+    return found
+
+
+# FastAPI runs a plain function as a dependency in a thread; this one only looks an attribute up.
+async def _service(request: Request) -> Service:
+    return service_of(request)
+
+
+ServiceDep = Annotated[Service, Depends(_service)]
+
+
+# ---- what an operation takes ---------------------------------------------------------------------
+
+
+class Operations:
+    """Paths, methods and query parameters as the OpenAPI document has them."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._app = app
+        self._found: list[tuple[re.Pattern[str], str, dict[str, frozenset[str]]]] | None = None
+
+    def _all(self) -> list[tuple[re.Pattern[str], str, dict[str, frozenset[str]]]]:
+        if self._found is None:
+            self._found = [
+                (compile_path(path)[0], path, {m.upper(): _query_names(o) for m, o in operations.items()})
+                for path, operations in self._app.openapi()["paths"].items()
+            ]
+        return self._found
+
+    def allowed(self, path: str) -> list[str]:
+        """The methods of a path; of several templates that match, the plainest one's."""
+        matching = [found for found in self._all() if found[0].match(path)]
+        return sorted(min(matching, key=lambda f: f[1].count("{"))[2]) if matching else []
+
+    def parameters(self, template: str, method: str) -> frozenset[str] | None:
+        """The query parameters of an operation."""
+        return next((methods.get(method) for _, path, methods in self._all() if path == template), None)
+
+
+def _query_names(operation: Mapping[str, Any]) -> frozenset[str]:
+    return frozenset(p["name"] for p in operation.get("parameters", ()) if p["in"] == "query")
+
+
+#: Query parameters that may be given more than once.
+REPEATABLE = frozenset({"validator"})
+
+
+async def known_parameters(request: Request) -> None:
+    """Refuses query parameters that the operation does not have, and repeated ones."""
+    if not request.scope["query_string"]:
+        return
+    given = [name for name, _ in request.query_params.multi_items()]
+    operations: Operations = request.app.state.operations
+    known = operations.parameters(request.scope["route"].path_format, request.method) or frozenset()
+    refuse_names(given, known)
+
+
+def refuse_names(given: Sequence[str], known: frozenset[str]) -> None:
+    """Raises for names not known or repeated."""
+    listed = ", ".join(sorted(known)) or "none"
+    parts = [
+        {"parameter": name, "detail": f"unknown query parameter; known: {listed}"}
+        for name in dict.fromkeys(given)
+        if name not in known
+    ]
+    parts += [
+        {"parameter": name, "detail": "given more than once"}
+        for name in dict.fromkeys(given)
+        if name in known - REPEATABLE and given.count(name) > 1
+    ]
+    if parts:
+        raise errors.invalid(parts)
+
+
+STRICT = [Depends(known_parameters)]
+
+
+def identifier(what: str, name: str) -> str:
+    """The id, if it can be one. Raises 404: what is no id names nothing."""
+    if not _ID.fullmatch(name):
+        raise errors.not_found(what, name)
+    return name
+
+
+def found(what: str, name: str, row: T | None) -> T:
+    """The row. Raises 404."""
+    if row is None:
+        raise errors.not_found(what, name)
+    return row
+
+
+# ---- bodies --------------------------------------------------------------------------------------
+
+
+async def body_chunks(request: Request, limit: int, setting: str) -> Any:
+    """The body as it comes. Raises 413 as soon as it is known to be too large."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit:
+        raise errors.too_large(limit, setting)
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit:
+            raise errors.too_large(limit, setting)
+        yield chunk
+
+
+async def _json_body(request: Request) -> Any:
+    kind = request.headers.get("content-type", "")
+    if kind.partition(";")[0].strip().lower() != "application/json":
+        named = f"Content-Type {kind[:100]!r} is not JSON" if kind else "Content-Type is missing"
+        raise errors.unsupported_type(named, ["application/json"])
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise errors.unsupported_type(f"Content-Encoding {encoding[:100]!r} is not taken; send it plain", [])
+    limit = service_of(request).settings.max_body_bytes
+    chunks = [chunk async for chunk in body_chunks(request, limit, "max_body_bytes")]
+    return b"".join(chunks)
+
+
+#: The bytes of a JSON body; parse_json() reads them, in the route's thread.
+JsonBody = Annotated[bytes, Depends(_json_body)]
+
+
+def parse_json(text: bytes) -> Any:
+    """The value. Raises 400 with the position for what is no JSON, and for a name given twice in one object:
+    readers differ in which of the two they take."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise errors.malformed(str(error)) from None
+    # What nests so deep, or has such numbers, is no request of ours, and refused as such later.
+    with suppress(RecursionError, ValueError):
+        json.loads(text, object_pairs_hook=_no_name_twice)
+    return value
+
+
+def _no_name_twice(pairs: list[tuple[str, Any]]) -> None:
+    if len({name for name, _ in pairs}) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise errors.malformed(f"the name {twice[:100]!r} is given twice in one object")
+
+
+def parse_model(model: type[Model], value: Any, faults: Sequence[errors.Part] = ()) -> Model:
+    """The value as a model. Raises 422 with a JSON pointer to every fault, those already found among them."""
+    parts = list(faults)
+    try:
+        found = model.model_validate(value)
+    except ValidationError as error:
+        parts += [
+            {"pointer": pointer(*item["loc"]), "detail": _said(item)}
+            for item in error.errors(include_url=False)
+        ]
+    if parts:
+        raise errors.invalid(parts)
+    return found
+
+
+def _said(item: Any) -> str:
+    if item["type"] == "extra_forbidden":
+        return "unknown field"
+    value = item.get("input")
+    shown = f" (it is {value!r})" if isinstance(value, str | int | float | bool) else ""
+    return f"{item['msg']}{shown}"
+
+
+def pointer(*path: str | int) -> str:
+    """A JSON pointer (RFC 6901)."""
+    return "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in path)
+
+
+# ---- pages ---------------------------------------------------------------------------------------
+
+_LARGEST = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Page:
+    """Where a page begins and how many rows it has."""
+
+    cursor: str | None
+    limit: int
+
+    def after(self, kind: str, start: int = 0) -> int:
+        """The number that the page follows. Raises 422 for what is no cursor of this list."""
+        return start if self.cursor is None else _read_cursor(self.cursor, kind)
+
+
+async def _page(
+    service: ServiceDep,
+    cursor: Annotated[
+        str | None,
+        Query(max_length=200, description="next_cursor of the page before; without it the first page."),
+    ] = None,
+    limit: Annotated[int, Query(ge=1, description="Rows of a page, at most GEMMTUNE_MAX_PAGE.")] = 100,
+) -> Page:
+    most = service.settings.max_page
+    if limit > most:
+        raise errors.bad_parameter("limit", f"must be between 1 and {most}, not {limit}")
+    return Page(cursor, limit)
+
+
+PageDep = Annotated[Page, Depends(_page)]
+
+
+def make_cursor(kind: str, number: int) -> str:
+    """Opaque to clients."""
+    return base64.urlsafe_b64encode(orjson.dumps([kind, number])).decode().rstrip("=")
+
+
+def _read_cursor(text: str, kind: str) -> int:
+    try:
+        padded = text.encode("ascii") + b"=" * (-len(text) % 4)
+        value = orjson.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
+    except (ValueError, binascii.Error):
+        value = None
+    if isinstance(value, list) and len(value) == 2 and value[0] == kind:
+        number = value[1]
+        if isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= _LARGEST:
+            return number
+    raise errors.bad_parameter(
+        "cursor", "this is no cursor of this list; take next_cursor of a page as it is"
+    )
+
+
+def page_of(kind: str, rows: Sequence[Any], limit: int, number: Callable[[Any], int]) -> dict[str, Any]:
+    """{"items", "next_cursor"}: `rows` may hold one more than the page, which shows that there is a next."""
+    items = list(rows[:limit])
+    more = len(rows) > limit
+    return {"items": items, "next_cursor": make_cursor(kind, number(items[-1])) if more else None}
+
+
+# ---- answers -------------------------------------------------------------------------------------
+
+
+def answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """JSON. Infinite numbers become null."""
+    try:
+        text = orjson.dumps(value)
+    except TypeError:  # an integer beyond 64 bits, in evidence that a candidate left
+        text = json.dumps(value).encode()
+    return Response(text, status, headers, "application/json")

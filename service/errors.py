@@ -1,0 +1,283 @@
+"""Every fault as RFC 9457 problem+json: the one place where errors become answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from sqlalchemy.exc import DataError, DBAPIError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from backends.errors import (
+    AmbiguousDevice,
+    GemmtuneError,
+    InvalidProblem,
+    ReadError,
+    StorageError,
+    UnknownDevice,
+    UnsupportedProblem,
+)
+from db.engine import DatabaseBroken, DatabaseUnavailable, translate
+from db.schema import StaleSchema
+from service.formats.export import ExportRefused
+
+MEDIA_TYPE = "application/problem+json"
+#: A message that quotes what it was sent does not quote all of it.
+_LONGEST_DETAIL = 2000
+_LONGEST_PART = 500
+
+#: One fault of a request: {"pointer"} into the body or {"parameter"}, with {"detail"}.
+Part = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What went wrong. `name` makes the type URI, `members` are added to the document."""
+
+    status: int
+    name: str
+    title: str
+    detail: str
+    members: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Refused(GemmtuneError):
+    """A request that is answered with this fault."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.detail)
+        self.fault = fault
+
+
+# ---- what routes raise ---------------------------------------------------------------------------
+
+
+def not_found(what: str, name: str) -> Refused:
+    """404: there is no such thing."""
+    return Refused(Fault(404, "not-found", "Not found", f"there is no {what} {name!r}"))
+
+
+def unknown_format(name: str, known: Sequence[str]) -> Refused:
+    """404, which lists the formats."""
+    detail = f"there is no format {name[:100]!r}; known: {', '.join(known)}"
+    return Refused(Fault(404, "unknown-format", "No such format", detail, {"formats": list(known)}))
+
+
+def nothing_to_export(reason: str, report: Mapping[str, Any]) -> Refused:
+    """409: the file would hold no row; the report says why."""
+    return Refused(
+        Fault(409, "nothing-to-export", "The file would hold no row", reason, {"report": dict(report)})
+    )
+
+
+def invalid(parts: Sequence[Part], title: str = "The request is not valid") -> Refused:
+    """422: each part with its place."""
+    cut = [{k: v[:_LONGEST_PART] for k, v in part.items()} for part in parts]
+    first = cut[0]
+    where = first.get("pointer", first.get("parameter", ""))
+    more = f" (and {len(cut) - 1} more)" if len(cut) > 1 else ""
+    detail = f"{where}: {first['detail']}{more}" if where else f"{first['detail']}{more}"
+    return Refused(Fault(422, "invalid-request", title, detail, {"errors": cut}))
+
+
+def bad_parameter(name: str, detail: str) -> Refused:
+    """422: one query parameter or header."""
+    return invalid([{"parameter": name, "detail": detail}])
+
+
+def bad_body(pointer: str, detail: str) -> Refused:
+    """422: one place of the body, as a JSON pointer."""
+    return invalid([{"pointer": pointer, "detail": detail}])
+
+
+def malformed(detail: str) -> Refused:
+    """400: the body is no JSON."""
+    return Refused(Fault(400, "malformed-body", "The body is no JSON", detail))
+
+
+def unsupported_type(detail: str, accepted: Sequence[str]) -> Refused:
+    """415, which names what is accepted."""
+    accept = ", ".join(accepted)
+    fault = Fault(
+        415, "unsupported-media-type", "The body's type is not accepted", f"{detail}; accepted: {accept}"
+    )
+    return Refused(replace(fault, headers={"Accept-Post": accept} if accept else {}))
+
+
+def too_large(limit: int, setting: str) -> Refused:
+    """413, which names the limit; the connection ends, because the rest is not read."""
+    return Refused(
+        Fault(
+            413,
+            "body-too-large",
+            "The body is too large",
+            f"the body has more than {limit} bytes (GEMMTUNE_{setting.upper()}); send it in parts",
+            {"limit": limit},
+            {"Connection": "close"},
+        )
+    )
+
+
+# ---- the library's own errors --------------------------------------------------------------------
+
+
+def _invalid_problem(error: InvalidProblem) -> Fault:
+    part = {"detail": str(error)}
+    if error.field is not None:
+        part = {"parameter": error.field, **part}
+    return replace(
+        invalid([part], "The problem is not valid").fault, name="invalid-problem", detail=str(error)
+    )
+
+
+def _unknown_device(error: UnknownDevice) -> Fault:
+    return Fault(
+        404, "unknown-device", "No such device", unknown_device(error), {"available": list(error.available)}
+    )
+
+
+def unknown_device(error: UnknownDevice) -> str:
+    """The message; with no class known at all, what makes one known."""
+    if error.available:
+        return str(error)
+    return (
+        f"no device matches {error.selector!r}: no worker has registered a device yet; "
+        "start one: gemmtune worker"
+    )
+
+
+def _ambiguous(error: AmbiguousDevice) -> Fault:
+    return Fault(
+        409,
+        "ambiguous-device",
+        "Several device classes match",
+        str(error),
+        {"classes": list(error.classes)},
+    )
+
+
+def _plain(status: int, name: str, title: str) -> Callable[[Any], Fault]:
+    return lambda error: Fault(status, name, title, str(error))
+
+
+#: The first class that fits decides; subclasses come before their bases.
+_KNOWN: tuple[tuple[type[GemmtuneError], Callable[[Any], Fault]], ...] = (
+    (Refused, lambda error: error.fault),
+    (InvalidProblem, _invalid_problem),
+    (UnknownDevice, _unknown_device),
+    (AmbiguousDevice, _ambiguous),
+    (UnsupportedProblem, _plain(422, "unsupported-problem", "The problem is not supported")),
+    (ReadError, _plain(422, "unreadable-file", "The file cannot be read")),
+    (ExportRefused, _plain(409, "export-refused", "The export cannot be written")),
+    (StaleSchema, _plain(503, "stale-schema", "The database's schema is not the service's")),
+    (DatabaseUnavailable, _plain(503, "database-unavailable", "The database does not answer")),
+    (DatabaseBroken, _plain(503, "database-broken", "The database cannot be used")),
+    (StorageError, _plain(503, "storage-failed", "A file could not be written")),
+    (GemmtuneError, _plain(500, "failed", "The request failed")),
+)
+
+UNEXPECTED = Fault(
+    500, "unexpected", "Unexpected error", "the service's log tells more under this request's id"
+)
+
+
+def fault_of(error: Exception) -> Fault:
+    """The fault that an error is answered with; UNEXPECTED for one that nobody foresaw."""
+    for kind, make in _KNOWN:
+        if isinstance(error, kind):
+            return make(error)
+    if isinstance(error, RequestValidationError):
+        return invalid([_part(item) for item in error.errors()]).fault
+    if isinstance(error, HTTPException):
+        return _http(error)
+    if isinstance(error, DBAPIError):
+        return _driver(error)
+    return UNEXPECTED
+
+
+def _driver(error: DBAPIError) -> Fault:
+    text = str(error.orig)
+    if "no such table" in text or "no such column" in text or "does not exist" in text:
+        return fault_of(StaleSchema("the database's schema is not this gemmtune's; run: gemmtune db upgrade"))
+    if isinstance(error, DataError):
+        return Fault(422, "invalid-request", "The request is not valid", "a value does not fit its column")
+    mine = translate(error)
+    return UNEXPECTED if mine is error else fault_of(mine)
+
+
+def _http(error: HTTPException) -> Fault:
+    phrase = HTTPStatus(error.status_code).phrase
+    detail = error.detail if error.detail != phrase else ""
+    if error.status_code == 404 and not detail:
+        detail = "nothing is at this address; /openapi.json lists what is"
+    if error.status_code == 405:
+        detail = f"this address takes {(error.headers or {}).get('Allow', 'other methods')}"
+    return Fault(
+        error.status_code,
+        phrase.lower().replace(" ", "-"),
+        phrase.capitalize(),
+        detail or phrase,
+        {},
+        dict(error.headers or {}),
+    )
+
+
+def _part(item: Mapping[str, Any]) -> Part:
+    place, *path = item["loc"]
+    name = ".".join(str(step) for step in path)
+    detail = str(item["msg"])
+    value = item.get("input")
+    if isinstance(value, str | int | float | None):
+        detail = f"{detail} (it is {value!r})"
+    return {"parameter" if place != "body" else "pointer": name, "detail": detail}
+
+
+# ---- answers -------------------------------------------------------------------------------------
+
+
+def problem_response(fault: Fault, request_path: str, request_id: str, retry_after: int) -> Response:
+    """The document; a 503 says when to ask again."""
+    document = {
+        "type": f"urn:gemmtune:{fault.name}",
+        "title": fault.title,
+        "status": fault.status,
+        "detail": fault.detail[:_LONGEST_DETAIL],
+        "instance": quote(request_path, safe="/:@!$&'()*+,;=~-._"),
+        "request_id": request_id,
+        **fault.members,
+    }
+    headers = dict(fault.headers)
+    if fault.status == 503:
+        headers.setdefault("Retry-After", str(retry_after))
+    text = orjson.dumps(document, default=str)
+    return Response(text, fault.status, headers, MEDIA_TYPE)
+
+
+def install(
+    app: FastAPI, retry_after: int, allowed: Callable[[str], Sequence[str]] = lambda path: ()
+) -> None:
+    """Makes every error of the app a problem document. `allowed` lists the methods of a path."""
+
+    async def answer(request: Request, error: Exception) -> Response:
+        fault = fault_of(error)
+        if fault is UNEXPECTED:
+            raise error  # the outermost layer logs it with its traceback
+        methods = allowed(str(request.scope["path"])) if fault.status == 405 else ()
+        if methods:
+            listed = ", ".join(methods)
+            fault = replace(fault, detail=f"this address takes {listed}", headers={"Allow": listed})
+        return problem_response(
+            fault, str(request.scope["path"]), str(request.scope.get("request_id", "")), retry_after
+        )
+
+    for kind in (GemmtuneError, RequestValidationError, HTTPException, DBAPIError):
+        app.add_exception_handler(kind, answer)

@@ -1,0 +1,300 @@
+"""The best known rows of a device class as a file of another tool, streamed.
+
+A hundred thousand rows are written in seconds because what they share (environments, policies, solutions) is
+built once, and a stored problem is taken as it is: it was checked when it was stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from importlib.metadata import version
+from itertools import islice
+from typing import Any
+
+import orjson
+from sqlalchemy import Connection, Engine
+
+from backends.canonical import slug
+from backends.environment import DeviceClass, Environment
+from backends.problem import GemmProblem
+from backends.solution import Solution
+from db import queries
+from db.engine import reading
+from service.formats import WRITERS, ExportOptions, ExportRefused, ExportReport, ExportRow, Writer
+from service.formats.export import IMPORTED, MEASURED
+from tuners.policy import MeasurementPolicy
+
+#: Rows whose keys are looked up together, and characters of a piece handed on.
+_ROWS, _PIECE = 1000, 64 * 1024
+#: Environments that a header may speak of.
+_ENVIRONMENTS = 100
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which rows are written, and for whom: see ExportOptions."""
+
+    device: DeviceClass
+    policy_id: str
+    imported: bool = False
+    target: str | None = None
+    ties: str = "omit"
+    validators: Mapping[str, str] = field(default_factory=dict)
+    workspace_limit: int | None = None
+
+
+@dataclass
+class Export:
+    """A file to be: take `pieces` to their end, then `report` is whole. `tag` is equal for equal files."""
+
+    name: str
+    media_type: str
+    tag: str
+    report: ExportReport
+    pieces: Iterator[str]
+
+    def whole_report(self) -> ExportReport:
+        """The report of the whole file, which is written for nobody."""
+        for _ in self.pieces:
+            pass
+        return self.report
+
+
+def writer(format_name: str) -> Writer:
+    """The format's writer. Raises ExportRefused, which lists the formats."""
+    if format_name not in WRITERS:
+        known = ", ".join(WRITERS) or "none"
+        raise ExportRefused(f"{format_name!r} is no format that can be written; known: {known}")
+    return WRITERS[format_name]
+
+
+def export_tag(connection: Connection, format_name: str, chosen: Selection) -> str:
+    """Equal while nothing that the file depends on has changed."""
+    class_id = str(chosen.device)
+    parts = [
+        version("gemmtune"),
+        format_name,
+        queries.revision(connection, class_id),
+        class_id,
+        chosen.policy_id,
+        chosen.imported,
+        chosen.target,
+        chosen.ties,
+        sorted(chosen.validators.items()),
+        chosen.workspace_limit,
+    ]
+    return sha256(orjson.dumps(parts)).hexdigest()[:24]
+
+
+def open_export(engine: Engine, format_name: str, chosen: Selection) -> Export:
+    """The export, whose rows are read as its pieces are taken. Raises ExportRefused for one that makes no
+    sense as asked; UnknownDevice is the caller's to find."""
+    made = writer(format_name)
+    report = ExportReport()
+    with reading(engine) as connection:
+        tag = export_tag(connection, format_name, chosen)
+        environments = [
+            Environment.from_dict(row["content"])
+            for row in queries.best_environments(
+                connection, str(chosen.device), chosen.policy_id, _ENVIRONMENTS
+            )
+        ]
+    options = ExportOptions(
+        device=chosen.device,
+        target=chosen.target,
+        ties=chosen.ties,
+        validators=chosen.validators,
+        environments=tuple(environments),
+        workspace_limit=chosen.workspace_limit,
+    )
+    rows = _rows(engine, chosen, made.key_formats)
+    return Export(
+        f"gemmtune-{made.name}-{slug(str(chosen.device))}{made.suffix}",
+        made.media_type,
+        tag,
+        report,
+        _gathered(made.write(rows, options, report)),
+    )
+
+
+def nothing_reason(engine: Engine, chosen: Selection, report: ExportReport) -> str:
+    """Why a file would hold no row."""
+    if report.omitted:
+        reason, count = max(report.omitted.items(), key=lambda item: item[1])
+        return f"none of {sum(report.omitted.values())} rows can be written; {count} of them: {reason}"
+    with reading(engine) as connection:
+        others = queries.best_policies(connection, str(chosen.device))
+    listed = ", ".join(f"{policy_id} ({count} rows)" for policy_id, count in others)
+    return f"nothing was measured on {chosen.device} under {chosen.policy_id}" + (
+        f"; measured under: {listed} (policy=...)" if listed else ""
+    )
+
+
+def until_written(export: Export) -> list[str]:
+    """Takes pieces until one row is written; what was taken. With the report's `written` still 0 the file
+    has no row."""
+    taken = []
+    for piece in export.pieces:
+        taken.append(piece)
+        if export.report.written:
+            break
+    return taken
+
+
+def _gathered(pieces: Iterator[str]) -> Iterator[str]:
+    """Pieces of a size that is worth sending."""
+    held: list[str] = []
+    size = 0
+    for piece in pieces:
+        held.append(piece)
+        size += len(piece)
+        if size >= _PIECE:
+            yield "".join(held)
+            held, size = [], 0
+    if held:
+        yield "".join(held)
+
+
+# ---- rows ----------------------------------------------------------------------------------------
+
+
+def _rows(engine: Engine, chosen: Selection, key_formats: Sequence[str]) -> Iterator[ExportRow]:
+    with reading(engine) as connection:
+        shared = _Shared(connection, chosen)
+        written: set[str] = set()
+        measured = queries.export_rows(connection, str(chosen.device), chosen.policy_id)
+        while part := list(islice(measured, _ROWS)):
+            keys = _keys(connection, key_formats, [row["problem_id"] for row in part])
+            for row in part:
+                yield shared.measured(row, keys.get(row["problem_id"], ((), 0)))
+                if chosen.imported:
+                    written.add(row["problem_id"])
+        if chosen.imported:
+            yield from _claims(connection, chosen, shared, written, key_formats)
+
+
+def _claims(
+    connection: Connection, chosen: Selection, shared: _Shared, written: set[str], key_formats: Sequence[str]
+) -> Iterator[ExportRow]:
+    """What imported files say of problems that were never measured, the latest of each."""
+    claims = (
+        row
+        for row in queries.claim_rows(connection, str(chosen.device))
+        if row["solution_id"] is not None and row["policy_id"] in ("", chosen.policy_id)
+    )
+    while part := list(islice(claims, _ROWS)):
+        keys = _keys(connection, key_formats, [row["problem_id"] for row in part])
+        for row in part:
+            if row["problem_id"] not in written:
+                written.add(row["problem_id"])
+                yield shared.claimed(row, keys.get(row["problem_id"], ((), 0)))
+
+
+def _keys(
+    connection: Connection, formats: Sequence[str], ids: Sequence[str]
+) -> dict[str, tuple[tuple[str, ...], int]]:
+    """The tool's own texts for problems, and their calls."""
+    found: dict[str, tuple[tuple[str, ...], int]] = {}
+    for name in formats:
+        for problem_id, pairs in queries.problem_keys(connection, name, ids).items():
+            texts, count = found.get(problem_id, ((), 0))
+            new = tuple(key for key, _ in pairs if key and key not in texts)
+            found[problem_id] = (texts + new, count + sum(calls for _, calls in pairs))
+    return found
+
+
+def stored_problem(problem_id: str, values: Mapping[str, Any]) -> GemmProblem:
+    """A problem as it was stored: checked then, and its id known."""
+    problem = object.__new__(GemmProblem)
+    vars(problem).update(values, id=problem_id)
+    return problem
+
+
+class _Shared:
+    """Values that many rows have in common, each built once."""
+
+    def __init__(self, connection: Connection, chosen: Selection) -> None:
+        self._connection, self._device = connection, chosen.device
+        content = queries.policy_content(connection, chosen.policy_id)
+        self._policy = MeasurementPolicy() if content is None else MeasurementPolicy.from_dict(content)
+        self._environments: dict[str, Environment] = {}
+        self._solutions: dict[str, Solution] = {}
+
+    def measured(self, row: Row, keys: tuple[tuple[str, ...], int]) -> ExportRow:
+        verdict = orjson.loads(row["content"])
+        speedup = verdict["speedup"]
+        return ExportRow(
+            problem=stored_problem(row["problem_id"], orjson.loads(row["problem"])),
+            keys=keys[0],
+            count=keys[1],
+            environment=self._environment(row["environment_id"]),
+            policy=self._policy,
+            solution=self._solution(row["winner_id"], row, "winner_"),
+            baseline=self._solution(row["baseline_id"], row, "baseline_"),
+            baseline_name=row["baseline_name"],
+            judgement=row["judgement"],
+            seconds=row["seconds"],
+            baseline_seconds=row["baseline_seconds"],
+            speedup=(speedup["low"], speedup["mid"], speedup["high"]),
+            rounds=verdict["rounds"],
+            session=row["session_id"],
+            decided_at=row["created_at"],
+            provenance=MEASURED,
+            source=row["provenance_source"] or "",
+        )
+
+    def claimed(self, row: Row, keys: tuple[tuple[str, ...], int]) -> ExportRow:
+        said = row["content"] or {}
+        solution = self._solution(row["solution_id"], row, "")
+        speedup = said.get("speedup")
+        environment_id = said.get("environment_id")
+        return ExportRow(
+            problem=stored_problem(row["problem_id"], row["problem"]),
+            keys=keys[0],
+            count=keys[1],
+            environment=self._unknown() if environment_id is None else self._environment(environment_id),
+            policy=self._policy,
+            solution=solution,
+            baseline=Solution.from_dict(said["baseline"]) if "baseline" in said else solution,
+            baseline_name=said.get("baseline_name") or "",
+            judgement="",
+            seconds=row["seconds"],
+            baseline_seconds=said.get("baseline_seconds"),
+            speedup=None if speedup is None else (speedup[0], speedup[1], speedup[2]),
+            rounds=said.get("rounds") or 0,
+            session=said.get("session"),
+            decided_at=said.get("decided_at"),
+            provenance=IMPORTED,
+            source=row["source"],
+        )
+
+    def _environment(self, environment_id: str) -> Environment:
+        if environment_id not in self._environments:
+            found = queries.environment_contents(self._connection, [environment_id])
+            self._environments[environment_id] = Environment.from_dict(found[environment_id])
+        return self._environments[environment_id]
+
+    def _unknown(self) -> Environment:
+        """All that is known of where another tool's results were found."""
+        device = self._device
+        if "" not in self._environments:
+            self._environments[""] = Environment(
+                device.vendor, device.arch, device.product, device.units, memory_bytes=0, uuid=""
+            )
+        return self._environments[""]
+
+    def _solution(self, solution_id: str, row: Row, prefix: str) -> Solution:
+        known = self._solutions.get(solution_id)
+        if known is None:
+            names = ("family", "version", "build", "workspace_bytes", "deterministic")
+            parameters = row[prefix + "parameters"]
+            known = Solution(
+                parameters=orjson.loads(parameters) if isinstance(parameters, str) else parameters,
+                **{name: row[prefix + name] for name in names},
+            )
+            self._solutions[solution_id] = known
+        return known

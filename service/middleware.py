@@ -1,0 +1,101 @@
+"""What surrounds every request: its id, its log line, its metrics, and what becomes of the unforeseen.
+
+Plain ASGI: a layer of Starlette's BaseHTTPMiddleware would cost a lookup half of its time and hold back
+streams.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from secrets import token_hex
+
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.errors import UNEXPECTED, problem_response
+from service.metrics import Metrics
+
+_access = logging.getLogger("gemmtune.access")
+_log = logging.getLogger(__name__)
+_SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+#: What stands for a path that no route has: a metric's labels must not grow with what strangers ask for.
+UNMATCHED = "unmatched"
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"))
+
+
+class Observed:
+    """The outermost layer of ours: request ids, access log, metrics, and 500 without a traceback."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, access_log: bool, retry_after: int) -> None:
+        self._app, self._metrics = app, metrics
+        self._access_log, self._retry_after = access_log, retry_after
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begin = time.perf_counter()
+        request_id = _request_id(scope)
+        scope["request_id"] = request_id
+        header = (b"x-request-id", request_id.encode())
+        status = 0
+
+        async def sender(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), header]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sender)
+        except Exception:
+            _log.exception("request %s failed: %s %s", request_id, scope["method"], _shown(scope["path"]))
+            if status:  # the answer has begun: it is cut off, so that nobody takes it for whole
+                raise
+            response = problem_response(UNEXPECTED, scope["path"], request_id, self._retry_after)
+            await response(scope, receive, sender)
+        finally:
+            self._count(scope, status, time.perf_counter() - begin, request_id)
+
+    def _count(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
+        route = getattr(scope.get("route"), "path_format", UNMATCHED)
+        method = scope["method"]
+        self._metrics.observe(route, method if method in _METHODS else "OTHER", status, seconds)
+        if self._access_log and _access.isEnabledFor(logging.INFO):
+            _access.info(
+                "method=%s path=%s status=%d ms=%.2f request_id=%s",
+                method,
+                _shown(scope["path"]),
+                status,
+                seconds * 1e3,
+                request_id,
+            )
+
+
+class Compressed:
+    """gzip for answers that gain by it: not for lookups, which are small and many, nor for streams."""
+
+    def __init__(self, app: ASGIApp, minimum_size: int, plain: frozenset[str]) -> None:
+        self._app, self._plain = app, plain
+        self._packed = GZipMiddleware(app, minimum_size=minimum_size, compresslevel=5)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        plain = scope["type"] != "http" or (scope["method"] == "GET" and scope["path"] in self._plain)
+        await (self._app if plain else self._packed)(scope, receive, send)
+
+
+def _request_id(scope: Scope) -> str:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            if _SANE_ID.fullmatch(value):
+                return str(value, "ascii")
+            break
+    return token_hex(8)
+
+
+def _shown(path: str) -> str:
+    """On one line, without what a terminal or a log reader might obey."""
+    return path[:300] if path.isascii() and path.isprintable() and " " not in path else repr(path[:300])

@@ -1,0 +1,158 @@
+"""The best solution of one problem, and of ten thousand at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.routing import APIRoute
+from sqlalchemy import Connection
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from backends.errors import InvalidProblem
+from backends.problem import GemmProblem
+from db import queries
+from service import answers, best, errors, schemas
+from service.deps import STRICT, JsonBody, Service, ServiceDep, parse_json, parse_model, service_of
+from service.routes import describe, parsing
+from service.routes.examples import BEST_DEFAULT, BEST_EXACT, BEST_NEAREST, BEST_REQUEST
+from service.routes.question import Question, policy_of, read_question
+
+PATH = "/v1/solutions/best"
+router = APIRouter(tags=["solutions"], dependencies=STRICT)
+
+
+# ---- one -----------------------------------------------------------------------------------------
+
+
+async def get_best(request: Request) -> Response:
+    """The best known way to run a problem: `match` says whether it was measured for this very problem
+    (exact), for a near one (nearest: with its distance in doublings, and how the solution fared on other
+    near problems), by somebody else (imported: only where asked for), or not at all (default)."""
+    service = service_of(request)
+    question = read_question(request.scope["query_string"])
+    if not service.classes_are_fresh():
+        service.refresh_classes(await service.lookup.classes())
+    device = service.selected(question.selector or service.settings.device)
+    document = await service.lookup.document(question.problem.id, str(device), question.policy_id)
+    if document is not None and not question.filters:
+        body = best.exact(document)
+    else:
+        asked = best.Asked(device, question.policy_id, question.filters, question.imported)
+        body = await run_in_threadpool(_search, service, asked, question, document)
+    return _tagged(request, body)
+
+
+def _search(service: Service, asked: best.Asked, question: Question, document: str | None) -> bytes:
+    return service.read(best.answer, asked, question.problem, document)
+
+
+def _tagged(request: Request, body: bytes) -> Response:
+    """With a tag, by which a client asks whether it is still so: 304."""
+    tag = f'W/"{blake2b(body, digest_size=12).hexdigest()}"'
+    headers = {"ETag": tag, "Cache-Control": "no-cache"}
+    if is_known(request, tag):
+        return Response(status_code=304, headers=headers)
+    return Response(body, 200, headers, "application/json")
+
+
+def is_known(request: Request, tag: str) -> bool:
+    """Whether the client has the answer already (If-None-Match, compared weakly)."""
+    for name, value in request.scope["headers"]:
+        if name == b"if-none-match":
+            given = value.decode("latin-1").split(",")
+            return any(g.strip() == "*" or g.strip().removeprefix("W/") == tag[2:] for g in given)
+    return False
+
+
+class _BareRoute(APIRoute):
+    """A route of the OpenAPI document whose function is called as it is: what FastAPI does for parameters,
+    dependencies and models takes as long as the whole lookup."""
+
+    def __init__(self, path: str, endpoint: Any, **described: Any) -> None:
+        super().__init__(path, endpoint, **described)
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            response = await endpoint(Request(scope, receive))
+            await response(scope, receive, send)
+
+        self.app: ASGIApp = app
+
+
+def hot_route() -> APIRoute:
+    """GET, as a route to be tried before all others."""
+    return _BareRoute(
+        PATH,
+        get_best,
+        methods=["GET"],
+        tags=["solutions"],
+        response_model=answers.Best,
+        responses={
+            200: {
+                "description": "The answer; `match` says how far it goes",
+                "content": {
+                    "application/json": {
+                        "examples": {
+                            "exact": {"value": BEST_EXACT},
+                            "nearest": {"value": BEST_NEAREST},
+                            "default": {"value": BEST_DEFAULT},
+                        }
+                    }
+                },
+                "headers": {"ETag": {"description": "Of the answer.", "schema": {"type": "string"}}},
+            },
+            304: {"description": "What If-None-Match names is still the answer"},
+            **describe.refuses(404, 409),
+        },
+        openapi_extra={"parameters": describe.best_parameters()},
+    )
+
+
+# ---- many ----------------------------------------------------------------------------------------
+
+
+@router.post(
+    PATH,
+    response_model=answers.BestAnswers,
+    responses={
+        200: describe.gives({"results": [BEST_EXACT, BEST_DEFAULT]}, "An answer a problem, in their order"),
+        **describe.refuses(409, body=True),
+    },
+    openapi_extra=describe.takes(schemas.BestRequest, BEST_REQUEST),
+)
+def post_best(service: ServiceDep, body: JsonBody) -> Response:
+    """The best known ways to run many problems. Near problems are looked up for the first
+    GEMMTUNE_MAX_NEAR of those that were never measured."""
+    value = parse_json(body)
+    faults: list[errors.Part] = []
+    items = parsing.problems(value, service.settings.max_problems, False, faults)
+    request = parse_model(schemas.BestRequest, value, faults)
+    device = parsing.device_class(service, request.device or service.settings.device)
+    try:
+        policy_id = policy_of(request.policy, request.mode, request.cache)
+    except InvalidProblem as error:
+        raise errors.bad_body(f"/{error.field}", str(error)) from None
+    families = None if request.families is None else frozenset(request.families)
+    filters = best.Filters(request.max_workspace, request.deterministic, families)
+    asked = best.Asked(device, policy_id, filters, request.imported)
+    results = service.read(_answers, asked, [problem for problem, _ in items], service.settings.max_near)
+    return Response(b'{"results":[' + b",".join(results) + b"]}", media_type="application/json")
+
+
+def _answers(
+    connection: Connection, asked: best.Asked, problems: Sequence[GemmProblem], most_near: int
+) -> list[bytes]:
+    ids = list(dict.fromkeys(problem.id for problem in problems))
+    documents = queries.best_documents(connection, ids, str(asked.device), asked.policy_id)
+    found: dict[str, bytes] = {}
+    missing = 0
+    for problem in problems:
+        if problem.id not in found:
+            document = documents.get(problem.id)
+            missing += document is None
+            found[problem.id] = best.answer(connection, asked, problem, document, missing <= most_near)
+    return [found[problem.id] for problem in problems]

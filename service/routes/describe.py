@@ -1,0 +1,118 @@
+"""What the OpenAPI document says of a route beyond its parameters: bodies, examples, refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from backends.problem_rules import ALIGNMENTS, MAX_SIZE, MAX_STRIDE
+from service.errors import MEDIA_TYPE
+from tuners.policy import CACHES, MODES
+
+_FAULT = {"$ref": "#/components/schemas/Fault"}
+_WHEN = {
+    400: "The body is no JSON",
+    404: "There is no such thing",
+    409: "The request names several things, or asks for what cannot be given",
+    413: "The body is too large",
+    415: "The body is of another type",
+    422: "A parameter or a field is not valid; `errors` lists every fault",
+    500: "Unexpected; the service's log has the request's id",
+    503: "The database does not answer (Retry-After), or its schema is another version's",
+}
+#: Of operations that read a body.
+_BODY = (400, 413, 415)
+
+
+def refuses(*statuses: int, body: bool = False) -> dict[int | str, dict[str, Any]]:
+    """`responses` of a route: these and what every operation may answer."""
+    every = {*statuses, 422, 500, 503, *(_BODY if body else ())}
+    return {status: _problem(status) for status in sorted(every)}
+
+
+def _problem(status: int) -> dict[str, Any]:
+    example = {
+        "type": "urn:gemmtune:...",
+        "title": "...",
+        "status": status,
+        "detail": "...",
+        "instance": "/v1/...",
+        "request_id": "8a3ce0b6c1f94a55",
+    }
+    return {
+        "description": _WHEN[status],
+        "content": {MEDIA_TYPE: {"schema": _FAULT, "example": example}},
+    }
+
+
+def gives(
+    example: Any, description: str = "The answer", media_type: str = "application/json"
+) -> dict[str, Any]:
+    """An example of a response whose schema is its model's."""
+    return {"description": description, "content": {media_type: {"example": example}}}
+
+
+def takes(model: type[BaseModel], example: Any) -> dict[str, Any]:
+    """`openapi_extra` of a route that reads its JSON body itself."""
+    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
+    content = {"application/json": {"schema": schema, "example": example}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+# ---- the question for the best solution ------------------------------------------------------------
+
+_SIZE = {"type": "integer", "minimum": 1, "maximum": MAX_SIZE}
+_LEADING = {"type": "integer", "minimum": 1, "maximum": MAX_STRIDE}
+_TEXT = {"type": "string"}
+_BOOL = {"type": "boolean"}
+_TRANSPOSED = {"type": "string", "enum": ["true", "false", "1", "0", "N", "T", "C"]}
+_OBJECT = "; a name, or an object as JSON text"
+
+
+IF_NONE_MATCH = {
+    "name": "If-None-Match",
+    "in": "header",
+    "required": False,
+    "schema": _TEXT,
+    "description": "A tag had before: 304 where it is still the answer's.",
+}
+
+
+def best_parameters() -> list[dict[str, Any]]:
+    """The query of GET /v1/solutions/best, which its route reads itself."""
+    fields: dict[str, tuple[dict[str, Any], str]] = {
+        "m": (_SIZE, "Rows of the row-major output."),
+        "n": (_SIZE, "Columns of the row-major output."),
+        "k": (_SIZE, "Length of the dot products."),
+        "dtype": (_TEXT, "Of A, and of all that is not given; default fp32."),
+        "batch": (_SIZE, "Strided batch."),
+        "trans_a": (_TRANSPOSED, "A is stored transposed."),
+        "trans_b": (_TRANSPOSED, "B is stored transposed (F.linear)."),
+        **{f"dtype_{side}": (_TEXT, f"Of {side.upper()}.") for side in "abcd"},
+        "compute": (_TEXT, "Compute type, where it is not the default."),
+        "epilogue": (_TEXT, f"none, bias, relu, bias_relu, ...{_OBJECT}."),
+        "scaling": (_TEXT, f"none, tensor, row, ...{_OBJECT}."),
+        "alpha": ({"type": "number"}, "Scales the product."),
+        "beta": ({"type": "number"}, "Scales C, which is added."),
+        **{f"ld{side}": (_LEADING, f"Leading dimension of {side.upper()}, elements.") for side in "abcd"},
+        "strides": (_TEXT, 'Elements between the matrices of a batch, as JSON text: {"a":0,"b":4096}.'),
+        "layout": ({"type": "string", "enum": ["row", "col"]}, "row (default) or col."),
+        "alignment": (
+            {"type": "integer", "enum": list(ALIGNMENTS)},
+            "Bytes that addresses are multiples of.",
+        ),
+        "fast_accumulation": (_BOOL, "Of 8-bit floats."),
+        "device": (_TEXT, "A device selector; default GEMMTUNE_DEVICE."),
+        "policy": (_TEXT, "A measurement policy's id; or give mode and cache."),
+        "mode": ({"type": "string", "enum": list(MODES)}, "eager (default) or graph."),
+        "cache": ({"type": "string", "enum": list(CACHES)}, "cold (default) or warm operands."),
+        "max_workspace": ({"type": "integer", "minimum": 0, "maximum": 2**63 - 1}, "Bytes, at most."),
+        "deterministic": (_BOOL, "Only solutions known to be deterministic."),
+        "families": (_TEXT, "Only these families, separated by commas."),
+        "imported": (_BOOL, "Also what imported files claim, where nothing was measured."),
+    }
+    return [
+        {"name": n, "in": "query", "required": n in ("m", "n", "k"), "schema": schema, "description": text}
+        for n, (schema, text) in fields.items()
+    ] + [IF_NONE_MATCH]

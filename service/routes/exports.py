@@ -1,0 +1,143 @@
+"""The best rows of a device class as a file of another tool."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response, StreamingResponse
+
+from backends.environment import DeviceClass
+from service import errors, exports, schemas
+from service.deps import STRICT, Service, ServiceDep, answer
+from service.formats import WRITERS
+from service.formats.export import TIES, ExportReport
+from service.routes import describe
+from service.routes.best import is_known
+from service.routes.examples import EXPORT_REPORT
+from service.routes.question import policy_of
+
+router = APIRouter(tags=["files"], dependencies=STRICT)
+
+
+def _file_contents() -> dict[str, Any]:
+    """What the writers write, by media type; JSON is the report's too."""
+    contents: dict[str, Any] = {
+        writer.media_type: {"schema": {"type": "string"}, "example": writer.example}
+        for writer in WRITERS.values()
+    }
+    report = {"$ref": "#/components/schemas/ExportReport"}
+    contents["application/json"] = {
+        "schema": {"anyOf": [report, {"type": "object"}]},
+        "example": EXPORT_REPORT,
+    }
+    return contents
+
+
+@router.get(
+    "/v1/exports/{format_name}",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "The file; with report=true what would be in it and what would not, and why",
+            "content": _file_contents(),
+            "headers": {
+                "ETag": {"description": "Of the file.", "schema": {"type": "string"}},
+                "Content-Disposition": {
+                    "description": "A name for the file.",
+                    "schema": {"type": "string"},
+                },
+            },
+        },
+        304: {"description": "What If-None-Match names is still the file"},
+        **describe.refuses(404, 409),
+    },
+    openapi_extra={"parameters": [describe.IF_NONE_MATCH]},
+)
+def export_file(
+    request: Request,
+    service: ServiceDep,
+    format_name: str,
+    device: Annotated[
+        str | None, Query(max_length=200, description="A device selector; default GEMMTUNE_DEVICE.")
+    ] = None,
+    target: Annotated[
+        str | None, Query(max_length=200, description="The stack that will load the file, e.g. torch-2.9.")
+    ] = None,
+    ties: Annotated[
+        str, Query(description="What becomes of a TIE or a LOSS.", json_schema_extra={"enum": list(TIES)})
+    ] = "omit",
+    policy: Annotated[str | None, Query(max_length=80, description="A measurement policy's id.")] = None,
+    imported: Annotated[bool, Query(description="Also what imported files claim, so labelled.")] = False,
+    validator: Annotated[
+        list[str] | None, Query(max_length=100, description="A value of the file's header, KEY:VALUE.")
+    ] = None,
+    max_workspace: Annotated[
+        int | None, Query(ge=0, le=schemas.INT64, description="Bytes that a solution may use there.")
+    ] = None,
+    report: Annotated[bool, Query(description="Answer the report alone.")] = False,
+) -> Response:
+    """The best known rows of a device class as the file that a stack loads. Rows that the target cannot use
+    are left out and counted with their reasons; a file without a row is refused (409)."""
+    if format_name not in WRITERS:
+        raise errors.unknown_format(format_name, list(WRITERS))
+    found: DeviceClass = service.read(service.device_class, device or service.settings.device)
+    chosen = exports.Selection(
+        found, policy_of(policy, None, None), imported, target, ties, _validators(validator or ()),
+        max_workspace,
+    )  # fmt: skip
+    if report:
+        made = exports.open_export(service.engine, format_name, chosen)
+        return answer(_report(format_name, chosen, made.whole_report()))
+    tag = f'W/"{service.read(exports.export_tag, format_name, chosen)}"'
+    headers = {"ETag": tag, "Cache-Control": "no-cache"}
+    if is_known(request, tag):
+        return Response(status_code=304, headers=headers)
+    return _file(service, format_name, chosen, headers)
+
+
+def _file(service: Service, format_name: str, chosen: exports.Selection, headers: dict[str, str]) -> Response:
+    made = exports.open_export(service.engine, format_name, chosen)
+    begun = exports.until_written(made)
+    if not made.report.written:
+        reason = exports.nothing_reason(service.engine, chosen, made.report)
+        raise errors.nothing_to_export(reason, _report(format_name, chosen, made.report))
+    named = {"Content-Disposition": f'attachment; filename="{made.name}"'}
+    return StreamingResponse(
+        _stream(begun, made.pieces), headers={**headers, **named}, media_type=made.media_type
+    )
+
+
+async def _stream(begun: Sequence[str], rest: Iterator[str]) -> AsyncIterator[bytes]:
+    """In threads, and closed in any case: the rows hold a connection."""
+    try:
+        for piece in begun:
+            yield piece.encode()
+        while (found := await run_in_threadpool(next, rest, None)) is not None:
+            yield found.encode()
+    finally:
+        close = getattr(rest, "close", None)
+        if close is not None:
+            await run_in_threadpool(close)
+
+
+def _report(format_name: str, chosen: exports.Selection, found: ExportReport) -> dict[str, Any]:
+    return {
+        "format": format_name,
+        "device_class": str(chosen.device),
+        "policy_id": chosen.policy_id,
+        "target": chosen.target,
+        **found.to_dict(),
+    }
+
+
+def _validators(given: Sequence[str]) -> dict[str, str]:
+    out: dict[str, str] = {}
+    for text in given:
+        key, colon, value = text.partition(":")
+        if not (key and colon and value) or not text.isprintable() or key in out:
+            raise errors.bad_parameter("validator", f"must be KEY:VALUE, each key once, not {text[:80]!r}")
+        out[key] = value
+    return out

@@ -1,0 +1,57 @@
+"""Whether the service lives, whether it can work, and its metrics."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from db import schema
+from service import answers
+from service.deps import STRICT, ServiceDep, answer
+from service.metrics import CONTENT_TYPE, Metrics
+from service.routes import describe
+
+router = APIRouter(tags=["operations"], dependencies=STRICT)
+
+
+@router.get(
+    "/healthz",
+    response_model=answers.Health,
+    responses={200: describe.gives({"status": "ok"}), **describe.refuses()},
+)
+async def healthz() -> Response:
+    """The process lives. Nothing else is looked at."""
+    return answer({"status": "ok"})
+
+
+@router.get(
+    "/readyz",
+    response_model=answers.Ready,
+    responses={200: describe.gives({"status": "ready", "schema": "0001"}), **describe.refuses()},
+)
+def readyz(service: ServiceDep) -> Response:
+    """The database answers and its schema is this version's; else 503, which says what to do."""
+    schema.check(service.engine)
+    return answer({"status": "ready", "schema": schema.head()})
+
+
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "Prometheus text",
+            "content": {
+                "text/plain": {
+                    "schema": {"type": "string"},
+                    "example": 'gemmtune_jobs{status="queued"} 3.0\n',
+                }
+            },
+        },
+        **describe.refuses(),
+    },
+)
+def metrics(request: Request) -> Response:
+    """Requests by route, jobs and workers by status, and the process, for Prometheus."""
+    found: Metrics = request.app.state.metrics
+    return Response(found.text(), media_type=CONTENT_TYPE)

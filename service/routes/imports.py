@@ -1,0 +1,121 @@
+"""Files taken in: what to tune, what other tools found, what bare nodes measured."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator
+from typing import IO, Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from backends.errors import StorageError
+from service import answers, errors, imports
+from service.deps import STRICT, Service, ServiceDep, answer, body_chunks, service_of
+from service.formats import READERS
+from service.routes import describe, parsing
+from service.routes.examples import IMPORT_ANSWER
+from service.routes.views import tuning_links
+from service.schemas import TuningOptions
+
+router = APIRouter(tags=["files"], dependencies=STRICT)
+
+MEDIA_TYPES = (
+    "text/csv",
+    "text/plain",
+    "application/json",
+    "application/x-ndjson",
+    "application/octet-stream",
+)
+#: Held in memory until it is longer; then in a file that nobody else sees.
+_IN_MEMORY = 1 << 20
+
+
+async def _upload(request: Request) -> AsyncIterator[IO[bytes]]:
+    kind = request.headers.get("content-type", MEDIA_TYPES[-1]).partition(";")[0].strip().lower()
+    if kind not in MEDIA_TYPES:
+        raise errors.unsupported_type(f"Content-Type {kind[:100]!r} is no file of a tool", MEDIA_TYPES)
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise errors.unsupported_type(
+            f"Content-Encoding {encoding[:100]!r} is not taken; send the file unpacked", MEDIA_TYPES
+        )
+    limit = service_of(request).settings.max_upload_bytes
+    with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY) as file:
+        held = 0
+        async for chunk in body_chunks(request, limit, "max_upload_bytes"):
+            held += len(chunk)
+            try:
+                if held > _IN_MEMORY:
+                    await run_in_threadpool(file.write, chunk)
+                else:
+                    file.write(chunk)
+            except OSError as error:
+                raise StorageError(f"the upload cannot be kept: {error.strerror or error}") from error
+        file.seek(0)
+        yield file
+
+
+Upload = Annotated[IO[bytes], Depends(_upload)]
+
+
+@router.post(
+    "/v1/imports/{format_name}",
+    response_model=answers.ImportAnswer,
+    responses={200: describe.gives(IMPORT_ANSWER), **describe.refuses(404, 409, body=True)},
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "description": "The file as it is.",
+            "content": {
+                kind: {
+                    "schema": {"type": "string", "format": "binary"},
+                    "example": READERS["tunableop-untuned"].example + "\n",
+                }
+                for kind in MEDIA_TYPES
+            },
+        }
+    },
+)
+def import_upload(
+    service: ServiceDep,
+    file: Upload,
+    format_name: str,
+    device: Annotated[
+        str | None,
+        Query(
+            max_length=200,
+            description="Whose results the file's are: a selector, or a new class vendor:arch:product:units.",
+        ),
+    ] = None,
+    tune: Annotated[bool, Query(description="Also tune its problems on the device.")] = False,
+    source: Annotated[str | None, Query(max_length=500, description="Where the file came from.")] = None,
+) -> Response:
+    """Take a file in. `auto` finds the format out. Its problems are stored with the tool's own names for
+    them; results rows become claims, which are served only where asked for; a bare node's journal becomes
+    measurements. The same file again changes nothing."""
+    if format_name != "auto" and format_name not in READERS:
+        raise errors.unknown_format(format_name, ["auto", *READERS])
+    target = imports.import_class(service.engine, device or service.settings.device) if tune else None
+    name = None if format_name == "auto" else format_name
+    done = imports.import_file(service.engine, file, "the upload", name, device, source or "upload")
+    value = done.to_dict()
+    value["tuning"] = None if target is None else _tune(service, done, target)
+    return answer(value)
+
+
+def _tune(service: Service, done: imports.ImportAnswer, device: Any) -> dict[str, Any]:
+    items = imports.distinct(done.read)
+    most = service.settings.max_problems
+    if not items or len(items) > most:
+        reason = "the file has no problem" if not items else f"more than {most} problems; tune them in parts"
+        return {"id": None, "total": 0, "reason": reason, "links": None}
+    request = TuningOptions()
+    policy, budget, search, rule = parsing.settings_of(request, service.settings, device)
+    created = service.tunings.submit(
+        device, policy, budget, search, rule, items, request.priority, request.force
+    )
+    return {
+        "id": created.id, "total": created.total, "reason": None, "links": tuning_links(created.id),
+    }  # fmt: skip

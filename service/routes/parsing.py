@@ -1,0 +1,119 @@
+"""Bodies as the library's values; every fault is told at once, with its place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from backends import registry
+from backends.environment import DeviceClass
+from backends.errors import InvalidProblem, UnknownDevice
+from backends.problem import GemmProblem
+from backends.wire import problem_from_wire
+from service import errors, schemas
+from service.deps import Service, pointer
+from service.settings import Settings
+from tuners.decide import DecisionRule
+from tuners.policy import MeasurementPolicy
+from tuners.session import Budget, Search
+
+
+def problems(
+    body: Any, limit: int, counted: bool, faults: list[errors.Part]
+) -> list[tuple[GemmProblem, int]]:
+    """Each of the body's "problems" with its count; what is wrong with them is added to `faults`, for what is
+    wrong with the rest of the body is told beside it."""
+    values = body.get("problems") if isinstance(body, Mapping) else None
+    if not isinstance(values, list):
+        return []
+    if len(values) > limit:
+        faults.append(
+            {
+                "pointer": "/problems",
+                "detail": f"at most {limit} problems in one request (GEMMTUNE_MAX_PROBLEMS), "
+                f"not {len(values)}",
+            }
+        )
+        return []
+    out: list[tuple[GemmProblem, int]] = []
+    for index, value in enumerate(values):
+        try:
+            count = 1
+            if counted and isinstance(value, Mapping) and "count" in value:
+                value = dict(value)  # noqa: PLW2901
+                count = _count(value.pop("count"))
+            out.append((problem_from_wire(value), count))
+        except InvalidProblem as error:
+            where = pointer("problems", index, *([error.field] if error.field else []))
+            faults.append({"pointer": where, "detail": str(error)})
+    return out
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= schemas.MAX_COUNT:
+        raise InvalidProblem(
+            f"count must be an integer between 1 and {schemas.MAX_COUNT}, not {value!r}", "count"
+        )
+    return value
+
+
+def merged(items: Sequence[tuple[GemmProblem, int]]) -> list[tuple[GemmProblem, int]]:
+    """Equal problems once, their counts added."""
+    counts: dict[GemmProblem, int] = {}
+    for index, (problem, count) in enumerate(items):
+        counts[problem] = counts.get(problem, 0) + count
+        if counts[problem] > schemas.MAX_COUNT:
+            raise errors.bad_body(
+                pointer("problems", index, "count"),
+                f"the counts of equal problems add up to more than {schemas.MAX_COUNT}",
+            )
+    return list(counts.items())
+
+
+def device_class(service: Service, selector: str) -> DeviceClass:
+    """The class of a selector in a body: an unknown one is 422, as every other bad field."""
+    try:
+        return service.read(service.device_class, selector)
+    except UnknownDevice as error:
+        raise errors.bad_body("/device", errors.unknown_device(error)) from None
+
+
+def settings_of(
+    request: schemas.TuningOptions, settings: Settings, device: DeviceClass
+) -> tuple[MeasurementPolicy, Budget, Search, DecisionRule]:
+    """What is asked of every problem. Raises 422 for what the device's backend does not offer."""
+    seconds, margin = request.budget.seconds_per_problem, request.rule.margin
+    policy = MeasurementPolicy(**request.policy.model_dump())
+    families = request.search.families
+    search = Search(
+        request.search.strategy, request.search.seed, None if families is None else tuple(families)
+    )
+    _check_offered(device, policy, search)
+    return (
+        policy,
+        Budget(settings.seconds_per_problem if seconds is None else seconds, request.budget.candidates),
+        search,
+        DecisionRule(margin=settings.margin if margin is None else margin),
+    )
+
+
+def _check_offered(device: DeviceClass, policy: MeasurementPolicy, search: Search) -> None:
+    if device.vendor not in registry.BACKENDS:
+        return  # its workers know
+    backend = registry.backend(device.vendor)
+    if policy.mode not in backend.modes:
+        raise errors.bad_body(
+            "/policy/mode",
+            f"{device.vendor} times in mode {', '.join(backend.modes)} only, not {policy.mode}",
+        )
+    known = tuple(backend.families())
+    faults = [
+        {
+            "pointer": pointer("search", "families", index),
+            "detail": f"family {name!r} is unknown; known: {', '.join(known)}",
+        }
+        for index, name in enumerate(search.families or ())
+        if name not in known
+    ]
+    if faults:
+        raise errors.invalid(faults)

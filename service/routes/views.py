@@ -1,0 +1,147 @@
+"""Rows as answers: plain values in the shapes of service.schemas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from service.exports import stored_problem
+from service.formats.row_text import problem_wire
+
+Row = Mapping[str, Any]
+
+
+def wire_of(problem_id: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """A stored problem as people write it."""
+    return problem_wire(stored_problem(problem_id, values))
+
+
+# ---- tunings -------------------------------------------------------------------------------------
+
+
+def tuning_links(tuning_id: str) -> dict[str, str]:
+    """Where a tuning is followed."""
+    return {"self": f"/v1/tunings/{tuning_id}", "events": f"/v1/tunings/{tuning_id}/events"}
+
+
+def tuning_view(row: Row) -> dict[str, Any]:
+    """answers.TuningSummary."""
+    names = ("id", "status", "policy_id", "request", "total", "started", "succeeded", "failed")
+    return {
+        **{name: row[name] for name in names},
+        "device_class": row["device_class_id"],
+        "created_at": row["created_at"],
+        "ended_at": row["ended_at"],
+        "links": tuning_links(row["id"]),
+    }
+
+
+def job_view(row: Row) -> dict[str, Any]:
+    """answers.TuningJob."""
+    names = ("id", "position", "problem_id", "count", "status", "attempt", "session_id", "verdict",
+             "roofline_share", "binds", "error", "evidence", "created_at", "started_at", "ended_at")  # fmt: skip
+    return {
+        **{name: row[name] for name in names},
+        "problem": wire_of(row["problem_id"], row["problem"]),
+        "notes": row["notes"] or [],
+    }
+
+
+def event_view(row: Row) -> dict[str, Any]:
+    """answers.Event."""
+    return {name: row[name] for name in ("number", "kind", "content", "created_at")}
+
+
+# ---- what is stored ------------------------------------------------------------------------------
+
+
+def solution_view(row: Row) -> dict[str, Any]:
+    """answers.SolutionAnswer."""
+    names = ("id", "family", "version", "parameters", "build", "workspace_bytes", "deterministic",
+             "verdicts_won", "measurements", "created_at")  # fmt: skip
+    return {name: row[name] for name in names}
+
+
+def problem_view(row: Row) -> dict[str, Any]:
+    """answers.ProblemSummary."""
+    return {
+        "id": row["id"],
+        "problem": wire_of(row["id"], row["content"]),
+        "canonical": row["content"],
+        "created_at": row["created_at"],
+    }
+
+
+def problem_detail(row: Row) -> dict[str, Any]:
+    """answers.ProblemAnswer."""
+    verdicts = [
+        {
+            "session_id": verdict["session_id"],
+            "device_class": verdict["device_class_id"],
+            "policy_id": verdict["policy_id"],
+            "verdict": verdict["content"],
+            "roofline_share": verdict["roofline_share"],
+            "binds": verdict["binds"],
+            "decided_at": verdict["created_at"],
+        }
+        for verdict in row["verdicts"]
+    ]
+    return {**problem_view(row), "verdicts": verdicts, "keys": row["keys"]}
+
+
+def measurement_view(row: Row) -> dict[str, Any]:
+    """answers.Measurement."""
+    names = ("number", "session_id", "policy_id", "environment_id", "solution", "phase", "take", "status",
+             "seconds", "samples", "evidence", "created_at")  # fmt: skip
+    return {**{name: row[name] for name in names}, "device_class": row["device_class_id"]}
+
+
+def leaderboard_view(session: Row | None, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """answers.Leaderboard."""
+    names = ("solution", "phase", "status", "seconds", "samples", "evidence", "phases")
+    return {
+        "session": None if session is None else session_view(session),
+        "items": [{"rank": rank, **{name: row[name] for name in names}} for rank, row in enumerate(rows, 1)],
+    }
+
+
+def session_view(row: Row) -> dict[str, Any]:
+    """answers.Session."""
+    names = ("id", "job_id", "policy_id", "environment_id", "status", "error", "created_at", "ended_at")
+    return {
+        **{name: row[name] for name in names},
+        "device_class": row["device_class_id"],
+        "notes": row["notes"] or [],
+    }
+
+
+def device_view(row: Row) -> dict[str, Any]:
+    """answers.DeviceClass."""
+    names = ("id", "vendor", "arch", "product", "units", "revision", "workers", "environments")
+    return {name: row[name] for name in names}
+
+
+def worker_view(row: Row) -> dict[str, Any]:
+    """answers.Worker."""
+    names = (
+        "id",
+        "host",
+        "pid",
+        "environment_id",
+        "device_uuid",
+        "status",
+        "job_id",
+        "started_at",
+        "seen_at",
+    )
+    return {**{name: row[name] for name in names}, "device_class": row["device_class_id"]}
+
+
+def environment_view(row: Row) -> dict[str, Any]:
+    """answers.Environment."""
+    return {
+        "id": row["id"],
+        "device_class": row["device_class_id"],
+        "environment": row["content"],
+        "created_at": row["created_at"],
+    }

@@ -1,0 +1,283 @@
+"""Engines: which URLs are taken, how SQLite is set up, and what becomes of the driver's errors."""
+
+from __future__ import annotations
+
+import socket
+import sqlite3
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from sqlalchemy import Engine, event, text
+from sqlalchemy.exc import IntegrityError
+
+from backends.errors import StorageError
+from db import engine as module
+from db.engine import (
+    DatabaseBroken,
+    DatabaseUnavailable,
+    default_url,
+    now,
+    open_engine,
+    parse_url,
+    reading,
+    writing,
+)
+from tests.postgres import ON_POSTGRES, ON_SQLITE, PostgresServer
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Engine]:
+    """A SQLite file that is not there yet."""
+    engine = open_engine(f"sqlite:///{tmp_path / 'deep' / 'er' / 'file.sqlite'}")
+    yield engine
+    engine.dispose()
+
+
+# ---- URLs --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("", "is no database URL"),
+        ("gemmtune.sqlite", "is no database URL .*write sqlite:////path/to/file"),
+        ("sqlite://", "in memory cannot be shared"),
+        ("sqlite:///:memory:", "in memory cannot be shared"),
+        ("mysql://user@host/name", "kind 'mysql' are not supported"),
+    ],
+)
+def test_a_url_that_names_no_database_is_refused_with_what_to_write(url: str, message: str) -> None:
+    with pytest.raises(StorageError, match=message):
+        parse_url(url)
+    with pytest.raises(StorageError, match=message):
+        open_engine(url)
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgresql+psycopg", "postgresql+psycopg2"])
+def test_postgresql_goes_through_psycopg(scheme: str) -> None:
+    url = parse_url(f"{scheme}://user:p%40ss@host:5433/name")
+    assert url.drivername == "postgresql+psycopg"
+    assert (url.username, url.password, url.host, url.port, url.database) == (
+        "user", "p@ss", "host", 5433, "name",
+    )  # fmt: skip
+
+
+def test_the_default_lies_in_the_data_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert default_url() == f"sqlite:///{tmp_path}/gemmtune/gemmtune.sqlite"
+    monkeypatch.delenv("XDG_DATA_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert default_url() == f"sqlite:///{tmp_path}/home/.local/share/gemmtune/gemmtune.sqlite"
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StorageError, match=r"cannot make the folder .*set GEMMTUNE_DATABASE_URL"):
+        open_engine(f"sqlite:///{tmp_path / 'file' / 'x.sqlite'}")
+
+
+def test_now_is_utc_in_milliseconds() -> None:
+    before, found, after = datetime.now(UTC), now(), datetime.now(UTC)
+    assert len(found) == len("2026-01-02T03:04:05.678Z")
+    assert found.endswith("Z")
+    assert before - timedelta(milliseconds=1) <= datetime.fromisoformat(found) <= after
+
+
+# ---- SQLite ------------------------------------------------------------------------------------
+
+
+def test_sqlite_is_durable_and_checks_references(opened: Engine) -> None:
+    with writing(opened) as connection:
+        pragmas = {
+            name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+            for name in ("journal_mode", "synchronous", "foreign_keys")
+        }
+    assert pragmas == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
+    with writing(opened) as connection:
+        connection.execute(text("CREATE TABLE a (id INTEGER PRIMARY KEY)"))
+        connection.execute(text("CREATE TABLE b (a INTEGER REFERENCES a (id))"))
+    with pytest.raises(IntegrityError), writing(opened) as connection:
+        connection.execute(text("INSERT INTO b VALUES (7)"))
+
+
+def test_a_table_made_in_a_transaction_that_fails_is_gone(opened: Engine) -> None:
+    with pytest.raises(ZeroDivisionError), writing(opened) as connection:  # noqa: PT012
+        connection.execute(text("CREATE TABLE a (id INTEGER)"))
+        _ = 1 / 0
+    with reading(opened) as connection:
+        assert connection.execute(text("SELECT count(*) FROM sqlite_master")).scalar() == 0
+
+
+def test_writers_that_read_first_wait_for_each_other(opened: Engine) -> None:
+    """Were the lock taken at the first write, the second writer's snapshot would be too old by then."""
+    with writing(opened) as connection:
+        connection.execute(text("CREATE TABLE a (value INTEGER)"))
+        connection.execute(text("INSERT INTO a VALUES (0)"))
+
+    def add() -> None:
+        for _ in range(10):
+            with writing(opened) as connection:
+                value = connection.execute(text("SELECT value FROM a")).scalar()
+                connection.execute(text("UPDATE a SET value = :value"), {"value": (value or 0) + 1})
+
+    threads = [Thread(target=add) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with reading(opened) as connection:
+        assert connection.execute(text("SELECT value FROM a")).scalar() == 40
+
+
+def test_a_reader_sees_one_snapshot_and_blocks_no_writer(opened: Engine) -> None:
+    with writing(opened) as connection:
+        connection.execute(text("CREATE TABLE a (value INTEGER)"))
+    count = text("SELECT count(*) FROM a")
+    with reading(opened) as reader:
+        assert reader.execute(count).scalar() == 0
+        with writing(opened) as writer:
+            writer.execute(text("INSERT INTO a VALUES (1)"))
+        assert reader.execute(count).scalar() == 0
+    with reading(opened) as reader:
+        assert reader.execute(count).scalar() == 1
+
+
+def test_a_locked_file_is_unavailable_after_the_busy_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BUSY_SECONDS", 0.2)
+    path = tmp_path / "file.sqlite"
+    engine = open_engine(f"sqlite:///{path}")
+    with writing(engine) as connection:
+        connection.execute(text("CREATE TABLE a (value INTEGER)"))
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    begin = time.monotonic()
+    with pytest.raises(DatabaseUnavailable, match=r"does not answer \(database is locked\)"), writing(engine):
+        pytest.fail("two writers at once")
+    assert 0.2 <= time.monotonic() - begin < 5
+    with reading(engine) as connection:  # readers go on
+        assert connection.execute(text("SELECT count(*) FROM a")).scalar() == 0
+    holder.execute("ROLLBACK")
+    holder.close()
+    with writing(engine) as connection:
+        connection.execute(text("INSERT INTO a VALUES (1)"))
+    engine.dispose()
+
+
+def test_another_kind_of_file_is_broken_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("precious " * 200)
+    engine = open_engine(f"sqlite:///{path}")
+    for transaction in (reading, writing):
+        with pytest.raises(DatabaseBroken, match=r"no SQLite file .*restore a backup"), transaction(engine):
+            pytest.fail("connected")
+    assert path.read_text() == "precious " * 200
+    engine.dispose()
+
+
+def test_a_damaged_file_is_broken(tmp_path: Path) -> None:
+    path = tmp_path / "file.sqlite"
+    plain = sqlite3.connect(path)
+    plain.execute("CREATE TABLE a (value TEXT)")
+    plain.executemany("INSERT INTO a VALUES (?)", [("x" * 500,) for _ in range(200)])
+    plain.commit()
+    plain.close()
+    content = bytearray(path.read_bytes())
+    content[4096:] = b"\xff" * (len(content) - 4096)
+    path.write_bytes(content)
+    engine = open_engine(f"sqlite:///{path}")
+    with pytest.raises(DatabaseBroken, match=r"damaged .*malformed"), reading(engine) as connection:
+        connection.execute(text("SELECT count(value) FROM a WHERE value LIKE '%x'")).all()
+    engine.dispose()
+
+
+def test_a_folder_in_the_files_place_is_broken(tmp_path: Path) -> None:
+    engine = open_engine(f"sqlite:///{tmp_path}")
+    with pytest.raises(DatabaseBroken, match=r"cannot be opened .*check its folder"), reading(engine):
+        pytest.fail("connected")
+    engine.dispose()
+
+
+def test_a_full_disk_is_told_apart_and_keeps_what_was_there(opened: Engine) -> None:
+    @event.listens_for(opened, "connect")
+    def limited(connection: sqlite3.Connection, _record: object) -> None:
+        connection.execute("PRAGMA max_page_count=10")
+
+    with writing(opened) as connection:
+        connection.execute(text("CREATE TABLE a (value TEXT)"))
+        connection.execute(text("INSERT INTO a VALUES ('kept')"))
+    big = {"value": "x" * 100_000}
+    with (
+        pytest.raises(DatabaseUnavailable, match=r"cannot grow .*free some space"),
+        writing(opened) as connection,
+    ):
+        connection.execute(text("INSERT INTO a VALUES (:value)"), big)
+    with reading(opened) as connection:
+        assert connection.execute(text("SELECT value FROM a")).scalars().all() == ["kept"]
+
+
+# ---- both --------------------------------------------------------------------------------------
+
+
+def test_a_mistake_of_ours_is_no_outage(engine: Engine) -> None:
+    with pytest.raises(Exception, match="nowhere") as raised, reading(engine) as connection:
+        connection.execute(text("SELECT * FROM nowhere"))
+    assert not isinstance(raised.value, DatabaseUnavailable | DatabaseBroken)
+    with pytest.raises(IntegrityError), writing(engine) as connection:
+        connection.execute(text("INSERT INTO policies (id) VALUES ('without content')"))
+
+
+@ON_SQLITE
+def test_a_pool_that_is_used_up_is_unavailable(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.pool, "_timeout", 0.05)
+    taken = [engine.connect() for _ in range(20)]
+    with pytest.raises(DatabaseUnavailable, match=r"every connection .*is busy"), reading(engine):
+        pytest.fail("connected")
+    for connection in taken:
+        connection.close()
+
+
+def test_a_port_where_nobody_listens_is_unavailable() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    engine = open_engine(f"postgresql://user@127.0.0.1:{port}/name")
+    begin = time.monotonic()
+    for transaction in (reading, writing):
+        with pytest.raises(DatabaseUnavailable, match=r"does not answer .*try again"), transaction(engine):
+            pytest.fail("connected")
+    assert time.monotonic() - begin < 10
+    engine.dispose()
+
+
+@ON_POSTGRES
+def test_a_server_that_goes_away_is_unavailable_and_comes_back(
+    postgres: PostgresServer, engine: Engine
+) -> None:
+    one = text("SELECT 1")
+    with pytest.raises(DatabaseUnavailable), writing(engine) as connection:  # noqa: PT012
+        assert connection.execute(one).scalar() == 1
+        with postgres.away():
+            connection.execute(one)
+    with reading(engine) as connection:  # the pool's dead connections are replaced
+        assert connection.execute(one).scalar() == 1
+    with postgres.away(), pytest.raises(DatabaseUnavailable), reading(engine):
+        pytest.fail("connected")
+    with reading(engine) as connection:
+        assert connection.execute(one).scalar() == 1
+
+
+@ON_POSTGRES
+def test_what_was_committed_survives_a_crash_of_the_server(postgres: PostgresServer, engine: Engine) -> None:
+    with writing(engine) as connection:
+        connection.execute(text("INSERT INTO policies VALUES ('kept', '{}')"))
+    with pytest.raises(DatabaseUnavailable), writing(engine) as connection:  # noqa: PT012
+        connection.execute(text("INSERT INTO policies VALUES ('never', '{}')"))
+        postgres.restart()
+    with reading(engine) as connection:
+        assert connection.execute(text("SELECT id FROM policies")).scalars().all() == ["kept"]

@@ -1,0 +1,245 @@
+"""The schema: what the migrations make is what the models say, and a released one never changes.
+
+tests/data/db holds a file of each released schema, made by `python -m tests.db.asset`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, inspect, text
+
+from db import queries, schema
+from db.engine import open_engine, reading, writing
+from db.schema import StaleSchema
+from db.sessions import rebuild_best, stored_outcomes
+from service.settings import Settings
+from service.startup import open_database, upgrade
+from tests.db import asset, samples
+from tests.db.asset import FIRST, REFUSED, SECOND
+
+#: Every released migration, as it was released. Lines are only ever added.
+RELEASED = {
+    "0001_the_first_schema.py": "f6012b84c94a96d6adf6cc07c6873ffbbe115674370eb90907186a04e62fa486",
+}
+MIGRATIONS = Path(schema.__file__).parent / "migrations"
+ASSETS = sorted(asset.FOLDER.glob("*.sqlite.gz"))
+
+
+def differences(connection: Connection) -> list[object]:
+    """What the models have and the database has not, or the other way round."""
+    options = {"target_metadata": schema.METADATA, "include_name": schema.ours, "compare_type": True}
+    return list(compare_metadata(MigrationContext.configure(connection, opts=options), schema.METADATA))
+
+
+# ---- migrations --------------------------------------------------------------------------------
+
+
+def test_the_migrations_make_what_the_models_say(engine: Engine) -> None:
+    with reading(engine) as connection:
+        assert differences(connection) == []
+        assert set(inspect(connection).get_table_names()) >= schema.TABLES | {"alembic_version"}
+    assert schema.current(engine) == schema.head()
+    schema.check(engine)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ALTER TABLE problems ADD COLUMN extra TEXT",
+        "DROP INDEX ix_best_near",
+        "ALTER TABLE tunings RENAME COLUMN broken TO breached",
+    ],
+)
+def test_the_comparison_sees_a_difference(engine: Engine, change: str) -> None:
+    with writing(engine) as connection:
+        connection.execute(text(change))
+        assert differences(connection) != []
+
+
+def test_migrations_are_linear_and_numbered_without_gaps() -> None:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    scripts = list(reversed(list(ScriptDirectory.from_config(config).walk_revisions())))
+    numbers = [f"{number:04}" for number in range(1, len(scripts) + 1)]
+    assert [script.revision for script in scripts] == numbers == schema.revisions()
+    assert [script.down_revision for script in scripts] == [None, *numbers[:-1]]
+    for script in scripts:
+        assert re.fullmatch(rf"{script.revision}_[a-z0-9_]+\.py", Path(script.path).name)
+        assert not hasattr(script.module, "downgrade"), "there is no way down but a backup"
+
+
+def test_released_migrations_are_as_they_were_released() -> None:
+    found = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted((MIGRATIONS / "versions").glob("0*.py"))
+    }
+    assert found == RELEASED
+
+
+def test_every_released_schema_has_its_file() -> None:
+    assert [path.name for path in ASSETS] == [f"{name[:4]}.sqlite.gz" for name in sorted(RELEASED)]
+
+
+# ---- upgrading ---------------------------------------------------------------------------------
+
+
+def test_upgrading_again_changes_nothing(empty_url: str) -> None:
+    settings = Settings(database_url=empty_url)
+    assert upgrade(settings) == schema.head()
+    engine = open_engine(empty_url)
+    samples.submit(engine, [samples.problem()])
+    assert upgrade(settings) == schema.head()
+    with reading(engine) as connection:
+        assert differences(connection) == []
+        assert len(queries.problems(connection, 0, 10)) == 1
+    engine.dispose()
+
+
+def test_upgrades_at_once_wait_for_each_other(empty_url: str) -> None:
+    settings = Settings(database_url=empty_url)
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(upgrade, [settings] * 4)) == [schema.head()] * 4
+    engine = open_database(settings)
+    with reading(engine) as connection:
+        assert differences(connection) == []
+        assert connection.execute(text("SELECT count(*) FROM alembic_version")).scalar() == 1
+    engine.dispose()
+
+
+def test_an_upgrade_that_fails_leaves_nothing(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = open_engine(empty_url)
+    with writing(engine) as connection:
+        connection.execute(text("CREATE TABLE workers (mine INTEGER)"))  # in the way of the last tables
+    with pytest.raises(Exception, match="already exists"):
+        schema.upgrade(engine)
+    with reading(engine) as connection:
+        assert inspect(connection).get_table_names() == ["workers"]
+    engine.dispose()
+
+
+# ---- refusing ----------------------------------------------------------------------------------
+
+
+def test_an_empty_database_is_refused_with_the_command(empty_url: str) -> None:
+    engine = open_engine(empty_url)
+    assert schema.current(engine) is None
+    with pytest.raises(StaleSchema, match="the database is empty; run: gemmtune db upgrade"):
+        schema.check(engine)
+    engine.dispose()
+
+
+def test_only_a_new_file_is_made_ready_by_itself(empty_url: str) -> None:
+    settings = Settings(database_url=empty_url)
+    if empty_url.startswith("sqlite"):
+        engine = open_database(settings)
+        assert schema.current(engine) == schema.head()
+        engine.dispose()
+    else:
+        with pytest.raises(StaleSchema, match="run: gemmtune db upgrade"):
+            open_database(settings)
+
+
+def test_an_old_schema_is_refused_with_the_command(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = schema.revisions()
+    monkeypatch.setattr(schema, "revisions", lambda: [*known, "9998"])
+    with pytest.raises(StaleSchema, match=rf"is '{known[-1]}', not '9998'; run: gemmtune db upgrade"):
+        schema.check(engine)
+
+
+def test_a_newer_schema_is_refused_and_left_alone(engine: Engine, database_url: str) -> None:
+    with writing(engine) as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    settings = Settings(database_url=database_url)
+    for action in (schema.check, schema.upgrade):
+        with pytest.raises(StaleSchema, match=r"is '9999', newer than .*install the newer one"):
+            action(engine)
+    with pytest.raises(StaleSchema, match="newer"):
+        open_database(settings)
+    assert schema.current(engine) == "9999"
+
+
+# ---- released files ----------------------------------------------------------------------------
+
+
+@pytest.fixture(params=ASSETS, ids=lambda path: path.name)
+def released(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    """A user's file of a released schema, upgraded."""
+    path = tmp_path / "released.sqlite"
+    path.write_bytes(gzip.decompress(request.param.read_bytes()))
+    settings = Settings(database_url=f"sqlite:///{path}")
+    before = open_engine(settings.database_url)
+    assert schema.current(before) == request.param.name[:4]
+    before.dispose()
+    upgrade(settings)
+    engine = open_database(settings)
+    yield engine
+    engine.dispose()
+
+
+def test_a_released_file_holds_what_it_held(released: Engine) -> None:
+    with reading(released) as connection:
+        assert differences(connection) == []
+        assert {row["id"] for row in queries.problems(connection, 0, 10)} == {FIRST.id, SECOND.id, REFUSED.id}
+        (found,) = queries.device_classes(connection)
+        assert (found["id"], found["workers"], found["environments"]) == (samples.CLASS, 0, 2)
+        assert [row["status"] for row in queries.workers(connection)] == ["stopped"]
+        contents = queries.environment_contents(connection, [samples.HERE.id])
+        assert contents == {samples.HERE.id: samples.HERE.to_dict()}
+        assert queries.policy_content(connection, samples.POLICY.id) == samples.POLICY.to_dict()
+
+        shared, whole = queries.tunings(connection, None, 10)
+        assert (whole["status"], whole["total"], whole["succeeded"], whole["failed"]) == (
+            "cancelled",
+            3,
+            1,
+            1,
+        )
+        assert (shared["status"], shared["total"]) == ("cancelled", 1)
+        jobs = queries.tuning_jobs(connection, whole["number"], -1, 10)
+        assert [job["status"] for job in jobs] == ["succeeded", "cancelled", "failed"]
+        assert [job["judgement"] for job in jobs] == ["WIN", None, None]
+        kinds = [row["kind"] for row in queries.events(connection, whole["number"], 0, 100)]
+        assert kinds == ["queued", "started", "finished", "started", "finished", "started", "ended"]
+
+
+def test_a_released_files_measurements_are_replayed_and_served(released: Engine) -> None:
+    with reading(released) as connection:
+        one = queries.problem(connection, FIRST.id)
+        assert one is not None
+        assert one["keys"] == [{"format": "tunableop", "key": asset.KEY, "count": 7}]
+        (verdict,) = one["verdicts"]
+        outcomes = stored_outcomes(connection, verdict["session_id"])
+        assert len(outcomes) == 8
+        statuses = {outcome.status.value for outcome in outcomes}
+        assert statuses == {"ok", "compile_error", "wrong_result", "timeout"}
+        ids = [FIRST.id, SECOND.id]
+        documents = queries.best_documents(connection, ids, samples.CLASS, samples.POLICY.id)
+        assert set(documents) == set(ids)
+        assert '"kind":"measured"' in documents[FIRST.id]
+        assert '"kind":"node","source":"node.jsonl"' in documents[SECOND.id]
+        exported = list(queries.export_rows(connection, samples.CLASS, None))
+        winners = {row["problem_id"]: (row["winner_id"], row["winner_family"]) for row in exported}
+        assert winners == {FIRST.id: (asset.WINNER.id, "packed"), SECOND.id: (samples.BASELINE.id, "numpy")}
+        (claim,) = queries.claim_rows(connection, samples.CLASS)
+        assert (claim["source"], claim["seconds"], claim["family"]) == ("tuned.csv", 2e-6, "tunableop")
+        (alternative, *_) = queries.alternatives(connection, verdict["session_id"])
+        assert alternative["solution"]["workspace_bytes"] == asset.WINNER.workspace_bytes
+    with writing(released) as connection:
+        rebuild_best(connection)
+        assert queries.best_documents(connection, ids, samples.CLASS, samples.POLICY.id) == documents
+
+
+def test_a_released_file_is_worked_on_as_a_new_one(released: Engine) -> None:
+    created = samples.submit(released, [FIRST, SECOND], samples.request(priority=3))
+    assert (created.known, created.shared, len(created.new_jobs)) == (1, 0, 1)

@@ -1,0 +1,564 @@
+"""Tunings and their jobs: shared, started, ended and cancelled, each step whole, whoever comes at once."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, select, update
+
+from db import models, queries, sessions, tunings, workers
+from db.engine import reading, writing
+from db.tunings import Created, Fenced, StartedJob
+from db.values import table
+from tests.db.samples import BASELINE, HERE, UPDATED, problem, request, start, store_session, submit
+
+A, B, C = problem(1), problem(2), problem(3)
+Row = dict[str, Any]
+
+
+def tuning(engine: Engine, created: Created | str) -> Row:
+    with reading(engine) as connection:
+        row = queries.tuning(connection, created if isinstance(created, str) else created.id)
+    assert row is not None
+    return row
+
+
+def job(engine: Engine, job_id: str) -> Row:
+    with reading(engine) as connection:
+        row = connection.execute(select(table(models.Job)).where(table(models.Job).c.id == job_id))
+        return dict(row.mappings().one())
+
+
+def jobs_of(engine: Engine, created: Created) -> list[Row]:
+    with reading(engine) as connection:
+        return queries.tuning_jobs(connection, created.number, -1, 1000)
+
+
+def events(engine: Engine, created: Created) -> list[Row]:
+    """Numbered from 1 without gaps, whatever a test did."""
+    with reading(engine) as connection:
+        rows = queries.events(connection, created.number, 0, 10_000)
+    assert [row["number"] for row in rows] == list(range(1, len(rows) + 1))
+    assert tuning(engine, created)["last_event"] == len(rows)
+    return rows
+
+
+def told(engine: Engine, created: Created) -> list[str]:
+    return [row["kind"] for row in events(engine, created)]
+
+
+def begin(engine: Engine, job_id: str, worker: str = "worker-1") -> StartedJob:
+    with writing(engine) as connection:
+        started = tunings.start_job(connection, job_id, worker)
+    assert started is not None
+    return started
+
+
+def end(engine: Engine, started: StartedJob, status: str = "succeeded", broken: bool = False) -> None:
+    """Ends a job as a worker does: a verdict is stored in the same transaction."""
+    of = next(p for p in (A, B, C) if p.id == started.problem_id)
+    with writing(engine) as connection:
+        begun = start(of, started.id)
+        error = None if status == "succeeded" else "planted"
+        if status == "succeeded":
+            sessions.begin_session(connection, begun)
+            tunings.hold(connection, started, session_id=begun.id)
+            store_session(connection, begun)
+        tunings.end_job(connection, started, status, {"session_id": begun.id}, error, broken=broken)
+
+
+def cancel(engine: Engine, created: Created) -> list[str] | None:
+    with writing(engine) as connection:
+        return tunings.cancel_tuning(connection, created.id)
+
+
+def known_worker(engine: Engine, environment: Any = HERE, name: str = "worker-1") -> None:
+    with writing(engine) as connection:
+        workers.register(connection, name, "host", 1, environment)
+
+
+# ---- one tuning --------------------------------------------------------------------------------
+
+
+def test_a_tuning_from_its_request_to_its_end(engine: Engine) -> None:
+    created = submit(engine, [A, B], request(priority=3))
+    assert (created.total, created.shared, created.known, len(created.new_jobs)) == (2, 0, 0, 2)
+    row = tuning(engine, created)
+    assert (row["status"], row["total"], row["started"], row["ended_at"]) == ("queued", 2, 0, None)
+    assert (row["request"]["priority"], row["request"]["force"]) == (3, False)
+    rows = jobs_of(engine, created)
+    assert [r["problem_id"] for r in rows] == [A.id, B.id]
+    assert [r["id"] for r in rows] == created.new_jobs
+    assert [(r["status"], r["attempt"], r["count"]) for r in rows] == [("queued", 0, 1)] * 2
+
+    first = begin(engine, created.new_jobs[0])
+    assert (first.attempt, first.problem, first.stop_requested) == (1, A.to_dict(), False)
+    assert first.request == request().content
+    assert first.policy == request().policy
+    assert (tuning(engine, created)["status"], tuning(engine, created)["started"]) == ("running", 1)
+    end(engine, first)
+    row = tuning(engine, created)
+    assert (row["status"], row["succeeded"], row["failed"]) == ("running", 1, 0)
+    end(engine, begin(engine, created.new_jobs[1]), "failed")
+    row = tuning(engine, created)
+    assert (row["status"], row["started"], row["succeeded"], row["failed"]) == ("succeeded", 2, 1, 1)
+    assert row["ended_at"] is not None
+    rows = jobs_of(engine, created)
+    assert [(r["status"], r["judgement"], r["error"]) for r in rows] == [
+        ("succeeded", "TIE", None), ("failed", None, "planted"),
+    ]  # fmt: skip
+    assert told(engine, created) == ["queued", "started", "finished", "started", "finished", "ended"]
+    finished = events(engine, created)[2]["content"]
+    assert (finished["job_id"], finished["problem_id"], finished["status"]) == (first.id, A.id, "succeeded")
+
+
+def test_only_a_job_that_broke_fails_its_tuning(engine: Engine) -> None:
+    for broken, status in ((False, "succeeded"), (True, "failed")):
+        created = submit(engine, [A, B])
+        end(engine, begin(engine, created.new_jobs[0]), "failed", broken)
+        end(engine, begin(engine, created.new_jobs[1]), "failed")
+        row = tuning(engine, created)
+        assert (row["status"], row["failed"], row["broken"]) == (status, 2, int(broken))
+        assert events(engine, created)[-1]["content"] == {"status": status}
+
+
+def test_call_counts_and_positions_are_kept(engine: Engine) -> None:
+    submit(engine, [])  # the class is known
+    with writing(engine) as connection:
+        created = tunings.create_tuning(connection, request(), [(C, 7), (A, 1), (B, 5)])
+    assert [(r["position"], r["problem_id"], r["count"]) for r in jobs_of(engine, created)] == [
+        (0, C.id, 7), (1, A.id, 1), (2, B.id, 5),
+    ]  # fmt: skip
+
+
+def test_a_tuning_of_nothing_has_succeeded(engine: Engine) -> None:
+    created = submit(engine, [])
+    assert (tuning(engine, created)["status"], created.total) == ("succeeded", 0)
+    assert told(engine, created) == ["queued", "ended"]
+
+
+# ---- sharing -----------------------------------------------------------------------------------
+
+
+def test_equal_jobs_in_flight_are_shared_and_both_tunings_are_told(engine: Engine) -> None:
+    first, second = submit(engine, [A, B]), submit(engine, [B, C])
+    assert (second.shared, second.known, len(second.new_jobs)) == (1, 0, 1)
+    assert jobs_of(engine, second)[0]["id"] == first.new_jobs[1]
+    end(engine, begin(engine, first.new_jobs[1]))
+    for created, position in ((first, 1), (second, 0)):
+        row = tuning(engine, created)
+        assert (row["status"], row["started"], row["succeeded"]) == ("running", 1, 1)
+        assert told(engine, created) == ["queued", "started", "finished"]
+        assert jobs_of(engine, created)[position]["judgement"] == "TIE"
+
+
+def test_what_differs_in_what_is_measured_is_not_shared(engine: Engine) -> None:
+    submit(engine, [A])
+    assert submit(engine, [A], request(seed=1)).shared == 0
+    assert submit(engine, [A], request(priority=1)).shared == 1, "priority is no part of a job"
+    assert submit(engine, [A], request(force=True)).shared == 1, "it is being measured anew already"
+
+
+def test_a_job_that_has_ended_is_not_shared(engine: Engine) -> None:
+    first = submit(engine, [A])
+    end(engine, begin(engine, first.new_jobs[0]), "failed")
+    second = submit(engine, [A])
+    assert (second.shared, second.known, len(second.new_jobs)) == (0, 0, 1)
+
+
+def test_a_tuning_that_shares_a_running_job_counts_it_as_started(engine: Engine) -> None:
+    first = submit(engine, [A, B])
+    running = begin(engine, first.new_jobs[0])
+    second = submit(engine, [A, B, C])
+    row = tuning(engine, second)
+    assert (row["status"], row["started"], second.shared) == ("running", 1, 2)
+    with writing(engine) as connection:
+        tunings.release_job(connection, running)
+    third = submit(engine, [A, B])
+    end(engine, begin(engine, running.id))
+    end(engine, begin(engine, first.new_jobs[1]))
+    for created, total in ((first, 2), (second, 3), (third, 2)):
+        row = tuning(engine, created)
+        assert (row["started"], row["succeeded"], row["total"]) == (2, 2, total)
+    assert [tuning(engine, each)["status"] for each in (first, second, third)] == [
+        "succeeded", "running", "succeeded",
+    ]  # fmt: skip
+
+
+# ---- what is known already ---------------------------------------------------------------------
+
+
+def test_what_was_measured_here_is_not_measured_again_unless_forced(engine: Engine) -> None:
+    known_worker(engine)
+    first = submit(engine, [A, B])
+    end(engine, begin(engine, first.new_jobs[0]))
+    second = submit(engine, [A])
+    assert (second.known, second.new_jobs) == (1, [])
+    row = tuning(engine, second)
+    assert (row["status"], row["started"], row["succeeded"]) == ("succeeded", 1, 1)
+    assert row["ended_at"] is not None
+    assert told(engine, second) == ["queued", "ended"]
+    assert jobs_of(engine, second)[0]["judgement"] == "TIE"
+    third = submit(engine, [A, C])
+    assert (third.known, third.shared, len(third.new_jobs)) == (1, 0, 1)
+    assert tuning(engine, third)["status"] == "queued"
+    forced = submit(engine, [A], request(force=True))
+    assert (forced.known, len(forced.new_jobs)) == (0, 1)
+
+
+def test_the_latest_of_several_is_the_known_one(engine: Engine) -> None:
+    known_worker(engine)
+    made = [submit(engine, [A], request(force=True)).new_jobs[0]]
+    end(engine, begin(engine, made[0]))
+    made.append(submit(engine, [A], request(force=True)).new_jobs[0])
+    end(engine, begin(engine, made[1]))
+    assert jobs_of(engine, submit(engine, [A]))[0]["id"] == made[1]
+
+
+def test_another_environment_knows_nothing(engine: Engine) -> None:
+    known_worker(engine)
+    end(engine, begin(engine, submit(engine, [A]).new_jobs[0]))
+    known_worker(engine, UPDATED, "worker-2")
+    assert submit(engine, [A]).known == 0
+    known_worker(engine, HERE, "worker-3")
+    assert submit(engine, [A]).known == 1
+
+
+def test_a_failure_is_not_known(engine: Engine) -> None:
+    known_worker(engine)
+    end(engine, begin(engine, submit(engine, [A]).new_jobs[0]), "failed")
+    assert submit(engine, [A]).known == 0
+
+
+# ---- cancelling --------------------------------------------------------------------------------
+
+
+def test_cancelling_detaches_and_the_other_tuning_gets_its_verdict(engine: Engine) -> None:
+    first, second = submit(engine, [A, B]), submit(engine, [B])
+    assert cancel(engine, first) == [first.new_jobs[0]]
+    assert [r["status"] for r in jobs_of(engine, first)] == ["cancelled", "queued"]
+    running = begin(engine, first.new_jobs[1])
+    with reading(engine) as connection:
+        assert not tunings.stop_requested(connection, running)
+    end(engine, running)
+    assert (tuning(engine, first)["status"], tuning(engine, second)["status"]) == ("cancelled", "succeeded")
+    assert told(engine, first) == ["queued", "ended"], "an ended tuning is told nothing more"
+    assert told(engine, second) == ["queued", "started", "finished", "ended"]
+    assert tuning(engine, first)["succeeded"] == 0
+
+
+def test_a_running_job_that_nobody_waits_for_is_asked_to_stop(engine: Engine) -> None:
+    first, second = submit(engine, [A]), submit(engine, [A])
+    running = begin(engine, first.new_jobs[0])
+    assert cancel(engine, first) == []
+    with reading(engine) as connection:
+        assert not tunings.stop_requested(connection, running)
+    assert cancel(engine, second) == []
+    with reading(engine) as connection:
+        assert tunings.stop_requested(connection, running)
+    row = job(engine, running.id)
+    assert (row["status"], row["stop_requested"], row["in_flight"]) == ("running", True, None)
+    later = submit(engine, [A])
+    assert (later.shared, len(later.new_jobs)) == (0, 1), "what is to stop is not shared"
+    end(engine, running, "cancelled")
+    assert job(engine, running.id)["status"] == "cancelled"
+    assert tuning(engine, later)["status"] == "queued"
+    for created in (first, second):
+        assert told(engine, created) == ["queued", "started", "ended"]
+
+
+def test_a_job_that_was_to_stop_still_is_after_its_worker_died(engine: Engine) -> None:
+    created = submit(engine, [A])
+    begin(engine, created.new_jobs[0])
+    cancel(engine, created)
+    assert begin(engine, created.new_jobs[0], "worker-2").stop_requested
+
+
+def test_a_cancelled_job_is_never_started(engine: Engine) -> None:
+    created = submit(engine, [A])
+    assert cancel(engine, created) == created.new_jobs
+    row = job(engine, created.new_jobs[0])
+    assert (row["status"], row["in_flight"], row["attempt"]) == ("cancelled", None, 0)
+    with writing(engine) as connection:
+        assert tunings.start_job(connection, created.new_jobs[0], "worker-1") is None
+        assert tunings.start_job(connection, "job-unknown", "worker-1") is None
+
+
+def test_cancelling_again_or_what_is_unknown_or_ended_changes_nothing(engine: Engine) -> None:
+    created = submit(engine, [A])
+    cancel(engine, created)
+    row = tuning(engine, created)
+    assert cancel(engine, created) == []
+    assert tuning(engine, created) == row
+    with writing(engine) as connection:
+        assert tunings.cancel_tuning(connection, "tuning-unknown") is None
+    done = submit(engine, [B])
+    end(engine, begin(engine, done.new_jobs[0]))
+    row = tuning(engine, done)
+    assert cancel(engine, done) == []
+    assert tuning(engine, done) == row
+
+
+# ---- tickets -----------------------------------------------------------------------------------
+
+
+def test_a_worker_whose_job_was_taken_over_is_fenced(engine: Engine) -> None:
+    created = submit(engine, [A])
+    slow = begin(engine, created.new_jobs[0], "worker-1")
+    fast = begin(engine, created.new_jobs[0], "worker-2")
+    assert (slow.attempt, fast.attempt, fast.earlier["worker_id"]) == (1, 2, "worker-1")
+    before = job(engine, slow.id)
+    writes: list[Callable[[Any], None]] = [
+        lambda connection: tunings.hold(connection, slow),
+        lambda connection: tunings.hold(connection, slow, session_id="x"),
+        lambda connection: tunings.release_job(connection, slow),
+        lambda connection: tunings.end_job(connection, slow, "succeeded", {}),
+    ]
+    for write in writes:
+        with pytest.raises(Fenced), writing(engine) as connection:
+            write(connection)
+    with reading(engine) as connection:
+        assert tunings.stop_requested(connection, slow), "and is told to stop"
+        assert not tunings.stop_requested(connection, fast)
+    assert job(engine, slow.id) == before
+    end(engine, fast)
+    with pytest.raises(Fenced), writing(engine) as connection:
+        tunings.end_job(connection, fast, "failed", {})  # it has ended
+    assert job(engine, fast.id)["status"] == "succeeded"
+    assert tuning(engine, created)["succeeded"] == 1
+
+
+def test_a_fenced_write_takes_all_of_its_transaction_back(engine: Engine) -> None:
+    created = submit(engine, [A])
+    slow = begin(engine, created.new_jobs[0], "worker-1")
+    begin(engine, created.new_jobs[0], "worker-2")
+    begun = start(A, slow.id)
+    with pytest.raises(Fenced), writing(engine) as connection:  # noqa: PT012
+        sessions.begin_session(connection, begun)
+        store_session(connection, begun)
+        tunings.end_job(connection, slow, "succeeded", {})
+    with reading(engine) as connection:
+        assert queries.session(connection, begun.id) is None
+        assert queries.solution(connection, BASELINE.id) is None
+
+
+def test_a_start_that_was_given_back_does_not_count(engine: Engine) -> None:
+    created = submit(engine, [A])
+    for _ in range(5):
+        started = begin(engine, created.new_jobs[0])
+        assert started.attempt == 1
+        with writing(engine) as connection:
+            tunings.release_job(connection, started)
+        row = job(engine, started.id)
+        assert (row["status"], row["attempt"], row["worker_id"]) == ("queued", 0, None)
+        with pytest.raises(Fenced), writing(engine) as connection:
+            tunings.hold(connection, started)
+    assert tuning(engine, created)["started"] == 1, "a job is started once, however often"
+
+
+def test_every_start_whose_worker_died_counts(engine: Engine) -> None:
+    created = submit(engine, [A])
+    attempts = [begin(engine, created.new_jobs[0], f"worker-{n}").attempt for n in range(4)]
+    assert attempts == [1, 2, 3, 4]
+    assert attempts[-1] > tunings.MAX_ATTEMPTS
+    last = begin(engine, created.new_jobs[0], "worker-5")
+    assert last.earlier["worker_id"] == "worker-3"
+    with writing(engine) as connection:
+        evidence = {"attempts": 3, "log": "a\0b"}
+        tunings.end_job(connection, last, "failed", {}, "its worker died", evidence, broken=True)
+    (row,) = jobs_of(engine, created)
+    assert (row["error"], row["evidence"]) == ("its worker died", {"attempts": 3, "log": "a\ufffdb"})
+    assert tuning(engine, created)["status"] == "failed"
+    started = job(engine, last.id)["started_at"]
+    assert started is not None
+    assert started <= job(engine, last.id)["ended_at"]
+
+
+def test_progress_reaches_every_tuning_that_still_waits(engine: Engine) -> None:
+    first, second, third = (submit(engine, [A]) for _ in range(3))
+    running = begin(engine, first.new_jobs[0])
+    cancel(engine, second)
+    with writing(engine) as connection:
+        tunings.emit_to_all(connection, running.number, "measured", {"outcomes": {"ok": 1}})
+    assert told(engine, first) == told(engine, third) == ["queued", "started", "measured"]
+    assert told(engine, second) == ["queued", "started", "ended"]
+
+
+# ---- at once -----------------------------------------------------------------------------------
+
+
+def together(actions: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Runs them at once, each in a thread; whatever one raises is raised."""
+    barrier = Barrier(len(actions))
+
+    def one(action: Callable[[], Any]) -> Any:
+        barrier.wait(20)
+        return action()
+
+    with ThreadPoolExecutor(len(actions)) as pool:
+        return list(pool.map(one, actions))
+
+
+def test_overlapping_sets_submitted_at_once_make_each_job_once(engine: Engine) -> None:
+    everything = [problem(m, 64 + m) for m in range(1, 161)]
+    choose = random.Random(7)
+    sets = [choose.sample(everything, 100) for _ in range(6)]
+    for seed in range(3):
+
+        def one(part: list[Any], seed: int = seed) -> Created:
+            return submit(engine, part, request(seed=seed))
+
+        made: list[Created] = together([lambda part=part, one=one: one(part) for part in sets])
+        union = {each for part in sets for each in part}
+        new = [name for created in made for name in created.new_jobs]
+        assert len(new) == len(set(new)) == len(union)
+        of_problem = {job(engine, name)["problem_id"]: name for name in new}
+        for created, part in zip(made, sets, strict=True):
+            rows = jobs_of(engine, created)
+            assert [row["problem_id"] for row in rows] == [each.id for each in part]
+            assert [row["id"] for row in rows] == [of_problem[each.id] for each in part]
+            assert created.shared + len(created.new_jobs) == len(part)
+
+
+def test_tunings_that_come_while_their_job_ends_are_told_or_get_a_new_job(engine: Engine) -> None:
+    """No tuning waits for a job that has ended without it."""
+    for turn in range(12):
+        first = submit(engine, [A], request(seed=turn))
+        running = begin(engine, first.new_jobs[0])
+        actions: list[Callable[[], Any]] = [lambda running=running: end(engine, running)]  # type: ignore[misc]
+        actions += [lambda turn=turn: submit(engine, [A], request(seed=turn))] * 3  # type: ignore[misc]
+        _, *attached = together(actions)
+        fresh = [created for created in attached if created.new_jobs]
+        assert len(fresh) <= 1, "those that came too late share one"
+        for created in attached:
+            (row,) = jobs_of(engine, created)
+            if row["id"] == running.id:
+                assert tuning(engine, created)["status"] == "succeeded"
+                assert told(engine, created)[-2:] == ["finished", "ended"]
+            else:
+                assert (row["status"], tuning(engine, created)["status"]) == ("queued", "queued")
+
+
+def test_cancelling_while_the_job_ends_leaves_no_job_behind(engine: Engine) -> None:
+    for turn in range(12):
+        first, second = (submit(engine, [A, B], request(seed=turn)) for _ in range(2))
+        running = begin(engine, first.new_jobs[0])
+        together(
+            [
+                lambda running=running: end(engine, running),  # type: ignore[misc]
+                lambda first=first: cancel(engine, first),  # type: ignore[misc]
+                lambda second=second: cancel(engine, second),  # type: ignore[misc]
+            ]
+        )
+        assert job(engine, running.id)["status"] == "succeeded"
+        row = job(engine, first.new_jobs[1])
+        assert (row["status"], row["in_flight"]) == ("cancelled", None)
+        for created in (first, second):
+            assert tuning(engine, created)["status"] == "cancelled"
+            assert told(engine, created)[-1] == "ended"
+
+
+def test_two_workers_that_start_one_job_get_two_tickets(engine: Engine) -> None:
+    created = submit(engine, [A])
+    started = together([lambda: begin(engine, created.new_jobs[0], threading.current_thread().name)] * 6)
+    assert sorted(one.attempt for one in started) == [1, 2, 3, 4, 5, 6]
+    assert told(engine, created) == ["queued", *["started"] * 6]
+
+
+def test_events_from_everywhere_are_numbered_without_gaps(engine: Engine) -> None:
+    """A reader that has seen number n has seen every number below it."""
+    created = submit(engine, [A, B, C])
+    running = [begin(engine, name) for name in created.new_jobs]
+    done = threading.Event()
+    seen: list[int] = []
+
+    def follow() -> None:
+        while True:
+            last_look = done.is_set()
+            with reading(engine) as connection:
+                rows = queries.events(connection, created.number, len(seen), 1000)
+            seen.extend(row["number"] for row in rows)
+            if last_look:
+                return
+
+    def emit(started: StartedJob) -> None:
+        for number in range(15):
+            with writing(engine) as connection:
+                tunings.hold(connection, started)
+                tunings.emit_to_all(connection, started.number, "measured", {"number": number})
+        end(engine, started)
+
+    with ThreadPoolExecutor(1) as pool:
+        reader = pool.submit(follow)
+        together([lambda started=started: emit(started) for started in running])  # type: ignore[misc]
+        done.set()
+        reader.result(20)
+    rows = events(engine, created)
+    assert seen == list(range(1, len(rows) + 1))
+    kinds = Counter(row["kind"] for row in rows)
+    assert kinds == {"queued": 1, "started": 3, "measured": 45, "finished": 3, "ended": 1}
+    assert rows[-1]["kind"] == "ended"
+
+
+def test_many_shared_jobs_are_attached_and_cancelled_at_once(engine: Engine) -> None:
+    """More jobs than one statement of SQLite's names, whose numbers and keys are in opposite orders: locks
+    are taken in one order all the same."""
+    many = sorted(
+        (problem(m, 32) for m in range(1, 1201)),
+        key=lambda p: tunings.request_key(p.id, request()),
+        reverse=True,
+    )
+    for size in (400, 800, 1200):
+        submit(engine, many[:size])
+
+    def come_and_go() -> None:
+        for _ in range(4):
+            created = submit(engine, many)
+            assert (created.shared, created.new_jobs) == (len(many), [])
+            assert cancel(engine, created) == []
+
+    together([come_and_go] * 4)
+    with reading(engine) as connection:
+        statuses = connection.scalars(select(table(models.Job).c.status)).all()
+    assert Counter(statuses) == {"queued": len(many)}, "what a tuning waits for is never cancelled"
+
+
+def test_a_clock_that_jumps_changes_no_order(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = iter(f"{year}-01-01T00:00:00.000Z" for year in (2031, 2030, 1970, 2029, 1999) * 40)
+    for module in ("db.tunings", "db.sessions", "db.values", "db.workers"):
+        monkeypatch.setattr(f"{module}.now", lambda: next(clocks))
+    known_worker(engine)
+    made = [submit(engine, [A], request(force=True, seed=seed)) for seed in range(4)]
+    for created in made:
+        end(engine, begin(engine, created.new_jobs[0]))
+        assert told(engine, created) == ["queued", "started", "finished", "ended"]
+    with reading(engine) as connection:
+        rows = queries.tunings(connection, None, 10)
+        assert [row["id"] for row in rows] == [created.id for created in reversed(made)]
+        verdicts = queries.problem(connection, A.id)
+        assert verdicts is not None
+        latest = verdicts["verdicts"][0]["session_id"]
+        assert latest == job(engine, made[-1].new_jobs[0])["session_id"]
+        documents = queries.best_documents(connection, [A.id], latest_class(), request().policy_id)
+        assert latest in documents[A.id]
+
+
+def latest_class() -> str:
+    return str(HERE.device_class)
+
+
+def test_a_job_is_updated_only_through_its_ticket(engine: Engine) -> None:
+    """hold() refuses a job that is not running, whatever its attempt says."""
+    created = submit(engine, [A])
+    started = begin(engine, created.new_jobs[0])
+    with writing(engine) as connection:
+        connection.execute(update(table(models.Job)).values(status="queued"))
+    with pytest.raises(Fenced), writing(engine) as connection:
+        tunings.hold(connection, started)

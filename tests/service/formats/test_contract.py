@@ -1,0 +1,311 @@
+"""What every format keeps to, read or written."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import random
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from backends.environment import Environment
+from backends.errors import GemmtuneError, ReadError
+from backends.problem import from_linear
+from service.formats import (
+    FORMATS,
+    READERS,
+    WRITERS,
+    Entry,
+    ExportOptions,
+    ExportRefused,
+    ExportReport,
+    ExportRow,
+    Found,
+    Header,
+    ImportedSession,
+    Rejected,
+    base,
+    read_file,
+    read_stream,
+)
+from tests.service.formats.made import CPU, H200, LINEAR, MI300X, outcomes, row, written
+
+TARGETS = {"tunableop": "torch-2.15+cuda"}
+GOOD = {name: fmt.example.encode().rstrip(b"\n") for name, fmt in READERS.items()}
+
+
+def test_the_registries() -> None:
+    assert FORMATS is READERS
+    assert list(READERS) == ["tunableop", "tunableop-untuned", "journal", "jsonl", "json", "csv"]
+    assert list(WRITERS) == ["tunableop", "jsonl", "json", "csv"]
+    for name, reader in READERS.items():
+        assert reader.name == name
+        assert reader.description.isprintable()
+    for name, writer in WRITERS.items():
+        assert writer.name == name
+        assert writer.description.isprintable()
+
+
+# ---- reading -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_every_format_reads_and_detects_its_own_example(name: str) -> None:
+    fmt = READERS[name]
+    assert [other for other, f in READERS.items() if f.detect(GOOD[name])] == [name]
+    found = outcomes(fmt, fmt.example)
+    assert any(isinstance(part, Entry) for part in found)
+    assert not any(isinstance(part, Rejected) for part in found)
+    imported = read_stream(io.BytesIO(fmt.example.encode()), "example")
+    assert imported.format == name
+    assert imported.problems
+    assert imported.rejected == []
+
+
+#: Every line of these is bad for every format, also where a document's first line is meant.
+BAD_LINES = [
+    b"GemmTunableOp_Half_TN,tn_1_2",
+    b"{'m': 1}",
+    b'{"m":1,"n":2}',
+    b"\xff\xfe",
+    b"GemmTunableOp_Half_TN,tn_1_2_3\0",
+    b"x" * (base.MAX_LINE + 1),
+    b'{"m":1,"n":2,"k":99999999999999999999999999,"dtype":"fp32"}',
+    b'{"m":NaN,"n":2,"k":3,"dtype":"fp32"}',
+    b"[" * 100_000,
+]
+
+
+@pytest.mark.parametrize("name", ["tunableop", "tunableop-untuned", "journal", "jsonl", "csv"])
+def test_every_bad_line_is_reported_by_number_with_a_reason(name: str) -> None:
+    good = GOOD[name].split(b"\n")
+    head, line = good[:-1], good[-1]
+    if name == "tunableop":
+        line = line.replace(b"nn_1024_", b"nn_%d_")
+    lines, bad = [*head], []
+    for number, wrong in enumerate(BAD_LINES):
+        lines.append(line % (1000 + number) if b"%d" in line else line)
+        lines.append(wrong)
+        bad.append(len(lines))
+    found = outcomes(READERS[name], b"\r\n".join(lines) + b"\r\n")
+    rejected = [part for part in found if isinstance(part, Rejected)]
+    assert [part.line for part in rejected] == bad
+    for part in rejected:
+        assert part.reason
+        assert part.reason.isprintable()
+        assert len(part.reason) <= base.MAX_REASON
+        assert part.text.isprintable()
+        assert len(part.text) <= base.MAX_TEXT
+    entries = [part for part in found if isinstance(part, Entry)]
+    assert len(entries) == (1 if name == "journal" else len(BAD_LINES))
+
+
+def _mutants(name: str, count: int) -> Iterator[bytes]:
+    rng = random.Random(name)
+    bits = [
+        b"\0",
+        b'"',
+        b"{",
+        b"]",
+        b",",
+        b"-",
+        b"9" * 30,
+        b"\xff",
+        b"NaN",
+        b"null",
+        b"\r",
+        b"1e999",
+        b"''",
+        b"=",
+    ]
+    for _ in range(count):
+        text = bytearray(GOOD[name])
+        for _ in range(rng.randint(1, 3)):
+            at = rng.randrange(len(text) + 1)
+            text[at : at + rng.randint(0, 4)] = rng.choice([*bits, bytes([rng.randrange(256)])])
+        yield bytes(text)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_no_mutated_file_raises_anything_but_a_read_error(name: str) -> None:
+    for raw in _mutants(name, 1500):
+        found: list[Found] = []
+        with suppress(ReadError):
+            found = outcomes(READERS[name], raw)
+        for part in found:
+            assert isinstance(part, Entry | Rejected | Header | ImportedSession)
+            if isinstance(part, Rejected):
+                assert part.reason
+                assert (part.reason + part.text).isprintable()
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_files_that_are_none_of_ours(name: str) -> None:
+    for raw, message in (
+        (b"", "is empty"),
+        (gzip.compress(GOOD[name]), "compressed with gzip; decompress it first"),
+    ):
+        with pytest.raises(ReadError, match=message):
+            read_stream(io.BytesIO(raw), "upload", name)
+    assert not READERS[name].detect(b"")
+    assert not READERS[name].detect(b"\0" * 1000)
+    assert not READERS[name].detect(b"\x1b[31m")
+    assert not READERS[name].detect(GOOD[name].decode().encode("utf-16"))
+
+
+class _Endless:
+    """A stream of one line that never ends, for 100 MB."""
+
+    def __init__(self, start: bytes) -> None:
+        self._start, self._left = start, 100_000_000
+
+    def read(self, size: int, /) -> bytes:
+        if self._start:
+            out, self._start = self._start[:size], self._start[size:]
+            return out
+        size = min(size, self._left)
+        self._left -= size
+        return b"7" * size
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_100_mb_in_one_line_take_bounded_memory(name: str) -> None:
+    start = b"m,n,k,dtype" if name == "csv" else b'[{"m":' if name == "json" else b'{"m":'
+    tracemalloc.start()
+    try:
+        if name in ("json", "csv"):  # the one line is the document, or its header
+            with pytest.raises(ReadError, match="longer than"):
+                read_stream(_Endless(start), "upload", name)
+        else:
+            imported = read_stream(_Endless(start), "upload", name)
+            assert "longer than" in imported.rejected[0].reason
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # A document may be on one line, so the limit of its lines is the document's.
+    assert peak < (200_000_000 if name == "json" else 8_000_000)
+
+
+def test_rejected_lines_beyond_a_limit_are_counted_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "MAX_REJECTED", 10)
+    imported = read_stream(io.BytesIO(b"bad\n" * 25), "upload", "tunableop-untuned")
+    assert (len(imported.rejected), imported.rejected_more, imported.lines) == (10, 15, 25)
+
+
+def test_a_stream_is_read_as_a_file_is(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(GOOD["jsonl"])
+    imported = read_file(path)
+    assert imported == read_stream(io.BytesIO(GOOD["jsonl"]), "upload")
+    with pytest.raises(ReadError, match="unknown format 'nope'; known: tunableop, tunableop-untuned"):
+        read_stream(io.BytesIO(b"x"), "upload", "nope")
+    with pytest.raises(ReadError, match=r"the format of up\\x1bload is not recognised"):
+        read_stream(io.BytesIO(b"x"), "up\x1bload")
+
+    class Failing:
+        def read(self, _: int, /) -> bytes:
+            raise OSError(5, "Input/output error")
+
+    with pytest.raises(ReadError, match="upload cannot be read: Input/output error"):
+        read_stream(Failing(), "upload")
+
+
+@pytest.mark.parametrize("example", sorted((Path(__file__).parents[3] / "docs" / "examples").iterdir()))
+def test_the_documents_examples_are_read(example: Path) -> None:
+    imported = read_file(example)
+    assert imported.problems
+    assert imported.rejected == []
+
+
+# ---- writing -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_is_written_is_read_back(name: str) -> None:
+    made = [row(from_linear(m, 64, 32, "bf16")) for m in range(1, 600)]
+    text, report = written(name, made, TARGETS.get(name))
+    assert report.to_dict() == {"written": len(made), "omitted": {}}
+    assert text.endswith("\n")
+    assert "\r" not in text
+    imported = read_stream(io.BytesIO(text.encode()), "export")
+    assert imported.format == name
+    assert imported.rejected == []
+    assert [item.problem for item in imported.problems] == [item.problem for item in made]
+    assert [c.claim.solution for c in imported.claims] == [item.solution for item in made]
+    assert [c.claim.seconds for c in imported.claims] == pytest.approx([item.seconds for item in made])
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_writer_has_an_example_and_says_what_it_needs(name: str) -> None:
+    writer = WRITERS[name]
+    assert writer.example
+    assert writer.suffix.startswith(".")
+    assert "/" in writer.media_type
+    assert (writer.targets == ()) == (name not in TARGETS)
+    assert set(writer.key_formats) <= set(READERS)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_it_streams_and_asks_for_one_row_at_a_time(name: str) -> None:
+    taken = 0
+
+    def endless() -> Iterator[ExportRow]:
+        nonlocal taken
+        while True:
+            taken += 1
+            yield row(from_linear(taken, 64, 32, "bf16"))
+
+    report = ExportReport()
+    options = ExportOptions(H200.device_class, TARGETS.get(name), environments=(H200,))
+    pieces = WRITERS[name].write(endless(), options, report)
+    assert taken == 0
+    for _ in range(5):
+        assert len(next(pieces)) < 2_000_000
+    assert 0 < taken < 5_000
+    assert report.written <= taken
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_no_rows_make_a_whole_file(name: str) -> None:
+    text, report = written(name, [], TARGETS.get(name), environments=(H200,))
+    assert report.to_dict() == {"written": 0, "omitted": {}}
+    imported = read_stream(io.BytesIO(text.encode()), "export", name)
+    assert (imported.problems, imported.claims, imported.rejected) == ([], [], [])
+
+
+@pytest.mark.parametrize("name", ["json", "jsonl", "csv"])
+def test_our_own_formats_take_no_target(name: str) -> None:
+    for wrong in ({"target": "torch-2.15+cuda"}, {"validators": {"PT_VERSION": "2.15.0"}}):
+        with pytest.raises(ExportRefused, match="own format for any stack: leave out target and validators"):
+            WRITERS[name].write([], replace(ExportOptions(H200.device_class), **wrong), ExportReport())
+    text, report = written(name, [row(judgement="TIE"), row(seconds=float("nan"))])
+    assert report.to_dict() == {
+        "written": 1,
+        "omitted": {"one of its figures is not finite": {"count": 1, "examples": [LINEAR.slug]}},
+    }
+    assert "NaN" not in text
+
+
+@pytest.mark.parametrize("environment", [H200, MI300X, CPU])
+def test_options_are_checked(environment: Environment) -> None:
+    device = environment.device_class
+    with pytest.raises(ExportRefused, match="ties 'yes' is unknown; known: omit, default"):
+        ExportOptions(device, ties="yes")
+    with pytest.raises(ExportRefused, match="workspace_limit must be bytes from 0, not -1"):
+        ExportOptions(device, workspace_limit=-1)
+    assert issubclass(ExportRefused, GemmtuneError)
+
+
+def test_a_report_keeps_a_few_examples_and_reasons() -> None:
+    report = ExportReport()
+    for number in range(1, 301):
+        report.omit(f"reason {number % 150}", from_linear(number, 8, 8, "bf16"))
+    assert len(report.omitted) == 101
+    assert sum(report.omitted.values()) == 300
+    assert report.omitted["other reasons"] == 100
+    assert all(len(slugs) <= 3 for slugs in report.examples.values())

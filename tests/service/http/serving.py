@@ -1,0 +1,41 @@
+"""The real application behind a real server, in a thread: what clients meet."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+
+from service.app import create_app
+from service.settings import Settings
+
+
+@contextmanager
+def serving(settings: Settings, app: FastAPI | None = None, **client: Any) -> Iterator[httpx.Client]:
+    """A client of the application, served until the end."""
+    listening = socket.socket()
+    listening.bind(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        app or create_app(settings), log_config=None, access_log=False, timeout_graceful_shutdown=1,
+        server_header=False, loop="uvloop", http="httptools",
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    while not server.started and thread.is_alive():
+        time.sleep(0.005)
+    try:
+        port = listening.getsockname()[1]
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, **client) as made:
+            yield made
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        listening.close()
