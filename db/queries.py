@@ -322,8 +322,9 @@ def export_rows(
     if policy_id is not None:
         query = query.where(_best.c.policy_id == policy_id)
     names = tuple(column.name for column in query.selected_columns)
-    for row in connection.execute(query.execution_options(yield_per=1000)):
-        yield dict(zip(names, row, strict=True))
+    with connection.execute(query.execution_options(yield_per=1000)) as rows:
+        for row in rows:
+            yield dict(zip(names, row, strict=True))
 
 
 def best_environments(connection: Connection, device_class_id: str, policy_id: str, limit: int) -> list[Row]:
@@ -369,8 +370,9 @@ def claim_rows(
     )  # fmt: skip
     if problem_ids is not None:
         query = query.where(_claim.c.problem_id.in_(list(problem_ids)))
-    for row in connection.execute(query.execution_options(yield_per=1000)).mappings():
-        yield dict(row)
+    with connection.execute(query.execution_options(yield_per=1000)) as rows:
+        for row in rows.mappings():
+            yield dict(row)
 
 
 def problem_keys(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from math import dist, log2
 from statistics import median
 from typing import Any
@@ -21,7 +22,7 @@ from backends.problem import GemmProblem
 from backends.protocol import Family
 from backends.solution import Solution
 from db import queries
-from db.values import kind_of, neighbour_buckets
+from db.values import bucket_of, kind_of
 from service.formats.row_text import problem_wire
 
 #: How far (in doublings of the sizes) a problem may be and still say something, how many of the nearest are
@@ -204,6 +205,15 @@ class _Search:
 
     def _near(self) -> dict[str, float]:
         """Distances of near problems, the nearest first."""
+        found: dict[str, float] = {}
+        for reach in (1, 2):  # the cells around hold all that is near by so many doublings
+            found |= self._near_by(reach)
+            if sum(distance <= reach for distance in found.values()) >= MAX_TRIED:
+                break
+        inside = [(distance, name) for name, distance in found.items() if distance <= MAX_DISTANCE]
+        return {name: distance for distance, name in sorted(inside)}
+
+    def _near_by(self, reach: int) -> dict[str, float]:
         p = self._problem
         rows = queries.near(
             self._connection,
@@ -211,15 +221,14 @@ class _Search:
             self._asked.policy_id,
             kind_of(p),
             {"m": p.m, "n": p.n, "k": p.k},
-            neighbour_buckets(p.m, p.n, p.k),
+            _buckets(p, reach),
         )
         here = _place(p.m, p.n, p.k, p.batch)
-        found = {
-            row["problem_id"]: dist(here, _place(row["m"], row["n"], row["k"], row["batch"])) for row in rows
+        return {
+            row["problem_id"]: dist(here, _place(row["m"], row["n"], row["k"], row["batch"]))
+            for row in rows
+            if row["problem_id"] != p.id
         }
-        found.pop(p.id, None)
-        inside = [(distance, name) for name, distance in found.items() if distance <= MAX_DISTANCE]
-        return {name: distance for distance, name in sorted(inside)}
 
     def _fault(self, document: Mapping[str, Any], families: Mapping[str, Family]) -> str | None:
         """Why the near problem's solution cannot run the problem that was asked."""
@@ -244,6 +253,13 @@ class _Search:
         )
         regrets = [row["seconds"] / row["best"] - 1 for row in rows if row["best"]]
         return {"median": round(median(regrets), 4), "pairs": len(regrets)} if regrets else None
+
+
+def _buckets(p: GemmProblem, reach: int) -> list[int]:
+    """The cell of the sizes and those up to `reach` doublings around."""
+    steps = range(-reach, reach + 1)
+    axes = [[size << s if s >= 0 else size >> -s for s in steps] for size in (p.m, p.n, p.k)]
+    return [bucket_of(m, n, k) for m, n, k in product(*axes) if m and n and k]
 
 
 def _place(*sizes: int) -> tuple[float, ...]:

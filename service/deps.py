@@ -99,6 +99,10 @@ class Service:
 
     # ---- device classes --------------------------------------------------------------------------
 
+    def selector(self, given: str | None) -> str:
+        """What was given, or the service's default."""
+        return self.settings.device if given is None else given
+
     def classes_are_fresh(self) -> bool:
         """Whether known classes were looked up less than a second ago."""
         return time.monotonic() < self._classes_until

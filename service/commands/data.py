@@ -105,7 +105,8 @@ def _show_best(answer: dict[str, Any]) -> None:
             "never measured" if regret is None else f"{regret['median']:.1%} (median of {regret['pairs']})"
         )
         match += f", distance {answer['distance']:.2f} doublings, transfer regret {known}"
-    rows = [("match", match), ("problem", json.dumps(answer["problem"]))]
+    rows = [("match", match)]
+    rows += [(what, json.dumps(answer[what])) for what in ("asked", "problem") if what in answer]
     rows += [("device class", answer["device_class"])] if "device_class" in answer else []
     if solution is not None:
         rows += [("solution", solution["id"]), ("family", solution["family"])]

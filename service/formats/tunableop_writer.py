@@ -13,7 +13,7 @@ from itertools import chain
 
 from backends.environment import Environment
 from backends.errors import InvalidProblem
-from service.formats.export import ExportOptions, ExportReport, ExportRow
+from service.formats.export import ExportOptions, ExportRefused, ExportReport, ExportRow
 from service.formats.tunableop_signature import BadLineError, Grammar, NoKeyError, build_key, fits, parse_key
 from service.formats.tunableop_solution import BUILD_OF, DEFAULT, solution_name
 from service.formats.tunableop_target import Target, build_text, contradicts, parse_target, settle
@@ -53,7 +53,15 @@ class Sheet:
             first = next(rows, None)
             if first is not None:
                 environments, rows = (first.environment,), chain((first,), rows)
-        target, validators = settle(target, options, environments)
+        try:
+            target, validators = settle(target, options, environments)
+        except ExportRefused as error:
+            if options.device.vendor == target.vendor:
+                raise
+            raise ExportRefused(
+                f"{target.text} reads results of {target.vendor} devices, and these are of {options.device} "
+                f"(json and csv take them); {error}"
+            ) from None
         return cls(target, validators, options.ties, options.workspace_limit), rows
 
     def write(self, rows: Iterable[ExportRow], report: ExportReport) -> Iterator[str]:

@@ -37,7 +37,7 @@ async def get_best(request: Request) -> Response:
     question = read_question(request.scope["query_string"])
     if not service.classes_are_fresh():
         service.refresh_classes(await service.lookup.classes())
-    device = service.selected(question.selector or service.settings.device)
+    device = service.selected(service.selector(question.selector))
     document = await service.lookup.document(question.problem.id, str(device), question.policy_id)
     if document is not None and not question.filters:
         body = best.exact(document)
@@ -131,7 +131,7 @@ def post_best(service: ServiceDep, body: JsonBody) -> Response:
     faults: list[errors.Part] = []
     items = parsing.problems(value, service.settings.max_problems, False, faults)
     request = parse_model(schemas.BestRequest, value, faults)
-    device = parsing.device_class(service, request.device or service.settings.device)
+    device = parsing.device_class(service, service.selector(request.device))
     try:
         policy_id = policy_of(request.policy, request.mode, request.cache)
     except InvalidProblem as error:

@@ -83,7 +83,7 @@ def export_file(
     are left out and counted with their reasons; a file without a row is refused (409)."""
     if format_name not in WRITERS:
         raise errors.unknown_format(format_name, list(WRITERS))
-    found: DeviceClass = service.read(service.device_class, device or service.settings.device)
+    found: DeviceClass = service.read(service.device_class, service.selector(device))
     chosen = exports.Selection(
         found, policy_of(policy, None, None), imported, target, ties, _validators(validator or ()),
         max_workspace,

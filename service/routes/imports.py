@@ -97,7 +97,7 @@ def import_upload(
     measurements. The same file again changes nothing."""
     if format_name != "auto" and format_name not in READERS:
         raise errors.unknown_format(format_name, ["auto", *READERS])
-    target = imports.import_class(service.engine, device or service.settings.device) if tune else None
+    target = imports.import_class(service.engine, service.selector(device)) if tune else None
     name = None if format_name == "auto" else format_name
     done = imports.import_file(service.engine, file, "the upload", name, device, source or "upload")
     value = done.to_dict()

@@ -49,7 +49,7 @@ def create_tuning(service: ServiceDep, body: JsonBody) -> Response:
     faults: list[errors.Part] = []
     items = parsing.merged(parsing.problems(value, service.settings.max_problems, True, faults))
     request = parse_model(schemas.TuningRequest, value, faults)
-    device = parsing.device_class(service, request.device or service.settings.device)
+    device = parsing.device_class(service, service.selector(request.device))
     policy, budget, search, rule = parsing.settings_of(request, service.settings, device)
     created = service.tunings.submit(
         device, policy, budget, search, rule, items, request.priority, request.force
@@ -79,7 +79,7 @@ def create_tuning(service: ServiceDep, body: JsonBody) -> Response:
 )
 def list_tunings(service: ServiceDep, page: PageDep, status: answers.Status | None = None) -> Response:
     """Tunings, newest first."""
-    before = page.after("tunings") or None
+    before = None if page.cursor is None else page.after("tunings")
     rows = service.read(queries.tunings, before, page.limit + 1, status)
     shown = page_of("tunings", rows, page.limit, lambda row: row["number"])
     return answer({**shown, "items": [tuning_view(row) for row in shown["items"]]})

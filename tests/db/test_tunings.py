@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Barrier
 from typing import Any
 
@@ -17,7 +18,7 @@ from db import models, queries, sessions, tunings, workers
 from db.engine import reading, writing
 from db.tunings import Created, Fenced, StartedJob
 from db.values import table
-from tests.db.samples import BASELINE, HERE, UPDATED, problem, request, start, store_session, submit
+from tests.db.samples import BASELINE, CLASS, HERE, UPDATED, problem, request, start, store_session, submit
 
 A, B, C = problem(1), problem(2), problem(3)
 Row = dict[str, Any]
@@ -411,11 +412,8 @@ def test_overlapping_sets_submitted_at_once_make_each_job_once(engine: Engine) -
     choose = random.Random(7)
     sets = [choose.sample(everything, 100) for _ in range(6)]
     for seed in range(3):
-
-        def one(part: list[Any], seed: int = seed) -> Created:
-            return submit(engine, part, request(seed=seed))
-
-        made: list[Created] = together([lambda part=part, one=one: one(part) for part in sets])
+        asked = request(seed=seed)
+        made: list[Created] = together([partial(submit, engine, part, asked) for part in sets])
         union = {each for part in sets for each in part}
         new = [name for created in made for name in created.new_jobs]
         assert len(new) == len(set(new)) == len(union)
@@ -429,12 +427,11 @@ def test_overlapping_sets_submitted_at_once_make_each_job_once(engine: Engine) -
 
 def test_tunings_that_come_while_their_job_ends_are_told_or_get_a_new_job(engine: Engine) -> None:
     """No tuning waits for a job that has ended without it."""
-    for turn in range(12):
+    for turn in range(8):
         first = submit(engine, [A], request(seed=turn))
         running = begin(engine, first.new_jobs[0])
-        actions: list[Callable[[], Any]] = [lambda running=running: end(engine, running)]  # type: ignore[misc]
-        actions += [lambda turn=turn: submit(engine, [A], request(seed=turn))] * 3  # type: ignore[misc]
-        _, *attached = together(actions)
+        again = partial(submit, engine, [A], request(seed=turn))
+        _, *attached = together([partial(end, engine, running), again, again, again])
         fresh = [created for created in attached if created.new_jobs]
         assert len(fresh) <= 1, "those that came too late share one"
         for created in attached:
@@ -447,15 +444,11 @@ def test_tunings_that_come_while_their_job_ends_are_told_or_get_a_new_job(engine
 
 
 def test_cancelling_while_the_job_ends_leaves_no_job_behind(engine: Engine) -> None:
-    for turn in range(12):
+    for turn in range(8):
         first, second = (submit(engine, [A, B], request(seed=turn)) for _ in range(2))
         running = begin(engine, first.new_jobs[0])
         together(
-            [
-                lambda running=running: end(engine, running),  # type: ignore[misc]
-                lambda first=first: cancel(engine, first),  # type: ignore[misc]
-                lambda second=second: cancel(engine, second),  # type: ignore[misc]
-            ]
+            [partial(end, engine, running), partial(cancel, engine, first), partial(cancel, engine, second)]
         )
         assert job(engine, running.id)["status"] == "succeeded"
         row = job(engine, first.new_jobs[1])
@@ -497,7 +490,7 @@ def test_events_from_everywhere_are_numbered_without_gaps(engine: Engine) -> Non
 
     with ThreadPoolExecutor(1) as pool:
         reader = pool.submit(follow)
-        together([lambda started=started: emit(started) for started in running])  # type: ignore[misc]
+        together([partial(emit, started) for started in running])
         done.set()
         reader.result(20)
     rows = events(engine, created)
@@ -511,11 +504,11 @@ def test_many_shared_jobs_are_attached_and_cancelled_at_once(engine: Engine) -> 
     """More jobs than one statement of SQLite's names, whose numbers and keys are in opposite orders: locks
     are taken in one order all the same."""
     many = sorted(
-        (problem(m, 32) for m in range(1, 1201)),
+        (problem(m, 32) for m in range(1, 1101)),
         key=lambda p: tunings.request_key(p.id, request()),
         reverse=True,
     )
-    for size in (400, 800, 1200):
+    for size in (400, 800, 1100):
         submit(engine, many[:size])
 
     def come_and_go() -> None:
@@ -546,12 +539,8 @@ def test_a_clock_that_jumps_changes_no_order(engine: Engine, monkeypatch: pytest
         assert verdicts is not None
         latest = verdicts["verdicts"][0]["session_id"]
         assert latest == job(engine, made[-1].new_jobs[0])["session_id"]
-        documents = queries.best_documents(connection, [A.id], latest_class(), request().policy_id)
+        documents = queries.best_documents(connection, [A.id], CLASS, request().policy_id)
         assert latest in documents[A.id]
-
-
-def latest_class() -> str:
-    return str(HERE.device_class)
 
 
 def test_a_job_is_updated_only_through_its_ticket(engine: Engine) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Engine, func, select
+from sqlmodel import SQLModel
 
 from backends.problem import GemmProblem, from_bmm, from_linear, from_mm
 from backends.solution import Solution
@@ -34,7 +35,7 @@ from tests.db.samples import HERE, POLICY, UPDATED, candidate, problem
 sizes = st.integers(1, 2**31 - 1)
 
 
-def count(engine: Engine, model: type[models.SQLModel]) -> int:
+def count(engine: Engine, model: type[SQLModel]) -> int:
     with reading(engine) as connection:
         return connection.execute(select(func.count()).select_from(table(model))).scalar() or 0
 
@@ -82,7 +83,7 @@ def test_determinism_is_added_once_it_is_known_and_never_taken_away(engine: Engi
 
 
 @pytest.mark.parametrize("kind", [models.Problem, models.Solution])
-def test_the_same_values_in_any_order_at_once(engine: Engine, kind: type[models.SQLModel]) -> None:
+def test_the_same_values_in_any_order_at_once(engine: Engine, kind: type[SQLModel]) -> None:
     """Two transactions that add the same rows wait for each other, but never in a circle."""
     size, rounds = 600, 5
     barrier = Barrier(2)
@@ -92,7 +93,7 @@ def test_the_same_values_in_any_order_at_once(engine: Engine, kind: type[models.
             numbers = range(1, size + 1) if forward else range(size, 0, -1)
             problems = [problem(m, 64 + turn) for m in numbers] if kind is models.Problem else []
             solutions = [candidate(tile, turn) for tile in numbers] if kind is models.Solution else []
-            _ = [value.id for value in (*problems, *solutions)]  # known beforehand: both start at once
+            _ = [each.id for each in problems]  # known beforehand: both start at once
             barrier.wait(20)
             with writing(engine) as connection:
                 put_problems(connection, problems)

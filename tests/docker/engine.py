@@ -44,7 +44,7 @@ class Process:
         """Whether it has not ended yet."""
         return self._popen.poll() is None
 
-    def wait(self, wait_s: float = 30) -> int:
+    def wait(self, wait_s: float = 60) -> int:
         """The exit code; one that does not end in time is killed, and Failed is raised."""
         try:
             return self._popen.wait(wait_s)

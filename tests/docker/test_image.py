@@ -223,21 +223,21 @@ def test_the_api_and_a_worker_tune_a_problem(images: Images, installation: Insta
     api = installation.start(images.api, "api", *serve)
     url = f"http://127.0.0.1:{port}"
     with api:
-        _until(lambda: _ask("GET", f"{url}/readyz")[0] == 200, 60, api)
+        _until(lambda: _ask("GET", f"{url}/readyz")[0] == 200, 90, api)
         images.api.run(*_probe(images.api, port))
         with pytest.raises(Failed):
             images.api.run(*_probe(images.api, _free_port()))
 
         worker = installation.start(images.worker, "worker", *images.worker.command)
         with worker:
-            _until(lambda: "owns cpu:" in worker.text, 60, api, worker)
+            _until(lambda: "owns cpu:" in worker.text, 90, api, worker)
             budget = {"seconds_per_problem": 0.5}
             wanted = {"problems": [SMALL], "device": "cpu", "budget": budget}
             status, created = _ask("POST", f"{url}/v1/tunings", wanted)
             assert status == 202, created
             tuning = f"{url}/v1/tunings/{created['id']}"
             done = ("succeeded", "failed", "cancelled")
-            _until(lambda: _ask("GET", tuning)[1]["status"] in done, 120, api, worker)
+            _until(lambda: _ask("GET", tuning)[1]["status"] in done, 240, api, worker)
             status, found = _ask("GET", tuning)
             assert (status, found["status"]) == (200, "succeeded"), found
         assert worker.wait() == 0, worker.text

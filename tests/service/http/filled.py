@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +65,12 @@ def register(engine: Engine, *environments: Environment) -> None:
 
 
 def candidates(asked: GemmProblem, environment: Environment = ENVIRONMENT) -> list[Solution]:
-    """Three real candidates; the first needs a workspace and is not known to be deterministic."""
-    family = backend("cpu").families()["packed"]
-    some = [solution for solution, _ in zip(family.solutions(asked, environment), range(3), strict=False)]
-    hungry = Solution("openblas", 1, {"threads": 1}, "openblas 0.3.31", HUNGRY, None)
-    return [hungry, *some[:2]]
+    """Three real candidates; the first needs a workspace and is not known to be deterministic, the second is
+    of another family than the third."""
+    families = backend("cpu").families()
+    packed = [s for s, _ in zip(families["packed"].solutions(asked, environment), range(3), strict=False)]
+    stream = next(iter(families["stream"].solutions(asked, environment)), packed[2])
+    return [replace(packed[0], workspace_bytes=HUNGRY, deterministic=None), stream, packed[1]]
 
 
 def outcomes_of(

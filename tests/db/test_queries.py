@@ -1,0 +1,349 @@
+"""Reads: pages that never shift under their reader, and each list's filters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, insert
+
+from backends.environment import DeviceClass
+from backends.outcome import Status
+from backends.problem import GemmProblem, from_blas, from_bmm, from_linear
+from db import models, queries, sessions, tunings, workers
+from db.engine import reading, writing
+from db.values import (
+    kind_of,
+    neighbour_buckets,
+    put_environment,
+    put_problems,
+    put_solutions,
+    table,
+)
+from tests.db.samples import (
+    BASELINE,
+    CLASS,
+    HERE,
+    POLICY,
+    UPDATED,
+    candidate,
+    lost,
+    problem,
+    raced,
+    request,
+    screened,
+    start,
+    store_session,
+    submit,
+)
+
+PROBLEM = problem()
+
+
+def column_major(m: int, dtype: str = "bf16") -> GemmProblem:
+    """As problems are stored."""
+    return from_blas(m, 16, 128, dtype, trans_a="T")
+
+
+# ---- pages -------------------------------------------------------------------------------------
+
+
+def _problems(connection: Connection, number: int) -> None:
+    put_problems(connection, [problem(number)])
+
+
+def _environments(connection: Connection, number: int) -> None:
+    put_environment(connection, replace(HERE, uuid=f"CPU-{number}"))
+
+
+def _measurements(connection: Connection, number: int) -> None:
+    sessions.begin_session(connection, start(PROBLEM))
+    sessions.append_outcomes(connection, start(PROBLEM).id, [screened(candidate(number))], 1, Counter())
+
+
+def _events(connection: Connection, number: int) -> None:
+    if number == 0:
+        row = {"id": CLASS, "vendor": "cpu", "arch": "a", "product": "p", "units": 1, "revision": 0}
+        connection.execute(insert(table(models.DeviceClass)).values(row))
+        tunings.create_tuning(connection, request(), [(PROBLEM, 1)])
+    tunings.emit(connection, 1, "measured", {"number": number})
+
+
+Page = Callable[[Connection, int, int], list[dict[str, Any]]]
+LISTS: dict[str, tuple[Callable[[Connection, int], None], Page]] = {
+    "problems": (_problems, queries.problems),
+    "environments": (_environments, queries.environments),
+    "measurements": (
+        _measurements,
+        lambda c, after, limit: queries.measurements(c, PROBLEM.id, after, limit),
+    ),
+    "events": (_events, lambda c, *page: queries.events(c, 1, *page)),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_page_never_shifts_while_rows_are_added(engine: Engine, name: str) -> None:
+    add, page = LISTS[name]
+    with writing(engine) as connection:
+        for number in range(1 if name == "problems" else 0, 10):
+            add(connection, number)
+    seen: list[int] = []
+    added = 10
+    while True:
+        with reading(engine) as connection:
+            rows = page(connection, seen[-1] if seen else 0, 4)
+        seen += [row["number"] for row in rows]
+        if len(rows) < 4:
+            break
+        if added < 14:
+            with writing(engine) as connection:
+                add(connection, added)
+            added += 1
+    assert seen == sorted(set(seen))
+    with reading(engine) as connection:
+        assert seen == [row["number"] for row in page(connection, 0, 100)], "none twice, none left out"
+
+
+def test_pages_of_tunings_go_back_in_time_and_new_ones_change_nothing(engine: Engine) -> None:
+    made = [submit(engine, [problem(m)]).id for m in range(1, 10)]
+    seen: list[str] = []
+    before = None
+    while True:
+        with reading(engine) as connection:
+            rows = queries.tunings(connection, before, 4)
+        if not rows:
+            break
+        seen += [row["id"] for row in rows]
+        before = rows[-1]["number"]
+        submit(engine, [problem(100 + before)])
+    assert seen == list(reversed(made))
+
+
+def test_tunings_by_status(engine: Engine) -> None:
+    first, second = submit(engine, [problem(1)]), submit(engine, [problem(2)])
+    with writing(engine) as connection:
+        tunings.cancel_tuning(connection, first.id)
+        assert [row["id"] for row in queries.tunings(connection, None, 9, "cancelled")] == [first.id]
+        assert [row["id"] for row in queries.tunings(connection, None, 9, "queued")] == [second.id]
+        assert queries.tunings(connection, second.number, 9, "queued") == []
+        assert queries.tuning(connection, "tuning-unknown") is None
+        assert queries.gauges(connection)["jobs"] == {"cancelled": 1, "queued": 1}
+
+
+def test_a_tunings_jobs_are_paged_by_position(engine: Engine) -> None:
+    created = submit(engine, [problem(m) for m in range(1, 8)])
+    seen: list[int] = []
+    with reading(engine) as connection:
+        while rows := queries.tuning_jobs(connection, created.number, seen[-1] if seen else -1, 3):
+            seen += [row["position"] for row in rows]
+            assert [row["id"] for row in rows] == created.new_jobs[rows[0]["position"] : seen[-1] + 1]
+    assert seen == list(range(7))
+
+
+# ---- problems, sessions, solutions -------------------------------------------------------------
+
+
+def test_problems_by_their_sizes_and_type(engine: Engine) -> None:
+    made = [
+        from_linear(16, 64, 128, "bf16"),
+        from_linear(16, 64, 256, "fp16"),
+        from_bmm(3, 16, 64, 128, "bf16"),
+    ]
+    with writing(engine) as connection:
+        put_problems(connection, made)
+        for filters, wanted in (
+            ({}, made),
+            ({"k": 256}, made[1:2]),
+            ({"dtype": "bf16"}, [made[0], made[2]]),
+            ({"dtype": "bf16", "batch": 3}, made[2:]),
+            ({"m": None, "batch": 1}, made[:2]),
+            ({"n": 65}, []),
+        ):
+            found = queries.problems(connection, 0, 10, **filters)
+            assert {row["id"] for row in found} == {each.id for each in wanted}
+
+
+def test_a_problem_with_its_verdicts_latest_first(engine: Engine) -> None:
+    with writing(engine) as connection:
+        assert queries.problem(connection, PROBLEM.id) is None
+        for number in range(3):
+            store_session(connection, start(PROBLEM, f"job-{number}"), candidate(number + 1))
+        found = queries.problem(connection, PROBLEM.id)
+        assert found is not None
+        assert [row["winner_id"] for row in found["verdicts"]] == [candidate(n).id for n in (3, 2, 1)]
+        assert found["keys"] == []
+        assert (found["m"], found["slug"], found["content"]) == (PROBLEM.m, PROBLEM.slug, PROBLEM.to_dict())
+
+
+def test_measurements_name_their_solution_session_and_workspace(engine: Engine) -> None:
+    big = candidate(8, workspace_bytes=4096)
+    with writing(engine) as connection:
+        store_session(connection, start(PROBLEM), big)
+        store_session(connection, start(PROBLEM, environment=UPDATED))
+        store_session(connection, start(problem(17)))
+        rows = queries.measurements(connection, PROBLEM.id, 0, 100)
+        assert len(rows) == 5 + 4
+        first = next(row for row in rows if row["solution_id"] == big.id)
+        assert first["solution"] == big.to_dict()
+        assert (first["environment_id"], first["policy_id"]) == (HERE.id, POLICY.id)
+        one = start(PROBLEM, environment=UPDATED).id
+        assert len(queries.measurements(connection, PROBLEM.id, 0, 100, session_id=one)) == 4
+        assert queries.measurements(connection, PROBLEM.id, 0, 100, device_class_id="another") == []
+
+
+def test_the_latest_session_is_the_newest_with_a_verdict(engine: Engine) -> None:
+    def latest(device: str | None = None) -> str | None:
+        row = queries.latest_session(connection, PROBLEM.id, device, None)
+        return None if row is None else str(row["id"])
+
+    with writing(engine) as connection:
+        assert latest() is None
+        failed = start(PROBLEM, "job-1")
+        sessions.begin_session(connection, failed)
+        sessions.end_session(connection, failed, lost(PROBLEM))
+        assert latest() == failed.id
+        for name in ("job-2", "job-3"):
+            store_session(connection, start(PROBLEM, name))
+        sessions.begin_session(connection, start(PROBLEM, "job-4"))
+        assert latest() == latest(CLASS) == start(PROBLEM, "job-3").id
+        assert latest("another") is None
+
+
+def test_a_solution_with_what_it_won(engine: Engine) -> None:
+    with writing(engine) as connection:
+        store_session(connection, start(PROBLEM), candidate(8))
+        store_session(connection, start(problem(17)), candidate(8))
+        found = queries.solution(connection, candidate(8).id)
+        assert found is not None
+        assert (found["verdicts_won"], found["measurements"], found["family"]) == (2, 6, "packed")
+        baseline = queries.solution(connection, BASELINE.id)
+        assert baseline is not None
+        assert (baseline["verdicts_won"], baseline["measurements"]) == (0, 4)
+        assert queries.solution(connection, "unknown") is None
+
+
+# ---- near problems -----------------------------------------------------------------------------
+
+
+def test_near_problems_are_of_one_kind_class_and_policy(engine: Engine) -> None:
+    sizes = [1, 2, 4, 8, 16, 32, 64, 100, 128, 200, 256, 400, 512, 800, 1024, 2000, 2048, 4096]
+    with writing(engine) as connection:
+        for m in sizes:
+            store_session(connection, start(column_major(m)))
+        store_session(connection, start(column_major(80, "fp16")))
+        store_session(connection, start(column_major(81), environment=replace(HERE, product="Another")))
+        kind = kind_of(column_major(1))
+
+        def near(m: int, n: int, k: int, policy_id: str = POLICY.id) -> set[int]:
+            cells = neighbour_buckets(m, n, k)
+            asked = {"m": m, "n": n, "k": k}
+            return {row["m"] for row in queries.near(connection, CLASS, policy_id, kind, asked, cells)}
+
+        assert near(90, 16, 128) == set(sizes[:15]), "the next eight on each side"
+        assert near(90, 17, 200) == {32, 64, 100, 128, 200}, "of another n and k the cells around alone"
+        assert near(90, 64, 128) == set()
+        assert near(90, 16, 128, "another") == set()
+
+
+def test_the_regret_of_a_transfer_compares_within_one_session(engine: Engine) -> None:
+    slow, fast = candidate(1), candidate(2)
+    with writing(engine) as connection:
+        for m, factor in ((32, 1.0), (64, 10.0)):
+            begun = start(problem(m))
+            sessions.begin_session(connection, begun)
+            outcomes = [
+                screened(BASELINE, 4e-6 * factor),
+                screened(slow, 3e-6 * factor),
+                screened(fast, 2e-6 * factor),
+            ]
+            outcomes += [screened(candidate(3), status=Status.CRASH), raced(slow, 1e-9)]
+            sessions.append_outcomes(connection, begun.id, outcomes, 1, Counter())
+        ids = [problem(32).id, problem(64).id]
+        rows = queries.transfer(connection, slow.id, ids, CLASS, POLICY.id)
+        found = {row["problem_id"]: row["seconds"] / row["best"] for row in rows}
+        assert found == pytest.approx({ids[0]: 1.5, ids[1]: 1.5})
+        assert queries.transfer(connection, candidate(9).id, ids, CLASS, POLICY.id) == []
+        assert queries.transfer(connection, slow.id, ids, CLASS, "another") == []
+
+
+# ---- devices, imports --------------------------------------------------------------------------
+
+
+def test_device_classes_with_their_workers(engine: Engine) -> None:
+    other = replace(HERE, product="Another CPU", uuid="CPU-9")
+    with writing(engine) as connection:
+        assert queries.device_classes(connection) == []
+        assert queries.known_classes(connection) == []
+        assert queries.revision(connection, CLASS) == 0
+        workers.register(connection, "one", "host", 1, HERE)
+        workers.register(connection, "two", "host", 2, replace(HERE, uuid="CPU-2"))
+        put_environment(connection, other)
+        workers.mark(connection, ["two"], "dead")
+        found = {
+            row["id"]: (row["workers"], row["environments"]) for row in queries.device_classes(connection)
+        }
+        assert found == {CLASS: (1, 2), str(other.device_class): (0, 1)}
+        assert queries.known_classes(connection) == sorted([HERE.device_class, other.device_class])
+        assert all(isinstance(each, DeviceClass) for each in queries.known_classes(connection))
+        rows = queries.environments(connection, 0, 10, str(other.device_class))
+        assert [row["content"] for row in rows] == [other.to_dict()]
+        assert [row["id"] for row in queries.workers(connection, 1)] == ["two"]
+
+
+def test_claims_the_latest_of_each_problem_first_and_their_keys(engine: Engine) -> None:
+    provenance = table(models.Provenance)
+    with writing(engine) as connection:
+        put_environment(connection, HERE)
+        put_problems(connection, [problem(1), problem(2)])
+        put_solutions(connection, [candidate(1)])
+        numbers = []
+        for name in ("first.csv", "second.csv"):
+            row: dict[str, Any] = {
+                "kind": "imported", "format": "tunableop", "source": name, "sha256": name, "header": {},
+                "device_class_id": CLASS, "created_at": "2026-01-02T03:04:05.678Z",
+            }  # fmt: skip
+            add = insert(provenance).values(row).returning(provenance.c.number)
+            numbers.append(connection.execute(add).scalar_one())
+        for number in numbers:
+            for of, solution_id in ((problem(1), candidate(1).id), (problem(2), None)):
+                values = {"provenance_number": number, "problem_id": of.id, "device_class_id": CLASS,
+                          "policy_id": "", "solution_id": solution_id, "key": f"key-{number}"}  # fmt: skip
+                connection.execute(insert(table(models.Claim)).values(values))
+                keys = {"problem_id": of.id, "format": "tunableop", "key": f"key-{number}",
+                        "provenance_number": number, "count": number}  # fmt: skip
+                connection.execute(insert(table(models.ProblemKey)).values(keys))
+        rows = list(queries.claim_rows(connection, CLASS))
+        assert [row["problem_id"] for row in rows] == sorted([problem(1).id, problem(2).id] * 2)
+        assert [row["source"] for row in rows] == ["second.csv", "first.csv"] * 2
+        assert {row["problem_id"]: row["family"] for row in rows} == {
+            problem(1).id: "packed",
+            problem(2).id: None,
+        }
+        assert len(list(queries.claim_rows(connection, CLASS, [problem(1).id]))) == 2
+        assert list(queries.claim_rows(connection, "another")) == []
+        found = queries.problem_keys(connection, "tunableop", [problem(1).id])
+        assert found == {problem(1).id: [(f"key-{number}", number) for number in numbers]}
+        assert queries.problem_keys(connection, "another", [problem(1).id]) == {}
+
+
+def test_exports_hold_the_newest_verdict_of_each_problem(engine: Engine) -> None:
+    warm = replace(POLICY, cache="warm")
+    with writing(engine) as connection:
+        for m in (1, 2, 3):
+            store_session(connection, start(problem(m), "job-1"), candidate(1))
+            store_session(connection, start(problem(m), "job-2"), candidate(2))
+        other = replace(start(problem(1), "job-3"), policy_id=warm.id, policy=warm.to_dict())
+        store_session(connection, other)
+        rows = list(queries.export_rows(connection, CLASS, POLICY.id))
+        ids = [problem(m).id for m in (1, 2, 3)]
+        assert [row["problem_id"] for row in rows] == sorted(ids)
+        assert {row["winner_id"] for row in rows} == {candidate(2).id}
+        assert {(row["baseline_id"], row["baseline_family"]) for row in rows} == {(BASELINE.id, "numpy")}
+        assert len(list(queries.export_rows(connection, CLASS, None))) == 4
+        assert list(queries.export_rows(connection, "another", None)) == []
+        # One that is not read to its end takes nothing from what comes after it.
+        next(queries.export_rows(connection, CLASS, None))
+        assert queries.revision(connection, CLASS) == 7

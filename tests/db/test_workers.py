@@ -1,0 +1,77 @@
+"""Workers: they live while their counter rises, and the next one of a device finds the last one dead."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import Connection, Engine
+
+from db import queries, workers
+from db.engine import writing
+from tests.db.samples import CLASS, HERE, UPDATED
+
+OTHER = replace(HERE, uuid="CPU-2")
+
+
+def rows(connection: Connection) -> dict[str, dict[str, object]]:
+    return {row["id"]: row for row in queries.workers(connection)}
+
+
+def test_a_worker_beats_until_it_is_marked(engine: Engine) -> None:
+    with writing(engine) as connection:
+        assert workers.register(connection, "one", "host", 11, HERE) == []
+        row = rows(connection)["one"]
+        assert (row["host"], row["pid"], row["status"], row["beat"]) == ("host", 11, "idle", 0)
+        assert (row["device_class_id"], row["environment_id"]) == (CLASS, HERE.id)
+        assert workers.beats(connection) == {"one": 0}
+        assert workers.beat(connection, "one", "measuring", "job-1")
+        assert workers.beat(connection, "one", "measuring", "job-1")
+        assert workers.beats(connection) == {"one": 2}
+        row = rows(connection)["one"]
+        assert (row["status"], row["job_id"]) == ("measuring", "job-1")
+        workers.mark(connection, ["one"], "stopped")
+        row = rows(connection)["one"]
+        assert (row["status"], row["job_id"]) == ("stopped", None)
+        assert workers.beats(connection) == {}
+        assert not workers.beat(connection, "one", "idle", None)
+        assert rows(connection)["one"]["beat"] == 2, (
+            "a worker that was taken for dead is told, and nothing else"
+        )
+        assert not workers.beat(connection, "unknown", "idle", None)
+
+
+def test_only_earlier_workers_of_the_same_device_are_dead(engine: Engine) -> None:
+    with writing(engine) as connection:
+        workers.register(connection, "same", "host", 1, HERE)
+        workers.register(connection, "updated", "host", 2, replace(UPDATED, uuid="CPU-3"))
+        workers.register(connection, "device", "host", 3, OTHER)
+        workers.register(connection, "host", "another", 4, HERE)
+        assert workers.register(connection, "next", "host", 5, HERE) == ["same"]
+        found = {name: row["status"] for name, row in rows(connection).items()}
+        assert found == {"same": "dead", "updated": "idle", "device": "idle", "host": "idle", "next": "idle"}
+        assert not workers.beat(connection, "same", "idle", None)
+        assert workers.register(connection, "last", "host", 6, HERE) == ["next"], "the dead die once"
+
+
+def test_a_device_whose_libraries_changed_is_the_same_device(engine: Engine) -> None:
+    with writing(engine) as connection:
+        workers.register(connection, "before", "host", 1, HERE)
+        assert workers.register(connection, "after", "host", 2, UPDATED) == ["before"]
+        (found,) = queries.device_classes(connection)
+        assert (found["workers"], found["environments"]) == (1, 2)
+
+
+@pytest.mark.parametrize("status", ["dead", "stopped"])
+def test_marking_is_for_those_named(engine: Engine, status: str) -> None:
+    with writing(engine) as connection:
+        for name, device in (("one", HERE), ("two", OTHER)):
+            workers.register(connection, name, "host", 1, device)
+        workers.mark(connection, [], status)
+        assert set(workers.beats(connection)) == {"one", "two"}
+        workers.mark(connection, ["one"], status)
+        assert {name: row["status"] for name, row in rows(connection).items()} == {
+            "one": status,
+            "two": "idle",
+        }
+        assert queries.gauges(connection)["workers"] == {"idle": 1}

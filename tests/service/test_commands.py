@@ -1,0 +1,240 @@
+"""best, import, export, db and tune through a service, as users and scripts meet them: real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.cache import BinaryCache
+from service.demo import running
+from tests.service.test_cli import EXAMPLE, ROOT
+
+SMALL = ("--m", "8", "--n", "48", "--k", "64")
+QUICK = ("--seconds", "0.3")
+
+
+class Home:
+    """A user's settings: one database, one cache."""
+
+    def __init__(self, folder: Path, cache: Path) -> None:
+        self.folder = folder
+        self.environment = {
+            **os.environ,
+            "GEMMTUNE_DATABASE_URL": f"sqlite:///{folder / 'gemmtune.sqlite'}",
+            "GEMMTUNE_CACHE_DIR": str(cache),
+            "COLUMNS": "200",
+        }
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "service.cli", *arguments],
+            capture_output=True, text=True, cwd=ROOT, env=self.environment, timeout=200, check=False,
+        )  # fmt: skip
+        return done.returncode, done.stdout, done.stderr
+
+    def json(self, *arguments: str) -> Any:
+        code, out, err = self.run(*arguments, "--json")
+        assert code in (0, 1, 3), err
+        return json.loads(out)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory, cache: BinaryCache) -> Home:
+    return Home(tmp_path_factory.mktemp("home"), cache.root.parent)
+
+
+@pytest.fixture(scope="module")
+def tuned(home: Home) -> Any:
+    """One problem, tuned here."""
+    return home.json("tune", *SMALL, *QUICK)["results"][0]
+
+
+@pytest.fixture(scope="module")
+def server(home: Home, tuned: Any) -> Iterator[str]:
+    """A service with a worker on the same database."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GEMMTUNE_CACHE_DIR", home.environment["GEMMTUNE_CACHE_DIR"])
+        with running(home.folder, "cpu") as address:
+            yield address
+
+
+def test_what_was_tuned_is_known_here(home: Home, tuned: Any) -> None:
+    answer = home.json("best", *SMALL)
+    assert answer["match"] == "exact"
+    assert answer["solution"]["id"] == tuned["verdict"]["winner"]
+    assert answer["seconds"] == tuned["verdict"]["seconds"]
+    code, out, _ = home.run("best", *SMALL)
+    assert code == 0
+    assert tuned["verdict"]["winner"] in out
+
+
+def test_the_same_command_shows_what_is_known_and_force_measures(home: Home, tuned: Any) -> None:
+    again = home.json("tune", *SMALL, *QUICK)["results"][0]
+    assert again["verdict"] == tuned["verdict"]
+    assert again["counts"] == tuned["counts"]
+    forced = home.json("tune", *SMALL, *QUICK, "--force")["results"][0]
+    assert forced["counts"] != tuned["counts"]
+
+
+def test_nothing_known_is_exit_code_1(home: Home, tuned: Any) -> None:
+    code, out, err = home.run("best", "--m", "5", "--n", "7", "--k", "11", "--dtype", "fp64")
+    assert (code, err) == (1, "")
+    assert "default" in out
+
+
+def test_import_keeps_problems_and_tells_bad_lines(home: Home, tmp_path: Path) -> None:
+    answer = home.json("import", str(EXAMPLE))
+    assert answer["format"] == "tunableop-untuned"
+    assert len(answer["problems"]) == 35
+    assert answer["rejected"] == []
+    assert all(problem["count"] == 1 for problem in answer["problems"])
+    path = tmp_path / "bad.csv"
+    path.write_text("GemmTunableOp_float_NN,nn_16_8_32_ld_16_32_16\nGemmTunableOp_float_NN,nn_0_8_32\n")
+    code, out, err = home.run("import", str(path))
+    assert code == 3
+    assert "line 2: m is 0" in err
+    assert "1 problems" in out
+
+
+def test_results_of_another_tool_are_claims_served_only_when_asked_for(home: Home, tmp_path: Path) -> None:
+    path = tmp_path / "tunableop_results0.csv"
+    path.write_text(
+        "Validator,PT_VERSION,2.9.1\nValidator,HIP_VERSION,700\nValidator,HIPBLASLT_VERSION,100-abc\n"
+        "Validator,ROCBLAS_VERSION,5.0\nValidator,GCN_ARCH_NAME,gfx942:sramecc+:xnack-\n"
+        "GemmTunableOp_BFloat16_TN,tn_4096_16_4096_ld_4096_4096_4096,Gemm_Hipblaslt_572,0.0240676\n"
+    )
+    device = "hip:gfx942:AMD-Instinct-MI300X:304"
+    answer = home.json("import", str(path), "--device", device)
+    assert answer["claims"]["stored"] == 1
+    assert home.json("import", str(path), "--device", device)["claims"]["stored"] == 0, "twice is once"
+    asked = (
+        "best",
+        "--m",
+        "16",
+        "--n",
+        "4096",
+        "--k",
+        "4096",
+        "--dtype",
+        "bf16",
+        "--trans-b",
+        "--device",
+        device,
+    )
+    assert home.json(*asked)["match"] == "default"
+    claimed = home.json(*asked, "--imported")
+    assert claimed["match"] == "imported"
+    assert claimed["solution"]["parameters"] == {"solution_index": 572}
+    assert claimed["provenance"]["kind"] == "imported"
+    assert claimed["provenance"]["source"] == path.name
+
+
+def test_export_and_its_report(home: Home, tuned: Any, tmp_path: Path) -> None:
+    path = tmp_path / "best.json"
+    code, _, err = home.run("export", "json", "--output", str(path))
+    assert code == 0, err
+    assert "rows written" in err
+    rows = json.loads(path.read_text())["rows"]
+    assert tuned["problem_id"] in {row["problem_id"] for row in rows}
+    code, out, _ = home.run("export", "csv")
+    assert code == 0
+    assert out.startswith("m,n,k,dtype")
+    code, _, err = home.run("export", "tunableop", "--target", "torch-2.9.1+rocm")
+    assert code == 2
+    assert "cpu" in err
+    names = {row["name"] for row in home.json("export", "--list")["formats"]}
+    assert names >= {"tunableop", "json", "csv"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("export",), "name a format"),
+        (("export", "cobol"), "cobol"),
+        (("export", "json", "--device", "cuda"), "no device matches 'cuda'"),
+        (("export", "tunableop"), "target"),
+        (("import", "no-such-file"), "no-such-file"),
+        (("import", str(EXAMPLE), "--format", "cobol"), "cobol"),
+        (("import", str(EXAMPLE), "--device", "nonsense"), "no device matches 'nonsense'"),
+        (("best", "--m", "0", "--n", "1", "--k", "1"), "m must be between"),
+        (("best", *SMALL, "--mode", "fast"), "mode 'fast' is unknown"),
+        (("best", *SMALL, "--server", "nowhere"), "no address of a service"),
+        (("best", *SMALL, "--server", "http://127.0.0.1:9"), "is `gemmtune serve` running"),
+        (("tune", *SMALL, "--server", "http://127.0.0.1:9", "--output", "x"), "--output"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_bad_input_is_one_clear_line(home: Home, tuned: Any, arguments: tuple[str, ...], words: str) -> None:
+    code, out, err = home.run(*arguments)
+    assert words in " ".join((out + err).split()), (out, err)
+    assert "Traceback" not in err
+    assert code == 2
+
+
+def test_a_newer_schema_is_refused(home: Home, tmp_path: Path) -> None:
+    other = Home(tmp_path, Path(home.environment["GEMMTUNE_CACHE_DIR"]))
+    assert other.run("db", "upgrade")[0] == 0
+    assert other.run("db", "rebuild")[0] == 0
+    import sqlite3
+
+    with sqlite3.connect(tmp_path / "gemmtune.sqlite") as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    connection.close()
+    code, _, err = other.run("best", *SMALL)
+    assert code == 2
+    assert "newer than this gemmtune" in " ".join(err.split())
+
+
+def test_through_a_service_as_here(home: Home, tuned: Any, server: str, tmp_path: Path) -> None:
+    there = ("--server", server)
+    assert home.json("best", *SMALL, *there) == home.json("best", *SMALL)
+    assert home.json("import", str(EXAMPLE), *there)["provenance"]["new"] is False
+    path = tmp_path / "there.json"
+    assert home.run("export", "json", "--output", str(path), *there)[0] == 0
+    code, out, _ = home.run("export", "json")
+    assert code == 0
+    assert path.read_text() == out
+    code, _, err = home.run("export", "tunableop", "--target", "torch-2.9.1+rocm", *there)
+    assert code == 2
+    assert "cpu" in err
+    code, _, err = home.run("best", "--m", "0", "--n", "1", "--k", "1", *there)
+    assert code == 2
+    assert "m must be between" in err
+
+
+def test_tuning_by_a_service(home: Home, server: str) -> None:
+    arguments = ("tune", "--m", "8", "--n", "48", "--k", "72", *QUICK)
+    code, out, err = home.run(*arguments)
+    assert code == 2, "the worker owns the device"
+    assert "is in use by the worker" in " ".join(err.split())
+    code, out, err = home.run(*arguments, "--server", server)
+    assert code == 0, err
+    assert "[1/1] 8x48x72 fp32 NN: " in err
+    assert "8x48x72 fp32 NN" in out
+    code, out, err = home.run(*arguments, "--server", server)
+    assert "1 of 1 problems are known already" in err
+    assert code == 0
+
+
+def test_what_is_acknowledged_of_a_bare_node_is_imported(home: Home, tmp_path: Path) -> None:
+    journal = tmp_path / "node.jsonl"
+    problem = '{"m":8,"n":56,"k":64,"dtype":"fp32"}\n'
+    other = {**home.environment, "GEMMTUNE_CACHE_DIR": home.environment["GEMMTUNE_CACHE_DIR"]}
+    done = subprocess.run(
+        [sys.executable, "-m", "tuners", "--output", str(journal), "--seconds", "0.3"],
+        input=problem, text=True, capture_output=True, cwd=ROOT, env=other, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answer = home.json("import", str(journal))
+    assert answer["format"] == "journal"
+    assert answer["sessions"]["stored"] == 1
+    best = home.json("best", "--m", "8", "--n", "56", "--k", "64")
+    assert best["match"] == "exact"
+    assert best["provenance"] == {"kind": "node", "source": "node.jsonl"}
