@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from starlette.concurrency import run_in_threadpool
@@ -13,7 +13,7 @@ from backends.environment import DeviceClass
 from service import errors, exports, schemas
 from service.deps import STRICT, Service, ServiceDep, answer
 from service.formats import WRITERS
-from service.formats.export import TIES, ExportReport
+from service.formats.export import ExportReport
 from service.routes import describe
 from service.routes.best import is_known
 from service.routes.examples import EXPORT_REPORT
@@ -67,7 +67,7 @@ def export_file(
         str | None, Query(max_length=200, description="The stack that will load the file, e.g. torch-2.9.")
     ] = None,
     ties: Annotated[
-        str, Query(description="What becomes of a TIE or a LOSS.", json_schema_extra={"enum": list(TIES)})
+        Literal["omit", "default"], Query(description="What becomes of a TIE or a LOSS.")
     ] = "omit",
     policy: Annotated[str | None, Query(max_length=80, description="A measurement policy's id.")] = None,
     imported: Annotated[bool, Query(description="Also what imported files claim, so labelled.")] = False,

@@ -12,8 +12,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,28 +30,46 @@ class Failed(Exception):
 
 
 class Process:
-    """The command of a container in the background. As a context it is asked to end when it is left."""
+    """The command of a container. As a context it is asked to end when the context is left.
 
-    def __init__(self, popen: subprocess.Popen[bytes], log: Path) -> None:
+    What it prints goes to files of a mounted folder: on a busy machine buildah itself lost a short command's
+    output.
+    """
+
+    def __init__(self, popen: subprocess.Popen[bytes], folder: Path) -> None:
         self._popen = popen
-        self.log = log
+        self._folder = folder
+
+    @property
+    def out(self) -> str:
+        """What it has printed so far."""
+        return self._read("out")
 
     @property
     def text(self) -> str:
-        """What it has printed so far."""
-        return self.log.read_text(errors="replace")
+        """What it has printed and complained of so far, and buildah with it."""
+        return self._read("out") + self._read("err") + self._read("buildah")
+
+    def _read(self, name: str) -> str:
+        file = self._folder / name
+        return file.read_text(errors="replace") if file.exists() else ""
 
     @property
     def running(self) -> bool:
         """Whether it has not ended yet."""
         return self._popen.poll() is None
 
+    def _signal(self, number: signal.Signals) -> None:
+        """Its process is one of this machine's. buildah, told to end, would kill it."""
+        with suppress(ValueError, ProcessLookupError):
+            os.kill(int(self._read("pid")), number)
+
     def wait(self, wait_s: float = 60) -> int:
         """The exit code; one that does not end in time is killed, and Failed is raised."""
         try:
             return self._popen.wait(wait_s)
         except subprocess.TimeoutExpired:
-            self._popen.kill()
+            self._signal(signal.SIGKILL)
             self._popen.wait()
             raise Failed(f"it did not end within {wait_s:g} s:\n{self.text[-4000:]}") from None
 
@@ -58,9 +78,8 @@ class Process:
 
     def __exit__(self, *_: object) -> None:
         """Asks it to end as an engine would, and waits."""
-        first = self.text.partition("\n")[0].split()
-        if self.running and len(first) == 2:
-            os.kill(int(first[1]), signal.SIGTERM)  # buildah itself would kill it
+        if self.running:
+            self._signal(signal.SIGTERM)
         self.wait()
 
 
@@ -77,29 +96,32 @@ class Container:
         """What the image starts: entry point and arguments."""
         return [*(self.config.get("Entrypoint") or []), *(self.config.get("Cmd") or [])]
 
-    def run(self, *command: str, check: bool = True, timeout_s: float = 120) -> str:
-        """Runs a command to its end; its standard output. Raises Failed with both where it fails."""
-        done = subprocess.run(
-            ["buildah", "run", self.name, "--", *command],
-            env=self._engine.env, capture_output=True, text=True, check=False, timeout=timeout_s,
-        )  # fmt: skip
-        if check and done.returncode:
-            raise Failed(f"{command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
-        return done.stdout
+    def run(self, *command: str) -> str:
+        """Runs a command to its end; its standard output. Raises Failed where it fails."""
+        process = self.start(*command)
+        code = process.wait(120)
+        if code:
+            raise Failed(f"{command} ended with {code}:\n{process.text}")
+        return process.out
 
     def start(
-        self, log: Path, *command: str, volumes: Mapping[Path, str], environment: Mapping[str, str]
+        self,
+        *command: str,
+        volumes: Mapping[Path, str] | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> Process:
         """Starts a command in the background, with folders of this machine mounted."""
-        options = [f"--volume={folder}:{place}" for folder, place in volumes.items()]
-        options += [f"--env={name}={value}" for name, value in environment.items()]
-        with log.open("wb") as file:
+        folder = self._engine.new_folder()
+        places = {folder: "/mnt", **(volumes or {})}
+        options = [f"--volume={source}:{place}" for source, place in places.items()]
+        options += [f"--env={name}={value}" for name, value in (environment or {}).items()]
+        script = 'echo $$ >/mnt/pid; exec "$@" >/mnt/out 2>/mnt/err'
+        with (folder / "buildah").open("wb") as said:
             popen = subprocess.Popen(
-                ["buildah", "run", *options, self.name, "--",
-                 "sh", "-c", 'echo "pid $$"; exec "$@"', "sh", *command],
-                env=self._engine.env, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+                ["buildah", "run", *options, self.name, "--", "sh", "-c", script, "sh", *command],
+                env=self._engine.env, stdin=subprocess.DEVNULL, stdout=said, stderr=said,
             )  # fmt: skip
-        return Process(popen, log)
+        return Process(popen, folder)
 
 
 class Engine:
@@ -122,6 +144,12 @@ class Engine:
                 break
         else:
             raise Failed(f"buildah can keep no images in {folder}")
+
+    def new_folder(self) -> Path:
+        """A folder that a container's user may write to."""
+        folder = Path(tempfile.mkdtemp(dir=self._folder))
+        folder.chmod(0o777)
+        return folder
 
     def call(self, *arguments: str | Path) -> str:
         """Runs buildah; its standard output. Raises Failed with all it said where it fails."""

@@ -147,10 +147,9 @@ class Installation:
         """Folders of this machine -> where a container sees them."""
         return {self.folder / "data": "/var/lib/gemmtune", self.folder / "cache": "/var/cache/gemmtune"}
 
-    def start(self, container: Container, log: str, *command: str) -> Process:
+    def start(self, container: Container, *command: str) -> Process:
         """Starts a command in a container that has the volumes and variables."""
-        file = self.folder / f"{log}.log"
-        return container.start(file, *command, volumes=self.volumes, environment=self.environment)
+        return container.start(*command, volumes=self.volumes, environment=self.environment)
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
@@ -214,13 +213,13 @@ def test_the_api_and_a_worker_tune_a_problem(images: Images, installation: Insta
     address = {"0.0.0.0": "127.0.0.1", "8080": str(port)}  # the container's network is this machine's
     serve = [address.get(word, word) for word in images.api.command]
     if installation.environment:  # PostgreSQL: nobody changes its schema unasked
-        refused = installation.start(images.api, "refused", *serve)
+        refused = installation.start(images.api, *serve)
         assert refused.wait() != 0
         assert "gemmtune db upgrade" in refused.text
-        migrate = installation.start(images.api, "migrate", "gemmtune", "db", "upgrade")
+        migrate = installation.start(images.api, "gemmtune", "db", "upgrade")
         assert migrate.wait() == 0, migrate.text
 
-    api = installation.start(images.api, "api", *serve)
+    api = installation.start(images.api, *serve)
     url = f"http://127.0.0.1:{port}"
     with api:
         _until(lambda: _ask("GET", f"{url}/readyz")[0] == 200, 90, api)
@@ -228,7 +227,7 @@ def test_the_api_and_a_worker_tune_a_problem(images: Images, installation: Insta
         with pytest.raises(Failed):
             images.api.run(*_probe(images.api, _free_port()))
 
-        worker = installation.start(images.worker, "worker", *images.worker.command)
+        worker = installation.start(images.worker, *images.worker.command)
         with worker:
             _until(lambda: "owns cpu:" in worker.text, 90, api, worker)
             budget = {"seconds_per_problem": 0.5}

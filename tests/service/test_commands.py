@@ -195,6 +195,7 @@ def test_a_newer_schema_is_refused(home: Home, tmp_path: Path) -> None:
 def test_through_a_service_as_here(home: Home, tuned: Any, server: str, tmp_path: Path) -> None:
     there = ("--server", server)
     assert home.json("best", *SMALL, *there) == home.json("best", *SMALL)
+    home.json("import", str(EXAMPLE))
     assert home.json("import", str(EXAMPLE), *there)["provenance"]["new"] is False
     path = tmp_path / "there.json"
     assert home.run("export", "json", "--output", str(path), *there)[0] == 0

@@ -20,7 +20,7 @@ from db import sessions, workers
 from db.engine import open_engine, writing
 from service.settings import Settings
 from service.startup import upgrade
-from service.tunings import request_content
+from service.requests import request_content
 from tuners.decide import DecisionRule, decide
 from tuners.policy import MeasurementPolicy
 from tuners.session import Budget, Search

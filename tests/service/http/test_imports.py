@@ -1,0 +1,311 @@
+"""Files taken in: problems and names, claims, a bare node's sessions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import Engine, func, select
+
+from backends.environment import DeviceClass
+from db import models
+from db.engine import reading, writing
+from db.values import table
+from service import answers, imports
+from service.formats import READERS
+from service.settings import Settings
+from tests.service.http.filled import CLASS, ENVIRONMENT, GPU, fill, measured, problem
+from tests.service.http.serving import serving
+from tests.service.http.shapes import fault_of, fits
+from tests.service.http.uploads import LLAMA, RESULTS, UNTUNED, journal, stream
+
+CSV = {"Content-Type": "text/csv"}
+NEW_CLASS = "hip:gfx942:MI300X:304"
+
+
+def upload(client: httpx.Client, content: bytes, format_name: str = "auto", **params: Any) -> Any:
+    response = client.post(f"/v1/imports/{format_name}", content=content, headers=CSV, params=params)
+    return fits(answers.ImportAnswer, response)
+
+
+def counts(engine: Engine) -> dict[str, int]:
+    """Rows of every table that an import writes."""
+    kinds = (models.Problem, models.ProblemKey, models.Provenance, models.Claim, models.Solution,
+             models.Session, models.Measurement, models.Verdict, models.Best, models.DeviceClass)  # fmt: skip
+    with reading(engine) as connection:
+        return {
+            kind.__name__: connection.execute(select(func.count()).select_from(table(kind))).scalar_one()
+            for kind in kinds
+        }
+
+
+def everything(engine: Engine) -> dict[str, list[Any]]:
+    """Every row that an import may write."""
+    with reading(engine) as connection:
+        return {
+            kind.__name__: [tuple(row) for row in connection.execute(select(table(kind)))]
+            for kind in (models.ProblemKey, models.Provenance, models.Claim, models.Session,
+                         models.Measurement, models.Best, models.DeviceClass)
+        }  # fmt: skip
+
+
+# ---- problems and names ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", [UNTUNED, LLAMA], ids=["gpt2", "llama3"])
+@pytest.mark.parametrize("format_name", ["auto", "tunableop-untuned"])
+def test_an_untuned_file_becomes_problems(
+    client: httpx.Client, engine: Engine, content: bytes, format_name: str
+) -> None:
+    lines = len(content.splitlines())
+    found = upload(client, content, format_name)
+    assert found["format"] == "tunableop-untuned"
+    assert sum(one["count"] for one in found["problems"]) == lines
+    assert (found["rejected"], found["rejected_more"], found["tuning"]) == ([], 0, None)
+    assert found["provenance"]["kind"] == "imported"
+    assert found["provenance"]["new"]
+    listed = client.get("/v1/problems?limit=1000").json()["items"]
+    assert {one["id"] for one in listed} == {one["id"] for one in found["problems"]}
+    for one in found["problems"]:
+        wire = {name: value for name, value in one.items() if name not in ("id", "count")}
+        assert problem(**wire).id == one["id"]
+    assert counts(engine)["ProblemKey"] == lines
+
+
+def test_the_same_file_again_changes_nothing(client: httpx.Client, engine: Engine) -> None:
+    first = upload(client, UNTUNED)
+    before = everything(engine)
+    again = upload(client, UNTUNED)
+    assert again.pop("provenance") == {**first.pop("provenance"), "new": False}
+    assert again == first
+    assert everything(engine) == before
+
+
+def test_of_two_files_the_later_counts(client: httpx.Client, engine: Engine) -> None:
+    line = UNTUNED.splitlines()[0] + b"\n"
+    one, three = line, line * 3
+
+    def calls() -> int:
+        with reading(engine) as connection:
+            return connection.execute(select(table(models.ProblemKey).c.count)).scalar_one()
+
+    upload(client, one)
+    assert calls() == 1
+    upload(client, three)
+    assert calls() == 3
+    upload(client, one)
+    assert calls() == 3
+
+
+def test_bad_lines_are_told(client: httpx.Client) -> None:
+    found = upload(client, UNTUNED.splitlines()[0] + b"\nnonsense\n\n\xff\n", "tunableop-untuned")
+    assert len(found["problems"]) == 1
+    assert [one["line"] for one in found["rejected"]] == [2, 4]
+    assert all(one["reason"] for one in found["rejected"])
+
+
+def test_a_file_may_be_tuned_at_once(client: httpx.Client) -> None:
+    found = upload(client, UNTUNED, tune="true", source="gpt2")
+    assert found["provenance"]["source"] == "gpt2"
+    tuning = client.get(found["tuning"]["links"]["self"]).json()
+    assert tuning["total"] == found["tuning"]["total"] == len(found["problems"])
+    assert {job["count"] for job in tuning["jobs"]["items"]} == {1}
+
+
+def test_what_cannot_be_tuned_is_stored_and_told(settings: Settings, engine: Engine) -> None:
+    fill(engine, [])
+    with serving(settings.model_copy(update={"max_problems": 3})) as client:
+        found = upload(client, UNTUNED, tune="true")
+        assert (found["tuning"]["id"], found["tuning"]["links"]) == (None, None)
+        assert "more than 3 problems" in found["tuning"]["reason"]
+        assert len(client.get("/v1/problems").json()["items"]) == len(found["problems"])
+
+
+# ---- claims ----------------------------------------------------------------------------------------
+
+
+def test_results_need_a_device(client: httpx.Client, engine: Engine) -> None:
+    found = upload(client, RESULTS)
+    assert (found["format"], len(found["problems"])) == ("tunableop", 1)
+    assert (found["claims"]["stored"], found["claims"]["skipped"]) == (0, 1)
+    assert "device=" in found["claims"]["reasons"][0]
+    assert counts(engine)["Claim"] == 0
+
+
+@pytest.mark.parametrize("device", [NEW_CLASS, "cpu"])
+def test_results_become_claims_of_a_device(client: httpx.Client, engine: Engine, device: str) -> None:
+    found = upload(client, RESULTS, device=device)
+    assert found["claims"] == {"stored": 1, "known": 0, "skipped": 0, "reasons": []}
+    class_id = CLASS if device == "cpu" else device
+    assert found["provenance"]["device_class"] == class_id
+    before = everything(engine)
+    assert upload(client, RESULTS, device=device)["claims"]["known"] == 1
+    assert everything(engine) == before
+    assert class_id in {one["id"] for one in client.get("/v1/devices").json()["classes"]}
+    asked = {"m": 1024, "n": 1024, "k": 1024, "dtype": "bf16", "device": device}
+    assert client.get("/v1/solutions/best", params=asked).json()["match"] == "default"
+
+
+@pytest.mark.parametrize(
+    "device", ["hip", "hip:gfx942", "hip:gfx942:MI300X:0", "hip:gfx942:MI300X:99999999999", "x:y:z:1", "", "a\0b",
+               "hip:g\0:MI300X:304"],
+)  # fmt: skip
+def test_what_is_no_device_is_404_and_nothing_is_stored(
+    client: httpx.Client, engine: Engine, device: str
+) -> None:
+    before = counts(engine)
+    fault_of(
+        client.post("/v1/imports/auto", content=RESULTS, headers=CSV, params={"device": device}), 404
+    )
+    assert counts(engine) == before
+
+
+def test_our_own_export_brings_its_environment(
+    client: httpx.Client, engine: Engine, tmp_path: Any
+) -> None:
+    asked = problem(16, 256, 512)
+    with writing(engine) as connection:
+        measured(connection, asked, environment=replace(ENVIRONMENT, product="Other CPU"))
+    device = "cpu:x86_64:Other-CPU:2"
+    for format_name in ("json", "jsonl"):
+        text = client.get(f"/v1/exports/{format_name}", params={"device": device}).content
+        found = upload(client, text)
+        assert found["format"] == format_name
+        assert found["claims"]["stored"] == 1
+        assert found["provenance"]["device_class"] is None
+    with reading(engine) as connection:
+        rows = connection.execute(select(table(models.Claim))).mappings().all()
+    assert {row["device_class_id"] for row in rows} == {device}
+    assert rows[0]["content"]["judgement"] == "WIN"
+
+
+# ---- sessions --------------------------------------------------------------------------------------
+
+
+def test_a_journals_sessions_are_measurements(client: httpx.Client, engine: Engine) -> None:
+    asked = problem(16, 256, 512)
+    found = upload(client, journal(asked), source="node-7")
+    assert found["format"] == "journal"
+    assert found["sessions"] == {"stored": 1, "known": 0, "skipped": 0, "reasons": []}
+    assert found["provenance"]["kind"] == "node"
+    best = client.get("/v1/solutions/best", params={"m": 16, "n": 256, "k": 512}).json()
+    assert best["match"] == "exact"
+    assert best["provenance"] == {"kind": "node", "source": "node-7"}
+    assert len(client.get(f"/v1/problems/{asked.id}/measurements").json()["items"]) == 10
+
+
+def test_a_journal_again_changes_nothing(client: httpx.Client, engine: Engine) -> None:
+    content = journal(problem(16, 256, 512))
+    upload(client, content)
+    before = everything(engine)
+    assert upload(client, content)["sessions"]["known"] == 1
+    assert everything(engine) == before
+
+
+def test_a_journal_that_has_grown_goes_on(client: httpx.Client, engine: Engine) -> None:
+    asked = problem(16, 256, 512)
+    grown: list[dict[str, Any]] = [
+        {"outcomes": 2, "result": False}, {"outcomes": 7, "result": False}, {"outcomes": None},
+    ]  # fmt: skip
+    rows = []
+    for state in grown:
+        assert upload(client, journal(asked, **state))["sessions"]["stored"] == 1
+        found = counts(engine)
+        rows.append((found["Session"], found["Measurement"], found["Verdict"], found["Best"]))
+    assert rows == [(1, 2, 0, 0), (1, 7, 0, 0), (1, 10, 1, 1)]
+    session = client.get(f"/v1/problems/{asked.id}/measurements?view=leaderboard").json()["session"]
+    assert session["status"] == "succeeded"
+
+
+def test_two_runs_of_the_same_request_are_two_sessions(client: httpx.Client, engine: Engine) -> None:
+    asked = problem(16, 256, 512)
+    upload(client, journal(asked))
+    upload(client, journal(asked, scale=2e-3))
+    assert counts(engine)["Session"] == 2
+
+
+def test_a_session_that_says_nothing_or_lies_is_left_out(client: httpx.Client, engine: Engine) -> None:
+    asked = problem(16, 256, 512)
+    found = upload(client, journal(asked, outcomes=0, result=False))
+    assert (found["sessions"]["skipped"], found["sessions"]["reasons"]) == (
+        1,
+        ["line 1: the session has no outcome yet"],
+    )
+    found = upload(client, journal(asked, outcomes=1))  # a verdict on what was never measured
+    assert found["sessions"]["skipped"] == 1
+    assert counts(engine)["Session"] == 0
+
+
+def test_an_environment_that_no_database_takes_is_left_out(client: httpx.Client, engine: Engine) -> None:
+    for strange in (replace(ENVIRONMENT, driver="a\0b"), replace(ENVIRONMENT, units=2**40)):
+        found = upload(client, journal(problem(16, 256, 512), environment=strange))
+        assert found["sessions"]["stored"] == 0
+    assert counts(engine)["Session"] == 0
+
+
+# ---- what is no upload -----------------------------------------------------------------------------
+
+
+def test_what_cannot_be_read_is_told(filled: httpx.Client) -> None:
+    for content in (b"", b"hello", b"\x1f\x8b\x08\x00", b"PK\x03\x04", b"\0" * 100):
+        fault_of(filled.post("/v1/imports/auto", content=content, headers=CSV), 422)
+    fault = fault_of(filled.post("/v1/imports/hipblaslt2", content=b"x", headers=CSV), 404)
+    assert fault["formats"] == ["auto", *READERS]
+
+
+@pytest.mark.parametrize(
+    "kind", ["multipart/form-data; boundary=x", "application/x-www-form-urlencoded", "image/png", "", "\xff"]
+)
+def test_other_types_are_415(filled: httpx.Client, kind: str) -> None:
+    response = filled.post(
+        "/v1/imports/auto", content=UNTUNED, headers={"Content-Type": kind.encode("latin-1")}
+    )
+    fault = fault_of(response, 415)
+    assert "text/csv" in fault["detail"]
+    assert "text/csv" in response.headers["accept-post"]
+
+
+@pytest.mark.parametrize("kind", ["text/csv; charset=utf-8", "TEXT/PLAIN", "application/octet-stream", None])
+def test_the_types_of_files_are_taken(client: httpx.Client, kind: str | None) -> None:
+    headers = {} if kind is None else {"Content-Type": kind}
+    assert client.post("/v1/imports/auto", content=UNTUNED, headers=headers).status_code == 200
+
+
+def test_packed_bodies_are_415(filled: httpx.Client) -> None:
+    response = filled.post("/v1/imports/auto", content=UNTUNED, headers={**CSV, "Content-Encoding": "gzip"})
+    assert "unpacked" in fault_of(response, 415)["detail"]
+
+
+def test_an_upload_has_a_limit(settings: Settings) -> None:
+    with serving(settings.model_copy(update={"max_upload_bytes": 4096})) as client:
+        fault = fault_of(client.post("/v1/imports/auto", content=b"x" * 5000, headers=CSV), 413)
+        assert fault["limit"] == 4096
+
+        def endless() -> Iterator[bytes]:
+            for _ in range(1000):
+                yield b"x" * 1000
+
+        fault_of(client.post("/v1/imports/auto", content=endless(), headers=CSV), 413)
+        assert client.get("/healthz").status_code == 200
+
+
+def test_a_large_upload_is_no_matter_of_memory(client: httpx.Client) -> None:
+    lines = UNTUNED.splitlines(keepends=True)[:20]
+    found = upload(client, b"".join(lines) * 5000)
+    assert sum(one["count"] for one in found["problems"]) == 100_000
+
+
+# ---- as the command line does it -------------------------------------------------------------------
+
+
+def test_a_file_is_imported_without_a_server(settings: Settings, engine: Engine) -> None:
+    done = imports.import_file(engine, stream(RESULTS), "results.csv", None, NEW_CLASS)
+    assert json.loads(json.dumps(done.to_dict()))["claims"]["stored"] == 1
+    assert done.provenance["source"] == "results.csv"
+    assert imports.distinct(done.read)[0][1] == 1
+    assert imports.import_class(engine, "hip") == DeviceClass.parse(NEW_CLASS)
+    assert imports.import_class(engine, str(GPU.device_class)) == GPU.device_class

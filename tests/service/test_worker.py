@@ -1,0 +1,433 @@
+"""Workers: what they measure is kept, whatever becomes of them, of the database and of the clock."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, select
+
+from backends.errors import DeviceError
+from backends.problem import GemmProblem, from_linear
+from db import models, queries, sessions
+from db.engine import DatabaseUnavailable, reading
+from db.tunings import MAX_ATTEMPTS
+from db.values import table
+from service.jobs import JobQueue
+from service.tunings import Tunings
+from service.worker import Worker
+from tests.postgres import ON_POSTGRES, ON_SQLITE, PostgresServer
+from tests.service.worker_program import FULL_DISK, Workers, ended, send, wait
+from tests.tuners.recorded import ENVIRONMENT
+from tuners.decide import DecisionRule
+from tuners.policy import MeasurementPolicy
+from tuners.session import Budget, Search
+
+Row = dict[str, Any]
+CLASS = str(ENVIRONMENT.device_class)
+POLICY = MeasurementPolicy()
+#: Screenings of a job: its baseline and the candidates.
+CANDIDATES = 5
+OTHER_DEVICE = replace(ENVIRONMENT, uuid="CPU-other")
+
+
+def problem(k: int) -> GemmProblem:
+    return from_linear(8, 16, k, "fp32")
+
+
+class Bench:
+    """A queue of tunings, and what has become of them."""
+
+    def __init__(self, engine: Engine, url: str) -> None:
+        self.engine = engine
+        self.tunings = Tunings(engine, JobQueue(url))
+
+    def submit(self, *ks: int, force: bool = False, priority: int = 10) -> str:
+        """A tuning of these problems; its id."""
+        created = self.tunings.submit(
+            ENVIRONMENT.device_class, POLICY, Budget(5.0, candidates=CANDIDATES), Search(),
+            DecisionRule(min_rounds=8, max_rounds=8), [(problem(k), 1) for k in ks], priority, force,
+        )  # fmt: skip
+        return created.id
+
+    def tuning(self, tuning_id: str) -> Row:
+        """Its row; without one while the database is away."""
+        try:
+            with reading(self.engine) as connection:
+                row = queries.tuning(connection, tuning_id)
+        except DatabaseUnavailable:
+            return {"status": "?"}
+        assert row is not None
+        return row
+
+    def jobs(self, tuning_id: str) -> list[Row]:
+        """Its jobs by position."""
+        with reading(self.engine) as connection:
+            return queries.tuning_jobs(connection, self.tuning(tuning_id)["number"], -1, 100)
+
+    def kinds(self, tuning_id: str) -> list[str]:
+        """Its events, but for progress."""
+        with reading(self.engine) as connection:
+            rows = queries.events(connection, self.tuning(tuning_id)["number"], 0, 1000)
+        assert [row["number"] for row in rows] == list(range(1, len(rows) + 1))
+        return [row["kind"] for row in rows if row["kind"] != "measured"]
+
+    def wait_for(self, tuning_id: str, status: str, workers: Workers, seconds: float = 20.0) -> None:
+        """Until the tuning has this status."""
+
+        def explain() -> str:
+            return f"{self.tuning(tuning_id)}\n{workers.log()}"
+
+        wait(lambda: self.tuning(tuning_id)["status"] == status, explain, seconds)
+
+    def sessions(self) -> list[Row]:
+        """All of them, by number."""
+        row = table(models.Session)
+        with reading(self.engine) as connection:
+            return [
+                dict(found) for found in connection.execute(select(row).order_by(row.c.number)).mappings()
+            ]
+
+    def workers(self) -> dict[int, str]:
+        """Process id -> status."""
+        with reading(self.engine) as connection:
+            return {row["pid"]: row["status"] for row in queries.workers(connection)}
+
+
+@pytest.fixture
+def bench(engine: Engine, database_url: str) -> Iterator[Bench]:
+    made = Bench(engine, database_url)
+    yield made
+    made.tunings.close()
+
+
+@pytest.fixture
+def workers(database_url: str, tmp_path: Path) -> Iterator[Workers]:
+    made = Workers(database_url, tmp_path)
+    yield made
+    made.kill_all()
+
+
+# ---- an ordinary life --------------------------------------------------------------------------
+
+
+def test_a_worker_measures_what_is_queued_until_it_is_told_to_stop(bench: Bench, workers: Workers) -> None:
+    first = bench.submit(16, 32)
+    process = workers.start()
+    bench.wait_for(first, "succeeded", workers)
+    assert bench.kinds(first) == ["queued", "started", "finished", "started", "finished", "ended"]
+    assert [job["attempt"] for job in bench.jobs(first)] == [1, 1]
+    with reading(bench.engine) as connection:
+        for k in (16, 32):
+            found = queries.problem(connection, problem(k).id)
+            assert found is not None
+            (verdict,) = found["verdicts"]
+            assert verdict["judgement"] == "TIE"
+            outcomes = sessions.stored_outcomes(connection, verdict["session_id"])
+            assert [o.phase.value for o in outcomes].count("screen") == CANDIDATES + 1
+            assert [o.phase.value for o in outcomes].count("proof") == 1
+            assert verdict["roofline_share"] is not None
+        documents = queries.best_documents(connection, [problem(16).id, problem(32).id], CLASS, POLICY.id)
+        assert len(documents) == 2
+    second = bench.submit(64)
+    bench.wait_for(second, "succeeded", workers)
+    assert bench.tuning(bench.submit(16, 64))["status"] == "succeeded", "both are known"
+    send(process, signal.SIGTERM)
+    assert ended(process, 5) == 0
+    assert bench.workers() == {process.pid: "stopped"}
+
+
+@ON_SQLITE
+def test_jobs_run_by_priority_then_in_order(bench: Bench, workers: Workers) -> None:
+    submitted = [
+        (10, bench.submit(*range(16, 24), priority=10)),
+        (10, bench.submit(24, 25, priority=10)),
+        (1, bench.submit(26, priority=1)),
+    ]
+    workers.start()
+    for _, name in submitted:
+        bench.wait_for(name, "succeeded", workers)
+    wanted = [problem(k).id for k in (26, *range(16, 24), 24, 25)]
+    assert list(workers.calls("open")) == wanted
+
+
+@ON_SQLITE
+def test_a_clock_that_jumps_changes_nothing(bench: Bench, workers: Workers) -> None:
+    workers.start(clock_jumps=True)
+    made = []
+    for _ in range(3):
+        made.append(bench.submit(16, 32, force=True))
+        bench.wait_for(made[-1], "succeeded", workers)
+        assert bench.kinds(made[-1]) == ["queued", "started", "finished", "started", "finished", "ended"]
+    latest = {job["problem_id"]: job["session_id"] for job in bench.jobs(made[-1])}
+    with reading(bench.engine) as connection:
+        documents = queries.best_documents(connection, list(latest), CLASS, POLICY.id)
+        assert len(documents) == 2
+        for problem_id, session_id in latest.items():
+            assert f'"session_id":"{session_id}"' in documents[problem_id]
+    assert set(bench.workers().values()) <= {"idle", "measuring"}
+
+
+@ON_SQLITE
+def test_a_fault_of_ours_ends_its_job_and_the_queue_goes_on(bench: Bench, workers: Workers) -> None:
+    name = bench.submit(16, 32)
+    workers.start(raises={("screen", 2): ZeroDivisionError("planted")})
+    bench.wait_for(name, "failed", workers)
+    first, second = bench.jobs(name)
+    assert (first["status"], first["error"]) == ("failed", "internal error: ZeroDivisionError: planted")
+    assert "worker_program" in first["evidence"]["traceback"]
+    assert (second["status"], second["judgement"]) == ("succeeded", "TIE")
+    assert [row["status"] for row in bench.sessions()] == ["failed", "succeeded"]
+
+
+@ON_SQLITE
+def test_a_worker_that_cannot_keep_anything_leaves_the_job_to_the_next(
+    bench: Bench, workers: Workers
+) -> None:
+    name = bench.submit(16)
+    process = workers.start(raises={("screen", 2): FULL_DISK})
+    assert ended(process) == 1
+    assert bench.tuning(name)["status"] == "running"
+    workers.start()
+    bench.wait_for(name, "succeeded", workers)
+    assert "No space left on device" in workers.log()
+
+
+# ---- cancelling --------------------------------------------------------------------------------
+
+
+def test_a_job_that_nobody_waits_for_stops_within_seconds(bench: Bench, workers: Workers) -> None:
+    name, after = bench.submit(16), bench.submit(32)
+    workers.start_paused(("screen", 2))
+    begin = time.monotonic()
+    assert bench.tunings.cancel(name)
+    workers.go()
+    wait(lambda: bench.jobs(name)[0]["status"] == "cancelled", workers.log, 5)
+    assert time.monotonic() - begin < 5
+    assert bench.tuning(name)["status"] == "cancelled"
+    bench.wait_for(after, "succeeded", workers)
+    first, second = bench.sessions()
+    assert (first["status"], second["status"]) == ("stopped", "succeeded")
+    assert "was cancelled" in first["error"]
+    with reading(bench.engine) as connection:
+        kept = len(sessions.stored_outcomes(connection, first["id"]))
+    assert 2 <= kept < CANDIDATES + 1, "what was measured is kept"
+
+
+# ---- stopping and dying ------------------------------------------------------------------------
+
+
+def test_a_worker_that_is_stopped_gives_its_job_back(bench: Bench, workers: Workers) -> None:
+    name = bench.submit(16)
+    process = workers.start_paused(("screen", 3))
+    send(process, signal.SIGTERM)
+    workers.go()
+    assert ended(process, 5) == 0
+    (job,) = bench.jobs(name)
+    assert (job["status"], job["attempt"]) == ("queued", 0)
+    workers.start()
+    bench.wait_for(name, "succeeded", workers)
+    assert bench.jobs(name)[0]["attempt"] == 1
+    assert set(workers.calls("screen").values()) == {1}, "nothing is measured twice"
+    (session,) = bench.sessions()
+    assert session["counts"]["replayed"] == 4
+    assert bench.kinds(name) == ["queued", "started", "started", "finished", "ended"]
+
+
+def test_a_worker_that_is_killed_loses_at_most_one_outcome(bench: Bench, workers: Workers) -> None:
+    name = bench.submit(16)
+    process = workers.start_paused(("screen", 3))
+    process.kill()
+    assert ended(process) == -signal.SIGKILL
+    workers.start()
+    begin = time.monotonic()
+    bench.wait_for(name, "succeeded", workers)
+    assert time.monotonic() - begin < 10, "the next worker of the device knows that it is dead"
+    assert bench.jobs(name)[0]["attempt"] == 2
+    calls = workers.calls("screen")
+    assert sorted(calls.values()) == [1] * (len(calls) - 1) + [2]
+    assert list(bench.workers().values()).count("dead") == 1
+    (session,) = bench.sessions()
+    assert session["counts"]["replayed"] == 3
+
+
+@ON_SQLITE
+def test_a_job_that_kills_its_worker_every_time_is_given_up(bench: Bench, workers: Workers) -> None:
+    name = bench.submit(16, 32)
+    for _ in range(MAX_ATTEMPTS):
+        process = workers.start_paused(("screen", 1))
+        process.kill()
+        ended(process)
+    workers.start()
+    bench.wait_for(name, "failed", workers)
+    poisoned, other = bench.jobs(name)
+    assert (poisoned["status"], other["status"]) == ("failed", "succeeded")
+    assert "its worker died 3 times" in poisoned["error"]
+    assert poisoned["evidence"]["attempts"] == MAX_ATTEMPTS
+    assert poisoned["evidence"]["session_id"] == poisoned["session_id"]
+    assert poisoned["evidence"]["last_worker"].startswith("worker-")
+    row = bench.tuning(name)
+    assert (row["succeeded"], row["failed"], row["broken"]) == (1, 1, 1)
+    with reading(bench.engine) as connection:
+        assert len(sessions.stored_outcomes(connection, poisoned["session_id"])) == 1
+    assert bench.sessions()[0]["status"] == "failed"
+
+
+@ON_SQLITE
+def test_stopping_again_and_again_never_gives_a_job_up(bench: Bench, workers: Workers) -> None:
+    name = bench.submit(16)
+    for number in range(MAX_ATTEMPTS + 2):
+        process = workers.start_paused(("screen", 0))
+        send(process, signal.SIGTERM)
+        workers.go()
+        assert ended(process, 5) == 0, number
+    workers.start()
+    bench.wait_for(name, "succeeded", workers)
+
+
+@ON_SQLITE
+def test_a_job_that_comes_while_its_worker_ends_is_not_lost(bench: Bench, workers: Workers) -> None:
+    first = bench.submit(16)
+    (workers.folder / "go").unlink(missing_ok=True)
+    process = workers.start(pauses=(("close", 0),))
+    bench.wait_for(first, "succeeded", workers)
+    send(process, signal.SIGTERM)
+    workers.wait_for_pause(process)
+    late = bench.submit(32)
+    time.sleep(0.3)  # several polls of the queue
+    workers.go()
+    assert ended(process, 5) == 0
+    workers.start()
+    bench.wait_for(late, "succeeded", workers)
+
+
+# ---- two devices -------------------------------------------------------------------------------
+
+
+def test_a_worker_that_was_taken_for_dead_is_fenced_when_it_wakes(bench: Bench, workers: Workers) -> None:
+    name = bench.submit(16)
+    dead = {"DEAD_SECONDS": 1.0}
+    sleeper = workers.start_paused(("screen", 3), timing=dead)
+    send(sleeper, signal.SIGSTOP)
+    second = workers.start_paused(("screen", 2), environment=OTHER_DEVICE, timing=dead)
+    (job,) = bench.jobs(name)
+    assert job["attempt"] == 2
+    before = bench.sessions()
+    workers.go()
+    send(second, signal.SIGSTOP)
+    send(sleeper, signal.SIGCONT)
+    assert ended(sleeper, 10) == 1, "it says that it was taken for dead, and ends"
+    assert "taken for dead" in workers.log()
+    assert bench.sessions() == before, "and stored nothing more"
+    # Nor has it taken the job out of the queue: whoever has it now may die too.
+    second.kill()
+    ended(second)
+    workers.start(timing=dead)
+    bench.wait_for(name, "succeeded", workers)
+    (job,) = bench.jobs(name)
+    assert job["attempt"] == 3
+    assert bench.kinds(name).count("finished") == 1
+
+
+@ON_SQLITE
+def test_a_killed_worker_of_another_device_is_found_dead(bench: Bench, workers: Workers) -> None:
+    name = bench.submit(16)
+    process = workers.start_paused(("screen", 3))
+    process.kill()
+    ended(process)
+    workers.start(environment=OTHER_DEVICE, timing={"DEAD_SECONDS": 1.0})
+    bench.wait_for(name, "succeeded", workers)
+    assert bench.workers()[process.pid or 0] == "dead"
+
+
+@ON_SQLITE
+def test_two_devices_share_the_queue_and_each_job_is_measured_once(bench: Bench, workers: Workers) -> None:
+    name = bench.submit(*range(16, 28))
+    workers.start(call_seconds=0.002)
+    workers.start(call_seconds=0.002, environment=OTHER_DEVICE)
+    bench.wait_for(name, "succeeded", workers)
+    assert set(workers.calls("open").values()) == {1}
+    lines = (workers.folder / "calls").read_text().splitlines()
+    assert len({line.split()[0] for line in lines}) == 2, "both worked"
+    assert [job["attempt"] for job in bench.jobs(name)] == [1] * 12
+
+
+@ON_SQLITE
+def test_a_job_that_goes_on_in_another_environment_leaves_no_session_open(
+    bench: Bench, workers: Workers
+) -> None:
+    name = bench.submit(16)
+    process = workers.start_paused(("screen", 3))
+    process.kill()
+    ended(process)
+    workers.start(environment=replace(ENVIRONMENT, libraries={"blas": "2"}))
+    bench.wait_for(name, "succeeded", workers)
+    first, second = bench.sessions()
+    assert (first["status"], second["status"]) == ("stopped", "succeeded")
+    assert second["counts"]["replayed"] == 0, "what another library did says nothing"
+
+
+@ON_SQLITE
+def test_a_device_has_one_worker(bench: Bench, workers: Workers) -> None:
+    process = workers.start()
+    wait(lambda: process.pid in bench.workers(), workers.log)
+    with pytest.raises(DeviceError, match=rf"is in use by the worker with process id {process.pid}; "):
+        Worker(workers.plan.settings, bench.engine, workers.plan.device)
+    assert process.pid != os.getpid()
+
+
+# ---- the database goes away --------------------------------------------------------------------
+
+
+@ON_POSTGRES
+def test_a_job_waits_for_the_database_and_goes_on(
+    postgres: PostgresServer, bench: Bench, workers: Workers
+) -> None:
+    name = bench.submit(16, 32)
+    process = workers.start_paused(("screen", 3))
+    with postgres.away():
+        workers.go()
+        time.sleep(1.0)
+        assert process.is_alive()
+    bench.wait_for(name, "succeeded", workers, 40)
+    assert [job["attempt"] for job in bench.jobs(name)] == [1, 1]
+    assert set(workers.calls("screen").values()) == {1}
+    assert "waiting for the database" in workers.log()
+
+
+@ON_POSTGRES
+def test_a_worker_can_be_stopped_while_the_database_is_away(
+    postgres: PostgresServer, bench: Bench, workers: Workers
+) -> None:
+    name = bench.submit(16)
+    process = workers.start_paused(("screen", 3))
+    with postgres.away():
+        workers.go()
+        time.sleep(0.5)
+        send(process, signal.SIGTERM)
+        assert ended(process, 10) == 0, workers.log()
+    workers.start()
+    bench.wait_for(name, "succeeded", workers)
+
+
+@ON_POSTGRES
+def test_nobody_is_dead_because_the_database_was_away(
+    postgres: PostgresServer, bench: Bench, workers: Workers
+) -> None:
+    dead = {"DEAD_SECONDS": 1.5}
+    processes = [workers.start(timing=dead, environment=each) for each in (ENVIRONMENT, OTHER_DEVICE)]
+    wait(lambda: len(bench.workers()) == 2, workers.log)
+    time.sleep(0.5)  # they have seen each other
+    with postgres.away():
+        time.sleep(2.5)
+    name = bench.submit(16)
+    bench.wait_for(name, "succeeded", workers, 40)
+    time.sleep(0.5)
+    assert set(bench.workers().values()) == {"idle"}
+    assert [process.is_alive() for process in processes] == [True, True]

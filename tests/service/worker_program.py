@@ -1,0 +1,207 @@
+"""Workers in processes of their own, with a runner that has no device and does what a test planned.
+
+The job engine is a singleton of its process, and a worker that is killed takes its process with it. They are
+forked from a server that has everything loaded: that takes no time.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any, cast
+
+from backends.cache import BinaryCache
+from backends.environment import Environment
+from backends.errors import StorageError
+from backends.outcome import Outcome, Phase
+from backends.registry import FoundDevice
+from backends.solution import Solution
+from db.engine import now
+from service import worker
+from service.settings import Settings
+from service.startup import open_database
+from tests.tuners.recorded import ENVIRONMENT, RecordedRunner
+from tuners.ceilings import Ceilings
+from tuners.owner import Task
+from tuners.runner import DeviceRunner
+
+#: Everything that a worker does at intervals it does often.
+QUICK: Mapping[str, float] = {"LOOK_SECONDS": 0.05, "BEAT_SECONDS": 0.1, "REAP_SECONDS": 0.25}
+_JUMPS = ("2031-01-01T00:00:00.000Z", "1970-01-01T00:00:00.000Z", "2030-06-01T00:00:00.000Z")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a worker does. `folder` holds what all workers of a test share: locks, the list of calls, and the
+    file `go`, for which calls wait that are named in `pauses` (phase, or close, and its number from 0)."""
+
+    url: str
+    folder: Path
+    environment: Environment = ENVIRONMENT
+    pauses: tuple[tuple[str, int], ...] = ()
+    raises: Mapping[tuple[str, int], Exception] = field(default_factory=dict)
+    call_seconds: float = 0.0
+    timing: Mapping[str, float] = field(default_factory=dict)
+    clock_jumps: bool = False
+
+    @property
+    def device(self) -> FoundDevice:
+        """The device that the worker owns."""
+        return FoundDevice("cpu", 0, self.environment)
+
+    @property
+    def settings(self) -> Settings:
+        """The worker's settings."""
+        return Settings(database_url=self.url, cache_dir=self.folder)
+
+
+class PlannedRunner(RecordedRunner):
+    """Answers at once, but for what the plan says."""
+
+    compile_seconds = 0.0
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__([1e-5])
+        self.environment = plan.environment
+        self._plan = plan
+        self._phases: Counter[str] = Counter()
+
+    def open(self, task: Task) -> Any:
+        self.step("open", task.problem.id)
+        return super().open(task)
+
+    def _answer(self, candidate: Solution, phase: Phase, samples: int) -> Outcome:
+        self.step(phase.value, candidate.id)
+        named = Solution("recorded", 1, {"name": candidate.id})
+        return replace(super()._answer(named, phase, samples), solution=candidate)
+
+    def step(self, phase: str, name: str) -> None:
+        """Notes a call and does what is planned for it."""
+        place = (phase, self._phases[phase])
+        self._phases[phase] += 1
+        with (self._plan.folder / "calls").open("a") as calls:
+            calls.write(f"{os.getpid()} {phase} {name}\n")
+        time.sleep(self._plan.call_seconds)
+        if place in self._plan.pauses:
+            (self._plan.folder / f"paused-{os.getpid()}").touch()
+            while not (self._plan.folder / "go").exists():
+                time.sleep(0.005)
+        if place in self._plan.raises:
+            raise self._plan.raises[place]
+
+    def ceilings(self, dtypes: Sequence[str]) -> Ceilings:
+        """Plausible ones."""
+        return Ceilings(1e10, 1e10, dict.fromkeys(dtypes, 1e12), {})
+
+    def close(self) -> None:
+        self.step("close", "-")
+
+
+def run(plan: Plan) -> None:
+    """A worker's process, from its start to its end."""
+    with (plan.folder / "log").open("ab") as log:  # the job engine has a handler of its own
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    logging.basicConfig(level=logging.INFO, force=True, format="%(process)d %(message)s")
+    for name, value in {**QUICK, **plan.timing}.items():
+        assert hasattr(worker, name), name
+        setattr(worker, name, value)
+    if plan.clock_jumps:
+        _let_the_clock_jump()
+
+    def make_runner(_device: FoundDevice, _cache: BinaryCache) -> DeviceRunner:
+        return cast(DeviceRunner, PlannedRunner(plan))
+
+    worker.run_worker(worker.Worker(plan.settings, open_database(plan.settings), plan.device, make_runner))
+
+
+def _let_the_clock_jump() -> None:
+    from db import sessions, tunings, values, workers
+
+    count = iter(range(10**9))
+    steady = time.time
+    for module in (sessions, tunings, values, workers):
+        assert vars(module)["now"] is now
+        vars(module)["now"] = lambda: _JUMPS[next(count) % len(_JUMPS)]
+    time.time = lambda: steady() + (next(count) % 3 - 1) * 1e8
+
+
+class Workers:
+    """The workers of one test."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.plan = Plan(url, folder)
+        self.folder = folder
+        self._started: list[ForkServerProcess] = []
+
+    def start(self, **changes: Any) -> ForkServerProcess:
+        """Starts one."""
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])
+        process = context.Process(target=run, args=(replace(self.plan, **changes),))
+        process.start()
+        self._started.append(process)
+        return process
+
+    def start_paused(self, *pauses: tuple[str, int], **changes: Any) -> ForkServerProcess:
+        """Starts one and waits until it has come to a pause."""
+        (self.folder / "go").unlink(missing_ok=True)
+        process = self.start(pauses=pauses, **changes)
+        self.wait_for_pause(process)
+        return process
+
+    def wait_for_pause(self, process: ForkServerProcess) -> None:
+        """Waits until the process is at a call where it pauses."""
+        wait((self.folder / f"paused-{process.pid}").exists, self.log)
+
+    def go(self) -> None:
+        """Ends every pause."""
+        (self.folder / "go").touch()
+
+    def calls(self, phase: str) -> Counter[str]:
+        """How often each solution was asked for in a phase, by any worker."""
+        lines = [line.split() for line in (self.folder / "calls").read_text().splitlines()]
+        return Counter(name for _, kind, name in lines if kind == phase)
+
+    def log(self) -> str:
+        """What the workers logged."""
+        path = self.folder / "log"
+        return path.read_text()[-4000:] if path.exists() else "no log"
+
+    def kill_all(self) -> None:
+        """Leaves none behind."""
+        for process in self._started:
+            process.kill()
+            process.join(10)
+            process.close()
+
+
+def send(process: ForkServerProcess, number: signal.Signals) -> None:
+    """Sends a signal."""
+    assert process.pid is not None
+    os.kill(process.pid, number)
+
+
+def ended(process: ForkServerProcess, seconds: float = 10.0) -> int | None:
+    """Its exit code; None where it has not ended in time."""
+    process.join(seconds)
+    return process.exitcode
+
+
+def wait(until: Callable[[], Any], explain: Callable[[], str], seconds: float = 20.0) -> None:
+    """Waits until something is so."""
+    deadline = time.monotonic() + seconds
+    while not until():
+        assert time.monotonic() < deadline, explain()
+        time.sleep(0.02)
+
+
+FULL_DISK = StorageError("cannot write the binary: No space left on device")
