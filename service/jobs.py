@@ -60,13 +60,18 @@ def _pool(url: str, size: int) -> dict[str, Any]:
     return arguments
 
 
+def _client(url: str) -> DBOSClient:
+    """Raises at once where the database does not answer: whoever asks knows better how long to wait."""
+    return DBOSClient(
+        system_database_url=_url(url), application_name=_NAME, lazy=True, retry_connection_errors=False
+    )
+
+
 class JobQueue:
     """What puts jobs into queues and takes them out: the side of the service."""
 
     def __init__(self, url: str) -> None:
-        self._client = DBOSClient(
-            system_database_url=_url(url), application_name=_NAME, lazy=True, retry_connection_errors=False
-        )
+        self._client = _client(url)
 
     def close(self) -> None:
         """Closes the connections."""
@@ -108,11 +113,12 @@ class Executor:
             "db_engine_kwargs": _pool(url, 4),
             "max_executor_threads": 4,
             "scheduler_polling_interval_sec": 3600.0,
-            "log_level": "WARNING",
+            "log_level": "ERROR",  # it warns at every poll of a database that is away, which we do ourselves
         }
-        logging.getLogger("dbos").setLevel(logging.WARNING)
+        logging.getLogger("dbos").setLevel(logging.ERROR)
         self._queue = queue
-        self._dbos = DBOS(config=config)
+        DBOS(config=config)
+        self._client = _client(url)
 
         # Attempts are counted in our row, where a stop on request does not count.
         @DBOS.workflow(name=_WORKFLOW, max_recovery_attempts=None)
@@ -127,21 +133,22 @@ class Executor:
         DBOS.register_queue(self._queue, worker_concurrency=1, polling_interval_sec=POLL_SECONDS)
 
     def holders(self) -> set[str]:
-        """The executors that hold jobs, living or not."""
+        """The executors that hold jobs, living or not. Raises DatabaseUnavailable."""
         with translated():
-            pending = DBOS.list_workflows(status="PENDING", load_input=False, load_output=False)
+            pending = self._client.list_workflows(status="PENDING", load_input=False, load_output=False)
         return {str(workflow.executor_id) for workflow in pending}
 
     def hand_on(self, executor_ids: Sequence[str]) -> list[str]:
         """Puts the jobs that these executors held back into their queues; the jobs' ids. They must be gone,
-        or on their way out: a job handed on starts elsewhere at once."""
-        system = self._dbos._sys_db
-        held = [
-            (pending.workflow_id, executor_id)
-            for executor_id in executor_ids
-            for pending in system.get_pending_workflows(executor_id, _VERSION)
-        ]
-        return [job for job, holder in held if system.reenqueue_for_recovery(job, [holder], self._queue)]
+        or on their way out: a job handed on starts elsewhere at once. Raises DatabaseUnavailable."""
+        system = self._client._sys_db
+        with translated():
+            held = [
+                (pending.workflow_id, executor_id)
+                for executor_id in executor_ids
+                for pending in system.get_pending_workflows(executor_id, _VERSION)
+            ]
+            return [job for job, holder in held if system.reenqueue_for_recovery(job, [holder], self._queue)]
 
     def stop(self) -> None:
         """Takes no more jobs; does not wait for the one that runs."""

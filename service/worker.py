@@ -71,6 +71,7 @@ class Worker:
         self._job: StartedJob | None = None
         self._campaign: Campaign | None = None
         self._peers: dict[str, tuple[int, float]] = {}
+        self._looked = 0.0
         queue = str(self.environment.device_class)
         self._executor = Executor(settings.database_url, queue, self.id, self._take)
 
@@ -123,9 +124,15 @@ class Worker:
             self._stop.set()
 
     def _reap(self) -> None:
+        # In this order: whoever takes a job in between has registered before.
+        holders = self._executor.holders()
         with reading(self._engine) as connection:
             beats = workers.beats(connection)
         now = time.monotonic()
+        if now - self._looked > 2 * REAP_SECONDS + BEAT_SECONDS:
+            # The database was away, or we slept: nobody could beat then, or we could not see it.
+            self._peers.clear()
+        self._looked = now
         self._peers = {
             name: self._peers[name] if name in self._peers and self._peers[name][0] == count else (count, now)
             for name, count in beats.items()
@@ -138,7 +145,7 @@ class Worker:
                 workers.mark(connection, dead, "dead")
         # Whoever holds a job and does not live, however that came about: a crash between two steps of this
         # loses nothing.
-        gone = self._executor.holders() - (beats.keys() - set(dead))
+        gone = holders - (beats.keys() - set(dead))
         if gone:
             handed = self._executor.hand_on(sorted(gone))
             _log.warning("handed on: %s", ", ".join(handed))
@@ -236,6 +243,8 @@ class Worker:
             lambda dtypes: self._ceilings.obtain(self.environment, dtypes, runner.ceilings),
         )  # fmt: skip
         self._campaign = campaign
+        if self._stop.is_set():  # it was told while there was none to stop
+            campaign.stop()
         finished = any(isinstance(event, Finished) for event in campaign.run())
         if finished:
             return
