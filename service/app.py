@@ -21,11 +21,11 @@ from sqlalchemy import Engine
 from db import queries
 from db.engine import open_engine
 from db.lookup import open_lookup
-from service import answers, errors, schemas
+from service import errors, records, schemas
 from service.deps import Operations, Service, TuningService
 from service.metrics import Metrics
 from service.middleware import Compressed, Observed
-from service.routes import best, devices, exports, health, imports, problems, tunings
+from service.routes import best, describe, devices, exports, health, imports, problems, tunings
 from service.settings import Settings
 from service.tunings import open_tunings
 
@@ -52,6 +52,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.openapi()  # now: the first bad request would wait for it, and every other with it
         url = settings.database_url
         app.state.service = Service(settings, open_engine(url), open_lookup(url), make_tunings)
         try:
@@ -67,6 +68,7 @@ def create_app(
         lifespan=lifespan,
         redirect_slashes=False,
         redoc_url=None,
+        generate_unique_id_function=lambda route: route.name,
     )
     app.state.operations = Operations(app)
     app.state.metrics = Metrics(lambda: app.state.service.read(queries.gauges))
@@ -91,17 +93,16 @@ def _document(app: FastAPI) -> None:
 
     def complete() -> dict[str, Any]:
         if app.openapi_schema is None:
-            document = plain()
+            document: dict[str, Any] = describe.unpacked(plain())
             models: list[tuple[type[BaseModel], JsonSchemaMode]] = [
-                (answers.ExportReport, "serialization"),
+                (records.ExportReport, "serialization"),
                 *((model, "validation") for model in _BODIES),
             ]
             _, found = models_json_schema(models, ref_template="#/components/schemas/{model}")
-            components: dict[str, Any] = document.setdefault("components", {}).setdefault("schemas", {})
-            components.update(found["$defs"])
+            components = document["components"]["schemas"] | found["$defs"]
             for unused in ("HTTPValidationError", "ValidationError"):
                 components.pop(unused, None)
-            components.update(sorted(components.items()))
+            document["components"]["schemas"] = dict(sorted(components.items()))
             app.openapi_schema = document
         return app.openapi_schema
 

@@ -212,17 +212,16 @@ def _put_keys(
     ]
     target = table(models.ProblemKey)
     insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    for part in _parts(rows):
-        statement = insert(target).values(list(part))
-        statement = statement.on_conflict_do_update(
+    statement = insert(target)
+    later = {name: statement.excluded[name] for name in ("count", "provenance_number")}
+    connection.execute(
+        statement.on_conflict_do_update(
             index_elements=["problem_id", "format", "key"],
-            set_={
-                "count": statement.excluded["count"],
-                "provenance_number": statement.excluded.provenance_number,
-            },
-            where=target.c.provenance_number < statement.excluded.provenance_number,
-        )
-        connection.execute(statement)
+            set_=later,
+            where=target.c.provenance_number < later["provenance_number"],
+        ),
+        rows,
+    )
 
 
 # ---- claims --------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ def migrate(url: str) -> None:
 
     with translated():
         system = SystemDatabase.create(
-            system_database_url=_url(url), engine_kwargs=_pool(url, 1), engine=None, schema="dbos",
+            system_database_url=_url(url), engine_kwargs=_pool(1), engine=None, schema="dbos",
             serializer=_serializer(), executor_id=None, use_listen_notify=False, app_name=_NAME,
         )  # fmt: skip
         try:
@@ -49,33 +49,35 @@ def _serializer() -> Any:
 def _url(url: str) -> str:
     """DBOS wants its own spelling of PostgreSQL's driver and takes it from there."""
     parsed = parse_url(url)
-    name = "sqlite" if parsed.get_backend_name() == "sqlite" else "postgresql"
-    return parsed.set(drivername=name).render_as_string(hide_password=False)
+    if parsed.get_backend_name() == "sqlite":
+        return parsed.set(drivername="sqlite").render_as_string(hide_password=False)
+    if "connect_timeout" not in parsed.query:
+        parsed = parsed.update_query_dict({"connect_timeout": str(CONNECT_SECONDS)})
+    return parsed.set(drivername="postgresql").render_as_string(hide_password=False)
 
 
-def _pool(url: str, size: int) -> dict[str, Any]:
-    arguments: dict[str, Any] = {"pool_size": size, "max_overflow": 2, "pool_pre_ping": True}
-    if parse_url(url).get_backend_name() == "postgresql":
-        arguments["connect_args"] = {"connect_timeout": CONNECT_SECONDS}
-    return arguments
-
-
-def _client(url: str) -> DBOSClient:
-    """Raises at once where the database does not answer: whoever asks knows better how long to wait."""
-    return DBOSClient(
-        system_database_url=_url(url), application_name=_NAME, lazy=True, retry_connection_errors=False
-    )
+def _pool(size: int) -> dict[str, Any]:
+    return {"pool_size": size, "max_overflow": 2, "pool_pre_ping": True}
 
 
 class JobQueue:
-    """What puts jobs into queues and takes them out: the side of the service."""
+    """What puts jobs into queues, takes them out, and hands them on: it runs none itself."""
 
     def __init__(self, url: str) -> None:
-        self._client = _client(url)
+        # An error at once where the database is away: whoever asks knows better how long to wait.
+        self._client = DBOSClient(
+            system_database_url=_url(url), application_name=_NAME, lazy=True, retry_connection_errors=False
+        )
 
     def close(self) -> None:
         """Closes the connections."""
         self._client.destroy()
+
+    def declare(self, queue: str) -> None:
+        """Makes a queue known, before its executors start: a running one looks for new queues only once a
+        second. Raises DatabaseUnavailable."""
+        with translated():
+            self._client.register_queue(queue, worker_concurrency=1, polling_interval_sec=POLL_SECONDS)
 
     def put(self, connection: Connection, queue: str, job_ids: Sequence[str], priority: int) -> None:
         """Queues jobs within the caller's transaction. Priority 1 runs first; equals in order."""
@@ -98,40 +100,6 @@ class JobQueue:
             for start in range(0, len(job_ids), _CHUNK):
                 self._client.cancel_workflows(list(job_ids[start : start + _CHUNK]))
 
-
-class Executor:
-    """What runs a queue's jobs, one at a time, in a thread of this process: the side of a worker."""
-
-    def __init__(self, url: str, queue: str, executor_id: str, run: Callable[[str], None]) -> None:
-        config: DBOSConfig = {
-            "name": _NAME,
-            "system_database_url": _url(url),
-            "executor_id": executor_id,
-            "application_version": _VERSION,
-            "run_migrations": False,
-            "use_listen_notify": False,
-            "db_engine_kwargs": _pool(url, 4),
-            "max_executor_threads": 4,
-            "scheduler_polling_interval_sec": 3600.0,
-            "log_level": "ERROR",  # it warns at every poll of a database that is away, which we do ourselves
-        }
-        logging.getLogger("dbos").setLevel(logging.ERROR)
-        self._queue = queue
-        DBOS(config=config)
-        self._client = _client(url)
-
-        # Attempts are counted in our row, where a stop on request does not count.
-        @DBOS.workflow(name=_WORKFLOW, max_recovery_attempts=None)
-        def tune(job_id: str) -> None:
-            run(job_id)
-
-        DBOS.listen_queues([queue])
-
-    def start(self) -> None:
-        """Begins to take jobs."""
-        DBOS.launch()
-        DBOS.register_queue(self._queue, worker_concurrency=1, polling_interval_sec=POLL_SECONDS)
-
     def holders(self) -> set[str]:
         """The executors that hold jobs, living or not. Raises DatabaseUnavailable."""
         with translated():
@@ -148,11 +116,39 @@ class Executor:
                 for executor_id in executor_ids
                 for pending in system.get_pending_workflows(executor_id, _VERSION)
             ]
-            return [job for job, holder in held if system.reenqueue_for_recovery(job, [holder], self._queue)]
+            # Each goes back into its own queue; the last argument is for workflows that never had one.
+            return [job for job, holder in held if system.reenqueue_for_recovery(job, [holder], _NAME)]
 
-    def stop(self) -> None:
-        """Takes no more jobs; does not wait for the one that runs."""
-        DBOS.destroy(workflow_completion_timeout_sec=0)
+
+class Executor:
+    """What runs a queue's jobs, one at a time, in a thread of this process: the side of a worker."""
+
+    def __init__(self, url: str, queue: str, executor_id: str, run: Callable[[str], None]) -> None:
+        config: DBOSConfig = {
+            "name": _NAME,
+            "system_database_url": _url(url),
+            "executor_id": executor_id,
+            "application_version": _VERSION,
+            "run_migrations": False,
+            "use_listen_notify": False,
+            "db_engine_kwargs": _pool(4),
+            "max_executor_threads": 4,
+            "scheduler_polling_interval_sec": 3600.0,
+            "log_level": "ERROR",  # it warns at every poll of a database that is away, which we do ourselves
+        }
+        logging.getLogger("dbos").setLevel(logging.ERROR)
+        DBOS(config=config)
+
+        # Attempts are counted in our row, where a stop on request does not count.
+        @DBOS.workflow(name=_WORKFLOW, max_recovery_attempts=None)
+        def tune(job_id: str) -> None:
+            run(job_id)
+
+        DBOS.listen_queues([queue])
+
+    def start(self) -> None:
+        """Begins to take jobs of its queue, which was declared."""
+        DBOS.launch()
 
 
 __all__ = ["Executor", "JobQueue", "migrate"]

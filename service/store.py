@@ -163,6 +163,7 @@ class JobStore:
         def end(connection: Connection) -> None:
             tunings.hold(connection, self.job)
             sessions.end_session(connection, self.start, result)
+            sessions.close(connection, self.job.id, "stopped", "the job went on in another environment")
             status = "failed" if verdict is None else "succeeded"
             tunings.end_job(connection, self.job, status, summary, result["error"])
 

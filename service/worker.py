@@ -27,7 +27,7 @@ from db import sessions, tunings, workers
 from db.engine import DatabaseUnavailable, reading, writing
 from db.tunings import MAX_ATTEMPTS, StartedJob
 from service.device_lock import DeviceLock
-from service.jobs import Executor
+from service.jobs import Executor, JobQueue
 from service.requests import read_request
 from service.settings import Settings
 from service.store import JobStore, Stopping, patiently
@@ -72,6 +72,7 @@ class Worker:
         self._campaign: Campaign | None = None
         self._peers: dict[str, tuple[int, float]] = {}
         self._looked = 0.0
+        self._queue = JobQueue(settings.database_url)
         queue = str(self.environment.device_class)
         self._executor = Executor(settings.database_url, queue, self.id, self._take)
 
@@ -80,6 +81,7 @@ class Worker:
     def run(self) -> None:
         """Takes jobs until stop(). Raises StorageError where the database is damaged."""
         patiently(self._stop, self._register)
+        patiently(self._stop, lambda: self._queue.declare(str(self.environment.device_class)))
         self._executor.start()
         _log.info("worker %s owns %s", self.id, self.environment.device_class)
         steps: list[list[Any]] = [
@@ -125,7 +127,7 @@ class Worker:
 
     def _reap(self) -> None:
         # In this order: whoever takes a job in between has registered before.
-        holders = self._executor.holders()
+        holders = self._queue.holders()
         with reading(self._engine) as connection:
             beats = workers.beats(connection)
         now = time.monotonic()
@@ -147,8 +149,9 @@ class Worker:
         # loses nothing.
         gone = holders - (beats.keys() - set(dead))
         if gone:
-            handed = self._executor.hand_on(sorted(gone))
-            _log.warning("handed on: %s", ", ".join(handed))
+            handed = self._queue.hand_on(sorted(gone))
+            if handed:
+                _log.warning("handed on: %s", ", ".join(handed))
 
     def _finish(self) -> None:
         """Gives the job back. The thread that runs it never returns, so the engine holds it unfinished."""
@@ -157,7 +160,7 @@ class Worker:
             campaign.stop()
         ended = self._idle.wait(_STOP_SECONDS)
         try:
-            self._executor.hand_on([self.id])
+            self._queue.hand_on([self.id])
             with writing(self._engine) as connection:
                 workers.mark(connection, [self.id], "stopped")
         except DatabaseUnavailable as error:
@@ -286,11 +289,26 @@ def end_with_parent(stop: Callable[[], None]) -> None:
     threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
+def _stop_on_signals(stop: Callable[[], None]) -> None:
+    """Calls `stop` from a thread: a signal's handler would wait for ever for a lock that the code which it
+    interrupts holds."""
+    heard, tell = os.pipe()
+    os.set_blocking(tell, False)
+    signal.set_wakeup_fd(tell)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+
+    def watch() -> None:
+        os.read(heard, 1)
+        stop()
+
+    threading.Thread(target=watch, name="signals", daemon=True).start()
+
+
 def run_worker(worker: Worker) -> None:
     """Runs it in this process until SIGTERM or SIGINT, then ends the process: threads that hold a job
     unfinished must not outlive it."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: worker.stop())
+    _stop_on_signals(worker.stop)
     code = 1
     try:
         worker.run()

@@ -18,6 +18,7 @@ from backends.problem import GemmProblem
 from db import queries
 from service import answers, best, errors, schemas
 from service.deps import STRICT, JsonBody, Service, ServiceDep, parse_json, parse_model, service_of
+from service.formats.row_text import problem_text
 from service.routes import describe, parsing
 from service.routes.examples import BEST_DEFAULT, BEST_EXACT, BEST_NEAREST, BEST_REQUEST
 from service.routes.question import Question, policy_of, read_question
@@ -38,7 +39,7 @@ async def get_best(request: Request) -> Response:
     if not service.classes_are_fresh():
         service.refresh_classes(await service.lookup.classes())
     device = service.selected(service.selector(question.selector))
-    document = await service.lookup.document(question.problem.id, str(device), question.policy_id)
+    document = await service.lookup.document(question.problem_id, str(device), question.policy_id)
     if document is not None and not question.filters:
         body = best.exact(document)
     else:
@@ -89,20 +90,15 @@ def hot_route() -> APIRoute:
         PATH,
         get_best,
         methods=["GET"],
+        generate_unique_id_function=lambda route: route.name,
         tags=["solutions"],
         response_model=answers.Best,
         responses={
             200: {
-                "description": "The answer; `match` says how far it goes",
-                "content": {
-                    "application/json": {
-                        "examples": {
-                            "exact": {"value": BEST_EXACT},
-                            "nearest": {"value": BEST_NEAREST},
-                            "default": {"value": BEST_DEFAULT},
-                        }
-                    }
-                },
+                **describe.gives_some(
+                    {"exact": BEST_EXACT, "nearest": BEST_NEAREST, "default": BEST_DEFAULT},
+                    "The answer; `match` says how far it goes",
+                ),
                 "headers": {"ETag": {"description": "Of the answer.", "schema": {"type": "string"}}},
             },
             304: {"description": "What If-None-Match names is still the answer"},
@@ -146,13 +142,13 @@ def post_best(service: ServiceDep, body: JsonBody) -> Response:
 def _answers(
     connection: Connection, asked: best.Asked, problems: Sequence[GemmProblem], most_near: int
 ) -> list[bytes]:
-    ids = list(dict.fromkeys(problem.id for problem in problems))
-    documents = queries.best_documents(connection, ids, str(asked.device), asked.policy_id)
+    ids = [problem_text(problem)[0] for problem in problems]
+    distinct = dict(zip(ids, problems, strict=True))
+    documents = queries.best_documents(connection, list(distinct), str(asked.device), asked.policy_id)
     found: dict[str, bytes] = {}
     missing = 0
-    for problem in problems:
-        if problem.id not in found:
-            document = documents.get(problem.id)
-            missing += document is None
-            found[problem.id] = best.answer(connection, asked, problem, document, missing <= most_near)
-    return [found[problem.id] for problem in problems]
+    for problem_id, problem in distinct.items():
+        document = documents.get(problem_id)
+        missing += document is None
+        found[problem_id] = best.answer(connection, asked, problem, document, missing <= most_near)
+    return [found[problem_id] for problem_id in ids]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -11,16 +13,44 @@ from service.errors import MEDIA_TYPE
 from tuners.policy import CACHES, MODES
 
 _FAULT = {"$ref": "#/components/schemas/Fault"}
-_WHEN = {
-    400: "The body is no JSON",
-    404: "There is no such thing",
-    409: "The request names several things, or asks for what cannot be given",
-    413: "The body is too large",
-    415: "The body is of another type",
-    422: "A parameter or a field is not valid; `errors` lists every fault",
-    500: "Unexpected; the service's log has the request's id",
-    503: "The database does not answer (Retry-After), or its schema is another version's",
-}
+#: status -> (when, and an example: the type's name, its title, a detail, further members).
+_FAULTS: dict[int, tuple[str, str, str, str, dict[str, Any]]] = {
+    400: (
+        "The body is no JSON", "malformed-body", "The body is no JSON",
+        "unexpected character: line 1 column 14 (char 13)", {},
+    ),
+    404: (
+        "There is no such thing", "not-found", "Not found", "there is no tuning 'tuning-0'", {},
+    ),
+    409: (
+        "The request names several devices, or asks for what cannot be given", "ambiguous-device",
+        "Several device classes match", "device 'cuda' matches 2 device classes: ...; name one of them",
+        {"classes": ["cuda:sm_90:NVIDIA-H100:132", "cuda:sm_90:NVIDIA-H200:132"]},
+    ),
+    413: (
+        "The body is too large", "body-too-large", "The body is too large",
+        "the body has more than 8388608 bytes (GEMMTUNE_MAX_BODY_BYTES); send it in parts",
+        {"limit": 8388608},
+    ),
+    415: (
+        "The body is of another type", "unsupported-media-type", "The body's type is not accepted",
+        "Content-Type is missing; accepted: application/json", {},
+    ),
+    422: (
+        "A parameter or a field is not valid; `errors` lists every fault", "invalid-request",
+        "The request is not valid", "/problems/3/m: m must be an integer, not '16'",
+        {"errors": [{"pointer": "/problems/3/m", "detail": "m must be an integer, not '16'"}]},
+    ),
+    500: (
+        "Unexpected; the service's log has the request's id", "unexpected", "Unexpected error",
+        "the service's log tells more under this request's id", {},
+    ),
+    503: (
+        "The database does not answer (Retry-After), or its schema is another version's",
+        "database-unavailable", "The database does not answer",
+        "the database does not answer (connection refused); try again in a moment", {},
+    ),
+}  # fmt: skip
 #: Of operations that read a body.
 _BODY = (400, 413, 415)
 
@@ -32,31 +62,61 @@ def refuses(*statuses: int, body: bool = False) -> dict[int | str, dict[str, Any
 
 
 def _problem(status: int) -> dict[str, Any]:
+    when, name, title, detail, members = _FAULTS[status]
     example = {
-        "type": "urn:gemmtune:...",
-        "title": "...",
+        "type": f"urn:gemmtune:{name}",
+        "title": title,
         "status": status,
-        "detail": "...",
-        "instance": "/v1/...",
+        "detail": detail,
+        "instance": "/v1/tunings",
         "request_id": "8a3ce0b6c1f94a55",
+        **members,
     }
-    return {
-        "description": _WHEN[status],
-        "content": {MEDIA_TYPE: {"schema": _FAULT, "example": example}},
+    described: dict[str, Any] = {
+        "description": when,
+        "content": {MEDIA_TYPE: {"schema": _FAULT, "example": kept(example)}},
     }
+    if status == 503:
+        described["headers"] = {
+            "Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}
+        }
+    return described
 
 
-def gives(
-    example: Any, description: str = "The answer", media_type: str = "application/json"
-) -> dict[str, Any]:
+def gives(example: Any, description: str = "The answer") -> dict[str, Any]:
     """An example of a response whose schema is its model's."""
-    return {"description": description, "content": {media_type: {"example": example}}}
+    return {"description": description, "content": {"application/json": {"example": kept(example)}}}
+
+
+def gives_some(examples: Mapping[str, Any], description: str) -> dict[str, Any]:
+    """The same with an example of each kind of answer."""
+    named = {name: {"value": kept(example)} for name, example in examples.items()}
+    return {"description": description, "content": {"application/json": {"examples": named}}}
+
+
+_KEPT = "json:"
+
+
+def kept(example: Any) -> str:
+    """An example as text: FastAPI drops the nulls of one that is plain values. See unpacked()."""
+    return _KEPT + json.dumps(example)
+
+
+def unpacked(document: Any) -> Any:
+    """The document with its kept examples as values."""
+    if isinstance(document, dict):
+        return {name: unpacked(value) for name, value in document.items()}
+    if isinstance(document, list):
+        return [unpacked(value) for value in document]
+    if isinstance(document, str) and document.startswith(_KEPT):
+        return json.loads(document.removeprefix(_KEPT))
+    return document
 
 
 def takes(model: type[BaseModel], example: Any) -> dict[str, Any]:
     """`openapi_extra` of a route that reads its JSON body itself."""
     schema = {"$ref": f"#/components/schemas/{model.__name__}"}
-    content = {"application/json": {"schema": schema, "example": example}}
+    content = {"application/json": {"schema": schema, "example": kept(example)}}
     return {"requestBody": {"required": True, "content": content}}
 
 

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from backends import registry
 from db import queries
-from service import answers
+from service import answers, records
 from service.deps import STRICT, PageDep, ServiceDep, answer, page_of
 from service.routes import describe
 from service.routes.examples import BACKENDS, DEVICES, ENVIRONMENT
@@ -20,7 +20,7 @@ router = APIRouter(tags=["devices"], dependencies=STRICT)
 
 @router.get(
     "/v1/devices",
-    response_model=answers.Devices,
+    response_model=records.Devices,
     responses={200: describe.gives(DEVICES), **describe.refuses()},
 )
 def list_devices(service: ServiceDep) -> Response:
@@ -34,7 +34,7 @@ def list_devices(service: ServiceDep) -> Response:
 
 @router.get(
     "/v1/environments",
-    response_model=answers.Paged[answers.Environment],
+    response_model=answers.Paged[records.Environment],
     responses={
         200: describe.gives({"items": [ENVIRONMENT], "next_cursor": None}),
         **describe.refuses(404, 409),
@@ -54,7 +54,7 @@ def list_environments(
 
 @router.get(
     "/v1/backends",
-    response_model=answers.Backends,
+    response_model=records.Backends,
     responses={200: describe.gives(BACKENDS), **describe.refuses()},
 )
 def list_backends() -> Response:

@@ -31,7 +31,7 @@ def _file_contents() -> dict[str, Any]:
     report = {"$ref": "#/components/schemas/ExportReport"}
     contents["application/json"] = {
         "schema": {"anyOf": [report, {"type": "object"}]},
-        "example": EXPORT_REPORT,
+        "example": describe.kept(EXPORT_REPORT),
     }
     return contents
 

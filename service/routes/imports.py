@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from backends.errors import StorageError
-from service import answers, errors, imports
+from service import errors, imports, records
 from service.deps import STRICT, Service, ServiceDep, answer, body_chunks, service_of
 from service.formats import READERS
 from service.routes import describe, parsing
@@ -62,7 +62,7 @@ Upload = Annotated[IO[bytes], Depends(_upload)]
 
 @router.post(
     "/v1/imports/{format_name}",
-    response_model=answers.ImportAnswer,
+    response_model=records.ImportAnswer,
     responses={200: describe.gives(IMPORT_ANSWER), **describe.refuses(404, 409, body=True)},
     openapi_extra={
         "requestBody": {

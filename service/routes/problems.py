@@ -10,7 +10,7 @@ from starlette.responses import Response
 from backends.dtypes import DTYPES
 from backends.problem_rules import MAX_SIZE
 from db import queries
-from service import answers, errors
+from service import answers, errors, records
 from service.deps import STRICT, Page, PageDep, Service, ServiceDep, answer, found, identifier, page_of
 from service.routes import describe
 from service.routes.examples import LEADERBOARD, MEASUREMENT, PROBLEM_ANSWER, PROBLEM_SUMMARY, SOLUTION_ANSWER
@@ -30,7 +30,7 @@ Size = Annotated[int | None, Query(ge=1, le=MAX_SIZE, description="Of the row-ma
 @router.get(
     "/v1/solutions/{solution_id}",
     tags=["solutions"],
-    response_model=answers.SolutionAnswer,
+    response_model=records.SolutionAnswer,
     responses={200: describe.gives(SOLUTION_ANSWER), **describe.refuses(404)},
 )
 def get_solution(service: ServiceDep, solution_id: str) -> Response:
@@ -42,7 +42,7 @@ def get_solution(service: ServiceDep, solution_id: str) -> Response:
 @router.get(
     "/v1/problems",
     tags=["problems"],
-    response_model=answers.Paged[answers.ProblemSummary],
+    response_model=answers.Paged[records.ProblemSummary],
     responses={200: describe.gives({"items": [PROBLEM_SUMMARY], "next_cursor": None}), **describe.refuses()},
 )
 def list_problems(
@@ -65,7 +65,7 @@ def list_problems(
 @router.get(
     "/v1/problems/{problem_id}",
     tags=["problems"],
-    response_model=answers.ProblemAnswer,
+    response_model=records.ProblemAnswer,
     responses={200: describe.gives(PROBLEM_ANSWER), **describe.refuses(404)},
 )
 def get_problem(service: ServiceDep, problem_id: str) -> Response:
@@ -77,19 +77,12 @@ def get_problem(service: ServiceDep, problem_id: str) -> Response:
 @router.get(
     "/v1/problems/{problem_id}/measurements",
     tags=["problems"],
-    response_model=answers.Paged[answers.Measurement] | answers.Leaderboard,
+    response_model=answers.Paged[records.Measurement] | records.Leaderboard,
     responses={
-        200: {
-            "description": "Outcomes, or with view=leaderboard one row a solution",
-            "content": {
-                "application/json": {
-                    "examples": {
-                        "outcomes": {"value": {"items": [MEASUREMENT], "next_cursor": None}},
-                        "leaderboard": {"value": LEADERBOARD},
-                    }
-                }
-            },
-        },
+        200: describe.gives_some(
+            {"outcomes": {"items": [MEASUREMENT], "next_cursor": None}, "leaderboard": LEADERBOARD},
+            "Outcomes, or with view=leaderboard one row a solution",
+        ),
         **describe.refuses(404, 409),
     },
 )

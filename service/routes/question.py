@@ -17,6 +17,7 @@ from backends.wire import problem_from_wire
 from service import errors, schemas
 from service.best import Filters
 from service.deps import refuse_names
+from service.formats.row_text import problem_text
 from tuners.policy import MeasurementPolicy
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
@@ -30,6 +31,7 @@ class Question:
     """What is asked: `selector` None is the service's default device."""
 
     problem: GemmProblem
+    problem_id: str
     selector: str | None
     policy_id: str
     filters: Filters
@@ -121,6 +123,11 @@ PARAMETERS = frozenset(_FIELDS) | frozenset(_OTHERS)
 
 def read_question(query: bytes) -> Question:
     """The question of a query string. Raises 422 with every parameter at fault."""
+    # Models ask for the same shapes again and again; what is long is not kept, whoever sends it.
+    return _kept(query) if len(query) <= _LONGEST_KEPT else _read(query)
+
+
+def _read(query: bytes) -> Question:
     pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
     given = dict(pairs)
     if len(given) != len(pairs) or not given.keys() <= PARAMETERS:
@@ -138,8 +145,10 @@ def read_question(query: bytes) -> Question:
             faults.append({"parameter": name, "detail": f"{name} {error}"})
     if faults:
         raise errors.invalid(faults)
+    problem = problem_from_wire(wire)
     return Question(
-        problem_from_wire(wire),
+        problem,
+        problem_text(problem)[0],
         others.get("device"),
         policy_of(others.get("policy"), others.get("mode"), others.get("cache")),
         _NONE
@@ -150,6 +159,8 @@ def read_question(query: bytes) -> Question:
 
 
 _NONE = Filters()
+_LONGEST_KEPT = 500
+_kept = lru_cache(maxsize=8192)(_read)
 
 
 @lru_cache(maxsize=1000)

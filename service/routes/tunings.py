@@ -77,7 +77,11 @@ def create_tuning(service: ServiceDep, body: JsonBody) -> Response:
         **describe.refuses(),
     },
 )
-def list_tunings(service: ServiceDep, page: PageDep, status: answers.Status | None = None) -> Response:
+def list_tunings(
+    service: ServiceDep,
+    page: PageDep,
+    status: Annotated[answers.Status | None, Query(description="Only such tunings.")] = None,
+) -> Response:
     """Tunings, newest first."""
     before = None if page.cursor is None else page.after("tunings")
     rows = service.read(queries.tunings, before, page.limit + 1, status)
@@ -137,7 +141,7 @@ def cancel_tuning(service: ServiceDep, tuning_id: str) -> Response:
         200: {
             "description": "A stream of events; with Accept: application/json a page of them",
             "content": {
-                "application/json": {"example": {"items": [EVENT], "next_cursor": None}},
+                "application/json": {"example": describe.kept({"items": [EVENT], "next_cursor": None})},
                 "text/event-stream": {
                     "schema": {"type": "string"},
                     "example": 'id: 1\nevent: queued\ndata: {"total":1,"shared":0,"known":0}\n\n',

@@ -38,8 +38,8 @@ def tuning_view(row: Row) -> dict[str, Any]:
 
 def job_view(row: Row) -> dict[str, Any]:
     """answers.TuningJob."""
-    names = ("id", "position", "problem_id", "count", "status", "attempt", "session_id", "verdict",
-             "roofline_share", "binds", "error", "evidence", "created_at", "started_at", "ended_at")  # fmt: skip
+    names = ("id", "position", "problem_id", "count", "status", "attempt", "session_id", "verdict", "error",
+             "roofline_share", "binds", "evidence", "created_at", "started_at", "ended_at")  # fmt: skip
     return {
         **{name: row[name] for name in names},
         "problem": wire_of(row["problem_id"], row["problem"]),
@@ -56,14 +56,14 @@ def event_view(row: Row) -> dict[str, Any]:
 
 
 def solution_view(row: Row) -> dict[str, Any]:
-    """answers.SolutionAnswer."""
+    """records.SolutionAnswer."""
     names = ("id", "family", "version", "parameters", "build", "workspace_bytes", "deterministic",
              "verdicts_won", "measurements", "created_at")  # fmt: skip
     return {name: row[name] for name in names}
 
 
 def problem_view(row: Row) -> dict[str, Any]:
-    """answers.ProblemSummary."""
+    """records.ProblemSummary."""
     return {
         "id": row["id"],
         "problem": wire_of(row["id"], row["content"]),
@@ -73,7 +73,7 @@ def problem_view(row: Row) -> dict[str, Any]:
 
 
 def problem_detail(row: Row) -> dict[str, Any]:
-    """answers.ProblemAnswer."""
+    """records.ProblemAnswer."""
     verdicts = [
         {
             "session_id": verdict["session_id"],
@@ -90,14 +90,14 @@ def problem_detail(row: Row) -> dict[str, Any]:
 
 
 def measurement_view(row: Row) -> dict[str, Any]:
-    """answers.Measurement."""
+    """records.Measurement."""
     names = ("number", "session_id", "policy_id", "environment_id", "solution", "phase", "take", "status",
              "seconds", "samples", "evidence", "created_at")  # fmt: skip
     return {**{name: row[name] for name in names}, "device_class": row["device_class_id"]}
 
 
 def leaderboard_view(session: Row | None, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """answers.Leaderboard."""
+    """records.Leaderboard."""
     names = ("solution", "phase", "status", "seconds", "samples", "evidence", "phases")
     return {
         "session": None if session is None else session_view(session),
@@ -106,7 +106,7 @@ def leaderboard_view(session: Row | None, rows: list[dict[str, Any]]) -> dict[st
 
 
 def session_view(row: Row) -> dict[str, Any]:
-    """answers.Session."""
+    """records.Session."""
     names = ("id", "job_id", "policy_id", "environment_id", "status", "error", "created_at", "ended_at")
     return {
         **{name: row[name] for name in names},
@@ -116,13 +116,13 @@ def session_view(row: Row) -> dict[str, Any]:
 
 
 def device_view(row: Row) -> dict[str, Any]:
-    """answers.DeviceClass."""
+    """records.DeviceClass."""
     names = ("id", "vendor", "arch", "product", "units", "revision", "workers", "environments")
     return {name: row[name] for name in names}
 
 
 def worker_view(row: Row) -> dict[str, Any]:
-    """answers.Worker."""
+    """records.Worker."""
     names = (
         "id",
         "host",
@@ -138,7 +138,7 @@ def worker_view(row: Row) -> dict[str, Any]:
 
 
 def environment_view(row: Row) -> dict[str, Any]:
-    """answers.Environment."""
+    """records.Environment."""
     return {
         "id": row["id"],
         "device_class": row["device_class_id"],

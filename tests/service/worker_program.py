@@ -10,6 +10,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -18,14 +19,17 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, cast
 
+from sqlalchemy import Engine, text
+
 from backends.cache import BinaryCache
 from backends.environment import Environment
 from backends.errors import StorageError
 from backends.outcome import Outcome, Phase
 from backends.registry import FoundDevice
 from backends.solution import Solution
-from db.engine import now
+from db.engine import now, reading
 from service import worker
+from service.jobs import Executor, JobQueue
 from service.settings import Settings
 from service.startup import open_database
 from tests.tuners.recorded import ENVIRONMENT, RecordedRunner
@@ -41,7 +45,8 @@ _JUMPS = ("2031-01-01T00:00:00.000Z", "1970-01-01T00:00:00.000Z", "2030-06-01T00
 @dataclass(frozen=True)
 class Plan:
     """What a worker does. `folder` holds what all workers of a test share: locks, the list of calls, and the
-    file `go`, for which calls wait that are named in `pauses` (phase, or close, and its number from 0)."""
+    file `go` (or `go-<pid>`) for which calls wait that are named in `pauses`: phase, or close, and its number
+    from 0."""
 
     url: str
     folder: Path
@@ -92,7 +97,8 @@ class PlannedRunner(RecordedRunner):
         time.sleep(self._plan.call_seconds)
         if place in self._plan.pauses:
             (self._plan.folder / f"paused-{os.getpid()}").touch()
-            while not (self._plan.folder / "go").exists():
+            mine, everybodys = self._plan.folder / f"go-{os.getpid()}", self._plan.folder / "go"
+            while not (mine.exists() or everybodys.exists()):
                 time.sleep(0.005)
         if place in self._plan.raises:
             raise self._plan.raises[place]
@@ -107,10 +113,7 @@ class PlannedRunner(RecordedRunner):
 
 def run(plan: Plan) -> None:
     """A worker's process, from its start to its end."""
-    with (plan.folder / "log").open("ab") as log:  # the job engine has a handler of its own
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-    logging.basicConfig(level=logging.INFO, force=True, format="%(process)d %(message)s")
+    _log_to(plan.folder)
     for name, value in {**QUICK, **plan.timing}.items():
         assert hasattr(worker, name), name
         setattr(worker, name, value)
@@ -121,6 +124,43 @@ def run(plan: Plan) -> None:
         return cast(DeviceRunner, PlannedRunner(plan))
 
     worker.run_worker(worker.Worker(plan.settings, open_database(plan.settings), plan.device, make_runner))
+
+
+def execute(url: str, queue: str, name: str, folder: Path) -> None:
+    """The job engine alone: notes when a job begins and ends, and is at it while its file `hold-<job>` is."""
+    _log_to(folder)
+
+    def take(job_id: str) -> None:
+        note(folder, f"{name} begins {job_id}")
+        while (folder / f"hold-{job_id}").exists():
+            time.sleep(0.005)
+        note(folder, f"{name} ends {job_id}")
+
+    JobQueue(url).declare(queue)
+    Executor(url, queue, name, take).start()
+    signal.pause()
+
+
+def note(folder: Path, line: str) -> None:
+    """Appends a line to what the engine did."""
+    with (folder / "notes").open("a") as notes:
+        notes.write(line + "\n")
+
+
+def _log_to(folder: Path) -> None:
+    with (folder / "log").open("ab") as log:  # the job engine has a handler of its own
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    logging.basicConfig(level=logging.INFO, force=True, format="%(process)d %(message)s")
+
+
+def fork(target: Callable[..., None], *arguments: Any) -> ForkServerProcess:
+    """Starts a process that has everything loaded."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    process = context.Process(target=target, args=arguments)
+    process.start()
+    return process
 
 
 def _let_the_clock_jump() -> None:
@@ -144,10 +184,7 @@ class Workers:
 
     def start(self, **changes: Any) -> ForkServerProcess:
         """Starts one."""
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__])
-        process = context.Process(target=run, args=(replace(self.plan, **changes),))
-        process.start()
+        process = fork(run, replace(self.plan, **changes))
         self._started.append(process)
         return process
 
@@ -162,9 +199,9 @@ class Workers:
         """Waits until the process is at a call where it pauses."""
         wait((self.folder / f"paused-{process.pid}").exists, self.log)
 
-    def go(self) -> None:
-        """Ends every pause."""
-        (self.folder / "go").touch()
+    def go(self, process: ForkServerProcess | None = None) -> None:
+        """Ends the pauses of one, or of all."""
+        (self.folder / ("go" if process is None else f"go-{process.pid}")).touch()
 
     def calls(self, phase: str) -> Counter[str]:
         """How often each solution was asked for in a phase, by any worker."""
@@ -188,6 +225,34 @@ def send(process: ForkServerProcess, number: signal.Signals) -> None:
     """Sends a signal."""
     assert process.pid is not None
     os.kill(process.pid, number)
+
+
+def freeze(process: ForkServerProcess, engine: Engine) -> None:
+    """Stops it where it is, but not in the middle of a transaction, which would hold up everybody."""
+    for _ in range(100):
+        send(process, signal.SIGSTOP)
+        time.sleep(0.02)
+        if not _in_transaction(engine):
+            return
+        send(process, signal.SIGCONT)
+        time.sleep(0.01)
+    raise AssertionError("always in a transaction")
+
+
+def _in_transaction(engine: Engine) -> bool:
+    if engine.dialect.name == "sqlite":
+        plain = sqlite3.connect(str(engine.url.database), timeout=0.05, isolation_level=None)
+        try:
+            plain.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return True
+        finally:
+            plain.close()
+        return False
+    writers = "datname = current_database() AND pid <> pg_backend_pid() AND backend_xid IS NOT NULL"
+    with reading(engine) as connection:
+        found = connection.execute(text(f"SELECT count(*) FROM pg_stat_activity WHERE {writers}"))
+        return bool(found.scalar())
 
 
 def ended(process: ForkServerProcess, seconds: float = 10.0) -> int | None:

@@ -18,9 +18,9 @@ from backends.solution import Solution
 from backends.wire import problem_from_wire
 from db import sessions, workers
 from db.engine import open_engine, writing
+from service.requests import request_content
 from service.settings import Settings
 from service.startup import upgrade
-from service.requests import request_content
 from tuners.decide import DecisionRule, decide
 from tuners.policy import MeasurementPolicy
 from tuners.session import Budget, Search

@@ -13,10 +13,11 @@ from sqlalchemy import Engine, update
 
 from backends.outcome import Outcome, Phase, Status
 from backends.registry import BACKENDS
+from backends.solution import Solution
 from db import models, sessions
 from db.engine import writing
 from db.sessions import touch
-from db.values import table
+from db.values import put_solutions, table
 from service import answers
 from service.imports import import_file
 from service.settings import Settings
@@ -214,12 +215,10 @@ def test_a_solution_that_is_illegal_here_is_passed_over(client: httpx.Client, en
         measured(connection, near)
         measured(connection, far)
         parameters = {**candidates(near)[0].parameters, "threads": 64}
-        made = sessions.Solution("packed", 1, parameters)
-        sessions.put_solutions(connection, [made])
+        made = Solution("packed", 1, parameters)
+        put_solutions(connection, [made])
         winner = table(models.Verdict)
-        connection.execute(
-            update(winner).where(winner.c.problem_id == near.id).values(winner_id=made.id)
-        )
+        connection.execute(update(winner).where(winner.c.problem_id == near.id).values(winner_id=made.id))
         sessions.refresh_best(connection, near.id, CLASS, MeasurementPolicy().id)
     found = best(client, m=22)
     assert (found["match"], found["problem_id"]) == ("nearest", far.id)
@@ -234,9 +233,7 @@ def test_filters_hold_for_near_problems_too(filled: httpx.Client) -> None:
     assert found["solution"]["workspace_bytes"] == 0
 
 
-def test_without_the_backend_nothing_near_is_judged(
-    client: httpx.Client, engine: Engine
-) -> None:
+def test_without_the_backend_nothing_near_is_judged(client: httpx.Client, engine: Engine) -> None:
     register(engine, GPU)
     assert "cuda" not in BACKENDS
     with writing(engine) as connection:
@@ -261,7 +258,7 @@ def test_the_default_says_what_was_asked(filled: httpx.Client) -> None:
 
 def test_claims_are_served_only_where_asked_for(client: httpx.Client, engine: Engine) -> None:
     import_file(engine, stream(RESULTS), "results.csv", "tunableop", CLASS, "node-3")
-    asked = {"m": 1024, "n": 1024, "k": 1024, "dtype": "bf16"}
+    asked: dict[str, Any] = {"m": 1024, "n": 1024, "k": 1024, "dtype": "bf16"}
     assert best(client, **asked)["match"] == "default"
     found = best(client, **asked, imported="true")
     assert found["match"] == "imported"

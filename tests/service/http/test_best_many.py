@@ -40,9 +40,7 @@ def test_answers_come_in_the_order_asked(filled: httpx.Client) -> None:
     ids=str,
 )
 def test_each_is_what_get_answers(filled: httpx.Client, filters: dict[str, Any]) -> None:
-    query = {
-        name: ",".join(value) if isinstance(value, list) else value for name, value in filters.items()
-    }
+    query = {name: ",".join(value) if isinstance(value, list) else value for name, value in filters.items()}
     for asked in (ONE, NEAR, FAR):
         alone = filled.get(URL, params={**asked, **query}).json()
         assert many(filled, asked, **filters) == [alone]

@@ -110,7 +110,7 @@ def test_the_header_wins_and_nothing_left_is_204(client: httpx.Client) -> None:
 @pytest.mark.parametrize("bad", ["x", "-1", "1.5", "9" * 30, str(2**63), "\u00b2"])
 def test_a_bad_last_event_id_is_422(client: httpx.Client, bad: str) -> None:
     url = submit(client)["links"]["events"]
-    fault = fault_of(client.get(url, headers={"Last-Event-ID": bad.encode("latin-1")}), 422)
+    fault = fault_of(client.get(url, headers={b"Last-Event-ID": bad.encode("latin-1")}), 422)
     assert fault["errors"][0]["parameter"] == "Last-Event-ID"
     fault_of(client.get(url, params={"after": bad}), 422)
 

@@ -15,7 +15,7 @@ from backends.environment import DeviceClass
 from db import models
 from db.engine import reading, writing
 from db.values import table
-from service import answers, imports
+from service import imports, records
 from service.formats import READERS
 from service.settings import Settings
 from tests.service.http.filled import CLASS, ENVIRONMENT, GPU, fill, measured, problem
@@ -29,7 +29,7 @@ NEW_CLASS = "hip:gfx942:MI300X:304"
 
 def upload(client: httpx.Client, content: bytes, format_name: str = "auto", **params: Any) -> Any:
     response = client.post(f"/v1/imports/{format_name}", content=content, headers=CSV, params=params)
-    return fits(answers.ImportAnswer, response)
+    return fits(records.ImportAnswer, response)
 
 
 def counts(engine: Engine) -> dict[str, int]:
@@ -91,7 +91,7 @@ def test_of_two_files_the_later_counts(client: httpx.Client, engine: Engine) -> 
 
     def calls() -> int:
         with reading(engine) as connection:
-            return connection.execute(select(table(models.ProblemKey).c.count)).scalar_one()
+            return int(connection.execute(select(table(models.ProblemKey).c.count)).scalar_one())
 
     upload(client, one)
     assert calls() == 1
@@ -146,27 +146,23 @@ def test_results_become_claims_of_a_device(client: httpx.Client, engine: Engine,
     assert upload(client, RESULTS, device=device)["claims"]["known"] == 1
     assert everything(engine) == before
     assert class_id in {one["id"] for one in client.get("/v1/devices").json()["classes"]}
-    asked = {"m": 1024, "n": 1024, "k": 1024, "dtype": "bf16", "device": device}
+    asked: dict[str, str | int] = {"m": 1024, "n": 1024, "k": 1024, "dtype": "bf16", "device": device}
     assert client.get("/v1/solutions/best", params=asked).json()["match"] == "default"
 
 
 @pytest.mark.parametrize(
-    "device", ["hip", "hip:gfx942", "hip:gfx942:MI300X:0", "hip:gfx942:MI300X:99999999999", "x:y:z:1", "", "a\0b",
-               "hip:g\0:MI300X:304"],
+    "device", ["hip", "hip:gfx942", "hip:gfx942:MI300X:0", "hip:gfx942:MI300X:99999999999", "x:y:z:1", "",
+               "a\0b", "hip:g\0:MI300X:304"],
 )  # fmt: skip
 def test_what_is_no_device_is_404_and_nothing_is_stored(
     client: httpx.Client, engine: Engine, device: str
 ) -> None:
     before = counts(engine)
-    fault_of(
-        client.post("/v1/imports/auto", content=RESULTS, headers=CSV, params={"device": device}), 404
-    )
+    fault_of(client.post("/v1/imports/auto", content=RESULTS, headers=CSV, params={"device": device}), 404)
     assert counts(engine) == before
 
 
-def test_our_own_export_brings_its_environment(
-    client: httpx.Client, engine: Engine, tmp_path: Any
-) -> None:
+def test_our_own_export_brings_its_environment(client: httpx.Client, engine: Engine, tmp_path: Any) -> None:
     asked = problem(16, 256, 512)
     with writing(engine) as connection:
         measured(connection, asked, environment=replace(ENVIRONMENT, product="Other CPU"))
@@ -262,7 +258,7 @@ def test_what_cannot_be_read_is_told(filled: httpx.Client) -> None:
 )
 def test_other_types_are_415(filled: httpx.Client, kind: str) -> None:
     response = filled.post(
-        "/v1/imports/auto", content=UNTUNED, headers={"Content-Type": kind.encode("latin-1")}
+        "/v1/imports/auto", content=UNTUNED, headers={b"Content-Type": kind.encode("latin-1")}
     )
     fault = fault_of(response, 415)
     assert "text/csv" in fault["detail"]

@@ -1,4 +1,4 @@
-"""Every operation under generated requests: none ends in a 5xx, and every answer is what the document says."""
+"""Generated requests of every operation: none ends in a 5xx, every answer is what the document says."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ KNOWN: dict[str, list[Any]] = {
     "policy": [None],
     "target": [None],
     "dtype": ["fp32", "bf16"],
-    **dict.fromkeys(("dtype_a", "dtype_b", "dtype_c", "dtype_d", "compute", "lda", "ldb", "ldc", "ldd"), [None]),
+    **{name: [None] for name in ("dtype_a", "dtype_b", "dtype_c", "dtype_d", "compute")},
+    **{name: [None] for name in ("lda", "ldb", "ldc", "ldd")},
     "epilogue": ["none", "bias_relu"],
     "scaling": ["none"],
     "strides": [None],
@@ -100,7 +101,7 @@ def map_body(_context: Any, body: Any) -> Any:
     max_examples=40, deadline=None, derandomize=True, database=None,
     suppress_health_check=list(HealthCheck),
 )  # fmt: skip
-def test_any_request(case: schemathesis.Case, filled: httpx.Client) -> None:
+def test_any_request(case: schemathesis.Case[Any], filled: httpx.Client) -> None:
     # A problem has fields that nothing reads (batch strides of a single matrix): they are not looked at.
     loose = case.method == "POST" and "imports" not in case.path
     chosen = [check for check in CHECKS if not (loose and check is negative_data_rejection)]

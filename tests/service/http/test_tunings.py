@@ -20,7 +20,7 @@ from tests.service.http.serving import serving
 from tests.service.http.shapes import fault_of, fits
 
 ONE = {"m": 16, "n": 256, "k": 512}
-TWO = {"m": 32, "n": 256, "k": 512, "dtype": "bf16"}
+TWO: dict[str, Any] = {"m": 32, "n": 256, "k": 512, "dtype": "bf16"}
 
 
 def submit(client: httpx.Client, *problems: Any, **fields: Any) -> httpx.Response:

@@ -1,0 +1,259 @@
+"""The shapes of answers on the wire, as in service.answers: what is stored, and files."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from service.answers import Answer, Solution, TuningLinks, Verdict
+from service.schemas import CountedProblem
+
+# ---- what is stored ------------------------------------------------------------------------------
+
+
+class SolutionAnswer(Solution):
+    """A solution, and how often it was measured and won."""
+
+    verdicts_won: int
+    measurements: int
+    created_at: str
+
+
+class ProblemSummary(Answer):
+    """`problem` is the row-major form that people write, `canonical` the stored column-major one."""
+
+    id: str
+    problem: dict[str, Any]
+    canonical: dict[str, Any]
+    created_at: str
+
+
+class ProblemVerdict(Answer):
+    """One session's verdict."""
+
+    session_id: str
+    device_class: str
+    policy_id: str
+    verdict: Verdict
+    roofline_share: float | None
+    binds: str | None
+    decided_at: str
+
+
+class ProblemKey(Answer):
+    """A tool's own words for the problem, and its calls there."""
+
+    format: str
+    key: str
+    count: int
+
+
+class ProblemAnswer(ProblemSummary):
+    """A problem with its latest verdicts first."""
+
+    verdicts: list[ProblemVerdict]
+    keys: list[ProblemKey]
+
+
+OutcomeStatus = Literal[
+    "ok", "pruned", "unstable", "illegal", "compile_error", "launch_error", "crash", "timeout",
+    "out_of_memory", "wrong_result",
+]  # fmt: skip
+Phase = Literal["screen", "final", "proof"]
+
+
+class Measurement(Answer):
+    """What became of one candidate; `samples` are seconds a call."""
+
+    number: int
+    session_id: str
+    device_class: str
+    environment_id: str
+    policy_id: str
+    solution: Solution
+    phase: Phase
+    take: int
+    status: OutcomeStatus
+    seconds: float | None
+    samples: list[float]
+    evidence: dict[str, Any]
+    created_at: str
+
+
+class Session(Answer):
+    """One problem measured in one environment under one policy."""
+
+    id: str
+    job_id: str | None
+    device_class: str
+    environment_id: str
+    policy_id: str
+    status: Literal["running", "succeeded", "failed", "stopped"]
+    error: str | None
+    notes: list[str]
+    created_at: str
+    ended_at: str | None
+
+
+class PhaseResult(Answer):
+    """A candidate's last outcome in one phase."""
+
+    status: OutcomeStatus
+    seconds: float | None
+    take: int
+
+
+class Ranked(Answer):
+    """A candidate's place: finals before screenings, failures last."""
+
+    rank: int
+    solution: Solution
+    phase: Phase
+    status: OutcomeStatus
+    seconds: float | None
+    samples: list[float]
+    evidence: dict[str, Any]
+    phases: dict[str, PhaseResult]
+
+
+class Leaderboard(Answer):
+    """Every candidate of a session once; the session is null where the problem was never measured."""
+
+    session: Session | None
+    items: list[Ranked]
+
+
+class DeviceClass(Answer):
+    """Results move only within a class; `workers` are those that live."""
+
+    id: str
+    vendor: str
+    arch: str
+    product: str
+    units: int
+    revision: int
+    workers: int
+    environments: int
+
+
+class Worker(Answer):
+    """A process that owns a device."""
+
+    id: str
+    host: str
+    pid: int
+    device_class: str
+    environment_id: str
+    device_uuid: str
+    status: Literal["idle", "measuring", "stopped", "dead"]
+    job_id: str | None
+    started_at: str
+    seen_at: str
+
+
+class Devices(Answer):
+    """Device classes and the latest workers."""
+
+    classes: list[DeviceClass]
+    workers: list[Worker]
+
+
+class Environment(Answer):
+    """What results are true of."""
+
+    id: str
+    device_class: str
+    environment: dict[str, Any]
+    created_at: str
+
+
+class Backend(Answer):
+    """A vendor's part of this installation; `devices` are this machine's."""
+
+    name: str
+    available: bool
+    devices: list[str]
+    families: list[str]
+    modes: list[str]
+    notes: list[str]
+
+
+class Backends(Answer):
+    """All of them."""
+
+    backends: list[Backend]
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+class ImportedProblem(CountedProblem):
+    """A problem of the file."""
+
+    id: str
+
+
+class RejectedLine(Answer):
+    """A line that says nothing, and why."""
+
+    line: int
+    reason: str
+
+
+class Kept(Answer):
+    """How many were stored, were there already, and were left out."""
+
+    stored: int
+    known: int
+    skipped: int
+    reasons: list[str]
+
+
+class ImportProvenance(Answer):
+    """node: gemmtune's own measurements; imported: what another says. `new` is false for a known file."""
+
+    kind: Literal["node", "imported"]
+    format: str
+    source: str
+    sha256: str
+    device_class: str | None
+    new: bool
+
+
+class ImportTuning(Answer):
+    """The tuning of the file's problems, or the reason why there is none."""
+
+    id: str | None
+    total: int
+    reason: str | None
+    links: TuningLinks | None
+
+
+class ImportAnswer(Answer):
+    """What was read and what was kept; `rejected_more` counts lines beyond those listed."""
+
+    format: str
+    problems: list[ImportedProblem]
+    rejected: list[RejectedLine]
+    rejected_more: int
+    claims: Kept
+    sessions: Kept
+    provenance: ImportProvenance
+    tuning: ImportTuning | None
+
+
+class Omitted(Answer):
+    """Rows left out for one reason, with a few problems."""
+
+    count: int
+    examples: list[str]
+
+
+class ExportReport(Answer):
+    """What a file holds, and what it does not, by reason."""
+
+    format: str
+    device_class: str
+    policy_id: str
+    target: str | None
+    written: int
+    omitted: dict[str, Omitted]
