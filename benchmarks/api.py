@@ -138,7 +138,7 @@ def _store(
         rows[models.Verdict].append(row)
         joined = {
             **row, **winner.to_dict(), "problem": problem.to_dict(), "environment_id": environment.id,
-            "provenance_kind": None, "provenance_source": None,
+            "provenance_kind": None, "provenance_source": None, "provenance_number": None,
         }  # fmt: skip
         rows[models.Best].append(sessions.best_row(joined))
     with writing(engine) as connection:

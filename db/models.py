@@ -187,10 +187,11 @@ class Verdict(SQLModel, table=True):
 
 class Best(SQLModel, table=True):
     """Derived: rebuilt from verdicts by `gemmtune db rebuild`. `document` is the answer that is served,
-    ready as JSON text; kind, bucket and sizes find a near problem; `exports` what a file needs."""
+    ready as JSON text; kind, bucket and sizes find a near problem."""
 
     __tablename__ = "best"
     __table_args__ = (
+        Index("ix_best_class", "device_class_id", "policy_id", "problem_id"),
         Index("ix_best_near", "device_class_id", "policy_id", "kind", "n", "k", "m"),
         Index("ix_best_bucket", "device_class_id", "policy_id", "kind", "bucket"),
     )
@@ -199,6 +200,10 @@ class Best(SQLModel, table=True):
     device_class_id: str = Field(foreign_key="device_classes.id", primary_key=True)
     policy_id: str = Field(foreign_key="policies.id", primary_key=True)
     verdict_number: int = Field(sa_column=Column(_NUMBER, ForeignKey("verdicts.number"), nullable=False))
+    environment_id: str = Field(foreign_key="environments.id")
+    provenance_number: int | None = Field(
+        default=None, sa_column=Column(_NUMBER, ForeignKey("provenance.number"), nullable=True)
+    )
     kind: str
     m: int
     n: int
@@ -307,7 +312,8 @@ class Event(SQLModel, table=True):
 
 
 class Worker(SQLModel, table=True):
-    """A worker process of one device: idle | measuring | stopped | dead. `beat` counts up while it lives."""
+    """A worker process of one device: idle | measuring | stopped | dead. `beat` counts up while it lives.
+    `lock` names what only one living worker of a host can hold."""
 
     __tablename__ = "workers"
 
@@ -318,6 +324,7 @@ class Worker(SQLModel, table=True):
     device_class_id: str = Field(foreign_key="device_classes.id")
     environment_id: str = Field(foreign_key="environments.id")
     device_uuid: str
+    lock: str
     status: str
     beat: int = 0
     job_id: str | None = None

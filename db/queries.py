@@ -305,17 +305,16 @@ def export_rows(
         select(
             *(_verdict.c[name] for name in names), cast(_verdict.c.content, Text).label("content"),
             cast(_problem.c.content, Text).label("problem"),
-            _session.c.environment_id, _provenance.c.kind.label("provenance_kind"),
+            _best.c.environment_id, _provenance.c.kind.label("provenance_kind"),
             _provenance.c.source.label("provenance_source"),
             *columns(winner, "winner"), *columns(baseline, "baseline"),
         )
         .select_from(_best)
         .join(_problem, _problem.c.id == _best.c.problem_id)
         .join(_verdict, _verdict.c.number == _best.c.verdict_number)
-        .join(_session, _session.c.id == _verdict.c.session_id)
         .join(winner, winner.c.id == _verdict.c.winner_id)
         .join(baseline, baseline.c.id == _verdict.c.baseline_id)
-        .outerjoin(_provenance, _provenance.c.number == _session.c.provenance_number)
+        .outerjoin(_provenance, _provenance.c.number == _best.c.provenance_number)
         .where(_best.c.device_class_id == device_class_id)
         .order_by(_best.c.problem_id)
     )  # fmt: skip
@@ -329,15 +328,16 @@ def export_rows(
 
 def best_environments(connection: Connection, device_class_id: str, policy_id: str, limit: int) -> list[Row]:
     """The environments that the class's best rows were measured in, the one measured in last first."""
-    query = (
-        select(_environment.c.id, _environment.c.content, func.max(_verdict.c.number).label("last"))
-        .select_from(_best)
-        .join(_verdict, _verdict.c.number == _best.c.verdict_number)
-        .join(_session, _session.c.id == _verdict.c.session_id)
-        .join(_environment, _environment.c.id == _session.c.environment_id)
+    last = (
+        select(_best.c.environment_id, func.max(_best.c.verdict_number).label("last"))
         .where(_best.c.device_class_id == device_class_id, _best.c.policy_id == policy_id)
-        .group_by(_environment.c.number)
-        .order_by(func.max(_verdict.c.number).desc())
+        .group_by(_best.c.environment_id)
+        .subquery()
+    )
+    query = (
+        select(_environment.c.id, _environment.c.content)
+        .join(last, last.c.environment_id == _environment.c.id)
+        .order_by(last.c.last.desc())
         .limit(limit)
     )
     return _rows(connection, query)

@@ -294,6 +294,7 @@ def _best_query() -> Any:
             _solution.c.deterministic,
             problem.c.content.label("problem"),
             _session.c.environment_id,
+            _session.c.provenance_number,
             provenance.c.kind.label("provenance_kind"),
             provenance.c.source.label("provenance_source"),
             select(func.max(_measurement.c.workspace_bytes))
@@ -353,6 +354,8 @@ def best_row(row: Mapping[Any, Any]) -> dict[str, Any]:
         "device_class_id": row["device_class_id"],
         "policy_id": row["policy_id"],
         "verdict_number": row["number"],
+        "environment_id": row["environment_id"],
+        "provenance_number": row["provenance_number"],
         "kind": kind_of(problem),
         "m": problem.m,
         "n": problem.n,

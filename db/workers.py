@@ -7,7 +7,6 @@ makes a living worker dead.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
 
@@ -21,12 +20,18 @@ _worker = table(models.Worker)
 
 
 def register(
-    connection: Connection, worker_id: str, host: str, pid: int, environment: Environment
+    connection: Connection,
+    worker_id: str,
+    host: str,
+    pid: int,
+    environment: Environment,
+    lock: str | None = None,
 ) -> list[str]:
-    """Adds a worker that holds its device's lock. The ids of earlier workers of that device, which must be
-    dead (they could not hold the lock); they are marked so."""
+    """Adds a worker that holds `lock` (by default named as its device). The ids of earlier workers of the
+    host that held it: they must be dead, and are marked so."""
     environment_id = put_environment(connection, environment)
-    earlier = and_device(host, environment.uuid)
+    lock = environment.uuid if lock is None else lock
+    earlier = (_worker.c.host == host, _worker.c.lock == lock, _worker.c.status.in_(LIVE))
     gone = connection.scalars(select(_worker.c.id).where(*earlier)).all()
     connection.execute(update(_worker).where(*earlier).values(status="dead"))
     row = {
@@ -36,6 +41,7 @@ def register(
         "device_class_id": str(environment.device_class),
         "environment_id": environment_id,
         "device_uuid": environment.uuid,
+        "lock": lock,
         "status": "idle",
         "beat": 0,
         "started_at": now(),
@@ -43,11 +49,6 @@ def register(
     }
     connection.execute(insert(_worker).values(row))
     return list(gone)
-
-
-def and_device(host: str, uuid: str) -> tuple[Any, ...]:
-    """Conditions: live workers of one device of one host."""
-    return (_worker.c.host == host, _worker.c.device_uuid == uuid, _worker.c.status.in_(LIVE))
 
 
 def beat(connection: Connection, worker_id: str, status: str, job_id: str | None) -> bool:

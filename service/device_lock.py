@@ -17,6 +17,8 @@ class DeviceLock:
 
     def __init__(self, folder: Path, device: FoundDevice) -> None:
         path = folder / f"{short_hash(device.environment.uuid)}.lock"
+        #: Its path: only one living process of a host holds it.
+        self.name = str(path)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a+")

@@ -105,7 +105,9 @@ class Worker:
 
     def _register(self) -> None:
         with writing(self._engine) as connection:
-            workers.register(connection, self.id, socket.gethostname(), os.getpid(), self.environment)
+            workers.register(
+                connection, self.id, socket.gethostname(), os.getpid(), self.environment, self._lock.name
+            )
 
     def _look(self) -> None:
         job, campaign = self._job, self._campaign

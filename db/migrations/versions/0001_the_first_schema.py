@@ -294,6 +294,7 @@ def upgrade() -> None:
         sa.Column("device_class_id", sa.String(), nullable=False),
         sa.Column("environment_id", sa.String(), nullable=False),
         sa.Column("device_uuid", sa.String(), nullable=False),
+        sa.Column("lock", sa.String(), nullable=False),
         sa.Column("status", sa.String(), nullable=False),
         sa.Column("beat", sa.Integer(), nullable=False),
         sa.Column("job_id", sa.String(), nullable=True),
@@ -390,6 +391,8 @@ def upgrade() -> None:
         sa.Column("device_class_id", sa.String(), nullable=False),
         sa.Column("policy_id", sa.String(), nullable=False),
         sa.Column("verdict_number", NUMBER, nullable=False),
+        sa.Column("environment_id", sa.String(), nullable=False),
+        sa.Column("provenance_number", NUMBER, nullable=True),
         sa.Column("kind", sa.String(), nullable=False),
         sa.Column("m", sa.Integer(), nullable=False),
         sa.Column("n", sa.Integer(), nullable=False),
@@ -402,12 +405,20 @@ def upgrade() -> None:
             ["device_classes.id"],
         ),
         sa.ForeignKeyConstraint(
+            ["environment_id"],
+            ["environments.id"],
+        ),
+        sa.ForeignKeyConstraint(
             ["policy_id"],
             ["policies.id"],
         ),
         sa.ForeignKeyConstraint(
             ["problem_id"],
             ["problems.id"],
+        ),
+        sa.ForeignKeyConstraint(
+            ["provenance_number"],
+            ["provenance.number"],
         ),
         sa.ForeignKeyConstraint(
             ["verdict_number"],
@@ -418,6 +429,7 @@ def upgrade() -> None:
     op.create_index(
         "ix_best_bucket", "best", ["device_class_id", "policy_id", "kind", "bucket"], unique=False
     )
+    op.create_index("ix_best_class", "best", ["device_class_id", "policy_id", "problem_id"], unique=False)
     op.create_index(
         "ix_best_near", "best", ["device_class_id", "policy_id", "kind", "n", "k", "m"], unique=False
     )
