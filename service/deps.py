@@ -311,27 +311,36 @@ _LARGEST = 2**63 - 1
 
 @dataclass(frozen=True)
 class Page:
-    """Where a page begins and how many rows it has."""
+    """Where a page begins and how many rows it has; `parameter` is what the cursor came in."""
 
     cursor: str | None
     limit: int
+    parameter: str = "cursor"
 
     def after(self, kind: str, start: int = 0) -> int:
         """The number that the page follows. Raises 422 for what is no cursor of this list."""
-        return start if self.cursor is None else _read_cursor(self.cursor, kind)
+        return start if self.cursor is None else _read_cursor(self.cursor, kind, self.parameter)
 
 
-async def _page(
+async def _limit(
     service: ServiceDep,
-    cursor: Annotated[
-        str | None,
-        Query(max_length=200, description="next_cursor of the page before; without it the first page."),
-    ] = None,
     limit: Annotated[int, Query(ge=1, description="Rows of a page, at most GEMMTUNE_MAX_PAGE.")] = 100,
-) -> Page:
+) -> int:
     most = service.settings.max_page
     if limit > most:
         raise errors.bad_parameter("limit", f"must be between 1 and {most}, not {limit}")
+    return limit
+
+
+LimitDep = Annotated[int, Depends(_limit)]
+#: A page's cursor as a query parameter.
+Cursor = Annotated[
+    str | None,
+    Query(max_length=200, description="next_cursor of the page before; without it the first page."),
+]
+
+
+async def _page(limit: LimitDep, cursor: Cursor = None) -> Page:
     return Page(cursor, limit)
 
 
@@ -343,7 +352,7 @@ def make_cursor(kind: str, number: int) -> str:
     return base64.urlsafe_b64encode(orjson.dumps([kind, number])).decode().rstrip("=")
 
 
-def _read_cursor(text: str, kind: str) -> int:
+def _read_cursor(text: str, kind: str, parameter: str) -> int:
     try:
         padded = text.encode("ascii") + b"=" * (-len(text) % 4)
         value = orjson.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
@@ -354,7 +363,7 @@ def _read_cursor(text: str, kind: str) -> int:
         if isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= _LARGEST:
             return number
     raise errors.bad_parameter(
-        "cursor", "this is no cursor of this list; take next_cursor of a page as it is"
+        parameter, "this is no cursor of this list; take next_cursor of a page as it is"
     )
 
 

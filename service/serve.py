@@ -34,6 +34,7 @@ class PortInUse(DeviceError):
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket. Raises PortInUse, which says what to do."""
+    found = None
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         found = socket.socket(family)
@@ -42,6 +43,8 @@ def listen(host: str, port: int) -> socket.socket:
         found.listen(2048)
         return found
     except OSError as error:
+        if found is not None:
+            found.close()
         raise PortInUse(
             f"cannot listen on {host} port {port}: {error.strerror}; name another address with --host and "
             "--port (port 0 takes a free one)"
@@ -66,12 +69,12 @@ class WorkerProcess:
         wait = _FIRST_WAIT / 2
         while not self._stopping.is_set():
             begin = time.monotonic()
-            self._child = subprocess.Popen(
+            with subprocess.Popen(
                 self._command,
                 stdin=subprocess.PIPE,
                 start_new_session=True,  # Ctrl-C is for us alone
-            )
-            code = self._child.wait()
+            ) as self._child:
+                code = self._child.wait()
             if self._stopping.is_set():
                 return
             wait = _FIRST_WAIT if time.monotonic() - begin > _LIVED_SECONDS else min(2 * wait, _LONGEST_WAIT)
@@ -105,6 +108,14 @@ def serve(settings: Settings, worker_device: str | None, announce: Callable[[str
         create_app(settings), log_config=None, access_log=False, timeout_graceful_shutdown=_GRACE_SECONDS,
         server_header=False, loop="uvloop", http="httptools",
     )  # fmt: skip
+    server = uvicorn.Server(config)
+
+    def stop(*_: object) -> None:
+        server.should_exit = True
+
+    # Before uvicorn catches these itself, and after it has ended and raises them again: there is more to do.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
     worker = None
     if worker_device is not None:
         command = [
@@ -113,12 +124,9 @@ def serve(settings: Settings, worker_device: str | None, announce: Callable[[str
         ]  # fmt: skip
         worker = WorkerProcess(command)
         worker.start()
-    # uvicorn catches these itself and raises them again when it has ended: by then there is more to do.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
-    announce(f"http://{f'[{host}]' if ':' in host else host}:{port}")
     try:
-        uvicorn.Server(config).run(sockets=[listening])
+        announce(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+        server.run(sockets=[listening])
     finally:
         if worker is not None:
             worker.stop()

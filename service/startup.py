@@ -15,9 +15,10 @@ def upgrade(settings: Settings) -> str:
 
     engine = open_engine(settings.database_url)
     try:
-        revision = schema.upgrade(engine)
-        jobs.migrate(settings.database_url)
-        return revision
+        # The engine's first: wherever this is killed, a database of the current revision has everything.
+        if schema.current(engine) in (None, *schema.revisions()):
+            jobs.migrate(settings.database_url)
+        return schema.upgrade(engine)
     finally:
         engine.dispose()
 

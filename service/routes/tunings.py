@@ -11,7 +11,9 @@ from db import queries
 from service import answers, errors, schemas
 from service.deps import (
     STRICT,
+    Cursor,
     JsonBody,
+    LimitDep,
     Page,
     PageDep,
     ServiceDep,
@@ -95,18 +97,9 @@ def list_tunings(
     responses={200: describe.gives({**TUNING, "jobs": {"items": [], "next_cursor": None}}),
                **describe.refuses(404)},
 )  # fmt: skip
-def get_tuning(
-    service: ServiceDep,
-    tuning_id: str,
-    page: PageDep,
-    jobs_cursor: Annotated[
-        str | None, Query(max_length=200, description="next_cursor of the page of jobs before.")
-    ] = None,
-) -> Response:
+def get_tuning(service: ServiceDep, tuning_id: str, limit: LimitDep, jobs_cursor: Cursor = None) -> Response:
     """A tuning and a page of its jobs, in the order they were given."""
-    if page.cursor is not None:
-        raise errors.bad_parameter("cursor", "the jobs of a tuning are paged by jobs_cursor")
-    return answer(_with_jobs(service, tuning_id, Page(jobs_cursor, page.limit)))
+    return answer(_with_jobs(service, tuning_id, Page(jobs_cursor, limit, "jobs_cursor")))
 
 
 def _with_jobs(service: ServiceDep, tuning_id: str, page: Page) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -283,15 +282,7 @@ def test_a_file_that_may_not_grow_ends_with_whole_lines(tmp_path: Path, size: in
     Journal(tmp_path / "session.jsonl").close()
 
 
-def can_mount() -> bool:
-    """Whether this process may mount a small file system of its own."""
-    if shutil.which("unshare") is None:
-        return False
-    probe = ["unshare", "-rm", "mount", "-t", "tmpfs", "-o", "size=16k", "none", "/tmp"]
-    return subprocess.run(probe, capture_output=True, check=False).returncode == 0
-
-
-@pytest.mark.skipif(not can_mount(), reason="needs a file system of its own to fill up")
+@pytest.mark.mounts
 @pytest.mark.parametrize("size", [100, 3000, 9000])
 def test_a_disk_that_fills_up_leaves_whole_lines(tmp_path: Path, size: int) -> None:
     script = f'mount -t tmpfs -o size=16k none "{tmp_path}" && exec "$@"'

@@ -255,6 +255,8 @@ def test_a_tunings_jobs_are_paged(client: httpx.Client) -> None:
     assert found == list(range(1, 8))
     assert (page["total"], page["started"], page["succeeded"], page["failed"]) == (7, 0, 0, 0)
     assert "jobs_cursor" in fault_of(client.get(made["links"]["self"] + "?cursor=x"), 422)["detail"]
+    fault = fault_of(client.get(made["links"]["self"] + "?jobs_cursor=x"), 422)
+    assert fault["errors"][0]["parameter"] == "jobs_cursor"
 
 
 @pytest.mark.parametrize("name", ["tuning-0", "x", "a%00b", "%F0%9F%91%8D", "a%2Fb", "..%2F..", "x" * 500])

@@ -1,0 +1,378 @@
+"""Where a campaign's outcomes go: each is kept as it comes, under its ticket, whatever the database does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from threading import Event
+from typing import Any, TypeVar
+
+import pytest
+from sqlalchemy import Connection, Engine, select
+
+from backends.errors import StorageError
+from backends.outcome import Status
+from backends.problem import from_linear
+from db import models, queries, sessions, tunings
+from db.engine import DatabaseBroken, DatabaseUnavailable, reading, writing
+from db.tunings import Fenced, StartedJob
+from db.values import table
+from service import store as module
+from service.store import DirectStore, JobStore, Stopping, patiently
+from tests.db.samples import (
+    BASELINE,
+    CONTENT,
+    HERE,
+    POLICY,
+    candidate,
+    lost,
+    problem,
+    proven,
+    raced,
+    screened,
+    submit,
+    won,
+)
+from tests.tuners.recorded import ENVIRONMENT, RecordedRunner, space_of
+from tuners import session as tuners_session
+from tuners.campaign import Campaign, Finished, Measured
+from tuners.decide import DecisionRule
+from tuners.journal import session_key
+from tuners.policy import MeasurementPolicy
+from tuners.session import Budget, Search
+
+PROBLEM = problem()
+T = TypeVar("T")
+
+
+def begun(engine: Engine) -> StartedJob:
+    """A tuning's only job, started."""
+    created = submit(engine, [PROBLEM])
+    with writing(engine) as connection:
+        job = tunings.start_job(connection, created.new_jobs[0], "worker-1")
+    assert job is not None
+    return job
+
+
+@dataclass
+class Clock:
+    """Moves when it is told to."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Flaky:
+    """Stands for writing(): the database fails `before` so many transactions and then `after` (their commit
+    came through, but nobody heard)."""
+
+    before: int = 0
+    after: int = 0
+    calls: int = field(default=0, init=False)
+
+    @contextmanager
+    def __call__(self, engine: Engine) -> Iterator[Connection]:
+        self.calls += 1
+        if self.before:
+            self.before -= 1
+            raise DatabaseUnavailable("planted")
+        with writing(engine) as connection:
+            yield connection
+        if self.after:
+            self.after -= 1
+            raise DatabaseUnavailable("planted")
+
+
+@pytest.fixture
+def flaky(monkeypatch: pytest.MonkeyPatch) -> Flaky:
+    made = Flaky()
+    monkeypatch.setattr(module, "writing", made)
+    monkeypatch.setattr(module, "_FIRST_WAIT", 0.001)
+    return made
+
+
+def events(engine: Engine) -> list[dict[str, Any]]:
+    with reading(engine) as connection:
+        return queries.events(connection, 1, 0, 1000)
+
+
+def stored(engine: Engine, store: JobStore) -> list[dict[str, Any]]:
+    with reading(engine) as connection:
+        return [outcome.to_dict() for outcome in sessions.stored_outcomes(connection, store.start.id)]
+
+
+# ---- waiting -----------------------------------------------------------------------------------
+
+
+def test_an_action_is_repeated_until_the_database_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    class Stop(Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout or 0.0)
+            return False
+
+    answers = iter([DatabaseUnavailable("planted")] * 7)
+
+    def action() -> str:
+        for error in answers:
+            raise error
+        return "done"
+
+    assert patiently(Stop(), action) == "done"
+    assert waits == [0.25, 0.5, 1.0, 2.0, 4.0, 5.0, 5.0]
+
+
+@pytest.mark.parametrize("error", [DatabaseBroken("planted"), Fenced("planted"), ValueError("planted")])
+def test_what_waiting_cannot_mend_is_raised(error: Exception) -> None:
+    def action() -> None:
+        raise error
+
+    with pytest.raises(type(error), match="planted"):
+        patiently(Event(), action)
+
+
+def test_a_worker_that_is_told_to_stop_waits_no_longer() -> None:
+    stop = Event()
+
+    def action() -> None:
+        raise DatabaseUnavailable("planted")
+
+    threading.Timer(0.05, stop.set).start()
+    with pytest.raises(Stopping):
+        patiently(stop, action)
+
+
+# ---- a job's store -----------------------------------------------------------------------------
+
+OUTCOMES = [
+    screened(BASELINE, 3e-6),
+    screened(candidate(1), 2e-6),
+    raced(BASELINE, 3e-6),
+    raced(candidate(1), 2e-6),
+]
+
+
+def test_a_job_from_its_first_outcome_to_its_result(engine: Engine) -> None:
+    job = begun(engine)
+    store = JobStore(engine, job, PROBLEM, HERE, Event())
+    assert store.stored("any key").outcomes == []
+    with reading(engine) as connection:
+        row = queries.session(connection, store.start.id)
+        (shown,) = queries.tuning_jobs(connection, 1, -1, 10)
+    assert row is not None
+    assert (row["status"], row["job_id"]) == ("running", job.id)
+    assert shown["session_id"] == store.start.id, "a tuning's reader finds it while it runs"
+    store.write("start", "key", {})
+    for number, outcome in enumerate([*OUTCOMES, proven(candidate(1))], 1):
+        store.write("outcome", "key", outcome.to_dict())
+        assert len(stored(engine, store)) == number, "kept before the next one is measured"
+    store.write("result", "key", won(PROBLEM, candidate(1)), sync=True)
+    with reading(engine) as connection:
+        tuning = queries.tunings(connection, None, 1)[0]
+        (shown,) = queries.tuning_jobs(connection, 1, -1, 10)
+    assert (tuning["status"], tuning["succeeded"]) == ("succeeded", 1)
+    assert (shown["status"], shown["judgement"], shown["winner_id"]) == ("succeeded", "WIN", candidate(1).id)
+    finished = events(engine)[-2]
+    assert finished["kind"] == "finished"
+    assert finished["content"]["outcomes"] == {"ok": 5}
+    assert finished["content"]["verdict"]["judgement"] == "WIN"
+
+
+def test_a_problem_without_a_verdict_fails_its_job_with_the_reason(engine: Engine) -> None:
+    store = JobStore(engine, begun(engine), PROBLEM, HERE, Event())
+    store.stored("key")
+    store.write("result", "key", lost(PROBLEM, "no library call"))
+    with reading(engine) as connection:
+        (shown,) = queries.tuning_jobs(connection, 1, -1, 10)
+        tuning = queries.tunings(connection, None, 1)[0]
+    assert (shown["status"], shown["error"]) == ("failed", "no library call")
+    assert (tuning["status"], tuning["failed"], tuning["broken"]) == ("succeeded", 1, 0)
+
+
+def test_result_and_end_of_the_job_are_one(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = begun(engine)
+    store = JobStore(engine, job, PROBLEM, HERE, Event())
+    store.stored("key")
+    store.write("outcome", "key", screened(BASELINE).to_dict())
+    before = events(engine)
+
+    def breaks(*_: object) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tunings, "emit", breaks)  # the last thing that happens
+        with pytest.raises(ZeroDivisionError):
+            store.write("result", "key", won(PROBLEM))
+    with reading(engine) as connection:
+        row = queries.session(connection, store.start.id)
+        assert row is not None
+        assert row["status"] == "running"
+        found = queries.problem(connection, PROBLEM.id)
+        assert found is not None
+        assert found["verdicts"] == []
+        assert connection.execute(select(table(models.Best))).all() == []
+    assert events(engine) == before
+    store.write("result", "key", won(PROBLEM))
+    assert events(engine)[-1]["kind"] == "ended"
+
+
+def test_a_worker_that_lost_its_job_writes_nothing_more(engine: Engine) -> None:
+    job = begun(engine)
+    store = JobStore(engine, job, PROBLEM, HERE, Event())
+    store.stored("key")
+    store.write("outcome", "key", OUTCOMES[0].to_dict())
+    with writing(engine) as connection:
+        taken = tunings.start_job(connection, job.id, "worker-2")
+    assert taken is not None
+    for kind, values in (("outcome", OUTCOMES[1].to_dict()), ("result", won(PROBLEM))):
+        with pytest.raises(Fenced):
+            store.write(kind, "key", values)
+    with pytest.raises(Fenced):
+        store.stored("key")
+    assert stored(engine, store) == [OUTCOMES[0].to_dict()]
+    other = JobStore(engine, taken, PROBLEM, HERE, Event())
+    assert [o.to_dict() for o in other.stored("key").outcomes] == [OUTCOMES[0].to_dict()]
+
+
+def test_progress_is_told_once_a_second_at_most(engine: Engine) -> None:
+    clock = Clock()
+    store = JobStore(engine, begun(engine), PROBLEM, HERE, Event(), clock)
+    store.stored("key")
+    for number in range(1, 13):
+        clock.now += 0.25
+        status = Status.CRASH if number % 4 == 0 else Status.OK
+        store.write("outcome", "key", screened(candidate(number), number * 1e-6, status).to_dict())
+    told = [event["content"] for event in events(engine) if event["kind"] == "measured"]
+    assert [content["outcomes"] for content in told] == [
+        {"ok": 3, "crash": 1}, {"ok": 6, "crash": 2}, {"ok": 9, "crash": 3},
+    ]  # fmt: skip
+    assert told[0]["problem_id"] == PROBLEM.id
+    assert told[0]["fastest"] == {"solution_id": candidate(1).id, "seconds": pytest.approx(1e-6)}
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_a_database_that_comes_and_goes_loses_and_repeats_nothing(
+    engine: Engine, flaky: Flaky, where: str
+) -> None:
+    clock = Clock()
+    store = JobStore(engine, begun(engine), PROBLEM, HERE, Event(), clock)
+    outcomes = [*OUTCOMES, raced(candidate(1), 4e-6), proven(candidate(1))]
+    setattr(flaky, where, 2)
+    store.stored("key")
+    for outcome in outcomes:
+        setattr(flaky, where, 2)
+        store.write("outcome", "key", outcome.to_dict())
+    assert stored(engine, store) == [outcome.to_dict() for outcome in outcomes]
+    assert flaky.calls == 3 * (1 + len(outcomes))
+    with reading(engine) as connection:
+        rows = queries.measurements(connection, PROBLEM.id, 0, 100)
+        assert [row["take"] for row in rows] == [0, 0, 1, 1, 2, 1]
+    setattr(flaky, where, 1)
+    if where == "before":
+        store.write("result", "key", won(PROBLEM))
+    else:  # nobody heard that it had been kept: by now the job has ended, and is nobody's
+        with pytest.raises(Fenced):
+            store.write("result", "key", won(PROBLEM))
+    assert [event["kind"] for event in events(engine)] == ["queued", "started", "finished", "ended"]
+
+
+def test_a_session_that_goes_on_elsewhere_leaves_none_open(engine: Engine) -> None:
+    job = begun(engine)
+    first = JobStore(engine, job, PROBLEM, HERE, Event())
+    first.stored("key")
+    first.write("outcome", "key", OUTCOMES[0].to_dict())
+    second = JobStore(engine, job, PROBLEM, replace(HERE, libraries={"blas": "2"}), Event())
+    assert second.stored("key").outcomes == [], "what another library did says nothing here"
+    second.write("outcome", "key", OUTCOMES[0].to_dict())
+    second.write("result", "key", won(PROBLEM))
+    with reading(engine) as connection:
+        rows = [queries.session(connection, store.start.id) for store in (first, second)]
+    assert [row and row["status"] for row in rows] == ["stopped", "succeeded"]
+
+
+# ---- a campaign's own --------------------------------------------------------------------------
+
+
+class Runner(RecordedRunner):
+    """A recorded runner as a campaign takes it."""
+
+    compile_seconds = 0.0
+
+
+@pytest.fixture
+def space(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A problem's candidates are three names."""
+    monkeypatch.setattr(tuners_session, "search_space", lambda *_: space_of("default", "a", "b", "c"))
+
+
+REAL = [from_linear(8, 16, k, "fp32") for k in (16, 32)]
+MEASURING = MeasurementPolicy()
+RULE = DecisionRule(min_rounds=8, max_rounds=8)
+
+
+def campaign(engine: Engine, runner: Runner, origin: str = "") -> Campaign:
+    direct = DirectStore(engine, REAL, ENVIRONMENT, MEASURING, CONTENT, 0, origin)
+    runner_: Any = runner
+    return Campaign(runner_, REAL, MEASURING, Budget(5.0), Search(), RULE, direct)
+
+
+def screenings(runner: Runner) -> list[str]:
+    return [name for phase, name in runner.calls if phase == "screen"]
+
+
+@pytest.mark.usefixtures("space")
+def test_the_same_command_goes_on_and_then_knows(engine: Engine) -> None:
+    first, second, third = (Runner([1e-5]) for _ in range(3))
+    run = campaign(engine, first)
+    measured = 0
+    for event in run.run():
+        measured += isinstance(event, Measured)
+        if measured == 2:
+            run.stop()
+    assert screenings(first) == ["default", "a"]
+    results = [e.result for e in campaign(engine, second).run() if isinstance(e, Finished)]
+    assert screenings(second) == ["b", "c", "default", "a", "b", "c"]
+    assert [result.counts["replayed"] for result in results] == [2, 0]
+    assert all(result.verdict is not None for result in results)
+    again = list(campaign(engine, third).run())
+    assert [isinstance(e, Finished) and e.replayed for e in again] == [True, True]
+    assert [e.result.to_dict() for e in again if isinstance(e, Finished)] == [r.to_dict() for r in results]
+    assert third.calls == []
+    fresh = Runner([1e-5])
+    assert len([e for e in campaign(engine, fresh, "again").run() if isinstance(e, Finished)]) == 2
+    assert len(screenings(fresh)) == 8, "another origin is measured anew"
+
+
+@pytest.mark.usefixtures("space")
+def test_a_command_whose_database_goes_away_says_how_to_go_on(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flaky = Flaky()
+    monkeypatch.setattr(module, "writing", flaky)
+    runner = Runner([1e-5])
+    events = campaign(engine, runner).run()
+    next(event for event in events if isinstance(event, Measured))
+    flaky.before = 1
+    with pytest.raises(StorageError, match="planted; run the same command again to go on"):
+        list(events)
+    done = [e for e in campaign(engine, Runner([1e-5])).run() if isinstance(e, Finished)]
+    assert [e.result.counts["replayed"] for e in done] == [1, 0]
+
+
+def test_what_is_kept_is_found_by_the_campaigns_key(engine: Engine) -> None:
+    direct = DirectStore(engine, [PROBLEM], HERE, POLICY, CONTENT, 7)
+    key = session_key(PROBLEM, HERE, POLICY, 7)
+    assert direct.stored(key).outcomes == []
+    for outcome in OUTCOMES:
+        direct.write("outcome", key, outcome.to_dict())
+    found = direct.stored(key)
+    assert [outcome.to_dict() for outcome in found.outcomes] == [outcome.to_dict() for outcome in OUTCOMES]
+    assert found.result is None
+    direct.write("result", key, won(PROBLEM))
+    assert direct.stored(key).result == won(PROBLEM)
