@@ -162,7 +162,11 @@ def _strides(value: object) -> dict[str, Any]:
             f"strides must be an object with a, b, c, d (elements between batches), not {value!r}",
             "strides",
         )
-    return {f"stride_{side}": stride for side, stride in value.items() if stride is not None}
+    given = {side: stride for side, stride in value.items() if stride is not None}
+    for side, stride in given.items():
+        if isinstance(stride, bool) or not isinstance(stride, int):
+            raise InvalidProblem(f"strides.{side} must be an integer, not {stride!r}", "strides")
+    return {f"stride_{side}": stride for side, stride in given.items()}
 
 
 def _epilogue(value: object, call: Mapping[str, Any]) -> dict[str, Any]:

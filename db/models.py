@@ -192,7 +192,7 @@ class Best(SQLModel, table=True):
     __tablename__ = "best"
     __table_args__ = (
         Index("ix_best_class", "device_class_id", "policy_id", "problem_id"),
-        Index("ix_best_near", "device_class_id", "policy_id", "kind", "n", "k", "m"),
+        Index("ix_best_near", "device_class_id", "policy_id", "kind", "m", "k", "n"),
         Index("ix_best_bucket", "device_class_id", "policy_id", "kind", "bucket"),
     )
 

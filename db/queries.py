@@ -225,16 +225,16 @@ def near(
     buckets: Sequence[int],
     limit: int = 5000,
 ) -> list[Row]:
-    """Best rows (without documents) that may be near: the next ones of the same n and k on both sides of m,
-    and (at most `limit`) of the cells around."""
+    """Best rows (without documents) that may be near: of one weight (equal m and k, in column-major terms)
+    the next ones on both sides of n, which is the number of tokens; and (at most `limit`) of the cells."""
     columns = (_best.c.problem_id, _best.c.m, _best.c.n, _best.c.k, _best.c.batch)
     same = and_(
         _best.c.device_class_id == device_class_id, _best.c.policy_id == policy_id, _best.c.kind == kind
     )
-    line = and_(same, _best.c.n == sizes["n"], _best.c.k == sizes["k"])
-    m = _best.c.m
-    found = _rows(connection, select(*columns).where(line, m >= sizes["m"]).order_by(m).limit(8))
-    found += _rows(connection, select(*columns).where(line, m < sizes["m"]).order_by(m.desc()).limit(8))
+    line = and_(same, _best.c.m == sizes["m"], _best.c.k == sizes["k"])
+    n = _best.c.n
+    found = _rows(connection, select(*columns).where(line, n >= sizes["n"]).order_by(n).limit(8))
+    found += _rows(connection, select(*columns).where(line, n < sizes["n"]).order_by(n.desc()).limit(8))
     cells = select(*columns).where(same, _best.c.bucket.in_(buckets)).limit(limit)
     return found + _rows(connection, cells)
 

@@ -104,10 +104,11 @@ def bucket_of(m: int, n: int, k: int) -> int:
     return (int(log2(m)) << 12) | (int(log2(n)) << 6) | int(log2(k))
 
 
-def neighbour_buckets(m: int, n: int, k: int) -> list[int]:
-    """The cell of the sizes and the (at most 26) around it."""
+def neighbour_buckets(m: int, n: int, k: int, reach: int = 1) -> list[int]:
+    """The cell of the sizes and those up to `reach` doublings around it."""
+    steps = range(-reach, reach + 1)
     cells = [
-        [level + step for step in (-1, 0, 1) if level + step >= 0] for level in map(int, map(log2, (m, n, k)))
+        [level + step for step in steps if level + step >= 0] for level in map(int, map(log2, (m, n, k)))
     ]
     return [(a << 12) | (b << 6) | c for a in cells[0] for b in cells[1] for c in cells[2]]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import product
 from math import dist, log2
 from statistics import median
 from typing import Any
@@ -22,7 +21,7 @@ from backends.problem import GemmProblem
 from backends.protocol import Family
 from backends.solution import Solution
 from db import queries
-from db.values import bucket_of, kind_of
+from db.values import kind_of, neighbour_buckets
 from service.formats.row_text import problem_wire
 
 #: How far (in doublings of the sizes) a problem may be and still say something, how many of the nearest are
@@ -221,7 +220,7 @@ class _Search:
             self._asked.policy_id,
             kind_of(p),
             {"m": p.m, "n": p.n, "k": p.k},
-            _buckets(p, reach),
+            neighbour_buckets(p.m, p.n, p.k, reach),
         )
         here = _place(p.m, p.n, p.k, p.batch)
         return {
@@ -253,13 +252,6 @@ class _Search:
         )
         regrets = [row["seconds"] / row["best"] - 1 for row in rows if row["best"]]
         return {"median": round(median(regrets), 4), "pairs": len(regrets)} if regrets else None
-
-
-def _buckets(p: GemmProblem, reach: int) -> list[int]:
-    """The cell of the sizes and those up to `reach` doublings around."""
-    steps = range(-reach, reach + 1)
-    axes = [[size << s if s >= 0 else size >> -s for s in steps] for size in (p.m, p.n, p.k)]
-    return [bucket_of(m, n, k) for m, n, k in product(*axes) if m and n and k]
 
 
 def _place(*sizes: int) -> tuple[float, ...]:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from types import FrameType
 
 import uvicorn
 
@@ -98,6 +99,16 @@ def _ending(code: int) -> str:
     return f"exit code {code}" if code >= 0 else f"signal {-code}"
 
 
+class _Server(uvicorn.Server):
+    """Streams of events that are open end with the service, not with its patience."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        service = getattr(self.config.app.state, "service", None)  # type: ignore[union-attr]
+        if service is not None:
+            service.closing = True
+        super().handle_exit(sig, frame)
+
+
 def serve(settings: Settings, worker_device: str | None, announce: Callable[[str], None]) -> None:
     """Serves until SIGTERM or SIGINT. `worker_device`: also run a worker of that device; None runs none.
     Raises PortInUse, StaleSchema, DatabaseUnavailable."""
@@ -108,7 +119,7 @@ def serve(settings: Settings, worker_device: str | None, announce: Callable[[str
         create_app(settings), log_config=None, access_log=False, timeout_graceful_shutdown=_GRACE_SECONDS,
         server_header=False, loop="uvloop", http="httptools",
     )  # fmt: skip
-    server = uvicorn.Server(config)
+    server = _Server(config)
 
     def stop(*_: object) -> None:
         server.should_exit = True

@@ -43,9 +43,9 @@ from tests.db.samples import (
 PROBLEM = problem()
 
 
-def column_major(m: int, dtype: str = "bf16") -> GemmProblem:
-    """As problems are stored."""
-    return from_blas(m, 16, 128, dtype, trans_a="T")
+def column_major(n: int, dtype: str = "bf16") -> GemmProblem:
+    """As problems are stored: n tokens."""
+    return from_blas(16, n, 128, dtype, trans_a="T")
 
 
 # ---- pages -------------------------------------------------------------------------------------
@@ -231,8 +231,8 @@ def test_a_solution_with_what_it_won(engine: Engine) -> None:
 def test_near_problems_are_of_one_kind_class_and_policy(engine: Engine) -> None:
     sizes = [1, 2, 4, 8, 16, 32, 64, 100, 128, 200, 256, 400, 512, 800, 1024, 2000, 2048, 4096]
     with writing(engine) as connection:
-        for m in sizes:
-            store_session(connection, start(column_major(m)))
+        for n in sizes:
+            store_session(connection, start(column_major(n)))
         store_session(connection, start(column_major(80, "fp16")))
         store_session(connection, start(column_major(81), environment=replace(HERE, product="Another")))
         kind = kind_of(column_major(1))
@@ -240,12 +240,12 @@ def test_near_problems_are_of_one_kind_class_and_policy(engine: Engine) -> None:
         def near(m: int, n: int, k: int, policy_id: str = POLICY.id) -> set[int]:
             cells = neighbour_buckets(m, n, k)
             asked = {"m": m, "n": n, "k": k}
-            return {row["m"] for row in queries.near(connection, CLASS, policy_id, kind, asked, cells)}
+            return {row["n"] for row in queries.near(connection, CLASS, policy_id, kind, asked, cells)}
 
-        assert near(90, 16, 128) == set(sizes[:15]), "the next eight on each side"
-        assert near(90, 17, 200) == {32, 64, 100, 128, 200}, "of another n and k the cells around alone"
-        assert near(90, 64, 128) == set()
-        assert near(90, 16, 128, "another") == set()
+        assert near(16, 90, 128) == set(sizes[:15]), "the next eight on each side"
+        assert near(17, 90, 200) == {32, 64, 100, 128, 200}, "of another m and k the cells around alone"
+        assert near(64, 90, 128) == set()
+        assert near(16, 90, 128, "another") == set()
 
 
 def test_the_regret_of_a_transfer_compares_within_one_session(engine: Engine) -> None:

@@ -431,5 +431,5 @@ def upgrade() -> None:
     )
     op.create_index("ix_best_class", "best", ["device_class_id", "policy_id", "problem_id"], unique=False)
     op.create_index(
-        "ix_best_near", "best", ["device_class_id", "policy_id", "kind", "n", "k", "m"], unique=False
+        "ix_best_near", "best", ["device_class_id", "policy_id", "kind", "m", "k", "n"], unique=False
     )
