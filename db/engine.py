@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -87,7 +89,7 @@ def _prepare_sqlite(engine: Engine) -> None:
         connection.isolation_level = (
             None  # the driver's own BEGIN would come too late for a reader's snapshot
         )
-        connection.execute("PRAGMA journal_mode=WAL")
+        _use_wal(connection)
         connection.execute("PRAGMA synchronous=FULL")  # acknowledged is kept, whatever the power does
         connection.execute("PRAGMA foreign_keys=ON")
 
@@ -96,6 +98,19 @@ def _prepare_sqlite(engine: Engine) -> None:
         # A writer takes the lock first: one that had read before could not wait for it.
         write = connection.get_execution_options().get("gemmtune_write")
         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+
+def _use_wal(connection: Any) -> None:
+    """Of several that open a new file at once, SQLite answers some "locked" here without waiting."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() >= deadline:
+                raise
+            time.sleep(0.01)
 
 
 @contextmanager

@@ -178,12 +178,12 @@ class _Search:
                 continue
             others = [other for other in tried if other != problem_id]
             return {
-                **document,
                 "match": "nearest",
-                "distance": round(near[problem_id], 4),
-                "transfer_regret": self._regret(document["solution"]["id"], others),
                 "asked": problem_wire(self._problem),
                 "asked_id": self._problem.id,
+                "distance": round(near[problem_id], 4),
+                "transfer_regret": self._regret(document["solution"]["id"], others),
+                **document,
                 "notes": self._notes,
             }
         return None

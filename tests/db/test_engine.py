@@ -7,8 +7,10 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine, event, text
@@ -144,6 +146,28 @@ def test_a_reader_sees_one_snapshot_and_blocks_no_writer(opened: Engine) -> None
         assert reader.execute(count).scalar() == 0
     with reading(opened) as reader:
         assert reader.execute(count).scalar() == 1
+
+
+def test_a_new_file_that_many_open_at_once_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite does not wait by itself where several turn a new file to WAL."""
+    refusals = iter(["database is locked"] * 3)
+    real = sqlite3.connect
+
+    class Refusing(sqlite3.Connection):
+        def execute(self, sql: str, *arguments: Any) -> sqlite3.Cursor:
+            if "journal_mode" in sql:
+                for message in refusals:
+                    raise sqlite3.OperationalError(message)
+            return super().execute(sql, *arguments)
+
+    monkeypatch.setattr(sqlite3.dbapi2, "connect", partial(real, factory=Refusing))
+    engine = open_engine(f"sqlite:///{tmp_path / 'file.sqlite'}")
+    with reading(engine) as connection:
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+    assert list(refusals) == []
+    engine.dispose()
 
 
 def test_a_locked_file_is_unavailable_after_the_busy_time(

@@ -512,12 +512,12 @@ def test_many_shared_jobs_are_attached_and_cancelled_at_once(engine: Engine) -> 
         submit(engine, many[:size])
 
     def come_and_go() -> None:
-        for _ in range(4):
+        for _ in range(3):
             created = submit(engine, many)
             assert (created.shared, created.new_jobs) == (len(many), [])
             assert cancel(engine, created) == []
 
-    together([come_and_go] * 4)
+    together([come_and_go] * 3)
     with reading(engine) as connection:
         statuses = connection.scalars(select(table(models.Job).c.status)).all()
     assert Counter(statuses) == {"queued": len(many)}, "what a tuning waits for is never cancelled"

@@ -146,14 +146,14 @@ def test_a_worker_measures_what_is_queued_until_it_is_told_to_stop(bench: Bench,
 @ON_SQLITE
 def test_jobs_run_by_priority_then_in_order(bench: Bench, workers: Workers) -> None:
     submitted = [
-        (10, bench.submit(*range(16, 24), priority=10)),
-        (10, bench.submit(24, 25, priority=10)),
-        (1, bench.submit(26, priority=1)),
+        bench.submit(*range(16, 21), priority=10),
+        bench.submit(21, 22, priority=10),
+        bench.submit(23, priority=1),
     ]
     workers.start()
-    for _, name in submitted:
+    for name in submitted:
         bench.wait_for(name, "succeeded", workers)
-    wanted = [problem(k).id for k in (26, *range(16, 24), 24, 25)]
+    wanted = [problem(k).id for k in (23, *range(16, 23))]
     assert list(workers.calls("open")) == wanted
 
 
@@ -286,7 +286,7 @@ def test_a_job_that_kills_its_worker_every_time_is_given_up(bench: Bench, worker
 @ON_SQLITE
 def test_stopping_again_and_again_never_gives_a_job_up(bench: Bench, workers: Workers) -> None:
     name = bench.submit(16)
-    for number in range(MAX_ATTEMPTS + 2):
+    for number in range(MAX_ATTEMPTS + 1):
         process = workers.start_paused(("screen", 0))
         send(process, signal.SIGTERM)
         time.sleep(0.2)
@@ -352,14 +352,14 @@ def test_a_killed_worker_of_another_device_is_found_dead(bench: Bench, workers: 
 
 @ON_SQLITE
 def test_two_devices_share_the_queue_and_each_job_is_measured_once(bench: Bench, workers: Workers) -> None:
-    name = bench.submit(*range(16, 28))
+    name = bench.submit(*range(16, 24))
     workers.start(call_seconds=0.002)
     workers.start(call_seconds=0.002, environment=OTHER_DEVICE)
     bench.wait_for(name, "succeeded", workers)
     assert set(workers.calls("open").values()) == {1}
     lines = (workers.folder / "calls").read_text().splitlines()
     assert len({line.split()[0] for line in lines}) == 2, "both worked"
-    assert [job["attempt"] for job in bench.jobs(name)] == [1] * 12
+    assert [job["attempt"] for job in bench.jobs(name)] == [1] * 8
 
 
 @ON_SQLITE
@@ -429,9 +429,9 @@ def test_nobody_is_dead_because_the_database_was_away(
     wait(lambda: len(bench.workers()) == 2, workers.log)
     time.sleep(0.5)  # they have seen each other
     with postgres.away():
-        time.sleep(2.5)
+        time.sleep(2.0)
     name = bench.submit(16)
     bench.wait_for(name, "succeeded", workers, 40)
-    time.sleep(1.5)
+    time.sleep(1.3)
     assert set(bench.workers().values()) == {"idle"}
     assert [process.is_alive() for process in processes] == [True, True]
