@@ -122,6 +122,7 @@ def _store(
             "device_class_id": class_id, "policy_id": POLICY.id, "judgement": "WIN", "baseline_id": base.id,
             "baseline_name": "numpy", "winner_id": winner.id, "seconds": seconds,
             "baseline_seconds": seconds * gain, "content": verdict, "roofline_share": 0.7, "binds": "memory",
+            "restricted": False, "budget_seconds": 2.0,
             "created_at": at,
         }  # fmt: skip
         if environment is WHOLE:

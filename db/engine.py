@@ -21,6 +21,15 @@ from backends.errors import GemmtuneError, StorageError
 #: A writer waits this long for another before it gives up.
 BUSY_SECONDS = 10.0
 CONNECT_SECONDS = 5
+#: A server that vanishes without a word is noticed within half a minute, not after the kernel's hours.
+POSTGRES_OPTIONS = {
+    "connect_timeout": CONNECT_SECONDS,
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
 
 
 class DatabaseUnavailable(GemmtuneError):
@@ -79,16 +88,15 @@ def open_engine(text: str) -> Engine:
         pool_size=10,
         max_overflow=10,
         pool_timeout=CONNECT_SECONDS,
-        connect_args={"connect_timeout": CONNECT_SECONDS},
+        connect_args=POSTGRES_OPTIONS,
     )
 
 
 def _prepare_sqlite(engine: Engine) -> None:
     @event.listens_for(engine, "connect")
     def connected(connection: Any, _record: Any) -> None:
-        connection.isolation_level = (
-            None  # the driver's own BEGIN would come too late for a reader's snapshot
-        )
+        # The driver's own BEGIN would come too late for a reader's snapshot.
+        connection.isolation_level = None
         _use_wal(connection)
         connection.execute("PRAGMA synchronous=FULL")  # acknowledged is kept, whatever the power does
         connection.execute("PRAGMA foreign_keys=ON")
@@ -143,12 +151,18 @@ def translated() -> Iterator[None]:
 def translate(error: DBAPIError) -> Exception:
     """Ours for a database that is away, locked or damaged; the error itself for anything else."""
     text = str(error.orig)
-    if any(words in text for words in ("not a database", "malformed", "disk I/O error")):
+    state = getattr(error.orig, "sqlstate", None)
+    if state == "40P01":
+        return DatabaseUnavailable("two requests stood in each other's way (a deadlock); try again")
+    if state == "25006":
+        return DatabaseUnavailable("the database takes no writes at the moment (read-only); try again later")
+    file = isinstance(error.orig, sqlite3.Error)
+    if file and any(words in text for words in ("not a database", "malformed", "disk I/O error")):
         return DatabaseBroken(
             f"the database is damaged or no SQLite file ({text}); restore a backup or name another file in "
             "GEMMTUNE_DATABASE_URL"
         )
-    if any(words in text for words in ("unable to open", "readonly", "read-only")):
+    if file and any(words in text for words in ("unable to open", "readonly", "read-only")):
         return DatabaseBroken(
             f"the database file cannot be opened for writing ({text}); check its folder and permissions"
         )

@@ -162,8 +162,9 @@ class Measurement(SQLModel, table=True):
 
 
 class Verdict(SQLModel, table=True):
-    """What a session decided. The verdict with the highest number of a problem, device class and policy is
-    the best row's."""
+    """What a session decided. `restricted`: the client had left candidates out. The best row of a problem,
+    device class and policy is of the environment decided in last; there unrestricted verdicts come first,
+    then those of a larger budget, then later ones."""
 
     __tablename__ = "verdicts"
     __table_args__ = (Index("ix_verdicts_best", "problem_id", "device_class_id", "policy_id"),)
@@ -182,6 +183,8 @@ class Verdict(SQLModel, table=True):
     content: Any = _json()
     roofline_share: float | None = None
     binds: str | None = None
+    restricted: bool
+    budget_seconds: float
     created_at: str
 
 

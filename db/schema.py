@@ -13,7 +13,7 @@ from sqlmodel import SQLModel
 
 from backends.errors import GemmtuneError
 from db import models
-from db.engine import reading, writing
+from db.engine import DatabaseBroken, reading, writing
 
 METADATA = SQLModel.metadata
 TABLES = frozenset(
@@ -49,6 +49,16 @@ def current(engine: Engine) -> str | None:
 def check(engine: Engine) -> None:
     """Raises StaleSchema, which names the command that mends it."""
     _compare(current(engine))
+
+
+def ready(engine: Engine) -> None:
+    """Raises what stands in the way of working: StaleSchema, DatabaseUnavailable, DatabaseBroken."""
+    path = engine.url.database
+    if engine.dialect.name == "sqlite" and not Path(str(path)).exists():
+        raise DatabaseBroken(f"the database file {path} is gone; bring it back and start again")
+    check(engine)
+    with writing(engine) as connection:  # a file that cannot be written says so here
+        connection.execute(text("SELECT id FROM device_classes LIMIT 1")).all()
 
 
 def upgrade(engine: Engine) -> str:

@@ -9,6 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby, islice
 from typing import Any
 
 from sqlalchemy import Connection, delete, func, select, update
@@ -22,6 +23,7 @@ from backends.wire import problem_to_wire
 from db import models
 from db.engine import now
 from db.values import (
+    CHUNK,
     bucket_of,
     insert_new,
     kind_of,
@@ -179,7 +181,7 @@ def end_session(connection: Connection, start: SessionStart, result: Mapping[str
     verdict = result["verdict"]
     connection.execute(
         update(_session)
-        .where(_session.c.id == start.id, _session.c.ended_at.is_(None))
+        .where(_session.c.id == start.id, _session.c.status != "succeeded")
         .values(
             status="failed" if verdict is None else "succeeded",
             error=storable(result["error"]),
@@ -204,6 +206,7 @@ def end_session(connection: Connection, start: SessionStart, result: Mapping[str
         "content": dict(verdict),
         "roofline_share": result.get("roofline_share"),
         "binds": result.get("binds"),
+        **_weight(start.request),
         "created_at": now(),
     }
     insert_new(connection, models.Verdict, [row])
@@ -219,29 +222,57 @@ def close(connection: Connection, job_id: str, status: str, error: str | None) -
     )
 
 
+def _weight(request: Mapping[str, Any]) -> dict[str, Any]:
+    """What a verdict of the request counts beside others."""
+    budget, search = request.get("budget", {}), request.get("search", {})
+    return {
+        "restricted": bool(search.get("families")) or budget.get("candidates") is not None,
+        "budget_seconds": float(budget.get("seconds", 0.0)),
+    }
+
+
 def refresh_best(connection: Connection, problem_id: str, device_class_id: str, policy_id: str) -> None:
-    """Makes one best row anew from the latest verdict."""
-    query = _best_query().where(
+    """Makes one best row anew from its verdicts, of which there is at least one."""
+    mine = (
+        _best.c.problem_id == problem_id,
+        _best.c.device_class_id == device_class_id,
+        _best.c.policy_id == policy_id,
+    )
+    query = _weights_query().where(
         _verdict.c.problem_id == problem_id,
         _verdict.c.device_class_id == device_class_id,
         _verdict.c.policy_id == policy_id,
     )
-    row = connection.execute(query.order_by(_verdict.c.number.desc()).limit(1)).mappings().first()
-    if row is None:
-        return
-    values = best_row(row)
-    insert_new(connection, models.Best, [values])
-    connection.execute(
-        update(_best)
-        .where(
-            _best.c.problem_id == problem_id,
-            _best.c.device_class_id == device_class_id,
-            _best.c.policy_id == policy_id,
-            _best.c.verdict_number <= values["verdict_number"],
-        )
-        .values(values)
-    )
+
+    def derived() -> dict[str, Any]:
+        chosen = _best_query().where(_verdict.c.number == _choose(connection.execute(query).all()))
+        return best_row(connection.execute(chosen).mappings().one())
+
+    insert_new(connection, models.Best, [derived()])
+    # Two sessions of one problem may end at once: the second to get the row's lock sees both verdicts.
+    connection.execute(select(_best.c.problem_id).where(*mine).with_for_update()).all()
+    connection.execute(update(_best).where(*mine).values(derived()))
     touch(connection, device_class_id)
+
+
+def _weights_query() -> Any:
+    return select(
+        _verdict.c.number,
+        _verdict.c.problem_id,
+        _verdict.c.device_class_id,
+        _verdict.c.policy_id,
+        _verdict.c.restricted,
+        _verdict.c.budget_seconds,
+        _session.c.environment_id,
+    ).join(_session, _session.c.id == _verdict.c.session_id)
+
+
+def _choose(weights: Sequence[Any]) -> int:
+    """The number of the verdict that makes the best row: see models.Verdict."""
+    newest = max(weights, key=lambda row: row.number)
+    present = [row for row in weights if row.environment_id == newest.environment_id]
+    chosen = max(present, key=lambda row: (not row.restricted, row.budget_seconds, row.number))
+    return int(chosen.number)
 
 
 def touch(connection: Connection, device_class_id: str) -> None:
@@ -257,28 +288,21 @@ def touch(connection: Connection, device_class_id: str) -> None:
 def rebuild_best(connection: Connection) -> int:
     """Derives every best row anew from the verdicts; how many there are."""
     connection.execute(delete(_best))
-    latest = select(func.max(_verdict.c.number)).group_by(
-        _verdict.c.problem_id, _verdict.c.device_class_id, _verdict.c.policy_id
-    )
-    query = _best_query().where(_verdict.c.number.in_(latest)).execution_options(yield_per=1000)
-    rows = connection.execute(query).mappings()
+    key = (_verdict.c.problem_id, _verdict.c.device_class_id, _verdict.c.policy_id)
+    query = _weights_query().order_by(*key).execution_options(yield_per=1000)
+    groups = groupby(connection.execute(query), key=lambda row: tuple(row[1:4]))
     count = 0
-    for part in _batches(best_row(row) for row in rows):
-        insert_new(connection, models.Best, part)
-        count += len(part)
+    for numbers in _batches(_choose(list(rows)) for _, rows in groups):
+        chosen = _best_query().where(_verdict.c.number.in_(numbers))
+        insert_new(connection, models.Best, [best_row(row) for row in connection.execute(chosen).mappings()])
+        count += len(numbers)
     for class_id in connection.scalars(select(table(models.DeviceClass).c.id)).all():
         touch(connection, class_id)
     return count
 
 
-def _batches(rows: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    part: list[dict[str, Any]] = []
-    for row in rows:
-        part.append(row)
-        if len(part) == 1000:
-            yield part
-            part = []
-    if part:
+def _batches(numbers: Iterator[int]) -> Iterator[list[int]]:
+    while part := list(islice(numbers, CHUNK)):
         yield part
 
 

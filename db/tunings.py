@@ -23,6 +23,7 @@ from db.values import among, chunks, insert_new, put_policy, put_problems, stora
 #: A job whose worker died this often is failed.
 MAX_ATTEMPTS = 3
 ACTIVE = ("queued", "running")
+LIVE = ("idle", "measuring")
 
 _tuning = table(models.Tuning)
 _job = table(models.Job)
@@ -142,14 +143,12 @@ def create_tuning(
 
 
 def _known(connection: Connection, request: Request, keys: Sequence[str]) -> dict[str, int]:
-    """The latest job of each key with a verdict from the environment that the class's newest worker has."""
-    newest = (
-        select(_worker.c.environment_id)
-        .where(_worker.c.device_class_id == request.device_class_id)
-        .order_by(_worker.c.number.desc())
-        .limit(1)
-        .scalar_subquery()
-    )
+    """The latest job of each key with a verdict from an environment of the class's living workers (where none
+    lives, of its newest). A class's devices differ in their UUIDs, so they are several environments."""
+    of_class = _worker.c.device_class_id == request.device_class_id
+    live = select(_worker.c.environment_id).where(of_class, _worker.c.status.in_(LIVE))
+    newest = select(_worker.c.environment_id).where(of_class).order_by(_worker.c.number.desc()).limit(1)
+    present = connection.scalars(live).all() or connection.scalars(newest).all()
     found: dict[str, int] = {}
     for part in chunks(keys):
         query = (
@@ -159,7 +158,7 @@ def _known(connection: Connection, request: Request, keys: Sequence[str]) -> dic
                 among(connection, _job.c.request_key, part),
                 _job.c.status == "succeeded",
                 _session.c.status == "succeeded",
-                _session.c.environment_id == newest,
+                _session.c.environment_id.in_(present),
             )
             .group_by(_job.c.request_key)
         )
@@ -286,7 +285,9 @@ def start_job(connection: Connection, job_id: str, worker_id: str) -> StartedJob
     row = connection.execute(query).mappings().first()
     if row is None:
         return None
-    attempt = row["attempt"] + 1
+    # A start that was stored, but whose acknowledgement was lost, is not a second one.
+    again = row["status"] == "running" and row["worker_id"] == worker_id
+    attempt = row["attempt"] + (0 if again else 1)
     connection.execute(
         update(_job)
         .where(_job.c.number == row["number"])
@@ -299,7 +300,7 @@ def start_job(connection: Connection, job_id: str, worker_id: str) -> StartedJob
     )
     first = row["started_at"] is None
     content = {"job_id": job_id, "problem_id": row["problem_id"], "attempt": attempt, "worker_id": worker_id}
-    for tuning_number in _followers(connection, row["number"]):
+    for tuning_number in [] if again else _followers(connection, row["number"]):
         started = _tuning.c.started + (1 if first else 0)
         connection.execute(
             update(_tuning).where(_tuning.c.number == tuning_number).values(status="running", started=started)

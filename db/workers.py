@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, select, update
 
 from backends.environment import Environment
 from db import models
 from db.engine import now
-from db.values import put_environment, table
+from db.tunings import LIVE
+from db.values import insert_new, put_environment, table
 
-LIVE = ("idle", "measuring")
 _worker = table(models.Worker)
 
 
@@ -31,7 +31,12 @@ def register(
     host that held it: they must be dead, and are marked so."""
     environment_id = put_environment(connection, environment)
     lock = environment.uuid if lock is None else lock
-    earlier = (_worker.c.host == host, _worker.c.lock == lock, _worker.c.status.in_(LIVE))
+    earlier = (
+        _worker.c.host == host,
+        _worker.c.lock == lock,
+        _worker.c.status.in_(LIVE),
+        _worker.c.id != worker_id,  # registered before, but the acknowledgement was lost
+    )
     gone = connection.scalars(select(_worker.c.id).where(*earlier)).all()
     connection.execute(update(_worker).where(*earlier).values(status="dead"))
     row = {
@@ -47,7 +52,7 @@ def register(
         "started_at": now(),
         "seen_at": now(),
     }
-    connection.execute(insert(_worker).values(row))
+    insert_new(connection, models.Worker, [row])
     return list(gone)
 
 

@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def _fail(message: str) -> None:
-    err.print(f"error: {message}", style="red", highlight=False, markup=False)
+    err.print(f"error: {message}", style="red", highlight=False, markup=False, soft_wrap=True)
     sys.exit(BAD_INPUT)
 
 

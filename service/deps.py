@@ -270,10 +270,11 @@ def parse_json(text: bytes) -> Any:
 
 
 def _no_name_twice(pairs: list[tuple[str, Any]]) -> None:
-    if len({name for name, _ in pairs}) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise errors.malformed(f"the name {twice[:100]!r} is given twice in one object")
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            raise errors.malformed(f"the name {name[:100]!r} is given twice in one object")
+        seen.add(name)
 
 
 def parse_model(model: type[Model], value: Any, faults: Sequence[errors.Part] = ()) -> Model:
@@ -324,9 +325,14 @@ class Page:
 
 async def _limit(
     service: ServiceDep,
-    limit: Annotated[int, Query(ge=1, description="Rows of a page, at most GEMMTUNE_MAX_PAGE.")] = 100,
+    limit: Annotated[
+        int | None,
+        Query(ge=1, description="Rows of a page, at most GEMMTUNE_MAX_PAGE; 100 where that is allowed."),
+    ] = None,
 ) -> int:
     most = service.settings.max_page
+    if limit is None:
+        return min(100, most)
     if limit > most:
         raise errors.bad_parameter("limit", f"must be between 1 and {most}, not {limit}")
     return limit

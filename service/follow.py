@@ -36,7 +36,7 @@ def follow(remote: Remote, created: Mapping[str, Any], say: Callable[[str], None
 
 
 def _jobs(remote: Remote, tuning_id: str) -> list[dict[str, Any]]:
-    return list(remote.pages(f"/v1/tunings/{tuning_id}", "jobs", "jobs_cursor", limit=500))
+    return list(remote.pages(f"/v1/tunings/{tuning_id}", "jobs", "jobs_cursor"))
 
 
 def _said(content: Mapping[str, Any]) -> str:

@@ -210,6 +210,8 @@ def _put_keys(
         for item in items
         for place, key in enumerate([k for k in item.keys if len(k) <= _LONGEST_KEY] or [""])
     ]
+    # In one order, so that two imports of the same problems cannot block each other.
+    rows.sort(key=lambda row: (str(row["problem_id"]), str(row["key"])))
     target = table(models.ProblemKey)
     insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
     statement = insert(target)

@@ -14,7 +14,7 @@ from typing import Any
 from dbos import DBOS, DBOSClient, DBOSConfig
 from sqlalchemy import Connection
 
-from db.engine import CONNECT_SECONDS, parse_url, translated
+from db.engine import POSTGRES_OPTIONS, parse_url, translated
 
 #: Constant: by default it is a hash of the code, and a newer gemmtune would strand the older one's jobs.
 _VERSION = "1"
@@ -51,8 +51,8 @@ def _url(url: str) -> str:
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite":
         return parsed.set(drivername="sqlite").render_as_string(hide_password=False)
-    if "connect_timeout" not in parsed.query:
-        parsed = parsed.update_query_dict({"connect_timeout": str(CONNECT_SECONDS)})
+    missing = {name: str(v) for name, v in POSTGRES_OPTIONS.items() if name not in parsed.query}
+    parsed = parsed.update_query_dict(missing)
     return parsed.set(drivername="postgresql").render_as_string(hide_password=False)
 
 

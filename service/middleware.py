@@ -12,6 +12,7 @@ import time
 from secrets import token_hex
 
 from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import UNEXPECTED, problem_response
@@ -22,6 +23,8 @@ _log = logging.getLogger(__name__)
 _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 #: What stands for a path that no route has: a metric's labels must not grow with what strangers ask for.
 UNMATCHED = "unmatched"
+#: In log and metrics, for a client that went away before it had sent its request; nobody is answered.
+CLIENT_GONE = 499
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"))
 
 
@@ -51,6 +54,8 @@ class Observed:
 
         try:
             await self._app(scope, receive, sender)
+        except ClientDisconnect:
+            status = status or CLIENT_GONE
         except Exception:
             _log.exception("request %s failed: %s %s", request_id, scope["method"], _shown(scope["path"]))
             if status:  # the answer has begun: it is cut off, so that nobody takes it for whole

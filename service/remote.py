@@ -15,7 +15,8 @@ from backends.errors import GemmtuneError
 
 #: A service that does not answer is asked again for this long while a tuning is followed.
 _PATIENCE_SECONDS = 60.0
-_PAGE = 500
+#: Answers of a service (or what stands before it) that is away for a moment; the pause before the next try.
+_AWAY, _AGAIN_SECONDS = (502, 503, 504), 0.5
 
 
 class ServiceError(GemmtuneError):
@@ -86,10 +87,12 @@ class Remote:
             given[cursor] = following
 
     def events(self, tuning_id: str) -> Iterator[dict[str, Any]]:
-        """A tuning's events until it has ended. A connection that breaks is made anew where it broke."""
+        """A tuning's events until it has ended. A connection that breaks is made anew where it broke, for as
+        long as the service was not away for a minute. Raises ServiceError."""
         last, since = 0, time.monotonic()
         path = f"/v1/tunings/{tuning_id}/events"
         while True:
+            away: ServiceError | None = None
             try:
                 headers = {"Accept": "text/event-stream", "Last-Event-ID": str(last)}
                 with self._client.stream("GET", path, headers=headers, timeout=60) as answer:
@@ -97,16 +100,23 @@ class Remote:
                         return
                     if answer.status_code != 200:
                         answer.read()
-                        raise _refused(answer)
-                    for event in _events(answer.iter_lines()):
-                        last, since = event["number"], time.monotonic()
-                        yield event
-                        if event["kind"] == "ended":
-                            return
+                        away = _refused(answer)
+                        if answer.status_code not in _AWAY:
+                            raise away
+                    else:
+                        for event in _events(answer.iter_lines()):
+                            since = time.monotonic()
+                            if event is None:
+                                continue
+                            last = event["number"]
+                            yield event
+                            if event["kind"] == "ended":
+                                return
             except httpx.HTTPError as error:
-                if time.monotonic() - since > _PATIENCE_SECONDS:
-                    raise self._away(error) from error
-                time.sleep(0.5)
+                away = self._away(error)
+            if away is not None and time.monotonic() - since > _PATIENCE_SECONDS:
+                raise away
+            time.sleep(_AGAIN_SECONDS)
 
     def _json(self, method: str, path: str, **arguments: Any) -> Any:
         try:
@@ -148,12 +158,13 @@ def _refused(answer: httpx.Response) -> ServiceError:
     except (ValueError, KeyError, TypeError, AttributeError):
         return ServiceError(f"the service answered {answer.status_code}: {answer.text[:300]}")
     for part in parts[:5]:
-        text += f"; {part.get('pointer') or part.get('parameter', '')}: {part.get('detail', '')}"
+        if str(part.get("detail", "")) not in text:
+            text += f"; {part.get('pointer') or part.get('parameter', '')}: {part.get('detail', '')}"
     return ServiceError(text)
 
 
-def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
-    """Server-sent events as {"number", "kind", **data}."""
+def _events(lines: Iterator[str]) -> Iterator[dict[str, Any] | None]:
+    """Server-sent events as {"number", "kind", "content"}; None for a sign of life."""
     event: dict[str, str] = {}
     for line in lines:
         if not line:
@@ -161,6 +172,8 @@ def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
                 content = json.loads(event["data"])
                 yield {"number": int(event["id"]), "kind": event.get("event", ""), "content": content}
             event = {}
-        elif not line.startswith(":"):
+        elif line.startswith(":"):
+            yield None
+        else:
             name, _, value = line.partition(":")
             event[name] = value.removeprefix(" ")

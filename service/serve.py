@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from types import FrameType
 import uvicorn
 
 from backends.errors import DeviceError
+from backends.registry import find_device
 from service.app import create_app
 from service.settings import Settings
 from service.startup import open_database
@@ -106,12 +108,18 @@ class _Server(uvicorn.Server):
         service = getattr(self.config.app.state, "service", None)  # type: ignore[union-attr]
         if service is not None:
             service.closing = True
+        # A request that waits for a database which neither answers nor hangs up must not keep us.
+        last = threading.Timer(_GRACE_SECONDS + _WORKER_SECONDS + 5, os._exit, [1])
+        last.daemon = True
+        last.start()
         super().handle_exit(sig, frame)
 
 
 def serve(settings: Settings, worker_device: str | None, announce: Callable[[str], None]) -> None:
     """Serves until SIGTERM or SIGINT. `worker_device`: also run a worker of that device; None runs none.
-    Raises PortInUse, StaleSchema, DatabaseUnavailable."""
+    Raises PortInUse, StaleSchema, DatabaseUnavailable, UnknownDevice, AmbiguousDevice."""
+    if worker_device is not None:
+        find_device(worker_device)  # raises here rather than in a worker that is started again and again
     open_database(settings).dispose()
     listening = listen(settings.host, settings.port)
     host, port = listening.getsockname()[:2]

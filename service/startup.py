@@ -31,7 +31,7 @@ def open_database(settings: Settings) -> Engine:
         found = schema.current(engine)
         if found is None and parse_url(settings.database_url).get_backend_name() == "sqlite":
             upgrade(settings)
-        schema.check(engine)
+        schema.ready(engine)
     except BaseException:
         engine.dispose()
         raise

@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from sqlalchemy import Connection, Engine
@@ -42,7 +43,7 @@ _log = logging.getLogger(__name__)
 #: a peer whose counter stood still for DEAD_SECONDS of our own clock is dead.
 LOOK_SECONDS, BEAT_SECONDS, REAP_SECONDS, DEAD_SECONDS = 0.25, 1.0, 5.0, 30.0
 #: A job that was told to stop does so after its present outcome; one that hangs is left to the next worker.
-_STOP_SECONDS = 20.0
+_STOP_SECONDS, _LAST_SECONDS = 20.0, 5.0
 
 
 class Worker:
@@ -72,6 +73,7 @@ class Worker:
         self._campaign: Campaign | None = None
         self._peers: dict[str, tuple[int, float]] = {}
         self._looked = 0.0
+        self._held_idle = 0
         self._queue = JobQueue(settings.database_url)
         queue = str(self.environment.device_class)
         self._executor = Executor(settings.database_url, queue, self.id, self._take)
@@ -150,6 +152,11 @@ class Worker:
         # Whoever holds a job and does not live, however that came about: a crash between two steps of this
         # loses nothing.
         gone = holders - (beats.keys() - set(dead))
+        # A job that this worker holds while it does nothing was claimed, but the claim's acknowledgement was
+        # lost. Twice in a row, because a job may be on its way from the queue to the thread that runs it.
+        self._held_idle = self._held_idle + 1 if self.id in holders and self._idle.is_set() else 0
+        if self._held_idle >= 2:
+            gone.add(self.id)
         if gone:
             handed = self._queue.hand_on(sorted(gone))
             if handed:
@@ -169,8 +176,14 @@ class Worker:
             _log.warning(
                 "the database is away; the job is handed on when a worker finds this one gone: %s", error
             )
-        if self._runner is not None and ended:
-            self._runner.close()
+        if ended:
+            self.close()
+
+    def close(self) -> None:
+        """Ends the child that owns the device."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.close()
 
     # ---- the engine's thread: one job --------------------------------------------------------------
 
@@ -184,8 +197,9 @@ class Worker:
             _log.warning("job %s is another worker's by now", job_id)
         except Stopping:
             pass
-        except StorageError as error:  # nothing can be kept: leave the job to a worker that can
+        except StorageError as error:  # nothing can be kept here: leave the job to a worker that can
             _log.critical("%s", error)
+            self._release_if_possible()
             self.failed = True
             self._stop.set()
         except Exception:  # the job's end could not be kept: another start must see to it
@@ -197,6 +211,16 @@ class Worker:
             self._idle.set()
         if self._stop.is_set():
             self._never()
+
+    def _release_if_possible(self) -> None:
+        """This start was not the job's fault, so it shall not count."""
+        job = self._job
+        if job is not None:
+            with (
+                suppress(tunings.Fenced, StorageError, DatabaseUnavailable),
+                writing(self._engine) as connection,
+            ):
+                tunings.release_job(connection, job)
 
     def _never(self) -> None:
         threading.Event().wait()
@@ -307,10 +331,19 @@ def _stop_on_signals(stop: Callable[[], None]) -> None:
     threading.Thread(target=watch, name="signals", daemon=True).start()
 
 
+def stop_process(worker: Worker) -> None:
+    """Stops the worker; ends the process hard where something (a database that neither answers nor closes
+    its connections) keeps the worker from ending."""
+    last = threading.Timer(_STOP_SECONDS + _LAST_SECONDS, os._exit, [1])
+    last.daemon = True
+    last.start()
+    worker.stop()
+
+
 def run_worker(worker: Worker) -> None:
     """Runs it in this process until SIGTERM or SIGINT, then ends the process: threads that hold a job
     unfinished must not outlive it."""
-    _stop_on_signals(worker.stop)
+    _stop_on_signals(lambda: stop_process(worker))
     code = 1
     try:
         worker.run()
@@ -320,5 +353,6 @@ def run_worker(worker: Worker) -> None:
     except Exception:
         _log.exception("the worker ends")
     finally:
+        worker.close()
         logging.shutdown()
         os._exit(code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import tempfile
 import time
@@ -73,6 +74,14 @@ class Runner(Protocol):
         """`seeds` seeds verified."""
 
 
+def _remove_left_folders() -> None:
+    """Of processes that were killed: nobody else would."""
+    for folder in Path(tempfile.gettempdir()).glob("gemmtune-*-*"):
+        pid = folder.name.split("-")[1]
+        if pid.isdigit() and not Path("/proc", pid).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 class DeviceRunner:
     """A device behind a killable child. Use as a context manager; one task at a time."""
 
@@ -82,7 +91,8 @@ class DeviceRunner:
         self.backend = backend(device.backend)
         self.cache = cache
         self._hang = hang_seconds
-        self._folder = tempfile.TemporaryDirectory(prefix="gemmtune-")
+        _remove_left_folders()
+        self._folder = tempfile.TemporaryDirectory(prefix=f"gemmtune-{os.getpid()}-")
         self._log = Path(self._folder.name) / "child.log"
         # The child inherits them; libraries read such variables when they are loaded.
         for name, value in self.backend.process_variables.items():

@@ -20,7 +20,7 @@ from db import queries
 from db.engine import reading
 from service import best as lookups
 from service import exports, imports, report
-from service.commands.common import FAILED, PARTLY, Device, Json, Server, err, out, print_json
+from service.commands.common import BAD_INPUT, FAILED, PARTLY, Device, Json, Server, err, out, print_json
 from service.formats import READERS, WRITERS, ExportRefused
 from service.remote import Remote
 from service.settings import Settings
@@ -151,7 +151,8 @@ def import_file(
     else:
         _show_import(answer)
     if answer["rejected"]:
-        raise typer.Exit(PARTLY)
+        kept = answer["problems"] or answer["claims"]["stored"] or answer["sessions"]["stored"]
+        raise typer.Exit(PARTLY if kept else BAD_INPUT)
 
 
 def _import_here(file: Path, format_name: str | None, device: str | None, tune: bool) -> Any:

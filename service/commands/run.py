@@ -52,7 +52,7 @@ def worker(
     _log_to_stderr()
     made = process.Worker(settings, open_database(settings), find_device(device or settings.device))
     if end_with_parent:
-        process.end_with_parent(made.stop)
+        process.end_with_parent(lambda: process.stop_process(made))
     process.run_worker(made)
 
 

@@ -30,8 +30,8 @@ async def healthz() -> Response:
     responses={200: describe.gives({"status": "ready", "schema": "0001"}), **describe.refuses()},
 )
 def readyz(service: ServiceDep) -> Response:
-    """The database answers and its schema is this version's; else 503, which says what to do."""
-    schema.check(service.engine)
+    """The database answers, takes writes, and has this version's schema; else 503, which says what to do."""
+    schema.ready(service.engine)
     return answer({"status": "ready", "schema": schema.head()})
 
 

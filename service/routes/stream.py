@@ -45,17 +45,17 @@ def event_stream(service: Service, tuning: dict[str, Any], after: int) -> Respon
     if tuning["status"] not in ACTIVE and after >= tuning["last_event"]:
         return Response(status_code=204)
     return StreamingResponse(
-        _events(service, tuning["number"], after), headers=_HEADERS, media_type="text/event-stream"
+        _events(service, tuning, after), headers=_HEADERS, media_type="text/event-stream"
     )
 
 
-async def _events(service: Service, tuning_number: int, after: int) -> AsyncIterator[bytes]:
+async def _events(service: Service, tuning: dict[str, Any], after: int) -> AsyncIterator[bytes]:
     settings = service.settings
     yield b": events\n\n"
     told = time.monotonic()
     while not service.closing:
         try:
-            rows = await run_in_threadpool(service.read, queries.events, tuning_number, after, _BATCH)
+            rows = await run_in_threadpool(service.read, queries.events, tuning["number"], after, _BATCH)
         except GemmtuneError:
             # The client comes back with Last-Event-ID, and is told there what is wrong if it still is.
             yield b"retry: %d\n: the database does not answer\n\n" % (settings.retry_after_seconds * 1000)
@@ -72,5 +72,15 @@ async def _events(service: Service, tuning_number: int, after: int) -> AsyncIter
         elif time.monotonic() - told >= settings.events_heartbeat_seconds:
             yield b": still here\n\n"
             told = time.monotonic()
+            try:
+                row = await run_in_threadpool(_now, service, tuning["id"])
+            except GemmtuneError:
+                continue
+            if row is None or (row["status"] not in ACTIVE and after >= row["last_event"]):
+                return  # the client named an event that never was
         if len(rows) < _BATCH:
             await asyncio.sleep(settings.events_poll_seconds)
+
+
+def _now(service: Service, tuning_id: str) -> dict[str, Any] | None:
+    return service.read(queries.tuning, tuning_id)

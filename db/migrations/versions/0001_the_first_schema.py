@@ -353,6 +353,8 @@ def upgrade() -> None:
         sa.Column("content", sa.JSON(), nullable=False),
         sa.Column("roofline_share", sa.Float(), nullable=True),
         sa.Column("binds", sa.String(), nullable=True),
+        sa.Column("restricted", sa.Boolean(), nullable=False),
+        sa.Column("budget_seconds", sa.Float(), nullable=False),
         sa.Column("created_at", sa.String(), nullable=False),
         sa.ForeignKeyConstraint(
             ["baseline_id"],
