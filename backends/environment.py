@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -10,6 +11,8 @@ from backends.canonical import short_hash, slug
 from backends.errors import AmbiguousDevice, UnknownDevice
 
 VENDORS = ("cpu", "cuda", "hip")
+_NAME = re.compile("[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
+_UNITS = re.compile("[1-9][0-9]{0,8}")
 
 
 @dataclass(frozen=True, order=True)
@@ -23,12 +26,16 @@ class DeviceClass:
 
     def __post_init__(self) -> None:
         if self.vendor not in VENDORS:
-            raise ValueError(f"vendor {self.vendor!r} is unknown; known: {', '.join(VENDORS)}")
+            raise ValueError(f"vendor {self.vendor[:40]!r} is unknown; known: {', '.join(VENDORS)}")
         for name in ("arch", "product"):
-            if not getattr(self, name) or ":" in getattr(self, name):
-                raise ValueError(f"{name} {getattr(self, name)!r} must be a non-empty name without ':'")
-        if self.units < 1:
-            raise ValueError(f"units must be at least 1, not {self.units}")
+            value = getattr(self, name)
+            if _NAME.fullmatch(value) is None:
+                raise ValueError(
+                    f"{name} {value[:100]!r} must be 1 to 100 letters, digits and . _ + -, "
+                    "a letter or digit first"
+                )
+        if not 1 <= self.units < 10**9:
+            raise ValueError(f"units must be at least 1 and have at most 9 digits, not {str(self.units)[:40]}")
 
     def __str__(self) -> str:
         return f"{self.vendor}:{self.arch}:{self.product}:{self.units}"
@@ -37,8 +44,10 @@ class DeviceClass:
     def parse(cls, text: str) -> DeviceClass:
         """The inverse of str(). Raises ValueError."""
         parts = text.split(":")
-        if len(parts) != 4 or not parts[3].isdigit():
-            raise ValueError(f"{text!r} is no device class (vendor:arch:product:units)")
+        if len(parts) != 4:
+            raise ValueError(f"{text[:200]!r} is no device class (vendor:arch:product:units)")
+        if _UNITS.fullmatch(parts[3]) is None:
+            raise ValueError(f"units {parts[3][:40]!r} must be a whole number from 1, of at most 9 digits")
         return cls(parts[0], parts[1], parts[2], int(parts[3]))
 
 

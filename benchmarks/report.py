@@ -28,7 +28,7 @@ def commit() -> str:
     head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     # What a benchmark itself writes does not make the measured code another.
     dirty = subprocess.run(
-        ["git", "status", "--porcelain", "--", "backends", "tuners", "service"],
+        ["git", "status", "--porcelain", "--", "backends", "tuners", "db", "service"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     return head.stdout.strip() + ("+changes" if dirty.stdout.strip() else "")

@@ -169,7 +169,7 @@ def translate(error: DBAPIError) -> Exception:
     if "disk is full" in text:
         return DatabaseUnavailable(f"the database cannot grow ({text}); free some space")
     if isinstance(error, OperationalError) or error.connection_invalidated:
-        if "no such table" in text:
+        if any(words in text for words in ("no such table", "no such column", "no column named")):
             return error
         return DatabaseUnavailable(
             f"the database does not answer ({_first_line(text)}); try again in a moment"

@@ -55,7 +55,7 @@ def ready(engine: Engine) -> None:
     """Raises what stands in the way of working: StaleSchema, DatabaseUnavailable, DatabaseBroken."""
     path = engine.url.database
     if engine.dialect.name == "sqlite" and not Path(str(path)).exists():
-        raise DatabaseBroken(f"the database file {path} is gone; bring it back and start again")
+        raise DatabaseBroken(f"there is no {path}; bring it back, or make a new one: gemmtune db upgrade")
     check(engine)
     with writing(engine) as connection:  # a file that cannot be written says so here
         connection.execute(text("SELECT id FROM device_classes LIMIT 1")).all()

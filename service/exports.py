@@ -30,6 +30,7 @@ from tuners.policy import MeasurementPolicy
 _ROWS, _PIECE = 1000, 64 * 1024
 #: Environments that a header may speak of.
 _ENVIRONMENTS = 100
+_OWN_DEFAULT = "the claim is the stack's own default"
 
 Row = Mapping[str, Any]
 
@@ -111,7 +112,7 @@ def open_export(engine: Engine, format_name: str, chosen: Selection) -> Export:
         environments=tuple(environments),
         workspace_limit=chosen.workspace_limit,
     )
-    rows = _rows(engine, chosen, made.key_formats)
+    rows = _rows(engine, chosen, made.key_formats, report)
     return Export(
         f"gemmtune-{made.name}-{slug(str(chosen.device))}{made.suffix}",
         made.media_type,
@@ -162,7 +163,9 @@ def _gathered(pieces: Iterator[str]) -> Iterator[str]:
 # ---- rows ----------------------------------------------------------------------------------------
 
 
-def _rows(engine: Engine, chosen: Selection, key_formats: Sequence[str]) -> Iterator[ExportRow]:
+def _rows(
+    engine: Engine, chosen: Selection, key_formats: Sequence[str], report: ExportReport
+) -> Iterator[ExportRow]:
     with reading(engine) as connection:
         shared = _Shared(connection, chosen)
         written: set[str] = set()
@@ -174,23 +177,33 @@ def _rows(engine: Engine, chosen: Selection, key_formats: Sequence[str]) -> Iter
                 if chosen.imported:
                     written.add(row["problem_id"])
         if chosen.imported:
-            yield from _claims(connection, chosen, shared, written, key_formats)
+            yield from _claims(connection, chosen, shared, written, key_formats, report)
 
 
 def _claims(
-    connection: Connection, chosen: Selection, shared: _Shared, written: set[str], key_formats: Sequence[str]
+    connection: Connection,
+    chosen: Selection,
+    shared: _Shared,
+    written: set[str],
+    key_formats: Sequence[str],
+    report: ExportReport,
 ) -> Iterator[ExportRow]:
-    """What imported files say of problems that were never measured, the latest of each."""
+    """What imported files say of problems that were never measured, the latest of each; where that is the
+    stack's own default there is nothing to write."""
     claims = (
         row
         for row in queries.claim_rows(connection, str(chosen.device))
-        if row["solution_id"] is not None and row["policy_id"] in ("", chosen.policy_id)
+        if row["policy_id"] in ("", chosen.policy_id)
     )
     while part := list(islice(claims, _ROWS)):
         keys = _keys(connection, key_formats, [row["problem_id"] for row in part])
         for row in part:
-            if row["problem_id"] not in written:
-                written.add(row["problem_id"])
+            if row["problem_id"] in written:
+                continue
+            written.add(row["problem_id"])
+            if row["solution_id"] is None:
+                report.omit(_OWN_DEFAULT, stored_problem(row["problem_id"], row["problem"]))
+            else:
                 yield shared.claimed(row, keys.get(row["problem_id"], ((), 0)))
 
 

@@ -37,6 +37,7 @@ from db.values import (
 from service import formats
 from service.formats import ByteStream, Imported, ImportedClaim, ImportedProblem, ImportedSession
 from service.formats.row_text import problem_text, problem_wire
+from service.formats.tunableop_target import contradicts
 
 T = TypeVar("T")
 
@@ -49,6 +50,10 @@ _LONGEST_KEY = 1000
 _INT4, _INT8 = 2**31 - 1, 2**63 - 1
 #: `format` of a reader that brings gemmtune's own measurements.
 JOURNAL = "journal"
+#: `format` of the reader whose header says which device its rows were found on.
+TUNABLEOP = "tunableop"
+#: Libraries that run on one vendor's devices.
+_VENDORS = {"rocblas": "hip", "hipblaslt": "hip", "cublas": "cuda", "cublaslt": "cuda"}
 
 
 @dataclass
@@ -127,7 +132,7 @@ def import_file(
         with writing(engine) as connection:
             put_problems(connection, [item.problem for item in part])
             _put_keys(connection, read.format, number, part)
-    claims = _put_claims(engine, number, read.claims, device_class)
+    claims = _put_claims(engine, number, read, device_class)
     kept = _put_sessions(engine, number, read.sessions)
     if new:
         # Exports write a tool's own keys and, where asked to, claims.
@@ -151,7 +156,7 @@ def import_class(engine: Engine, text: str) -> DeviceClass:
                 made = DeviceClass.parse(text)
             except ValueError:
                 made = None
-            if made is None or made.units > _INT4 or storable(text) != text:
+            if made is None:
                 raise
             put_device_class(connection, made)
             return made
@@ -229,28 +234,32 @@ def _put_keys(
 # ---- claims --------------------------------------------------------------------------------------
 
 
-def _put_claims(
-    engine: Engine, number: int, claims: Sequence[ImportedClaim], device_class: DeviceClass | None
-) -> Kept:
+def _put_claims(engine: Engine, number: int, read: Imported, device_class: DeviceClass | None) -> Kept:
     kept = Kept()
-    for part in _parts(claims):
+    contradiction = _header_fault(read, device_class)
+    for part in _parts(read.claims):
         rows: list[dict[str, Any]] = []
         solutions: dict[str, Solution] = {}
         environments: dict[int, Environment] = {}
         policies: dict[str, Mapping[str, Any]] = {}
+        classes: set[DeviceClass] = set()
         for item in part:
             claim = item.claim
-            fault = _claim_fault(item, device_class)
+            fault = _claim_fault(item, device_class) or contradiction
             if fault is not None:
                 kept.skip(1, fault)
                 continue
             if claim.row is not None:
                 environments[id(claim.row.environment)] = claim.row.environment
                 policies[claim.row.policy.id] = claim.row.policy.to_dict()
+            elif claim.device is not None:
+                classes.add(claim.device)
             if claim.solution is not None:
                 solutions[claim.solution.id] = claim.solution
             rows.append(_claim_row(number, item, device_class))
         with writing(engine) as connection:
+            for found in sorted(classes):
+                put_device_class(connection, found)
             for environment in environments.values():
                 put_environment(connection, environment)
             for policy_id, content in policies.items():
@@ -264,8 +273,16 @@ def _put_claims(
 
 def _claim_fault(item: ImportedClaim, device_class: DeviceClass | None) -> str | None:
     claim = item.claim
-    if claim.row is None and device_class is None:
-        return "results need the device they were found on; name it: device=vendor:arch:product:units"
+    named = claim.found_on
+    device = named or device_class
+    if device is None:
+        return "results need the device they were found on: name the device, as vendor:arch:product:units"
+    if device_class is not None and device != device_class:
+        return f"the file says {device}, not {device_class}"
+    if claim.solution is not None:
+        vendor = _VENDORS.get(claim.solution.family, device.vendor)
+        if vendor != device.vendor:
+            return f"the file says {vendor}, not {device}: its solutions are of {claim.solution.family}"
     if len(item.key) > _LONGEST_KEY:
         return f"line {item.line}: its key is longer than {_LONGEST_KEY} characters"
     if claim.row is not None and not _environment_fits(claim.row.environment):
@@ -275,9 +292,22 @@ def _claim_fault(item: ImportedClaim, device_class: DeviceClass | None) -> str |
     return None
 
 
+def _header_fault(read: Imported, device_class: DeviceClass | None) -> str | None:
+    """What the header of a tool's results file says instead of the class that is named for it."""
+    if device_class is None or read.format != TUNABLEOP:
+        return None
+    named = Environment(**vars(device_class), memory_bytes=0, uuid="")
+    for key in ("GCN_ARCH_NAME", "CUDA_DEVICE"):
+        value = read.header.get(key)
+        if value is not None and contradicts(named, key, value) is not None:
+            shown = value.partition(":")[0] if key == "GCN_ARCH_NAME" else value
+            return f"the file says {shown[:100]}, not {device_class}"
+    return None
+
+
 def _claim_row(number: int, item: ImportedClaim, device_class: DeviceClass | None) -> dict[str, Any]:
     claim, row = item.claim, item.claim.row
-    content = None
+    content = None if claim.said is None else storable(dict(claim.said))
     if row is not None:
         names = ("judgement", "baseline_name", "baseline_seconds", "speedup", "rounds", "session",
                  "decided_at", "provenance", "source")  # fmt: skip
@@ -287,8 +317,8 @@ def _claim_row(number: int, item: ImportedClaim, device_class: DeviceClass | Non
     return {
         "provenance_number": number,
         "problem_id": problem_text(item.problem)[0],
-        "device_class_id": str(device_class if row is None else row.environment.device_class),
-        "policy_id": "" if row is None else row.policy.id,
+        "device_class_id": str(claim.found_on or device_class),
+        "policy_id": claim.policy_id if row is None else row.policy.id,
         "solution_id": None if claim.solution is None else claim.solution.id,
         "seconds": claim.seconds,
         "key": item.key,

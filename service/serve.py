@@ -60,7 +60,7 @@ class WorkerProcess:
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = list(command)
-        self._stopping = threading.Event()
+        self._stopping, self._starting = threading.Event(), threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._keep, name="worker", daemon=True)
 
@@ -70,13 +70,17 @@ class WorkerProcess:
 
     def _keep(self) -> None:
         wait = _FIRST_WAIT / 2
-        while not self._stopping.is_set():
+        while True:
             begin = time.monotonic()
-            with subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C is for us alone
-            ) as self._child:
+            with self._starting:
+                if self._stopping.is_set():
+                    return
+                self._child = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.PIPE,
+                    start_new_session=True,  # Ctrl-C is for us alone
+                )
+            with self._child:
                 code = self._child.wait()
             if self._stopping.is_set():
                 return
@@ -86,8 +90,9 @@ class WorkerProcess:
 
     def stop(self) -> None:
         """Tells it to give its job back; kills it where it does not."""
-        self._stopping.set()
-        child = self._child
+        with self._starting:
+            self._stopping.set()
+            child = self._child
         if child is not None and child.poll() is None:
             child.terminate()
             try:

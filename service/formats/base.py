@@ -14,7 +14,7 @@ from io import BufferedReader, FileIO
 from os import PathLike, fspath
 from typing import Any, Protocol, runtime_checkable
 
-from backends.environment import Environment
+from backends.environment import DeviceClass, Environment
 from backends.errors import ReadError
 from backends.outcome import Outcome
 from backends.problem import GemmProblem
@@ -40,11 +40,20 @@ _PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd
 @dataclass(frozen=True)
 class Claim:
     """What a results row says of its problem: `solution` is the fastest (None: the stack's own default), in
-    `seconds` a call where the row says so. `row` holds all that an export of gemmtune's own said."""
+    `seconds` a call where the row says so. `row` holds all that an export of gemmtune's own said; one that is
+    flat says its `device`, `policy_id` and figures (`said`, named as in `row`), each where it has it."""
 
     solution: Solution | None
     seconds: float | None
     row: ExportRow | None = None
+    device: DeviceClass | None = None
+    policy_id: str = ""
+    said: Mapping[str, Any] | None = None
+
+    @property
+    def found_on(self) -> DeviceClass | None:
+        """The class that the row itself names."""
+        return self.device if self.row is None else self.row.environment.device_class
 
 
 @dataclass(frozen=True)

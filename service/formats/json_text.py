@@ -32,9 +32,11 @@ class BrokenError(BadJsonError):
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise BadJsonError(f"the name {printable(twice, 40)!r} stands twice in one object")
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise BadJsonError(f"the name {printable(name, 40)!r} stands twice in one object")
+            seen.add(name)
     return found
 
 

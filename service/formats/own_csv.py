@@ -1,9 +1,11 @@
 """Our own CSV: a spreadsheet of problems, and every figure of an export, flat.
 
-Read: a header line with at least m, n, k and dtype; other columns are those of the wire (strides, epilogue
-and scaling a column each) and those that are written here. An empty cell is the default, a column whose
-name is empty or starts with # is ignored, and any other unknown column is refused, because a misspelt one
-would change problems silently. Cells are separated by commas, semicolons or tabs, whichever the header has.
+Read: a header line with at least m, n and k (dtype is fp32 where it is not said, as on the wire); other
+columns are those of the wire (strides, epilogue and scaling a column each) and those that are written here.
+An empty cell is the default, a column whose name is empty or starts with # is ignored, and any other unknown
+column is refused, because a misspelt one would change problems silently. A row with a solution is a claim,
+with the device and the figures that it has. Cells are separated by commas, semicolons or tabs, whichever
+the header has.
 
 Written: comma-separated, quoted where needed, a line a row. Spreadsheets run a text that starts with
 = + - or @ as a formula, so such a text (and one that starts with an apostrophe) gets an apostrophe before
@@ -20,16 +22,23 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from backends.environment import Environment
+from backends.environment import DeviceClass, Environment
 from backends.errors import InvalidProblem, ReadError
 from backends.problem import GemmProblem
 from backends.solution import Solution
 from backends.wire import problem_from_wire
 from service.formats.base import MAX_LINE, Claim, Entry, Rejected, decode_lines, printable, rejected
-from service.formats.export import ExportOptions, ExportRefused, ExportReport, ExportRow
+from service.formats.export import IMPORTED, ExportOptions, ExportRefused, ExportReport, ExportRow
 from service.formats.json_text import BadJsonError, decode
-from service.formats.row_text import Texts, dumps, problem_text, unsound
-from service.formats.row_values import BadRowError, seconds_from, solution_from
+from service.formats.row_text import Texts, dumps, problem_text, unwritten
+from service.formats.row_values import (
+    BadRowError,
+    judgement_from,
+    provenance_from,
+    seconds_from,
+    solution_from,
+    speedup_from,
+)
 from tuners.policy import MeasurementPolicy
 
 _SIZES = ("m", "n", "k", "batch", "lda", "ldb", "ldc", "ldd", "alignment")
@@ -50,7 +59,7 @@ RESULT_COLUMNS = (
     "rounds", "session", "decided_at", "provenance", "source",
 )  # fmt: skip
 _KNOWN = frozenset((*PROBLEM_COLUMNS, *RESULT_COLUMNS, "dtype_a", "epilogue", "scaling", "layout"))
-_NEEDED = ("m", "n", "k", "dtype")
+_NEEDED = ("m", "n", "k")
 _FORMULAS = tuple("=+-@'")
 _WHOLE = re.compile("-?[0-9]{1,20}")
 _NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,4})?")
@@ -58,6 +67,12 @@ _SOLUTION = (
     "solution", "solution_version", "solution_parameters", "solution_build", "solution_id",
     "workspace_bytes", "deterministic",
 )  # fmt: skip
+_SPEEDUP = {"low": "speedup_low", "mid": "speedup", "high": "speedup_high"}
+_FIGURES = (
+    "judgement", "baseline_name", "baseline_seconds", *_SPEEDUP.values(), "rounds", "session", "decided_at",
+    "provenance", "source",
+)  # fmt: skip
+_POLICY = re.compile(r"[A-Za-z0-9._-]{1,80}")
 _BOOLS = {"true": True, "false": False, "1": True, "0": False}
 _LINES = 256
 
@@ -80,7 +95,7 @@ class Csv:
         if b"\0" in line or len(line) > MAX_LINE:
             return False
         names = _names(line.decode("utf-8", "replace"))[0]
-        return all(name in names for name in ("m", "n", "k")) and bool({"dtype", "dtype_a"} & set(names))
+        return all(name in names for name in _NEEDED)
 
     def read(self, lines: Iterable[bytes]) -> Iterator[Entry | Rejected]:
         """Every line's outcome. Raises ReadError for a header that cannot be read."""
@@ -106,7 +121,7 @@ class Csv:
         """A header line, then a line a row. Raises ExportRefused."""
         if options.target is not None or options.validators:
             raise ExportRefused("csv is gemmtune's own format for any stack: leave out target and validators")
-        return _write(rows, report)
+        return _write(rows, options.workspace_limit, report)
 
 
 # ---- reading -------------------------------------------------------------------------------------
@@ -124,14 +139,15 @@ class _Table:
 
     names: list[str]
     delimiter: str
-    claimed: dict[tuple[GemmProblem, str, str], int] = field(default_factory=dict)
+    claimed: dict[tuple[GemmProblem, str, str, str], int] = field(default_factory=dict)
     solutions: dict[tuple[str | None, ...], Solution] = field(default_factory=dict)
+    devices: dict[str, DeviceClass] = field(default_factory=dict)
 
     @classmethod
     def open(cls, header: str) -> _Table:
         names, delimiter = _names(header)
         used = [name for name in names if name and not name.startswith("#")]
-        missing = [n for n in _NEEDED if n not in used and not (n == "dtype" and "dtype_a" in used)]
+        missing = [name for name in _NEEDED if name not in used]
         if missing:
             raise ReadError(f"the header lacks the column {', '.join(missing)}; needed: {', '.join(_NEEDED)}")
         unknown = [printable(name, 40) for name in used if name not in _KNOWN]
@@ -157,8 +173,10 @@ class _Table:
             raise BadRowError(f"count must be an integer from 0, not {count}")
         claim = self._claim(cells)
         if claim is not None:
-            identity = (problem, cells.get("environment_id", ""), cells.get("policy_id", ""))
-            won = self.claimed.setdefault(identity, number)
+            device, environment, policy = (
+                cells.get(name, "") for name in ("device", "environment_id", "policy_id")
+            )
+            won = self.claimed.setdefault((problem, device, environment, policy), number)
             if won != number:
                 raise BadRowError(f"line {won} has the same problem, environment and policy, and comes first")
         return Entry(number, problem, "", count or 1, claim)
@@ -170,7 +188,23 @@ class _Table:
         solution = self.solutions.get(texts)
         if solution is None:
             solution = self.solutions[texts] = _solution(cells)
-        return Claim(solution, seconds_from(_number(cells, "seconds"), "seconds"))
+        policy = cells.get("policy_id", "")
+        if policy and _POLICY.fullmatch(policy) is None:
+            raise BadRowError(f"policy_id {printable(policy, 40)!r} is no policy's id")
+        seconds = seconds_from(_number(cells, "seconds"), "seconds")
+        return Claim(solution, seconds, device=self._device(cells), policy_id=policy, said=_said(cells))
+
+    def _device(self, cells: Mapping[str, str]) -> DeviceClass | None:
+        text = cells.get("device")
+        if text is None:
+            return None
+        known = self.devices.get(text)
+        if known is None:
+            try:
+                known = self.devices[text] = DeviceClass.parse(text)
+            except ValueError as error:
+                raise BadRowError(f"device: {error}") from None
+        return known
 
     def _cells(self, text: str) -> dict[str, str]:
         """The cells that are not empty, by column."""
@@ -224,6 +258,27 @@ def _solution(cells: Mapping[str, str]) -> Solution:
     )
 
 
+def _said(cells: Mapping[str, str]) -> dict[str, Any] | None:
+    """The figures of a row that an export wrote; None where it has none. Raises BadRowError."""
+    if not any(name in cells for name in _FIGURES):
+        return None
+    speedup = {end: _number(cells, name) for end, name in _SPEEDUP.items()}
+    rounds = _whole(cells, "rounds") or 0
+    if not 0 <= rounds < 2**63:
+        raise BadRowError(f"rounds must be an integer from 0, not {rounds}")
+    return {
+        "judgement": judgement_from(cells.get("judgement", "")),
+        "baseline_name": _unguarded(cells.get("baseline_name", "")),
+        "baseline_seconds": seconds_from(_number(cells, "baseline_seconds"), "baseline_seconds"),
+        "speedup": None if all(end is None for end in speedup.values()) else speedup_from(speedup),
+        "rounds": rounds,
+        "session": _unguarded(cells["session"]) if "session" in cells else None,
+        "decided_at": _unguarded(cells["decided_at"]) if "decided_at" in cells else None,
+        "provenance": provenance_from(cells.get("provenance", IMPORTED)),
+        "source": _unguarded(cells.get("source", "")),
+    }
+
+
 def _whole(cells: Mapping[str, str], name: str) -> int | None:
     text = cells.get(name)
     if text is None:
@@ -254,13 +309,13 @@ def _unguarded(text: str) -> str:
 # ---- writing -------------------------------------------------------------------------------------
 
 
-def _write(rows: Iterable[ExportRow], report: ExportReport) -> Iterator[str]:
+def _write(rows: Iterable[ExportRow], workspace_limit: int | None, report: ExportReport) -> Iterator[str]:
     buffer = io.StringIO()
     sheet = csv.writer(buffer, lineterminator="\n")
     sheet.writerow((*PROBLEM_COLUMNS, *RESULT_COLUMNS))
     cells = _ResultCells()
     for row in rows:
-        fault = unsound(row)
+        fault = unwritten(row, workspace_limit)
         if fault is not None:
             report.omit(fault, row.problem)
             continue

@@ -26,7 +26,7 @@ from backends.wire import problem_from_wire
 from service.formats.base import HEAD, Claim, Entry, Found, Header, Rejected, decode_lines, rejected
 from service.formats.export import ExportOptions, ExportRefused, ExportReport, ExportRow
 from service.formats.json_text import BadJsonError, BrokenError, Document, decode, kind_of
-from service.formats.row_text import RowTexts, Texts, dumps, problem_text, unsound
+from service.formats.row_text import RowTexts, Texts, dumps, problem_text, unwritten
 from service.formats.row_values import BadRowError, Rows
 from tuners.policy import MeasurementPolicy
 
@@ -65,9 +65,9 @@ class JsonLines:
     def write(self, rows: Iterable[ExportRow], options: ExportOptions, report: ExportReport) -> Iterator[str]:
         """A line for the header, one a row, one for the report. Raises ExportRefused."""
         _check_options(self.name, options)
-        return _pieces(
-            rows, report, f"{{{_opening(options)}}}\n", "", "\n", lambda said: f'{{"report":{said}}}\n'
-        )
+        start = f"{{{_opening(options)}}}\n"
+        limit = options.workspace_limit
+        return _pieces(rows, limit, report, start, "", "\n", lambda said: f'{{"report":{said}}}\n')
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,8 @@ class Json:
         """One object: the header, the rows one a line, the report. Raises ExportRefused."""
         _check_options(self.name, options)
         start = f'{{{_opening(options)},"rows":[\n'
-        return _pieces(rows, report, start, ",\n", "\n", lambda said: f'],"report":{said}}}\n')
+        limit = options.workspace_limit
+        return _pieces(rows, limit, report, start, ",\n", "\n", lambda said: f'],"report":{said}}}\n')
 
 
 # ---- reading -------------------------------------------------------------------------------------
@@ -281,6 +282,7 @@ def _opening(options: ExportOptions) -> str:
 
 def _pieces(
     rows: Iterable[ExportRow],
+    workspace_limit: int | None,
     report: ExportReport,
     start: str,
     between: str,
@@ -290,7 +292,7 @@ def _pieces(
     texts = RowTexts()
     piece = [start]
     for row in rows:
-        fault = unsound(row)
+        fault = unwritten(row, workspace_limit)
         if fault is not None:
             report.omit(fault, row.problem)
             continue

@@ -174,9 +174,11 @@ def _policy_text(policy: MeasurementPolicy) -> str:
     return f'"policy_id":{dumps(policy.id)},"policy":{dumps(policy.to_dict())}'
 
 
-def unsound(row: ExportRow) -> str | None:
-    """Why a row cannot be written: a figure that no JSON or CSV number says."""
+def unwritten(row: ExportRow, workspace_limit: int | None) -> str | None:
+    """Why a row is left out: a figure that no JSON or CSV number says, or more workspace than asked for."""
     figures = (row.seconds, row.baseline_seconds, *(row.speedup or ()))
-    if all(figure is None or math.isfinite(figure) for figure in figures):
-        return None
-    return "one of its figures is not finite"
+    if not all(figure is None or math.isfinite(figure) for figure in figures):
+        return "one of its figures is not finite"
+    if workspace_limit is not None and row.solution.workspace_bytes > workspace_limit:
+        return f"needs more workspace than the {workspace_limit} bytes that it may use"
+    return None

@@ -48,7 +48,7 @@ class Rows:
             judgement=judgement_from(values.get("judgement")),
             seconds=seconds_from(values.get("seconds"), "seconds"),
             baseline_seconds=seconds_from(values.get("baseline_seconds"), "baseline_seconds"),
-            speedup=_speedup(values.get("speedup")),
+            speedup=speedup_from(values.get("speedup")),
             rounds=_integer(values, "rounds"),
             session=None if values.get("session") is None else _text(values, "session"),
             decided_at=None if values.get("decided_at") is None else _text(values, "decided_at"),
@@ -152,7 +152,8 @@ def seconds_from(value: object, name: str) -> float | None:
     return float(value)
 
 
-def _speedup(value: object) -> Speedup | None:
+def speedup_from(value: object) -> Speedup | None:
+    """low, mid and high of an object, or None. Raises BadRowError."""
     if value is None:
         return None
     if not isinstance(value, Mapping) or set(value) != {"low", "mid", "high"}:

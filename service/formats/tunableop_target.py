@@ -177,7 +177,7 @@ def settle(
     missing = [key for key in target.validators if key not in values]
     if missing:
         known = {**_EXAMPLES, "PT_VERSION": f"{target.major}.{target.minor}.0"}
-        examples = ", ".join(f"{key}={known[key]}" for key in missing)
+        examples = ", ".join(f"{key}:{known[key]}" for key in missing)
         raise ExportRefused(
             f"{target.text} needs Validator {', '.join(missing)}, and no environment of the rows says "
             f"{'it' if len(missing) == 1 else 'them'}; give each as a validator (such as {examples}) with "

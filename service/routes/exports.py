@@ -64,7 +64,11 @@ def export_file(
         str | None, Query(max_length=200, description="A device selector; default GEMMTUNE_DEVICE.")
     ] = None,
     target: Annotated[
-        str | None, Query(max_length=200, description="The stack that will load the file, e.g. torch-2.9.")
+        str | None,
+        Query(
+            max_length=200,
+            description="The stack that will load the file, e.g. torch-2.9.1+rocm; write + as %2B in a URL.",
+        ),
     ] = None,
     ties: Annotated[
         Literal["omit", "default"], Query(description="What becomes of a TIE or a LOSS.")

@@ -17,6 +17,7 @@ from backends.wire import problem_from_wire
 from service import errors, schemas
 from service.best import Filters
 from service.deps import refuse_names
+from service.formats.json_text import BadJsonError, decode
 from service.formats.row_text import problem_text
 from tuners.policy import MeasurementPolicy
 
@@ -74,6 +75,10 @@ def _object(text: str) -> Any:
         raise ValueError(f"must be a JSON object ({error})") from None
     if not isinstance(value, dict):
         raise ValueError(f"must be a JSON object, not {text!r}")
+    try:
+        decode(text)  # refuses a name that stands twice
+    except BadJsonError as error:
+        raise ValueError(f"must be a JSON object ({error})") from None
     return value
 
 
@@ -172,4 +177,6 @@ def policy_of(policy: str | None, mode: str | None, cache: str | None) -> str:
         if not _NAME.fullmatch(policy):
             raise InvalidProblem(f"policy {policy[:80]!r} is no policy's id", "policy")
         return policy
-    return MeasurementPolicy(mode=mode or "eager", cache=cache or "cold").id
+    return MeasurementPolicy(
+        mode="eager" if mode is None else mode, cache="cold" if cache is None else cache
+    ).id

@@ -73,10 +73,10 @@ async def _events(service: Service, tuning: dict[str, Any], after: int) -> Async
             yield b": still here\n\n"
             told = time.monotonic()
             try:
-                row = await run_in_threadpool(_now, service, tuning["id"])
+                present = await run_in_threadpool(_now, service, tuning["id"])
             except GemmtuneError:
                 continue
-            if row is None or (row["status"] not in ACTIVE and after >= row["last_event"]):
+            if present is None or (present["status"] not in ACTIVE and after >= present["last_event"]):
                 return  # the client named an event that never was
         if len(rows) < _BATCH:
             await asyncio.sleep(settings.events_poll_seconds)

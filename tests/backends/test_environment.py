@@ -20,7 +20,7 @@ A100 = DeviceClass("cuda", "sm_80", "NVIDIA-A100", 108)
 MI300X = DeviceClass("hip", "gfx942", "MI300X", 304)
 ALL = (CPU, H100, H200, A100, MI300X)
 
-WORDS = st.text("abcXYZ019_.-", min_size=1, max_size=8)
+WORDS = st.from_regex("[A-Za-z0-9][A-Za-z0-9._+-]{0,7}", fullmatch=True)
 CLASSES = st.builds(DeviceClass, st.sampled_from(VENDORS), WORDS, WORDS, st.integers(1, 10**6))
 
 ENVIRONMENT = Environment(
@@ -50,6 +50,10 @@ def test_the_text_of_a_class() -> None:
         "", "cuda", "cuda:sm_90:H200", "cuda:sm_90:H200:132:1", "cuda:sm_90:H200:many",
         "cuda:sm_90:H200:0", "cuda:sm_90:H200:-1", "cuda:sm_90:H200:", "cuda::H200:132",
         "cuda:sm_90::132", "tpu:v5:x:1", "CUDA:sm_90:H200:132", ":::", "cuda:sm_90:H200:1.0",
+        "cuda:sm_90:H200:05", "cuda:sm_90:H200:132\n", "cuda:sm_90:H200:1" + 9 * "0",
+        "cuda:sm_90:H200:\u0663",
+        "cuda:sm_90:H 200:132", "cuda:sm_90:H200\n:132", "cuda: sm_90:H200:132", "cuda:sm_90:H\u00e9:132",
+        "cuda:sm_90:-H200:132", "cuda:sm_90:" + 101 * "H" + ":132", "cuda:sm_\0:H200:132",
     ],
 )  # fmt: skip
 def test_what_is_no_class_is_refused(text: str) -> None:
@@ -62,7 +66,9 @@ def test_what_is_no_class_is_refused(text: str) -> None:
     [
         (("tpu", "v5", "x", 1), "known: cpu, cuda, hip"), (("cpu", "", "x", 1), "arch"),
         (("cpu", "x:y", "x", 1), "arch"), (("cpu", "x", "", 1), "product"),
-        (("cpu", "x", "x", 0), "units"),
+        (("cpu", "x", "x", 0), "units"), (("cpu", "x", "a b", 1), "product 'a b' must be 1 to 100"),
+        (("cpu", "x", "x", 10**9), "units"), (("cpu", "x\n", "x", 1), "arch"),
+        (("cpu", "x", 101 * "x", 1), "product"),
     ],
 )  # fmt: skip
 def test_a_class_has_four_good_parts(arguments: tuple[str, str, str, int], words: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from threading import Thread
+from threading import Barrier, Thread
 from typing import Any
 
 import pytest
@@ -277,6 +277,39 @@ def test_a_port_where_nobody_listens_is_unavailable() -> None:
             pytest.fail("connected")
     assert time.monotonic() - begin < 10
     engine.dispose()
+
+
+@ON_POSTGRES
+def test_a_server_that_takes_no_writes_is_unavailable(engine: Engine) -> None:
+    """A standby, say, until it is promoted."""
+    with pytest.raises(DatabaseUnavailable, match="takes no writes"), writing(engine) as connection:  # noqa: PT012
+        connection.execute(text("SET TRANSACTION READ ONLY"))
+        connection.execute(text("INSERT INTO policies VALUES ('new', '{}')"))
+
+
+@ON_POSTGRES
+def test_a_deadlock_is_told_as_one(engine: Engine) -> None:
+    with writing(engine) as connection:
+        connection.execute(text("INSERT INTO policies VALUES ('a', '{}'), ('b', '{}')"))
+    lock = text("SELECT id FROM policies WHERE id = :id FOR UPDATE")
+    barrier, told = Barrier(2), []
+
+    def take(first: str, second: str) -> None:
+        try:
+            with writing(engine) as connection:
+                connection.execute(lock, {"id": first})
+                barrier.wait(20)
+                connection.execute(lock, {"id": second})
+        except DatabaseUnavailable as error:
+            told.append(str(error))
+
+    threads = [Thread(target=take, args=each) for each in (("a", "b"), ("b", "a"))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(told) == 1
+    assert "each other's way" in told[0]
 
 
 @ON_POSTGRES

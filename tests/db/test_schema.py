@@ -20,13 +20,14 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, inspect, text
 
 from db import queries, schema
-from db.engine import open_engine, reading, writing
+from db.engine import DatabaseBroken, open_engine, reading, writing
 from db.schema import StaleSchema
 from db.sessions import rebuild_best, stored_outcomes
 from service.settings import Settings
 from service.startup import open_database, upgrade
 from tests.db import asset, samples
 from tests.db.asset import FIRST, REFUSED, SECOND
+from tests.postgres import ON_SQLITE
 
 #: Every released migration, as it was released. Lines are only ever added.
 RELEASED = {
@@ -167,6 +168,23 @@ def test_a_newer_schema_is_refused_and_left_alone(engine: Engine, database_url: 
     with pytest.raises(StaleSchema, match="newer"):
         open_database(settings)
     assert schema.current(engine) == "9999"
+
+
+def test_ready_says_what_stands_in_the_way(engine: Engine) -> None:
+    schema.ready(engine)
+    with writing(engine) as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(StaleSchema, match="newer"):
+        schema.ready(engine)
+
+
+@ON_SQLITE
+def test_a_file_that_is_gone_is_not_made_anew(engine: Engine) -> None:
+    path = Path(str(engine.url.database))
+    path.unlink()
+    with pytest.raises(DatabaseBroken, match=r"is gone; bring it back"):
+        schema.ready(engine)
+    assert not path.exists()
 
 
 # ---- released files ----------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, delete, func, select, text, update
 
+from backends.environment import Environment
 from backends.outcome import Outcome, Phase, Status
 from backends.wire import problem_to_wire
 from db import models, queries, sessions
@@ -309,6 +310,37 @@ def test_an_older_verdict_that_comes_late_does_not_win(
         assert verdicts is not None
         assert [row["winner_id"] for row in verdicts["verdicts"]] == [FASTER.id, FAST.id, BASELINE.id]
         assert best(connection)["solution"]["id"] == FASTER.id
+
+
+def weighed(
+    job: str, seconds: float = 2.0, environment: Environment = HERE, **limits: Any
+) -> sessions.SessionStart:
+    """A session of its own budget; limits: candidates, families."""
+    budget = {**CONTENT["budget"], "seconds": seconds, "candidates": limits.get("candidates")}
+    search = {**CONTENT["search"], "families": limits.get("families")}
+    content = {**CONTENT, "budget": budget, "search": search}
+    return replace(start(PROBLEM, job, environment), request=content)
+
+
+def test_a_quick_look_does_not_replace_what_was_measured_thoroughly(engine: Engine) -> None:
+    steps = [
+        (weighed("job-1", candidates=3), 1, 1),
+        (weighed("job-2", 1.0), 2, 2),  # all candidates
+        (weighed("job-3", 9.0, families=["packed"]), 3, 2),
+        (weighed("job-4", 9.0, candidates=1), 4, 2),
+        (weighed("job-5", 0.5), 5, 2),
+        (weighed("job-6", 1.0), 6, 6),  # as thorough, and later
+        (weighed("job-7", 4.0), 7, 7),
+        (weighed("job-8", 0.1, UPDATED, candidates=1), 8, 8),  # what is installed now
+        (weighed("job-9", 60.0), 9, 9),
+    ]
+    for begun, tile, wanted in steps:
+        with writing(engine) as connection:
+            store_session(connection, begun, candidate(tile))
+            assert best(connection)["solution"]["id"] == candidate(wanted).id, begun.job_id
+            before = best_rows(connection)
+            assert sessions.rebuild_best(connection) == 1
+            assert best_rows(connection) == before
 
 
 def test_each_class_and_policy_has_its_own_best_row(engine: Engine) -> None:

@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from threading import Barrier
 from typing import Any
@@ -232,6 +233,21 @@ def test_another_environment_knows_nothing(engine: Engine) -> None:
     assert submit(engine, [A]).known == 1
 
 
+def test_every_device_of_a_class_knows(engine: Engine) -> None:
+    """Devices of a class are several environments; one that lives is as present as another."""
+    second = replace(HERE, uuid="CPU-2")
+    known_worker(engine)
+    end(engine, begin(engine, submit(engine, [A]).new_jobs[0]))
+    known_worker(engine, second, "worker-2")
+    assert submit(engine, [A]).known == 1
+    with writing(engine) as connection:
+        workers.mark(connection, ["worker-1"], "stopped")
+    assert submit(engine, [A]).known == 0, "who lives is another"
+    with writing(engine) as connection:
+        workers.mark(connection, ["worker-2"], "stopped")
+    assert submit(engine, [A]).shared == 1
+
+
 def test_a_failure_is_not_known(engine: Engine) -> None:
     known_worker(engine)
     end(engine, begin(engine, submit(engine, [A]).new_jobs[0]), "failed")
@@ -380,6 +396,16 @@ def test_every_start_whose_worker_died_counts(engine: Engine) -> None:
     started = job(engine, last.id)["started_at"]
     assert started is not None
     assert started <= job(engine, last.id)["ended_at"]
+
+
+def test_a_start_whose_acknowledgement_was_lost_is_one_start(engine: Engine) -> None:
+    created = submit(engine, [A])
+    first, again = (begin(engine, created.new_jobs[0]) for _ in range(2))
+    assert (first.attempt, again.attempt) == (1, 1)
+    assert told(engine, created) == ["queued", "started"]
+    assert tuning(engine, created)["started"] == 1
+    with writing(engine) as connection:
+        tunings.hold(connection, again)
 
 
 def test_progress_reaches_every_tuning_that_still_waits(engine: Engine) -> None:

@@ -54,6 +54,22 @@ def test_only_earlier_workers_of_the_same_device_are_dead(engine: Engine) -> Non
         assert workers.register(connection, "last", "host", 6, HERE) == ["next"], "the dead die once"
 
 
+def test_a_registration_whose_acknowledgement_was_lost_is_one_worker(engine: Engine) -> None:
+    for _ in range(2):
+        with writing(engine) as connection:
+            assert workers.register(connection, "one", "host", 11, HERE) == []
+            assert workers.beats(connection) == {"one": 0}
+
+
+def test_only_one_can_hold_a_lock(engine: Engine) -> None:
+    with writing(engine) as connection:
+        workers.register(connection, "one", "host", 1, HERE, lock="a")
+        assert workers.register(connection, "two", "host", 2, HERE, lock="b") == [], "in another folder"
+        assert workers.register(connection, "three", "another", 3, HERE, lock="a") == []
+        assert workers.register(connection, "four", "host", 4, OTHER, lock="a") == ["one"]
+        assert set(workers.beats(connection)) == {"two", "three", "four"}
+
+
 def test_a_device_whose_libraries_changed_is_the_same_device(engine: Engine) -> None:
     with writing(engine) as connection:
         workers.register(connection, "before", "host", 1, HERE)

@@ -23,7 +23,16 @@ from service.jobs import JobQueue
 from service.tunings import Tunings
 from service.worker import Worker
 from tests.postgres import ON_POSTGRES, ON_SQLITE, PostgresServer
-from tests.service.worker_program import FULL_DISK, Workers, ended, freeze, send, wait
+from tests.service.worker_program import (
+    FULL_DISK,
+    Workers,
+    ended,
+    fork,
+    freeze,
+    send,
+    told_while_it_holds_the_lock,
+    wait,
+)
 from tests.tuners.recorded import ENVIRONMENT
 from tuners.decide import DecisionRule
 from tuners.policy import MeasurementPolicy
@@ -294,6 +303,14 @@ def test_stopping_again_and_again_never_gives_a_job_up(bench: Bench, workers: Wo
         assert ended(process, 5) == 0, number
     workers.start()
     bench.wait_for(name, "succeeded", workers)
+
+
+def test_a_signal_is_heard_whatever_it_interrupts() -> None:
+    process = fork(told_while_it_holds_the_lock)
+    assert ended(process) == 0
+    process.kill()
+    process.join()
+    process.close()
 
 
 @ON_SQLITE

@@ -48,6 +48,7 @@ def reason(text: str) -> str:
         ("m,n,k,dtype,alpha,beta\n16,64,64,fp32,1.5e0,-0.5",
          from_mm(16, 64, 64, "fp32", alpha=1.5, beta=-0.5)),
         ("m,n,k,dtype,#layer,\n16,64,64,fp32,head,what", from_mm(16, 64, 64, "fp32")),
+        ("m,n,k\n16,64,64", from_mm(16, 64, 64, "fp32")),
     ],
 )  # fmt: skip
 def test_spreadsheets_of_problems(text: str, expected: GemmProblem) -> None:
@@ -67,8 +68,8 @@ def test_counts_and_lines() -> None:
 @pytest.mark.parametrize(
     ("header", "why"),
     [
-        ("m,n,k", "the header lacks the column dtype; needed: m, n, k, dtype"),
-        ("a,b", "the header lacks the column m, n, k, dtype"),
+        ("m,n,dtype", "the header lacks the column k; needed: m, n, k"),
+        ("a,b", "the header lacks the column m, n, k"),
         ("m,n,k,dtype,tran_b", "unknown column tran_b; start its name with # to have it ignored"),
         ("m,n,k,dtype,m", "the column m stands twice in the header"),
         ("\0", "line 1, the header: NUL byte"),
@@ -103,6 +104,12 @@ def test_headers_that_cannot_be_read(header: str, why: str) -> None:
         (",solution,solution_id", ",packed,x", "stored solution id 'x' does not match"),
         (",solution,seconds", ",packed,0", "seconds must be a number above 0"),
         (",solution,deterministic", ",packed,maybe", "deterministic true or false"),
+        (",solution,device", ",packed,cpu", "device: 'cpu' is no device class"),
+        (",solution,policy_id", ",packed,a b", "policy_id 'a b' is no policy's id"),
+        (",solution,judgement", ",packed,BEST", "judgement 'BEST' is unknown"),
+        (",solution,speedup_low", ",packed,1.5", "speedup mid is missing"),
+        (",solution,rounds", ",packed,-1", "rounds must be an integer from 0"),
+        (",solution,provenance,rounds", ",packed,dreamt,1", "provenance 'dreamt' is unknown"),
     ],
 )
 def test_bad_lines_have_a_reason(columns: str, cells: str, why: str) -> None:
@@ -124,6 +131,13 @@ def test_an_export_comes_back_in_its_figures(made: list[ExportRow]) -> None:
     for claim, item in zip(imported.claims, distinct, strict=True):
         assert claim.claim.solution is not None
         assert claim.claim.solution.to_dict() == item.solution.to_dict()
+        said = claim.claim.said
+        assert said is not None
+        assert claim.claim.found_on == item.environment.device_class
+        assert claim.claim.policy_id == item.policy.id
+        names = ("judgement", "baseline_seconds", "rounds", "session", "decided_at", "provenance")
+        assert {name: said[name] for name in names} == {name: getattr(item, name) for name in names}
+        assert said["speedup"] == item.speedup
     table = list(csv.DictReader(io.StringIO(text)))
     assert [(t["judgement"], t["rounds"], t["provenance"]) for t in table] == [
         (r.judgement, str(r.rounds), r.provenance) for r in distinct
@@ -143,7 +157,10 @@ def test_texts_that_a_spreadsheet_would_run_are_guarded(text: str) -> None:
     (table,) = csv.DictReader(io.StringIO(out))
     assert (table["baseline_name"], table["source"], table["solution_build"]) == (f"'{text}",) * 3
     assert not [cell for cell in table.values() if cell[:1] in set("=+-@")]
-    assert read(out).claims[0].claim.solution == made.solution
+    claim = read(out).claims[0].claim
+    assert claim.solution == made.solution
+    assert claim.said is not None
+    assert (claim.said["baseline_name"], claim.said["source"]) == (text, text)
 
 
 def test_numbers_are_not_guarded_and_line_breaks_become_blanks() -> None:
@@ -170,7 +187,14 @@ def test_a_claim_twice_is_reported_and_the_first_wins() -> None:
 def test_detection() -> None:
     assert READER.detect(b"\xef\xbb\xbf\r\nN;M;K;dtype\r\n")
     assert READER.detect(b'"k","n","m","dtype_a"')
-    assert not READER.detect(b"m,n,k\n1,2,3\n")
+    assert READER.detect(b"m,n,k\n1,2,3\n")
+    assert READER.detect(b"m,n,k,dtpye\n1,2,3,fp32\n")
+    assert not READER.detect(b"m,n,dtype\n1,2,fp32\n")
     assert not READER.detect(b"GemmTunableOp_Half_TN,tn_1_2_3")
     assert not READER.detect(b"m,n,k,dtype\0")
     assert isinstance(outcomes(READER, "m,n,k,dtype\n1,2,3,fp32")[0], Entry)
+
+
+def test_a_misspelt_header_is_told_where_the_format_is_found_out() -> None:
+    with pytest.raises(ReadError, match="unknown column dtpye"):
+        read_stream(io.BytesIO(b"m,n,k,dtpye\n1,2,3,fp32\n"), "upload")

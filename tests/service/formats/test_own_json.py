@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from dataclasses import fields, replace
 from typing import Any
 
@@ -17,7 +18,18 @@ from backends.wire import problem_to_wire
 from service.formats import READERS, Entry, ExportRow, Found, Header, Imported, Rejected, read_stream
 from service.formats.json_text import MAX_ITEM
 from service.formats.row_text import problem_fields, problem_text, problem_wire
-from tests.service.formats.made import CPU, H200, LINEAR, outcomes, problems, row, rows, sorted_out, written
+from tests.service.formats.made import (
+    CPU,
+    CUBLASLT,
+    H200,
+    LINEAR,
+    outcomes,
+    problems,
+    row,
+    rows,
+    sorted_out,
+    written,
+)
 
 WIRE = {"m": 16, "n": 4096, "k": 4096, "dtype": "bf16", "trans_b": True}
 PROBLEM = from_linear(16, 4096, 4096, "bf16")
@@ -350,3 +362,25 @@ def test_a_problem_in_plain_values(problem: GemmProblem) -> None:
 def test_headers_hold_plain_values_only() -> None:
     found: list[Found] = outcomes(READERS["json"], '{"a":"x","b":1,"c":[1],"d":null,"problems":[]}')
     assert found == [Header({"a": "x", "b": "1"})]
+
+
+def test_many_names_are_checked_at_once() -> None:
+    text = "[{" + ",".join(f'"n{i}":0' for i in range(50_000)) + ',"n49999":1}]'
+    begun = time.process_time()
+    (found,) = outcomes(READERS["json"], text)
+    assert isinstance(found, Rejected)
+    assert "'n49999' stands twice" in found.reason
+    assert time.process_time() - begun < 2
+
+
+@pytest.mark.parametrize("name", ["json", "jsonl", "csv"])
+def test_rows_that_need_more_workspace_are_left_out(name: str) -> None:
+    made = [row(), row(from_linear(1, 8, 8, "bf16"), solution=replace(CUBLASLT, workspace_bytes=64))]
+    text, report = written(name, made, workspace_limit=64)
+    assert (report.written, report.omitted) == (
+        1,
+        {"needs more workspace than the 64 bytes that it may use": 1},
+    )
+    assert [c.problem for c in read_stream(io.BytesIO(text.encode()), "upload", name).claims] == [
+        made[1].problem
+    ]

@@ -295,7 +295,7 @@ def test_missing_validators_are_named_all_at_once() -> None:
     message = refusal([], "torch-2.15+rocm")
     for key in ("PT_VERSION", "HIP_VERSION", "HIPBLASLT_VERSION", "ROCBLAS_VERSION", "GCN_ARCH_NAME"):
         assert key in message
-    assert "HIP_VERSION=702" in message
+    assert "HIP_VERSION:702" in message
     bare = replace(MI300X, libraries={"rocblas": "5.2"}, runtime="")
     message = refusal([], "torch-2.15.0+rocm", environments=(bare,))
     assert "needs Validator HIP_VERSION, HIPBLASLT_VERSION, GCN_ARCH_NAME, and no environment" in message
@@ -303,7 +303,7 @@ def test_missing_validators_are_named_all_at_once() -> None:
     text, _ = written("tunableop", [], "torch-2.15.0+rocm", environments=(navi,))
     assert "Validator,GCN_ARCH_NAME,gfx1100\n" in text
     assert "name the patch, as in torch-2.9.1+rocm" in refusal([], "torch-2.9+rocm")
-    assert "PT_VERSION=2.14.0" in refusal([], "torch-2.14+cuda", environments=(H200,))
+    assert "PT_VERSION:2.14.0" in refusal([], "torch-2.14+cuda", environments=(H200,))
 
 
 def test_validators_of_the_request_win() -> None:

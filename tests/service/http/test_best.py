@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -38,6 +39,7 @@ from tests.service.http.uploads import RESULTS, stream
 from tuners.policy import MeasurementPolicy
 
 URL = "/v1/solutions/best"
+MI300X = replace(GPU, vendor="hip", arch="gfx942", product="MI300X", units=304)
 ONE = {"m": 16, "n": 256, "k": 512}
 
 
@@ -257,8 +259,9 @@ def test_the_default_says_what_was_asked(filled: httpx.Client) -> None:
 
 
 def test_claims_are_served_only_where_asked_for(client: httpx.Client, engine: Engine) -> None:
-    import_file(engine, stream(RESULTS), "results.csv", "tunableop", CLASS, "node-3")
-    asked: dict[str, Any] = {"m": 1024, "n": 1024, "k": 1024, "dtype": "bf16"}
+    device = str(MI300X.device_class)
+    import_file(engine, stream(RESULTS), "results.csv", "tunableop", device, "node-3")
+    asked: dict[str, Any] = {"m": 1024, "n": 1024, "k": 1024, "dtype": "bf16", "device": "hip"}
     assert best(client, **asked)["match"] == "default"
     found = best(client, **asked, imported="true")
     assert found["match"] == "imported"
@@ -266,9 +269,10 @@ def test_claims_are_served_only_where_asked_for(client: httpx.Client, engine: En
     assert found["solution"]["family"] == "rocblas"
     assert found["seconds"] == pytest.approx(1.05563e-5)
     assert best(client, **asked, imported="true", families="packed")["match"] == "default"
+    del asked["device"]
     with writing(engine) as connection:
-        measured(connection, problem(**asked))
-    assert best(client, **asked, imported="true")["match"] == "exact"
+        measured(connection, problem(**asked), environment=MI300X)
+    assert best(client, **asked, device="hip", imported="true")["match"] == "exact"
 
 
 # ---- what is no question ---------------------------------------------------------------------------
@@ -305,7 +309,10 @@ BAD = [
     ("m=16&n=256&k=1&families=", "families"),
     ("m=16&n=256&k=1&families=a,,b", "families"),
     ("m=16&n=256&k=1&imported=perhaps", "imported"),
+    ("m=16&n=256&k=1&strides=%7B%22a%22:1,%22a%22:2%7D", "strides"),
     ("m=16&n=256&k=1&mode=fast", "mode"),
+    ("m=16&n=256&k=1&mode=", "mode"),
+    ("m=16&n=256&k=1&cache=", "cache"),
     ("m=16&n=256&k=1&cache=hot", "cache"),
     ("m=16&n=256&k=1&policy=x&mode=eager", "policy"),
     ("m=16&n=256&k=1&policy=%00", "policy"),

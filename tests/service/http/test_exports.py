@@ -98,6 +98,24 @@ def test_imported_rows_are_written_where_asked_for(client: httpx.Client, engine:
     assert (row["provenance"], row["judgement"], row["source"]) == ("imported", "", "results.csv")
 
 
+def test_claims_of_the_default_are_counted(client: httpx.Client, engine: Engine) -> None:
+    both = RESULTS + b"GemmTunableOp_BFloat16_NN,nn_64_64_64_ld_64_64_64,Default,0.01\n"
+    import_file(engine, stream(both), "results.csv", None, GPU_CLASS)
+    asked = {"device": "hip", "imported": "true", "report": "true"}
+    found = fits(records.ExportReport, client.get("/v1/exports/json", params=asked))
+    assert found["written"] == 1
+    assert found["omitted"]["the claim is the stack's own default"]["count"] == 1
+
+
+@pytest.mark.parametrize("format_name", OWN)
+def test_workspace_is_limited_in_every_format(filled: httpx.Client, format_name: str) -> None:
+    asked = {"max_workspace": "0", "report": "true"}
+    found = fits(records.ExportReport, filled.get(f"/v1/exports/{format_name}", params=asked))
+    (left,) = found["omitted"].items()
+    assert left[0] == "needs more workspace than the 0 bytes that it may use"
+    assert found["written"] + left[1]["count"] == len(PROBLEMS)
+
+
 def test_a_tools_file_goes_round(client: httpx.Client, engine: Engine) -> None:
     """A row measured for the target's environment is written under the key that its tool gave it."""
     import_file(engine, stream(RESULTS), "results.csv", None, GPU_CLASS)

@@ -15,10 +15,10 @@ from backends.environment import DeviceClass
 from db import models
 from db.engine import reading, writing
 from db.values import table
-from service import imports, records
+from service import exports, imports, records
 from service.formats import READERS
 from service.settings import Settings
-from tests.service.http.filled import CLASS, ENVIRONMENT, GPU, fill, measured, problem
+from tests.service.http.filled import CLASS, ENVIRONMENT, GPU, POLICY, fill, measured, problem
 from tests.service.http.serving import serving
 from tests.service.http.shapes import fault_of, fits
 from tests.service.http.uploads import LLAMA, RESULTS, UNTUNED, journal, stream
@@ -132,15 +132,15 @@ def test_results_need_a_device(client: httpx.Client, engine: Engine) -> None:
     found = upload(client, RESULTS)
     assert (found["format"], len(found["problems"])) == ("tunableop", 1)
     assert (found["claims"]["stored"], found["claims"]["skipped"]) == (0, 1)
-    assert "device=" in found["claims"]["reasons"][0]
+    assert "name the device" in found["claims"]["reasons"][0]
     assert counts(engine)["Claim"] == 0
 
 
-@pytest.mark.parametrize("device", [NEW_CLASS, "cpu"])
+@pytest.mark.parametrize("device", [NEW_CLASS, "hip:gfx942:MI308X:80"])
 def test_results_become_claims_of_a_device(client: httpx.Client, engine: Engine, device: str) -> None:
     found = upload(client, RESULTS, device=device)
     assert found["claims"] == {"stored": 1, "known": 0, "skipped": 0, "reasons": []}
-    class_id = CLASS if device == "cpu" else device
+    class_id = device
     assert found["provenance"]["device_class"] == class_id
     before = everything(engine)
     assert upload(client, RESULTS, device=device)["claims"]["known"] == 1
@@ -148,6 +148,80 @@ def test_results_become_claims_of_a_device(client: httpx.Client, engine: Engine,
     assert class_id in {one["id"] for one in client.get("/v1/devices").json()["classes"]}
     asked: dict[str, str | int] = {"m": 1024, "n": 1024, "k": 1024, "dtype": "bf16", "device": device}
     assert client.get("/v1/solutions/best", params=asked).json()["match"] == "default"
+
+
+CUDA_RESULTS = (
+    b"Validator,PT_VERSION,2.14.0\nValidator,CUBLASLT_VERSION,130200\n"
+    b"Validator,CUDA_DEVICE,9.0:NVIDIA H200\n"
+    b"GemmTunableOp_BFloat16_NN,nn_1024_1024_1024_ld_1024_1024_1024,Default,0.0105563\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "device", "reason"),
+    [
+        (RESULTS, "cpu", f"the file says hip, not {CLASS}: its solutions are of rocblas"),
+        (
+            RESULTS.replace(b"Gemm_Rocblas_-621294427", b"Default"),
+            "cpu",
+            f"the file says gfx942, not {CLASS}",
+        ),
+        (RESULTS, "hip:gfx90a:MI250X:104", "the file says gfx942, not hip:gfx90a:MI250X:104"),
+        (CUDA_RESULTS, NEW_CLASS, f"the file says 9.0:NVIDIA H200, not {NEW_CLASS}"),
+        (
+            CUDA_RESULTS,
+            "cuda:sm_90:NVIDIA-H100:132",
+            "the file says 9.0:NVIDIA H200, not cuda:sm_90:NVIDIA-H100:132",
+        ),
+        (CUDA_RESULTS, "cuda:sm_90:NVIDIA-H200:132", None),
+    ],
+)
+def test_a_device_that_the_file_contradicts_is_told(
+    client: httpx.Client, engine: Engine, content: bytes, device: str, reason: str | None
+) -> None:
+    found = upload(client, content, device=device)
+    skipped = 0 if reason is None else 1
+    reasons = [] if reason is None else [reason]
+    assert found["claims"] == {"stored": 1 - skipped, "known": 0, "skipped": skipped, "reasons": reasons}
+    assert counts(engine)["Claim"] == 1 - skipped
+
+
+@pytest.mark.parametrize("format_name", ["csv", "json"])
+def test_an_export_of_another_device_is_no_claim(
+    client: httpx.Client, engine: Engine, format_name: str
+) -> None:
+    with writing(engine) as connection:
+        measured(connection, problem(16, 256, 512))
+    text = client.get(f"/v1/exports/{format_name}").content
+    found = upload(client, text, device=NEW_CLASS)
+    assert (found["claims"]["stored"], found["claims"]["reasons"]) == (
+        0,
+        [f"the file says {CLASS}, not {NEW_CLASS}"],
+    )
+    assert upload(client, text, device="cpu")["claims"]["stored"] == 1
+
+
+def test_our_own_csv_brings_its_device(client: httpx.Client, engine: Engine) -> None:
+    with writing(engine) as connection:
+        measured(connection, problem(16, 256, 512))
+
+    def export(device: str, format_name: str = "json") -> str:
+        chosen = exports.Selection(DeviceClass.parse(device), POLICY.id, imported=True)
+        return "".join(exports.open_export(engine, format_name, chosen).pieces)
+
+    text, other = export(CLASS, "csv"), "cpu:x86_64:Other-CPU:2"
+    found = upload(client, text.replace(CLASS, other).encode())
+    assert found["claims"] == {"stored": 1, "known": 0, "skipped": 0, "reasons": []}
+    with reading(engine) as connection:
+        (claim,) = connection.execute(select(table(models.Claim))).mappings().all()
+    assert (claim["device_class_id"], claim["policy_id"]) == (other, POLICY.id)
+    assert claim["content"]["judgement"] == "WIN"
+    (row,), (was,) = (json.loads(export(device))["rows"] for device in (other, CLASS))
+    names = ("solution", "seconds", "baseline_name", "baseline_seconds", "speedup", "rounds", "session",
+             "decided_at")  # fmt: skip
+    assert {name: row[name] for name in names} == {name: was[name] for name in names}
+    found = upload(client, text.replace(",device,", ",#device,", 1).encode())
+    assert (found["claims"]["stored"], found["claims"]["skipped"]) == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -237,9 +311,15 @@ def test_a_session_that_says_nothing_or_lies_is_left_out(client: httpx.Client, e
 
 
 def test_an_environment_that_no_database_takes_is_left_out(client: httpx.Client, engine: Engine) -> None:
-    for strange in (replace(ENVIRONMENT, driver="a\0b"), replace(ENVIRONMENT, units=2**40)):
+    for strange in (replace(ENVIRONMENT, driver="a\0b"), replace(ENVIRONMENT, memory_bytes=2**63)):
         found = upload(client, journal(problem(16, 256, 512), environment=strange))
-        assert found["sessions"]["stored"] == 0
+        assert (found["sessions"]["stored"], found["sessions"]["skipped"]) == (0, 1)
+    units = b'"units":%d,' % ENVIRONMENT.units
+    content = journal(problem(16, 256, 512))
+    assert units in content
+    found = upload(client, content.replace(units, b'"units":1000000000,'))
+    assert found["sessions"]["stored"] == 0
+    assert "units must be at least 1 and" in found["rejected"][0]["reason"]
     assert counts(engine)["Session"] == 0
 
 
