@@ -35,7 +35,9 @@ class DeviceClass:
                     "a letter or digit first"
                 )
         if not 1 <= self.units < 10**9:
-            raise ValueError(f"units must be at least 1 and have at most 9 digits, not {str(self.units)[:40]}")
+            raise ValueError(
+                f"units must be at least 1 and have at most 9 digits, not {str(self.units)[:40]}"
+            )
 
     def __str__(self) -> str:
         return f"{self.vendor}:{self.arch}:{self.product}:{self.units}"

@@ -75,18 +75,20 @@ def test_lists(client: httpx.Client) -> None:
 
 
 def test_files(client: httpx.Client) -> None:
-    for content, stored in ((UNTUNED, 0), (RESULTS, 1), (journal(problem(9, 9, 9)), 0)):
+    gpu = "hip:gfx942:MI300X:304"
+    files = ((UNTUNED, CLASS, 0), (RESULTS, gpu, 1), (journal(problem(9, 9, 9)), CLASS, 0))
+    for content, device, stored in files:
         for again in (False, True):
-            response = client.post(f"/v1/imports/auto?device={CLASS}", content=content)
+            response = client.post(f"/v1/imports/auto?device={device}", content=content)
             found = fits(records.ImportAnswer, response)
             assert found["provenance"]["new"] is not again
             assert (found["claims"]["stored"], found["claims"]["known"]) == (
                 (0, stored) if again else (stored, 0)
             )
     assert client.get("/v1/solutions/best?m=9&n=9&k=9").json()["provenance"]["kind"] == "node"
-    claimed = "m=1024&n=1024&k=1024&dtype=bf16&imported=true"
+    claimed = "m=1024&n=1024&k=1024&dtype=bf16&imported=true&device=hip"
     assert client.get(f"/v1/solutions/best?{claimed}").json()["match"] == "imported"
     rows = client.get("/v1/exports/json?imported=true").json()["rows"]
-    assert len(rows) == len(PROBLEMS) + 2
+    assert len(rows) == len(PROBLEMS) + 1
     report = fits(records.ExportReport, client.get("/v1/exports/csv?report=true"))
     assert report["written"] == len(PROBLEMS) + 1
