@@ -21,6 +21,7 @@ from starlette.responses import Response
 from starlette.routing import compile_path
 
 from backends.environment import DeviceClass, resolve
+from backends.errors import AmbiguousDevice, UnknownDevice
 from backends.problem import GemmProblem
 from db import queries
 from db import tunings as tuning_rows
@@ -107,6 +108,10 @@ class Service:
         """Whether known classes were looked up less than a second ago."""
         return time.monotonic() < self._classes_until
 
+    def knows(self, selector: str) -> bool:
+        """Whether the selector was resolved before, among the classes last looked up."""
+        return selector in self._selected
+
     def refresh_classes(self, known: Sequence[DeviceClass]) -> None:
         """Takes in what the database knows."""
         if tuple(known) != self._classes:
@@ -124,8 +129,10 @@ class Service:
 
     def device_class(self, connection: Connection, selector: str) -> DeviceClass:
         """The class of a selector. Raises UnknownDevice, AmbiguousDevice."""
-        if not self.classes_are_fresh():
-            self.refresh_classes(queries.known_classes(connection))
+        if self.classes_are_fresh():
+            with suppress(UnknownDevice, AmbiguousDevice):
+                return self.selected(selector)
+        self.refresh_classes(queries.known_classes(connection))  # it may have been registered just now
         return self.selected(selector)
 
 

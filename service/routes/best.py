@@ -36,9 +36,10 @@ async def get_best(request: Request) -> Response:
     near problems), by somebody else (imported: only where asked for), or not at all (default)."""
     service = service_of(request)
     question = read_question(request.scope["query_string"])
-    if not service.classes_are_fresh():
+    selector = service.selector(question.selector)
+    if not (service.classes_are_fresh() and service.knows(selector)):
         service.refresh_classes(await service.lookup.classes())
-    device = service.selected(service.selector(question.selector))
+    device = service.selected(selector)
     document = await service.lookup.document(question.problem_id, str(device), question.policy_id)
     if document is not None and not question.filters:
         body = best.exact(document)
