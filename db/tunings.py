@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from sqlalchemy import Connection, and_, exists, func, insert, select, update
@@ -49,6 +50,11 @@ class Request:
     priority: int
     force: bool
 
+    @cached_property
+    def hash(self) -> str:
+        """Of all that jobs of the request share."""
+        return short_hash([self.device_class_id, self.policy_id, dict(self.content)])
+
 
 @dataclass(frozen=True)
 class Created:
@@ -81,7 +87,7 @@ class StartedJob:
 
 def request_key(problem_id: str, request: Request) -> str:
     """Equal for jobs that would measure the same."""
-    return short_hash([problem_id, request.device_class_id, request.policy_id, dict(request.content)], 24)
+    return f"{problem_id}-{request.hash}"
 
 
 def new_id(kind: str) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import isfinite, log2
 from typing import Any
 
+import orjson
 from sqlalchemy import ColumnElement, Connection, Table, Text, any_, cast, select, text, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import SQLModel
@@ -53,7 +53,7 @@ def insert_new(
             f'FROM json_populate_recordset(NULL::"{target.name}", :rows) ON CONFLICT DO NOTHING'
             + (" RETURNING " + ", ".join(f'"{name}"' for name in returning) if returning else "")
         )
-        done = connection.execute(statement, {"rows": json.dumps(rows)})
+        done = connection.execute(statement, {"rows": orjson.dumps(rows).decode()})
     else:
         statement = sqlite.insert(target).on_conflict_do_nothing()
         if returning:
