@@ -17,6 +17,8 @@ import uvicorn
 
 from backends.errors import DeviceError
 from backends.registry import find_device
+from db.engine import writing
+from db.values import put_environment
 from service.app import create_app
 from service.settings import Settings
 from service.startup import open_database
@@ -123,9 +125,13 @@ class _Server(uvicorn.Server):
 def serve(settings: Settings, worker_device: str | None, announce: Callable[[str], None]) -> None:
     """Serves until SIGTERM or SIGINT. `worker_device`: also run a worker of that device; None runs none.
     Raises PortInUse, StaleSchema, DatabaseUnavailable, UnknownDevice, AmbiguousDevice."""
-    if worker_device is not None:
-        find_device(worker_device)  # raises here rather than in a worker that is started again and again
-    open_database(settings).dispose()
+    # Unknown devices are refused here, not by a worker that is started again and again.
+    device = None if worker_device is None else find_device(worker_device)
+    engine = open_database(settings)
+    if device is not None:  # requests for it are taken from the start: the worker comes up meanwhile
+        with writing(engine) as connection:
+            put_environment(connection, device.environment)
+    engine.dispose()
     listening = listen(settings.host, settings.port)
     host, port = listening.getsockname()[:2]
     config = uvicorn.Config(
