@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import pwd
 import secrets
@@ -13,7 +14,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psycopg
@@ -41,6 +42,7 @@ _SETTINGS = {
 _USERS = ("postgres", "nobody")
 _START_SECONDS = 30.0
 _ROOM_BYTES = 2 << 30
+_PREFIX = "gemmtune-postgres-"
 _PR_SET_PDEATHSIG = 1
 
 
@@ -62,11 +64,20 @@ def _user() -> str | None:
     return next(name for name in _USERS if name in known)
 
 
-def _place() -> Path | None:
+def _place() -> Path:
     """Where its files lie: in memory where there is room, which makes a test's database in no time."""
     memory = Path("/dev/shm")
     roomy = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free >= _ROOM_BYTES
-    return memory if roomy else None
+    return memory if roomy else Path(tempfile.gettempdir())
+
+
+def _remove_left_over(place: Path) -> None:
+    """Folders of test runs that were killed: nobody holds their lock."""
+    for lock in place.glob(f"{_PREFIX}*/lock"):
+        with suppress(OSError), lock.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if time.time() - lock.stat().st_mtime > 60:  # not one that is being made
+                shutil.rmtree(lock.parent)
 
 
 def _die_with_parent() -> None:
@@ -82,7 +93,11 @@ class PostgresServer:
     def __init__(self) -> None:
         self._user = _user()
         # Not below pytest's folders: those are for our user alone.
-        self._folder = Path(tempfile.mkdtemp(prefix="gemmtune-postgres-", dir=_place()))
+        place = _place()
+        _remove_left_over(place)
+        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+        self._mine = (self._folder / "lock").open("w")
+        fcntl.flock(self._mine, fcntl.LOCK_EX)
         if self._user is not None:
             shutil.chown(self._folder, self._user)
         self._data = self._folder / "data"
@@ -164,6 +179,7 @@ class PostgresServer:
         """Stops it and removes its folder."""
         self.stop()
         shutil.rmtree(self._folder)
+        self._mine.close()
 
     # ---- databases -----------------------------------------------------------------------------
 

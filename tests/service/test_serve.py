@@ -80,8 +80,10 @@ def pids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
 
     yield found
     for pid in found():
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+        with suppress(FileNotFoundError, ProcessLookupError):
+            # Not whoever has the number of one that has ended.
+            if str(path).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
 
 
 def command(program: str, tmp_path: Path) -> list[str]:
