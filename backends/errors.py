@@ -56,6 +56,11 @@ class DeviceError(GemmtuneError):
     """A device or its driver refused an operation that no candidate is to blame for."""
 
 
+class DeviceLost(DeviceError):
+    """The device is gone, in use by others alone, or in a state that only its administrator can mend:
+    nothing more can be measured here, and what was to be measured is as it was."""
+
+
 class CompilerMissing(GemmtuneError):
     """No usable compiler was found."""
 
@@ -70,6 +75,10 @@ class CompileError(GemmtuneError):
 
 class LaunchError(GemmtuneError):
     """A kernel or a library call answered an error status."""
+
+
+class IllegalSolution(GemmtuneError):
+    """A library refuses this configuration for this problem; the message is the rule."""
 
 
 class StorageError(GemmtuneError, OSError):

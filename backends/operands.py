@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from backends.dtypes import DTYPES, DType
 from backends.problem import GemmProblem
 
 #: The operands of a problem in the order that every table lists them.
-NAMES = ("a", "b", "c", "d", "bias")
+NAMES = ("a", "b", "c", "d", "bias", "scale_a", "scale_b", "scale_d")
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,9 @@ class Layout:
 
 
 def layouts(problem: GemmProblem) -> dict[str, Layout]:
-    """The layout of every operand the problem has: a, b, d; c where beta != 0; bias where there is one."""
+    """The layout of every operand the problem has: a, b, d; c where beta != 0; bias where there is one; a
+    scale a tensor is one value, `outer` scales are one a row of op(A) or a column of op(B). (Scales of
+    blocks have no layout yet: no backend supports them.)"""
 
     def one(rows: int, columns: int, ld: int, stride: int, kind: str) -> Layout:
         copies = problem.batch if stride else 1
@@ -69,6 +72,11 @@ def layouts(problem: GemmProblem) -> dict[str, Layout]:
     if p.bias is not None:
         size = p.m if p.bias_axis == "m" else p.n
         found["bias"] = one(size, 1, size, 0, p.bias)
+    for name, outer in (("scale_a", p.m), ("scale_b", p.n), ("scale_d", 1)):
+        sizes = {"tensor": 1, "outer": outer}
+        kind = getattr(p, name)
+        if kind in sizes and p.scale_dtype is not None:
+            found[name] = one(sizes[kind], 1, sizes[kind], 0, p.scale_dtype)
     return found
 
 
@@ -79,7 +87,10 @@ def operand_bytes(problem: GemmProblem) -> int:
 
 @dataclass(frozen=True)
 class Operands:
-    """Device addresses of one set of operands (0: the problem has none), and the scalars."""
+    """Device addresses of one set of operands (0: the problem has none), and the scalars.
+
+    D = scale_d activation(alpha scale_a scale_b op(A) op(B) + beta C + bias).
+    """
 
     a: int
     b: int
@@ -88,6 +99,15 @@ class Operands:
     bias: int
     alpha: float
     beta: float
+    scale_a: int = 0
+    scale_b: int = 0
+    scale_d: int = 0
+
+    @classmethod
+    def at(cls, address: Mapping[str, int], scalars: tuple[float, float]) -> Operands:
+        """From addresses by operand name."""
+        found = {name: address.get(name, 0) for name in NAMES}
+        return cls(**found, alpha=scalars[0], beta=scalars[1])
 
 
 def as_product(

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from backends.cache import BinaryCache
 from backends.environment import Environment
-from backends.operands import Operands
+from backends.operands import Layout, Operands
 from backends.problem import GemmProblem
 from backends.solution import Solution
 
@@ -85,6 +85,76 @@ class Buffer(Protocol):
         """Gives the memory back; the buffer is dead."""
 
 
+class Series(Protocol):
+    """Launches of one candidate, ready to be timed."""
+
+    def sample(self, warm: bool = True) -> Sample:
+        """Times them once, back to back. Raises LaunchError."""
+
+    def close(self) -> None:
+        """Gives back what was made for it."""
+
+
+@dataclass(frozen=True)
+class ErrorBound:
+    """How far an element may be from the float64 reference (tuners/reference.py derives it):
+    tolerance = rough |alpha s| ||a_i|| ||b_j|| + step sum of |terms|, slope times that after an activation,
+    then `rounding` |expected| + `least`; s is the product of the scales."""
+
+    rough: float
+    step: float
+    slope: float
+    rounding: float
+    least: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`bad` of `elements` of D are off their bound; `worst` error over bound (inf for NaN); the first bad
+    one's (batch, column, row) with its value, what was expected and within what; Frobenius norms of the
+    error and of the reference."""
+
+    elements: int
+    bad: int
+    worst: float
+    first: tuple[int, int, int] | None
+    value: float
+    expected: float
+    tolerance: float
+    error_norm: float
+    reference_norm: float
+
+
+class Judge(Protocol):
+    """A device's own kernels for verifying, which use none of the libraries that they judge. Addresses are
+    device addresses; work is queued where candidates run, in order."""
+
+    def fill(self, address: int, size: int, value: int) -> None:
+        """Sets `size` bytes to `value`."""
+
+    def copy(self, target: int, source: int, size: int) -> None:
+        """Copies bytes within the device."""
+
+    def draw(self, layout: Layout, address: int, seed: int, distribution: str) -> None:
+        """Random elements of an operand as stored (padding stays as it is); the same for the same seed.
+        Distributions as in tuners/inputs.py."""
+
+    def reference(
+        self, problem: GemmProblem, operands: Operands, bound: ErrorBound, expected: int, tolerance: int
+    ) -> None:
+        """Every element of D in float64 arithmetic: float64 [batch, n, m] at `expected` and float32
+        tolerances, of the same shape, at `tolerance`."""
+
+    def compare(self, problem: GemmProblem, d: int, expected: int, tolerance: int) -> Comparison:
+        """Holds D at `d` against a reference. Raises LaunchError for what failed before it."""
+
+    def differing(self, pairs: Sequence[tuple[int, int, int]]) -> list[int]:
+        """For each (address, address, size): how many bytes differ."""
+
+    def other_than(self, ranges: Sequence[tuple[int, int]], value: int) -> list[int]:
+        """For each (address, size): how many bytes are not `value`."""
+
+
 class Device(Protocol):
     """A device, opened in the process that owns it."""
 
@@ -102,17 +172,31 @@ class Device(Protocol):
     def allocate(self, size: int) -> Buffer:
         """Raises DeviceMemoryExceeded."""
 
-    def load(self, problem: GemmProblem, solution: Solution, binary: Path | None) -> Kernel:
-        """Raises LaunchError where the candidate cannot be loaded."""
+    @property
+    def sample_seconds(self) -> tuple[float, float]:
+        """How long a sample must last for its fixed costs to vanish: while screening, and in a final."""
 
-    def sample(
+    @property
+    def judge(self) -> Judge | None:
+        """Its own means of making inputs and references; None where the host's numpy reaches its memory."""
+
+    def load(self, problem: GemmProblem, solution: Solution, binary: Path | None) -> Kernel:
+        """Raises IllegalSolution for what the library refuses, LaunchError where it cannot be loaded."""
+
+    def series(
         self, kernel: Kernel, launches: Sequence[Launch], mode: str, warm: Launch | None = None
-    ) -> Sample:
-        """Runs `warm` untimed (on operands of its own, so that the timed ones stay cold), then times the
-        launches back to back."""
+    ) -> Series:
+        """The launches made ready to be timed back to back, again and again; `warm` is run untimed before
+        them (on operands of its own, so that the timed ones stay cold)."""
+
+    def synchronize(self) -> None:
+        """Waits for what was launched. Raises LaunchError for what failed there."""
 
     def bandwidths(self) -> Bandwidths:
         """Measures reading and copying, each as fast as this device does it."""
+
+    def condition(self) -> Mapping[str, Any]:
+        """What a final records of the device's state: clocks, power, temperature, who else uses it."""
 
 
 class Family(Protocol):
@@ -143,6 +227,22 @@ class Family(Protocol):
         """The candidate on an opened device of this backend. Raises LaunchError."""
 
 
+@runtime_checkable
+class AskedFamily(Protocol):
+    """A family whose candidates only its library can tell, on the device: search_space() runs where the
+    device is open, and asks these in place of solutions()."""
+
+    def listed(
+        self, problem: GemmProblem, device: Any, max_workspace_bytes: int | None
+    ) -> Iterable[Solution]:
+        """Legal candidates, the likeliest first; not all there are."""
+
+    def neighbours(
+        self, problem: GemmProblem, solution: Solution, device: Any, max_workspace_bytes: int | None
+    ) -> Iterable[Solution]:
+        """Legal candidates that differ from `solution` in one choice."""
+
+
 @dataclass(frozen=True)
 class Baseline:
     """A default that verdicts are judged against: `name` says whose (framework, library, ...)."""
@@ -165,9 +265,8 @@ class Backend(Protocol):
     def process_variables(self) -> Mapping[str, str]:
         """Environment variables that the process owning a device must start with (the user's stay)."""
 
-    @property
-    def product_size(self) -> int:
-        """m = n = k of a product large enough to run at the multiplying ceiling."""
+    def product(self, dtype: str) -> GemmProblem:
+        """A product of this input type (or "tf32") large enough to run at the multiplying ceiling."""
 
     def probe(self) -> Probe:
         """The devices of this machine; never raises for hardware or drivers that are missing."""
@@ -175,8 +274,10 @@ class Backend(Protocol):
     def families(self) -> Mapping[str, Family]:
         """Family name -> family, in the order candidates are listed."""
 
-    def baselines(self, problem: GemmProblem, environment: Environment) -> Sequence[Baseline]:
+    def baselines(
+        self, problem: GemmProblem, environment: Environment, max_workspace_bytes: int | None = None
+    ) -> Sequence[Baseline]:
         """The defaults, the verdict's own first. Raises UnsupportedProblem."""
 
     def open(self, index: int, cache: BinaryCache) -> Device:
-        """Opens device `index` of probe() in this process."""
+        """Opens device `index` of probe() in this process. Raises DeviceLost where it is gone or in use."""

@@ -1,0 +1,165 @@
+"""The CUDA driver's calls that we use, each checked; what a status means for whoever asked.
+
+cuda-bindings is imported on first use: a machine without it, or without a driver, gets an answer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from backends.errors import DeviceLost, DeviceMemoryExceeded, LaunchError
+
+#: After these the context answers nothing any more: the process must end (CUDA driver API, CUresult).
+CONTEXT_LOST = frozenset(
+    {
+        "CUDA_ERROR_ILLEGAL_ADDRESS",
+        "CUDA_ERROR_ILLEGAL_INSTRUCTION",
+        "CUDA_ERROR_MISALIGNED_ADDRESS",
+        "CUDA_ERROR_INVALID_ADDRESS_SPACE",
+        "CUDA_ERROR_INVALID_PC",
+        "CUDA_ERROR_LAUNCH_FAILED",
+        "CUDA_ERROR_LAUNCH_TIMEOUT",
+        "CUDA_ERROR_HARDWARE_STACK_ERROR",
+        "CUDA_ERROR_ASSERT",
+        "CUDA_ERROR_ECC_UNCORRECTABLE",
+        "CUDA_ERROR_CONTEXT_IS_DESTROYED",
+        "CUDA_ERROR_UNKNOWN",
+        "CUDA_ERROR_TENSOR_MEMORY_LEAK",
+        "CUDA_ERROR_CONTAINED",
+        "CUDA_ERROR_EXTERNAL_DEVICE",
+    }
+)
+#: The device is not to be had; why, and what to do.
+DEVICE_LOST = {
+    "CUDA_ERROR_NO_DEVICE": "the driver sees no GPU (is CUDA_VISIBLE_DEVICES empty, or has it fallen off the bus?)",
+    "CUDA_ERROR_INVALID_DEVICE": "the GPU is gone",
+    "CUDA_ERROR_DEVICE_UNAVAILABLE": "another process uses the GPU alone (compute mode); wait or stop it",
+    "CUDA_ERROR_DEVICE_NOT_LICENSED": "the GPU has no licence",
+    "CUDA_ERROR_SYSTEM_NOT_READY": "the system is not ready (is nvidia-fabricmanager running?)",
+    "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "driver and kernel module differ; reboot, or reload the module",
+    "CUDA_ERROR_MPS_CONNECTION_FAILED": "the MPS server does not answer",
+    "CUDA_ERROR_NVLINK_UNCORRECTABLE": "NVLink failed",
+    "CUDA_ERROR_ECC_UNCORRECTABLE": "the GPU's memory has an error that it cannot correct; reset it",
+}
+
+
+class ContextLost(LaunchError):
+    """A fault on the device ended the context: whoever owns the device must start anew."""
+
+
+class DriverMissing(Exception):
+    """No driver, no cuda-bindings, or a driver too old; the message says which."""
+
+
+#: Functions of ours are launched with argument blocks of this API: CUDA 12.0.
+OLDEST_DRIVER = 12000
+
+
+@lru_cache(maxsize=1)
+def api() -> Any:
+    """cuda.bindings.driver, initialised. Raises DriverMissing."""
+    try:
+        from cuda.bindings import driver  # noqa: PLC0415  (optional)
+    except ImportError as error:
+        raise DriverMissing(f"cuda-bindings is not installed ({error}); pip install 'gemmtune[cuda]'") from error
+    try:
+        (status,) = driver.cuInit(0)
+    except Exception as error:  # the loader's own exceptions
+        raise DriverMissing("no NVIDIA driver on this machine (libcuda.so is not found)") from error
+    name = status.name
+    if name == "CUDA_ERROR_NO_DEVICE":
+        raise DriverMissing("an NVIDIA driver, but no GPU that this process may see (CUDA_VISIBLE_DEVICES?)")
+    if name != "CUDA_SUCCESS":
+        raise DriverMissing(f"the NVIDIA driver does not start: {name}{_hint(name)}")
+    version = check(driver.cuDriverGetVersion(), "cuDriverGetVersion")
+    if version < OLDEST_DRIVER:
+        wanted, found = _version(OLDEST_DRIVER), _version(version)
+        raise DriverMissing(f"the NVIDIA driver is too old: it knows CUDA {found}, {wanted} is needed; update it")
+    return driver
+
+
+def _version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _hint(name: str) -> str:
+    return f" ({DEVICE_LOST[name]})" if name in DEVICE_LOST else ""
+
+
+def check(result: Sequence[Any], what: str) -> Any:
+    """The values of a call's result tuple: none, the one, or a tuple. Raises ContextLost, DeviceLost,
+    DeviceMemoryExceeded or LaunchError, which name the call and the driver's status."""
+    name = result[0].name
+    if name != "CUDA_SUCCESS":
+        raise_for(name, what)
+    return None if len(result) == 1 else result[1] if len(result) == 2 else tuple(result[1:])
+
+
+def raise_for(name: str, what: str) -> None:
+    """The exception of a driver's status."""
+    text = f"{what}: {name}{_hint(name)}"
+    if name == "CUDA_ERROR_OUT_OF_MEMORY":
+        raise DeviceMemoryExceeded(text)
+    if name in CONTEXT_LOST:
+        raise ContextLost(text)
+    if name in DEVICE_LOST:
+        raise DeviceLost(text)
+    raise LaunchError(text)
+
+
+class Function:
+    """A kernel of a loaded module."""
+
+    def __init__(self, handle: Any, name: str) -> None:
+        self._handle, self.name = handle, name
+
+    def allow_shared(self, size: int) -> None:
+        """Lets a launch ask for more dynamic shared memory than 48 KiB."""
+        cu = api()
+        attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        check(cu.cuFuncSetAttribute(self._handle, attribute, size), f"cuFuncSetAttribute of {self.name}")
+
+    def pack(self, *arguments: Any) -> Arguments:
+        """Arguments (ctypes values) made ready once for many launches."""
+        return Arguments(arguments)
+
+    def launch(
+        self,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        arguments: Arguments,
+        stream: int,
+        shared: int = 0,
+    ) -> None:
+        """Queues it. Raises LaunchError."""
+        result = api().cuLaunchKernel(self._handle, *grid, *block, shared, stream, arguments.address, 0)
+        if result[0] != 0:
+            check(result, f"launch of {self.name} on {grid} blocks of {block}")
+
+
+class Arguments:
+    """Kernel arguments as the array of pointers that a launch takes; keeps what they point to alive."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self._values = tuple(values)
+        self._pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        self.address = ctypes.addressof(self._pointers)
+
+
+class Module:
+    """A cubin loaded into the current context."""
+
+    def __init__(self, path: Path) -> None:
+        self._handle = check(api().cuModuleLoadData(path.read_bytes()), f"loading {path.name}")
+        self._functions: dict[str, Function] = {}
+
+    def function(self, name: str) -> Function:
+        """The kernel called `name` (extern "C")."""
+        if name not in self._functions:
+            handle = check(api().cuModuleGetFunction(self._handle, name.encode()), f"kernel {name}")
+            self._functions[name] = Function(handle, name)
+        return self._functions[name]
