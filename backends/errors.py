@@ -77,6 +77,10 @@ class LaunchError(GemmtuneError):
     """A kernel or a library call answered an error status."""
 
 
+class ContextLost(LaunchError):
+    """A fault on the device ended this process's use of it: only another process can go on."""
+
+
 class IllegalSolution(GemmtuneError):
     """A library refuses this configuration for this problem; the message is the rule."""
 

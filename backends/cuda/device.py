@@ -5,8 +5,6 @@ Runs in the child that owns the device. Everything is queued on one stream; addr
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +16,7 @@ import numpy.typing as npt
 from backends.cache import BinaryCache
 from backends.cuda.bandwidth import measure_bandwidths
 from backends.cuda.compiler import compile_cubin
-from backends.cuda.driver import ContextLost, Function, Module, api, check
+from backends.cuda.driver import Function, Module, api, check
 from backends.cuda.judge import CudaJudge
 from backends.cuda.series import EagerSeries, GraphSeries
 from backends.cuda.telemetry import Telemetry
@@ -29,8 +27,6 @@ from backends.protocol import Bandwidths, Family, Kernel, Launch, Series
 from backends.solution import Solution
 
 T = TypeVar("T")
-#: A child whose context is lost ends with this exit code; its parent starts another.
-LOST_EXIT_CODE = 70
 
 
 class CudaBuffer:
@@ -162,10 +158,3 @@ class CudaDevice:
 
     def condition(self) -> Mapping[str, Any]:
         return self.telemetry.condition()
-
-    def end_if_lost(self, error: BaseException) -> None:
-        """Ends the process where the context is lost: nothing else would answer right any more. What it
-        says last is read by whoever started it."""
-        if isinstance(error, ContextLost):
-            print(f"the CUDA context is lost: {error}", file=sys.stderr, flush=True)
-            os._exit(LOST_EXIT_CODE)

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from backends.errors import DeviceLost, DeviceMemoryExceeded, LaunchError
+from backends.errors import ContextLost, DeviceLost, DeviceMemoryExceeded, LaunchError
 
 #: After these the context answers nothing any more: the process must end (CUDA driver API, CUresult).
 CONTEXT_LOST = frozenset(
@@ -45,10 +45,6 @@ DEVICE_LOST = {
     "CUDA_ERROR_NVLINK_UNCORRECTABLE": "NVLink failed",
     "CUDA_ERROR_ECC_UNCORRECTABLE": "the GPU's memory has an error that it cannot correct; reset it",
 }
-
-
-class ContextLost(LaunchError):
-    """A fault on the device ended the context: whoever owns the device must start anew."""
 
 
 class DriverMissing(Exception):
