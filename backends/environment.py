@@ -92,16 +92,22 @@ class Environment:
         return cls(**values)
 
 
+def selects(selector: str, device_class: DeviceClass) -> bool:
+    """Whether `selector` (cpu, cuda:sm_90, a full class; case-insensitive) names the class; others
+    too, maybe."""
+    wanted = selector.strip().lower().split(":")
+    return str(device_class).lower().split(":")[: len(wanted)] == wanted
+
+
 def resolve(selector: str, classes: Sequence[DeviceClass], notes: Sequence[str] = ()) -> DeviceClass:
-    """The one class that `selector` (cpu, cuda:sm_90, a full class; case-insensitive) names.
+    """The one class that `selector` names.
 
     Raises UnknownDevice (which lists what exists and the `notes` of backends that have nothing) or
     AmbiguousDevice (which lists the classes that match).
     """
-    wanted = selector.strip().lower().split(":")
     distinct = sorted(set(classes))
-    found = [c for c in distinct if str(c).lower().split(":")[: len(wanted)] == wanted]
-    if not found or wanted == [""]:
+    found = [c for c in distinct if selects(selector, c)]
+    if not found:
         raise UnknownDevice(selector, [str(c) for c in distinct], notes)
     if len(found) > 1:
         raise AmbiguousDevice(selector, [str(c) for c in found])

@@ -33,12 +33,11 @@ class UnknownDevice(GemmtuneError, LookupError):
 
 
 class AmbiguousDevice(GemmtuneError, LookupError):
-    """The selector matches several device classes. `classes` lists them."""
+    """The selector matches several device classes (or devices' UUIDs). `classes` lists them."""
 
-    def __init__(self, selector: str, classes: Sequence[str]) -> None:
+    def __init__(self, selector: str, classes: Sequence[str], what: str = "device classes") -> None:
         super().__init__(
-            f"device {selector!r} matches {len(classes)} device classes: {', '.join(classes)}; "
-            "name one of them"
+            f"device {selector!r} matches {len(classes)} {what}: {', '.join(classes)}; name one of them"
         )
         self.selector = selector
         self.classes = tuple(classes)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -50,7 +52,8 @@ class Layout:
         return np.ndarray(shape, flat.dtype, flat, 0, strides)
 
 
-def layouts(problem: GemmProblem) -> dict[str, Layout]:
+@lru_cache(maxsize=256)
+def layouts(problem: GemmProblem) -> Mapping[str, Layout]:
     """The layout of every operand the problem has: a, b, d; c where beta != 0; bias where there is one; a
     scale a tensor is one value, `outer` scales are one a row of op(A) or a column of op(B). (Scales of
     blocks have no layout yet: no backend supports them.)"""
@@ -77,7 +80,7 @@ def layouts(problem: GemmProblem) -> dict[str, Layout]:
         kind = getattr(p, name)
         if kind in sizes and p.scale_dtype is not None:
             found[name] = one(sizes[kind], 1, sizes[kind], 0, p.scale_dtype)
-    return found
+    return MappingProxyType(found)
 
 
 def operand_bytes(problem: GemmProblem) -> int:

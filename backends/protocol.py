@@ -59,6 +59,11 @@ class Kernel(Protocol):
     def workspace_bytes(self) -> int:
         """Device bytes of workspace that bind() must be given."""
 
+    @property
+    def partial_sums(self) -> int:
+        """Partial sums that it may round to D's type and add up: 1 where every element of D is rounded once.
+        Frameworks' defaults allow more (torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction)."""
+
     def bind(self, operands: Operands, workspace: int) -> Launch:
         """A launch on these operands; `workspace` is a device address. Raises LaunchError when run."""
 
@@ -137,7 +142,8 @@ class Judge(Protocol):
 
     def draw(self, layout: Layout, address: int, seed: int, distribution: str) -> None:
         """Random elements of an operand as stored (padding stays as it is); the same for the same seed.
-        Distributions as in tuners/inputs.py."""
+        Distributions as in tuners/inputs.py, "scale" (uniform in [0.5, 1.5)), and "poison", which sets the
+        elements' bytes to what tuners/verify.py poisons their type with."""
 
     def reference(
         self, problem: GemmProblem, operands: Operands, bound: ErrorBound, expected: int, tolerance: int
@@ -145,8 +151,16 @@ class Judge(Protocol):
         """Every element of D in float64 arithmetic: float64 [batch, n, m] at `expected` and float32
         tolerances, of the same shape, at `tolerance`."""
 
-    def compare(self, problem: GemmProblem, d: int, expected: int, tolerance: int) -> Comparison:
-        """Holds D at `d` against a reference. Raises LaunchError for what failed before it."""
+    def compare(
+        self,
+        problem: GemmProblem,
+        d: int,
+        expected: int,
+        tolerance: int,
+        allowance: tuple[float, float] = (0.0, 0.0),
+    ) -> Comparison:
+        """Holds D at `d` against a reference, whose tolerances grow by allowance[0] |expected| +
+        allowance[1]. Raises LaunchError for what failed before it."""
 
     def differing(self, pairs: Sequence[tuple[int, int, int]]) -> list[int]:
         """For each (address, address, size): how many bytes differ."""

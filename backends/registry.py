@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import cast
 
-from backends.environment import DeviceClass, Environment, resolve
+from backends.environment import Environment, selects
+from backends.errors import AmbiguousDevice, UnknownDevice
 from backends.protocol import Backend
 
 #: name -> module:class. A new backend is a folder and a line here.
 BACKENDS: dict[str, str] = {
     "cpu": "backends.cpu.backend:CpuBackend",
+    "cuda": "backends.cuda.backend:CudaBackend",
 }
+
+#: Characters of a UUID that may name it.
+_LEAST_UUID = 6
 
 
 @dataclass(frozen=True)
@@ -38,18 +44,63 @@ def backend(name: str) -> Backend:
 
 
 def devices(only: str | None = None) -> tuple[list[FoundDevice], list[str]]:
-    """Every device of this machine (or of one backend), and the notes of backends, each with its name."""
+    """Every device of this machine (or of one backend), and the notes of backends, each with its name.
+
+    Backends' process variables are set first: the process that owns a device has them, and a driver's order
+    of devices may depend on them."""
     found: list[FoundDevice] = []
     notes: list[str] = []
     for name in BACKENDS if only is None else [only]:
-        probe = backend(name).probe()
+        asked = backend(name)
+        for variable, value in asked.process_variables.items():
+            os.environ.setdefault(variable, value)
+        probe = asked.probe()
         found += [FoundDevice(name, index, env) for index, env in enumerate(probe.devices)]
         notes += [f"{name}: {note}" for note in probe.notes]
     return found, notes
 
 
-def find_device(selector: str) -> FoundDevice:
-    """The first device of the one class that `selector` names. Raises UnknownDevice, AmbiguousDevice."""
-    found, notes = devices()
-    by_class: Mapping[DeviceClass, FoundDevice] = {d.environment.device_class: d for d in reversed(found)}
-    return by_class[resolve(selector, list(by_class), notes)]
+def find_device(selector: str, index: int | None = None) -> FoundDevice:
+    """The first device of the one class that `selector` names, or as matching_devices() has it. Raises
+    UnknownDevice, AmbiguousDevice."""
+    return matching_devices(selector, index)[0]
+
+
+def matching_devices(selector: str, index: int | None = None) -> list[FoundDevice]:
+    """Every device of the one class that `selector` names, or the one device whose UUID it is or begins;
+    with `index` the one of them that has it in its backend. Never empty. Raises UnknownDevice (which lists
+    what exists), AmbiguousDevice."""
+    found, notes = _look_for(selector)
+    named = [d for d in found if selects(selector, d.environment.device_class)] or _by_uuid(selector, found)
+    if not named:
+        raise UnknownDevice(selector, sorted({str(d.environment.device_class) for d in found}), notes)
+    kept = [d for d in named if index in (None, d.index)]
+    if not kept:
+        there = [f"{d.environment.device_class} with index {d.index}" for d in named]
+        raise UnknownDevice(f"{selector} with index {index}", there)
+    classes = sorted({d.environment.device_class for d in kept})
+    if len(classes) > 1:
+        raise AmbiguousDevice(selector, [str(each) for each in classes])
+    return kept
+
+
+def _look_for(selector: str) -> tuple[list[FoundDevice], list[str]]:
+    """The devices of the backend that the selector speaks of, which leaves the other drivers alone; where it
+    has none of them, all devices with the backends' notes."""
+    vendor = selector.strip().lower().partition(":")[0]
+    if vendor in BACKENDS:
+        found, notes = devices(vendor)
+        if any(selects(selector, d.environment.device_class) for d in found):
+            return found, notes
+    return devices()
+
+
+def _by_uuid(selector: str, found: Sequence[FoundDevice]) -> list[FoundDevice]:
+    wanted = selector.strip().lower()
+    if len(wanted) < _LEAST_UUID:
+        return []
+    begun = [d for d in found if d.environment.uuid.lower().startswith(wanted)]
+    exact = [d for d in begun if d.environment.uuid.lower() == wanted]
+    if len(begun) > 1 and not exact:
+        raise AmbiguousDevice(selector, [d.environment.uuid for d in begun], "devices")
+    return exact or begun

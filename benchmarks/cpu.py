@@ -61,7 +61,7 @@ def product(device: FoundDevice) -> None:
         task = Task(problem, MeasurementPolicy(), 0)
         runner.open(task)
         runner.compile(task, ours)
-        screened = [(runner.screen(s, None), s) for s in ours]
+        screened = list(zip(runner.screen(ours, None), ours, strict=True))
         right = [
             (o.seconds, s) for o, s in screened if o.seconds is not None and o.status in ("ok", "unstable")
         ]

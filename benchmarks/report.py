@@ -1,8 +1,13 @@
-"""What every benchmark writes: figures with the environment, commit and command that made them."""
+"""What every benchmark writes: figures with the environment, commit and command that made them.
+
+On a machine without git, or without the repository, GEMMTUNE_COMMIT names the commit that was copied there;
+without either the commit is "unknown".
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,6 +19,7 @@ from typing import Any
 from backends.environment import Environment
 
 RESULTS = Path(__file__).parent / "results"
+UNKNOWN = "unknown"
 
 
 def geometric_mean(values: Sequence[float]) -> float:
@@ -24,28 +30,48 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 
 def commit() -> str:
-    """The commit measured, marked where the tree differs from it."""
-    head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    """The commit measured, marked where the tree differs from it; $GEMMTUNE_COMMIT where git knows none, else
+    "unknown"."""
+    head = _git("rev-parse", "HEAD")
+    if not head:
+        return os.environ.get("GEMMTUNE_COMMIT", "").strip() or UNKNOWN
     # What a benchmark itself writes does not make the measured code another.
-    dirty = subprocess.run(
-        ["git", "status", "--porcelain", "--", "backends", "tuners", "db", "service"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return head.stdout.strip() + ("+changes" if dirty.stdout.strip() else "")
+    dirty = _git("status", "--porcelain", "--", "backends", "tuners", "db", "service")
+    return head + ("+changes" if dirty else "")
 
 
-def write(name: str, environment: Environment, figures: Mapping[str, Any]) -> Path:
-    """Writes results/NAME.json and prints the figures."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+def _git(*arguments: str) -> str:
+    """What git prints, "" where there is no git or no repository."""
+    try:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def write(
+    name: str,
+    environment: Environment | Sequence[Environment],
+    figures: Mapping[str, Any],
+    folder: Path | None = None,
+) -> Path:
+    """Writes NAME.json into results (or `folder`) and prints the figures. Of several devices' environments the
+    first is "environment", and all are "environments"."""
+    folder = folder or RESULTS
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    several = [environment] if isinstance(environment, Environment) else list(environment)
     document = {
         "command": "python -m " + " ".join([f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
         "commit": commit(),
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "environment": environment.to_dict(),
+        "environment": several[0].to_dict(),
+        **({"environments": [one.to_dict() for one in several]} if len(several) > 1 else {}),
         **figures,
     }
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    fresh = path.with_suffix(".json.new")  # a run that is killed here leaves the last document whole
+    fresh.write_text(json.dumps(document, indent=1) + "\n")
+    fresh.replace(path)
     print(json.dumps({key: value for key, value in figures.items() if key != "rows"}, indent=1))
     print(f"written: {path}")
     return path

@@ -1,7 +1,7 @@
 """The command line: thin commands over the tuner and the service.
 
-Exit codes: 0 done; 1 some problem has no verdict; 2 bad input, nothing done; 3 done, but some lines of
-the input were rejected; 130 interrupted.
+Exit codes: 0 done; 1 some problem has no verdict, or the device was lost; 2 bad input, nothing done; 3 done,
+but some lines of the input were rejected; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 import typer
 from pydantic import ValidationError
 
-from backends.errors import GemmtuneError
+from backends.errors import DeviceLost, GemmtuneError
 from service.commands import data, look, run, tune
 from service.commands.common import BAD_INPUT, FAILED, err
 
@@ -27,6 +27,8 @@ def main() -> None:
     """Entry point of the gemmtune command: errors become one line and an exit code."""
     try:
         app()
+    except DeviceLost as error:
+        _fail(str(error), FAILED)
     except GemmtuneError as error:
         _fail(str(error))
     except ValidationError as error:
@@ -38,9 +40,9 @@ def main() -> None:
         sys.exit(FAILED)
 
 
-def _fail(message: str) -> None:
+def _fail(message: str, code: int = BAD_INPUT) -> None:
     err.print(f"error: {message}", style="red", highlight=False, markup=False, soft_wrap=True)
-    sys.exit(BAD_INPUT)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -4,18 +4,40 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from backends.cache import storage_error
 from backends.canonical import short_hash
 from backends.errors import DeviceError
 from backends.registry import FoundDevice
+from service.settings import Settings
+
+_WHAT_TO_DO = (
+    "one process measures on a device at a time: "
+    "stop that one, name another device, or give the problem to a service with --server URL"
+)
+
+
+def locks_folder(settings: Settings) -> Path:
+    """Where the locks of this machine's devices are."""
+    return settings.cache_dir / "locks"
+
+
+class DeviceInUse(DeviceError):
+    """Another process has the device. `holder` says which."""
+
+    def __init__(self, device: FoundDevice, holder: str) -> None:
+        super().__init__(f"device {device.environment.device_class} is in use by {holder}; {_WHAT_TO_DO}")
+        self.holder = holder
 
 
 class DeviceLock:
-    """One worker a device of a machine: a lock that ends with its process."""
+    """One process a device of a machine, whichever its index: a lock by its UUID that ends with the process.
+    Raises DeviceInUse."""
 
     def __init__(self, folder: Path, device: FoundDevice) -> None:
+        self.device = device
         path = folder / f"{short_hash(device.environment.uuid)}.lock"
         #: Its path: only one living process of a host holds it.
         self.name = str(path)
@@ -30,14 +52,26 @@ class DeviceLock:
             self._file.seek(0)
             holder = self._file.read().strip() or "another process"
             self._file.close()
-            raise DeviceError(
-                f"device {device.environment.device_class} is in use by {holder}; "
-                "one process measures on a device at a time: "
-                "stop that one, name another device, or give the problem to a service with --server URL"
-            ) from None
+            raise DeviceInUse(device, holder) from None
         self._file.truncate(0)
         self._file.write(f"the worker with process id {os.getpid()}")
         self._file.flush()
+
+    @classmethod
+    def first_free(cls, folder: Path, devices: Sequence[FoundDevice]) -> DeviceLock:
+        """The lock of the first of these devices that nobody has. Raises DeviceError that names every holder
+        where all are in use."""
+        held: list[tuple[FoundDevice, DeviceInUse]] = []
+        for device in devices:
+            try:
+                return cls(folder, device)
+            except DeviceInUse as error:
+                held.append((device, error))
+        if len(held) == 1:
+            raise held[0][1]
+        listed = ", ".join(f"{d.environment.uuid} (index {d.index}) by {e.holder}" for d, e in held)
+        name = devices[0].environment.device_class
+        raise DeviceError(f"all {len(held)} devices {name} are in use: {listed}; {_WHAT_TO_DO}")
 
     def __enter__(self) -> DeviceLock:
         return self

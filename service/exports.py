@@ -233,7 +233,11 @@ class _Shared:
     def __init__(self, connection: Connection, chosen: Selection) -> None:
         self._connection, self._device = connection, chosen.device
         content = queries.policy_content(connection, chosen.policy_id)
-        self._policy = MeasurementPolicy() if content is None else MeasurementPolicy.from_dict(content)
+        self._policy = (
+            MeasurementPolicy.of(chosen.device.vendor)
+            if content is None
+            else MeasurementPolicy.from_dict(content)
+        )
         self._environments: dict[str, Environment] = {}
         self._solutions: dict[str, Solution] = {}
 

@@ -51,20 +51,23 @@ def winner_text(solution_id: str) -> str:
 
 
 def devices_table(found: Sequence[FoundDevice], ceilings: Mapping[int, Ceilings | None]) -> Table:
-    """One row a device."""
-    table = Table(
-        "device class",
-        "memory",
-        "ISA or partition",
-        "libraries",
-        "measured ceilings",
-        title="Devices",
-    )
+    """One row a device: its index and UUID name it where several are of its class."""
+    table = Table(title="Devices")
+    table.add_column("index")
+    table.add_column("device class, UUID", no_wrap=True)
+    for name in ("memory, driver", "ISA or partition", "libraries", "measured ceilings"):
+        table.add_column(name)
     for row, device in enumerate(found):
         env, measured = device.environment, ceilings.get(row)
-        libraries = "\n".join(f"{name}: {build}" for name, build in sorted(env.libraries.items()))
         memory = f"{env.memory_bytes / 2**30:.1f} GiB"
-        table.add_row(str(env.device_class), memory, env.partition, libraries, ceilings_text(measured))
+        table.add_row(
+            str(device.index),
+            f"{env.device_class}\n{env.uuid}",
+            "\n".join(filter(None, (memory, env.driver, env.runtime))),
+            env.partition,
+            "\n".join(f"{name}: {build}" for name, build in sorted(env.libraries.items())),
+            ceilings_text(measured),
+        )
     return table
 
 

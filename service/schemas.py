@@ -10,6 +10,7 @@ from pydantic.json_schema import WithJsonSchema
 
 from backends.problem_rules import ALIGNMENTS, MAX_SIZE, MAX_STRIDE
 from tuners.policy import CACHES, DISTRIBUTIONS, MODES
+from tuners.session import Search
 from tuners.strategies import STRATEGIES
 
 INT64 = 2**63 - 1
@@ -104,7 +105,9 @@ class BudgetRequest(Strict):
 class PolicyRequest(Strict):
     """How figures are taken."""
 
-    mode: Literal[MODES] = "eager"  # type: ignore[valid-type]
+    mode: Literal[MODES] | None = Field(  # type: ignore[valid-type]
+        default=None, description="Default: the device's, graph on a GPU and eager on a CPU."
+    )
     cache: Literal[CACHES] = "cold"  # type: ignore[valid-type]
     distribution: Literal[DISTRIBUTIONS] = "normal"  # type: ignore[valid-type]
     max_workspace_bytes: Annotated[int, Field(ge=0, le=INT64)] | None = None
@@ -120,7 +123,7 @@ Families = Annotated[
 class SearchRequest(Strict):
     """How candidates are looked for."""
 
-    strategy: Literal[tuple(STRATEGIES)] = "exhaustive"  # type: ignore[valid-type]
+    strategy: Literal[tuple(STRATEGIES)] = Search.strategy  # type: ignore[valid-type]
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     families: Families | None = None
 
@@ -161,7 +164,9 @@ class BestRequest(Strict):
     policy: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,80}$")] | None = Field(
         default=None, description="A measurement policy's id; or give mode and cache."
     )
-    mode: Literal[MODES] | None = None  # type: ignore[valid-type]
+    mode: Literal[MODES] | None = Field(  # type: ignore[valid-type]
+        default=None, description="Default: the device's, graph on a GPU and eager on a CPU."
+    )
     cache: Literal[CACHES] | None = None  # type: ignore[valid-type]
     max_workspace: Annotated[int, Field(ge=0, le=INT64)] | None = None
     deterministic: bool = False

@@ -1,4 +1,4 @@
-"""The service in one process, and beside it the worker that it starts and starts again."""
+"""The service in one process, and beside it the workers that it starts and starts again: one a device."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import FrameType
 
 import uvicorn
 
-from backends.errors import DeviceError
-from backends.registry import find_device
+from backends.environment import resolve
+from backends.errors import DeviceError, UnknownDevice
+from backends.registry import FoundDevice, matching_devices
 from db.engine import writing
 from db.values import put_environment
 from service.app import create_app
@@ -60,8 +62,8 @@ class WorkerProcess:
     """A worker as a child process, started again when it ends. It ends with us, however we end: its standard
     input is a pipe that only we hold."""
 
-    def __init__(self, command: Sequence[str]) -> None:
-        self._command = list(command)
+    def __init__(self, command: Sequence[str], name: str = "worker") -> None:
+        self.command, self._name = list(command), name
         self._stopping, self._starting = threading.Event(), threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._keep, name="worker", daemon=True)
@@ -78,7 +80,7 @@ class WorkerProcess:
                 if self._stopping.is_set():
                     return
                 self._child = subprocess.Popen(
-                    self._command,
+                    self.command,
                     stdin=subprocess.PIPE,
                     start_new_session=True,  # Ctrl-C is for us alone
                 )
@@ -87,7 +89,7 @@ class WorkerProcess:
             if self._stopping.is_set():
                 return
             wait = _FIRST_WAIT if time.monotonic() - begin > _LIVED_SECONDS else min(2 * wait, _LONGEST_WAIT)
-            _log.error("the worker ended (%s); it starts again in %g s", _ending(code), wait)
+            _log.error("the %s ended (%s); it starts again in %g s", self._name, _ending(code), wait)
             self._stopping.wait(wait)
 
     def stop(self) -> None:
@@ -122,15 +124,57 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-def serve(settings: Settings, worker_device: str | None, announce: Callable[[str], None]) -> None:
-    """Serves until SIGTERM or SIGINT. `worker_device`: also run a worker of that device; None runs none.
+@dataclass(frozen=True)
+class Beside:
+    """Which devices have workers beside the service: all that matching_devices() has, at most `most`."""
+
+    selector: str
+    index: int | None = None
+    most: int | None = None
+
+    def devices(self) -> list[FoundDevice]:
+        """Raises UnknownDevice, AmbiguousDevice."""
+        return matching_devices(self.selector, self.index)[: self.most]
+
+
+def worker_of(device: FoundDevice) -> WorkerProcess:
+    """The worker of one device. By its UUID: the others' indices move when one is lost."""
+    uuid = device.environment.uuid
+    command = [
+        sys.executable, "-P", "-m", "service.entry", "worker", "--device", uuid, "--end-with-parent",
+    ]  # fmt: skip
+    return WorkerProcess(command, f"worker of {device.environment.device_class} ({uuid})")
+
+
+def _stop_all(workers: Sequence[WorkerProcess]) -> None:
+    threads = [threading.Thread(target=worker.stop) for worker in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _default_class(settings: Settings, devices: Sequence[FoundDevice]) -> Settings:
+    """What requests mean that name no device: a UUID names one to this machine alone."""
+    try:
+        for device in devices[:1]:
+            resolve(settings.device, [device.environment.device_class])
+    except UnknownDevice:
+        return settings.model_copy(update={"device": str(devices[0].environment.device_class)})
+    return settings
+
+
+def serve(settings: Settings, beside: Beside | None, announce: Callable[[str], None]) -> None:
+    """Serves until SIGTERM or SIGINT. `beside`: also run workers, one a device; None runs none.
     Raises PortInUse, StaleSchema, DatabaseUnavailable, UnknownDevice, AmbiguousDevice."""
     # Unknown devices are refused here, not by a worker that is started again and again.
-    device = None if worker_device is None else find_device(worker_device)
+    devices = [] if beside is None else beside.devices()
+    settings = _default_class(settings, devices)
     engine = open_database(settings)
-    if device is not None:  # requests for it are taken from the start: the worker comes up meanwhile
+    if devices:  # requests for them are taken from the start: the workers come up meanwhile
         with writing(engine) as connection:
-            put_environment(connection, device.environment)
+            for device in devices:
+                put_environment(connection, device.environment)
     engine.dispose()
     listening = listen(settings.host, settings.port)
     host, port = listening.getsockname()[:2]
@@ -146,17 +190,11 @@ def serve(settings: Settings, worker_device: str | None, announce: Callable[[str
     # Before uvicorn catches these itself, and after it has ended and raises them again: there is more to do.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    worker = None
-    if worker_device is not None:
-        command = [
-            sys.executable, "-P", "-m", "service.entry",
-            "worker", "--device", worker_device, "--end-with-parent",
-        ]  # fmt: skip
-        worker = WorkerProcess(command)
+    workers = [worker_of(device) for device in devices]
+    for worker in workers:
         worker.start()
     try:
         announce(f"http://{f'[{host}]' if ':' in host else host}:{port}")
         server.run(sockets=[listening])
     finally:
-        if worker is not None:
-            worker.stop()
+        _stop_all(workers)

@@ -26,7 +26,9 @@ class Settings(BaseSettings):
         default_factory=default_cache_dir,
         description="Folder of compiled kernels and measured ceilings.",
     )
-    device: str = Field(default="cpu", description="Device selector used where a command names none.")
+    device: str = Field(
+        default="cpu", description="Device selector used where a command or a request names none."
+    )
     seconds_per_problem: float = Field(
         default=2.0, gt=0, description="Measuring budget of one problem, in seconds."
     )

@@ -2,7 +2,7 @@
 
 It holds a lock on its device, shows that it lives by a counter, takes over the jobs of workers that died,
 and on SIGTERM gives its job back with all that was measured. A kill at any moment loses nothing: the job is
-handed on, and what was stored is replayed.
+handed on, and what was stored is replayed. A device that is lost ends its worker, not the job.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Any
 from sqlalchemy import Connection, Engine
 
 from backends.cache import BinaryCache
-from backends.errors import StorageError
+from backends.errors import DeviceLost, StorageError
 from backends.problem import GemmProblem
 from backends.registry import FoundDevice
 from db import sessions, tunings, workers
 from db.engine import DatabaseUnavailable, reading, writing
 from db.tunings import MAX_ATTEMPTS, StartedJob
-from service.device_lock import DeviceLock
+from service.device_lock import DeviceLock, locks_folder
 from service.jobs import Executor, JobQueue
 from service.requests import read_request
 from service.settings import Settings
@@ -55,11 +55,12 @@ class Worker:
         engine: Engine,
         device: FoundDevice,
         make_runner: Callable[[FoundDevice, BinaryCache], DeviceRunner] = DeviceRunner,
+        lock: DeviceLock | None = None,
     ) -> None:
         self.id = tunings.new_id("worker")
         self.device, self.environment = device, device.environment
         self._engine = engine
-        self._lock = DeviceLock(settings.cache_dir / "locks", device)
+        self._lock = lock or DeviceLock(locks_folder(settings), device)
         self._cache = BinaryCache(settings.cache_dir / "kernels")
         self._ceilings = CeilingStore(settings.cache_dir / "ceilings")
         self._make_runner = make_runner
@@ -67,7 +68,7 @@ class Worker:
         self._stop = threading.Event()
         self._idle = threading.Event()
         self._idle.set()
-        #: Whether it ended because nothing could be kept, or because it was taken for dead.
+        #: Whether it ended because nothing could be kept or measured, or because it was taken for dead.
         self.failed = False
         self._job: StartedJob | None = None
         self._campaign: Campaign | None = None
@@ -85,7 +86,7 @@ class Worker:
         patiently(self._stop, self._register)
         patiently(self._stop, lambda: self._queue.declare(str(self.environment.device_class)))
         self._executor.start()
-        _log.info("worker %s owns %s", self.id, self.environment.device_class)
+        _log.info("worker %s owns %s (%s)", self.id, self.environment.device_class, self.environment.uuid)
         steps: list[list[Any]] = [
             [LOOK_SECONDS, 0.0, self._look],
             [BEAT_SECONDS, 0.0, self._beat],
@@ -197,8 +198,9 @@ class Worker:
             _log.warning("job %s is another worker's by now", job_id)
         except Stopping:
             pass
-        except StorageError as error:  # nothing can be kept here: leave the job to a worker that can
-            _log.critical("%s", error)
+        except (StorageError, DeviceLost) as error:  # leave the job to a worker that can keep and measure it
+            lost = f"{self.environment.device_class} ({self.environment.uuid}) is lost, its worker ends: "
+            _log.critical("%s%s", lost if isinstance(error, DeviceLost) else "", error)
             self._release_if_possible()
             self.failed = True
             self._stop.set()
@@ -251,7 +253,7 @@ class Worker:
             return
         try:
             self._measure(job)
-        except (tunings.Fenced, Stopping, StorageError):
+        except (tunings.Fenced, Stopping, StorageError, DeviceLost):
             raise
         except Exception as error:  # a fault of ours ends this job, not the queue
             _log.exception("job %s failed", job_id)

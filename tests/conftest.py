@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine
 
+from backends import registry
 from backends.cache import BinaryCache
 from service.settings import Settings
 from service.startup import open_database, upgrade
@@ -19,6 +20,13 @@ from tests.postgres import DATABASES, PostgresServer
 def cache(tmp_path_factory: pytest.TempPathFactory) -> BinaryCache:
     """Compiled kernels of this test run."""
     return BinaryCache(Path(tmp_path_factory.mktemp("kernels")))
+
+
+@pytest.fixture
+def three_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three GPUs of one class, and a backend that finds nothing."""
+    monkeypatch.setitem(registry.BACKENDS, "cuda", "tests.fleet:ThreeGpus")
+    monkeypatch.setitem(registry.BACKENDS, "hip", "tests.fleet:NoDriver")
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@
 
 Problems come as JSON lines (the form of the HTTP interface) from a file or standard input. Running the
 same command again goes on where the output file ends. Exit codes: 0 every problem has a verdict, 1 some
-have none, 2 bad input, 130 interrupted.
+have none or the device was lost, 2 bad input, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from backends.cache import BinaryCache, default_cache_dir
-from backends.errors import GemmtuneError, InvalidProblem
+from backends.errors import DeviceLost, GemmtuneError, InvalidProblem
 from backends.problem import GemmProblem
 from backends.registry import find_device
 from backends.wire import problem_from_wire
@@ -25,7 +25,7 @@ from tuners.campaign import Campaign, Finished
 from tuners.ceilings import CeilingStore
 from tuners.decide import DecisionRule
 from tuners.journal import Journal
-from tuners.policy import CACHES, MODES, MeasurementPolicy
+from tuners.policy import CACHES, MODES, MeasurementPolicy, read_bytes
 from tuners.runner import DeviceRunner
 from tuners.session import Budget, Search
 from tuners.strategies import STRATEGIES
@@ -44,6 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print("no problem to tune", file=sys.stderr)
             return BAD_INPUT
         return max(_tune(options, problems), FAILED if bad else OK)
+    except DeviceLost as error:
+        print(f"error: {error}; what was measured is kept: run the same command again", file=sys.stderr)
+        return FAILED
     except GemmtuneError as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT
@@ -53,12 +56,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tuners", description=__doc__.splitlines()[0])
     parser.add_argument("problems", nargs="?", default="-", help="file of JSON lines; - is standard input")
     parser.add_argument("--output", required=True, type=Path, help="JSON lines file; existing sessions go on")
-    parser.add_argument("--device", default="cpu", help="device selector (default: cpu)")
+    parser.add_argument("--device", default="cpu", help="device selector or UUID (default: cpu)")
+    parser.add_argument("--index", type=int, default=None, help="of several such devices the one with this")
     parser.add_argument("--seconds", type=float, default=2.0, help="measuring budget a problem")
-    parser.add_argument("--strategy", choices=sorted(STRATEGIES), default="exhaustive")
+    parser.add_argument("--strategy", choices=sorted(STRATEGIES), default=Search.strategy)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--mode", choices=MODES, default="eager")
+    parser.add_argument("--mode", choices=MODES, help="default: the device's (graph on GPUs)")
     parser.add_argument("--cache", choices=CACHES, default="cold")
+    parser.add_argument("--max-workspace", help="workspace limit: bytes, or 32MiB")
     parser.add_argument("--margin", type=float, default=0.02, help="least relative gain of a WIN")
     parser.add_argument("--cache-dir", type=Path, default=None, help="compiled kernels and ceilings")
     return parser
@@ -86,13 +91,17 @@ def _tune(options: argparse.Namespace, problems: list[GemmProblem]) -> int:
         raise InvalidProblem(str(error)) from error
     root = options.cache_dir or default_cache_dir()
     store = CeilingStore(root / "ceilings")
-    device = find_device(options.device)
+    limit = None if options.max_workspace is None else read_bytes(options.max_workspace, "--max-workspace")
+    device = find_device(options.device, options.index)
+    policy = MeasurementPolicy.of(
+        device.environment.vendor, options.mode, cache=options.cache, max_workspace_bytes=limit
+    )
     journal = Journal(options.output)
     with DeviceRunner(device, BinaryCache(root / "kernels")) as runner:
         campaign = Campaign(
             runner,
             problems,
-            MeasurementPolicy(mode=options.mode, cache=options.cache),
+            policy,
             budget,
             Search(options.strategy, options.seed),
             rule,

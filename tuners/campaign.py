@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from backends.errors import GemmtuneError, InvalidProblem, StorageError, UnsupportedProblem
+from backends.errors import DeviceLost, GemmtuneError, InvalidProblem, StorageError, UnsupportedProblem
 from backends.outcome import Outcome
 from backends.problem import GemmProblem
 from tuners.ceilings import Ceilings
@@ -141,7 +141,8 @@ class Campaign:
 
     def run(self) -> Iterator[Event]:
         """Events of every problem in order. A problem that cannot run ends with a Finished that says why;
-        StorageError passes through, because nothing more could be kept."""
+        StorageError and DeviceLost pass through, because nothing more could be kept or measured: the problem
+        that they interrupt has no result, and its outcomes are gone on from."""
         begin = time.monotonic()
         for index, problem in enumerate(self.problems):
             if self._stopped:
@@ -191,7 +192,7 @@ class Campaign:
                 yield Measured(index, outcome)
                 if self._stopped:
                     session.stop()
-        except StorageError:
+        except (StorageError, DeviceLost):
             raise
         except GemmtuneError as failure:
             error = str(failure)
@@ -214,7 +215,7 @@ class Campaign:
             try:
                 limit = bound(session.problem, self._ceilings([kind]))
                 share, binds = limit.share(session.verdict.seconds), limit.binds
-            except (GemmtuneError, KeyError) as failure:  # the verdict stands without its share
+            except (GemmtuneError, KeyError) as failure:  # the verdict stands, whatever became of the device
                 session.notes.append(f"no roofline: {failure}")
         return Result(session.problem, session.verdict, error, share, binds, counts, tuple(session.notes))
 

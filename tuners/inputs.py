@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,10 +22,13 @@ POOL = 2**22 - 3
 #: No multiple of any tile, cache block or vector.
 RAGGED_M, RAGGED_N, RAGGED_K = 131, 37, 259
 RAGGED_BATCH = 3
+#: Multiples of 16 and of no tile.
+EVEN_M, EVEN_N, EVEN_K = 144, 48, 272
 
 
 def draw(rng: np.random.Generator, count: int, dtype: DType, distribution: str) -> npt.NDArray[Any]:
-    """`count` values of storage type `dtype`; large keeps sums of thousands of products finite."""
+    """`count` values of storage type `dtype`; large keeps sums of thousands of products finite, and scale is
+    uniform from a half to one and a half."""
     if count > POOL:
         return np.resize(draw(rng, POOL, dtype, distribution), count)
     if dtype.kind == INTEGER:
@@ -34,6 +39,8 @@ def draw(rng: np.random.Generator, count: int, dtype: DType, distribution: str) 
     values = (
         rng.random(count, np.float32) if distribution == "uniform" else rng.standard_normal(count, np.float32)
     )
+    if distribution == "scale":
+        values = rng.random(count, np.float32) + np.float32(0.5)
     if distribution == "large":
         values *= np.float32(_large(dtype))
     return to_host(values, dtype)
@@ -58,16 +65,22 @@ def _large(dtype: DType) -> float:
 
 
 def host_inputs(problem: GemmProblem, seed: int, distribution: str) -> dict[str, npt.NDArray[Any]]:
-    """Logical operands [copies, columns, rows] of a, b and, where the problem has them, c and bias."""
+    """Logical operands [copies, columns, rows] of all that the problem has but d."""
     rng = np.random.default_rng([seed, 0x6E77])
     kind = scaled_down(distribution, problem)
     found = {}
     for name, layout in layouts(problem).items():
         if name != "d":
             shape = (layout.copies, layout.columns, layout.rows)
-            values = draw(rng, int(np.prod(shape)), layout.dtype, kind).reshape(shape)
+            values = draw(rng, int(np.prod(shape)), layout.dtype, operand_distribution(name, kind))
+            values = values.reshape(shape)
             found[name] = _as_stored(layout, values)
     return found
+
+
+def operand_distribution(name: str, distribution: str) -> str:
+    """What an operand is drawn from where the inputs are drawn from `distribution`."""
+    return "scale" if name.startswith("scale_") else distribution
 
 
 def _as_stored(layout: Layout, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -81,31 +94,58 @@ def _as_stored(layout: Layout, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 @dataclass(frozen=True)
 class Case:
-    """One check of a candidate: a problem, a seed and a distribution."""
+    """One check of a candidate: a problem, a seed and a distribution. One that is `instead_of` another (of
+    the same seed, by name) is run only where that one is not applicable."""
 
     problem: GemmProblem
     seed: int
     distribution: str
     name: str
+    instead_of: str | None = None
 
 
 def ragged(problem: GemmProblem) -> GemmProblem:
     """The same types, transposes and epilogue on small odd sizes with padded leading dimensions and
     alpha, beta beyond one and zero."""
     p = problem
-    m, n, k = min(p.m, RAGGED_M), min(p.n, RAGGED_N), min(p.k, RAGGED_K)
+    return _twin(p, (min(p.m, RAGGED_M), min(p.n, RAGGED_N), min(p.k, RAGGED_K)), 1)
+
+
+def _ragged_fallbacks(problem: GemmProblem) -> list[tuple[str, GemmProblem]]:
+    """Easier twins, by what their names add, for libraries that want leading dimensions in whole vectors (of
+    16 bytes), or sizes too."""
+    p = problem
+    odd = (min(p.m, RAGGED_M), min(p.n, RAGGED_N), min(p.k, RAGGED_K))
+    m, n, k = (
+        min(size, most) // 16 * 16 if size >= 16 else size
+        for size, most in ((p.m, EVEN_M), (p.n, EVEN_N), (p.k, EVEN_K))
+    )
+    return [("aligned", _twin(p, odd, 16)), ("multiples of 16", _twin(p, (m, n, k), 16))]
+
+
+def _twin(p: GemmProblem, sizes: tuple[int, int, int], align: int) -> GemmProblem:
+    """`p` at other sizes, padded, with scalars that are neither one nor zero; leading dimensions and batch
+    strides are multiples of `align` bytes."""
+    m, n, k = sizes
     batch = min(p.batch, RAGGED_BATCH)
-    lda = (m if p.trans_a == "N" else k) + 3
-    ldb = (k if p.trans_b == "N" else n) + 5
-    ldd, ldc = m + 7, m + 2
+
+    def up(elements: int, kind: str) -> int:
+        step = max(1, align // DTYPES[kind].bytes)
+        return -(-elements // step) * step
+
+    lda = up((m if p.trans_a == "N" else k) + 3, p.dtype_a)
+    ldb = up((k if p.trans_b == "N" else n) + 5, p.dtype_b)
+    ldd = up(m + 7, p.dtype_d)
     small = replace(
-        p, m=m, n=n, k=k, batch=batch, lda=lda, ldb=ldb, ldc=ldc, ldd=ldd,
-        stride_a=lda * (k if p.trans_a == "N" else m) + 1 if p.stride_a else 0,
-        stride_b=ldb * (n if p.trans_b == "N" else k) + 1 if p.stride_b else 0,
-        stride_c=ldc * n if p.stride_c else 0,
-        stride_d=ldd * n + 1 if batch > 1 else 0,
+        p, m=m, n=n, k=k, batch=batch, lda=lda, ldb=ldb, ldc=ldd, ldd=ldd,
+        stride_a=up(lda * (k if p.trans_a == "N" else m) + 1, p.dtype_a) if p.stride_a else 0,
+        stride_b=up(ldb * (n if p.trans_b == "N" else k) + 1, p.dtype_b) if p.stride_b else 0,
+        stride_c=ldd * n if p.stride_c else 0,
+        stride_d=up(ldd * n + 1, p.dtype_d) if batch > 1 else 0,
     )  # fmt: skip
-    return replace(with_scalars(small, 3.0, 3.0), ldc=ldc, stride_c=ldc * n if batch > 1 else 0)
+    small = with_scalars(small, 3.0, 3.0)
+    ldc = up(m + 2, small.dtype_c)
+    return replace(small, ldc=ldc, stride_c=ldc * n if batch > 1 else 0)
 
 
 #: Operands over this many bytes make references that take seconds; EXACT_SEEDS of them must do there, and
@@ -113,20 +153,51 @@ def ragged(problem: GemmProblem) -> GemmProblem:
 LARGE_BYTES, EXACT_SEEDS = 2**27, 2
 
 
-def cases(problem: GemmProblem, seeds: int, first_seed: int) -> list[Case]:
-    """What a candidate must compute right: for each seed, the ragged problem with both scalars at work,
-    and the exact problem. A ragged twin that equals the problem is not run twice."""
+@lru_cache(maxsize=64)
+def cases(problem: GemmProblem, seeds: int, first_seed: int) -> tuple[Case, ...]:
+    """What a candidate must compute right: for each seed, the ragged problem with both scalars at work, and
+    the exact problem. A ragged twin that equals the problem is not run twice. Each ragged one is followed by
+    what may stand in for it; applicable() walks them."""
     found = []
-    small = ragged(problem)
+    twins = [("", ragged(problem)), *_ragged_fallbacks(problem)]
+    plain = [
+        (name, replace(twin, alpha=problem.alpha, beta=problem.beta))
+        for name, twin in twins
+        if (twin.alpha, twin.beta) != (problem.alpha, problem.beta)
+    ]
     for index in range(seeds):
-        distribution = DISTRIBUTIONS[index % len(DISTRIBUTIONS)]
-        found.append(Case(small, first_seed + index, distribution, "ragged"))
-        if index == 0 and (small.alpha, small.beta) != (problem.alpha, problem.beta):
-            plain = replace(small, alpha=problem.alpha, beta=problem.beta)
-            found.append(Case(plain, first_seed + index, distribution, "ragged, own scalars"))
+        seed, distribution = first_seed + index, DISTRIBUTIONS[index % len(DISTRIBUTIONS)]
+        found += _ladder("ragged", twins, problem, seed, distribution)
+        if index == 0:
+            found += _ladder("ragged, own scalars", plain, problem, seed, distribution)
         if index < EXACT_SEEDS or operand_bytes(problem) <= LARGE_BYTES:
-            found.append(Case(problem, first_seed + index, distribution, "exact"))
+            found.append(Case(problem, seed, distribution, "exact"))
+    return tuple(found)
+
+
+def _ladder(
+    name: str, rungs: list[tuple[str, GemmProblem]], problem: GemmProblem, seed: int, distribution: str
+) -> list[Case]:
+    """One ragged case and what may stand in for it, without those that are the same problem again."""
+    found: list[Case] = []
+    for added, twin in rungs:
+        if found and twin in (problem, *(case.problem for case in found)):
+            continue
+        full = f"{name}, {added}" if added else name
+        found.append(Case(twin, seed, distribution, full, found[-1].name if found else None))
     return found
+
+
+def applicable(found: Iterable[Case], runs: Callable[[Case], bool]) -> Iterator[Case]:
+    """The cases to check, in order: `runs` is asked whether a case can be run at all, for one that stands in
+    for another only where that one (or what stood in for that) could not."""
+    done: set[tuple[int, str]] = set()
+    for case in found:
+        if case.instead_of is not None and (case.seed, case.instead_of) in done:
+            done.add((case.seed, case.name))
+        elif runs(case):
+            done.add((case.seed, case.name))
+            yield case
 
 
 def physical(

@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 
 import numpy as np
 import numpy.typing as npt
 
 from backends.errors import DeviceMemoryExceeded
-from backends.operands import Operands, layouts, operand_bytes
+from backends.operands import Layout, Operands, layouts, operand_bytes
 from backends.problem import GemmProblem
-from backends.protocol import Buffer, Device, Kernel, Launch, Sample
+from backends.protocol import Buffer, Device, Kernel, Launch, Sample, Series
 from tuners.inputs import draw
 from tuners.policy import MeasurementPolicy
 
 #: Cold rotation exceeds this many last-level caches, within MAX_SETS operand sets.
 COLD_CACHES = 3
 MAX_SETS = 128
-#: A sample runs at least this long where one launch is shorter; its clock costs some 100 ns.
+#: A sample in a final runs at least this long.
 SAMPLE_SECONDS = 1e-3
+#: A launch shorter than this is sized by ten.
+SIZED_BY_ONE = 1e-4
+#: A sample goes once round all the sets where that takes at most so many times what it must last.
+ROUND_SHARE = 4.0
 MAX_LAUNCHES = 4096
 #: Longer launches are not warmed up: waking threads is noise of a millionth to them.
 WARM_BELOW_SECONDS = 10e-3
 #: Random elements drawn once a type; operands are filled from it at random offsets.
 _POOL = 2**20
-_ALIGN = 64
+#: What a GPU's allocator aligns to; vendors' heuristics ask.
+_ALIGN = 256
 
 
 def working_bytes(problem: GemmProblem) -> int:
@@ -72,29 +77,18 @@ class OperandSets:
         self.rotation = Rotation(count, count * end, count * end >= COLD_CACHES * device.cache_bytes)
         self._buffer = device.allocate(count * end)
         self._turn = 0
-        rng = np.random.default_rng(seed)
-        pools: dict[str, npt.NDArray[np.uint8]] = {}
         self.sets = []
+        fill = _HostFill(self._buffer, policy, seed) if device.judge is None else None
         for index in range(count):
-            at = {name: index * end + place for name, place in places.items()}
-            for name, layout in shape.items():
-                kind = layout.dtype
-                if kind.name not in pools:
-                    pools[kind.name] = draw(rng, _POOL, kind, policy.distribution).view(np.uint8)
-                _fill(self._buffer, at[name], layout.bytes, pools[kind.name], kind.bytes, rng)
-            address = {name: self._buffer.address + place for name, place in at.items()}
-            alpha, beta = problem.scalars
-            self.sets.append(
-                Operands(
-                    address["a"],
-                    address["b"],
-                    address.get("c", 0),
-                    address["d"],
-                    address.get("bias", 0),
-                    alpha,
-                    beta,
-                )
-            )
+            address = {name: self._buffer.address + index * end + place for name, place in places.items()}
+            for turn, (name, layout) in enumerate(shape.items()):
+                if fill is not None:
+                    fill(index * end + places[name], layout)
+                elif device.judge is not None:
+                    kind = "scale" if name.startswith("scale_") else policy.distribution
+                    own_seed = (seed << 16) + index * len(shape) + turn
+                    device.judge.draw(layout, address[name], own_seed, kind)
+            self.sets.append(Operands.at(address, problem.scalars))
 
     def free(self) -> None:
         """Gives the memory back."""
@@ -106,20 +100,24 @@ class OperandSets:
         return [bound[(start + i) % len(bound)] for i in range(count)]
 
 
-def _fill(
-    buffer: Buffer,
-    offset: int,
-    size: int,
-    pool: npt.NDArray[np.uint8],
-    element: int,
-    rng: np.random.Generator,
-) -> None:
-    done = 0
-    while done < size:
-        start = int(rng.integers(0, _POOL // 2)) * element
-        part = pool[start : start + min(pool.size - start, size - done)]
-        buffer.upload(part, offset + done)
-        done += part.size
+class _HostFill:
+    """Fills operands by copies out of a pool of random elements, at random offsets."""
+
+    def __init__(self, buffer: Buffer, policy: MeasurementPolicy, seed: int) -> None:
+        self._buffer, self._distribution = buffer, policy.distribution
+        self._rng = np.random.default_rng(seed)
+        self._pools: dict[str, npt.NDArray[np.uint8]] = {}
+
+    def __call__(self, offset: int, layout: Layout) -> None:
+        kind = layout.dtype
+        if kind.name not in self._pools:
+            self._pools[kind.name] = draw(self._rng, _POOL, kind, self._distribution).view(np.uint8)
+        pool, done = self._pools[kind.name], 0
+        while done < layout.bytes:
+            start = int(self._rng.integers(0, _POOL // 2)) * kind.bytes
+            part = pool[start : start + min(pool.size - start, layout.bytes - done)]
+            self._buffer.upload(part, offset + done)
+            done += part.size
 
 
 @dataclass
@@ -132,6 +130,7 @@ class Timer:
     bound: list[Launch]
     mode: str
     seconds: float = 0.0
+    _series: dict[int, Series] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -146,17 +145,37 @@ class Timer:
         address = workspace(kernel.workspace_bytes)
         return cls(device, kernel, operands, [kernel.bind(o, address) for o in operands.sets], mode)
 
-    def sample(self, warm: bool = True) -> Sample:
-        """One sample of as many launches as fill SAMPLE_SECONDS; the first call sizes it. `warm` False: the
-        same candidate ran a moment ago."""
+    def sample(self, warm: bool = True, screening: bool = False) -> Sample:
+        """One sample of as many launches as its device needs for one; the first call sizes it. `warm` False:
+        the same candidate ran a moment ago."""
         if not self.seconds:
-            self.seconds = self._run(1, warm=True).seconds
-            if self.seconds < SAMPLE_SECONDS / 10:  # one launch alone says little of a short one
-                self.seconds = self._run(10, warm=False).seconds
-        count = max(1, min(MAX_LAUNCHES, ceil(SAMPLE_SECONDS / max(self.seconds, 1e-9))))
-        return self._run(count, warm and self.seconds < WARM_BELOW_SECONDS)
+            self.seconds = self._once(1, warm=True).seconds
+            if self.seconds < SIZED_BY_ONE:  # one launch alone says little of a short one
+                self.seconds = self._once(10, warm=False).seconds
+        wanted = self.device.sample_seconds[0 if screening else 1]
+        count = max(1, min(MAX_LAUNCHES, ceil(wanted / max(self.seconds, 1e-9))))
+        if len(self.bound) * self.seconds <= ROUND_SHARE * wanted:
+            count = max(count, len(self.bound))
+        warm = warm and self.seconds < WARM_BELOW_SECONDS
+        if count < len(self.bound):  # so long a launch that the next sample is to go on with other sets
+            return self._once(count, warm, self.mode)
+        if count not in self._series:
+            # Every set is in it: repeating it stays as cold as the rotation makes it.
+            launches = self.operands.launches(self.bound, count)
+            self._series[count] = self.device.series(self.kernel, launches, self.mode, self.bound[-1])
+        return self._series[count].sample(warm)
 
-    def _run(self, count: int, warm: bool) -> Sample:
+    def _once(self, count: int, warm: bool, mode: str = "eager") -> Sample:
         launches = self.operands.launches(self.bound, count + 1)
         # The warm-up runs on the set before the timed ones, which stay as cold as the rotation makes them.
-        return self.device.sample(self.kernel, launches[1:], self.mode, launches[0] if warm else None)
+        series = self.device.series(self.kernel, launches[1:], mode, launches[0])
+        try:
+            return series.sample(warm)
+        finally:
+            series.close()
+
+    def close(self) -> None:
+        """Gives back what was made for its samples."""
+        for series in self._series.values():
+            series.close()
+        self._series.clear()

@@ -11,10 +11,11 @@ import ctypes
 import os
 import resource
 import signal
+import sys
 import traceback
 from collections import OrderedDict
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,16 +24,27 @@ from typing import Any
 
 from backends import registry
 from backends.cache import BinaryCache
-from backends.errors import DeviceError, DeviceMemoryExceeded, LaunchError, StorageError
+from backends.errors import (
+    ContextLost,
+    DeviceError,
+    DeviceLost,
+    DeviceMemoryExceeded,
+    IllegalSolution,
+    LaunchError,
+    StorageError,
+)
 from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem
-from backends.protocol import Backend, Bandwidths, Buffer, Device, Family, Kernel
+from backends.protocol import AskedFamily, Backend, Bandwidths, Buffer, Device, Family, Kernel
 from backends.solution import Solution
-from tuners.inputs import Case, cases
+from tuners.inputs import Case, applicable, cases
 from tuners.measure import OperandSets, Rotation, Timer
 from tuners.policy import MeasurementPolicy
-from tuners.verify import Verifier
+from tuners.space import Space, search_space
+from tuners.verify_device import make_verifier
 
+#: A screening's checks are laid out once for all candidates; a proof's are not kept.
+SCREEN_CHECKS = 9
 #: Samples of a screening, and how many undisturbed ones are wanted among at most MAX_TRIES. Once LONG_SECONDS
 #: are sampled, FEWEST do: launches that long vary little.
 SCREEN_SAMPLES, MAX_TRIES = 5, 20
@@ -40,17 +52,24 @@ FEWEST, LONG_SECONDS = 3, 0.1
 #: A candidate whose fastest sample is this much slower than the best so far is not sampled further:
 #: far off after one sample, shown slower after three.
 PRUNE_FIRST, PRUNE_THIRD = 2.0, 1.6
-#: Loaded candidates kept ready (a final interleaves its finalists).
-_KEPT = 24
+#: Loaded candidates kept ready (heats and finals interleave those who are in them).
+_KEPT = 64
+#: A GPU's workspace is allocated once for most candidates: growing it means binding everybody anew.
+_WORKSPACE = 2**20
+_GPU_WORKSPACE = 64 * 2**20
+#: The child's exit code where the device's context was lost.
+LOST_EXIT_CODE = 70
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
 class OwnerSettings:
-    """What a child needs to know: backend and device index, the registry, the cache, its log file."""
+    """What a child needs to know: backend and device, the registry, the cache, its log file. Devices are
+    numbered anew when one is lost, so that the one meant is told by its UUID too."""
 
     backend: str
     index: int
+    uuid: str
     backends: Mapping[str, str]
     cache: str
     log: str
@@ -99,6 +118,17 @@ def _state() -> Owner:
     return _owner
 
 
+@contextmanager
+def _ending_if_lost() -> Iterator[None]:
+    """Ends the process where the device's context is lost: nothing else would answer right any more. What
+    it says last is read by its parent."""
+    try:
+        yield
+    except ContextLost as error:
+        print(f"the device's context is lost: {error}", file=sys.stderr, flush=True)
+        os._exit(LOST_EXIT_CODE)
+
+
 def warm_up() -> None:
     """Opens the device ahead of the first task."""
     _state()
@@ -107,21 +137,56 @@ def warm_up() -> None:
 def bandwidths() -> Bandwidths:
     """Measures reading and copying; frees the current operands first."""
     owner = _state()
-    owner.close()
-    return owner.device.bandwidths()
+    with _ending_if_lost():
+        owner.close()
+        return owner.device.bandwidths()
 
 
 def rotation(task: Task) -> Rotation:
     """Lays the operands out and computes the screening's references. Raises DeviceMemoryExceeded."""
-    owner = _state().open(task)
-    for case in cases(task.problem, 1, task.seed):
-        owner.verifier.lay_out(case)
-    return owner.sets.rotation
+    with _ending_if_lost():
+        owner = _state().open(task)
+        for case in cases(task.problem, 1, task.seed):
+            if case.instead_of is None:
+                owner.verifier.lay_out(case)
+        return owner.sets.rotation
 
 
-def screen(task: Task, solution: Solution, binaries: Binaries, best: float | None) -> Outcome:
-    """Verifies one seed, then times; `best` is the fastest median so far (seconds)."""
-    return _guarded(Phase.SCREEN, solution, lambda: _screen(_state().open(task), solution, binaries, best))
+def space(task: Task, families: Sequence[str] | None) -> Space:
+    """The search space, as far as it takes the device to tell it."""
+    owner = _state()
+    with _ending_if_lost():
+        return search_space(
+            task.problem, owner.backend, owner.device.environment, task.policy, families, owner.device
+        )
+
+
+def neighbours(task: Task, solution: Solution) -> list[Solution]:
+    """Legal candidates that differ from `solution` in one choice; none where its family knows none."""
+    owner = _state()
+    family = owner.families.get(solution.family)
+    if not isinstance(family, AskedFamily):
+        return []
+    limit = task.policy.max_workspace_bytes
+    with _ending_if_lost():
+        return list(family.neighbours(task.problem, solution, owner.device, limit))
+
+
+def screen(task: Task, batch: Sequence[tuple[Solution, Binaries]], best: float | None) -> list[Outcome]:
+    """For each: verifies one seed, then times; `best` is the fastest median so far (seconds)."""
+    found: list[Outcome] = []
+    for solution, binaries in batch:
+
+        def one(
+            solution: Solution = solution, binaries: Binaries = binaries, best: float | None = best
+        ) -> Outcome:
+            return _screen(_state().open(task), solution, binaries, best)
+
+        outcome = _guarded(Phase.SCREEN, solution, one)
+        found.append(outcome)
+        if outcome.status is Status.OK and outcome.seconds is not None:
+            best = outcome.seconds if best is None else min(best, outcome.seconds)
+    return found
 
 
 def sample(task: Task, solution: Solution, binaries: Binaries) -> Outcome:
@@ -141,7 +206,10 @@ class Owner:
         self.backend: Backend = registry.backend(settings.backend)
         self.cache = BinaryCache(Path(settings.cache))
         self.device: Device = self.backend.open(settings.index, self.cache)
-        self.verifier = Verifier(self.device)
+        found = self.device.environment.uuid
+        if found != settings.uuid:
+            raise DeviceLost(f"device {settings.index} of {settings.backend} is {found}, not {settings.uuid}")
+        self.verifier = make_verifier(self.device)
         self._task: Task | None = None
         self._sets: OperandSets | None = None
         self._timers: OrderedDict[str, Timer] = OrderedDict()
@@ -154,7 +222,7 @@ class Owner:
 
     def close(self) -> None:
         """Frees everything laid out for the current task."""
-        self._timers.clear()
+        self._forget_timers()
         self.verifier.forget()
         for held in (self._sets, self._workspace):
             if held is not None:
@@ -195,24 +263,33 @@ class Owner:
             timer = Timer.of(self.device, kernel, self.sets, self.task.policy.mode, self._workspace_at)
             self._timers[solution.id] = timer
             while len(self._timers) > _KEPT:
-                self._timers.popitem(last=False)
+                self._timers.popitem(last=False)[1].close()
         self._timers.move_to_end(solution.id)
         return self._timers[solution.id]
 
+    def _forget_timers(self) -> None:
+        for timer in self._timers.values():
+            timer.close()
+        self._timers.clear()
+
     def _workspace_at(self, size: int) -> int:
         if self._workspace is None or self._workspace.size < size:
-            self._timers.clear()  # their launches hold the old address
+            self._forget_timers()  # their launches hold the old address
             if self._workspace is not None:
                 self._workspace.free()
-            self._workspace = self.device.allocate(max(size, 2**20))
+            least = _WORKSPACE if self.device.judge is None else _GPU_WORKSPACE
+            self._workspace = self.device.allocate(max(size, least))
         return self._workspace.address
 
 
 def _guarded(phase: Phase, solution: Solution, run: Any) -> Outcome:
     """A candidate's own exceptions as its outcome."""
     try:
-        outcome: Outcome = run()
+        with _ending_if_lost():
+            outcome: Outcome = run()
         return outcome
+    except IllegalSolution as error:
+        return Outcome(solution, phase, Status.ILLEGAL, (), {"rule": str(error)})
     except (DeviceMemoryExceeded, MemoryError) as error:
         return _failed(phase, solution, Status.OUT_OF_MEMORY, error)
     except LaunchError as error:
@@ -228,22 +305,33 @@ def _failed(phase: Phase, solution: Solution, status: Status, error: BaseExcepti
     return Outcome(solution, phase, status, (), evidence | ({"log": log} if log else {}))
 
 
-def _verify(owner: Owner, solution: Solution, binaries: Binaries, checks: list[Case]) -> dict[str, Any]:
-    """Runs the checks that are legal for the solution; the evidence, with "wrong" where one failed."""
-    worst: dict[str, Any] = {"checks": 0, "exact_checks": 0, "not_applicable": 0, "error_over_bound": 0.0}
-    for case in checks:
-        family = owner.families[solution.family]
-        if not family.supports(case.problem) or family.illegal(
-            case.problem, solution, owner.device.environment
-        ):
-            worst["not_applicable"] += 1
-            continue
-        exact = case.name == "exact"
-        kernel = owner.load(case.problem, solution, binaries)
-        finding = owner.verifier.check(kernel, case, keep=len(checks) <= 3, runs=1 if exact else 2)
+def _verify(owner: Owner, solution: Solution, binaries: Binaries, checks: Sequence[Case]) -> dict[str, Any]:
+    """Runs the checks that are legal for the solution; the evidence, with "wrong" where one failed. A check
+    that stands in for another runs where that one is not legal."""
+    worst: dict[str, Any] = {"checks": 0, "exact_checks": 0, "beta_checks": 0, "error_over_bound": 0.0}
+    family, findings, ran = owner.families[solution.family], {}, set()
+
+    def runs(case: Case) -> bool:
+        kernel = _legal(owner, family, case.problem, solution, binaries)
+        if kernel is None:
+            return False
+        once = case.name == "exact" and owner.device.judge is None  # a second run on a host costs as much
+        keep = len(checks) <= SCREEN_CHECKS
+        try:
+            findings[case] = owner.verifier.check(kernel, case, keep, runs=1 if once else 2), kernel
+        except IllegalSolution:  # a library may refuse as late as at its launch
+            return False
+        return True
+
+    for case in applicable(checks, runs):
+        (finding, kernel), exact = findings.pop(case), case.name == "exact"
+        ran.add(case)
         worst["checks"] += 1
         worst["exact_checks"] += exact
+        worst["beta_checks"] += case.problem.beta != "zero"
         worst["error_over_bound"] = max(worst["error_over_bound"], finding.error_over_bound)
+        if finding.repeatable is not None:
+            worst["repeatable"] = worst.get("repeatable", True) and finding.repeatable
         if exact:
             worst |= {"relative_error": finding.relative_error, "coverage": finding.coverage}
         if finding.wrong:
@@ -254,7 +342,24 @@ def _verify(owner: Owner, solution: Solution, binaries: Binaries, checks: list[C
                 "distribution": case.distribution,
                 **finding.to_dict(),
             }
+        if kernel.partial_sums > 1:
+            worst["partial_sums"] = kernel.partial_sums
+    if not worst["exact_checks"] and any(case.name == "exact" for case in checks):
+        raise IllegalSolution(f"it does not run {owner.task.problem.slug}")
+    worst["cases"] = sorted({case.name for case in ran})
     return worst
+
+
+def _legal(
+    owner: Owner, family: Family, problem: GemmProblem, solution: Solution, binaries: Binaries
+) -> Kernel | None:
+    """The candidate for a problem, None where a rule forbids it there."""
+    if not family.supports(problem) or family.illegal(problem, solution, owner.device.environment):
+        return None
+    try:
+        return owner.load(problem, solution, binaries)
+    except IllegalSolution:
+        return None
 
 
 def _screen(owner: Owner, solution: Solution, binaries: Binaries, best: float | None) -> Outcome:
@@ -268,11 +373,16 @@ def _screen(owner: Owner, solution: Solution, binaries: Binaries, best: float | 
     evidence = _verify(owner, solution, binaries, cases(task.problem, 1, task.seed))
     if "wrong" in evidence:
         return Outcome(solution, Phase.SCREEN, Status.WRONG_RESULT, (), evidence)
+    if evidence.get("repeatable") is False:
+        solution = replace(solution, deterministic=False)
+        if task.policy.deterministic_only:
+            rule = "two runs on the same input gave different bits; the policy wants deterministic solutions"
+            return Outcome(solution, Phase.SCREEN, Status.ILLEGAL, (), evidence | {"rule": rule})
     timer = owner.timer(solution, binaries)
     clean: list[float] = []
     disturbed: list[float] = []
     for _ in range(MAX_TRIES):
-        taken = timer.sample(warm=not clean and not disturbed)
+        taken = timer.sample(warm=not clean and not disturbed, screening=True)
         (disturbed if taken.disturbed else clean).append(taken.seconds)
         if taken.disturbed:
             evidence["disturbance"] = taken.disturbed
@@ -303,6 +413,8 @@ def _sample(owner: Owner, solution: Solution, binaries: Binaries) -> Outcome:
 
 def _prove(owner: Owner, solution: Solution, binaries: Binaries, seeds: int) -> Outcome:
     task = owner.task
+    condition = dict(owner.device.condition())
     evidence = _verify(owner, solution, binaries, cases(task.problem, seeds, task.seed + 1))
+    evidence |= {"condition": condition} if condition else {}
     status = Status.WRONG_RESULT if "wrong" in evidence else Status.OK
     return Outcome(solution, Phase.PROOF, status, (), {"seeds": seeds, **evidence})

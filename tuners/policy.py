@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -12,6 +13,17 @@ from backends.errors import InvalidProblem
 MODES = ("eager", "graph")
 CACHES = ("cold", "warm")
 DISTRIBUTIONS = ("normal", "uniform")
+#: vendor -> the mode where none is asked for. A table, because a service without GPUs serves workers that
+#: have them: each is the first of its backend's modes, which a test holds it to.
+DEFAULT_MODES: Mapping[str, str] = {"cpu": "eager", "cuda": "graph", "hip": "graph"}
+#: Of a size's unit: 32M and 32MiB are the same, 32MB is not.
+_UNITS = {
+    name: base**power
+    for power, letter in enumerate(("", "k", "m", "g", "t"))
+    for name, base in ((letter, 1024), (f"{letter}ib" if letter else "b", 1024), (f"{letter}b", 1000))
+}
+_SIZE = re.compile(r"([0-9]{1,19})\s*([a-z]*)")
+_LARGEST = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -49,6 +61,11 @@ class MeasurementPolicy:
                 f"memory_share must be within (0, 0.9], not {self.memory_share!r}", "memory_share"
             )
 
+    @classmethod
+    def of(cls, vendor: str, mode: str | None = None, **fields: Any) -> MeasurementPolicy:
+        """For a device of `vendor`: without a mode that vendor's default. Raises InvalidProblem."""
+        return cls(mode=DEFAULT_MODES[vendor] if mode is None else mode, **fields)
+
     @property
     def id(self) -> str:
         """mode-cache-distribution and a hash of every field that shapes a result (not memory_share)."""
@@ -69,3 +86,14 @@ class MeasurementPolicy:
                     f"unknown policy field {name!r}; known: {', '.join(sorted(known))}", str(name)
                 )
         return cls(**values)
+
+
+def read_bytes(text: str, field: str = "max_workspace_bytes") -> int:
+    """A number of bytes as people write it: 33554432, 32MiB, 32M (also 2^20) or 33MB (10^6). Raises
+    InvalidProblem."""
+    found = _SIZE.fullmatch(text.strip().lower())
+    if found is not None and found[2] in _UNITS:
+        size: int = int(found[1]) * _UNITS[found[2]]
+        if size <= _LARGEST:
+            return size
+    raise InvalidProblem(f"{field} must be bytes such as 33554432 or 32MiB, not {text[:40]!r}", field)

@@ -9,7 +9,7 @@ last, random ones) and, for epilogues without an activation, every column by pro
 Bound of an element: |out - ref| <= c u_acc sqrt(k) |alpha| ||a_i|| ||b_j|| + u_out |ref|, where u are unit
 roundoffs: the statistical growth of a sum of k products (Higham, Accuracy and Stability, 2nd ed., 3.1) with
 Cauchy-Schwarz norms, c = 4; then the rounding to the output type, and one more before each step of an
-epilogue that is not fused.
+epilogue that is not fused. error_bound() holds these constants; a device's own reference uses the same.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from backends.dtypes import COMPUTE_TYPES, DTYPES, INPUT_ROUNDOFF, INTEGER
+from backends.dtypes import COMPUTE_TYPES, DTYPES, INPUT_ROUNDOFF, INTEGER, is_fp8
 from backends.errors import DeviceError
 from backends.operands import as_product
 from backends.problem import GemmProblem
+from backends.protocol import ErrorBound
 from tuners.inputs import Case, host_inputs
 
 Array = npt.NDArray[Any]
@@ -33,6 +34,8 @@ Float = npt.NDArray[np.float64]
 #: Products above this many operations are compared on sampled columns.
 FULL_FLOPS = 2e10
 _SAFETY = 4.0
+#: Spacing of the numbers just above one in the accumulator of 8-bit products (see _narrow_sums).
+_FP8_ULP = 2.0**-13
 #: Random sign vectors of the reference's own check: two equal errors in a row cancel under one of them with
 #: probability 1/2, under all with 1/8.
 _CERTIFIED_BY = 3
@@ -70,6 +73,8 @@ def make_reference(case: Case) -> tuple[Reference, dict[str, Array]]:
     columns = _sampled_columns(p, case.seed)
     chosen = right if columns is None else right[:, :, columns]
     left64, right64 = left.astype(np.float64), chosen.astype(np.float64)
+    left64 = _scaled(inputs, "scale_b", left64)
+    right64 = _scaled(inputs, "scale_a", right64, columns)
     product = np.matmul(left64, right64)
     _certify(product, left64, right64, case.seed)
     if len(product) != p.batch:  # both inputs are broadcast
@@ -77,10 +82,7 @@ def make_reference(case: Case) -> tuple[Reference, dict[str, Array]]:
     alpha, beta = p.scalars
     left_norm = np.sqrt(np.einsum("bnk,bnk->bn", left64, left64))[:, :, None]
     right_norm = np.sqrt(np.einsum("bkm,bkm->bm", right64, right64))[:, None, :]
-    unit = 2.0 ** -COMPUTE_TYPES[p.compute] if p.compute != "int32" else 0.0
-    if case.distribution == "integers" and p.compute != "int32" and 64 * p.k <= 1 / unit:
-        unit = 0.0  # |a|, |b| <= 4: every partial sum is exact
-    rough = _SAFETY * (unit * p.k**0.5 + 2 * INPUT_ROUNDOFF.get(p.compute, 0.0))
+    bound = error_bound(p, case.distribution)
     value = np.multiply(product, alpha, out=product)
     added = np.abs(value)  # the sizes of the terms, which may cancel
     if "c" in inputs:
@@ -96,20 +98,21 @@ def make_reference(case: Case) -> tuple[Reference, dict[str, Array]]:
             row = bias[None, :, None]
         value += row
         added += np.abs(row)
-    # An exact integer product that meets fractions or a floating output is finished in single precision.
-    step = unit if p.compute != "int32" or _is_exact(p) else 2.0**-24
-    between = _steps(p) * DTYPES[p.dtype_d].unit_roundoff
-    tolerance = np.multiply(added, 4 * step + between, out=added)
-    tolerance += (rough * abs(alpha)) * left_norm * right_norm
+    tolerance = np.multiply(added, bound.step, out=added)
+    tolerance += (bound.rough * abs(alpha)) * left_norm * right_norm
+    tolerance *= bound.slope
     expected = activate(p.activation, value)
+    if "scale_d" in inputs:
+        scale = float(inputs["scale_d"][0, 0, 0])
+        expected, tolerance = scale * expected, abs(scale) * tolerance
     if DTYPES[p.dtype_d].kind == INTEGER:
         info = np.iinfo(DTYPES[p.dtype_d].storage)
         expected = np.clip(expected, info.min, info.max)  # integers saturate
-    tolerance = _after_rounding(p, expected, tolerance)
+    tolerance += bound.rounding * np.abs(expected) + bound.least
     projection = None
     sums_up = p.dtype_d != "int8" and (_is_exact(p) or DTYPES[p.dtype_d].kind != INTEGER)
     if columns is not None and p.activation == "none" and sums_up:
-        projection = _project(p, inputs, case.seed, left64, left_norm, rough)
+        projection = _project(p, inputs, case.seed, left64, left_norm, bound.rough)
     return Reference(case, columns, expected, tolerance, projection), inputs
 
 
@@ -131,23 +134,74 @@ def activate(name: str, x: Float) -> Float:
     return x
 
 
-def _after_rounding(p: GemmProblem, expected: Float, tolerance: Float) -> Float:
-    out = DTYPES[p.dtype_d]
+def _scaled(
+    inputs: dict[str, Array], name: str, values: Float, columns: npt.NDArray[np.int64] | slice | None = None
+) -> Float:
+    """op(B)^T times scale_b, or some columns of op(A)^T times scale_a; as it is where there is no scale."""
+    if name not in inputs:
+        return values
+    scale = inputs[name][0, 0].astype(np.float64)
+    if columns is not None and scale.size > 1:
+        scale = scale[columns]
+    scaled: Float = values * (scale[None, None, :] if name == "scale_a" else scale[None, :, None])
+    return scaled
+
+
+def error_bound(problem: GemmProblem, distribution: str) -> ErrorBound:
+    """The constants of an element's bound, for inputs of a distribution (before inputs.scaled_down)."""
+    p, out = problem, DTYPES[problem.dtype_d]
+    unit = 2.0 ** -COMPUTE_TYPES[p.compute] if p.compute != "int32" else 0.0
+    narrow = is_fp8(DTYPES[p.dtype_a])
+    exact = distribution == "integers" and p.compute != "int32" and 64 * p.k <= 1 / unit
+    if (
+        narrow
+    ):  # six standard deviations of the sum are whole numbers in the narrow accumulator, with a bit left
+        exact = exact and 6 * (20 / 3) * p.k**0.5 <= 0.5 / _FP8_ULP
+    if exact:
+        unit = 0.0  # |a|, |b| <= 4: every partial sum is exact
+    rough = unit * p.k**0.5 + 2 * INPUT_ROUNDOFF.get(p.compute, 0.0)
+    if narrow and not exact:
+        rough += _narrow_sums(p, distribution)
+    # An exact integer product that meets fractions or a floating output is finished in single precision.
+    step = unit if p.compute != "int32" or _is_exact(p) else 2.0**-24
+    step = 4 * step + _steps(p) * out.unit_roundoff
+    slope, rounding, least = 1.0, 0.0, 0.5
+    if out.kind != INTEGER:
+        smallest = ml_dtypes.finfo(out.storage).smallest_subnormal  # type: ignore[no-untyped-call]
+        rounding = 1.01 * out.unit_roundoff
+        least = max(float(np.finfo(np.float32).tiny), float(smallest))
     if p.activation in ("gelu", "silu"):
         # Slopes stay below 1.13; the functions themselves cost a few ulp.
-        tolerance = 1.2 * tolerance + 32 * 2.0**-24 * (np.abs(expected) + 2.0**-20)
-    if out.kind == INTEGER:
-        return tolerance + 0.5
-    smallest = ml_dtypes.finfo(out.storage).smallest_subnormal  # type: ignore[no-untyped-call]
-    tiny = max(float(np.finfo(np.float32).tiny), float(smallest))
-    return tolerance + 1.01 * out.unit_roundoff * np.abs(expected) + tiny
+        slope, rounding, least = 1.2, rounding + 32 * 2.0**-24, least + 32 * 2.0**-44
+    if _is_scaled(p):  # scales are single precision, and so are the products with them
+        step, rounding = step + 4 * 2.0**-24, rounding + 2 * 2.0**-24
+    return ErrorBound(_SAFETY * rough, step, slope, rounding, least)
+
+
+def _narrow_sums(p: GemmProblem, distribution: str) -> float:
+    """What an accumulator narrower than single precision adds to 8-bit floats' sums, relative to the norms.
+
+    Hopper's tensor cores keep about 14 bits of the sum of 32 products and the accumulator, aligned to the
+    largest, and cut the rest off: DeepSeek-V3 (arXiv:2412.19437, 3.3.2) sees errors near 2 % of the result at
+    k = 4096. With fast accumulation all k/32 steps stay there; the cut is towards zero, so that one-sided
+    sums lose half an ulp of the running sum at every step, and signed ones that of a sum sqrt(k) times
+    smaller. Without it partial sums move to single precision every few steps.
+    """
+    if not p.fast_accumulation:
+        return _FP8_ULP
+    steps = p.k / 64 if distribution == "uniform" else p.k**0.5 / 32
+    return _FP8_ULP * (1 + steps)
 
 
 def _is_exact(p: GemmProblem) -> bool:
     """Whether every step is integer arithmetic."""
     added = ([p.dtype_c] if p.beta != "zero" else []) + ([p.bias] if p.bias is not None else [])
-    whole = all(DTYPES[kind].kind == INTEGER for kind in [p.dtype_d, *added])
+    whole = all(DTYPES[kind].kind == INTEGER for kind in [p.dtype_d, *added]) and not _is_scaled(p)
     return p.compute == "int32" and whole and p.activation in ("none", "relu")
+
+
+def _is_scaled(p: GemmProblem) -> bool:
+    return {p.scale_a, p.scale_b, p.scale_d} != {"none"}
 
 
 def _certify(product: Float, left: Float, right: Float, seed: int) -> None:
@@ -182,7 +236,8 @@ def _project(
     alpha, beta = p.scalars
     sums, norms = [], []
     for start in range(0, p.m, _CHUNK):
-        block = right[:, :, start : start + _CHUNK].astype(np.float64)
+        part = slice(start, start + _CHUNK)
+        block = _scaled(inputs, "scale_a", right[:, :, part].astype(np.float64), part)
         sums.append(np.einsum("bkm,m->bk", block, signs[start : start + _CHUNK]))
         norms.append(np.sqrt(np.einsum("bkm,bkm->b", block, block)))
     want = alpha * np.einsum("bnk,bkc->bnc", left, np.stack(sums, 2))
@@ -194,10 +249,11 @@ def _project(
             bias[None, None, :] if p.bias_axis == "m" else np.broadcast_to(bias[None, :, None], (1, p.n, p.m))
         )
         want = want + chunk_sums(row, signs)
+    scale = float(inputs["scale_d"][0, 0, 0]) if "scale_d" in inputs else 1.0
     frobenius = np.stack(norms, 1)[:, None, :]  # bounds the root of a chunk's summed squared errors
-    accumulated = 6 * rough * abs(alpha) * left_norm * frobenius
+    accumulated = 6 * rough * abs(alpha * scale) * left_norm * frobenius
     exact = 0.5 if DTYPES[p.dtype_d].kind == INTEGER else float(np.finfo(np.float32).tiny)
-    return Projection(signs, want, accumulated + exact)
+    return Projection(signs, scale * want, accumulated + exact)
 
 
 def chunk_sums(values: Array, signs: Float) -> Float:

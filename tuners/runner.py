@@ -23,21 +23,22 @@ from backends.errors import (
     CompileError,
     CompilerMissing,
     DeviceError,
+    DeviceLost,
     DeviceMemoryExceeded,
     GemmtuneError,
 )
 from backends.outcome import Outcome, Phase, Status
-from backends.problem import from_mm
-from backends.protocol import Backend
+from backends.problem import GemmProblem
+from backends.protocol import AskedFamily, Backend, Family
 from backends.registry import BACKENDS, FoundDevice, backend
 from backends.solution import Solution
 from tuners import owner
 from tuners.ceilings import Ceilings
-from tuners.inputs import cases
+from tuners.inputs import applicable, cases
 from tuners.measure import Rotation
 from tuners.owner import Binaries, OwnerSettings, Task
 from tuners.policy import MeasurementPolicy
-from tuners.space import search_space
+from tuners.space import Space, search_space
 
 T = TypeVar("T")
 
@@ -61,11 +62,20 @@ class Runner(Protocol):
     def open(self, task: Task) -> Rotation:
         """Lays out a problem. Raises DeviceMemoryExceeded."""
 
+    def space(self, task: Task, families: Sequence[str] | None) -> Space:
+        """The search space. Raises UnsupportedProblem."""
+
+    def tells_neighbours(self, family: str) -> bool:
+        """Whether candidates of a family have neighbours that no list holds."""
+
+    def neighbours(self, task: Task, solution: Solution) -> Sequence[Solution]:
+        """Legal candidates that differ from `solution` in one choice, where its family can tell them."""
+
     def compile(self, task: Task, solutions: Sequence[Solution]) -> Mapping[str, Outcome]:
         """Compiles what is missing; the outcomes of those that failed, by id."""
 
-    def screen(self, solution: Solution, best: float | None) -> Outcome:
-        """One seed verified, then timed."""
+    def screen(self, solutions: Sequence[Solution], best: float | None) -> list[Outcome]:
+        """For each: one seed verified, then timed."""
 
     def sample(self, solution: Solution) -> Outcome:
         """One timed sample."""
@@ -80,6 +90,15 @@ def _remove_left_folders() -> None:
         pid = folder.name.split("-")[1]
         if pid.isdigit() and not Path("/proc", pid).exists():
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_legal(family: Family, problem: GemmProblem, solution: Solution, environment: Environment) -> bool:
+    return family.supports(problem) and family.illegal(problem, solution, environment) is None
+
+
+def _screen_alone(task: Task, solution: Solution, binaries: Binaries, best: float | None) -> Outcome:
+    """In the child: a batch of one."""
+    return owner.screen(task, [(solution, binaries)], best)[0]
 
 
 class DeviceRunner:
@@ -98,7 +117,12 @@ class DeviceRunner:
         for name, value in self.backend.process_variables.items():
             os.environ.setdefault(name, value)
         settings = OwnerSettings(
-            device.backend, device.index, dict(BACKENDS), str(cache.root), str(self._log)
+            device.backend,
+            device.index,
+            self.environment.uuid,
+            dict(BACKENDS),
+            str(cache.root),
+            str(self._log),
         )
         self._pool = ProcessPool(
             max_workers=1,
@@ -108,9 +132,12 @@ class DeviceRunner:
         )
         self._compilers = ThreadPoolExecutor(max(1, os.cpu_count() or 1))
         self._binaries: dict[str, Binaries] = {}
+        known = self.backend.families().items()
+        self._asked = {name for name, family in known if isinstance(family, AskedFamily)}
         self._task: Task | None = None
         self._typical = 0.0
         self.compile_seconds = 0.0
+        self._answered = False
         # The child starts while the parent lists candidates; a failure shows at the first real call.
         self._pool.schedule(owner.warm_up, timeout=SETUP_SECONDS)
 
@@ -138,9 +165,9 @@ class DeviceRunner:
         return Ceilings(moved.read, moved.copy, flops, method)
 
     def _product(self, name: str) -> tuple[float, str]:
-        size = self.backend.product_size
-        task = Task(from_mm(size, size, size, name), MeasurementPolicy(cache="warm"), 0)
-        space = search_space(task.problem, self.backend, self.environment, task.policy)
+        policy = MeasurementPolicy(mode=self.backend.modes[0], cache="warm")
+        task = Task(self.backend.product(name), policy, 0)
+        space = self.space(task, None)
         tried = [b.solution for b in space.baselines]
         for family in dict.fromkeys(solution.family for solution in space.candidates):
             tried += [s for s in space.candidates if s.family == family][:CEILING_CANDIDATES]
@@ -148,37 +175,50 @@ class DeviceRunner:
         self.compile(task, tried)
         fastest: Outcome | None = None
         for solution in tried:
-            outcome = self.screen(solution, fastest.seconds if fastest else None)
+            (outcome,) = self.screen([solution], fastest.seconds if fastest else None)
             usable = outcome.status in (Status.OK, Status.UNSTABLE)
             if usable and (not fastest or min(outcome.samples) < min(fastest.samples)):
                 fastest = outcome
         if fastest is None:
             raise DeviceError(f"no candidate of {self.backend.name} multiplies {name} right")
-        return task.problem.flops / min(fastest.samples), f"{size}^3 by {fastest.solution.slug}"
+        p, method = task.problem, f"by {fastest.solution.slug}"
+        return p.flops / min(fastest.samples), f"{p.m} x {p.n} x {p.k} {method}"
 
     def open(self, task: Task) -> Rotation:
         self._task, self._typical = task, 0.0
         self._binaries.clear()
         return self._setup(owner.rotation, task)
 
+    def space(self, task: Task, families: Sequence[str] | None) -> Space:
+        if self._asked:
+            return self._setup(owner.space, task, families)
+        return search_space(task.problem, self.backend, self.environment, task.policy, families)
+
+    def tells_neighbours(self, family: str) -> bool:
+        return family in self._asked
+
+    def neighbours(self, task: Task, solution: Solution) -> Sequence[Solution]:
+        if not self.tells_neighbours(solution.family):
+            return []
+        return self._setup(owner.neighbours, task, solution)
+
     def compile(self, task: Task, solutions: Sequence[Solution]) -> Mapping[str, Outcome]:
         begin = time.monotonic()
         families = self.backend.families()
         failed: dict[str, Outcome] = {}
-        checked = {case.problem for case in cases(task.problem, 1, task.seed)}
+        checked, here = cases(task.problem, 1, task.seed), self.environment
 
         def one(solution: Solution) -> None:
             family = families[solution.family]
             found: dict[str, str] = {}
-            rule = family.illegal(task.problem, solution, self.environment)
+            rule = family.illegal(task.problem, solution, here)
             if rule is not None:
                 failed[solution.id] = Outcome(solution, Phase.SCREEN, Status.ILLEGAL, (), {"rule": rule})
                 return
             try:
-                for problem in checked:
-                    if family.supports(problem) and not family.illegal(problem, solution, self.environment):
-                        path = family.compile(problem, solution, self.environment, self.cache)
-                        found |= {} if path is None else {problem.id: str(path)}
+                for case in applicable(checked, lambda case: _is_legal(family, case.problem, solution, here)):
+                    path = family.compile(case.problem, solution, here, self.cache)
+                    found |= {} if path is None else {case.problem.id: str(path)}
                 self._binaries[solution.id] = found
             except (CompileError, CompilerMissing) as error:
                 log = getattr(error, "log", "")[-4000:]
@@ -189,12 +229,39 @@ class DeviceRunner:
         self.compile_seconds += time.monotonic() - begin
         return failed
 
-    def screen(self, solution: Solution, best: float | None) -> Outcome:
+    def screen(self, solutions: Sequence[Solution], best: float | None) -> list[Outcome]:
+        """Together first; where the child dies or hangs, one by one, so that it shows whose fault it is."""
+        if len(solutions) > 1:
+            together = self._screen_together(solutions, best)
+            if together is not None:
+                return together
+        return [self._screen_one(solution, best) for solution in solutions]
+
+    def _screen_one(self, solution: Solution, best: float | None) -> Outcome:
         begin = time.monotonic()
-        outcome = self._candidate(owner.screen, Phase.SCREEN, solution, best)
+        outcome = self._candidate(_screen_alone, Phase.SCREEN, solution, best)
         if outcome.status is Status.OK:
             self._typical = max(self._typical, time.monotonic() - begin)
         return outcome
+
+    def _screen_together(self, solutions: Sequence[Solution], best: float | None) -> list[Outcome] | None:
+        if self._task is None:
+            raise RuntimeError("open() a task first")
+        failed = self.compile(self._task, solutions)
+        batch = [(s, self._binaries[s.id]) for s in solutions if s.id not in failed]
+        limit = self._hang + LONG * self._typical * len(batch)
+        if not self._typical:
+            limit = max(limit, SETUP_SECONDS)
+        begin = time.monotonic()
+        try:
+            found = self._call(owner.screen, (self._task, batch, best), limit)
+        except (FutureTimeout, ProcessExpired):
+            self._setup(owner.rotation, self._task)
+            return None
+        if any(outcome.status is Status.OK for outcome in found):
+            self._typical = max(self._typical, (time.monotonic() - begin) / len(batch))
+        by_id = {solution.id: outcome for (solution, _), outcome in zip(batch, found, strict=True)}
+        return [failed.get(s.id) or by_id[s.id] for s in solutions]
 
     def sample(self, solution: Solution) -> Outcome:
         return self._candidate(owner.sample, Phase.FINAL, solution)
@@ -232,14 +299,15 @@ class DeviceRunner:
             raise DeviceError(f"{self.device.backend}: no answer within {SETUP_SECONDS:.0f} s") from error
         except ProcessExpired as error:
             evidence = self._autopsy(error)
-            raise DeviceError(
-                f"{self.device.backend}: the process that owns the device died: {evidence}"
-            ) from error
+            # One that never answered dies of the machine, not of a problem.
+            kind = DeviceError if self._answered else DeviceLost
+            raise kind(f"{self.device.backend}: the process that owns the device died: {evidence}") from error
 
     def _call(self, call: Callable[..., T], arguments: tuple[object, ...], limit: float) -> T:
         future = self._pool.schedule(call, args=list(arguments), timeout=limit)
         try:
             result: T = future.result()
+            self._answered = True
             return result
         except CancelledError as error:
             raise DeviceError("the tuning was stopped") from error
@@ -248,7 +316,7 @@ class DeviceRunner:
         except MemoryError as error:
             raise DeviceMemoryExceeded(f"out of memory while setting up: {error}") from error
         except BrokenProcessPool as error:
-            raise DeviceError(
+            raise DeviceLost(
                 "the process that owns the device cannot start (a script that tunes must be a file, with its "
                 f"work under if __name__ == '__main__'): {error}"
             ) from error

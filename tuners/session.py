@@ -22,7 +22,7 @@ from tuners.owner import Task
 from tuners.policy import MeasurementPolicy
 from tuners.race import DROP_AFTER, HEAT_ROUNDS, BaselineFailed, Race
 from tuners.runner import Runner
-from tuners.space import Space, search_space
+from tuners.space import Space
 from tuners.strategies import STRATEGIES, Strategy
 
 
@@ -50,7 +50,7 @@ class Budget:
 class Search:
     """How to look: strategy by name, its seed, and the families to draw from (None: all)."""
 
-    strategy: str = "exhaustive"
+    strategy: str = "local"
     seed: int = 0
     families: tuple[str, ...] | None = None
 
@@ -82,8 +82,10 @@ _CALL_SECONDS = 0.5e-3
 #: A final may take this many budgets to reach the rounds that decide (a baseline of a tenth of a second
 #: alone takes one): a verdict a little late is worth more than none.
 OVERTIME = 2.0
-#: Candidates asked for at a time: they are compiled together.
-BATCH = 8
+#: Candidates asked for at a time: they are compiled together. So many of them as take TOGETHER_SECONDS are
+#: screened in one call to the child.
+BATCH = 24
+TOGETHER_SECONDS = 0.05
 
 
 class Session:
@@ -113,6 +115,7 @@ class Session:
         self._replay = list(replay)
         self._clock = clock
         self._stopped = False
+        self._screening: list[float] = []
 
     def stop(self) -> None:
         """Asks this tuning to end; safe from any thread or signal handler."""
@@ -137,17 +140,11 @@ class Session:
         if self.search.strategy not in STRATEGIES:
             known = ", ".join(STRATEGIES)
             raise UnsupportedProblem(f"strategy {self.search.strategy!r} is unknown; known: {known}")
-        space = self._space or search_space(
-            self.problem,
-            self.runner.backend,
-            self.runner.environment,
-            self.policy,
-            self.search.families,
-        )
-        self.notes += space.notes
-        self.counts.space = len(space.candidates)
         task = Task(self.problem, self.policy, self.search.seed)
         begin = self._clock()
+        space = self._space or self.runner.space(task, self.search.families)
+        self.notes += space.notes
+        self.counts.space = len(space.candidates)
         self.rotation = self.runner.open(task)
         self.counts.setup_seconds = self._clock() - begin
         if self.policy.cache == "cold" and not self.rotation.cold:
@@ -168,11 +165,16 @@ class Session:
     # ---- screening -----------------------------------------------------------------------------
 
     def _screen(self, task: Task, space: Space, screened: dict[str, Outcome]) -> Iterator[Outcome]:
-        strategy = STRATEGIES[self.search.strategy](space.candidates, self.search.seed)
+        strategy = STRATEGIES[self.search.strategy](
+            space.candidates, self.search.seed, lambda origin: self._neighbours(task, origin)
+        )
         known = {b.solution.id for b in space.baselines} | {s.id for s in space.candidates}
+        # Neighbours were found on the way: a family that has some is known by its name.
+        asked = {s.family for s in space.candidates if self.runner.tells_neighbours(s.family)}
         for outcome in self._replay:
-            if outcome.phase is Phase.SCREEN and outcome.solution.id in known:
-                screened[outcome.solution.id] = outcome
+            solution = outcome.solution
+            if outcome.phase is Phase.SCREEN and (solution.id in known or solution.family in asked):
+                screened[solution.id] = outcome
                 strategy.tell(outcome)
                 self.counts.replayed += 1
                 yield outcome
@@ -182,7 +184,9 @@ class Session:
         limit = self.counts.measuring_seconds + self.budget.seconds * (1 - self.budget.final_share)
         left = self.budget.candidates
         while self.counts.measuring_seconds < limit and left != 0:
+            begin = self._clock()
             batch = strategy.ask(BATCH if left is None else min(BATCH, left))
+            self.counts.measuring_seconds += self._clock() - begin
             if not batch:
                 return
             for outcome in self._screen_batch(task, batch, screened, strategy):
@@ -200,18 +204,36 @@ class Session:
         prune: bool = True,
     ) -> Iterator[Outcome]:
         failed = self._compile(task, batch)
-        for solution in batch:
+        waiting = list(batch)
+        while waiting:
+            several, waiting = waiting[: self._together()], waiting[self._together() :]
             begin = self._clock()
-            outcome = failed.get(solution.id) or self.runner.screen(
-                solution, _best(screened) if prune else None
-            )
-            if outcome.status in (Status.TIMEOUT, Status.CRASH):
-                self.counts.lost_seconds += self._clock() - begin
+            rest = [solution for solution in several if solution.id not in failed]
+            outcomes = self.runner.screen(rest, _best(screened) if prune else None) if rest else []
+            took = self._clock() - begin
+            found = {**failed, **{s.id: outcome for s, outcome in zip(rest, outcomes, strict=True)}}
+            lost = any(o.status in (Status.TIMEOUT, Status.CRASH) for o in outcomes)
+            if lost:
+                self.counts.lost_seconds += took
             else:
-                self.counts.measuring_seconds += self._clock() - begin
-            screened[solution.id] = outcome
-            strategy.tell(outcome)
-            yield outcome
+                self.counts.measuring_seconds += took
+                self._screening.append(took / len(several))
+            for solution in several:
+                outcome = found[solution.id]
+                screened[solution.id] = outcome
+                strategy.tell(outcome)
+                yield outcome
+
+    def _together(self) -> int:
+        """How many candidates are screened in one call: as many as take TOGETHER_SECONDS."""
+        recent = self._screening[-4:]
+        if not recent:
+            return 1
+        return max(1, min(BATCH, int(TOGETHER_SECONDS * len(recent) / max(sum(recent), 1e-9))))
+
+    def _neighbours(self, task: Task, origin: Solution) -> Sequence[Solution]:
+        found = self.runner.neighbours(task, origin)
+        return [s for s in found if not self.policy.deterministic_only or s.deterministic]
 
     def _compile(self, task: Task, solutions: Sequence[Solution]) -> Mapping[str, Outcome]:
         begin = self._clock()

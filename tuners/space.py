@@ -9,7 +9,7 @@ from itertools import zip_longest
 from backends.environment import Environment
 from backends.errors import UnsupportedProblem
 from backends.problem import GemmProblem
-from backends.protocol import Backend, Baseline
+from backends.protocol import AskedFamily, Backend, Baseline, Device
 from backends.solution import Solution
 from tuners.policy import MeasurementPolicy
 
@@ -30,8 +30,10 @@ def search_space(
     environment: Environment,
     policy: MeasurementPolicy,
     families: Sequence[str] | None = None,
+    device: Device | None = None,
 ) -> Space:
     """Families take turns, each with its likeliest candidates first, so that a short budget sees them all.
+    Those that only their library can list are asked on the open `device`; without one they list nothing.
 
     Raises UnsupportedProblem where no baseline or none of the asked-for `families` runs the problem.
     """
@@ -41,7 +43,8 @@ def search_space(
             raise UnsupportedProblem(
                 f"family {name!r} is unknown to {backend.name}; known: {', '.join(known)}"
             )
-    baselines = tuple(backend.baselines(problem, environment))
+    limit = policy.max_workspace_bytes
+    baselines = tuple(backend.baselines(problem, environment, limit))
     taken = {baseline.solution.id for baseline in baselines}
     notes, lists = [], []
     for name, family in known.items():
@@ -51,7 +54,11 @@ def search_space(
         if reason is not None:
             notes.append(f"{name}: {reason}")
         elif family.supports(problem):
-            lists.append([s for s in family.solutions(problem, environment) if s.id not in taken])
+            if isinstance(family, AskedFamily) and device is not None:
+                listed = family.listed(problem, device, limit)
+            else:
+                listed = family.solutions(problem, environment)
+            lists.append([s for s in listed if s.id not in taken])
     if families is not None and not lists:
         why = f" ({'; '.join(notes)})" if notes else ""
         raise UnsupportedProblem(f"none of the families {', '.join(families)} runs {problem.slug}{why}")

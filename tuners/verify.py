@@ -29,12 +29,14 @@ POISON_FLOAT, POISON_INTEGER = 0xFF, 0x77
 @dataclass(frozen=True)
 class Finding:
     """What verifying saw: "" or what is wrong; the largest error relative to its bound; the relative
-    Frobenius error; the share of elements compared one by one."""
+    Frobenius error; the share of elements compared one by one; whether every run gave the same bits, None
+    where that was not looked at."""
 
     wrong: str
     error_over_bound: float
     relative_error: float
     coverage: float
+    repeatable: bool | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; an error that is not finite becomes null."""
@@ -131,7 +133,7 @@ class Verifier:
         reference, inputs = make_reference(case)
         p = case.problem
         images = {
-            name: physical(layout, inputs.get(name), GUARD, _poison(layout.dtype.kind))
+            name: physical(layout, inputs.get(name), GUARD, poison(layout.dtype.kind))
             for name, layout in layouts(p).items()
         }
         # Addresses are aligned to what the problem promises and no more.
@@ -148,9 +150,8 @@ class Verifier:
             bench.buffers["d"].upload(bench.images["d"], p.alignment)
             workspace.upload(np.full(workspace.size, POISON_FLOAT, np.uint8))
             at = {name: buffer.address + p.alignment + GUARD for name, buffer in bench.buffers.items()}
-            operands = Operands(at["a"], at["b"], at.get("c", 0), at["d"], at.get("bias", 0), *p.scalars)
             kernel.prepare()
-            kernel.bind(operands, workspace.address + GUARD)()
+            kernel.bind(Operands.at(at, p.scalars), workspace.address + GUARD)()
             finding = _judge(p, bench)
             if not finding.wrong and _touched(workspace, kernel.workspace_bytes):
                 return Finding(
@@ -188,7 +189,8 @@ def _same_bytes(a: npt.NDArray[np.uint8], b: npt.NDArray[np.uint8]) -> bool:
     return words and np.array_equal(a[whole:], b[whole:])
 
 
-def _poison(kind: str) -> int:
+def poison(kind: str) -> int:
+    """The byte that operands of a kind of number are poisoned with."""
     return POISON_INTEGER if kind == INTEGER else POISON_FLOAT
 
 

@@ -15,7 +15,7 @@ from backends.cpu.families import PackedFamily, StreamFamily
 from backends.cpu.torch_gemm import TorchMatmul, torch_build
 from backends.environment import Environment
 from backends.errors import UnsupportedProblem
-from backends.problem import GemmProblem
+from backends.problem import GemmProblem, from_mm
 from backends.protocol import Baseline, Device, Family, Probe
 
 #: In the order that a search takes turns: what wins most often first.
@@ -28,7 +28,6 @@ class CpuBackend:
     name = "cpu"
     #: A CPU has no graphs: a launch is what a caller pays for.
     modes = ("eager",)
-    product_size = 1024
     #: Idle threads of OpenBLAS spin for 2**26 cycles after a call, OpenMP's for milliseconds: on the cores
     #: that the next candidate is timed on. Here they sleep after some 50 us, between launches still awake.
     process_variables: ClassVar[Mapping[str, str]] = {
@@ -36,6 +35,10 @@ class CpuBackend:
         "GOMP_SPINCOUNT": "10000",
         "KMP_BLOCKTIME": "0",
     }
+
+    def product(self, dtype: str) -> GemmProblem:
+        """1024^3."""
+        return from_mm(1024, 1024, 1024, dtype)
 
     def probe(self) -> Probe:
         """One device: the cores of this process's affinity mask."""
@@ -68,7 +71,9 @@ class CpuBackend:
     def families(self) -> Mapping[str, Family]:
         return _families()
 
-    def baselines(self, problem: GemmProblem, environment: Environment) -> Sequence[Baseline]:
+    def baselines(
+        self, problem: GemmProblem, environment: Environment, max_workspace_bytes: int | None = None
+    ) -> Sequence[Baseline]:
         """numpy's call with all cores for fp32 and fp64. For 16-bit types and int8 torch's call where torch
         is installed, and upcast + gemm + downcast where it is not or cannot."""
         found = []

@@ -101,6 +101,7 @@ class LibraryKernel:
     ) -> None:
         self._problem, self._threads, self._count, self._make = problem, threads, count, make
         self.workspace_bytes = workspace_bytes
+        self.partial_sums = 1
 
     def bind(self, operands: Operands, workspace: int) -> Launch:
         return self._make(HostOperands.of(self._problem, operands), operands, workspace)

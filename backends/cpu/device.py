@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ from backends.cpu.native import compile_runtime, runtime
 from backends.environment import Environment
 from backends.errors import DeviceMemoryExceeded, LaunchError
 from backends.problem import GemmProblem
-from backends.protocol import Bandwidths, Family, Kernel, Launch, Sample
+from backends.protocol import Bandwidths, Family, Kernel, Launch, Sample, Series
 from backends.solution import Solution
 
 #: Buffers from this size on ask for huge pages.
@@ -53,6 +54,29 @@ class HostBuffer:
         """Unmapped once no view is left; the views a launch holds keep it alive."""
         self._bytes = np.empty(0, np.uint8)
         self._map = None
+
+
+class HostSeries:
+    """Launches called one after another under the host's clock."""
+
+    def __init__(self, kernel: Kernel, launches: Sequence[Launch], warm: Launch | None) -> None:
+        self._kernel, self._list, self._warm = kernel, launches, warm
+
+    def sample(self, warm: bool = True) -> Sample:
+        self._kernel.prepare()
+        if warm and self._warm is not None:
+            self._warm()  # wakes sleeping threads
+        clock, launches = time.perf_counter_ns, self._list
+        before = Disturbance.now()
+        begin = clock()
+        for launch in launches:
+            launch()
+        elapsed = clock() - begin
+        disturbed = Disturbance.now().since(before, elapsed * 1e-9)
+        return Sample(elapsed * 1e-9 / len(launches), len(launches), disturbed)
+
+    def close(self) -> None:
+        """There is nothing to give back."""
 
 
 class CpuDevice:
@@ -88,20 +112,22 @@ class CpuDevice:
         """The thread pool that our own kernels share. Raises CompilerMissing."""
         return runtime(compile_runtime(self.environment.partition, self.cache))
 
-    def sample(
+    #: A sample's clock costs some 100 ns.
+    sample_seconds = (1e-3, 1e-3)
+    #: numpy reaches this memory.
+    judge = None
+
+    def series(
         self, kernel: Kernel, launches: Sequence[Launch], mode: str, warm: Launch | None = None
-    ) -> Sample:
-        kernel.prepare()
-        if warm is not None:
-            warm()  # wakes sleeping threads
-        clock = time.perf_counter_ns
-        before = Disturbance.now()
-        begin = clock()
-        for launch in launches:
-            launch()
-        elapsed = clock() - begin
-        disturbed = Disturbance.now().since(before, elapsed * 1e-9)
-        return Sample(elapsed * 1e-9 / len(launches), len(launches), disturbed)
+    ) -> Series:
+        return HostSeries(kernel, launches, warm)
+
+    def synchronize(self) -> None:
+        """A launch has ended when it returns."""
+
+    def condition(self) -> Mapping[str, Any]:
+        """Disturbances are told with each sample."""
+        return {}
 
     def bandwidths(self) -> Bandwidths:
         return measure_bandwidths(self)

@@ -81,6 +81,9 @@ class NativeKernel:
         if self.workspace_bytes < 0:
             raise LaunchError(f"the kernel refuses this problem with status {-self.workspace_bytes}")
 
+    #: D is rounded once.
+    partial_sums = 1
+
     def bind(self, operands: Operands, workspace: int) -> Launch:
         args = GemmArgs(
             **self._template,

@@ -37,15 +37,20 @@ def nvrtc_build() -> str | None:
     return f"{major}.{minor}"
 
 
-def compile_cubin(source: str, arch: str, cache: BinaryCache, defines: Mapping[str, str] | None = None) -> Path:
-    """kernels/SOURCE compiled for `arch` (sm_90, sm_90a) with macros. Raises CompileError, CompilerMissing."""
+def compile_cubin(
+    source: str, arch: str, cache: BinaryCache, defines: Mapping[str, str] | None = None
+) -> Path:
+    """kernels/SOURCE for `arch` (sm_90, sm_90a) with macros. Raises CompileError, CompilerMissing."""
     texts = {path.name: path.read_text() for path in sorted(KERNELS.glob("*.h"))}
     texts[source] = (KERNELS / source).read_text()
     flags = [f"--gpu-architecture={arch}", *_FLAGS]
     flags += [f"--define-macro={name}={value}" for name, value in sorted((defines or {}).items())]
     key = cache.key(texts, arch, f"nvrtc {nvrtc_build()}", flags)
-    found = cache.get(key, ".cubin")
-    return found or cache.put(key, ".cubin", lambda path: path.write_bytes(_compile(source, texts, flags)) and None)
+
+    def build(path: Path) -> None:
+        path.write_bytes(_compile(source, texts, flags))
+
+    return cache.get(key, ".cubin") or cache.put(key, ".cubin", build)
 
 
 def _compile(source: str, texts: Mapping[str, str], flags: list[str]) -> bytes:
@@ -70,7 +75,7 @@ def _compile(source: str, texts: Mapping[str, str], flags: list[str]) -> bytes:
         _, size = _checked(api.nvrtcGetCUBINSize(program), "nvrtcGetCUBINSize")
         cubin = b" " * size
         _checked(api.nvrtcGetCUBIN(program, cubin), "nvrtcGetCUBIN")
-        return cubin
+        return bytes(cubin)
     finally:
         api.nvrtcDestroyProgram(program)
 

@@ -35,7 +35,7 @@ CONTEXT_LOST = frozenset(
 )
 #: The device is not to be had; why, and what to do.
 DEVICE_LOST = {
-    "CUDA_ERROR_NO_DEVICE": "the driver sees no GPU (is CUDA_VISIBLE_DEVICES empty, or has it fallen off the bus?)",
+    "CUDA_ERROR_NO_DEVICE": "the driver sees no GPU (CUDA_VISIBLE_DEVICES empty? fallen off the bus?)",
     "CUDA_ERROR_INVALID_DEVICE": "the GPU is gone",
     "CUDA_ERROR_DEVICE_UNAVAILABLE": "another process uses the GPU alone (compute mode); wait or stop it",
     "CUDA_ERROR_DEVICE_NOT_LICENSED": "the GPU has no licence",
@@ -61,7 +61,9 @@ def api() -> Any:
     try:
         from cuda.bindings import driver  # noqa: PLC0415  (optional)
     except ImportError as error:
-        raise DriverMissing(f"cuda-bindings is not installed ({error}); pip install 'gemmtune[cuda]'") from error
+        raise DriverMissing(
+            f"cuda-bindings is not installed ({error}); pip install 'gemmtune[cuda]'"
+        ) from error
     try:
         (status,) = driver.cuInit(0)
     except Exception as error:  # the loader's own exceptions
@@ -74,7 +76,9 @@ def api() -> Any:
     version = check(driver.cuDriverGetVersion(), "cuDriverGetVersion")
     if version < OLDEST_DRIVER:
         wanted, found = _version(OLDEST_DRIVER), _version(version)
-        raise DriverMissing(f"the NVIDIA driver is too old: it knows CUDA {found}, {wanted} is needed; update it")
+        raise DriverMissing(
+            f"the NVIDIA driver is too old: it knows CUDA {found}, {wanted} is needed; update it"
+        )
     return driver
 
 

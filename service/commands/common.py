@@ -12,6 +12,7 @@ from rich.console import Console
 from backends.wire import problem_to_wire
 from service.formats import FORMATS
 from service.formats.base import Imported
+from tuners.policy import read_bytes
 
 OK, FAILED, BAD_INPUT, PARTLY, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -25,6 +26,17 @@ FormatName = Annotated[
     typer.Option("--format", help=f"Format of FILE ({', '.join(FORMATS)}); detected if not given."),
 ]
 Device = Annotated[str | None, typer.Option(help="Device selector, e.g. cpu or cuda:sm_90.")]
+#: Of commands that use a device of this machine.
+OwnDevice = Annotated[
+    str | None, typer.Option("--device", help="Device selector, e.g. cpu or cuda:sm_90, or a device's UUID.")
+]
+Index = Annotated[
+    int | None, typer.Option(help="Of several such devices the one with this index (gemmtune devices).")
+]
+Mode = Annotated[
+    str | None, typer.Option(help="eager or graph; default: the device's (graph on GPUs, eager on CPUs).")
+]
+MaxWorkspace = Annotated[str | None, typer.Option(help="Workspace limit: bytes, or e.g. 32MiB.")]
 Server = Annotated[
     str | None,
     typer.Option(envvar="GEMMTUNE_SERVER", help="Ask the service at http://host:port, not this machine."),
@@ -53,3 +65,8 @@ def input_code(read: Imported) -> int:
     if not read.rejected:
         return OK
     return PARTLY if read.problems else BAD_INPUT
+
+
+def workspace_limit(text: str | None) -> int | None:
+    """--max-workspace as bytes. Raises InvalidProblem."""
+    return None if text is None else read_bytes(text, "--max-workspace")

@@ -20,7 +20,20 @@ from db import queries
 from db.engine import reading
 from service import best as lookups
 from service import exports, imports, report
-from service.commands.common import BAD_INPUT, FAILED, PARTLY, Device, Json, Server, err, out, print_json
+from service.commands.common import (
+    BAD_INPUT,
+    FAILED,
+    PARTLY,
+    Device,
+    Json,
+    MaxWorkspace,
+    Mode,
+    Server,
+    err,
+    out,
+    print_json,
+    workspace_limit,
+)
 from service.formats import READERS, WRITERS, ExportRefused
 from service.remote import Remote
 from service.settings import Settings
@@ -42,9 +55,9 @@ def best(
     trans_b: Annotated[bool, typer.Option("--trans-b", help="B is stored transposed (F.linear).")] = False,
     epilogue: Annotated[str | None, typer.Option(help="none, bias, relu, gelu, silu, bias_relu, ...")] = None,
     device: Device = None,
-    mode: Annotated[str | None, typer.Option(help="Measured in this mode: eager or graph.")] = None,
+    mode: Mode = None,
     cache: Annotated[str | None, typer.Option(help="Measured with cold or warm operands.")] = None,
-    max_workspace: Annotated[int | None, typer.Option(help="Workspace limit, bytes.")] = None,
+    max_workspace: MaxWorkspace = None,
     deterministic: Annotated[bool, typer.Option("--deterministic", help="Deterministic only.")] = False,
     family: Annotated[list[str] | None, typer.Option(help="Only these families (repeat).")] = None,
     imported: Annotated[bool, typer.Option("--imported", help="Also what imported files claim.")] = False,
@@ -57,7 +70,8 @@ def best(
         "trans_a": trans_a or None, "trans_b": trans_b or None, "epilogue": epilogue,
     }  # fmt: skip
     wire = {name: value for name, value in fields.items() if value is not None}
-    filters = lookups.Filters(max_workspace, deterministic, frozenset(family) if family else None)
+    limit = workspace_limit(max_workspace)
+    filters = lookups.Filters(limit, deterministic, frozenset(family) if family else None)
     settings = Settings()
     if server is None:
         answer = _best_here(settings, wire, device or settings.device, mode, cache, filters, imported)
@@ -65,7 +79,7 @@ def best(
         with Remote(server) as remote:
             answer = remote.get(
                 "/v1/solutions/best", **wire, device=device, mode=mode, cache=cache,
-                max_workspace=max_workspace, deterministic=deterministic or None,
+                max_workspace=limit, deterministic=deterministic or None,
                 families=",".join(family) if family else None, imported=imported or None,
             )  # fmt: skip
     if as_json:
@@ -86,10 +100,9 @@ def _best_here(
     imported: bool,
 ) -> Any:
     problem = problem_from_wire(wire)
-    default = MeasurementPolicy()
-    policy = MeasurementPolicy(mode=mode or default.mode, cache=cache or default.cache)
     with reading(open_database(settings)) as connection:
         device = resolve(selector, queries.known_classes(connection))
+        policy = MeasurementPolicy.of(device.vendor, mode, cache=cache or MeasurementPolicy.cache)
         asked = lookups.Asked(device, policy.id, filters, imported)
         found = queries.best_documents(connection, [problem.id], str(device), policy.id)
         return orjson.loads(lookups.answer(connection, asked, problem, found.get(problem.id)))
@@ -168,8 +181,9 @@ def _import_here(file: Path, format_name: str | None, device: str | None, tune: 
         from service.tunings import open_tunings  # noqa: PLC0415  (the job engine)
 
         tunings = open_tunings(engine, settings)
+        target = imports.import_class(engine, device or settings.device)
         created = tunings.submit(
-            imports.import_class(engine, device or settings.device), MeasurementPolicy(),
+            target, MeasurementPolicy.of(target.vendor),
             Budget(settings.seconds_per_problem), Search(), DecisionRule(margin=settings.margin),
             imports.distinct(done.read),
         )  # fmt: skip
@@ -203,7 +217,9 @@ def export(
     device: Device = None,
     target: Annotated[str | None, typer.Option(help="Who reads it, e.g. torch-2.15+rocm.")] = None,
     ties: Annotated[str, typer.Option(help="TIE and LOSS rows: omit, or default (explicit rows).")] = "omit",
-    policy: Annotated[str | None, typer.Option(help="Id of the measurement policy.")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Measurement policy's id; default: the device's.")
+    ] = None,
     validator: Annotated[list[str] | None, typer.Option(help="KEY:VALUE of the target (repeat).")] = None,
     imported: Annotated[bool, typer.Option("--imported", help="Also what imported files claim.")] = False,
     formats: Annotated[bool, typer.Option("--list", help="List the formats and their targets.")] = False,
@@ -249,8 +265,8 @@ def _export_here(settings: Settings, format_name: str, output: Path | None, aske
     with reading(engine) as connection:
         device = resolve(asked["device"], queries.known_classes(connection))
     chosen = exports.Selection(
-        device, asked["policy"] or MeasurementPolicy().id, bool(asked["imported"]), asked["target"],
-        asked["ties"], validators,
+        device, asked["policy"] or MeasurementPolicy.of(device.vendor).id, bool(asked["imported"]),
+        asked["target"], asked["ties"], validators,
     )  # fmt: skip
     made = exports.open_export(engine, format_name, chosen)
     taken = exports.until_written(made)

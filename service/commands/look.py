@@ -40,6 +40,7 @@ def devices(
         rows = [
             {
                 "selector": str(device.environment.device_class),
+                "index": device.index,
                 "environment": device.environment.to_dict(),
                 "ceilings": None if ceilings[row] is None else vars(ceilings[row]),
             }

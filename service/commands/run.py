@@ -9,11 +9,12 @@ from typing import Annotated
 
 import typer
 
-from backends.registry import find_device
+from backends.registry import matching_devices
 from db import schema
 from db.engine import writing
 from db.sessions import rebuild_best
-from service.commands.common import Device, out
+from service.commands.common import Device, Index, OwnDevice, out
+from service.device_lock import DeviceLock, locks_folder
 from service.settings import Settings
 from service.startup import open_database, upgrade
 
@@ -23,14 +24,30 @@ database = typer.Typer(help="Look after the database.", no_args_is_help=True)
 def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on (GEMMTUNE_HOST).")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one (GEMMTUNE_PORT).")] = None,
-    worker: Annotated[bool, typer.Option(help="Also run a worker of the device.")] = True,
-    device: Annotated[str | None, typer.Option(help="Device selector of that worker.")] = None,
+    worker: Annotated[bool, typer.Option(help="Also run workers, one for each device.")] = True,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="The workers' device class (GEMMTUNE_DEVICE), or one device's UUID; also the class that "
+            "requests mean which name none."
+        ),
+    ] = None,
+    index: Index = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Run at most so many workers; default: every device of the class."),
+    ] = None,
 ) -> None:
-    """Run the HTTP service, and beside it a worker of this machine's device."""
+    """Run the HTTP service, and beside it a worker for each device of a class of this machine."""
+    from service.serve import Beside  # noqa: PLC0415
     from service.serve import serve as run  # noqa: PLC0415  (a web server is loaded by this command alone)
 
     settings = Settings()
-    given = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
+    given = {
+        name: value
+        for name, value in (("host", host), ("port", port), ("device", device))
+        if value is not None
+    }
     settings = Settings(**{**settings.model_dump(), **given})
     _log_to_stderr()
 
@@ -38,19 +55,23 @@ def serve(
         out.print(f"gemmtune serves {url} (documentation: {url}/docs)", markup=False, highlight=False)
         sys.stdout.flush()
 
-    run(settings, (device or settings.device) if worker else None, announce)
+    run(settings, Beside(settings.device, index, workers) if worker else None, announce)
 
 
 def worker(
-    device: Annotated[str | None, typer.Option(help="Device selector, e.g. cpu or cuda:sm_90.")] = None,
+    device: OwnDevice = None,
+    index: Index = None,
     end_with_parent: Annotated[bool, typer.Option("--end-with-parent", hidden=True)] = False,
 ) -> None:
-    """Run a worker: it owns one device of this machine and measures the jobs of its class."""
+    """Run a worker: it owns one device of this machine, the first of its class that no other process uses,
+    and measures the jobs of the class."""
     from service import worker as process  # noqa: PLC0415  (the job engine)
 
     settings = Settings()
     _log_to_stderr()
-    made = process.Worker(settings, open_database(settings), find_device(device or settings.device))
+    candidates = matching_devices(device or settings.device, index)
+    lock = DeviceLock.first_free(locks_folder(settings), candidates)
+    made = process.Worker(settings, open_database(settings), lock.device, lock=lock)
     if end_with_parent:
         process.end_with_parent(lambda: process.stop_process(made))
     process.run_worker(made)

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from backends.cache import BinaryCache
-from backends.errors import InvalidProblem
-from backends.registry import find_device
+from backends.environment import DeviceClass
+from backends.errors import DeviceLost, InvalidProblem
+from backends.registry import FoundDevice, matching_devices
 from backends.wire import problem_from_wire, problem_to_wire
 from db.tunings import new_id
 from service import follow, report
@@ -19,15 +20,20 @@ from service.commands.common import (
     FAILED,
     INTERRUPTED,
     FormatName,
+    Index,
     Json,
+    MaxWorkspace,
+    Mode,
+    OwnDevice,
     Server,
     err,
     imported_json,
     input_code,
     out,
     print_json,
+    workspace_limit,
 )
-from service.device_lock import DeviceLock
+from service.device_lock import DeviceLock, locks_folder
 from service.formats import read_file
 from service.formats.base import Imported, ImportedProblem
 from service.progress import CampaignProgress
@@ -43,6 +49,7 @@ from tuners.journal import Journal
 from tuners.policy import MeasurementPolicy
 from tuners.runner import DeviceRunner
 from tuners.session import Budget, Search
+from tuners.strategies import STRATEGIES
 
 
 def tune(
@@ -70,7 +77,8 @@ def tune(
     epilogue: Annotated[str | None, typer.Option(help="none, bias, relu, gelu, silu, bias_relu, ...")] = None,
     layout: Annotated[str | None, typer.Option(help="row (default) or col.")] = None,
     format_name: FormatName = None,
-    device: Annotated[str | None, typer.Option(help="Device selector, e.g. cpu or cuda:sm_90.")] = None,
+    device: OwnDevice = None,
+    index: Index = None,
     seconds: Annotated[float | None, typer.Option(help="Measuring budget a problem.")] = None,
     total_seconds: Annotated[
         float | None, typer.Option(help="Budget of the whole run; what does not fit is skipped.")
@@ -78,12 +86,12 @@ def tune(
     max_gflop: Annotated[
         float | None, typer.Option(help="Skip (and count) problems over this many GFLOP.")
     ] = None,
-    strategy: Annotated[str, typer.Option(help="exhaustive or random.")] = "exhaustive",
+    strategy: Annotated[str, typer.Option(help=f"{' or '.join(STRATEGIES)}.")] = Search.strategy,
     seed: Annotated[int, typer.Option(help="Of inputs and of the search.")] = 0,
     family: Annotated[list[str] | None, typer.Option(help="Only these families (repeat the option).")] = None,
-    mode: Annotated[str, typer.Option(help="eager or graph.")] = "eager",
+    mode: Mode = None,
     cache: Annotated[str, typer.Option(help="cold or warm operands.")] = "cold",
-    max_workspace: Annotated[int | None, typer.Option(help="Workspace limit, bytes.")] = None,
+    max_workspace: MaxWorkspace = None,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Deterministic solutions only.")
     ] = False,
@@ -98,7 +106,8 @@ def tune(
     progress: Annotated[bool, typer.Option(help="Show a progress bar on a terminal.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Tune one problem (--m --n --k ...) or every problem of FILE on a device of this machine.
+    """Tune one problem (--m --n --k ...) or every problem of FILE on a device of this machine: the first of
+    its class that no other process uses.
 
     Every outcome is stored as it comes: run the same command again to go on. What the same request has
     measured in the same environment is shown, not measured again (--force measures)."""
@@ -120,17 +129,21 @@ def tune(
         rule = DecisionRule(margin=settings.margin if margin is None else margin)
     except ValueError as error:
         raise InvalidProblem(str(error)) from error
-    policy = MeasurementPolicy(
-        mode=mode, cache=cache, max_workspace_bytes=max_workspace, deterministic_only=deterministic,
-        memory_share=memory_share,
-    )  # fmt: skip
+    policy = {
+        "cache": cache, "max_workspace_bytes": workspace_limit(max_workspace),
+        "deterministic_only": deterministic, "memory_share": memory_share,
+    }  # fmt: skip
     search = Search(strategy, seed, tuple(family) if family else None)
     asked = _Asked(
-        read, device or settings.device, policy, budget, search, rule, force, output, total_seconds,
-        max_gflop, silent=not progress or as_json,
+        read, device or settings.device, index, mode, policy, budget, search, rule, force, output,
+        total_seconds, max_gflop, silent=not progress or as_json,
     )  # fmt: skip
     done = _here(settings, asked) if server is None else _there(server, asked)
-    _show(read, done, policy, as_json)
+    _show(read, done, as_json)
+    if done.lost is not None:
+        err.print(f"error: {done.lost}", style="red", highlight=False, markup=False, soft_wrap=True)
+        err.print("what was measured is kept: run the same command again to go on", markup=False)
+        raise typer.Exit(FAILED)
     if done.interrupted is not None:
         err.print(f"interrupted; {done.interrupted}", style="yellow", markup=False)
         raise typer.Exit(INTERRUPTED)
@@ -140,11 +153,13 @@ def tune(
 
 @dataclass(frozen=True)
 class _Asked:
-    """The command's options, as values."""
+    """The command's options, as values; `options` are the policy's beside its mode."""
 
     read: Imported
     device: str
-    policy: MeasurementPolicy
+    index: int | None
+    mode: str | None
+    options: dict[str, Any]
     budget: Budget
     search: Search
     rule: DecisionRule
@@ -154,34 +169,43 @@ class _Asked:
     max_gflop: float | None
     silent: bool
 
+    def policy(self, vendor: str) -> MeasurementPolicy:
+        """On a device of this vendor."""
+        return MeasurementPolicy.of(vendor, self.mode, **self.options)
+
 
 @dataclass
 class _Done:
-    """What came of it; `interrupted` says how to go on."""
+    """What came of it; `interrupted` says how to go on, `lost` why the device was."""
 
     where: dict[str, Any]
+    policy: MeasurementPolicy
     results: list[Result] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     interrupted: str | None = None
+    lost: str | None = None
 
 
 def _here(settings: Settings, asked: _Asked) -> _Done:
-    found = find_device(asked.device)
+    candidates = matching_devices(asked.device, asked.index)
+    policy = asked.policy(candidates[0].environment.vendor)
+    with DeviceLock.first_free(locks_folder(settings), candidates) as lock:
+        return _on(lock.device, settings, asked, policy)
+
+
+def _on(found: FoundDevice, settings: Settings, asked: _Asked, policy: MeasurementPolicy) -> _Done:
     ceilings = CeilingStore(settings.cache_dir / "ceilings")
     problems = [item.problem for item in asked.read.problems]
     journal = Journal(asked.output) if asked.output else None
     store = journal or DirectStore(
-        open_database(settings), problems, found.environment, asked.policy,
+        open_database(settings), problems, found.environment, policy,
         request_content(asked.budget, asked.search, asked.rule), asked.search.seed,
         new_id("forced") if asked.force else "",
     )  # fmt: skip
-    done = _Done(found.environment.to_dict())
-    with (
-        DeviceLock(settings.cache_dir / "locks", found),
-        DeviceRunner(found, BinaryCache(settings.cache_dir / "kernels")) as runner,
-    ):
+    done = _Done(found.environment.to_dict(), policy)
+    with DeviceRunner(found, BinaryCache(settings.cache_dir / "kernels")) as runner:
         campaign = Campaign(
-            runner, problems, asked.policy, asked.budget, asked.search, asked.rule, store,
+            runner, problems, policy, asked.budget, asked.search, asked.rule, store,
             lambda dtypes: ceilings.obtain(runner.environment, dtypes, runner.ceilings),
             asked.total_seconds, None if asked.max_gflop is None else asked.max_gflop * 1e9,
         )  # fmt: skip
@@ -194,6 +218,8 @@ def _here(settings: Settings, asked: _Asked) -> _Done:
                         done.results.append(event.result)
                     elif isinstance(event, Skipped):
                         done.skipped.append(event)
+        except DeviceLost as error:
+            done.lost = str(error)
         finally:
             signal.signal(signal.SIGINT, previous)
             if journal is not None:
@@ -206,7 +232,12 @@ def _here(settings: Settings, asked: _Asked) -> _Done:
 def _there(server: str, asked: _Asked) -> _Done:
     if asked.output is not None or asked.total_seconds is not None:
         raise InvalidProblem("--output and --total-seconds are for tuning here, not with --server")
-    done, kept = _Done({}), []
+    if asked.index is not None:
+        raise InvalidProblem("--index is for tuning here: a service's workers share a device class's jobs")
+    # A mode that was not given is the service's to choose: it knows the device.
+    policy = asked.policy("cpu")
+    chosen = {name: v for name, v in policy.to_dict().items() if name != "mode" or asked.mode is not None}
+    done, kept = _Done({}, policy), []
     for index, item in enumerate(asked.read.problems):
         if asked.max_gflop is not None and item.problem.flops > asked.max_gflop * 1e9:
             reason = f"over the limit of {asked.max_gflop:g} GFLOP"
@@ -216,7 +247,7 @@ def _there(server: str, asked: _Asked) -> _Done:
     if not kept:
         raise InvalidProblem(f"no problem is left to tune: {done.skipped[0].reason}")
     options = {
-        "device": asked.device, "policy": asked.policy.to_dict(), "rule": {"margin": asked.rule.margin},
+        "device": asked.device, "policy": chosen, "rule": {"margin": asked.rule.margin},
         "budget": {"seconds_per_problem": asked.budget.seconds}, "force": asked.force,
         "search": {**vars(asked.search), "families": asked.search.families},
     }  # fmt: skip
@@ -227,6 +258,7 @@ def _there(server: str, asked: _Asked) -> _Done:
 
     with Remote(server) as remote:
         created = follow.submit(remote, kept, options)
+        done.policy = asked.policy(DeviceClass.parse(created["device_class"]).vendor)
         done.where = {"device_class": created["device_class"], "tuning_id": created["id"]}
         try:
             done.results = follow.follow(remote, created, say)
@@ -246,7 +278,7 @@ def _input(file: Path | None, format_name: str | None, one: dict[str, Any]) -> I
     return Imported("command line", [ImportedProblem(problem, 1, (problem.slug,))], [], 1)
 
 
-def _show(read: Imported, done: _Done, policy: MeasurementPolicy, as_json: bool) -> None:
+def _show(read: Imported, done: _Done, as_json: bool) -> None:
     results, skipped, environment = done.results, done.skipped, done.where
     counts = {item.problem.id: item.count for item in read.problems}
     if as_json:
@@ -254,7 +286,7 @@ def _show(read: Imported, done: _Done, policy: MeasurementPolicy, as_json: bool)
             {
                 **imported_json(read),
                 "environment": environment,
-                "policy": policy.to_dict(),
+                "policy": done.policy.to_dict(),
                 "results": [{**r.to_dict(), "wire": problem_to_wire(r.problem)} for r in results],
                 "skipped": [{"problem_id": s.problem.id, "reason": s.reason} for s in skipped],
             }

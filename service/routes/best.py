@@ -40,11 +40,12 @@ async def get_best(request: Request) -> Response:
     if not (service.classes_are_fresh() and service.knows(selector)):
         service.refresh_classes(await service.lookup.classes())
     device = service.selected(selector)
-    document = await service.lookup.document(question.problem_id, str(device), question.policy_id)
+    policy_id = question.policy_ids[device.vendor]
+    document = await service.lookup.document(question.problem_id, str(device), policy_id)
     if document is not None and not question.filters:
         body = best.exact(document)
     else:
-        asked = best.Asked(device, question.policy_id, question.filters, question.imported)
+        asked = best.Asked(device, policy_id, question.filters, question.imported)
         body = await run_in_threadpool(_search, service, asked, question, document)
     return _tagged(request, body)
 
@@ -130,7 +131,7 @@ def post_best(service: ServiceDep, body: JsonBody) -> Response:
     request = parse_model(schemas.BestRequest, value, faults)
     device = parsing.device_class(service, service.selector(request.device))
     try:
-        policy_id = policy_of(request.policy, request.mode, request.cache)
+        policy_id = policy_of(request.policy, request.mode, request.cache, device.vendor)
     except InvalidProblem as error:
         raise errors.bad_body(f"/{error.field}", str(error)) from None
     families = None if request.families is None else frozenset(request.families)

@@ -165,7 +165,10 @@ def best_parameters() -> list[dict[str, Any]]:
         "fast_accumulation": (_BOOL, "Of 8-bit floats."),
         "device": (_TEXT, "A device selector; default GEMMTUNE_DEVICE."),
         "policy": (_TEXT, "A measurement policy's id; or give mode and cache."),
-        "mode": ({"type": "string", "enum": list(MODES)}, "eager (default) or graph."),
+        "mode": (
+            {"type": "string", "enum": list(MODES)},
+            "Default: the device's, graph on a GPU and eager on a CPU.",
+        ),
         "cache": ({"type": "string", "enum": list(CACHES)}, "cold (default) or warm operands."),
         "max_workspace": ({"type": "integer", "minimum": 0, "maximum": 2**63 - 1}, "Bytes, at most."),
         "deterministic": (_BOOL, "Only solutions known to be deterministic."),

@@ -73,7 +73,9 @@ def export_file(
     ties: Annotated[
         Literal["omit", "default"], Query(description="What becomes of a TIE or a LOSS.")
     ] = "omit",
-    policy: Annotated[str | None, Query(max_length=80, description="A measurement policy's id.")] = None,
+    policy: Annotated[
+        str | None, Query(max_length=80, description="A measurement policy's id; default: the device's.")
+    ] = None,
     imported: Annotated[bool, Query(description="Also what imported files claim, so labelled.")] = False,
     validator: Annotated[
         list[str] | None, Query(max_length=100, description="A value of the file's header, KEY:VALUE.")
@@ -89,8 +91,8 @@ def export_file(
         raise errors.unknown_format(format_name, list(WRITERS))
     found: DeviceClass = service.read(service.device_class, service.selector(device))
     chosen = exports.Selection(
-        found, policy_of(policy, None, None), imported, target, ties, _validators(validator or ()),
-        max_workspace,
+        found, policy_of(policy, None, None, found.vendor), imported, target, ties,
+        _validators(validator or ()), max_workspace,
     )  # fmt: skip
     if report:
         made = exports.open_export(service.engine, format_name, chosen)

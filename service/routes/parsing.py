@@ -81,9 +81,10 @@ def device_class(service: Service, selector: str) -> DeviceClass:
 def settings_of(
     request: schemas.TuningOptions, settings: Settings, device: DeviceClass
 ) -> tuple[MeasurementPolicy, Budget, Search, DecisionRule]:
-    """What is asked of every problem. Raises 422 for what the device's backend does not offer."""
+    """What is asked of every problem, the device's default mode where none is given. Raises 422 for what the
+    device's backend does not offer."""
     seconds, margin = request.budget.seconds_per_problem, request.rule.margin
-    policy = MeasurementPolicy(**request.policy.model_dump())
+    policy = MeasurementPolicy.of(device.vendor, **request.policy.model_dump())
     families = request.search.families
     search = Search(
         request.search.strategy, request.search.seed, None if families is None else tuple(families)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl
 
 import orjson
 
+from backends.environment import VENDORS
 from backends.errors import InvalidProblem
 from backends.problem import GemmProblem
 from backends.wire import problem_from_wire
@@ -29,12 +30,13 @@ _BOOLS = {"true": True, "1": True, "false": False, "0": False}
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked: `selector` None is the service's default device."""
+    """What is asked: `selector` None is the service's default device; `policy_ids`: the policy's id on a
+    device of each vendor, for a question is read, and kept, before its device is known."""
 
     problem: GemmProblem
     problem_id: str
     selector: str | None
-    policy_id: str
+    policy_ids: Mapping[str, str]
     filters: Filters
     imported: bool
 
@@ -155,7 +157,7 @@ def _read(query: bytes) -> Question:
         problem,
         problem_text(problem)[0],
         others.get("device"),
-        policy_of(others.get("policy"), others.get("mode"), others.get("cache")),
+        _policies_of(others.get("policy"), others.get("mode"), others.get("cache")),
         _NONE
         if not (others.keys() & {"max_workspace", "deterministic", "families"})
         else Filters(others.get("max_workspace"), others.get("deterministic", False), others.get("families")),
@@ -169,14 +171,17 @@ _kept = lru_cache(maxsize=8192)(_read)
 
 
 @lru_cache(maxsize=1000)
-def policy_of(policy: str | None, mode: str | None, cache: str | None) -> str:
-    """The id of the policy that is asked for: by its id, or by mode and cache. Raises InvalidProblem."""
+def _policies_of(policy: str | None, mode: str | None, cache: str | None) -> Mapping[str, str]:
+    return {vendor: policy_of(policy, mode, cache, vendor) for vendor in VENDORS}
+
+
+def policy_of(policy: str | None, mode: str | None, cache: str | None, vendor: str) -> str:
+    """The id of the policy that is asked for on a device of `vendor`: by its id, or by mode and cache. Raises
+    InvalidProblem."""
     if policy is not None:
         if mode is not None or cache is not None:
             raise InvalidProblem("give policy, or mode and cache, not both", "policy")
         if not _NAME.fullmatch(policy):
             raise InvalidProblem(f"policy {policy[:80]!r} is no policy's id", "policy")
         return policy
-    return MeasurementPolicy(
-        mode="eager" if mode is None else mode, cache="cold" if cache is None else cache
-    ).id
+    return MeasurementPolicy.of(vendor, mode, cache="cold" if cache is None else cache).id

@@ -112,7 +112,9 @@ def test_a_sample_times_the_launches_it_was_given(one: Backend, cache: BinaryCac
     kernel = device.load(problem, one.baselines(problem, environment)[0].solution, None)
     buffers = [device.allocate(64 * 64 * 4) for _ in range(3)]
     operands = Operands(buffers[0].address, buffers[1].address, 0, buffers[2].address, 0, 1.0, 0.0)
-    sample = device.sample(kernel, [kernel.bind(operands, 0)] * 7, one.modes[0])
+    series = device.series(kernel, [kernel.bind(operands, 0)] * 7, one.modes[0])
+    sample = series.sample()
+    series.close()
     assert sample.launches == 7
     assert 0 < sample.seconds < 1
 

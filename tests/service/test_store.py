@@ -36,7 +36,6 @@ from tests.db.samples import (
     won,
 )
 from tests.tuners.recorded import ENVIRONMENT, RecordedRunner, space_of
-from tuners import session as tuners_session
 from tuners.campaign import Campaign, Finished, Measured
 from tuners.decide import DecisionRule
 from tuners.journal import session_key
@@ -308,7 +307,7 @@ class Runner(RecordedRunner):
 @pytest.fixture
 def space(monkeypatch: pytest.MonkeyPatch) -> None:
     """A problem's candidates are three names."""
-    monkeypatch.setattr(tuners_session, "search_space", lambda *_: space_of("default", "a", "b", "c"))
+    monkeypatch.setattr(RecordedRunner, "space", lambda *_: space_of("default", "a", "b", "c"))
 
 
 REAL = [from_linear(8, 16, k, "fp32") for k in (16, 32)]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, select
 
-from backends.errors import DeviceError
+from backends.errors import DeviceError, DeviceLost
 from backends.problem import GemmProblem, from_linear
 from db import models, queries, sessions
 from db.engine import DatabaseUnavailable, reading
@@ -206,6 +206,24 @@ def test_a_worker_that_cannot_keep_anything_leaves_the_job_to_the_next(
     workers.start()
     bench.wait_for(name, "succeeded", workers)
     assert "No space left on device" in workers.log()
+
+
+@ON_SQLITE
+@pytest.mark.parametrize("place", [("open", 0), ("screen", 2), ("final", 1)], ids=lambda place: place[0])
+def test_a_worker_that_loses_its_device_leaves_the_job_to_the_next(
+    bench: Bench, workers: Workers, place: tuple[str, int]
+) -> None:
+    name = bench.submit(16)
+    for _ in range(MAX_ATTEMPTS + 1):  # however often: the job is not at fault
+        process = workers.start(raises={place: DeviceLost("the GPU has fallen off the bus")})
+        assert ended(process) == 1, workers.log()
+    (job,) = bench.jobs(name)
+    assert (job["status"], job["attempt"]) == ("queued", 0)
+    assert f"{CLASS} ({ENVIRONMENT.uuid}) is lost, its worker ends: the GPU has fallen off" in workers.log()
+    assert set(bench.workers().values()) == {"stopped"}
+    workers.start(environment=OTHER_DEVICE)
+    bench.wait_for(name, "succeeded", workers)
+    assert bench.jobs(name)[0]["attempt"] == 1
 
 
 # ---- cancelling --------------------------------------------------------------------------------

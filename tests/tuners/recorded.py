@@ -14,7 +14,7 @@ from backends.protocol import Backend, Baseline
 from backends.solution import Solution
 from tuners.measure import Rotation
 from tuners.owner import Task
-from tuners.space import Space
+from tuners.space import Space, search_space
 
 NOISE = Path(__file__).parent.parent / "data" / "noise-cpu.json"
 
@@ -84,8 +84,17 @@ class RecordedRunner:
     def compile(self, task: Task, solutions: Sequence[Solution]) -> Mapping[str, Outcome]:
         return {}
 
-    def screen(self, solution: Solution, best: float | None) -> Outcome:
-        return self._answer(solution, Phase.SCREEN, 5)
+    def space(self, task: Task, families: Sequence[str] | None) -> Space:
+        return search_space(task.problem, self.backend, self.environment, task.policy, families)
+
+    def tells_neighbours(self, family: str) -> bool:
+        return False
+
+    def neighbours(self, task: Task, solution: Solution) -> Sequence[Solution]:
+        return []
+
+    def screen(self, solutions: Sequence[Solution], best: float | None) -> list[Outcome]:
+        return [self._answer(solution, Phase.SCREEN, 5) for solution in solutions]
 
     def sample(self, solution: Solution) -> Outcome:
         self._samples += 1

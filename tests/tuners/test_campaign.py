@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from backends.cache import BinaryCache
-from backends.errors import InvalidProblem
+from backends.errors import DeviceError, DeviceLost, InvalidProblem
+from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem, from_linear, from_mm
 from backends.registry import find_device
+from backends.solution import Solution
 from tuners.campaign import Campaign, Event, Finished, Measured, Result, Skipped, Started
+from tuners.ceilings import Ceilings
 from tuners.decide import DecisionRule
 from tuners.journal import Journal
 from tuners.policy import MeasurementPolicy
 from tuners.runner import DeviceRunner
-from tuners.session import Budget, Search
+from tuners.session import Budget, Counts, Search
 
 PROBLEMS = [
     from_mm(32, 48, 64),
@@ -42,12 +47,14 @@ def campaign(
     journal: Journal | None = None,
     total_seconds: float | None = None,
     max_flops: float | None = None,
+    ceilings: Callable[[Sequence[str]], Ceilings] | None = None,
 ) -> Campaign:
     budget = Budget(0.5, candidates=4)
     rule = DecisionRule(max_rounds=12)
     return Campaign(
-        runner, problems, MeasurementPolicy(), budget, Search(), rule, journal, None, total_seconds, max_flops
-    )
+        runner, problems, MeasurementPolicy(), budget, Search(), rule, journal, ceilings, total_seconds,
+        max_flops,
+    )  # fmt: skip
 
 
 def results(events: list[Event]) -> list[Result]:
@@ -104,3 +111,63 @@ def test_a_total_budget_skips_what_does_not_fit(runner: DeviceRunner) -> None:
     assert [type(event) for event in events] == [Skipped]
     with pytest.raises(InvalidProblem, match="total_seconds must be above 0"):
         campaign(runner, PROBLEMS, total_seconds=0.0)
+
+
+class Interrupted:
+    """A session that has three outcomes; then its device raises."""
+
+    def __init__(self, error: Exception, problem: GemmProblem) -> None:
+        self.problem, self.counts, self.notes = problem, Counts(), ["a note"]
+        self.verdict = self.rotation = None
+        self.stopped = False
+        self._error = error
+
+    def run(self) -> Iterator[Outcome]:
+        for name in "abc":
+            yield Outcome(Solution(name, 1, {}), Phase.SCREEN, Status.OK, (1e-5,) * 5)
+        raise self._error
+
+
+@pytest.fixture
+def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception], None]:
+    """Sessions end with this exception."""
+
+    def plant(error: Exception) -> None:
+        monkeypatch.setattr(
+            "tuners.campaign.Session", lambda _, problem, *__, **___: Interrupted(error, problem)
+        )
+
+    return plant
+
+
+def test_a_lost_device_ends_the_campaign_and_what_was_measured_is_kept(
+    runner: DeviceRunner, tmp_path: Path, interrupt: Callable[[Exception], None]
+) -> None:
+    path = tmp_path / "results.jsonl"
+    journal = Journal(path)
+    interrupt(DeviceLost("the GPU has fallen off the bus"))
+    events: list[Event] = []
+    with pytest.raises(DeviceLost, match="fallen off the bus"):
+        events.extend(campaign(runner, [PROBLEMS[0], PROBLEMS[3]], journal).run())
+    journal.close()
+    assert [type(event) for event in events] == [Started, Measured, Measured, Measured]
+    kinds = [json.loads(line)["type"] for line in path.read_text().splitlines()]
+    assert kinds == ["start", "outcome", "outcome", "outcome"], "no result: another device goes on"
+
+
+def test_what_a_device_refuses_is_the_problems_own_end(
+    runner: DeviceRunner, interrupt: Callable[[Exception], None]
+) -> None:
+    interrupt(DeviceError("no reference"))
+    found = results(list(campaign(runner, [PROBLEMS[0], PROBLEMS[3]]).run()))
+    assert [(result.verdict, result.error) for result in found] == [(None, "no reference")] * 2
+
+
+def test_a_device_that_is_lost_after_the_verdict_takes_the_share_alone(runner: DeviceRunner) -> None:
+    def lost(dtypes: object) -> Ceilings:
+        raise DeviceLost("gone")
+
+    run = campaign(runner, PROBLEMS[:1], ceilings=lost)
+    (result,) = results(list(run.run()))
+    assert result.verdict is not None
+    assert (result.roofline_share, result.notes[-1]) == (None, "no roofline: gone")

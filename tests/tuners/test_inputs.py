@@ -17,6 +17,8 @@ from tuners.inputs import (
     RAGGED_K,
     RAGGED_M,
     RAGGED_N,
+    Case,
+    applicable,
     cases,
     draw,
     host_inputs,
@@ -171,6 +173,7 @@ def test_each_seed_checks_the_ragged_twin_and_the_exact_problem(problem: GemmPro
     assert all(c.problem == problem for c in found if c.name == "exact")
     assert all(c.problem == ragged(problem) for c in found if c.name == "ragged")
     assert len({(c.problem.id, c.seed) for c in found}) == len(found)
+    assert len({(c.name, c.seed) for c in found}) == len(found)
 
 
 @pytest.mark.parametrize(
@@ -185,6 +188,113 @@ def test_ragged_sizes_are_run_with_the_scalars_that_the_problem_has(
     assert (problem.alpha, problem.beta) in scalars
     assert ("any", "any") in scalars
     assert len(scalars) == 1 + own
+
+
+# ---- what stands in for a ragged twin ------------------------------------------------------------
+
+LADDERS = [*SHAPES, from_blas(512, 512, 512, "fp8_e4m3", dtype_d="fp32", bias="bf16", trans_a="T")]
+
+
+@pytest.mark.parametrize("problem", LADDERS, ids=lambda p: p.slug)
+def test_what_stands_in_for_a_ragged_twin_has_leading_dimensions_of_whole_vectors(
+    problem: GemmProblem,
+) -> None:
+    for case in cases(problem, 2, 0):
+        if case.instead_of is None:
+            assert case.name in ("ragged", "ragged, own scalars", "exact")
+            continue
+        p = case.problem
+        for name, layout in layouts(p).items():
+            if name != "bias":
+                assert layout.ld * layout.dtype.bytes % 16 == 0
+                assert layout.stride * layout.dtype.bytes % 16 == 0
+                assert layout.ld > layout.rows, f"{name} has padding"
+        assert (p.trans_a, p.trans_b, p.bias, p.activation) == (
+            problem.trans_a, problem.trans_b, problem.bias, problem.activation,
+        )  # fmt: skip
+        sizes, own = (p.m, p.n, p.k), (problem.m, problem.n, problem.k)
+        if case.name.endswith("multiples of 16"):
+            assert all(s % 16 == 0 if o >= 16 else s == o for s, o in zip(sizes, own, strict=True))
+        else:
+            assert sizes == (min(own[0], RAGGED_M), min(own[1], RAGGED_N), min(own[2], RAGGED_K))
+        if "own scalars" in case.name:
+            assert (p.alpha, p.beta) == (problem.alpha, problem.beta)
+        else:
+            assert (p.alpha, p.beta) == ("any", "any")
+
+
+def test_the_ladder_names_what_each_case_stands_in_for() -> None:
+    found = cases(from_blas(512, 256, 1024, "bf16"), 2, 5)
+    assert [(c.seed, c.name, c.instead_of) for c in found] == [
+        (5, "ragged", None),
+        (5, "ragged, aligned", "ragged"),
+        (5, "ragged, multiples of 16", "ragged, aligned"),
+        (5, "ragged, own scalars", None),
+        (5, "ragged, own scalars, aligned", "ragged, own scalars"),
+        (5, "ragged, own scalars, multiples of 16", "ragged, own scalars, aligned"),
+        (5, "exact", None),
+        (6, "ragged", None),
+        (6, "ragged, aligned", "ragged"),
+        (6, "ragged, multiples of 16", "ragged, aligned"),
+        (6, "exact", None),
+    ]
+    assert {(c.problem.m, c.problem.n, c.problem.k) for c in found if "multiples" in c.name} == {
+        (144, 48, 272)
+    }
+
+
+def test_what_equals_the_case_it_stands_in_for_is_dropped() -> None:
+    # An int8 twin of 13 x 3 x 5 with every leading dimension a multiple of 16 bytes already.
+    problem = from_blas(9, 3, 13, "int8", dtype_d="int32", trans_a="T")
+    names = [c.name for c in cases(problem, 1, 0)]
+    assert "ragged" in names
+    for case in cases(problem, 1, 0):
+        before = [c for c in cases(problem, 1, 0) if c.name == case.instead_of]
+        assert all(c.problem != case.problem for c in before)
+        assert len(before) == (case.instead_of is not None)
+    assert "ragged, multiples of 16" not in names  # sizes below 16 are the problem's own either way
+
+
+@pytest.mark.parametrize(
+    ("legal", "want"),
+    [
+        (lambda p: True, ["ragged", "ragged, own scalars", "exact"]),
+        (lambda p: p.lda % 8 == 0, ["ragged, aligned", "ragged, own scalars, aligned", "exact"]),
+        (
+            lambda p: p.k % 16 == 0,
+            ["ragged, multiples of 16", "ragged, own scalars, multiples of 16", "exact"],
+        ),
+        (lambda p: p.beta == "zero", ["ragged, own scalars", "exact"]),
+        (lambda p: p.m == 512, ["exact"]),
+    ],
+)
+def test_a_stand_in_is_checked_only_where_what_it_stands_in_for_cannot_be(
+    legal: Any, want: list[str]
+) -> None:
+    asked: list[Case] = []
+
+    def runs(case: Case) -> bool:
+        asked.append(case)
+        return bool(legal(case.problem))
+
+    found = list(applicable(cases(from_blas(512, 256, 1024, "bf16"), 2, 0), runs))
+    assert [c.name for c in found if c.seed == 0] == want
+    assert [c.name for c in found if c.seed == 1] == [name for name in want if "own" not in name]
+    assert len(asked) == len(set(asked))
+
+
+# ---- scales --------------------------------------------------------------------------------------
+
+
+def test_scales_lie_about_one_and_change_no_other_operand() -> None:
+    plain = from_blas(600, 500, 40, "fp8_e4m3", bias="bf16")
+    scaled = replace(plain, scale_a="outer", scale_b="outer", scale_d="tensor", scale_dtype="fp32")
+    without, inputs = host_inputs(plain, 0, "large"), host_inputs(scaled, 0, "large")
+    assert all(np.array_equal(values, inputs[name]) for name, values in without.items())
+    assert (inputs["scale_a"].shape, inputs["scale_d"].shape) == ((1, 1, 600), (1, 1, 1))
+    for name in ("scale_a", "scale_b"):
+        assert 0.5 <= inputs[name].min() < 0.51
+        assert 1.49 < inputs[name].max() <= 1.5
 
 
 # ---- as stored ---------------------------------------------------------------------------------

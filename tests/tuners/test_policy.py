@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from backends.environment import VENDORS
 from backends.errors import InvalidProblem
-from tuners.policy import CACHES, DISTRIBUTIONS, MODES, MeasurementPolicy
+from backends.registry import BACKENDS, backend
+from tuners.policy import CACHES, DEFAULT_MODES, DISTRIBUTIONS, MODES, MeasurementPolicy, read_bytes
 
 #: Stored results carry these ids: a change of one makes every stored result a stranger.
 FROZEN = {
@@ -97,3 +99,45 @@ def test_an_unknown_field_is_refused_with_those_that_exist() -> None:
     with pytest.raises(InvalidProblem, match=r"unknown policy field 'chache'.*cache.*mode") as caught:
         MeasurementPolicy.from_dict({"chache": "cold"})
     assert caught.value.field == "chache"
+
+
+# ---- the mode follows the device -----------------------------------------------------------------
+
+
+def test_every_vendor_has_a_default_mode_and_it_is_its_backends_first() -> None:
+    assert tuple(DEFAULT_MODES) == VENDORS
+    assert set(DEFAULT_MODES.values()) <= set(MODES)
+    for name in BACKENDS:
+        assert backend(name).modes[0] == DEFAULT_MODES[name]
+
+
+def test_a_policy_without_a_mode_has_its_vendors() -> None:
+    assert MeasurementPolicy.of("cpu") == MeasurementPolicy("eager")
+    assert MeasurementPolicy.of("cuda", cache="warm") == MeasurementPolicy("graph", "warm")
+    assert MeasurementPolicy.of("cuda", "eager", max_workspace_bytes=0) == MeasurementPolicy(
+        "eager", max_workspace_bytes=0
+    )
+    with pytest.raises(InvalidProblem, match="mode 'lazy' is unknown"):
+        MeasurementPolicy.of("cuda", "lazy")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0), ("33554432", 2**25), ("32MiB", 2**25), (" 32 mib ", 2**25), ("32M", 2**25), ("1k", 1024),
+        ("7B", 7), ("32MB", 32 * 10**6), ("2GiB", 2**31), ("1T", 2**40), (str(2**63 - 1), 2**63 - 1),
+    ],
+)  # fmt: skip
+def test_bytes_as_people_write_them(text: str, size: int) -> None:
+    assert read_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    "text", ["", "MiB", "-1", "1.5M", "32 Mi B", "32Mib/s", "1e6", "1_0", str(2**63), "9999999T"]
+)
+def test_what_is_no_number_of_bytes_is_refused_by_name(text: str) -> None:
+    with pytest.raises(
+        InvalidProblem, match=r"^--limit must be bytes such as 33554432 or 32MiB, not"
+    ) as caught:
+        read_bytes(text, "--limit")
+    assert caught.value.field == "--limit"

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.dtypes import DTYPES, INTEGER, to_host
+from backends.dtypes import COMPUTE_TYPES, DTYPES, INPUT_ROUNDOFF, INTEGER, to_host
 from backends.errors import DeviceError
 from backends.operands import as_product
 from backends.problem import GemmProblem, from_blas
 from tuners.inputs import DISTRIBUTIONS, Case, ragged
-from tuners.reference import FULL_FLOPS, Reference, activate, chunk_sums, make_reference
+from tuners.reference import FULL_FLOPS, Reference, activate, chunk_sums, error_bound, make_reference
 from tuners.verify import Finding, compare
 
 Array = npt.NDArray[Any]
@@ -57,6 +57,10 @@ def numpy_result(problem: GemmProblem, inputs: Mapping[str, Array], sequential: 
     if problem.compute == "int32" and not _whole(problem, inputs):
         wide, product = np.float32, product.astype(np.float32)
     alpha, beta = (wide(value) for value in problem.scalars)
+    if "scale_a" in inputs:
+        product = product * inputs["scale_a"][0, 0].astype(wide)[None, None, :]
+    if "scale_b" in inputs:
+        product = product * inputs["scale_b"][0, 0].astype(wide)[None, :, None]
     value = alpha * np.broadcast_to(product, (problem.batch, *product.shape[1:]))
     if "c" in inputs:
         value = value + beta * inputs["c"].astype(wide)
@@ -65,6 +69,8 @@ def numpy_result(problem: GemmProblem, inputs: Mapping[str, Array], sequential: 
         value = value + (bias[None, None, :] if problem.bias_axis == "m" else bias[None, :, None])
     with np.errstate(over="ignore"):
         value = np.asarray(activate(problem.activation, value), wide)
+    if "scale_d" in inputs:
+        value = value * inputs["scale_d"][0, 0, 0].astype(wide)
     return to_host(value, DTYPES[problem.dtype_d])
 
 
@@ -379,3 +385,93 @@ def test_chunk_sums_cover_every_column_once() -> None:
     sums = chunk_sums(values, signs)
     assert sums.shape == (2, 3, -(-WIDE // 256))
     assert np.allclose(sums.sum(axis=2), values @ signs)
+
+
+# ---- the bound's constants -----------------------------------------------------------------------
+
+
+def tolerance_of_an_element(
+    p: GemmProblem, distribution: str, norms: float, terms: float, value: float
+) -> float:
+    """The bound written out as one formula."""
+    out = DTYPES[p.dtype_d]
+    unit = 2.0 ** -COMPUTE_TYPES[p.compute] if p.compute != "int32" else 0.0
+    if distribution == "integers" and p.compute != "int32" and 64 * p.k <= 1 / unit:
+        unit = 0.0
+    rough: float = 4 * (unit * p.k**0.5 + 2 * INPUT_ROUNDOFF.get(p.compute, 0.0))
+    added = [kind for kind in (p.dtype_d, p.bias, p.dtype_c) if kind is not None]
+    whole = all(DTYPES[kind].kind == INTEGER for kind in added) and p.activation in ("none", "relu")
+    step = unit if p.compute != "int32" or whole else 2.0**-24
+    steps = (p.alpha != "one") + (p.beta != "zero") + (p.bias is not None) + (p.activation != "none")
+    tolerance = rough * norms + (4 * step + steps * out.unit_roundoff) * terms
+    if p.activation in ("gelu", "silu"):
+        tolerance = 1.2 * tolerance + 32 * 2.0**-24 * (value + 2.0**-20)
+    if out.kind == INTEGER:
+        return tolerance + 0.5
+    least = 2.0**-126 if out.storage.itemsize > 2 or out.name == "bf16" else 2.0**-24
+    return tolerance + 1.01 * out.unit_roundoff * value + least
+
+
+@every_epilogue
+def test_the_bound_is_the_formula_it_always_was(kind: str, out: str, options: dict[str, Any]) -> None:
+    if kind.startswith("fp8"):
+        return  # sums in a narrow accumulator
+    for k in (1, 100, 5000):
+        p = from_blas(8, 8, k, kind, dtype_d=out, **options)
+        for distribution in DISTRIBUTIONS[:4]:
+            bound = error_bound(p, distribution)
+            for norms, terms, value in [(0, 0, 0), (3, 0, 0), (0, 5, 0), (0, 0, 7), (1e4, 300.0, 20.0)]:
+                got = bound.slope * (bound.rough * norms + bound.step * terms) + bound.rounding * value
+                want = tolerance_of_an_element(p, distribution, norms, terms, value)
+                assert got + bound.least == pytest.approx(want, rel=1e-14, abs=0)
+
+
+def test_sums_in_a_narrow_accumulator_are_given_what_they_lose() -> None:
+    def rough(distribution: str, k: int = 4096, **options: Any) -> float:
+        return error_bound(from_blas(64, 64, k, "fp8_e4m3", dtype_d="fp32", **options), distribution).rough
+
+    single = 4 * 2.0**-24 * 64
+    assert rough("normal") > 8 * single
+    # The result is some |a| |b| / sqrt(k) where inputs are signed: 2 % of it must pass, half of it must not.
+    assert 0.02 / 64 < rough("normal", fast_accumulation=True) < 0.5 / 64
+    assert rough("uniform", fast_accumulation=True) > 0.02
+    assert (
+        rough("normal") < rough("normal", fast_accumulation=True) < rough("uniform", fast_accumulation=True)
+    )
+    assert rough("integers") == rough("integers", fast_accumulation=True) == 0
+    assert rough("integers", k=2**17) > 0
+
+
+# ---- scales --------------------------------------------------------------------------------------
+
+SCALES: dict[str, Any] = {"scale_a": "outer", "scale_b": "outer", "scale_d": "tensor"}
+
+
+@pytest.mark.parametrize(("kind", "out"), [(k, d) for k, d in TYPES if k != "fp64"])
+@pytest.mark.parametrize("options", EPILOGUES, ids=lambda o: "-".join(map(str, o.values())) or "plain")
+def test_numpys_own_scaled_results_are_right(kind: str, out: str, options: dict[str, Any]) -> None:
+    if out == "int32" and options.get("activation") in ("gelu", "silu"):
+        return
+    for seed, (m, n, k) in enumerate([(1, 1, 1), (40, 30, 3), (17, 23, 100)]):
+        problem = from_blas(m, n, k, kind, dtype_d=out, **SCALES, **options)
+        for distribution in DISTRIBUTIONS[:4]:
+            if not (out.startswith("fp8") and k > 3):
+                finding = judged(problem, seed, distribution)
+                assert not finding.wrong, (distribution, finding.wrong)
+
+
+@pytest.mark.parametrize("name", ["scale_a", "scale_b", "scale_d"])
+@pytest.mark.parametrize("kind", ["fp8_e4m3", "bf16", "int8"])
+def test_a_scale_that_is_forgotten_or_shifted_is_caught(kind: str, name: str) -> None:
+    problem = from_blas(40, 30, 64, kind, dtype_d="bf16", **SCALES)
+    reference, inputs = make_reference(Case(problem, 0, "normal", "test"))
+    for wrong in (np.ones_like(inputs[name]), np.roll(inputs[name], 1) * np.float32(1 + (name == "scale_d"))):
+        assert "elements are off" in compare(reference, numpy_result(problem, {**inputs, name: wrong})).wrong
+
+
+@pytest.mark.usefixtures("sampled")
+def test_scaled_columns_that_are_not_compared_are_projected() -> None:
+    reference, result = wide("fp32", **SCALES)
+    assert not compare(reference, result).wrong
+    result[0, 5, hidden(reference)] += 4 * np.abs(reference.expected).max()
+    assert "random projection" in compare(reference, result).wrong

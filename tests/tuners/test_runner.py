@@ -64,7 +64,7 @@ def test_a_workspace_over_the_policys_limit_is_illegal(runner: DeviceRunner) -> 
     problem, policy = from_mm(200, 200, 200), MeasurementPolicy(max_workspace_bytes=1)
     runner.open(Task(problem, policy, 0))
     space = search_space(problem, runner.backend, runner.environment, policy, ["packed"])
-    outcome = runner.screen(space.candidates[0], None)
+    (outcome,) = runner.screen([space.candidates[0]], None)
     assert outcome.status is Status.ILLEGAL
     assert "over the policy's 1" in str(outcome.evidence["rule"])
 
@@ -75,7 +75,7 @@ def test_a_candidate_that_cannot_compile_is_an_outcome_with_the_log(runner: Devi
     space = search_space(problem, runner.backend, runner.environment, MeasurementPolicy(), ["packed"])
     broken = Solution("packed", 1, {**space.candidates[0].parameters, "nr": -4})
     assert runner.backend.families()["packed"].illegal(problem, broken, runner.environment) is not None
-    outcome = runner.screen(broken, None)
+    (outcome,) = runner.screen([broken], None)
     assert outcome.status is Status.ILLEGAL
     assert "nr must be at least 2" in str(outcome.evidence["rule"])
 
@@ -134,10 +134,10 @@ def _running(pid: str, word: str) -> bool:
 
 
 def test_ceilings_are_measured_and_say_how(runner: DeviceRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(runner.backend), "product_size", 256)
+    monkeypatch.setattr(type(runner.backend), "product", lambda _self, dtype: from_mm(256, 256, 256, dtype))
     ceilings = runner.ceilings(["fp32"])
     assert ceilings.read_bytes_per_second > 1e8
     assert ceilings.copy_bytes_per_second > 1e8
     assert ceilings.flops_per_second["fp32"] > 1e8
-    assert ceilings.method["fp32"].startswith("256^3 by ")
+    assert ceilings.method["fp32"].startswith("256 x 256 x 256 by ")
     assert "MiB" in ceilings.method["read"]

@@ -67,7 +67,6 @@ class ListedBackend:
     defaults: Sequence[Baseline] = ()
     name: str = "listed"
     modes: tuple[str, ...] = ("eager",)
-    product_size: int = 64
     asked: list[GemmProblem] = field(default_factory=list)
 
     @property
@@ -80,7 +79,12 @@ class ListedBackend:
     def families(self) -> Mapping[str, Family]:
         return {family.name: family for family in self.listed}
 
-    def baselines(self, problem: GemmProblem, environment: Environment) -> Sequence[Baseline]:
+    def product(self, dtype: str) -> GemmProblem:
+        raise AssertionError("this double is never asked for it")
+
+    def baselines(
+        self, problem: GemmProblem, environment: Environment, max_workspace_bytes: int | None = None
+    ) -> Sequence[Baseline]:
         if not self.defaults:
             raise UnsupportedProblem(f"nothing runs {problem.slug}")
         return self.defaults

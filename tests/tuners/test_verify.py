@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import mmap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from backends.environment import Environment
 from backends.errors import DeviceMemoryExceeded, LaunchError
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem, from_blas
-from backends.protocol import Bandwidths, Kernel, Launch, Sample
+from backends.protocol import Bandwidths, Kernel, Launch, Series
 from backends.solution import Solution
 from tests.tuners.test_reference import numpy_result
 from tuners.inputs import Case, cases, ragged
@@ -78,10 +78,19 @@ class HostDevice:
     def load(self, problem: GemmProblem, solution: Solution, binary: Path | None) -> Kernel:
         raise AssertionError("this double is never asked for it")
 
-    def sample(
+    judge = None
+    sample_seconds = (1e-3, 1e-3)
+
+    def series(
         self, kernel: Kernel, launches: Sequence[Launch], mode: str, warm: Launch | None = None
-    ) -> Sample:
+    ) -> Series:
         raise AssertionError("this double is never asked for it")
+
+    def synchronize(self) -> None:
+        pass
+
+    def condition(self) -> Mapping[str, Any]:
+        return {}
 
     def bandwidths(self) -> Bandwidths:
         raise AssertionError("this double is never asked for it")
@@ -132,6 +141,7 @@ class ActingKernel:
     problem: GemmProblem
     act: Act
     workspace_bytes: int = 0
+    partial_sums: int = 1
     launches: int = 0
     prepared: int = 0
 

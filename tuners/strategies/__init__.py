@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 from backends.solution import Solution
-from tuners.strategies.base import Strategy
+from tuners.strategies.base import Neighbours, Strategy, no_neighbours
 from tuners.strategies.exhaustive import Exhaustive
+from tuners.strategies.local import Local
 from tuners.strategies.random import Random
 
-#: name -> maker(candidates, seed)
-STRATEGIES: dict[str, Callable[[Sequence[Solution], int], Strategy]] = {
+
+class Maker(Protocol):
+    """Makes a strategy for a space: its candidates, the likeliest first, and their neighbours."""
+
+    def __call__(
+        self, candidates: Sequence[Solution], seed: int = 0, neighbours: Neighbours = no_neighbours
+    ) -> Strategy: ...
+
+
+STRATEGIES: dict[str, Maker] = {
     "exhaustive": Exhaustive,
+    "local": Local,
     "random": Random,
 }
 
-__all__ = ["STRATEGIES", "Strategy"]
+__all__ = ["STRATEGIES", "Neighbours", "Strategy", "no_neighbours"]

@@ -3,14 +3,23 @@ equal questions."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from backends.outcome import Outcome
 from backends.solution import Solution
 
+#: Legal candidates that differ from one in one choice. Equal questions have equal answers.
+Neighbours = Callable[[Solution], Sequence[Solution]]
+
+
+def no_neighbours(origin: Solution) -> Sequence[Solution]:
+    """Of a space that is its list."""
+    return ()
+
 
 class Strategy(Protocol):
-    """Made from (candidates, the likeliest first; seed). tests/tuners/strategies holds its contract."""
+    """tests/tuners/strategies holds its contract."""
 
     def ask(self, count: int) -> list[Solution]:
         """At most `count` candidates to try next, none twice; an empty list ends the search."""

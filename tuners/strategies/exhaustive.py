@@ -6,12 +6,15 @@ from collections.abc import Sequence
 
 from backends.outcome import Outcome
 from backends.solution import Solution
+from tuners.strategies.base import Neighbours, no_neighbours
 
 
 class Exhaustive:
-    """`seed` changes nothing."""
+    """`seed` and `neighbours` change nothing."""
 
-    def __init__(self, candidates: Sequence[Solution], seed: int = 0) -> None:
+    def __init__(
+        self, candidates: Sequence[Solution], seed: int = 0, neighbours: Neighbours = no_neighbours
+    ) -> None:
         self._pending = {solution.id: solution for solution in reversed(candidates)}
 
     def ask(self, count: int) -> list[Solution]:

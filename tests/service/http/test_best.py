@@ -36,7 +36,7 @@ from tests.service.http.filled import (
 from tests.service.http.serving import serving
 from tests.service.http.shapes import fault_of, fits
 from tests.service.http.uploads import RESULTS, stream
-from tuners.policy import MeasurementPolicy
+from tuners.policy import MODES, MeasurementPolicy
 
 URL = "/v1/solutions/best"
 MI300X = replace(GPU, vendor="hip", arch="gfx942", product="MI300X", units=304)
@@ -45,6 +45,11 @@ ONE = {"m": 16, "n": 256, "k": 512}
 
 def best(client: httpx.Client, **parameters: Any) -> Any:
     return fits(answers.Best, client.get(URL, params={**ONE, **parameters}))
+
+
+def best_of_many(client: httpx.Client, **parameters: Any) -> Any:
+    answered = fits(answers.BestAnswers, client.post(URL, json={"problems": [ONE], **parameters}))
+    return answered["results"][0]
 
 
 # ---- exact -----------------------------------------------------------------------------------------
@@ -101,6 +106,22 @@ def test_a_policy_is_an_id_or_mode_and_cache(filled: httpx.Client) -> None:
     warm = best(filled, cache="warm")
     assert (warm["match"], warm["policy_id"]) == ("default", MeasurementPolicy(cache="warm").id)
     assert best(filled, policy="eager-cold-normal-00000000")["match"] == "default"
+
+
+@pytest.mark.parametrize("way", [best, best_of_many], ids=["GET", "POST"])
+def test_without_a_mode_a_gpu_answers_what_graphs_timed(
+    client: httpx.Client, engine: Engine, way: Any
+) -> None:
+    register(engine, ENVIRONMENT, GPU)
+    modes = {mode: MeasurementPolicy(mode=mode) for mode in MODES}
+    with writing(engine) as connection:
+        for policy in modes.values():
+            measured(connection, problem(**ONE), environment=GPU, policy=policy)
+        measured(connection, problem(**ONE))
+    assert way(client, device="cuda")["policy_id"] == modes["graph"].id
+    assert way(client, device="cuda", mode="eager")["policy_id"] == modes["eager"].id
+    assert way(client, device="cpu")["policy_id"] == modes["eager"].id
+    assert way(client, device="cpu", mode="graph")["match"] == "default"
 
 
 def test_an_answer_is_tagged(filled: httpx.Client) -> None:
@@ -236,15 +257,15 @@ def test_filters_hold_for_near_problems_too(filled: httpx.Client) -> None:
 
 
 def test_without_the_backend_nothing_near_is_judged(client: httpx.Client, engine: Engine) -> None:
-    register(engine, GPU)
-    assert "cuda" not in BACKENDS
+    register(engine, MI300X)
+    assert "hip" not in BACKENDS
     with writing(engine) as connection:
         measured(connection, problem(**ONE), environment=ENVIRONMENT)
         touch(connection, CLASS)
     time.sleep(1.1)  # classes are looked up once a second
-    found = best(client, m=24, device="cuda")
+    found = best(client, m=24, device="hip")
     assert found["match"] == "default"
-    assert "the backend cuda is not part of this installation" in found["notes"][0]
+    assert "the backend hip is not part of this installation" in found["notes"][0]
 
 
 # ---- default and imported --------------------------------------------------------------------------
@@ -271,7 +292,7 @@ def test_claims_are_served_only_where_asked_for(client: httpx.Client, engine: En
     assert best(client, **asked, imported="true", families="packed")["match"] == "default"
     del asked["device"]
     with writing(engine) as connection:
-        measured(connection, problem(**asked), environment=MI300X)
+        measured(connection, problem(**asked), environment=MI300X, policy=MeasurementPolicy.of("hip"))
     assert best(client, **asked, device="hip", imported="true")["match"] == "exact"
 
 

@@ -22,6 +22,7 @@ from tests.service.http.filled import CLASS, ENVIRONMENT, GPU, POLICY, fill, mea
 from tests.service.http.serving import serving
 from tests.service.http.shapes import fault_of, fits
 from tests.service.http.uploads import LLAMA, RESULTS, UNTUNED, journal, stream
+from tuners.policy import MeasurementPolicy
 
 CSV = {"Content-Type": "text/csv"}
 NEW_CLASS = "hip:gfx942:MI300X:304"
@@ -114,6 +115,13 @@ def test_a_file_may_be_tuned_at_once(client: httpx.Client) -> None:
     tuning = client.get(found["tuning"]["links"]["self"]).json()
     assert tuning["total"] == found["tuning"]["total"] == len(found["problems"])
     assert {job["count"] for job in tuning["jobs"]["items"]} == {1}
+
+
+def test_a_file_is_tuned_in_the_devices_mode(client: httpx.Client) -> None:
+    for device, policy in (("cpu", MeasurementPolicy("eager")), (NEW_CLASS, MeasurementPolicy("graph"))):
+        found = upload(client, UNTUNED, tune="true", device=device)
+        made = client.get(found["tuning"]["links"]["self"]).json()
+        assert made["policy_id"] == policy.id
 
 
 def test_what_cannot_be_tuned_is_stored_and_told(settings: Settings, engine: Engine) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 from sqlalchemy import Engine, select
 
+from backends.environment import Environment
 from db import models
 from db.engine import reading, writing
+from db.queries import policy_content
 from db.tunings import end_job, start_job
 from db.values import table
 from service import answers
@@ -18,6 +21,7 @@ from service.settings import Settings
 from tests.service.http.filled import CLASS, GPU, OTHER_CPU, POLICY, measured, problem, register
 from tests.service.http.serving import serving
 from tests.service.http.shapes import fault_of, fits
+from tuners.policy import MeasurementPolicy
 
 ONE = {"m": 16, "n": 256, "k": 512}
 TWO: dict[str, Any] = {"m": 32, "n": 256, "k": 512, "dtype": "bf16"}
@@ -71,6 +75,28 @@ def test_everything_else_may_be_said(client: httpx.Client, engine: Engine) -> No
             select(policies.c.content).where(policies.c.id == job.policy_id)
         ).scalar()
     assert content == policy
+
+
+@pytest.mark.parametrize(
+    ("policy", "wanted"),
+    [(None, "graph"), ({}, "graph"), ({"cache": "warm"}, "graph"), ({"mode": None}, "graph"),
+     ({"mode": "eager"}, "eager")],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "gpu", [GPU, replace(GPU, vendor="hip", arch="gfx942", product="MI300X")], ids=["cuda", "hip"]
+)
+def test_without_a_mode_it_is_the_devices_whether_its_backend_is_here_or_not(
+    client: httpx.Client, engine: Engine, policy: Any, wanted: str, gpu: Environment
+) -> None:
+    register(engine, gpu)
+    said = {} if policy is None else {"policy": policy}
+    response = submit(client, ONE, device=str(gpu.device_class), **said)
+    assert response.status_code == 202, response.text
+    (job,) = jobs_of(engine)
+    assert job.policy_id == response.json()["policy_id"]
+    with reading(engine) as connection:
+        content = policy_content(connection, job.policy_id)
+    assert content == MeasurementPolicy(wanted, (policy or {}).get("cache", "cold")).to_dict()
 
 
 def test_equal_problems_are_one_whose_counts_add_up(client: httpx.Client) -> None:

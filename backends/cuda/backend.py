@@ -1,0 +1,167 @@
+"""CudaBackend: every NVIDIA GPU that this process may see."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, ClassVar
+
+from backends.cache import BinaryCache
+from backends.cuda.compiler import nvrtc_build
+from backends.cuda.cublas import Cublas
+from backends.cuda.cublaslt import CublasLt, CublasLtHeuristic, first_heuristic
+from backends.cuda.driver import DriverMissing, api, check
+from backends.cuda.padded import PaddedCublasLt
+from backends.cuda.torch_gemm import TorchMatmul, import_torch, torch_build
+from backends.environment import Environment
+from backends.errors import DeviceLost, GemmtuneError, UnsupportedProblem
+from backends.problem import GemmProblem, from_linear
+from backends.protocol import Baseline, Device, Family, Probe
+from backends.solution import Solution
+
+#: In the order that a search takes turns.
+_FAMILIES = (CublasLt, CublasLtHeuristic, PaddedCublasLt, Cublas, TorchMatmul)
+
+
+class CudaBackend:
+    """NVIDIA's libraries, and torch's own call where torch is installed."""
+
+    name = "cuda"
+    #: A graph's replay leaves out the host, which eager users pay and servers do not.
+    modes = ("graph", "eager")
+    #: Devices are numbered as NVML and nvidia-smi number them.
+    process_variables: ClassVar[Mapping[str, str]] = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+    def product(self, dtype: str) -> GemmProblem:
+        """8192^3, the weight transposed: the layout that every library does best in every type."""
+        return from_linear(8192, 8192, 8192, dtype)
+
+    def probe(self) -> Probe:
+        """Reads devices and libraries; makes no context."""
+        try:
+            cu = api()
+            count = check(cu.cuDeviceGetCount(), "cuDeviceGetCount")
+        except (DriverMissing, GemmtuneError) as error:
+            return Probe((), (str(error),))
+        libraries, notes = library_builds()
+        devices = tuple(_environment(cu, index, libraries) for index in range(count))
+        return Probe(devices, notes)
+
+    def families(self) -> Mapping[str, Family]:
+        return _families()
+
+    def baselines(
+        self, problem: GemmProblem, environment: Environment, max_workspace_bytes: int | None = None
+    ) -> Sequence[Baseline]:
+        """torch's call where torch is installed and has one, then cuBLASLt's first heuristic."""
+        found = []
+        families = self.families()
+        torch = families[TorchMatmul.name]
+        if torch.unavailable(environment) is None and torch.supports(problem):
+            solution = next(iter(torch.solutions(problem, environment)))
+            found.append(Baseline(f"torch {environment.libraries['torch']}", solution))
+        heuristic = families[CublasLtHeuristic.name]
+        if heuristic.unavailable(environment) is None and heuristic.supports(problem):
+            first: Solution = first_heuristic(environment, max_workspace_bytes)
+            found.append(Baseline("cuBLASLt's first heuristic", first))
+        if not found:
+            missing = heuristic.unavailable(environment)
+            why = missing or f"neither torch nor cuBLASLt has {problem.dtype_a} -> {problem.dtype_d}"
+            raise UnsupportedProblem(
+                f"the cuda backend has no library call for {problem.slug} ({problem.dtype_a} -> "
+                f"{problem.dtype_d}, compute {problem.compute}, epilogue {problem.epilogue}): {why}"
+            )
+        return found
+
+    def open(self, index: int, cache: BinaryCache) -> Device:
+        from backends.cuda.device import CudaDevice  # noqa: PLC0415  (families import it)
+
+        found = self.probe()
+        if index >= len(found.devices):
+            why = "; ".join(found.notes) or f"the driver sees {len(found.devices)} GPUs"
+            raise DeviceLost(f"cuda device {index} is gone: {why}")
+        device = CudaDevice(index, found.devices[index], self.families(), cache)
+        if "torch" in device.environment.libraries:
+            import_torch()  # seconds, which are no candidate's
+        return device
+
+
+def _environment(cu: Any, index: int, libraries: Mapping[str, str]) -> Environment:
+    device = check(cu.cuDeviceGet(index), f"device {index}")
+
+    def attribute(name: str) -> int:
+        member = getattr(cu.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(check(cu.cuDeviceGetAttribute(member, device), name))
+
+    name = check(cu.cuDeviceGetName(128, device), "cuDeviceGetName")
+    uuid = check(cu.cuDeviceGetUuid(device), "cuDeviceGetUuid")
+    major, minor = attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")
+    product = name.split(b"\0")[0].decode().strip()
+    found = re.search(r" MIG (\S+)$", product)  # as the driver calls an instance of a partitioned GPU
+    partition = f"MIG {found[1]}" if found else ""
+    return Environment(
+        vendor="cuda",
+        arch=f"sm_{major}{minor}",
+        product=product,
+        units=attribute("MULTIPROCESSOR_COUNT"),
+        memory_bytes=int(check(cu.cuDeviceTotalMem(device), "cuDeviceTotalMem")),
+        uuid=_uuid_text(bytes(uuid.bytes), partition),
+        partition=partition,
+        driver=_driver_version(),
+        runtime=f"CUDA {_cuda_version(check(cu.cuDriverGetVersion(), 'cuDriverGetVersion'))}",
+        libraries=libraries,
+    )
+
+
+def _cuda_version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _uuid_text(raw: bytes, partition: str) -> str:
+    digits = raw.hex()
+    parts = [digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]]
+    return ("MIG-" if partition else "GPU-") + "-".join(parts)
+
+
+def _driver_version() -> str:
+    """580.159.04, as NVML says it; "" where NVML is missing or hidden."""
+    try:
+        import pynvml  # noqa: PLC0415  (optional)
+
+        pynvml.nvmlInit()
+        version = pynvml.nvmlSystemGetDriverVersion()
+    except Exception:  # NVML's own errors: the version is all that is lost
+        return ""
+    return version if isinstance(version, str) else str(version.decode())
+
+
+@lru_cache(maxsize=1)
+def library_builds() -> tuple[Mapping[str, str], tuple[str, ...]]:
+    """Library -> build, for the libraries that load here; notes for what is missing."""
+    libraries: dict[str, str] = {}
+    notes = []
+    try:
+        from nvmath.bindings import cublas, cublasLt  # noqa: PLC0415  (optional)
+
+        libraries["cublaslt"] = str(cublasLt.get_version())
+        major, minor, patch = (int(cublas.get_property(part)) for part in range(3))
+        libraries["cublas"] = str(major * 10000 + minor * 100 + patch)
+    except ImportError as error:
+        notes.append(f"nvmath-python is not installed ({error}): no cuBLAS; pip install 'gemmtune[cuda]'")
+    except Exception as error:  # the loader's own: the bindings are there, the library is not
+        notes.append(f"cuBLAS does not load ({type(error).__name__}: {error}); pip install 'gemmtune[cuda]'")
+    build, torch = nvrtc_build(), torch_build()
+    if build is None:
+        notes.append("NVRTC does not load: nothing of our own compiles; pip install 'gemmtune[cuda]'")
+    else:
+        libraries["nvrtc"] = build
+    if torch is not None:
+        libraries["torch"] = torch
+    return libraries, tuple(notes)
+
+
+@lru_cache(maxsize=1)
+def _families() -> Mapping[str, Family]:
+    made: list[Family] = [family() for family in _FAMILIES]
+    return {family.name: family for family in made}

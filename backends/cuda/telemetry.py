@@ -1,0 +1,118 @@
+"""Clocks, power, temperature and other processes, through NVML (nvidia-ml-py).
+
+Reading a clock takes some 20 us, so a snapshot is taken around every sample. Nothing here changes a setting.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+#: A sample across a change of the SM clock by more than this is set aside. Under a power cap the clock moves
+#: in steps of 15 MHz all the time, which interleaved rounds cancel.
+CLOCK_CHANGE = 0.04
+#: nvmlClocksEventReasons that set a sample aside: HW slowdown, SW and HW thermal slowdown, HW power brake.
+_DISTURBING = {
+    0x8: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+}
+#: Reasons that are recorded only.
+_OTHER = {0x1: "idle", 0x2: "application clocks", 0x4: "software power cap", 0x10: "sync boost",
+          0x100: "display clocks"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """SM clock in MHz, and the reasons that hold it back, as NVML's mask."""
+
+    clock: int
+    reasons: int
+
+
+def reasons(mask: int) -> list[str]:
+    """The reasons of a mask in words."""
+    return [word for bit, word in (_OTHER | _DISTURBING).items() if mask & bit]
+
+
+def difference(before: Snapshot, after: Snapshot) -> str:
+    """What disturbed the time between two snapshots, in words; "" for nothing that matters."""
+    held = reasons((before.reasons | after.reasons) & sum(_DISTURBING))
+    words = [", ".join(held)] if held else []
+    if before.clock and abs(after.clock - before.clock) > CLOCK_CHANGE * before.clock:
+        words.append(f"SM clock {before.clock} -> {after.clock} MHz")
+    return "; ".join(words)
+
+
+class Telemetry:
+    """One device by UUID. Without NVML every answer is empty: a container may hide it."""
+
+    def __init__(self, uuid: str, api: Any = None) -> None:
+        self._api, self._handle = api, None
+        with suppress(Exception):  # NVML is missing, or does not know the device: say nothing of it
+            if self._api is None:
+                import pynvml  # noqa: PLC0415  (optional)
+
+                self._api = pynvml
+            self._api.nvmlInit()
+            self._handle = self._api.nvmlDeviceGetHandleByUUID(uuid.encode())
+
+    @property
+    def works(self) -> bool:
+        """Whether NVML knows the device."""
+        return self._handle is not None
+
+    def _ask(self, call: Callable[[], Any], otherwise: Any) -> Any:
+        if self._handle is None:
+            return otherwise
+        try:
+            return call()
+        except Exception:  # NVML's own errors: a value that this device does not tell
+            return otherwise
+
+    def snapshot(self) -> Snapshot:
+        """Clock and reasons now; zeros where NVML does not tell."""
+        api, handle = self._api, self._handle
+        return Snapshot(
+            self._ask(lambda: int(api.nvmlDeviceGetClockInfo(handle, api.NVML_CLOCK_SM)), 0),
+            self._ask(lambda: int(api.nvmlDeviceGetCurrentClocksEventReasons(handle)), 0),
+        )
+
+    def disturbed(self, before: Snapshot) -> str:
+        """What disturbed the time since `before`."""
+        return difference(before, self.snapshot()) if self.works else ""
+
+    def condition(self) -> Mapping[str, Any]:
+        """Clocks (MHz), power (W), temperature (C), reasons that hold the clock, other processes."""
+        api, handle = self._api, self._handle
+        if handle is None:
+            return {}
+        now = self.snapshot()
+        return {
+            "sm_mhz": now.clock,
+            "memory_mhz": self._ask(
+                lambda: int(api.nvmlDeviceGetClockInfo(handle, api.NVML_CLOCK_MEM)), None
+            ),
+            "power_watts": self._ask(lambda: api.nvmlDeviceGetPowerUsage(handle) / 1000, None),
+            "celsius": self._ask(
+                lambda: int(api.nvmlDeviceGetTemperature(handle, api.NVML_TEMPERATURE_GPU)), None
+            ),
+            "held_by": reasons(now.reasons),
+            "other_processes": len(self._others()),
+        }
+
+    def _others(self) -> list[Any]:
+        found = self._ask(lambda: list(self._api.nvmlDeviceGetComputeRunningProcesses(self._handle)), [])
+        return [process for process in found if process.pid != os.getpid()]
+
+    def others(self) -> str:
+        """Who else holds memory, for a message: "" for nobody."""
+        words = []
+        for process in self._others():
+            size = getattr(process, "usedGpuMemory", None)
+            words.append(f"process {process.pid}" + (f" ({size / 2**20:,.0f} MiB)" if size else ""))
+        return f"; also in use by {', '.join(words)}" if words else ""

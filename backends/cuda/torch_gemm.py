@@ -1,0 +1,309 @@
+"""torch's own CUDA GEMM calls on the same memory: what a framework's user runs today.
+
+torch is imported in the process that owns the device alone (it takes seconds). Tensors alias the operands'
+addresses, and every call writes to `out`, so that nothing is allocated while launches are captured.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+
+from backends.cuda.driver import api, check
+from backends.cuda.library import LibraryFamily, call, unscaled, untold_partial_sums
+from backends.dtypes import DTYPES, is_fp8
+from backends.environment import Environment
+from backends.operands import Layout, Operands, layouts
+from backends.problem import GemmProblem
+from backends.protocol import Launch
+from backends.solution import Solution
+
+#: gemmtune type -> (typestr that numpy and torch share, torch's type).
+_TENSOR_TYPES: Mapping[str, tuple[str, str]] = {
+    "fp64": ("<f8", "float64"), "fp32": ("<f4", "float32"), "fp16": ("<f2", "float16"),
+    "bf16": ("<i2", "bfloat16"), "int8": ("|i1", "int8"), "int32": ("<i4", "int32"),
+    "fp8_e4m3": ("|u1", "float8_e4m3fn"), "fp8_e5m2": ("|u1", "float8_e5m2"),
+}  # fmt: skip
+#: (input and output, compute) of torch.mm.
+_COMPUTES = {
+    ("fp64", "fp64"), ("fp32", "fp32"), ("fp32", "tf32"), ("fp16", "fp32"), ("fp16", "fp16"),
+    ("bf16", "fp32"),
+}  # fmt: skip
+#: The first torch with allow_fp16_accumulation.
+_FP16_ACCUMULATION = (2, 7)
+
+
+def torch_build() -> str | None:
+    """The installed torch's version ("2.9.1+cu128"), read without importing it; None where there is none or
+    where it is built without CUDA."""
+    try:
+        found = distribution("torch")
+    except PackageNotFoundError:
+        return None
+    try:
+        text = Path(str(found.locate_file("torch/version.py"))).read_text()
+    except OSError:
+        text = ""
+    cuda = re.search(r"^cuda\b[^=\n]*=\s*['\"]([0-9.]+)['\"]", text, re.MULTILINE)
+    if cuda is None:
+        return found.version if "+cu" in found.version else None
+    return found.version if "+" in found.version else f"{found.version}+cu{cuda[1].replace('.', '')}"
+
+
+def _version(build: str | None) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", build or "")[:2])
+
+
+class TorchMatmul(LibraryFamily):
+    """torch.mm, addmm, bmm and baddbmm as F.linear calls them (its bias and relu or gelu fused where torch
+    fuses them), torch._int_mm and torch._scaled_mm. No parameters."""
+
+    name = "torch"
+    library = "torch"
+    title = "torch with CUDA"
+
+    def supports(self, problem: GemmProblem) -> bool:
+        p = problem
+        if p.bias not in (None, p.dtype_d) or p.dtype_c != p.dtype_d:
+            return False
+        if is_fp8(DTYPES[p.dtype_a]):
+            return _scaled_mm_takes(p)
+        if not unscaled(p):
+            return False
+        if p.dtype_a == "int8":
+            return _int_mm_takes(p)
+        return p.dtype_d == p.dtype_a and (p.dtype_a, p.compute) in _COMPUTES
+
+    def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
+        solution = Solution(self.name, self.version, {}, environment.libraries.get(self.library))
+        if self.illegal(problem, solution, environment) is None:
+            yield solution
+
+    def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
+        if not self.supports(problem):
+            return f"torch has no call for {problem.slug} ({problem.dtype_a} -> {problem.dtype_d})"
+        if solution.parameters:
+            return f"torch takes no parameters, not {', '.join(solution.parameters)}"
+        build = environment.libraries.get(self.library)
+        if problem.compute == "fp16" and _version(build) < _FP16_ACCUMULATION:
+            return f"torch {build} cannot accumulate in fp16; 2.7 can"
+        return None
+
+    def load(self, problem: GemmProblem, solution: Solution, binary: Path | None, device: Any) -> TorchKernel:
+        runtime = device.keep("torch", lambda: _Runtime(device))
+        return TorchKernel(problem, device, runtime)
+
+
+def _int_mm_takes(p: GemmProblem) -> bool:
+    """torch._int_mm: more than 16 rows of the call, its k and columns multiples of 8, a packed output."""
+    shaped = p.n > 16 and p.k % 8 == 0 and p.m % 8 == 0 and p.ldd == p.m and p.batch == 1
+    return shaped and p.dtype_d == "int32" and p.alpha == "one" and p.beta == "zero" and p.epilogue == "none"
+
+
+def _scaled_mm_takes(p: GemmProblem) -> bool:
+    """torch._scaled_mm: row-major times column-major (BLAS: TN), k and columns multiples of 16, never e5m2
+    on both sides, a packed 16-bit or fp32 output; scales a tensor or, to bf16, a row and a column."""
+    kinds = {p.dtype_a, p.dtype_b}
+    if not kinds <= set(_TENSOR_TYPES) or kinds == {"fp8_e5m2"} or (p.trans_a, p.trans_b) != ("T", "N"):
+        return False
+    if p.k % 16 or p.m % 16 or p.batch != 1 or p.ldd != p.m or p.alpha != "one" or p.beta != "zero":
+        return False
+    if p.dtype_d not in ("bf16", "fp16", "fp32") or (p.bias and (p.bias_axis != "m" or p.dtype_d == "fp32")):
+        return False
+    if p.scale_d != "none" or p.scale_dtype not in (None, "fp32"):
+        return False
+    scales = {p.scale_a, p.scale_b}
+    return scales <= {"none", "tensor"} or (scales == {"outer"} and p.dtype_d == "bf16")
+
+
+def import_torch() -> Any:
+    """torch. Takes seconds: only the process that owns the device pays them."""
+    import torch  # noqa: PLC0415  (optional)
+
+    return torch
+
+
+class _Runtime:
+    """torch made ready in this process: its current stream is ours, gradients are off."""
+
+    def __init__(self, device: Any) -> None:
+        self.torch = torch = import_torch()
+        self.guard = call(device, "torch")
+        with self.guard:
+            ordinal = int(check(api().cuCtxGetDevice(), "cuCtxGetDevice"))
+            self.device = torch.device("cuda", ordinal)
+            self._stream = torch.cuda.ExternalStream(device.stream, device=self.device)
+            # For the process's life: entering it around each launch is time that no user pays.
+            torch.set_grad_enabled(False)
+
+    def prepare(self, problem: GemmProblem) -> None:
+        """Sets the stream and the modes that the problem's compute type asks for, where they differ."""
+        torch = self.torch
+        with self.guard:
+            if torch.cuda.current_stream(self.device) != self._stream:
+                torch.cuda.set_stream(self._stream)
+            matmul = torch.backends.cuda.matmul
+            if problem.dtype_a == "fp32":
+                if hasattr(matmul, "fp32_precision"):  # from 2.9 on, where it replaces allow_tf32
+                    _set(matmul, "fp32_precision", "tf32" if problem.compute == "tf32" else "ieee")
+                else:
+                    _set(matmul, "allow_tf32", problem.compute == "tf32")
+            if problem.dtype_a == "fp16" and hasattr(matmul, "allow_fp16_accumulation"):
+                _set(matmul, "allow_fp16_accumulation", problem.compute == "fp16")
+
+    def tensor(self, layout: Layout, address: int, batch: int) -> Any:
+        """The operand as torch sees it, [columns, rows] or [batch, columns, rows]: BLAS's transpose."""
+        view = _Memory(layout, address)
+        typestr, kind = _TENSOR_TYPES[layout.dtype.name]
+        tensor = self.torch.as_tensor(view, device=self.device)
+        if typestr[1:] in ("i2", "u1"):  # formats that the interface has no name for
+            tensor = tensor.view(getattr(self.torch, kind))
+        return tensor.expand(batch, -1, -1) if batch > 1 else tensor[0]
+
+
+def _set(owner: Any, name: str, value: object) -> None:
+    if getattr(owner, name) != value:
+        setattr(owner, name, value)
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """Device memory in the words of the CUDA array interface, version 3."""
+
+    layout: Layout
+    address: int
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        found, size = self.layout, self.layout.dtype.bytes
+        return {
+            "version": 3,
+            "shape": (found.copies, found.columns, found.rows),
+            "strides": (found.stride * size, found.ld * size, size),
+            "typestr": _TENSOR_TYPES[found.dtype.name][0],
+            "data": (self.address, False),
+            "stream": None,
+        }
+
+
+class TorchKernel:
+    """A call of torch's for one problem."""
+
+    workspace_bytes = 0
+
+    def __init__(self, problem: GemmProblem, device: Any, runtime: _Runtime) -> None:
+        self._problem, self._device, self._runtime = problem, device, runtime
+        self.partial_sums = untold_partial_sums(problem)
+
+    def prepare(self) -> None:
+        self._runtime.prepare(self._problem)
+
+    def bind(self, operands: Operands, workspace: int) -> Launch:
+        p, runtime, torch = self._problem, self._runtime, self._runtime.torch
+        tensors: dict[str, Any] = {}
+        with runtime.guard:
+            self.prepare()  # what is made here belongs to our stream too
+            for name, layout in layouts(p).items():
+                flat = name == "bias" or name.startswith("scale")
+                tensors[name] = runtime.tensor(layout, getattr(operands, name), 1 if flat else p.batch)
+        # op(B)^T and op(A)^T: their product is D's transpose, which is D as torch sees it.
+        left = tensors["b"] if p.trans_b == "N" else tensors["b"].mT
+        right = tensors["a"] if p.trans_a == "N" else tensors["a"].mT
+        steps = [self._product(torch, left, right, tensors, operands), *_after(torch, p, tensors)]
+        steps += self._activation(torch, tensors["d"])
+        guard = runtime.guard
+        first, rest = steps[0], steps[1:]
+
+        def launch() -> None:
+            with guard:
+                first()
+                for step in rest:
+                    step()
+
+        return launch
+
+    def _product(
+        self, torch: Any, left: Any, right: Any, tensors: Mapping[str, Any], operands: Operands
+    ) -> Callable[[], object]:
+        p, d = self._problem, tensors["d"]
+        if is_fp8(DTYPES[p.dtype_a]):
+            return _scaled_mm(torch, p, left, right, tensors, self._runtime.device)
+        if p.dtype_a == "int8":
+            return lambda: torch._int_mm(left, right, out=d)
+        added, beta, alpha = tensors.get("c"), operands.beta, operands.alpha
+        if added is None:
+            added, beta = _bias(p, tensors), 1.0
+        if added is None:
+            multiply = torch.bmm if p.batch > 1 else torch.mm
+            return lambda: multiply(left, right, out=d)
+        if self._fuses_activation():
+            gelu, fused = p.activation == "gelu", torch._addmm_activation
+            return lambda: fused(added, left, right, alpha=alpha, use_gelu=gelu, out=d)
+        add = torch.baddbmm if p.batch > 1 else torch.addmm
+        return lambda: add(added, left, right, beta=beta, alpha=alpha, out=d)
+
+    def _fuses_activation(self) -> bool:
+        """Where torch has the bias and the activation in one call; its gelu is the tanh approximation."""
+        p = self._problem
+        linear = p.bias is not None and p.bias_axis == "m" and p.beta == "zero" and p.batch == 1
+        plain = not is_fp8(DTYPES[p.dtype_a]) and p.dtype_a != "int8"
+        return linear and plain and p.activation in ("relu", "gelu")
+
+    def _activation(self, torch: Any, d: Any) -> list[Callable[[], object]]:
+        kind = self._problem.activation
+        if kind == "none" or self._fuses_activation():
+            return []
+        # In place, by the functions below torch.nn.functional's, which has no gelu in place.
+        functions: Mapping[str, Callable[[], object]] = {
+            "relu": lambda: torch.relu_(d),
+            "gelu": lambda: torch._C._nn.gelu_(d, approximate="tanh"),
+            "silu": lambda: torch._C._nn.silu_(d),
+        }
+        return [functions[kind]]
+
+
+def _bias(p: GemmProblem, tensors: Mapping[str, Any]) -> Any:
+    """The bias in a shape that broadcasts to D's transpose: along its columns [m], or its rows [n, 1]."""
+    if p.bias is None:
+        return None
+    flat = tensors["bias"].reshape(-1)
+    return flat if p.bias_axis == "m" else flat.unsqueeze(1)
+
+
+def _after(torch: Any, p: GemmProblem, tensors: Mapping[str, Any]) -> list[Callable[[], object]]:
+    """What the multiplying call has no argument for: alpha without an addend, a bias beside C."""
+    d, steps = tensors["d"], list[Callable[[], object]]()
+    if p.alpha != "one" and p.beta == "zero" and p.bias is None:
+        alpha = p.scalars[0]
+        steps.append(lambda: d.mul_(alpha))
+    if p.bias is not None and p.beta != "zero":
+        bias = _bias(p, tensors)
+        steps.append(lambda: d.add_(bias))
+    return steps
+
+
+def _scaled_mm(
+    torch: Any, p: GemmProblem, left: Any, right: Any, tensors: Mapping[str, Any], device: Any
+) -> Callable[[], object]:
+    d, bias, multiply = tensors["d"], _bias(p, tensors), torch._scaled_mm
+    one = torch.ones((), dtype=torch.float32, device=device)
+
+    def scale(name: str, shape: tuple[int, int]) -> Any:
+        if name not in tensors:
+            return one
+        flat = tensors[name].reshape(-1)
+        return flat.reshape(shape) if getattr(p, name) == "outer" else flat.reshape(())
+
+    scale_left, scale_right = scale("scale_b", (-1, 1)), scale("scale_a", (1, -1))
+    kind, fast = d.dtype, p.fast_accumulation
+
+    def product() -> object:
+        return multiply(
+            left, right, scale_left, scale_right, bias, out_dtype=kind, use_fast_accum=fast, out=d
+        )
+
+    return product

@@ -1,0 +1,414 @@
+"""The CUDA backend's figures, on every GPU of this machine.
+
+    python -m benchmarks.cuda lists      the published lists, tuned against torch and cuBLASLt's heuristic
+    python -m benchmarks.cuda screening  configurations verified and timed within 3 s of wall clock
+    python -m benchmarks.cuda launch     host microseconds to launch a stored cuBLASLt solution from Python
+    python -m benchmarks.cuda trap       algorithm 66 by (splitk_num, reduction_scheme): who is wrong
+    python -m benchmarks.cuda types      a problem of every combination of types, tuned or its stated error
+    python -m benchmarks.cuda repeat     6 shapes tuned twice: is the second winner in the first tie set
+
+`lists` keeps its rows in OUTPUT/.partial as they come: the same command goes on where a run was cut off, and
+with --resume FILE where one on another machine was. It needs no service: backends, tuners, numpy and the CUDA
+libraries. Ratios compare within one session, from samples interleaved with the baseline's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from backends.environment import Environment
+from backends.outcome import Outcome
+from backends.problem import GemmProblem, from_bmm, from_linear, from_mm
+from backends.registry import FoundDevice
+from benchmarks import cuda_calls
+from benchmarks.cuda_tuned import (
+    SHAPES,
+    TIMED,
+    Jobs,
+    Partial,
+    Shape,
+    Tuned,
+    ceilings_of,
+    kernel_cache,
+    machine,
+    read_shapes,
+    row,
+    say,
+    screening_figures,
+    spread,
+    summary,
+    tune,
+)
+from benchmarks.report import RESULTS, UNKNOWN, commit, write
+from tuners.runner import DeviceRunner
+from tuners.session import Budget
+
+#: Runs of under 100 us, then two that take longer (m, n, k of F.linear).
+SHORT = ((1, 4096, 4096), (16, 4096, 4096), (8, 1280, 8192), (4, 7168, 2048), (32, 6144, 4096),
+         (64, 8192, 8192), (128, 4096, 4096), (512, 4096, 4096))  # fmt: skip
+LONG = ((4096, 8192, 8192), (4096, 28672, 4096))
+REPEATED = ((1, 4096, 4096), (16, 6144, 4096), (64, 8192, 8192), (128, 4096, 4096), (1024, 4096, 4096),
+            (4096, 6144, 4096))  # fmt: skip
+#: Decode and prefill together: what serving a model is made of.
+SERVING = ("decode_m1", "decode_small", "decode_large", "prefill")
+#: What a shape takes beside its budget (operands, references, the proof): no new one starts with less left.
+BESIDE_SECONDS = 4.0
+
+
+# ---- lists ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class Lists:
+    """One run over the lists. `start` makes a device's runner (tests put another there)."""
+
+    found: Sequence[FoundDevice]
+    shapes: Sequence[Shape]
+    dtype: str
+    seconds: float
+    partial: Partial
+    limit_seconds: float | None = None
+    start: Callable[[FoundDevice], Any] = lambda device: DeviceRunner(device, kernel_cache())
+
+    def __post_init__(self) -> None:
+        self._commit, self._begin = commit(), time.monotonic()
+        if self._commit == UNKNOWN:
+            say("the commit is unknown: set GEMMTUNE_COMMIT")
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Rows kept so far of these shapes, this budget, type and commit, in the order of the lists."""
+        wanted = (self.dtype, self.seconds, self._commit)
+        kept = {
+            (one["list"], one["name"]): one["row"]
+            for one in self.partial.read()
+            if one["kind"] == "row" and (one["dtype"], one["seconds"], one["row"]["commit"]) == wanted
+        }
+        return [kept[shape.list, shape.name] for shape in self.shapes if (shape.list, shape.name) in kept]
+
+    def run(self) -> list[dict[str, Any]]:
+        """Tunes what is missing; all the rows, errors among them."""
+        known = {(one["list"], one["name"]) for one in self.rows() if "error" not in one}
+        missing = [shape for shape in self.shapes if (shape.list, shape.name) not in known]
+        missing.sort(key=lambda shape: (-shape.problem(self.dtype).flops, -shape.n * shape.k, shape.name))
+        say(f"{len(missing)} of {len(self.shapes)} shapes to tune on {len(self.found)} devices")
+        self._jobs = Jobs(missing)
+        spread(self.found, self._jobs, self._one, self._failed, self.start)
+        return self.rows()
+
+    def gpus(self) -> list[dict[str, Any]]:
+        """Every GPU that rows are from: uuid, environment, ceilings."""
+        used = {one.get("uuid") for one in self.rows()}
+        kept = {
+            one["uuid"]: one for one in self.partial.read() if one["kind"] == "gpu" and one["uuid"] in used
+        }
+        return [{k: v for k, v in one.items() if k != "kind"} for _, one in sorted(kept.items())]
+
+    def _late(self, needed: float) -> bool:
+        return self.limit_seconds is not None and time.monotonic() - self._begin + needed > self.limit_seconds
+
+    def _one(self, runner: DeviceRunner, shape: Shape) -> None:
+        if self._late(self.seconds + BESIDE_SECONDS):
+            self._jobs.clear()
+            return
+        problem, env = shape.problem(self.dtype), runner.environment
+        kind = "tf32" if problem.compute == "tf32" else problem.dtype_a
+        ceilings = ceilings_of(runner, [kind])
+        values = {
+            "kind": "gpu", "uuid": env.uuid, "index": runner.device.index, "environment": env.to_dict(),
+            "ceilings": None if ceilings is None else asdict(ceilings),
+        }  # fmt: skip
+        if values not in self.partial.read():
+            self.partial.write(values)
+        tuned = tune(runner, problem, self.seconds, stop=lambda tuned, stamp: self._late(0.0))
+        if tuned.session.stopped:
+            say(f"{shape.name}: stopped at the time limit")
+            return
+        self._keep(shape, runner.device, row(tuned, ceilings))
+
+    def _failed(self, device: FoundDevice, shape: Shape, error: Exception) -> None:
+        self._keep(shape, device, {"error": f"{type(error).__name__}: {error}"})
+
+    def _keep(self, shape: Shape, device: FoundDevice, figures: dict[str, Any]) -> None:
+        values = {
+            **asdict(shape), "gpu": device.index, "uuid": device.environment.uuid, "commit": self._commit,
+            "measured_at": datetime.now(UTC).isoformat(timespec="seconds"), **figures,
+        }  # fmt: skip
+        line = {
+            "kind": "row",
+            "list": shape.list,
+            "name": shape.name,
+            "dtype": self.dtype,
+            "seconds": self.seconds,
+        }
+        self.partial.write({**line, "row": values})
+        done = len({(one["list"], one["name"]) for one in self.rows()})
+        say(f"[{done}/{len(self.shapes)}] gpu {device.index} {shape.name}: {_in_words(values)}")
+
+
+def _in_words(values: dict[str, Any]) -> str:
+    if "error" in values:
+        return str(values["error"])
+    share = "" if values["share"] is None else f", {values['share']:.0%} of the {values['binds']} bound"
+    return (
+        f"{values['verdict']} {values['ratio']:.3f}x over {values['baseline']} ({values['baseline_us']:.1f} -> "
+        f"{values['best_us']:.1f} us), {values['family']}, {values['configurations']} timed{share}"
+    )
+
+
+def lists(options: argparse.Namespace) -> None:
+    """Every shape of the lists, on every GPU at once."""
+    name = f"{options.device}-lists-{options.dtype}"
+    names = [part for part in options.lists.split(",") if part] if options.lists else None
+    partial = Partial(options.output / ".partial" / f"{name}.jsonl", options.resume)
+    limit = None if options.limit_minutes is None else options.limit_minutes * 60
+    found = machine(options.device, options.gpus)
+    run = Lists(found, read_shapes(options.shapes, names), options.dtype, options.seconds, partial, limit)
+    write(name, *lists_document(run, run.run()), options.output)
+
+
+def lists_document(run: Lists, rows: Sequence[dict[str, Any]]) -> tuple[list[Environment], dict[str, Any]]:
+    """The environments that rows are from, and the figures."""
+    gpus = run.gpus()
+    environments = [Environment.from_dict(one["environment"]) for one in gpus]
+    names = list(dict.fromkeys(shape.list for shape in run.shapes))
+    good = [one for one in rows if "error" not in one]
+    return environments or [device.environment for device in run.found], {
+        "what": "the baseline's time over the tuned time of the published lists, cold operands; where nothing was "
+        "shown faster than the baseline its own call is the answer, and the ratio is 1",
+        "dtype": run.dtype, "seconds": run.seconds, "complete": len(good) == len(run.shapes),
+        "shapes_wanted": len(run.shapes), "shapes_done": len(good), "errors": len(rows) - len(good),
+        "gpus": gpus, "lists": {each: summary([one for one in rows if one["list"] == each]) for each in names},
+        "serving": summary([one for one in rows if one["list"] in SERVING]), "all": summary(rows), "rows": list(rows),
+    }  # fmt: skip
+
+
+# ---- screening -----------------------------------------------------------------------------------
+
+
+def screening(options: argparse.Namespace) -> None:
+    """How many configurations are verified and timed within some seconds of wall clock."""
+    device = machine(options.device, 1)[0]
+    shapes = options.only or [*SHORT, *LONG]
+    with DeviceRunner(device, kernel_cache()) as runner:
+        rows = [
+            screened(runner, from_linear(*shape, options.dtype), shape, options.seconds) for shape in shapes
+        ]
+    short = [one for one in rows if one["run_us"] is not None and one["run_us"] < 100]
+    counts = [one["configurations"] for one in short]
+    write(
+        f"{options.device}-screening", device.environment,
+        {"what": "configurations verified (one seed) and timed within some seconds of wall clock, baselines included",
+         "dtype": options.dtype, "seconds": options.seconds, "short_shapes": len(short),
+         "short_minimum": min(counts, default=None), "short_median": median(counts) if counts else None, "rows": rows},
+        options.output,
+    )  # fmt: skip
+
+
+def screened(
+    runner: DeviceRunner, problem: GemmProblem, shape: Sequence[int], seconds: float
+) -> dict[str, Any]:
+    """Screens one problem for so long by the wall clock, and no final. `run_us` is the fastest's time."""
+
+    def enough(tuned: Tuned, stamp: float) -> bool:
+        return stamp > seconds or bool(tuned.finals)
+
+    # Half a budget is the search's: twice the time keeps it searching until the wall clock ends it.
+    tuned = tune(runner, problem, seconds / (1 - Budget().final_share), stop=enough)
+    times = [o.seconds for o in tuned.timed() if o.seconds is not None]
+    base = next((o.seconds for _, o in tuned.screened if o.status in TIMED and o.seconds is not None), None)
+    values = {
+        "m": shape[0], "n": shape[1], "k": shape[2],
+        "run_us": min(times) * 1e6 if times else None, "baseline_us": base * 1e6 if base else None,
+        "seconds": seconds, **screening_figures(tuned, seconds), "setup_seconds": tuned.session.counts.setup_seconds,
+    }  # fmt: skip
+    say(f"{problem.slug}: {values['configurations']} within {seconds:g} s, {values['by_status']}")
+    return values
+
+
+# ---- types ---------------------------------------------------------------------------------------
+
+_SCALED = {"scale_a": "tensor", "scale_b": "tensor"}
+_OUTER = {"scale_a": "outer", "scale_b": "outer"}
+
+
+def combinations() -> dict[str, Callable[[], GemmProblem]]:
+    """Name -> a mid-size F.linear (or batched) problem of a combination of types, epilogue or layout."""
+
+    def linear(dtype: str, **more: Any) -> Callable[[], GemmProblem]:
+        return lambda: from_linear(512, 2048, 2048, dtype, **more)
+
+    plain = {
+        "fp64": linear("fp64"), "fp32": linear("fp32"), "tf32": linear("tf32"), "fp16": linear("fp16"),
+        "fp16, fp16 accumulation": linear("fp16", compute="fp16"), "bf16": linear("bf16"),
+        "bf16 -> fp32": linear("bf16", dtype_d="fp32"), "fp16 -> fp32": linear("fp16", dtype_d="fp32"),
+        "int8 -> int32": linear("int8", dtype_d="int32"), "int8 -> int8": linear("int8", dtype_d="int8"),
+    }  # fmt: skip
+    fp8 = {
+        "fp8 e4m3 -> bf16, tensor scales": linear("fp8_e4m3", dtype_d="bf16", **_SCALED),
+        "fp8 e4m3 -> bf16, outer scales": linear("fp8_e4m3", dtype_d="bf16", **_OUTER),
+        "fp8 e4m3 -> bf16, fast accumulation": linear(
+            "fp8_e4m3", dtype_d="bf16", **_SCALED, fast_accumulation=True
+        ),
+        "fp8 e4m3 x e5m2 -> bf16, tensor scales": linear(
+            "fp8_e4m3", dtype_b="fp8_e5m2", dtype_d="bf16", **_SCALED
+        ),
+        "fp8 e4m3 -> fp8 e4m3, scaled D": linear(
+            "fp8_e4m3", dtype_c="bf16", dtype_d="fp8_e4m3", **_SCALED, scale_d="tensor"
+        ),
+    }
+    after = {
+        "bf16, bias": linear("bf16", bias="bf16"),
+        "bf16, relu": linear("bf16", activation="relu"),
+        "bf16, gelu": linear("bf16", activation="gelu"),
+        "bf16, bias + gelu": linear("bf16", bias="bf16", activation="gelu"),
+        "bf16, beta 1": linear("bf16", beta=1.0),
+        "bf16, any alpha and beta": linear("bf16", alpha=0.5, beta=0.5),
+    }
+    laid_out = {
+        "bf16, strided batch": lambda: from_bmm(16, 256, 512, 512, "bf16"),
+        "bf16, batch with one B": lambda: from_bmm(16, 256, 512, 512, "bf16", stride_b=0),
+        "bf16, addresses aligned to 2 bytes": linear("bf16", alignment=2),
+        "bf16, odd leading dimensions": lambda: from_mm(
+            512, 2048, 2048, "bf16", trans_b="T", lda=2049, ldb=2049
+        ),
+    }
+    return {**plain, **fp8, **after, **laid_out}
+
+
+def types(options: argparse.Namespace) -> None:
+    """A mid-size problem of every combination."""
+    found = machine(options.device, options.gpus)
+    wanted = combinations()
+    rows = tuned_types(found, {name: wanted[name] for name in options.only or wanted}, options.seconds)
+    write(
+        f"{options.device}-types", [device.environment for device in found],
+        {"what": "a mid-size problem of every combination of types, epilogue and layout: its verdict, or the error "
+         "that is stated", "seconds": options.seconds, "combinations": len(rows),
+         "tuned": sum("verdict" in one for one in rows), "rows": rows},
+        options.output,
+    )  # fmt: skip
+
+
+def tuned_types(
+    found: Sequence[FoundDevice], wanted: dict[str, Callable[[], GemmProblem]], seconds: float
+) -> list[dict[str, Any]]:
+    """A row a combination, in the order given."""
+    rows: dict[str, dict[str, Any]] = {}
+
+    def one(runner: DeviceRunner, name: str) -> None:
+        problem = wanted[name]()
+        rows[name] = {"name": name, "problem": problem.slug, **row(tune(runner, problem, seconds))}
+        say(f"{name}: {_in_words(rows[name])}")
+
+    def failed(device: FoundDevice, name: str, error: Exception) -> None:
+        rows[name] = {"name": name, "error": str(error), "error_type": type(error).__name__}
+        say(f"{name}: {rows[name]['error']}")
+
+    spread(found, Jobs(list(wanted)), one, failed)
+    return [rows[name] for name in wanted if name in rows]
+
+
+# ---- repeat --------------------------------------------------------------------------------------
+
+
+def repeat(options: argparse.Namespace) -> None:
+    """Shapes tuned twice, all of them once before any again."""
+    device = machine(options.device, 1)[0]
+    problems = [from_linear(*shape, options.dtype) for shape in options.only or REPEATED]
+    verdicts = []
+    with DeviceRunner(device, kernel_cache()) as runner:
+        for seed in (0, 1):
+            for problem in problems:
+                tuned = tune(runner, problem, options.seconds, seed)
+                verdicts.append(tuned.verdict)
+                say(f"seed {seed}, {problem.slug}: {_in_words(row(tuned))}")
+    rows = [
+        {"problem": problem.slug, "first": a.winner, "second": b.winner, "ties": len(a.tie_set),
+         "same": a.winner == b.winner, "in_tie_set": b.winner in a.tie_set,
+         "first_us": a.seconds * 1e6, "second_us": b.seconds * 1e6,
+         "first_verdict": a.judgement.value, "second_verdict": b.judgement.value}
+        for problem, a, b in zip(problems, verdicts, verdicts[len(problems) :], strict=False)
+    ]  # fmt: skip
+    write(
+        f"{options.device}-repeat", device.environment,
+        {"what": "second run's winner within the first run's tie set", "dtype": options.dtype,
+         "seconds": options.seconds, "problems": len(rows), "in_tie_set": sum(one["in_tie_set"] for one in rows),
+         "same": sum(one["same"] for one in rows), "rows": rows},
+        options.output,
+    )  # fmt: skip
+
+
+def launch(options: argparse.Namespace) -> None:
+    """Host time a launch; opens the device in this process."""
+    device = machine(options.device, 1)[0]
+    write(
+        f"{options.device}-launch",
+        device.environment,
+        cuda_calls.launches(device, options.dtype),
+        options.output,
+    )
+
+
+def trap(options: argparse.Namespace) -> None:
+    """One algorithm's splits of k."""
+    device = machine(options.device, 1)[0]
+    with DeviceRunner(device, kernel_cache()) as runner:
+        figures = cuda_calls.splits(runner, options.algorithm, options.seconds)
+    write(f"{options.device}-trap", device.environment, figures, options.output)
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    m, n, k = (int(part) for part in text.split("x"))
+    return m, n, k
+
+
+def parser() -> argparse.ArgumentParser:
+    """The commands."""
+    made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = made.add_subparsers(dest="which", required=True)
+    runs: dict[str, tuple[Callable[[argparse.Namespace], None], float]] = {
+        "lists": (lists, 6.0), "screening": (screening, 3.0), "launch": (launch, 0.0), "trap": (trap, 60.0),
+        "types": (types, 1.5), "repeat": (repeat, 6.0),
+    }  # fmt: skip
+    for name, (run, seconds) in runs.items():
+        one = commands.add_parser(name, help=(run.__doc__ or "").splitlines()[0])
+        one.set_defaults(run=run)
+        one.add_argument(
+            "--output", type=Path, default=RESULTS, help="folder of the result (benchmarks/results)"
+        )
+        one.add_argument("--device", default="cuda", help=argparse.SUPPRESS)
+        one.add_argument("--dtype", default="bf16")
+        if name != "launch":
+            whose = "of all the shapes together" if name == "trap" else "a problem"
+            one.add_argument(
+                "--seconds", type=float, default=seconds, help=f"of measuring, {whose} ({seconds:g})"
+            )
+        if name in ("lists", "types"):
+            one.add_argument("--gpus", type=int, help="use so many GPUs (all)")
+        if name in ("screening", "repeat"):
+            one.add_argument("--only", type=_shape, nargs="+", metavar="MxNxK", help="these shapes")
+    commands.choices["types"].add_argument("--only", nargs="+", metavar="NAME", help="these combinations")
+    commands.choices["trap"].add_argument("--algorithm", type=int, default=66)
+    of_lists = commands.choices["lists"]
+    of_lists.add_argument("--lists", help="comma-separated names (all)")
+    of_lists.add_argument("--shapes", type=Path, default=SHAPES, help=argparse.SUPPRESS)
+    of_lists.add_argument("--resume", type=Path, metavar="FILE", help="go on from this partial file")
+    of_lists.add_argument("--limit-minutes", type=float, help="end after so long with the rows so far")
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs one benchmark."""
+    options = parser().parse_args(arguments)
+    options.run(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,405 @@
+"""What the CUDA benchmarks share: one tuning with its time stamps, its row of figures, jobs over many GPUs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from math import inf
+from pathlib import Path
+from statistics import median
+from typing import Any, Generic, TypeVar
+
+from backends.cache import BinaryCache, default_cache_dir
+from backends.errors import DeviceError, GemmtuneError
+from backends.outcome import Outcome, Phase, Status
+from backends.problem import GemmProblem, from_linear, from_mm
+from backends.registry import FoundDevice, devices
+from benchmarks.report import geometric_mean
+from tuners.ceilings import Ceilings, CeilingStore
+from tuners.decide import Interval, Judgement, Verdict, paired
+from tuners.policy import MeasurementPolicy
+from tuners.roofline import bound
+from tuners.runner import DeviceRunner, Runner
+from tuners.session import Budget, Search, Session
+
+T = TypeVar("T")
+
+SHAPES = Path(__file__).parent / "shapes.json"
+#: A GPU that failed so often is asked no more.
+MOST_FAILURES = 2
+#: Verified and timed: who was shown slower before its last sample was verified all the same.
+TIMED = (Status.OK, Status.PRUNED)
+
+
+def say(text: str) -> None:
+    """A line of progress."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def kernel_cache() -> BinaryCache:
+    """Where every command keeps compiled kernels."""
+    return BinaryCache(default_cache_dir() / "kernels")
+
+
+def machine(backend: str, most: int | None = None) -> list[FoundDevice]:
+    """The machine's devices of a backend, at most `most`; ends the program where there is none."""
+    found, notes = devices(backend)
+    if not found:
+        raise SystemExit(f"no {backend} device: {'; '.join(notes) or 'none was found'}")
+    return found[:most]
+
+
+# ---- shapes --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A row-major call of one of the published lists."""
+
+    list: str
+    name: str
+    m: int
+    n: int
+    k: int
+    trans_b: bool
+
+    def problem(self, dtype: str) -> GemmProblem:
+        """y[m,n] = x[m,k] @ w[n,k]^T, or x @ w[k,n]."""
+        make = from_linear if self.trans_b else from_mm
+        return make(self.m, self.n, self.k, dtype)
+
+
+def read_shapes(path: Path = SHAPES, lists: Sequence[str] | None = None) -> list[Shape]:
+    """The shapes of the lists named (all without). Raises SystemExit for a list that the file lacks."""
+    held = json.loads(path.read_text())
+    known = [name for name, value in held.items() if isinstance(value, list)]
+    for name in lists or ():
+        if name not in known:
+            raise SystemExit(f"no list {name!r}; lists: {', '.join(known)}")
+    return [
+        Shape(name, row["name"], row["m"], row["n"], row["k"], bool(row.get("trans_b")))
+        for name in lists or known
+        for row in held[name]
+    ]
+
+
+# ---- one tuning ----------------------------------------------------------------------------------
+
+
+@dataclass
+class Tuned:
+    """A session and what it showed. Stamps are seconds of wall clock since its screening began; `finals` are
+    of the final that the verdict is from, `proof` is that verdict's."""
+
+    session: Session
+    screened: list[tuple[float, Outcome]] = field(default_factory=list)
+    finals: dict[str, Outcome] = field(default_factory=dict)
+    proof: Outcome | None = None
+    final_seconds: float | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """Raises GemmtuneError where the session was stopped before it had one."""
+        if self.session.verdict is None:
+            raise GemmtuneError(f"{self.session.problem.slug}: stopped before its verdict")
+        return self.session.verdict
+
+    @property
+    def screening_seconds(self) -> float:
+        """From the beginning of the screening to its last outcome."""
+        return max((stamp for stamp, _ in self.screened), default=0.0)
+
+    def take(self, outcome: Outcome, stamp: float) -> None:
+        """Sorts an outcome into its place."""
+        if outcome.phase is Phase.SCREEN:
+            self.screened.append((stamp, outcome))
+        elif outcome.phase is Phase.FINAL and outcome.status in (*TIMED, Status.UNSTABLE):
+            self.finals[outcome.solution.id] = outcome
+            self.final_seconds = stamp - self.screening_seconds
+        elif outcome.phase is Phase.PROOF:
+            self.proof = outcome
+            if outcome.status is not Status.OK:
+                self.finals.clear()  # the others race again
+
+    def timed(self, within: float = inf) -> list[Outcome]:
+        """Screened configurations that were verified and timed so early."""
+        return [o for stamp, o in self.screened if stamp <= within and o.status in TIMED]
+
+
+def tune(
+    runner: Runner,
+    problem: GemmProblem,
+    seconds: float,
+    seed: int = 0,
+    stop: Callable[[Tuned, float], bool] | None = None,
+) -> Tuned:
+    """Tunes one problem by the backend's default policy. `stop(tuned, stamp)` is asked after every outcome."""
+    policy = MeasurementPolicy.of(runner.environment.vendor)
+    session = Session(runner, problem, policy, Budget(seconds), Search(seed=seed))
+    tuned, begin = Tuned(session), time.monotonic()
+    for outcome in session.run():
+        stamp = time.monotonic() - begin - session.counts.setup_seconds
+        tuned.take(outcome, stamp)
+        if stop is not None and stop(tuned, stamp):
+            session.stop()
+    return tuned
+
+
+def ends(interval: Interval) -> list[float | None]:
+    """Both ends, an open one as None."""
+    return [None if abs(end) == inf else end for end in (interval.low, interval.high)]
+
+
+def against(slower: Outcome, faster: Outcome, confidence: float) -> Interval:
+    """slower/faster by the paired median, over the rounds that both ran (who left the final ran fewer)."""
+    rounds = min(len(slower.samples), len(faster.samples))
+    return paired(slower.samples[:rounds], faster.samples[:rounds], confidence)
+
+
+def fastest_library(tuned: Tuned) -> Outcome | None:
+    """The verdict's winner where it is a library's; else the finalist that is fastest by the paired median and
+    neither torch's call nor the baseline. Those who stayed to the end go first."""
+    verdict, finals = tuned.verdict, tuned.finals
+    others = [
+        o for o in finals.values() if o.solution.family != "torch" and o.solution.id != verdict.baseline
+    ]
+    winner = next((o for o in others if o.solution.id == verdict.winner), None)
+    if winner is not None or not others:
+        return winner
+    base = finals[verdict.baseline]
+
+    def order(outcome: Outcome) -> tuple[bool, float]:
+        return outcome.status is Status.PRUNED, -against(base, outcome, 0.9).mid
+
+    return min(others, key=order)
+
+
+def row(tuned: Tuned, ceilings: Ceilings | None = None) -> dict[str, Any]:
+    """A tuning's figures. `ratio` is the baseline's time over the answer's: where nothing was shown faster, the
+    answer is the baseline, and the ratio 1; `raw_ratio` is over the fastest library solution whoever won.
+    Intervals are at the confidence that the decision gives each comparison."""
+    session, verdict, finals = tuned.session, tuned.verdict, tuned.finals
+    confidence = session.rule.shared(len(finals) - 1)
+    base, answer, library = finals[verdict.baseline], finals[verdict.winner], fastest_library(tuned)
+    heuristic = next((o for o in finals.values() if o.solution.family == "cublaslt-heuristic"), None)
+    won = verdict.judgement is Judgement.WIN
+    raw = None if library is None else against(base, library, confidence)
+    ratio = against(base, answer, confidence) if won else None
+    over = None if heuristic is None or heuristic is answer else against(heuristic, answer, confidence)
+    solution = answer.solution
+    return {
+        "verdict": verdict.judgement.value, "reason": verdict.reason,
+        "baseline": verdict.baseline_name, "rounds": verdict.rounds, "tie_set": len(verdict.tie_set),
+        "torch_us": _us(base if base.solution.family == "torch" else None), "baseline_us": _us(base),
+        "heuristic_us": _us(heuristic), "best_us": _us(answer), "library_us": _us(library),
+        "winner": solution.id, "family": solution.family, "parameters": dict(solution.parameters),
+        "build": solution.build, "workspace_bytes": solution.workspace_bytes,
+        "library": None if library is None else library.solution.id,
+        "ratio": ratio.mid if ratio else 1.0, "interval": ends(ratio) if ratio else None,
+        "raw_ratio": raw.mid if raw else None, "raw_interval": ends(raw) if raw else None,
+        "heuristic_ratio": over.mid if over else (None if heuristic is None else 1.0),
+        "heuristic_interval": ends(over) if over else None,
+        "confidence": confidence,
+        **screening_figures(tuned),
+        "final_seconds": tuned.final_seconds,
+        **_roofline(session.problem, verdict.seconds, ceilings),
+        "proof": _proof(tuned), "condition": dict((tuned.proof.evidence if tuned.proof else {}).get("condition", {})),
+        "counts": asdict(session.counts), "operands": asdict(session.rotation) if session.rotation else None,
+        "notes": list(session.notes),
+    }  # fmt: skip
+
+
+def screening_figures(tuned: Tuned, within: float = inf) -> dict[str, Any]:
+    """What was screened, by status and by family."""
+    seen = [o for stamp, o in tuned.screened if stamp <= within]
+    return {
+        "configurations": len(tuned.timed(within)),
+        "screened": len(seen),
+        "by_status": dict(sorted(Counter(o.status.value for o in seen).items())),
+        "by_family": dict(sorted(Counter(o.solution.family for o in seen).items())),
+        "screening_seconds": min(tuned.screening_seconds, within),
+        "space": tuned.session.counts.space,
+    }
+
+
+def _us(outcome: Outcome | None) -> float | None:
+    return None if outcome is None else median(outcome.samples) * 1e6
+
+
+def _roofline(problem: GemmProblem, seconds: float, ceilings: Ceilings | None) -> dict[str, Any]:
+    if ceilings is None:
+        return {"bound_us": None, "share": None, "binds": None}
+    limit = bound(problem, ceilings)
+    return {"bound_us": limit.seconds * 1e6, "share": limit.share(seconds), "binds": limit.binds}
+
+
+def _proof(tuned: Tuned) -> dict[str, Any]:
+    found = {} if tuned.proof is None else tuned.proof.evidence
+    names = ("seeds", "checks", "exact_checks", "beta_checks", "cases", "repeatable", "error_over_bound")
+    return {name: found[name] for name in names if name in found}
+
+
+def ceilings_of(runner: DeviceRunner, kinds: Sequence[str]) -> Ceilings | None:
+    """The device's ceilings, measured once an environment; None (with a line that says why) where they cannot
+    be. Raises DeviceError."""
+    store = CeilingStore(default_cache_dir() / "ceilings")
+    try:
+        return store.obtain(runner.environment, list(kinds), runner.ceilings)
+    except DeviceError:
+        raise
+    except GemmtuneError as error:
+        say(f"no ceilings of {runner.environment.uuid}: {error}")
+        return None
+
+
+# ---- many ----------------------------------------------------------------------------------------
+
+
+class Jobs(Generic[T]):
+    """Jobs that threads take; one that was handed back once goes to whoever asks next."""
+
+    def __init__(self, jobs: Sequence[T]) -> None:
+        self._waiting = list(enumerate(jobs))
+        self._running: set[int] = set()
+        self._returned: set[int] = set()
+        self._changed = threading.Condition()
+
+    def take(self) -> tuple[int, T] | None:
+        """The next; waits while one that runs may yet come back. None: nothing is left."""
+        with self._changed:
+            while not self._waiting and self._running:
+                self._changed.wait()
+            if not self._waiting:
+                return None
+            number, job = self._waiting.pop(0)
+            self._running.add(number)
+            return number, job
+
+    def done(self, number: int) -> None:
+        """The job needs nobody any more."""
+        with self._changed:
+            self._running.discard(number)
+            self._changed.notify_all()
+
+    def hand_back(self, number: int, job: T) -> bool:
+        """Puts a job back for another device; False where that was done before."""
+        with self._changed:
+            if number in self._returned:
+                return False
+            self._returned.add(number)
+            self._running.discard(number)
+            self._waiting.insert(0, (number, job))
+            self._changed.notify_all()
+            return True
+
+    def clear(self) -> None:
+        """Drops what waits."""
+        with self._changed:
+            self._waiting.clear()
+            self._changed.notify_all()
+
+    @property
+    def left(self) -> list[T]:
+        """What nobody took."""
+        with self._changed:
+            return [job for _, job in self._waiting]
+
+
+def spread(
+    found: Sequence[FoundDevice],
+    jobs: Jobs[T],
+    work: Callable[[Any, T], None],
+    failed: Callable[[FoundDevice, T, Exception], None],
+    start: Callable[[FoundDevice], Any] = lambda device: DeviceRunner(device, kernel_cache()),
+) -> None:
+    """Runs the jobs on all the devices at once, a thread and a runner a device. A device that fails hands its
+    job back once and starts afresh, MOST_FAILURES times; a job's own failure is told to `failed`."""
+
+    def one(device: FoundDevice, runner: Any) -> None:
+        while (taken := jobs.take()) is not None:
+            number, job = taken
+            try:
+                work(runner, job)
+            except DeviceError as error:
+                if not jobs.hand_back(number, job):
+                    failed(device, job, error)
+                    jobs.done(number)
+                raise
+            except Exception as error:  # the other jobs are still worth their time
+                failed(device, job, error)
+            jobs.done(number)
+
+    def drive(device: FoundDevice) -> None:
+        for _ in range(MOST_FAILURES):
+            try:
+                with start(device) as runner:
+                    return one(device, runner)
+            except DeviceError as error:
+                say(f"device {device.index}: {error}")
+        return None
+
+    threads = [threading.Thread(target=drive, args=(device,), daemon=True) for device in found]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+class Partial:
+    """A JSON-lines file that rows are appended to as they come, so that a run can be gone on with."""
+
+    def __init__(self, path: Path, resumed: Path | None = None) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if resumed is not None and resumed.exists() and resumed.resolve() != path.resolve():
+            for values in _lines(resumed):
+                self.write(values)
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Appends a line."""
+        with self._lock, self.path.open("a") as file:
+            file.write(json.dumps(values) + "\n")
+
+    def read(self) -> list[dict[str, Any]]:
+        """Every whole line."""
+        return list(_lines(self.path)) if self.path.exists() else []
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    for line in path.read_text().splitlines():
+        with suppress(ValueError):  # the last line of a run that was cut off
+            yield json.loads(line)
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A list's figures: geometric means, extremes, verdicts, how much was screened."""
+    good = [row for row in rows if "error" not in row]
+    if not good:
+        return {"shapes": 0, "errors": len(rows)}
+    over = [row["heuristic_ratio"] for row in good if row["heuristic_ratio"] is not None]
+    shares = [row["share"] for row in good if row["share"] is not None]
+    raw = [row["raw_ratio"] for row in good if row["raw_ratio"] is not None]
+    return {
+        "shapes": len(good),
+        "errors": len(rows) - len(good),
+        "geometric_mean": geometric_mean([row["ratio"] for row in good]),
+        "geometric_mean_raw": geometric_mean(raw) if raw else None,
+        "geometric_mean_heuristic": geometric_mean(over) if over else None,
+        "minimum": min(row["ratio"] for row in good),
+        "minimum_raw": min(raw, default=None),
+        "maximum": max(row["ratio"] for row in good),
+        "verdicts": dict(sorted(Counter(row["verdict"] for row in good).items())),
+        "families": dict(Counter(row["family"] for row in good).most_common()),
+        "share_median": median(shares) if shares else None,
+        "configurations_minimum": min(row["configurations"] for row in good),
+        "configurations_median": median(row["configurations"] for row in good),
+        "configurations": sum(row["configurations"] for row in good),
+        "wrong_results": sum(row["by_status"].get("wrong_result", 0) for row in good),
+    }

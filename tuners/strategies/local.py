@@ -1,0 +1,78 @@
+"""The space's own order first, then the neighbours of whatever is fastest so far.
+
+Libraries' spaces have far more candidates than a list can hold: their lists are samples. After OPENING
+candidates of the list, the fastest LEADERS are expanded one by one, the fastest first; whoever beats the one
+being expanded by GAIN is expanded at once. When no leader is left to expand, the list goes on. Without
+neighbours this is the exhaustive order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from backends.outcome import Outcome, Status
+from backends.solution import Solution
+from tuners.strategies.base import Neighbours, no_neighbours
+
+#: Candidates of the list that are tried before the first expansion.
+OPENING = 48
+#: How many of the fastest are expanded.
+LEADERS = 10
+#: Relative gain that is worth turning to a new leader before the old one's neighbours are all tried.
+GAIN = 0.01
+
+
+class Local:
+    """`seed` changes nothing: equal times give equal questions."""
+
+    def __init__(
+        self, candidates: Sequence[Solution], seed: int = 0, neighbours: Neighbours = no_neighbours
+    ) -> None:
+        self._listed = {solution.id: solution for solution in reversed(candidates)}
+        self._near: dict[str, Solution] = {}
+        self._neighbours = neighbours
+        self._times: dict[str, tuple[float, Solution]] = {}
+        self._asked: set[str] = set()
+        self._expanded: set[str] = set()
+        #: Seconds of the leader that was expanded last, and of the fastest.
+        self._origin = self._fastest = float("inf")
+
+    def ask(self, count: int) -> list[Solution]:
+        """See Strategy."""
+        found: list[Solution] = []
+        while len(found) < count:
+            improved = self._fastest < (1 - GAIN) * self._origin
+            if len(self._asked) >= OPENING and (improved or not self._near):
+                self._expand()
+            source = self._near or self._listed
+            if not source:
+                break
+            name = next(iter(self._near)) if self._near else next(reversed(self._listed))
+            solution = source.pop(name)
+            self._listed.pop(name, None)
+            self._asked.add(name)
+            found.append(solution)
+        return found
+
+    def tell(self, outcome: Outcome) -> None:
+        """See Strategy."""
+        name = outcome.solution.id
+        self._asked.add(name)
+        self._listed.pop(name, None)
+        self._near.pop(name, None)
+        if outcome.status is Status.OK and outcome.seconds is not None:
+            self._times[name] = (outcome.seconds, outcome.solution)
+            self._fastest = min(self._fastest, outcome.seconds)
+
+    def _expand(self) -> None:
+        """Queues the neighbours of the fastest leader that was not expanded yet, before what is queued."""
+        self._origin = self._fastest
+        leaders = sorted(self._times, key=lambda name: (self._times[name][0], name))[:LEADERS]
+        for name in leaders:
+            if name in self._expanded:
+                continue
+            self._expanded.add(name)
+            near = {s.id: s for s in self._neighbours(self._times[name][1]) if s.id not in self._asked}
+            if near:
+                self._near = near | {key: s for key, s in self._near.items() if key not in near}
+                return

@@ -1,0 +1,245 @@
+"""Verifying where the device has its own judge: nothing but verdicts crosses to the host.
+
+Like tuners/verify.py: operands lie between poisoned guard bands, the output starts as poison, every element
+is held against a float64 reference, and what is not the candidate's to write must come back untouched. Each
+run has an output of its own, so that their bits can be held against each other; inputs are looked at once,
+after the last run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from backends.dtypes import DTYPES
+from backends.operands import Layout, Operands, layouts
+from backends.problem import GemmProblem
+from backends.protocol import Buffer, Comparison, Device, Judge, Kernel
+from tuners.inputs import Case, operand_distribution, scaled_down
+from tuners.reference import error_bound
+from tuners.verify import GUARD, Finding, Verifier, poison
+
+#: Standard deviations that a prefix of a sum is taken to reach.
+PREFIX_DEVIATIONS = 4.0
+
+
+def make_verifier(device: Device) -> Verifier | DeviceVerifier:
+    """The verifier that a device can have."""
+    return Verifier(device) if device.judge is None else DeviceVerifier(device)
+
+
+@dataclass
+class _Block:
+    """An operand between its guard bands: `address` is its first element's, `start` its first band's."""
+
+    buffer: Buffer
+    start: int
+    layout: Layout
+
+    @property
+    def address(self) -> int:
+        return self.start + GUARD
+
+    @property
+    def size(self) -> int:
+        return self.layout.bytes + 2 * GUARD
+
+    @property
+    def poison(self) -> int:
+        return poison(self.layout.dtype.kind)
+
+
+@dataclass
+class _Bench:
+    """A case laid out on the device: inputs, copies of them (guard bands included), the reference, and an
+    output for each run."""
+
+    inputs: dict[str, _Block] = field(default_factory=dict)
+    images: dict[str, _Block] = field(default_factory=dict)
+    outputs: list[_Block] = field(default_factory=list)
+    expected: Buffer | None = None
+    tolerance: Buffer | None = None
+    #: Root mean square of what is expected, once somebody needs it.
+    deviation: float | None = None
+
+    def reference(self) -> tuple[int, int]:
+        """Addresses of what is expected and of the tolerances."""
+        if self.expected is None or self.tolerance is None:
+            raise RuntimeError("the case is not laid out")
+        return self.expected.address, self.tolerance.address
+
+    def free(self) -> None:
+        """Gives back whatever it has."""
+        for block in (*self.inputs.values(), *self.images.values(), *self.outputs):
+            block.buffer.free()
+        for buffer in (self.expected, self.tolerance):
+            if buffer is not None:
+                buffer.free()
+
+
+class DeviceVerifier:
+    """Runs candidates on cases in buffers of its own, which no timed launch ever sees. Has Verifier's
+    methods; a case costs the device twice its inputs, an output a run, and 12 bytes an element of D."""
+
+    def __init__(self, device: Device) -> None:
+        if device.judge is None:
+            raise ValueError("this device has no judge of its own")
+        self._device = device
+        self._judge: Judge = device.judge
+        self._kept: dict[tuple[str, int, str], _Bench] = {}
+        self._workspace: Buffer | None = None
+
+    def forget(self) -> None:
+        """Frees what is kept (when the problem changes)."""
+        for bench in self._kept.values():
+            bench.free()
+        self._kept.clear()
+        if self._workspace is not None:
+            self._workspace.free()
+            self._workspace = None
+
+    def check(self, kernel: Kernel, case: Case, keep: bool = True, runs: int = 2) -> Finding:
+        """Runs `kernel` (loaded for the case's problem) `runs` times, then judges every result. `keep` keeps
+        the case laid out for the next candidate. A launch that raises passes through, as does what the
+        device tells of it later."""
+        bench = self._kept.pop(_key(case), None) or self._make(case)
+        try:
+            finding = self._run(kernel, case.problem, bench, runs)
+        except BaseException:
+            bench.free()
+            raise
+        if keep and not finding.wrong:
+            self._kept[_key(case)] = bench
+        else:  # a wrong candidate may have written anywhere: lay the case out afresh
+            bench.free()
+        return finding
+
+    def lay_out(self, case: Case) -> None:
+        """Computes a case's reference and keeps it laid out, ahead of the first check."""
+        if _key(case) not in self._kept:
+            self._kept[_key(case)] = self._make(case)
+
+    def _make(self, case: Case) -> _Bench:
+        p, judge, bench = case.problem, self._judge, _Bench()
+        distribution = scaled_down(case.distribution, p)
+        try:
+            for number, (name, layout) in enumerate(layouts(p).items()):
+                if name == "d":
+                    continue
+                block = bench.inputs[name] = self._block(p, layout)
+                judge.fill(block.start, block.size, block.poison)
+                seed = case.seed * 16 + number
+                judge.draw(layout, block.address, seed, operand_distribution(name, distribution))
+                image = bench.images[name] = self._block(p, layout)
+                judge.copy(image.start, block.start, block.size)
+            elements = p.m * p.n * p.batch
+            bench.expected = self._device.allocate(8 * elements)
+            bench.tolerance = self._device.allocate(4 * elements)
+            at = {name: block.address for name, block in bench.inputs.items()}
+            bound = error_bound(p, case.distribution)
+            judge.reference(p, Operands.at(at, p.scalars), bound, *bench.reference())
+        except BaseException:
+            bench.free()
+            raise
+        return bench
+
+    def _block(self, p: GemmProblem, layout: Layout) -> _Block:
+        """Aligned to what the problem promises and no more, but never less than an element: a GPU reads none
+        that lies askew."""
+        shift = max(p.alignment, layout.dtype.bytes)
+        buffer = self._device.allocate(layout.bytes + 2 * GUARD + 2 * shift)
+        return _Block(buffer, buffer.address + shift, layout)
+
+    def _run(self, kernel: Kernel, p: GemmProblem, bench: _Bench, runs: int) -> Finding:
+        judge, size = self._judge, kernel.workspace_bytes
+        while len(bench.outputs) < runs:
+            bench.outputs.append(self._block(p, layouts(p)["d"]))
+        outputs = bench.outputs[:runs]
+        workspace = self._workspace_of(size + 2 * GUARD)
+        judge.fill(workspace, size + 2 * GUARD, outputs[0].poison)
+        at = {name: block.address for name, block in bench.inputs.items()}
+        for number, output in enumerate(outputs):
+            judge.fill(output.start, output.size, output.poison)
+            if number:  # its guard bands keep what an earlier run did to them
+                judge.fill(workspace + GUARD, size, output.poison)
+            kernel.prepare()
+            kernel.bind(Operands.at(at | {"d": output.address}, p.scalars), workspace + GUARD)()
+        allowance = self._allowance(kernel.partial_sums, p, bench)
+        around = [(workspace, GUARD), (workspace + GUARD + size, GUARD)]
+        return self._judged(p, bench, outputs, around, allowance)
+
+    def _allowance(self, partial_sums: int, p: GemmProblem, bench: _Bench) -> tuple[float, float]:
+        """What partial sums that are rounded to D's type add to the tolerance: each of s roundings errs by
+        u |a prefix of the sum|, together sqrt(s) u times 4 of their standard deviations; relu may have cut
+        half of what the deviation is told by."""
+        if partial_sums <= 1:
+            return 0.0, 0.0
+        if bench.deviation is None:
+            found = self._judge.compare(p, bench.outputs[0].address, *bench.reference())
+            bench.deviation = found.reference_norm / max(found.elements, 1) ** 0.5
+        factor = PREFIX_DEVIATIONS * partial_sums**0.5 * DTYPES[p.dtype_d].unit_roundoff
+        return factor, 2 * factor * bench.deviation
+
+    def _workspace_of(self, size: int) -> int:
+        """The address of a workspace that serves every candidate."""
+        if self._workspace is None or self._workspace.size < size:
+            if self._workspace is not None:
+                self._workspace.free()
+                self._workspace = None
+            self._workspace = self._device.allocate(size)
+        return self._workspace.address
+
+    def _judged(
+        self,
+        p: GemmProblem,
+        bench: _Bench,
+        outputs: list[_Block],
+        around: list[tuple[int, int]],
+        allowance: tuple[float, float],
+    ) -> Finding:
+        judge, first = self._judge, outputs[0]
+        found = judge.compare(p, first.address, *bench.reference(), allowance)
+        pairs = [(block.start, bench.images[name].start, block.size) for name, block in bench.inputs.items()]
+        pairs += [(first.address, other.address, first.layout.bytes) for other in outputs[1:]]
+        counts = judge.differing(pairs)
+        changed, differ = counts[: len(bench.inputs)], counts[len(bench.inputs) :]
+        repeatable = None if not differ else not any(differ)
+        for name, count in zip(bench.inputs, changed, strict=True):
+            if count:
+                text = f"changed its input {name} or the bytes around it"
+                return Finding(text, np.inf, np.inf, 0.0, repeatable)
+        for other, count in zip(outputs[1:], differ, strict=True):
+            if count and not found.bad:
+                again = judge.compare(p, other.address, *bench.reference(), allowance)
+                found = again if again.bad or again.worst > found.worst else found
+        relative = found.error_norm / found.reference_norm if found.reference_norm else found.error_norm
+        if found.bad:
+            return Finding(_off(found), found.worst, relative, 1.0, repeatable)
+        for place, count in self._outside(outputs, around):
+            if count:
+                return Finding(f"wrote outside its {place}", np.inf, relative, 1.0, repeatable)
+        return Finding("", found.worst, relative, 1.0, repeatable)
+
+    def _outside(self, outputs: list[_Block], around: Sequence[tuple[int, int]]) -> list[tuple[str, int]]:
+        """Bytes written around or between D's elements, and around the workspace."""
+        for output in outputs:  # what is left is padding and guard bands: they must be poison still
+            self._judge.draw(output.layout, output.address, 0, "poison")
+        ranges = [*((output.start, output.size) for output in outputs), *around]
+        places = ["output"] * len(outputs) + ["workspace"] * len(around)
+        return list(zip(places, self._judge.other_than(ranges, outputs[0].poison), strict=True))
+
+
+def _key(case: Case) -> tuple[str, int, str]:
+    return case.problem.id, case.seed, case.distribution
+
+
+def _off(found: Comparison) -> str:
+    if found.first is None:
+        raise RuntimeError(f"{found.bad} elements are off, and none is the first")
+    batch, column, row = found.first
+    return (
+        f"{found.bad} of {found.elements} elements are off; first D[{row},{column}] of batch {batch}: "
+        f"{found.value:g}, expected {found.expected:g} within {found.tolerance:.3g}"
+    )
