@@ -62,7 +62,7 @@ class Kernel(Protocol):
     @property
     def partial_sums(self) -> int:
         """Partial sums that it may round to D's type and add up: 1 where every element of D is rounded once.
-        Frameworks' defaults allow more (torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction)."""
+        Frameworks' defaults allow more (torch: allow_bf16_reduced_precision_reduction)."""
 
     def bind(self, operands: Operands, workspace: int) -> Launch:
         """A launch on these operands; `workspace` is a device address. Raises LaunchError when run."""

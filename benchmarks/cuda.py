@@ -8,8 +8,9 @@
     python -m benchmarks.cuda repeat     6 shapes tuned twice: is the second winner in the first tie set
 
 `lists` keeps its rows in OUTPUT/.partial as they come: the same command goes on where a run was cut off, and
-with --resume FILE where one on another machine was. It needs no service: backends, tuners, numpy and the CUDA
-libraries. Ratios compare within one session, from samples interleaved with the baseline's.
+with --resume FILE where one on another machine was. On a machine without git GEMMTUNE_COMMIT names the commit.
+No service is needed: backends, tuners, numpy and the CUDA libraries. Ratios compare within one session, from
+samples interleaved with the baseline's.
 """
 
 from __future__ import annotations
@@ -24,28 +25,27 @@ from statistics import median
 from typing import Any
 
 from backends.environment import Environment
-from backends.outcome import Outcome
-from backends.problem import GemmProblem, from_bmm, from_linear, from_mm
+from backends.problem import GemmProblem, from_linear
 from backends.registry import FoundDevice
 from benchmarks import cuda_calls
+from benchmarks.cuda_jobs import Jobs, Partial, spread
 from benchmarks.cuda_tuned import (
     SHAPES,
     TIMED,
-    Jobs,
-    Partial,
     Shape,
     Tuned,
     ceilings_of,
+    in_words,
     kernel_cache,
     machine,
     read_shapes,
     row,
     say,
     screening_figures,
-    spread,
     summary,
     tune,
 )
+from benchmarks.cuda_types import combinations, tuned_types
 from benchmarks.report import RESULTS, UNKNOWN, commit, write
 from tuners.runner import DeviceRunner
 from tuners.session import Budget
@@ -67,7 +67,8 @@ BESIDE_SECONDS = 4.0
 
 @dataclass
 class Lists:
-    """One run over the lists. `start` makes a device's runner (tests put another there)."""
+    """One run over shapes of the lists; rows that earlier runs kept of other `published` shapes (none: of these
+    alone) stand beside them. `start` makes a device's runner (tests put another there)."""
 
     found: Sequence[FoundDevice]
     shapes: Sequence[Shape]
@@ -75,6 +76,8 @@ class Lists:
     seconds: float
     partial: Partial
     limit_seconds: float | None = None
+    any_commit: bool = False
+    published: Sequence[Shape] = ()
     start: Callable[[FoundDevice], Any] = lambda device: DeviceRunner(device, kernel_cache())
 
     def __post_init__(self) -> None:
@@ -82,15 +85,22 @@ class Lists:
         if self._commit == UNKNOWN:
             say("the commit is unknown: set GEMMTUNE_COMMIT")
 
+    @property
+    def wanted(self) -> Sequence[Shape]:
+        """What the document is about."""
+        return self.published or self.shapes
+
     def rows(self) -> list[dict[str, Any]]:
-        """Rows kept so far of these shapes, this budget, type and commit, in the order of the lists."""
-        wanted = (self.dtype, self.seconds, self._commit)
+        """Rows kept so far of published shapes, this budget, type and commit (or any), in the order of the lists."""
+        asked = (self.dtype, self.seconds)
         kept = {
             (one["list"], one["name"]): one["row"]
             for one in self.partial.read()
-            if one["kind"] == "row" and (one["dtype"], one["seconds"], one["row"]["commit"]) == wanted
+            if one["kind"] == "row"
+            and (one["dtype"], one["seconds"]) == asked
+            and (self.any_commit or one["row"]["commit"] == self._commit)
         }
-        return [kept[shape.list, shape.name] for shape in self.shapes if (shape.list, shape.name) in kept]
+        return [kept[shape.list, shape.name] for shape in self.wanted if (shape.list, shape.name) in kept]
 
     def run(self) -> list[dict[str, Any]]:
         """Tunes what is missing; all the rows, errors among them."""
@@ -149,17 +159,7 @@ class Lists:
         }
         self.partial.write({**line, "row": values})
         done = len({(one["list"], one["name"]) for one in self.rows()})
-        say(f"[{done}/{len(self.shapes)}] gpu {device.index} {shape.name}: {_in_words(values)}")
-
-
-def _in_words(values: dict[str, Any]) -> str:
-    if "error" in values:
-        return str(values["error"])
-    share = "" if values["share"] is None else f", {values['share']:.0%} of the {values['binds']} bound"
-    return (
-        f"{values['verdict']} {values['ratio']:.3f}x over {values['baseline']} ({values['baseline_us']:.1f} -> "
-        f"{values['best_us']:.1f} us), {values['family']}, {values['configurations']} timed{share}"
-    )
+        say(f"[{done}/{len(self.wanted)}] gpu {device.index} {shape.name}: {in_words(values)}")
 
 
 def lists(options: argparse.Namespace) -> None:
@@ -169,7 +169,9 @@ def lists(options: argparse.Namespace) -> None:
     partial = Partial(options.output / ".partial" / f"{name}.jsonl", options.resume)
     limit = None if options.limit_minutes is None else options.limit_minutes * 60
     found = machine(options.device, options.gpus)
-    run = Lists(found, read_shapes(options.shapes, names), options.dtype, options.seconds, partial, limit)
+    shapes = read_shapes(options.shapes, names)
+    everything = read_shapes(options.shapes)
+    run = Lists(found, shapes, options.dtype, options.seconds, partial, limit, options.any_commit, everything)
     write(name, *lists_document(run, run.run()), options.output)
 
 
@@ -177,16 +179,22 @@ def lists_document(run: Lists, rows: Sequence[dict[str, Any]]) -> tuple[list[Env
     """The environments that rows are from, and the figures."""
     gpus = run.gpus()
     environments = [Environment.from_dict(one["environment"]) for one in gpus]
-    names = list(dict.fromkeys(shape.list for shape in run.shapes))
+    names = list(dict.fromkeys(one["list"] for one in rows))
     good = [one for one in rows if "error" not in one]
     return environments or [device.environment for device in run.found], {
         "what": "the baseline's time over the tuned time of the published lists, cold operands; where nothing was "
         "shown faster than the baseline its own call is the answer, and the ratio is 1",
-        "dtype": run.dtype, "seconds": run.seconds, "complete": len(good) == len(run.shapes),
-        "shapes_wanted": len(run.shapes), "shapes_done": len(good), "errors": len(rows) - len(good),
+        "dtype": run.dtype, "seconds": run.seconds, "complete": len(good) == len(run.wanted),
+        "shapes_wanted": len(run.wanted), "shapes_done": len(good), "errors": len(rows) - len(good),
+        "commits": sorted({one["commit"] for one in rows}),
         "gpus": gpus, "lists": {each: summary([one for one in rows if one["list"] == each]) for each in names},
         "serving": summary([one for one in rows if one["list"] in SERVING]), "all": summary(rows), "rows": list(rows),
     }  # fmt: skip
+
+
+def _linear(shape: Sequence[int], dtype: str) -> GemmProblem:
+    m, n, k = shape
+    return from_linear(m, n, k, dtype)
 
 
 # ---- screening -----------------------------------------------------------------------------------
@@ -197,9 +205,7 @@ def screening(options: argparse.Namespace) -> None:
     device = machine(options.device, 1)[0]
     shapes = options.only or [*SHORT, *LONG]
     with DeviceRunner(device, kernel_cache()) as runner:
-        rows = [
-            screened(runner, from_linear(*shape, options.dtype), shape, options.seconds) for shape in shapes
-        ]
+        rows = [screened(runner, _linear(shape, options.dtype), shape, options.seconds) for shape in shapes]
     short = [one for one in rows if one["run_us"] is not None and one["run_us"] < 100]
     counts = [one["configurations"] for one in short]
     write(
@@ -234,53 +240,6 @@ def screened(
 
 # ---- types ---------------------------------------------------------------------------------------
 
-_SCALED = {"scale_a": "tensor", "scale_b": "tensor"}
-_OUTER = {"scale_a": "outer", "scale_b": "outer"}
-
-
-def combinations() -> dict[str, Callable[[], GemmProblem]]:
-    """Name -> a mid-size F.linear (or batched) problem of a combination of types, epilogue or layout."""
-
-    def linear(dtype: str, **more: Any) -> Callable[[], GemmProblem]:
-        return lambda: from_linear(512, 2048, 2048, dtype, **more)
-
-    plain = {
-        "fp64": linear("fp64"), "fp32": linear("fp32"), "tf32": linear("tf32"), "fp16": linear("fp16"),
-        "fp16, fp16 accumulation": linear("fp16", compute="fp16"), "bf16": linear("bf16"),
-        "bf16 -> fp32": linear("bf16", dtype_d="fp32"), "fp16 -> fp32": linear("fp16", dtype_d="fp32"),
-        "int8 -> int32": linear("int8", dtype_d="int32"), "int8 -> int8": linear("int8", dtype_d="int8"),
-    }  # fmt: skip
-    fp8 = {
-        "fp8 e4m3 -> bf16, tensor scales": linear("fp8_e4m3", dtype_d="bf16", **_SCALED),
-        "fp8 e4m3 -> bf16, outer scales": linear("fp8_e4m3", dtype_d="bf16", **_OUTER),
-        "fp8 e4m3 -> bf16, fast accumulation": linear(
-            "fp8_e4m3", dtype_d="bf16", **_SCALED, fast_accumulation=True
-        ),
-        "fp8 e4m3 x e5m2 -> bf16, tensor scales": linear(
-            "fp8_e4m3", dtype_b="fp8_e5m2", dtype_d="bf16", **_SCALED
-        ),
-        "fp8 e4m3 -> fp8 e4m3, scaled D": linear(
-            "fp8_e4m3", dtype_c="bf16", dtype_d="fp8_e4m3", **_SCALED, scale_d="tensor"
-        ),
-    }
-    after = {
-        "bf16, bias": linear("bf16", bias="bf16"),
-        "bf16, relu": linear("bf16", activation="relu"),
-        "bf16, gelu": linear("bf16", activation="gelu"),
-        "bf16, bias + gelu": linear("bf16", bias="bf16", activation="gelu"),
-        "bf16, beta 1": linear("bf16", beta=1.0),
-        "bf16, any alpha and beta": linear("bf16", alpha=0.5, beta=0.5),
-    }
-    laid_out = {
-        "bf16, strided batch": lambda: from_bmm(16, 256, 512, 512, "bf16"),
-        "bf16, batch with one B": lambda: from_bmm(16, 256, 512, 512, "bf16", stride_b=0),
-        "bf16, addresses aligned to 2 bytes": linear("bf16", alignment=2),
-        "bf16, odd leading dimensions": lambda: from_mm(
-            512, 2048, 2048, "bf16", trans_b="T", lda=2049, ldb=2049
-        ),
-    }
-    return {**plain, **fp8, **after, **laid_out}
-
 
 def types(options: argparse.Namespace) -> None:
     """A mid-size problem of every combination."""
@@ -296,39 +255,20 @@ def types(options: argparse.Namespace) -> None:
     )  # fmt: skip
 
 
-def tuned_types(
-    found: Sequence[FoundDevice], wanted: dict[str, Callable[[], GemmProblem]], seconds: float
-) -> list[dict[str, Any]]:
-    """A row a combination, in the order given."""
-    rows: dict[str, dict[str, Any]] = {}
-
-    def one(runner: DeviceRunner, name: str) -> None:
-        problem = wanted[name]()
-        rows[name] = {"name": name, "problem": problem.slug, **row(tune(runner, problem, seconds))}
-        say(f"{name}: {_in_words(rows[name])}")
-
-    def failed(device: FoundDevice, name: str, error: Exception) -> None:
-        rows[name] = {"name": name, "error": str(error), "error_type": type(error).__name__}
-        say(f"{name}: {rows[name]['error']}")
-
-    spread(found, Jobs(list(wanted)), one, failed)
-    return [rows[name] for name in wanted if name in rows]
-
-
 # ---- repeat --------------------------------------------------------------------------------------
 
 
 def repeat(options: argparse.Namespace) -> None:
     """Shapes tuned twice, all of them once before any again."""
     device = machine(options.device, 1)[0]
-    problems = [from_linear(*shape, options.dtype) for shape in options.only or REPEATED]
+    problems = [_linear(shape, options.dtype) for shape in options.only or REPEATED]
     verdicts = []
     with DeviceRunner(device, kernel_cache()) as runner:
         for seed in (0, 1):
             for problem in problems:
                 tuned = tune(runner, problem, options.seconds, seed)
                 verdicts.append(tuned.verdict)
-                say(f"seed {seed}, {problem.slug}: {_in_words(row(tuned))}")
+                say(f"seed {seed}, {problem.slug}: {in_words(row(tuned))}")
     rows = [
         {"problem": problem.slug, "first": a.winner, "second": b.winner, "ties": len(a.tie_set),
          "same": a.winner == b.winner, "in_tie_set": b.winner in a.tie_set,
@@ -400,6 +340,9 @@ def parser() -> argparse.ArgumentParser:
     of_lists.add_argument("--lists", help="comma-separated names (all)")
     of_lists.add_argument("--shapes", type=Path, default=SHAPES, help=argparse.SUPPRESS)
     of_lists.add_argument("--resume", type=Path, metavar="FILE", help="go on from this partial file")
+    of_lists.add_argument(
+        "--any-commit", action="store_true", help="keep partial rows that another commit measured"
+    )
     of_lists.add_argument("--limit-minutes", type=float, help="end after so long with the rows so far")
     return made
 

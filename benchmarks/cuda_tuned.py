@@ -1,19 +1,17 @@
-"""What the CUDA benchmarks share: one tuning with its time stamps, its row of figures, jobs over many GPUs."""
+"""What the CUDA benchmarks share: the lists' shapes, one tuning with its time stamps, its row of figures."""
 
 from __future__ import annotations
 
 import json
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import inf
 from pathlib import Path
 from statistics import median
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from backends.cache import BinaryCache, default_cache_dir
 from backends.errors import DeviceError, GemmtuneError
@@ -28,11 +26,7 @@ from tuners.roofline import bound
 from tuners.runner import DeviceRunner, Runner
 from tuners.session import Budget, Search, Session
 
-T = TypeVar("T")
-
 SHAPES = Path(__file__).parent / "shapes.json"
-#: A GPU that failed so often is asked no more.
-MOST_FAILURES = 2
 #: Verified and timed: who was shown slower before its last sample was verified all the same.
 TIMED = (Status.OK, Status.PRUNED)
 
@@ -258,124 +252,15 @@ def ceilings_of(runner: DeviceRunner, kinds: Sequence[str]) -> Ceilings | None:
         return None
 
 
-# ---- many ----------------------------------------------------------------------------------------
-
-
-class Jobs(Generic[T]):
-    """Jobs that threads take; one that was handed back once goes to whoever asks next."""
-
-    def __init__(self, jobs: Sequence[T]) -> None:
-        self._waiting = list(enumerate(jobs))
-        self._running: set[int] = set()
-        self._returned: set[int] = set()
-        self._changed = threading.Condition()
-
-    def take(self) -> tuple[int, T] | None:
-        """The next; waits while one that runs may yet come back. None: nothing is left."""
-        with self._changed:
-            while not self._waiting and self._running:
-                self._changed.wait()
-            if not self._waiting:
-                return None
-            number, job = self._waiting.pop(0)
-            self._running.add(number)
-            return number, job
-
-    def done(self, number: int) -> None:
-        """The job needs nobody any more."""
-        with self._changed:
-            self._running.discard(number)
-            self._changed.notify_all()
-
-    def hand_back(self, number: int, job: T) -> bool:
-        """Puts a job back for another device; False where that was done before."""
-        with self._changed:
-            if number in self._returned:
-                return False
-            self._returned.add(number)
-            self._running.discard(number)
-            self._waiting.insert(0, (number, job))
-            self._changed.notify_all()
-            return True
-
-    def clear(self) -> None:
-        """Drops what waits."""
-        with self._changed:
-            self._waiting.clear()
-            self._changed.notify_all()
-
-    @property
-    def left(self) -> list[T]:
-        """What nobody took."""
-        with self._changed:
-            return [job for _, job in self._waiting]
-
-
-def spread(
-    found: Sequence[FoundDevice],
-    jobs: Jobs[T],
-    work: Callable[[Any, T], None],
-    failed: Callable[[FoundDevice, T, Exception], None],
-    start: Callable[[FoundDevice], Any] = lambda device: DeviceRunner(device, kernel_cache()),
-) -> None:
-    """Runs the jobs on all the devices at once, a thread and a runner a device. A device that fails hands its
-    job back once and starts afresh, MOST_FAILURES times; a job's own failure is told to `failed`."""
-
-    def one(device: FoundDevice, runner: Any) -> None:
-        while (taken := jobs.take()) is not None:
-            number, job = taken
-            try:
-                work(runner, job)
-            except DeviceError as error:
-                if not jobs.hand_back(number, job):
-                    failed(device, job, error)
-                    jobs.done(number)
-                raise
-            except Exception as error:  # the other jobs are still worth their time
-                failed(device, job, error)
-            jobs.done(number)
-
-    def drive(device: FoundDevice) -> None:
-        for _ in range(MOST_FAILURES):
-            try:
-                with start(device) as runner:
-                    return one(device, runner)
-            except DeviceError as error:
-                say(f"device {device.index}: {error}")
-        return None
-
-    threads = [threading.Thread(target=drive, args=(device,), daemon=True) for device in found]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
-class Partial:
-    """A JSON-lines file that rows are appended to as they come, so that a run can be gone on with."""
-
-    def __init__(self, path: Path, resumed: Path | None = None) -> None:
-        self.path = path
-        self._lock = threading.Lock()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if resumed is not None and resumed.exists() and resumed.resolve() != path.resolve():
-            for values in _lines(resumed):
-                self.write(values)
-
-    def write(self, values: Mapping[str, Any]) -> None:
-        """Appends a line."""
-        with self._lock, self.path.open("a") as file:
-            file.write(json.dumps(values) + "\n")
-
-    def read(self) -> list[dict[str, Any]]:
-        """Every whole line."""
-        return list(_lines(self.path)) if self.path.exists() else []
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    for line in path.read_text().splitlines():
-        with suppress(ValueError):  # the last line of a run that was cut off
-            yield json.loads(line)
+def in_words(values: dict[str, Any]) -> str:
+    """A row in a line of progress."""
+    if "error" in values:
+        return str(values["error"])
+    share = "" if values["share"] is None else f", {values['share']:.0%} of the {values['binds']} bound"
+    return (
+        f"{values['verdict']} {values['ratio']:.3f}x over {values['baseline']} ({values['baseline_us']:.1f} -> "
+        f"{values['best_us']:.1f} us), {values['family']}, {values['configurations']} timed{share}"
+    )
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -113,14 +113,20 @@ def ragged(problem: GemmProblem) -> GemmProblem:
 
 def _ragged_fallbacks(problem: GemmProblem) -> list[tuple[str, GemmProblem]]:
     """Easier twins, by what their names add, for libraries that want leading dimensions in whole vectors (of
-    16 bytes), or sizes too."""
+    16 bytes), D's rows too, or all sizes."""
     p = problem
     odd = (min(p.m, RAGGED_M), min(p.n, RAGGED_N), min(p.k, RAGGED_K))
+    vector = max(1, 16 // DTYPES[p.dtype_d].bytes)
+    rows = (p.m if p.m < vector else min(p.m, RAGGED_M) // vector * vector, odd[1], odd[2])
     m, n, k = (
         min(size, most) // 16 * 16 if size >= 16 else size
         for size, most in ((p.m, EVEN_M), (p.n, EVEN_N), (p.k, EVEN_K))
     )
-    return [("aligned", _twin(p, odd, 16)), ("multiples of 16", _twin(p, (m, n, k), 16))]
+    return [
+        ("aligned", _twin(p, odd, 16)),
+        ("aligned rows", _twin(p, rows, 16)),
+        ("multiples of 16", _twin(p, (m, n, k), 16)),
+    ]
 
 
 def _twin(p: GemmProblem, sizes: tuple[int, int, int], align: int) -> GemmProblem:
@@ -148,16 +154,18 @@ def _twin(p: GemmProblem, sizes: tuple[int, int, int], align: int) -> GemmProble
     return replace(small, ldc=ldc, stride_c=ldc * n if batch > 1 else 0)
 
 
-#: Operands over this many bytes make references that take seconds; EXACT_SEEDS of them must do there, and
-#: the proof's evidence counts them.
+#: Operands over this many bytes make references that take a host seconds; EXACT_SEEDS of them must do there,
+#: and the proof's evidence counts them.
 LARGE_BYTES, EXACT_SEEDS = 2**27, 2
 
 
 @lru_cache(maxsize=64)
-def cases(problem: GemmProblem, seeds: int, first_seed: int) -> tuple[Case, ...]:
+def cases(
+    problem: GemmProblem, seeds: int, first_seed: int, exact_seeds: int = EXACT_SEEDS
+) -> tuple[Case, ...]:
     """What a candidate must compute right: for each seed, the ragged problem with both scalars at work, and
-    the exact problem. A ragged twin that equals the problem is not run twice. Each ragged one is followed by
-    what may stand in for it; applicable() walks them."""
+    the exact problem (`exact_seeds` of a large one). A ragged twin that equals the problem is not run twice.
+    Each ragged one is followed by what may stand in for it; applicable() walks them."""
     found = []
     twins = [("", ragged(problem)), *_ragged_fallbacks(problem)]
     plain = [
@@ -170,7 +178,7 @@ def cases(problem: GemmProblem, seeds: int, first_seed: int) -> tuple[Case, ...]
         found += _ladder("ragged", twins, problem, seed, distribution)
         if index == 0:
             found += _ladder("ragged, own scalars", plain, problem, seed, distribution)
-        if index < EXACT_SEEDS or operand_bytes(problem) <= LARGE_BYTES:
+        if index < exact_seeds or operand_bytes(problem) <= LARGE_BYTES:
             found.append(Case(problem, seed, distribution, "exact"))
     return tuple(found)
 

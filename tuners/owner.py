@@ -37,14 +37,14 @@ from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem
 from backends.protocol import AskedFamily, Backend, Bandwidths, Buffer, Device, Family, Kernel
 from backends.solution import Solution
-from tuners.inputs import Case, applicable, cases
+from tuners.inputs import EXACT_SEEDS, Case, applicable, cases
 from tuners.measure import OperandSets, Rotation, Timer
 from tuners.policy import MeasurementPolicy
 from tuners.space import Space, search_space
 from tuners.verify_device import make_verifier
 
 #: A screening's checks are laid out once for all candidates; a proof's are not kept.
-SCREEN_CHECKS = 9
+SCREEN_CHECKS = 12
 #: Samples of a screening, and how many undisturbed ones are wanted among at most MAX_TRIES. Once LONG_SECONDS
 #: are sampled, FEWEST do: launches that long vary little.
 SCREEN_SAMPLES, MAX_TRIES = 5, 20
@@ -414,7 +414,8 @@ def _sample(owner: Owner, solution: Solution, binaries: Binaries) -> Outcome:
 def _prove(owner: Owner, solution: Solution, binaries: Binaries, seeds: int) -> Outcome:
     task = owner.task
     condition = dict(owner.device.condition())
-    evidence = _verify(owner, solution, binaries, cases(task.problem, seeds, task.seed + 1))
+    exact = EXACT_SEEDS if owner.device.judge is None else seeds
+    evidence = _verify(owner, solution, binaries, cases(task.problem, seeds, task.seed + 1, exact))
     evidence |= {"condition": condition} if condition else {}
     status = Status.WRONG_RESULT if "wrong" in evidence else Status.OK
     return Outcome(solution, Phase.PROOF, status, (), {"seeds": seeds, **evidence})

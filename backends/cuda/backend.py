@@ -42,10 +42,10 @@ class CudaBackend:
         try:
             cu = api()
             count = check(cu.cuDeviceGetCount(), "cuDeviceGetCount")
-        except (DriverMissing, GemmtuneError) as error:
+            libraries, notes = library_builds()
+            devices = tuple(_environment(cu, index, libraries) for index in range(count))
+        except (DriverMissing, GemmtuneError) as error:  # of one device too: the others' numbers are in doubt
             return Probe((), (str(error),))
-        libraries, notes = library_builds()
-        devices = tuple(_environment(cu, index, libraries) for index in range(count))
         return Probe(devices, notes)
 
     def families(self) -> Mapping[str, Family]:

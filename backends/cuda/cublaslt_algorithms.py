@@ -112,7 +112,7 @@ def neighbours(
     found: list[Configuration] = []
     if algorithm.splits_k:
         schemes = [scheme for scheme in REDUCTIONS if scheme & algorithm.reductions]
-        if origin.splitk_num > 1:
+        if origin.splitk_num not in (0, 1):  # shares, or the library's own choice of them (-1)
             found.append(origin._replace(splitk_num=1, reduction_scheme=0))
             schemes = [origin.reduction_scheme, *(s for s in schemes if s != origin.reduction_scheme)]
         near = sorted(SPLITS, key=lambda count: abs(count - origin.splitk_num))

@@ -61,8 +61,9 @@ class LibraryCall:
 
 
 def call(device: Any, what: str) -> LibraryCall:
-    """A context for a library's calls: what nvmath and torch raise becomes IllegalSolution for a refusal, else
-    a LaunchError that names `what` and the status, or ContextLost where the fault ended this process's use of the device."""
+    """A context for a library's calls: what nvmath and torch raise becomes IllegalSolution for a refusal,
+    ContextLost where the fault ended this process's use of the device, else a LaunchError; each names `what`
+    and the status."""
     return LibraryCall(device, what)
 
 

@@ -1,16 +1,17 @@
 """cuBLASLt on copies of misaligned operands: tensor cores load 16 bytes at a time, and a leading dimension
 that is no multiple of them costs more than copying the operand, which a launch pays too.
 
-Sizes stay as they are: aligned leading dimensions are all that the library's kernels ask for, so that
-nothing has to be filled with zeros along k.
+n and k stay as they are: aligned leading dimensions are all that the library's kernels ask of the inputs, so
+that nothing has to be filled with zeros along k. Of D they ask whole 16 bytes of rows as well: where D is
+copied m is rounded up, and the rows added, of whatever lies there, are not copied back.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +19,26 @@ from backends.cache import BinaryCache
 from backends.cuda.compiler import compile_cubin
 from backends.cuda.cublaslt import CublasLt
 from backends.cuda.library import LibraryFamily
+from backends.dtypes import DTYPES
 from backends.environment import Environment
 from backends.errors import IllegalSolution
 from backends.operands import Layout, Operands, layouts
 from backends.problem import GemmProblem
+from backends.problem_rules import MAX_SIZE
 from backends.protocol import Kernel, Launch
 from backends.solution import Solution
 
 #: Bytes that tensor-core kernels load at once.
 ALIGNMENT = 16
-#: `pad`: every misaligned operand, or all but D (whose copy costs more than it may bring), likeliest first.
+#: `pad`: every misaligned operand and what m runs along, or misaligned inputs alone (the copy of D costs more
+#: than it may bring), likeliest first.
 PADS = ("all", "inputs")
 _SOURCE, _KERNEL = "pad.cu", "pad"
-_THREADS, _IN_FLIGHT, _MOST_BLOCKS = 256, 4, 65535
+_THREADS, _IN_FLIGHT, _MOST_COPIES = 256, 4, 8
+#: Blocks that a large GPU runs at once; and the most of a copy, whose threads then loop.
+_ENOUGH_BLOCKS, _MOST_BLOCKS = 396, 2**26
+#: Chunks of a line that a warp writes; lines of this many chunks are shared by whole blocks.
+_WARP, _LONG = 32, 2**13
 #: Buffers start at multiples of this many bytes, as allocations do.
 _BUFFER = 256
 
@@ -50,28 +58,64 @@ def _aligned(layout: Layout, batch: int) -> bool:
     return layout.ld * size % ALIGNMENT == 0 and (batch == 1 or layout.stride * size % ALIGNMENT == 0)
 
 
+def _padded_m(problem: GemmProblem) -> int:
+    """m in whole 16 bytes of D, and of A where its rows are m's."""
+    sizes = [DTYPES[problem.dtype_d].bytes]
+    if problem.trans_a == "N":
+        sizes.append(DTYPES[problem.dtype_a].bytes)
+    m = _up(problem.m, max(1, ALIGNMENT // min(sizes)))
+    return m if m <= MAX_SIZE else problem.m
+
+
+def _up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
+
+
+def _along_m(problem: GemmProblem) -> set[str]:
+    """Operands with an element or more for every row of D."""
+    found = {"a", "c", "d"}
+    if problem.bias_axis == "m":
+        found.add("bias")
+    if problem.scale_a == "outer":
+        found.add("scale_a")
+    return found
+
+
+@lru_cache(maxsize=256)
 def copied(problem: GemmProblem, pad: str) -> tuple[str, ...]:
     """The operands that `pad` copies; none where it is no choice for this problem."""
     found = misaligned(problem)
     if pad == "all":
-        return found
+        if "d" not in found or _padded_m(problem) == problem.m:
+            return found
+        wanted = _along_m(problem).union(found)
+        return tuple(name for name in layouts(problem) if name in wanted)
     inputs = tuple(name for name in found if name != "d")
     # With addresses misaligned, D is as well: its copy is what makes the twin.
     useful = pad == "inputs" and inputs != found and problem.alignment >= ALIGNMENT
     return inputs if useful else ()
 
 
+@lru_cache(maxsize=256)
 def padded_twin(problem: GemmProblem, pad: str) -> GemmProblem:
-    """The same product on the copies: the least aligned leading dimensions, batches one after another."""
+    """The same product on the copies, m rounded up where D is one: the least aligned leading dimensions,
+    batches one after another."""
     changed: dict[str, Any] = {"alignment": max(problem.alignment, ALIGNMENT)}
-    found = layouts(problem)
-    for name in copied(problem, pad):
+    names, found = copied(problem, pad), layouts(problem)
+    more = 0
+    if "d" in names:
+        changed["m"] = _padded_m(problem)
+        more = changed["m"] - problem.m
+    for name in names:
         if name in ("a", "b", "c", "d"):
             layout = found[name]
+            in_rows = name in ("c", "d") or (name == "a" and problem.trans_a == "N")
+            in_columns = name == "a" and not in_rows
             unit = max(1, ALIGNMENT // layout.dtype.bytes)
-            ld = -(-layout.rows // unit) * unit
+            ld = _up(layout.rows + more * in_rows, unit)
             changed[f"ld{name}"] = ld
-            changed[f"stride_{name}"] = ld * layout.columns if layout.stride else 0
+            columns = layout.columns + more * in_columns
+            changed[f"stride_{name}"] = ld * columns if layout.stride else 0
     return replace(problem, **changed)
 
 
@@ -141,10 +185,9 @@ class PaddedCublasLt(LibraryFamily):
     def compile(
         self, problem: GemmProblem, solution: Solution, environment: Environment, cache: BinaryCache
     ) -> Path | None:
-        """None: the copying kernels are put into the cache, where the device looks for them."""
-        found = layouts(problem)
-        for name in copied(problem, str(solution.parameters["pad"])):
-            compile_cubin(_SOURCE, environment.arch, cache, _defines(problem, found[name]))
+        """None: the copying kernel is put into the cache, where the device looks for it."""
+        defines = _defines(problem, copied(problem, str(solution.parameters["pad"])))
+        compile_cubin(_SOURCE, environment.arch, cache, defines)
         return None
 
     def load(
@@ -174,6 +217,7 @@ class PaddedCublasLt(LibraryFamily):
         return Solution(inner.name, inner.version, parameters, solution.build, size, solution.deterministic)
 
 
+@lru_cache(maxsize=256)
 def buffers(problem: GemmProblem, pad: str) -> tuple[Mapping[str, int], int]:
     """Where each copy starts in the workspace, and the bytes of all of them."""
     starts, at = {}, 0
@@ -182,13 +226,14 @@ def buffers(problem: GemmProblem, pad: str) -> tuple[Mapping[str, int], int]:
         starts[name] = at
         layout = found[name]
         size = layout.copies * max(layout.stride, layout.ld * layout.columns) * layout.dtype.bytes
-        at += -(-size // _BUFFER) * _BUFFER
+        at += _up(size, _BUFFER)
     return starts, at
 
 
-def _defines(problem: GemmProblem, layout: Layout) -> dict[str, str]:
+def _defines(problem: GemmProblem, names: Iterable[str]) -> dict[str, str]:
     """Addresses are known to be aligned to the problem's bytes, leading dimensions to an element."""
-    return {"UNIT": str(min(problem.alignment, layout.dtype.bytes))}
+    found = layouts(problem)
+    return {"UNIT": str(min([problem.alignment, *(found[name].dtype.bytes for name in names)]))}
 
 
 class _Copy(ctypes.Structure):
@@ -199,67 +244,128 @@ class _Copy(ctypes.Structure):
         ("source_pitch", ctypes.c_int64), ("target_pitch", ctypes.c_int64),
         ("source_stride", ctypes.c_int64), ("target_stride", ctypes.c_int64),
         ("width", ctypes.c_int64), ("lines", ctypes.c_int64), ("batch", ctypes.c_int64),
-        ("fill", ctypes.c_int32),
+        ("first", ctypes.c_uint32), ("span_x", ctypes.c_uint32), ("span_y", ctypes.c_uint32),
+        ("span_z", ctypes.c_uint32), ("across_log", ctypes.c_uint32),
+        ("along", ctypes.c_int32), ("fill", ctypes.c_int32),
     )  # fmt: skip
+
+
+class Copies(ctypes.Structure):
+    """kernels/pad.cu: Copies, the kernel's argument."""
+
+    _fields_ = (("of", _Copy * _MOST_COPIES), ("count", ctypes.c_int32))
 
 
 @dataclass(frozen=True)
-class Place:
-    """An operand's layout and the address that it lies at."""
+class CopyLaunch:
+    """Copies of one launch without their addresses, and its blocks."""
 
-    layout: Layout
-    address: int
+    argument: Copies
+    blocks: int
+
+    @property
+    def grid(self) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+        """(grid, block)"""
+        return (self.blocks, 1, 1), (_THREADS, 1, 1)
+
+    def at(self, addresses: Iterable[tuple[int, int]]) -> Copies:
+        """The argument with each copy's (source, target)."""
+        argument = Copies.from_buffer_copy(self.argument)
+        for copy, (source, target) in zip(argument.of, addresses, strict=False):
+            copy.source, copy.target = source, target
+        return argument
 
 
-def copy_argument(source: Place, target: Place, fill: bool) -> _Copy:
-    """The kernel's argument: every element of `source` to its place in `target`; a broadcast operand once.
-    `fill`: the target is one of our buffers, whose lines have room up to the next 16 bytes."""
-    a, b, size = source.layout, target.layout, source.layout.dtype.bytes
+def copy_launch(pairs: Sequence[tuple[Layout, Layout]], out: bool = False) -> CopyLaunch:
+    """One launch that copies every element between an operand and our buffer for it (with as many columns or
+    more); `out`: from there, else to there. A broadcast operand is copied once."""
+    argument, blocks = Copies(count=len(pairs)), 0
+    for index, (own, ours) in enumerate(pairs):
+        copy = _copy(own, ours, out)
+        copy.first = blocks
+        blocks += copy.span_x * copy.span_y * copy.span_z
+        argument.of[index] = copy
+    return CopyLaunch(argument, blocks)
+
+
+def _copy(own: Layout, ours: Layout, out: bool) -> _Copy:
+    size = own.dtype.bytes
+    width, lines, batch = own.rows * size, own.columns, own.copies
+    near, far = (own, ours) if not out else (ours, own)
+    if batch > 1 and all(one.stride == one.ld * lines for one in (own, ours)):
+        lines, batch = lines * batch, 1
+    if lines > 1 and batch == 1 and own.ld == own.rows == ours.ld:
+        width, lines = width * lines, 1
+    across_log, spans, along = _shape(width, lines, batch, fill=not out)
     return _Copy(
-        source.address, target.address, a.bytes, a.ld * size, b.ld * size, a.stride * size, b.stride * size,
-        a.rows * size, a.columns, a.copies, int(fill),
+        0, 0, near.bytes, near.ld * size, far.ld * size, near.stride * size, far.stride * size,
+        width, lines, batch, 0, *spans, across_log, int(along), int(not out),
     )  # fmt: skip
 
 
-def launch_shape(width: int, lines: int, batch: int, fill: bool) -> tuple[tuple[int, int, int], ...]:
-    """(grid, block): 16-byte chunks of a line along x, lines along y, so that short lines share a block and
-    few long ones spread over all of it."""
+def _shape(width: int, lines: int, batch: int, fill: bool) -> tuple[int, tuple[int, int, int], bool]:
+    """(log2 of the threads along a line, blocks along x, y and z, whether a thread's chunks in flight follow
+    one another along the line): as many of those as leave enough blocks."""
     chunks = (width + (15 if fill else 30)) // 16
-    across = min(32, 1 << (chunks - 1).bit_length())
-    down = _THREADS // across
-    while down > 1 and down // 2 * _IN_FLIGHT >= lines:
-        down //= 2
-    across = min(_THREADS // down, max(across, 1 << (chunks - 1).bit_length()))
-    grid = (
-        -(-chunks // across),
-        min(_MOST_BLOCKS, -(-lines // (down * _IN_FLIGHT))),
-        min(_MOST_BLOCKS, batch),
-    )
-    return grid, (across, down, 1)
+    along = lines < _IN_FLIGHT and chunks > _THREADS
+    across = _THREADS if along or chunks > _LONG else min(_WARP, 1 << (chunks - 1).bit_length())
+    x, y = -(-chunks // across), -(-lines // (_THREADS // across))
+    if along:
+        x = min(x, max(-(-x // _IN_FLIGHT), -(-_ENOUGH_BLOCKS // (y * batch))))
+    else:
+        y = min(y, max(-(-y // _IN_FLIGHT), -(-_ENOUGH_BLOCKS // (x * batch))))
+    y = min(y, max(1, _MOST_BLOCKS // x))
+    return across.bit_length() - 1, (x, y, min(batch, max(1, _MOST_BLOCKS // (x * y)))), along
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What launches need but addresses: copies in (`names`, in order) and of D back."""
+
+    names: tuple[str, ...]
+    into: CopyLaunch | None
+    back: CopyLaunch | None
+    defines: Mapping[str, str]
+
+
+@lru_cache(maxsize=64)
+def _plan(problem: GemmProblem, pad: str) -> _Plan:
+    own, ours, copies = layouts(problem), layouts(padded_twin(problem, pad)), copied(problem, pad)
+    names = tuple(name for name in copies if name != "d")
+    into = copy_launch([(own[name], ours[name]) for name in names]) if names else None
+    back = copy_launch([(own["d"], ours["d"])], out=True) if "d" in copies else None
+    return _Plan(names, into, back, _defines(problem, copies))
 
 
 class PaddedKernel:
     """A cuBLASLt kernel between copies."""
 
     def __init__(self, problem: GemmProblem, pad: str, kernel: Kernel, device: Any) -> None:
-        self._problem, self._kernel, self._device = problem, kernel, device
-        self._from, self._to = layouts(problem), layouts(padded_twin(problem, pad))
+        self._kernel, self._device, self._plan = kernel, device, _plan(problem, pad)
         self._starts, self._bytes = buffers(problem, pad)
         self.workspace_bytes = self._bytes + kernel.workspace_bytes
-        self._functions = {
-            name: device.function(_SOURCE, _KERNEL, _defines(problem, self._from[name]))
-            for name in self._starts
-        }
+        self._function = device.function(_SOURCE, _KERNEL, self._plan.defines)
+
+    @property
+    def partial_sums(self) -> int:
+        return self._kernel.partial_sums
 
     def prepare(self) -> None:
         self._kernel.prepare()
 
     def bind(self, operands: Operands, workspace: int) -> Launch:
+        plan, own = self._plan, operands
         inside = {name: workspace + start for name, start in self._starts.items()}
-        before = [self._copy(name, operands, at, out=False) for name, at in inside.items() if name != "d"]
-        after = [self._copy("d", operands, inside["d"], out=True)] if "d" in inside else []
-        multiply = self._kernel.bind(replace(operands, **inside), workspace + self._bytes)
-        steps = [*before, multiply, *after]
+        at = inside.get
+        ours = Operands(
+            at("a", own.a), at("b", own.b), at("c", own.c), at("d", own.d), at("bias", own.bias),
+            own.alpha, own.beta,
+            at("scale_a", own.scale_a), at("scale_b", own.scale_b), at("scale_d", own.scale_d),
+        )  # fmt: skip
+        multiply = self._kernel.bind(ours, workspace + self._bytes)
+        before = self._copying(plan.into, [(getattr(own, name), inside[name]) for name in plan.names])
+        after = self._copying(plan.back, [(ours.d, own.d)])
+        steps = tuple(step for step in (before, multiply, after) if step is not None)
 
         def launch() -> None:
             for step in steps:
@@ -267,11 +373,8 @@ class PaddedKernel:
 
         return launch
 
-    def _copy(self, name: str, operands: Operands, buffer: int, out: bool) -> Callable[[], None]:
-        own = Place(self._from[name], getattr(operands, name))
-        ours = Place(self._to[name], buffer)
-        source, target = (ours, own) if out else (own, ours)
-        argument = copy_argument(source, target, fill=not out)
-        grid, block = launch_shape(argument.width, argument.lines, argument.batch, fill=not out)
-        function = self._functions[name]
-        return partial(function.launch, grid, block, function.pack(argument), self._device.stream)
+    def _copying(self, launch: CopyLaunch | None, addresses: Iterable[tuple[int, int]]) -> Launch | None:
+        if launch is None:
+            return None
+        arguments = self._function.pack(launch.at(addresses))
+        return partial(self._function.launch, *launch.grid, arguments, self._device.stream)

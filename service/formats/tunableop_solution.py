@@ -25,7 +25,8 @@ BUILD_OF: Mapping[str, str] = {
     "cublaslt": "CUBLASLT_VERSION",
 }
 
-#: cuBLASLt's attributes: the label in the name, the parameter here, the first value that does not fit.
+#: cuBLASLt's attributes: the label in the name, the parameter here, the first value that does not fit. No
+#: value is negative, but a split of k that is left to the library is -1.
 _ATTRIBUTES = (
     ("id", "algo_id", 2**31),
     ("tile", "tile_id", 2**32),
@@ -58,8 +59,9 @@ def parse_solution(name: str, layout: str, validators: Mapping[str, str]) -> Sol
         values = {}
         for (label, parameter, end), text in zip(_ATTRIBUTES, found.groups(), strict=True):
             values[parameter] = int(text)
-            if not 0 <= values[parameter] < end:
-                raise BadLineError(f"{label} {text} of solution {quote(name)} is not within [0, {end})")
+            first = _first(parameter)
+            if not first <= values[parameter] < end:
+                raise BadLineError(f"{label} {text} of solution {quote(name)} is not within [{first}, {end})")
         return Solution("cublaslt", 1, values, validators.get(BUILD_OF["cublaslt"]))
     raise BadLineError(f"unknown solution {quote(name)}; known forms: {_FORMS}")
 
@@ -77,8 +79,8 @@ def solution_name(solution: Solution, layout: str | None = None) -> str | None:
     if solution.family == "cublaslt":
         values = [solution.parameters.get(parameter) for _, parameter, _ in _ATTRIBUTES]
         if len(solution.parameters) != len(_ATTRIBUTES) or not all(
-            _is_int(value) and 0 <= value < end  # type: ignore[operator]
-            for value, (_, _, end) in zip(values, _ATTRIBUTES, strict=True)
+            _is_int(value) and _first(parameter) <= value < end  # type: ignore[operator]
+            for value, (_, parameter, end) in zip(values, _ATTRIBUTES, strict=True)
         ):
             return None
         labelled = zip(_ATTRIBUTES, values, strict=True)
@@ -89,6 +91,10 @@ def solution_name(solution: Solution, layout: str | None = None) -> str | None:
     if solution.family == "rocblas":
         return f"Gemm_Rocblas_{index}"
     return f"Gemm_Hipblaslt_{index}" if layout is None else f"Gemm_Hipblaslt_{layout}_{index}"
+
+
+def _first(parameter: str) -> int:
+    return -1 if parameter == "splitk_num" else 0
 
 
 def _is_int(value: object) -> bool:

@@ -215,6 +215,10 @@ def test_what_stands_in_for_a_ragged_twin_has_leading_dimensions_of_whole_vector
         sizes, own = (p.m, p.n, p.k), (problem.m, problem.n, problem.k)
         if case.name.endswith("multiples of 16"):
             assert all(s % 16 == 0 if o >= 16 else s == o for s, o in zip(sizes, own, strict=True))
+        elif case.name.endswith("aligned rows"):
+            vector = max(1, 16 // layouts(p)["d"].dtype.bytes)
+            assert p.m % vector == 0 if own[0] >= vector else p.m == own[0]
+            assert sizes[1:] == (min(own[1], RAGGED_N), min(own[2], RAGGED_K))
         else:
             assert sizes == (min(own[0], RAGGED_M), min(own[1], RAGGED_N), min(own[2], RAGGED_K))
         if "own scalars" in case.name:
@@ -228,14 +232,17 @@ def test_the_ladder_names_what_each_case_stands_in_for() -> None:
     assert [(c.seed, c.name, c.instead_of) for c in found] == [
         (5, "ragged", None),
         (5, "ragged, aligned", "ragged"),
-        (5, "ragged, multiples of 16", "ragged, aligned"),
+        (5, "ragged, aligned rows", "ragged, aligned"),
+        (5, "ragged, multiples of 16", "ragged, aligned rows"),
         (5, "ragged, own scalars", None),
         (5, "ragged, own scalars, aligned", "ragged, own scalars"),
-        (5, "ragged, own scalars, multiples of 16", "ragged, own scalars, aligned"),
+        (5, "ragged, own scalars, aligned rows", "ragged, own scalars, aligned"),
+        (5, "ragged, own scalars, multiples of 16", "ragged, own scalars, aligned rows"),
         (5, "exact", None),
         (6, "ragged", None),
         (6, "ragged, aligned", "ragged"),
-        (6, "ragged, multiples of 16", "ragged, aligned"),
+        (6, "ragged, aligned rows", "ragged, aligned"),
+        (6, "ragged, multiples of 16", "ragged, aligned rows"),
         (6, "exact", None),
     ]
     assert {(c.problem.m, c.problem.n, c.problem.k) for c in found if "multiples" in c.name} == {

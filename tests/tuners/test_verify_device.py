@@ -95,8 +95,8 @@ class NumpyJudge:
         self.waits += 1
         value = _view(layouts(problem)["d"], d).astype(np.float64)
         want = memory(expected, 8 * value.size).view(np.float64).reshape(value.shape)
-        within = memory(tolerance, 4 * value.size).view(np.float32).reshape(value.shape)
-        within = within + allowance[0] * np.abs(want) + allowance[1]
+        strict = memory(tolerance, 4 * value.size).view(np.float32).reshape(value.shape)
+        within = strict + allowance[0] * np.abs(want) + allowance[1]
         with np.errstate(invalid="ignore", over="ignore"):
             off = np.abs(value - want)
             ratio = off / within

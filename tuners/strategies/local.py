@@ -1,9 +1,9 @@
 """The space's own order first, then the neighbours of whatever is fastest so far.
 
 Libraries' spaces have far more candidates than a list can hold: their lists are samples. After OPENING
-candidates of the list, the fastest LEADERS are expanded one by one, the fastest first; whoever beats the one
-being expanded by GAIN is expanded at once. When no leader is left to expand, the list goes on. Without
-neighbours this is the exhaustive order.
+candidates of the list (or all of a shorter one), the fastest LEADERS are expanded one by one, the fastest
+first; whoever beats the one being expanded by GAIN is expanded at once. When no leader is left to expand, the
+list goes on. Without neighbours this is the exhaustive order.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class Local:
         found: list[Solution] = []
         while len(found) < count:
             improved = self._fastest < (1 - GAIN) * self._origin
-            if len(self._asked) >= OPENING and (improved or not self._near):
+            opened = len(self._asked) >= OPENING or not self._listed
+            if opened and (improved or not self._near):
                 self._expand()
             source = self._near or self._listed
             if not source:

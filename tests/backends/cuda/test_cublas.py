@@ -13,7 +13,7 @@ import pytest
 
 from backends.cuda import cublas as module
 from backends.cuda.cublas import Cublas, copy_plan
-from backends.errors import LaunchError
+from backends.errors import IllegalSolution
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem, from_blas, from_bmm, from_linear
 from backends.solution import Solution
@@ -219,10 +219,10 @@ def test_wide_leading_dimensions_take_the_wide_routine(bindings: Bindings) -> No
     assert bindings.calls[-1][0] == "gemm_ex_64"
 
 
-def test_a_refusal_is_a_launch_error(bindings: Bindings) -> None:
+def test_a_refusal_makes_the_solution_illegal(bindings: Bindings) -> None:
     launch = CUBLAS.load(from_linear(8, 16, 32), _solution(), None, FakeDevice()).bind(OPERANDS, 0)
     bindings.fault = LibraryError(15)
-    with pytest.raises(LaunchError, match="cuBLAS gemm_ex: CUBLAS_STATUS_NOT_SUPPORTED"):
+    with pytest.raises(IllegalSolution, match="cuBLAS gemm_ex refuses it: CUBLAS_STATUS_NOT_SUPPORTED"):
         launch()
 
 

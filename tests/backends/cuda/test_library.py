@@ -24,13 +24,27 @@ class Device:
             raise self.fault
 
 
-def test_a_status_is_named_with_what_was_called() -> None:
+@pytest.mark.parametrize(("status", "name"), [(1, "NOT_INITIALIZED"), (3, "ALLOC_FAILED"), (99, "99")])
+def test_a_status_is_named_with_what_was_called(status: int, name: str) -> None:
     device = Device()
     with (
-        pytest.raises(LaunchError, match=r"^cuBLAS gemm_ex: CUBLAS_STATUS_NOT_SUPPORTED$"),
+        pytest.raises(LaunchError, match=rf"^cuBLAS gemm_ex: CUBLAS_STATUS_{name}$"),
         call(device, "cuBLAS gemm_ex"),
     ):
-        raise LibraryError(15)
+        raise LibraryError(status)
+    assert device.waits == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "name"), [(7, "INVALID_VALUE"), (8, "ARCH_MISMATCH"), (15, "NOT_SUPPORTED")]
+)
+def test_a_refusal_is_no_fault(status: int, name: str) -> None:
+    device = Device(ContextLost("nobody asks"))
+    with (
+        pytest.raises(IllegalSolution, match=rf"^cuBLAS gemm_ex refuses it: CUBLAS_STATUS_{name}$"),
+        call(device, "cuBLAS gemm_ex"),
+    ):
+        raise LibraryError(status)
     assert device.waits == 0
 
 

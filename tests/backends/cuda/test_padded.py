@@ -18,17 +18,18 @@ from backends.cache import BinaryCache
 from backends.cuda.compiler import KERNELS, compile_cubin, nvrtc_build
 from backends.cuda.cublaslt import CublasLt
 from backends.cuda.padded import (
+    Copies,
+    CopyLaunch,
     PaddedCublasLt,
-    Place,
+    PaddedKernel,
     buffers,
     copied,
-    copy_argument,
-    launch_shape,
+    copy_launch,
     misaligned,
     padded_twin,
 )
 from backends.dtypes import DTYPES
-from backends.operands import Layout, Operands
+from backends.operands import Layout, Operands, as_product, layouts
 from backends.problem import GemmProblem, from_blas, from_bmm, from_linear
 from backends.protocol import Launch
 from backends.solution import Solution
@@ -58,14 +59,45 @@ def test_misaligned_operands(problem: GemmProblem, expected: tuple[str, ...]) ->
     assert PaddedCublasLt().supports(problem) == bool(expected)
 
 
-def test_the_twin_keeps_sizes_and_aligns_leading_dimensions() -> None:
+def test_the_twin_aligns_leading_dimensions_and_the_rows_of_a_copied_d() -> None:
     twin = padded_twin(BOTH, "all")
-    assert (twin.m, twin.n, twin.k) == (99, 64, 129)
+    assert (twin.m, twin.n, twin.k) == (104, 64, 129)
     assert (twin.lda, twin.ldb, twin.ldd, twin.ldc) == (136, 136, 104, 104)
     inputs = padded_twin(BOTH, "inputs")
-    assert (inputs.lda, inputs.ldb, inputs.ldd) == (136, 136, 99)
+    assert (inputs.m, inputs.lda, inputs.ldb, inputs.ldd) == (99, 136, 136, 99)
     assert copied(BOTH, "inputs") == ("a", "b")
     assert misaligned(twin) == ()
+
+
+@pytest.mark.parametrize(
+    ("problem", "names", "m", "lda"),
+    [
+        # Aligned operands with something for every row are copied where there are more rows.
+        (from_linear(64, 99, 128, "bf16"), "a d", 104, 128),
+        (from_linear(64, 99, 128, "bf16", bias="bf16", beta=1.0, ldc=104, ldd=99), "a d c bias", 104, 128),
+        (from_blas(99, 64, 128, "bf16", lda=104), "a d", 104, 104),
+        # D's rows need no rounding, its leading dimension does.
+        (from_blas(96, 64, 128, "bf16", ldd=97), "d", 96, 96),
+        # 16 bytes of the narrower type.
+        (from_blas(99, 64, 128, "fp8_e4m3", dtype_d="bf16"), "a d", 112, 112),
+        (from_linear(64, 99, 128, "fp8_e4m3", dtype_d="bf16"), "a d", 104, 128),
+        (from_linear(64, 99, 128, "fp8_e4m3", scale_a="outer", scale_b="outer"), "a d scale_a", 104, 128),
+        (from_linear(64, 99, 128, "fp8_e4m3", scale_a="tensor", scale_b="tensor"), "a d", 104, 128),
+        (from_blas(2**31 - 1, 1, 1, "bf16"), "a d", 2**31 - 1, 2**31),
+    ],
+    ids=lambda value: value.slug if isinstance(value, GemmProblem) else None,
+)
+def test_a_copied_d_has_whole_chunks_of_rows(problem: GemmProblem, names: str, m: int, lda: int) -> None:
+    assert set(names.split()) <= set(copied(problem, "all"))
+    assert set(copied(problem, "all")) - set(names.split()) <= {"b"}
+    twin = padded_twin(problem, "all")
+    assert (twin.m, twin.n, twin.k, twin.lda) == (m, problem.n, problem.k, lda)
+    found, (starts, size) = layouts(twin), buffers(problem, "all")
+    ends = [*list(starts.values())[1:], size]
+    for (name, start), end in zip(starts.items(), ends, strict=True):
+        layout = found[name]
+        assert end - start >= layout.copies * layout.ld * layout.columns * layout.dtype.bytes
+        assert layout.columns >= layouts(problem)[name].columns
 
 
 def test_twins_of_batches_follow_one_another() -> None:
@@ -89,8 +121,8 @@ def test_misaligned_addresses_leave_one_choice() -> None:
 
 def test_copies_lie_apart_in_the_workspace() -> None:
     starts, size = buffers(BOTH, "all")
-    assert starts == {"a": 0, "b": 27136, "d": 27136 + 17408}
-    assert size == 27136 + 17408 + 13312
+    assert starts == {"a": 0, "b": 28416, "d": 28416 + 17408}
+    assert size == 28416 + 17408 + 13312
     assert buffers(BOTH, "inputs")[1] == 27136 + 17408
 
 
@@ -127,6 +159,7 @@ class Inner(CublasLt):
 
 class _Multiply:
     workspace_bytes = 1024
+    partial_sums = 3
 
     def __init__(self, device: FakeDevice) -> None:
         self._device, self.prepared = device, 0
@@ -196,31 +229,77 @@ def test_a_launch_copies_in_multiplies_and_copies_out() -> None:
     assert kernel.workspace_bytes == first.workspace_bytes
     operands = Operands(a=0x1000, b=0x2000, c=0, d=0x3000, bias=0, alpha=1.0, beta=0.0)
     kernel.bind(operands, 0x100000)()
+    assert kernel.partial_sums == 3
     starts, size = buffers(BOTH, "all")
     names = [entry[0] for entry in device.log]
     pad = ("pad.cu", "pad", (("UNIT", "2"),))
-    assert names == [pad, pad, "multiply", pad]
-    _, inside, workspace = device.log[2]
+    assert names == [pad, "multiply", pad]
+    _, inside, workspace = device.log[1]
     assert (inside.a, inside.b, inside.d) == tuple(0x100000 + starts[name] for name in "abd")
     assert workspace == 0x100000 + size
-    (back,) = device.log[3][3]
-    assert (back.source, back.target, back.fill) == (inside.d, 0x3000, 0)
-    assert (back.source_pitch, back.target_pitch, back.width, back.lines) == (208, 198, 198, 64)
-    (into,) = device.log[0][3]
-    assert (into.source, into.target, into.fill, into.source_bytes) == (0x1000, inside.a, 1, 99 * 129 * 2)
+    (into,), (back,) = device.log[0][3], device.log[2][3]
+    assert (into.count, back.count) == (2, 1)
+    a, b, d = into.of[0], into.of[1], back.of[0]
+    assert (a.source, a.target, a.fill, a.source_bytes) == (0x1000, inside.a, 1, 99 * 129 * 2)
+    assert (b.source, b.target, b.fill, b.source_bytes) == (0x2000, inside.b, 1, 64 * 129 * 2)
+    assert (d.source, d.target, d.fill) == (inside.d, 0x3000, 0)
+    assert (d.source_pitch, d.target_pitch, d.width, d.lines) == (208, 198, 198, 64)
+    # Launches bound before keep their own addresses.
+    kernel.bind(replace(operands, a=0x5000), 0x200000)
+    assert (a.source, a.target) == (0x1000, inside.a)
 
 
-@pytest.mark.parametrize("fill", [False, True])
+def test_a_pad_without_candidates_leaves_the_others() -> None:
+    class Picky(Inner):
+        def listed(
+            self, problem: GemmProblem, device: Any, max_workspace_bytes: int | None
+        ) -> Iterator[Solution]:
+            aligned = problem.ldd % 8 == 0
+            return iter(()) if aligned else super().listed(problem, device, max_workspace_bytes)
+
+    found = PaddedCublasLt(Picky()).listed(BOTH, FakeDevice(), None)
+    assert [(s.parameters["pad"], s.parameters["tile"]) for s in found] == [("inputs", 1), ("inputs", 2)]
+
+
+def _layout_pair(rows: int, columns: int, copies: int, ld: int | None = None) -> tuple[Layout, Layout]:
+    """An operand of bytes with loose leading dimension and stride, and our buffer for it."""
+    ld, ours = rows + 1 if ld is None else ld, -(-rows // 16) * 16
+    kind = DTYPES["int8"]
+    return (
+        Layout(rows, columns, ld, ld * columns + 1, copies, kind),
+        Layout(rows, columns, ours, ours * columns, copies, kind),
+    )
+
+
+@pytest.mark.parametrize("out", [False, True])
+@pytest.mark.parametrize("copies", [1, 3, 10**9])
 @pytest.mark.parametrize("lines", [1, 3, 100, 10**7])
 @pytest.mark.parametrize("width", [1, 14, 16, 100, 4000, 10**7])
-def test_a_grid_reaches_every_chunk(width: int, lines: int, fill: bool) -> None:
-    grid, block = launch_shape(width, lines, 70000, fill)
-    assert block[0] * block[1] <= 256
-    assert grid[0] * block[0] * 16 >= width + (0 if fill else 15)
-    assert max(grid[1:]) <= 65535
-    assert grid[0] < 2**31
-    if lines * -(-width // 16) >= 1024:
-        assert block[0] * block[1] >= 128
+def test_blocks_reach_every_chunk(width: int, lines: int, copies: int, out: bool) -> None:
+    launch = copy_launch([_layout_pair(width, lines, copies)] * 2, out)
+    one, second = launch.argument.of[0], launch.argument.of[1]
+    blocks = one.span_x * one.span_y * one.span_z
+    assert (one.first, second.first, launch.blocks) == (0, blocks, 2 * blocks)
+    assert 0 < launch.blocks < 2**30
+    assert 1 <= one.span_z <= copies
+    across = 1 << one.across_log
+    assert across <= 256
+    assert one.span_x * across * (4 if one.along else 1) * 16 >= width + (15 if out else 0)
+    if not one.along and blocks < 2**20:
+        assert one.span_y * (256 // across) * 4 >= lines
+
+
+def test_batches_one_after_another_and_packed_columns_are_joined() -> None:
+    kind = DTYPES["bf16"]
+    own, ours = Layout(7, 5, 9, 45, 3, kind), Layout(7, 5, 8, 40, 3, kind)
+    one = copy_launch([(own, ours)]).argument.of[0]
+    assert (one.width, one.lines, one.batch) == (14, 15, 1)
+    packed = Layout(8, 5, 8, 40, 3, kind)
+    one = copy_launch([(packed, packed)]).argument.of[0]
+    assert (one.width, one.lines, one.batch) == (240, 1, 1)
+    more = Layout(7, 6, 8, 48, 3, kind)  # a column more in our buffer
+    one = copy_launch([(own, more)]).argument.of[0]
+    assert (one.width, one.lines, one.batch) == (14, 5, 3)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
@@ -236,55 +315,60 @@ _SHIM = """
 #define __device__
 #define __global__
 #define __forceinline__ inline
-#define __launch_bounds__(n)
+#define __grid_constant__
+#define __launch_bounds__(...)
 struct uint4 { unsigned x, y, z, w; };
 struct Index { unsigned x, y, z; };
-static Index blockIdx, threadIdx, gridDim, blockDim;
+static Index blockIdx, threadIdx;
 static unsigned __funnelshift_r(unsigned low, unsigned high, unsigned bits) {
     return bits ? low >> bits | high << (32 - bits) : low;
 }
-static unsigned char *lowest, *highest;  // what may be read in whole chunks
+struct Copies;
+static const Copies* running;
+static bool readable(const unsigned char* from);  // 16 bytes of it
 static uint4 __ldg(const uint4* at) {
     const unsigned char* byte = reinterpret_cast<const unsigned char*>(at);
-    if (reinterpret_cast<unsigned long long>(at) % 16 || byte < lowest || byte + 16 > highest) abort();
+    if (reinterpret_cast<unsigned long long>(at) % 16 || !readable(byte)) abort();
     return *at;
 }
 #include "pad.cu"
-extern "C" void run(const Copy* copy, const unsigned* grid, const unsigned* block) {
-    lowest = const_cast<unsigned char*>(copy->source);
-    highest = lowest + copy->source_bytes;
-    gridDim = {grid[0], grid[1], grid[2]};
-    blockDim = {block[0], block[1], block[2]};
-    for (blockIdx.z = 0; blockIdx.z < grid[2]; blockIdx.z++)
-        for (blockIdx.y = 0; blockIdx.y < grid[1]; blockIdx.y++)
-            for (blockIdx.x = 0; blockIdx.x < grid[0]; blockIdx.x++)
-                for (threadIdx.y = 0; threadIdx.y < block[1]; threadIdx.y++)
-                    for (threadIdx.x = 0; threadIdx.x < block[0]; threadIdx.x++) pad(*copy);
+static bool readable(const unsigned char* from) {
+    for (int i = 0; i < running->count; i++) {
+        const Copy& one = running->of[i];
+        if (from >= one.source && from + 16 <= one.source + one.source_bytes) return true;
+    }
+    return false;
+}
+extern "C" void run(const Copies* copies, unsigned blocks) {
+    running = copies;
+    for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++)
+        for (threadIdx.x = 0; threadIdx.x < THREADS; threadIdx.x++) pad(*copies);
 }
 """
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4, 8])
-def host_kernel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Any]:
-    """(unit, the kernel as a host function that runs every thread in turn, and traps where it reads what it
-    may not)."""
+@pytest.fixture(scope="module")
+def host_libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """UNIT -> the kernel as a host function that runs every thread in turn, and traps where it reads what it
+    may not."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("no g++")
-    folder, unit = tmp_path_factory.mktemp("pad"), request.param
+    folder, found = tmp_path_factory.mktemp("pad"), {}
     (folder / "shim.cpp").write_text(_SHIM)
-    flags = [
-        "-O1",
-        "-std=c++17",
-        "-shared",
-        "-fPIC",
-        "-fno-strict-aliasing",
-        f"-DUNIT={unit}",
-        f"-I{KERNELS}",
-    ]
-    library = folder / "pad.so"
-    subprocess.run([compiler, *flags, "shim.cpp", "-o", str(library)], cwd=folder, check=True)
-    return unit, ctypes.CDLL(str(library))
+    flags = ["-O1", "-std=c++17", "-shared", "-fPIC", "-fno-strict-aliasing", f"-I{KERNELS}"]
+    for unit in ("1", "2", "4", "8"):
+        library = folder / f"pad{unit}.so"
+        command = [compiler, *flags, f"-DUNIT={unit}", "shim.cpp", "-o", str(library)]
+        subprocess.run(command, cwd=folder, check=True)
+        found[unit] = ctypes.CDLL(str(library))
+    return found
+
+
+@pytest.fixture(params=[1, 2, 4, 8])
+def host_kernel(request: pytest.FixtureRequest, host_libraries: dict[str, Any]) -> tuple[int, Any]:
+    """(unit, the kernel on the host)"""
+    return request.param, host_libraries[str(request.param)]
 
 
 _UNITS = {1: "int8", 2: "bf16", 4: "fp32", 8: "fp64"}
@@ -297,43 +381,168 @@ def _storage(rng: np.random.Generator, size: int, offset: int) -> tuple[npt.NDAr
     return flat, start
 
 
+def _view(flat: npt.NDArray[np.uint8], start: int, layout: Layout) -> npt.NDArray[Any]:
+    return layout.view(flat[start:][: layout.bytes].view(layout.dtype.storage))
+
+
+def _fewer(launch: CopyLaunch, rng: np.random.Generator) -> int:
+    """Blocks of the launch after taking away some, whose work loops then do; a copy at least keeps one."""
+    blocks = 0
+    for copy in launch.argument.of[: launch.argument.count]:
+        if copy.along:
+            copy.span_x = int(rng.integers(1, copy.span_x + 1))
+        copy.span_y = int(rng.integers(1, copy.span_y + 1))
+        copy.span_z = int(rng.integers(1, copy.span_z + 1))
+        copy.first = blocks
+        blocks += copy.span_x * copy.span_y * copy.span_z
+    return blocks
+
+
+def _random_pair(rng: np.random.Generator, unit: int) -> tuple[Layout, Layout]:
+    dtype, step = DTYPES[_UNITS[unit]], 16 // unit
+    rows, columns, copies = (int(rng.integers(1, top)) for top in (90, 12, 4))
+    if rng.integers(0, 8) == 0:
+        rows, columns = int(rng.integers(4000, 20000)), int(rng.integers(1, 4))
+    if rng.integers(0, 4) == 0:  # packed in whole chunks
+        rows = -(-rows // step) * step
+        own = Layout(rows, columns, rows, rows * columns, copies, dtype)
+    else:
+        ld = rows + int(rng.integers(0, 20))
+        own = Layout(rows, columns, ld, ld * columns + int(rng.integers(0, 3)), copies, dtype)
+    ours, more = -(-rows // step) * step, int(rng.integers(0, 3)) * int(rng.integers(0, 2))
+    return own, Layout(rows, columns + more, ours, ours * (columns + more), copies, dtype)
+
+
 @pytest.mark.parametrize("out", [False, True])
 def test_the_kernel_copies_every_element_and_touches_nothing_else(
     host_kernel: tuple[int, Any], out: bool
 ) -> None:
     unit, library = host_kernel
     rng = np.random.default_rng(unit + out)
-    dtype = DTYPES[_UNITS[unit]]
-    for _ in range(150):
-        rows, columns, copies = (int(rng.integers(1, top)) for top in (90, 12, 4))
-        ld = rows + int(rng.integers(0, 20))
-        ours = -(-rows // max(1, 16 // unit)) * max(1, 16 // unit)
-        theirs = Layout(rows, columns, ld, ld * columns + int(rng.integers(0, 9)), copies, dtype)
-        padded = Layout(rows, columns, ours, ours * columns, copies, dtype)
-        offset = int(rng.integers(0, 16 // unit)) * unit
-        far, far_start = _storage(rng, theirs.bytes, offset)
-        near, near_start = _storage(rng, padded.stride * copies * unit, 0)
-        a = Place(theirs, far.ctypes.data + far_start)
-        b = Place(padded, near.ctypes.data + near_start)
-        source, target = (b, a) if out else (a, b)
-        argument = copy_argument(source, target, fill=not out)
-        grid, block = launch_shape(argument.width, columns, copies, fill=not out)
-        few = (grid[0], int(rng.integers(1, grid[1] + 1)), int(rng.integers(1, grid[2] + 1)))
-        before_far, before_near = far.copy(), near.copy()
+    for _ in range(80):
+        pairs = [_random_pair(rng, unit) for _ in range(1 if out else int(rng.integers(1, 8)))]
+        memory, addresses = [], []
+        for own, ours in pairs:
+            offset = int(rng.integers(0, 16 // unit)) * unit
+            far, far_start = _storage(rng, own.bytes, offset)
+            near, near_start = _storage(rng, ours.stride * ours.copies * unit, 0)
+            memory.append((far, far_start, near, near_start, far.copy(), near.copy()))
+            at, to = far.ctypes.data + far_start, near.ctypes.data + near_start
+            addresses.append((to, at) if out else (at, to))
+        launch = copy_launch(pairs, out)
+        blocks = _fewer(launch, rng) if rng.integers(0, 2) else launch.blocks
+        library.run(ctypes.byref(launch.at(addresses)), ctypes.c_uint(blocks))
+        for (own, ours), (far, far_start, near, near_start, was_far, was_near) in zip(
+            pairs, memory, strict=True
+        ):
+            part = replace(ours, columns=own.columns)
+            if out:
+                _view(was_far, far_start, own)[:] = _view(was_near, near_start, part)
+            else:
+                # Lines are filled up to the next 16 bytes; columns that are ours alone stay as they are.
+                _view(was_near, near_start, replace(part, rows=part.ld))[:] = 0
+                _view(was_near, near_start, part)[:] = _view(was_far, far_start, own)
+            assert np.array_equal(far, was_far)
+            assert np.array_equal(near, was_near)
 
-        def view(flat: npt.NDArray[np.uint8], start: int, layout: Layout) -> npt.NDArray[Any]:
-            return layout.view(flat[start:].view(np.uint8)[: layout.bytes].view(dtype.storage))
 
-        library.run(ctypes.byref(argument), (ctypes.c_uint * 3)(*few), (ctypes.c_uint * 3)(*block))
-        expected_far, expected_near = before_far.copy(), before_near.copy()
-        if out:
-            view(expected_far, far_start, theirs)[:] = view(before_near, near_start, padded)
-        else:
-            whole = expected_near[near_start:][: padded.stride * copies * unit].view(dtype.storage)
-            whole[:] = 0
-            view(expected_near, near_start, padded)[:] = view(before_far, far_start, theirs)
-        assert np.array_equal(far, expected_far)
-        assert np.array_equal(near, expected_near)
+_PRODUCTS = [
+    from_linear(5, 19, 21, "bf16"),
+    from_linear(5, 19, 24, "bf16", bias="bf16", beta=1.0, ldc=24),
+    from_blas(19, 5, 21, "fp16", trans_b="T", beta=1.0),
+    from_blas(19, 5, 21, "fp32", trans_a="T", bias="fp32"),
+    from_bmm(3, 5, 19, 21, "bf16", stride_b=0, beta=1.0, ldd=23, ldc=25),
+    from_linear(5, 19, 32, "fp32", bias="fp32", alignment=4),
+]
+
+
+class _HostFunction:
+    """The copying kernel run at once on the host."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+
+    def pack(self, argument: Copies) -> Copies:
+        return argument
+
+    def launch(self, grid: Any, block: Any, argument: Copies, stream: int) -> None:
+        self._library.run(ctypes.byref(argument), ctypes.c_uint(grid[0]))
+
+
+class _HostDevice(FakeDevice):
+    def __init__(self, libraries: dict[str, Any]) -> None:
+        super().__init__()
+        self._libraries = libraries
+
+    def function(self, source: str, name: str, defines: Any = None) -> Any:
+        return _HostFunction(self._libraries[defines["UNIT"]])
+
+
+def _at(address: int, layout: Layout, storage: Any) -> npt.NDArray[Any]:
+    """An operand at an address as whole numbers."""
+    raw = (ctypes.c_ubyte * layout.bytes).from_address(address)
+    return layout.view(np.frombuffer(memoryview(raw), storage))
+
+
+_INTEGERS = {2: np.int16, 4: np.int32}
+
+
+class _HostMultiply:
+    """op(A) op(B) + C + bias in whole numbers, on the twin as the library would see it."""
+
+    workspace_bytes, partial_sums = 0, 1
+
+    def __init__(self, problem: GemmProblem) -> None:
+        self._problem = problem
+
+    def prepare(self) -> None: ...
+
+    def bind(self, operands: Operands, workspace: int) -> Launch:
+        return lambda: _multiply(self._problem, operands)
+
+
+def _multiply(problem: GemmProblem, operands: Operands) -> None:
+    found = layouts(problem)
+    views = {
+        name: _at(getattr(operands, name), layout, _INTEGERS[layout.dtype.bytes])
+        for name, layout in found.items()
+    }
+    left, right = as_product(problem, views["a"], views["b"])
+    out = left @ right
+    if "c" in views:
+        out = out + views["c"]
+    if "bias" in views:
+        out = out + views["bias"].reshape(1, 1, -1)
+    views["d"][:] = out
+
+
+@pytest.mark.parametrize("pad", ["all", "inputs"])
+@pytest.mark.parametrize("problem", _PRODUCTS, ids=lambda p: p.slug)
+def test_products_on_copies_are_the_products(
+    problem: GemmProblem, pad: str, host_libraries: dict[str, Any]
+) -> None:
+    if not copied(problem, pad):
+        pytest.skip("no choice for this problem")
+    device = _HostDevice(host_libraries)
+    rng = np.random.default_rng(1)
+    kernel = PaddedKernel(problem, pad, _HostMultiply(padded_twin(problem, pad)), device)
+    work, work_start = _storage(rng, kernel.workspace_bytes, 0)
+    offset = problem.alignment % 16
+    memory = {name: _storage(rng, one.bytes, offset) for name, one in layouts(problem).items()}
+    address = {name: flat.ctypes.data + start for name, (flat, start) in memory.items()}
+    before = {name: flat.copy() for name, (flat, _) in memory.items()}
+    operands = Operands.at(address, (1.0, 1.0))
+    _multiply(problem, operands)
+    expected = memory["d"][0].copy()
+    memory["d"][0][:] = before["d"]
+    guard = work.copy()
+    kernel.bind(operands, work.ctypes.data + work_start)()
+    assert np.array_equal(memory["d"][0], expected)
+    for name, (flat, _) in memory.items():
+        assert name == "d" or np.array_equal(flat, before[name])
+    assert np.array_equal(work[:work_start], guard[:work_start])
+    end = work_start + kernel.workspace_bytes
+    assert np.array_equal(work[end:], guard[end:])
 
 
 @pytest.mark.cuda
@@ -357,12 +566,12 @@ def test_copies_on_a_gpu(unit: int, cache: BinaryCache) -> None:
         data = rng.integers(0, 256, offset + theirs.bytes, dtype=np.uint8)
         buffer.upload(data)
         near = device.allocate(padded.stride * copies * unit)
-        a, b = Place(theirs, buffer.address + offset), Place(padded, near.address)
-        for source, target, fill in ((a, b, True), (b, a, False)):
-            argument = copy_argument(source, target, fill)
-            grid, block = launch_shape(argument.width, columns, copies, fill)
-            function.launch(grid, block, function.pack(argument), device.stream)
-            if fill:  # in; then everything is wiped and copied out again
+        a, b = buffer.address + offset, near.address
+        for out in (False, True):
+            launch = copy_launch([(theirs, padded)], out)
+            argument = launch.at([(b, a) if out else (a, b)])
+            function.launch(*launch.grid, function.pack(argument), device.stream)
+            if not out:  # then everything is wiped and copied out again
                 whole = near.download(0, near.size).view(dtype.storage).reshape(copies, columns, ours)
                 assert np.array_equal(
                     whole[..., :rows].view(np.uint8),
@@ -388,6 +597,9 @@ def test_copies_on_a_gpu(unit: int, cache: BinaryCache) -> None:
         from_linear(64, 96, 129, "fp8_e4m3", scale_a="tensor", scale_b="tensor"),
         from_bmm(3, 33, 65, 129, "bf16", stride_b=0, beta=1.0),
         from_linear(64, 99, 129, "bf16", bias="bf16", activation="relu"),
+        from_linear(64, 99, 128, "bf16", bias="bf16", beta=1.0),
+        from_blas(99, 64, 129, "fp16", trans_b="T"),
+        from_linear(64, 99, 128, "fp8_e4m3", dtype_d="bf16", scale_a="outer", scale_b="outer"),
         from_linear(63, 96, 128, "bf16", alignment=2),
         from_blas(7, 5, 3, "fp32", trans_a="T"),
     ],

@@ -163,12 +163,7 @@ class FakeTorch:
             cuda=SimpleNamespace(matmul=SimpleNamespace(allow_tf32=False, allow_fp16_accumulation=False))
         )
         self._C = SimpleNamespace(_nn=SimpleNamespace(gelu_=self._note("gelu_"), silu_=self._note("silu_")))
-
-        class Inference:
-            def __enter__(self) -> None:
-                outer.log.append(("inference",))
-
-        self.inference_mode = Inference
+        self.set_grad_enabled = lambda on: outer.log.append(("gradients", on))
 
     def _set_stream(self, stream: Any) -> None:
         self.log.append(("set_stream", stream))
@@ -283,7 +278,7 @@ def _run(problem: GemmProblem) -> tuple[Any, Any]:
 def test_calls(torch: FakeTorch, problem: GemmProblem, calls: list[Any]) -> None:
     got, expected = _run(problem)
     assert np.array_equal(got, expected)
-    assert torch.log == [("inference",), ("set_stream", ("stream", 77, ("cuda", 0))), *calls]
+    assert torch.log == [("gradients", False), ("set_stream", ("stream", 77, ("cuda", 0))), *calls]
 
 
 def test_modes_follow_the_compute_type(torch: FakeTorch) -> None:

@@ -179,7 +179,7 @@ def test_appended_files_and_late_validators() -> None:
         (f"{KEY},Gemm_Hipblaslt_NT_572", "is for NT, but the operator says TN"),
         (f"{KEY},{CUBLASLT_NAME[:-10]}", "unknown solution"),
         (f"{KEY},{CUBLASLT_NAME[:-1]}65536", "cluster 65536"),
-        (f"{KEY},{CUBLASLT_NAME.replace('splitk_1', 'splitk_-1')}", "splitk -1"),
+        (f"{KEY},{CUBLASLT_NAME.replace('splitk_1', 'splitk_-2')}", "splitk -2"),
         (f"{KEY},Default,nan", "time 'nan' is no number of milliseconds"),
         (f"{KEY},Default,inf", "time 'inf'"),
         (f"{KEY},Default,-1", "time '-1'"),

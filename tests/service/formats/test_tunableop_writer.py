@@ -224,7 +224,7 @@ def test_rows_that_share_a_key_collapse_into_the_first() -> None:
             "a rocblas solution without the parameters",
         ),
         (
-            row(solution=Solution("cublaslt", 1, {**CUBLASLT.parameters, "splitk_num": -1}, "130200")),
+            row(solution=Solution("cublaslt", 1, {**CUBLASLT.parameters, "splitk_num": -2}, "130200")),
             CUDA,
             "a cublaslt solution without the parameters",
         ),

@@ -1,0 +1,313 @@
+"""The CUDA part of docs/performance.md, from the results that exist; a missing file leaves its section out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+#: List -> what a reader knows it as.
+TITLES: Mapping[str, str] = {
+    "decode_m1": "Decode, one token (m = 1)",
+    "decode_small": "Decode, small batches (m = 4 to 16)",
+    "decode_large": "Decode, large batches (m = 32 to 128)",
+    "prefill": "Prefill",
+    "square": "Square",
+    "odd": "Odd sizes",
+}
+#: List (or "serving": decode and prefill together) -> the geometric mean that is aimed at; shown
+#: beside what was measured.
+BARS: Mapping[str, float] = {}
+_WRONG_ROWS = 24
+
+
+def result(folder: Path, name: str) -> dict[str, Any] | None:
+    """A benchmark's JSON, None where there is none."""
+    path = folder / f"{name}.json"
+    if not path.exists():
+        return None
+    document: dict[str, Any] = json.loads(path.read_text())
+    return document
+
+
+def source(document: Mapping[str, Any]) -> str:
+    """Where and how a figure was measured."""
+    several = document.get("environments") or [document["environment"]]
+    env = several[0]
+    many = f"{len(several)} x " if len(several) > 1 else ""
+    libraries = ", ".join(
+        f"{name} {env['libraries'][name]}" for name in ("torch", "cublaslt") if name in env["libraries"]
+    )
+    return (
+        f"`{document['command']}`, {document['measured_at'][:10]}, commit {document['commit'][:12]}, {many}{env['product']} "
+        f"({env['arch']}, {env['units']} SMs), driver {env['driver']}, {env['runtime']}; {libraries}"
+    )
+
+
+def sections(folder: Path) -> list[str]:
+    """Every section whose file exists."""
+    found = []
+    for path in sorted(folder.glob("cuda-lists-*.json")):
+        found += lists(json.loads(path.read_text()))
+    for name, make in (
+        ("screening", screening),
+        ("repeat", repeat),
+        ("launch", launch),
+        ("types", types),
+        ("trap", trap),
+    ):
+        document = result(folder, f"cuda-{name}")
+        if document is not None:
+            found.append(make(document))
+    return [f"# NVIDIA GPUs\n\n{_HEAD}\n", *found] if found else []
+
+
+_HEAD = (
+    "Against what a torch user runs today (torch's own call) and against cuBLASLt's first heuristic, in CUDA graphs, "
+    "cold operands, every answer verified. A ratio is the default's time over the tuned time; where nothing was shown "
+    "faster, the default stays, and the ratio is 1."
+)
+
+
+# ---- lists ---------------------------------------------------------------------------------------
+
+
+def lists(document: Mapping[str, Any]) -> list[str]:
+    """The summary of all lists, then a table a list."""
+    dtype, rows = document["dtype"], document["rows"]
+    found = [_summary(document)]
+    for name in document["lists"]:
+        mine = [row for row in rows if row["list"] == name]
+        if mine:
+            found.append(_list(TITLES.get(name, name), dtype, mine))
+    return found
+
+
+def _summary(document: Mapping[str, Any]) -> str:
+    groups = {name: figures for name, figures in document["lists"].items() if figures["shapes"]}
+    serving = document["serving"]
+    named = [(TITLES.get(name, name), name, figures) for name, figures in groups.items()]
+    if serving["shapes"]:
+        named.append(("**Decode and prefill together**", "serving", serving))
+    bars = any(name in BARS for _, name, _ in named)
+    heads = ["list", "shapes", "over the default (geometric mean)", *(["bar"] if bars else []), "least", "most",
+             "over cuBLASLt's heuristic", "WIN / TIE / LOSS", "share of bound (median)",
+             "configurations a shape (median)"]  # fmt: skip
+    lines = []
+    for title, name, figures in named:
+        verdicts = figures["verdicts"]
+        bar = [f"{BARS[name]:.2f}x" if name in BARS else "-"] if bars else []
+        lines.append(
+            [title, str(figures["shapes"]), f"**{figures['geometric_mean']:.3f}x**", *bar, f"{figures['minimum']:.2f}x",
+             f"{figures['maximum']:.2f}x", _times(figures["geometric_mean_heuristic"], 3),
+             " / ".join(str(verdicts.get(kind, 0)) for kind in ("WIN", "TIE", "LOSS")),
+             _percent(figures["share_median"]), f"{figures['configurations_median']:.0f}"]
+        )  # fmt: skip
+    parts = [
+        f"## Linear layers of served models, {document['dtype']}: tuned over {_baselines(document['rows'])}\n",
+        f"{document['shapes_done']} of {document['shapes_wanted']} shapes, {document['seconds']:g} s of measuring each"
+        f"{'' if document['complete'] else ' (**not all of them yet**)'}; {document['all'].get('configurations', 0):,} "
+        f"configurations verified and timed, {document['all'].get('wrong_results', 0):,} thrown out for wrong results.\n",
+        _table(heads, lines),
+        *_ceilings(document, document["dtype"]),
+        source(document),
+        "",
+    ]
+    return "\n".join(parts)
+
+
+def _baselines(rows: Iterable[Mapping[str, Any]]) -> str:
+    return ", ".join(sorted({row["baseline"] for row in rows if "error" not in row})) or "the default"
+
+
+def _ceilings(document: Mapping[str, Any], dtype: str) -> list[str]:
+    measured = [gpu["ceilings"] for gpu in document["gpus"] if gpu["ceilings"]]
+    if not measured:
+        return []
+
+    def between(values: Iterable[float], unit: str) -> str:
+        low, high = (f"{end(held):,.2f}" for held in [list(values)] for end in (min, max))
+        return f"{low} {unit}" if low == high else f"{low} to {high} {unit}"
+
+    reading = between((one["read_bytes_per_second"] / 1e12 for one in measured), "TB/s")
+    multiplying = between((one["flops_per_second"][dtype] / 1e12 for one in measured), f"TFLOP/s {dtype}")
+    return [f"Bounds are from ceilings measured on each GPU: reading {reading}, multiplying {multiplying}.\n"]
+
+
+def _list(title: str, dtype: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    heads = [
+        "m x n x k",
+        "torch us",
+        "heuristic us",
+        "best us",
+        "over torch",
+        "interval",
+        "family",
+        "of bound",
+    ]
+    lines = []
+    for row in rows:
+        size = f"{row['m']} x {row['n']} x {row['k']}"
+        if "error" in row:
+            lines.append([size, *["-"] * 5, _cell(row["error"]), "-"])
+            continue
+        won = row["verdict"] == "WIN"
+        interval = (
+            _interval(row["interval"])
+            if won
+            else f"{row['verdict']}, best library {_times(row['raw_ratio'])}"
+        )
+        share = "-" if row["share"] is None else f"{row['share']:.0%} ({row['binds']})"
+        lines.append(
+            [size, _us(row["torch_us"]), _us(row["heuristic_us"]), _us(row["best_us"]), f"{row['ratio']:.2f}x", interval,
+             row["family"], share]
+        )  # fmt: skip
+    return f"### {title}, {dtype}\n\n{_table(heads, lines)}"
+
+
+# ---- the rest ------------------------------------------------------------------------------------
+
+
+def screening(document: Mapping[str, Any]) -> str:
+    """Configurations within some seconds."""
+    lines = [
+        [f"{row['m']} x {row['n']} x {row['k']}", _us(row["run_us"]), f"**{row['configurations']}**",
+         f"{row['screening_seconds']:.2f}", _counts(row["by_status"])]
+        for row in document["rows"]
+    ]  # fmt: skip
+    least = ""
+    if document["short_minimum"] is not None:
+        least = (
+            f" Of the {document['short_shapes']} shapes whose run takes under 100 us: at least "
+            f"**{document['short_minimum']}**, median {document['short_median']:g}."
+        )
+    return (
+        f"## Screening: configurations verified and timed within {document['seconds']:g} s\n\nWall clock, "
+        f"{document['dtype']}, one GPU.{least}\n\n"
+        f"{_table(['m x n x k', 'fastest run us', 'verified and timed', 'seconds', 'outcomes'], lines)}\n{source(document)}\n"
+    )
+
+
+def repeat(document: Mapping[str, Any]) -> str:
+    """Tuned twice."""
+    lines = [
+        [row["problem"], f"{row['first_verdict']} {_us(row['first_us'])} us",
+         f"{row['second_verdict']} {_us(row['second_us'])} us", str(row["ties"]),
+         "the same" if row["same"] else "in it" if row["in_tie_set"] else "**not in it**"]
+        for row in document["rows"]
+    ]  # fmt: skip
+    heads = ["problem", "first", "second", "first tie set", "second winner"]
+    return (
+        f"## Tuned twice\n\nThe second winner lies in the first tie set for **{document['in_tie_set']} of "
+        f"{document['problems']}** problems ({document['same']} the same solution).\n\n{_table(heads, lines)}\n"
+        f"{source(document)}\n"
+    )
+
+
+def launch(document: Mapping[str, Any]) -> str:
+    """Host time a launch."""
+    lines = [
+        [
+            row["call"],
+            f"{row['m']} x {row['n']} x {row['k']}",
+            f"**{row['median_us']:.2f}**",
+            f"{row['worst_us']:.2f}",
+        ]
+        for row in document["rows"]
+    ]
+    heads = [
+        "call",
+        "m x n x k",
+        "us of host time, median",
+        f"worst of {document['repetitions']} repetitions",
+    ]
+    return (
+        f"## Launching from Python, outside graphs\n\nA stored cuBLASLt solution, loaded and bound, against torch's call; "
+        f"{document['calls']:,} calls a repetition, {document['dtype']}.\n\n{_table(heads, lines)}\n{source(document)}\n"
+    )
+
+
+def types(document: Mapping[str, Any]) -> str:
+    """Every combination of types."""
+    lines = []
+    for row in document["rows"]:
+        if "error" in row:
+            lines.append([row["name"], "not run", "-", "-", "-", _cell(row["error"])])
+            continue
+        lines.append(
+            [row["name"], row["verdict"], f"{row['ratio']:.2f}x", row["baseline"], _us(row["best_us"]),
+             f"{row['family']}; {_counts(row['by_status'])}"]
+        )  # fmt: skip
+    heads = ["types", "verdict", "ratio", "over", "best us", "winner; screened"]
+    return (
+        f"## Types, epilogues, layouts\n\n**{document['tuned']} of {document['combinations']}** combinations tuned, "
+        f"{document['seconds']:g} s each.\n\n{_table(heads, lines)}\n{source(document)}\n"
+    )
+
+
+def trap(document: Mapping[str, Any]) -> str:
+    """Splits of k that compute wrong results."""
+    lines = [
+        [str(row["splitk_num"]), str(row["reduction_scheme"]), str(row["tried"]), str(row["legal"]), str(row["ok"]),
+         f"**{row['wrong_result']}**" if row["wrong_result"] else "0", str(row["crash"])]
+        for row in _wrong_first(document["rows"])
+    ]  # fmt: skip
+    schemes = "; ".join(
+        f"scheme {scheme}: {found['wrong_result']:,} of {found['legal']:,}"
+        for scheme, found in document["wrong_schemes"].items()
+    )
+    heads = [
+        "splitk_num",
+        "reduction scheme",
+        "tried",
+        "taken by the library's check",
+        "right",
+        "wrong",
+        "crashed",
+    ]
+    return (
+        f"## Why every candidate is verified: cuBLASLt's algorithm {document['algorithm']}\n\nOf {document['legal']:,} "
+        f"configurations that cublasLtMatmulAlgoCheck takes, **{document['wrong_result']:,} give wrong results** "
+        f"({document['ok']:,} right, {document['crash']:,} crashed). Wrong among splits of k, {schemes or 'none tried'}. "
+        f"None of them is ever an answer.\n\n{_table(heads, lines)}\n{source(document)}\n"
+    )
+
+
+def _wrong_first(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """What the library takes, the most wrong first, so many as a page holds."""
+    legal = [row for row in rows if row["legal"]]
+    legal.sort(key=lambda row: (-row["wrong_result"], row["splitk_num"], row["reduction_scheme"]))
+    return legal[:_WRONG_ROWS]
+
+
+# ---- words ---------------------------------------------------------------------------------------
+
+
+def _table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    rows = [heads, ["---"] * len(heads), *lines]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "/").split())
+
+
+def _us(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}" if value < 100 else f"{value:,.0f}"
+
+
+def _times(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:.{digits}f}x"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
+
+
+def _interval(ends: Sequence[float | None] | None) -> str:
+    return "-".join("open" if end is None else f"{end:.2f}" for end in ends or (None, None))
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())

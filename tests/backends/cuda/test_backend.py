@@ -1,0 +1,250 @@
+"""Which devices and libraries are found, and what the defaults are."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from backends.cache import BinaryCache
+from backends.cuda import backend as module
+from backends.cuda.backend import CudaBackend, library_builds
+from backends.cuda.driver import DriverMissing
+from backends.errors import DeviceLost, UnsupportedProblem
+from backends.problem import GemmProblem, from_bmm, from_linear
+from tests.backends.cuda.fakes import ENVIRONMENT, GPU, MIG, FakeApi, Status
+
+CUDA = CudaBackend()
+MIB = 2**20
+LIBRARIES = {"cublaslt": "130100", "cublas": "130100", "nvrtc": "13.0"}
+FULL = replace(ENVIRONMENT, libraries={**LIBRARIES, "torch": "2.11.0+cu130"})
+BARE = replace(ENVIRONMENT, libraries=LIBRARIES)
+EMPTY = replace(ENVIRONMENT, libraries={})
+
+
+@pytest.fixture(autouse=True)
+def _anew() -> Iterator[None]:
+    library_builds.cache_clear()
+    yield
+    library_builds.cache_clear()
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    found: Any = ModuleType("pynvml")
+    found.nvmlInit = lambda: None
+    found.nvmlSystemGetDriverVersion = lambda: "580.159.04"
+    monkeypatch.setitem(sys.modules, "pynvml", found)
+    made: ModuleType = found
+    return made
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch, nvml: ModuleType) -> FakeApi:
+    found = FakeApi(GPU, MIG)
+    monkeypatch.setattr(module, "api", lambda: found)
+    monkeypatch.setattr(module, "library_builds", lambda: (LIBRARIES, ("a note",)))
+    return found
+
+
+# ---- probing -----------------------------------------------------------------------------------
+
+
+def test_without_a_driver_there_are_no_devices_and_one_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise DriverMissing("no NVIDIA driver on this machine (libcuda.so is not found)")
+
+    monkeypatch.setattr(module, "api", missing)
+    found = CUDA.probe()
+    assert found.devices == ()
+    assert found.notes == ("no NVIDIA driver on this machine (libcuda.so is not found)",)
+
+
+def test_two_devices(fake: FakeApi) -> None:
+    found = CUDA.probe()
+    assert found.notes == ("a note",)
+    whole, part = found.devices
+    assert whole.vendor == "cuda"
+    assert (whole.arch, whole.product, whole.units) == ("sm_90", "NVIDIA H200", 132)
+    assert whole.memory_bytes == 150_000_000_000
+    assert whole.uuid == "GPU-01234567-89ab-cdef-0123-456789abcdef"
+    assert whole.partition == ""
+    assert (whole.driver, whole.runtime) == ("580.159.04", "CUDA 13.1")
+    assert dict(whole.libraries) == LIBRARIES
+    assert (part.product, part.units) == ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 16)
+    assert part.partition == "MIG 1g.10gb"
+    assert part.uuid == "MIG-ffffffff-ffff-ffff-ffff-ffffffffffff"
+    assert whole.device_class != part.device_class
+    assert not [name for name in fake.names() if "Ctx" in name], "probing makes no context"
+
+
+def test_nvml_may_be_hidden(fake: FakeApi, nvml: Any) -> None:
+    nvml.nvmlSystemGetDriverVersion = lambda: b"470.1"
+    assert CUDA.probe().devices[0].driver == "470.1"
+
+    def hidden() -> None:
+        raise RuntimeError("NVML Shared Library Not Found")
+
+    nvml.nvmlInit = hidden
+    assert CUDA.probe().devices[0].driver == ""
+
+
+@pytest.mark.parametrize("call", ["DeviceGetCount", "DeviceGet", "DeviceGetAttribute", "DeviceTotalMem"])
+def test_a_driver_that_fails_while_it_is_asked_is_a_note(call: str, fake: FakeApi) -> None:
+    fake.faults[call] = Status(101, "CUDA_ERROR_INVALID_DEVICE")
+    found = CUDA.probe()
+    assert found.devices == ()
+    (note,) = found.notes
+    assert "CUDA_ERROR_INVALID_DEVICE (the GPU is gone)" in note
+
+
+# ---- libraries ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nvmath(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """nvmath's bindings of cuBLAS 13.1.3."""
+    found: Any = ModuleType("nvmath.bindings")
+    found.cublasLt = SimpleNamespace(get_version=lambda: 130103)
+    found.cublas = SimpleNamespace(get_property=lambda part: (13, 1, 3)[part])
+    monkeypatch.setitem(sys.modules, "nvmath.bindings", found)
+    monkeypatch.setattr(module, "torch_build", lambda: None)
+    monkeypatch.setattr(module, "nvrtc_build", lambda: "13.0")
+    return found
+
+
+def test_builds_of_the_libraries_that_load(nvmath: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert library_builds() == ({"cublaslt": "130103", "cublas": "130103", "nvrtc": "13.0"}, ())
+    library_builds.cache_clear()
+    monkeypatch.setattr(module, "torch_build", lambda: "2.11.0+cu130")
+    assert library_builds()[0]["torch"] == "2.11.0+cu130"
+
+
+def test_what_is_missing_is_noted(nvmath: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "nvrtc_build", lambda: None)
+
+    def refuses() -> int:
+        raise RuntimeError("Failed to dlopen libcublasLt.so.13")
+
+    nvmath.cublasLt.get_version = refuses
+    libraries, (cublas, nvrtc) = library_builds()
+    assert libraries == {}
+    assert cublas.startswith("cuBLAS does not load (RuntimeError: Failed to dlopen libcublasLt.so.13)")
+    assert nvrtc.startswith("NVRTC does not load")
+    library_builds.cache_clear()
+    monkeypatch.setitem(sys.modules, "nvmath.bindings", None)
+    _, (first, _) = library_builds()
+    assert first.startswith("nvmath-python is not installed")
+    assert "pip install 'gemmtune[cuda]'" in first
+
+
+# ---- baselines ---------------------------------------------------------------------------------
+
+FIRST = ("cuBLASLt's first heuristic", "cublaslt-heuristic")
+TORCH = ("torch 2.11.0+cu130", "torch-matmul")
+
+
+@pytest.mark.parametrize(
+    ("problem", "environment", "expected"),
+    [
+        (from_linear(8, 64, 64, "bf16"), FULL, [TORCH, FIRST]),
+        (from_linear(8, 64, 64, "bf16"), BARE, [FIRST]),
+        (from_linear(8, 64, 64, "bf16", bias="bf16", activation="silu"), FULL, [TORCH]),
+        (from_linear(8, 64, 64, "bf16", dtype_d="fp32"), FULL, [FIRST]),
+        (from_bmm(3, 8, 64, 64, "fp16", activation="relu"), FULL, [TORCH, FIRST]),
+        (from_linear(8, 64, 64, "bf16"), replace(FULL, libraries={"torch": "2.11.0+cu130"}), [TORCH]),
+    ],
+)
+def test_the_frameworks_call_first_then_the_librarys(
+    problem: GemmProblem, environment: Any, expected: list[tuple[str, str]]
+) -> None:
+    found = CUDA.baselines(problem, environment)
+    names = [(one.name, CUDA.families()[one.solution.family].name) for one in found]
+    assert [name for name, _ in names] == [name for name, _ in expected]
+    assert [one.solution.family for one in found][-1] == names[-1][1]
+    for one in found:
+        family = CUDA.families()[one.solution.family]
+        assert family.illegal(problem, one.solution, environment) is None
+        assert one.solution.build == environment.libraries[family.library]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(None, 32 * MIB), (0, 0), (MIB, MIB)])
+def test_the_limit_of_workspace_is_the_heuristics_own(limit: int | None, expected: int) -> None:
+    (found,) = CUDA.baselines(from_linear(8, 64, 64, "bf16"), BARE, limit)
+    assert dict(found.solution.parameters) == {"rank": 0, "workspace_limit": expected}
+    assert found.solution.build == "130100"
+
+
+@pytest.mark.parametrize(
+    ("problem", "environment", "words"),
+    [
+        (
+            from_linear(8, 64, 64, "complex64"), FULL,
+            r"no library call for .* \(complex64 -> complex64.*neither torch nor cuBLASLt has complex64",
+        ),
+        (from_linear(8, 64, 64, "bf16", activation="silu"), BARE, r"epilogue silu\): neither torch nor cuBLASLt"),
+        (from_linear(8, 64, 64, "bf16"), EMPTY, r"cuBLASLt \(nvmath-python, nvidia-cublas\) is not installed"),
+    ],
+)  # fmt: skip
+def test_a_problem_that_no_library_has(problem: GemmProblem, environment: Any, words: str) -> None:
+    with pytest.raises(UnsupportedProblem, match=words):
+        CUDA.baselines(problem, environment)
+
+
+# ---- the rest ----------------------------------------------------------------------------------
+
+
+def test_families_in_the_order_of_a_search() -> None:
+    found = CUDA.families()
+    assert list(found) == [family.name for family in module._FAMILIES]
+    assert list(found)[:2] == ["cublaslt", "cublaslt-heuristic"]
+    assert all(found[name].name == name for name in found)
+    assert CUDA.families() is found
+
+
+def test_modes_and_the_processs_variables() -> None:
+    assert CUDA.modes == ("graph", "eager")
+    assert dict(CUDA.process_variables) == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32", "tf32", "fp64", "int8", "fp8_e4m3"])
+def test_the_product_that_shows_the_multiplying_ceiling_has_a_baseline(dtype: str) -> None:
+    problem = CUDA.product(dtype)
+    assert (problem.m, problem.n, problem.k) == (8192, 8192, 8192)
+    assert (problem.trans_a, problem.trans_b) == ("T", "N")
+    assert CUDA.baselines(problem, BARE)
+
+
+def test_a_device_that_is_gone(fake: FakeApi, cache: BinaryCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DeviceLost, match=r"^cuda device 2 is gone: a note$"):
+        CUDA.open(2, cache)
+    monkeypatch.setattr(module, "library_builds", lambda: (LIBRARIES, ()))
+    with pytest.raises(DeviceLost, match=r"^cuda device 7 is gone: the driver sees 2 GPUs$"):
+        CUDA.open(7, cache)
+
+    def missing() -> None:
+        raise DriverMissing("no driver")
+
+    monkeypatch.setattr(module, "api", missing)
+    with pytest.raises(DeviceLost, match=r"^cuda device 0 is gone: no driver$"):
+        CUDA.open(0, cache)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_opening_one_of_them(
+    index: int, fake: FakeApi, cache: BinaryCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imports: list[int] = []
+    monkeypatch.setattr("backends.cuda.device.api", lambda: fake)
+    monkeypatch.setattr(module, "import_torch", lambda: imports.append(1))
+    device = CUDA.open(index, cache)
+    assert device.environment == CUDA.probe().devices[index]
+    assert imports == []
+    with_torch = {**LIBRARIES, "torch": "2.11.0+cu130"}
+    monkeypatch.setattr(module, "library_builds", lambda: (with_torch, ()))
+    CUDA.open(index, cache)
+    assert imports == [1], "ahead of the first candidate"

@@ -1,0 +1,192 @@
+"""Series: what is queued around the launches, in which order, and what is given back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from backends.cuda.series import EagerSeries, GraphSeries
+from backends.errors import ContextLost, IllegalSolution, LaunchError
+from tests.backends.cuda.fakes import FakeApi, Status
+
+STREAM = 77
+
+
+class Telemetry:
+    """Says what it is told to say."""
+
+    def __init__(self, log: list[tuple[Any, ...]]) -> None:
+        self.disturbance, self._log = "", log
+
+    def snapshot(self) -> str:
+        self._log.append(("snapshot",))
+        return "before"
+
+    def disturbed(self, before: str) -> str:
+        assert before == "before"
+        self._log.append(("look",))
+        return self.disturbance
+
+
+class Device:
+    """What a series asks of its device."""
+
+    stream = STREAM
+
+    def __init__(self, fake: FakeApi) -> None:
+        self._fake, self.telemetry = fake, Telemetry(fake.log)
+
+    def synchronize(self) -> None:
+        self._fake.log.append(("wait",))
+
+
+class Kernel:
+    def __init__(self, fake: FakeApi) -> None:
+        self._fake = fake
+
+    def prepare(self) -> None:
+        self._fake.log.append(("prepare",))
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
+    found = FakeApi()
+    monkeypatch.setattr("backends.cuda.series.api", lambda: found)
+    return found
+
+
+@pytest.fixture
+def device(fake: FakeApi) -> Any:
+    return Device(fake)
+
+
+def launch(fake: FakeApi, name: str) -> Callable[[], None]:
+    return lambda: fake.log.append(("launch", name))
+
+
+def series_of(kind: Any, fake: FakeApi, device: Any, warm: bool = True, count: int = 3) -> Any:
+    launches = [launch(fake, str(i)) for i in range(count)]
+    return kind(device, Kernel(fake), launches, launch(fake, "warm") if warm else None)
+
+
+def test_an_eager_sample_in_order(fake: FakeApi, device: Any) -> None:
+    series = series_of(EagerSeries, fake, device)
+    (_, begin), (_, end) = ((None, 1001), (None, 1002))
+    assert fake.log == [("EventCreate", 0), ("EventCreate", 0)]
+    fake.log.clear()
+    series.sample()
+    assert fake.log == [
+        ("prepare",), ("launch", "warm"), ("wait",), ("snapshot",),
+        ("EventRecord", begin, STREAM), ("launch", "0"), ("launch", "1"), ("launch", "2"),
+        ("EventRecord", end, STREAM), ("EventSynchronize", end), ("EventElapsedTime", begin, end), ("look",),
+    ]  # fmt: skip
+
+
+def test_a_graph_is_captured_once_and_replayed_for_each_sample(fake: FakeApi, device: Any) -> None:
+    series = series_of(GraphSeries, fake, device)
+    assert fake.log == [
+        ("prepare",), ("launch", "warm"), ("wait",),
+        ("StreamBeginCapture", STREAM, 2), ("launch", "0"), ("launch", "1"), ("launch", "2"),
+        ("StreamEndCapture", STREAM), ("GraphInstantiate", 1001, 0), ("GraphUpload", 1002, STREAM),
+        ("EventCreate", 0), ("EventCreate", 0),
+    ]  # fmt: skip
+    fake.log.clear()
+    series.sample()
+    first = list(fake.log)
+    assert first == [
+        ("launch", "warm"), ("snapshot",),
+        ("EventRecord", 1003, STREAM), ("GraphLaunch", 1002, STREAM), ("EventRecord", 1004, STREAM),
+        ("EventSynchronize", 1004), ("EventElapsedTime", 1003, 1004), ("look",),
+    ]  # fmt: skip
+    fake.log.clear()
+    series.sample()
+    assert fake.log == first
+
+
+@pytest.mark.parametrize("kind", [EagerSeries, GraphSeries])
+def test_what_is_warm_already_is_not_warmed_up(kind: Any, fake: FakeApi, device: Any) -> None:
+    series = series_of(kind, fake, device)
+    fake.log.clear()
+    series.sample(warm=False)
+    assert ("launch", "warm") not in fake.log
+    assert ("EventElapsedTime" in fake.names()) is True
+    without = series_of(kind, fake, device, warm=False)
+    without.sample()
+    assert ("launch", "warm") not in fake.log
+
+
+@pytest.mark.parametrize("kind", [EagerSeries, GraphSeries])
+@pytest.mark.parametrize(("count", "milliseconds"), [(1, 5.0), (4, 5.0), (1000, 0.25)])
+def test_seconds_a_launch(
+    kind: Any, count: int, milliseconds: float, fake: FakeApi, device: Any
+) -> None:
+    fake.milliseconds = milliseconds
+    series = series_of(kind, fake, device, count=count)
+    sample = series.sample()
+    assert sample.launches == series.launches == count
+    assert sample.seconds == pytest.approx(milliseconds / 1000 / count)
+    assert sample.disturbed == ""
+
+
+@pytest.mark.parametrize("kind", [EagerSeries, GraphSeries])
+def test_what_disturbed_a_sample_is_passed_on(kind: Any, fake: FakeApi, device: Any) -> None:
+    series = series_of(kind, fake, device)
+    device.telemetry.disturbance = "hardware slowdown"
+    assert series.sample().disturbed == "hardware slowdown"
+    device.telemetry.disturbance = ""
+    assert series.sample().disturbed == ""
+
+
+def test_an_eager_series_gives_its_events_back(fake: FakeApi, device: Any) -> None:
+    series = series_of(EagerSeries, fake, device)
+    fake.log.clear()
+    series.close()
+    assert fake.log == [("EventDestroy", 1001), ("EventDestroy", 1002)]
+
+
+def test_a_graph_is_destroyed_when_nothing_of_it_runs(fake: FakeApi, device: Any) -> None:
+    series = series_of(GraphSeries, fake, device)
+    fake.log.clear()
+    series.close()
+    assert fake.log == [
+        ("wait",), ("GraphExecDestroy", 1002), ("GraphDestroy", 1001), ("EventDestroy", 1003),
+        ("EventDestroy", 1004),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("error", [IllegalSolution("a rule"), LaunchError("refused"), KeyboardInterrupt()])
+def test_a_launch_that_fails_while_captured_ends_the_capture(
+    error: BaseException, fake: FakeApi, device: Any
+) -> None:
+    def fails() -> None:
+        raise error
+
+    # The driver invalidates a capture in which a call failed: ending it says so.
+    fake.faults["StreamEndCapture"] = Status(901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED")
+    with pytest.raises(type(error)) as caught:
+        GraphSeries(device, Kernel(fake), [launch(fake, "0"), fails, launch(fake, "2")], None)  # type: ignore[arg-type]
+    assert caught.value is error
+    assert fake.names()[-3:] == ["StreamBeginCapture", "launch", "StreamEndCapture"]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ("StreamEndCapture", "capturing the launches: CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"),
+        ("GraphInstantiate", "cuGraphInstantiate: CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"),
+    ],
+)
+def test_a_graph_that_cannot_be_made(call: str, words: str, fake: FakeApi, device: Any) -> None:
+    fake.faults[call] = Status(901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED")
+    with pytest.raises(LaunchError, match=words):
+        series_of(GraphSeries, fake, device)
+
+
+@pytest.mark.parametrize("kind", [EagerSeries, GraphSeries])
+def test_a_fault_on_the_device_shows_in_the_sample(kind: Any, fake: FakeApi, device: Any) -> None:
+    series = series_of(kind, fake, device)
+    fake.faults["EventSynchronize"] = Status(700, "CUDA_ERROR_ILLEGAL_ADDRESS")
+    with pytest.raises(ContextLost, match="waiting for the launches: CUDA_ERROR_ILLEGAL_ADDRESS"):
+        series.sample()
