@@ -3,7 +3,7 @@
     python -m benchmarks.cuda lists      the published lists, tuned against torch and cuBLASLt's heuristic
     python -m benchmarks.cuda screening  configurations verified and timed within 3 s of wall clock
     python -m benchmarks.cuda launch     host microseconds to launch a stored cuBLASLt solution from Python
-    python -m benchmarks.cuda trap       algorithm 66 by (splitk_num, reduction_scheme): who is wrong
+    python -m benchmarks.cuda trap       algorithm 66's splits of k: which are wrong, and are they foretold
     python -m benchmarks.cuda types      a problem of every combination of types, tuned or its stated error
     python -m benchmarks.cuda repeat     6 shapes tuned twice: is the second winner in the first tie set
 
@@ -27,7 +27,7 @@ from typing import Any
 from backends.environment import Environment
 from backends.problem import GemmProblem, from_linear
 from backends.registry import FoundDevice
-from benchmarks import cuda_calls
+from benchmarks import cuda_calls, cuda_trap
 from benchmarks.cuda_jobs import Jobs, Partial, spread
 from benchmarks.cuda_tuned import (
     SHAPES,
@@ -299,8 +299,7 @@ def launch(options: argparse.Namespace) -> None:
 def trap(options: argparse.Namespace) -> None:
     """One algorithm's splits of k."""
     device = machine(options.device, 1)[0]
-    with DeviceRunner(device, kernel_cache()) as runner:
-        figures = cuda_calls.splits(runner, options.algorithm, options.seconds)
+    figures = cuda_trap.trap(device, options.algorithm, options.seconds)
     write(f"{options.device}-trap", device.environment, figures, options.output)
 
 

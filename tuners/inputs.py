@@ -23,7 +23,7 @@ POOL = 2**22 - 3
 RAGGED_M, RAGGED_N, RAGGED_K = 131, 37, 259
 RAGGED_BATCH = 3
 #: Multiples of 16 and of no tile.
-EVEN_M, EVEN_N, EVEN_K = 144, 48, 272
+EVEN_M, EVEN_N = 144, 48
 
 
 def draw(rng: np.random.Generator, count: int, dtype: DType, distribution: str) -> npt.NDArray[Any]:
@@ -113,19 +113,18 @@ def ragged(problem: GemmProblem) -> GemmProblem:
 
 def _ragged_fallbacks(problem: GemmProblem) -> list[tuple[str, GemmProblem]]:
     """Easier twins, by what their names add, for libraries that want leading dimensions in whole vectors (of
-    16 bytes), D's rows too, or all sizes."""
+    16 bytes), D's rows too, or all sizes. k stays: such a library's configuration may split it."""
     p = problem
-    odd = (min(p.m, RAGGED_M), min(p.n, RAGGED_N), min(p.k, RAGGED_K))
+    m, n = min(p.m, RAGGED_M), min(p.n, RAGGED_N)
     vector = max(1, 16 // DTYPES[p.dtype_d].bytes)
-    rows = (p.m if p.m < vector else min(p.m, RAGGED_M) // vector * vector, odd[1], odd[2])
-    m, n, k = (
+    whole = [
         min(size, most) // 16 * 16 if size >= 16 else size
-        for size, most in ((p.m, EVEN_M), (p.n, EVEN_N), (p.k, EVEN_K))
-    )
+        for size, most in ((p.m, EVEN_M), (p.n, EVEN_N), (p.k, p.k))
+    ]
     return [
-        ("aligned", _twin(p, odd, 16)),
-        ("aligned rows", _twin(p, rows, 16)),
-        ("multiples of 16", _twin(p, (m, n, k), 16)),
+        ("aligned", _twin(p, (m, n, p.k), 16)),
+        ("aligned rows", _twin(p, (m if m < vector else m // vector * vector, n, p.k), 16)),
+        ("multiples of 16", _twin(p, (whole[0], whole[1], whole[2]), 16)),
     ]
 
 
@@ -157,6 +156,8 @@ def _twin(p: GemmProblem, sizes: tuple[int, int, int], align: int) -> GemmProble
 #: Operands over this many bytes make references that take a host seconds; EXACT_SEEDS of them must do there,
 #: and the proof's evidence counts them.
 LARGE_BYTES, EXACT_SEEDS = 2**27, 2
+#: The ragged problem with the exact one's own alpha and beta.
+OWN_SCALARS = "ragged, own scalars"
 
 
 @lru_cache(maxsize=64)
@@ -177,7 +178,7 @@ def cases(
         seed, distribution = first_seed + index, DISTRIBUTIONS[index % len(DISTRIBUTIONS)]
         found += _ladder("ragged", twins, problem, seed, distribution)
         if index == 0:
-            found += _ladder("ragged, own scalars", plain, problem, seed, distribution)
+            found += _ladder(OWN_SCALARS, plain, problem, seed, distribution)
         if index < exact_seeds or operand_bytes(problem) <= LARGE_BYTES:
             found.append(Case(problem, seed, distribution, "exact"))
     return tuple(found)

@@ -37,7 +37,7 @@ from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem
 from backends.protocol import AskedFamily, Backend, Bandwidths, Buffer, Device, Family, Kernel
 from backends.solution import Solution
-from tuners.inputs import EXACT_SEEDS, Case, applicable, cases
+from tuners.inputs import EXACT_SEEDS, OWN_SCALARS, Case, applicable, cases
 from tuners.measure import OperandSets, Rotation, Timer
 from tuners.policy import MeasurementPolicy
 from tuners.space import Space, search_space
@@ -146,7 +146,7 @@ def rotation(task: Task) -> Rotation:
     """Lays the operands out and computes the screening's references. Raises DeviceMemoryExceeded."""
     with _ending_if_lost():
         owner = _state().open(task)
-        for case in cases(task.problem, 1, task.seed):
+        for case in owner.screening:
             if case.instead_of is None:
                 owner.verifier.lay_out(case)
         return owner.sets.rotation
@@ -243,6 +243,15 @@ class Owner:
         if self._task is None:
             raise RuntimeError("no task is open")
         return self._task
+
+    @property
+    def screening(self) -> Sequence[Case]:
+        """What a candidate must compute right before it is timed. A GPU, on which the exact problem costs no
+        more than a ragged twin, leaves the twin with the problem's own scalars to the proof."""
+        found = cases(self.task.problem, 1, self.task.seed)
+        if self.device.judge is None:
+            return found
+        return [case for case in found if not case.name.startswith(OWN_SCALARS)]
 
     @property
     def sets(self) -> OperandSets:
@@ -370,7 +379,7 @@ def _screen(owner: Owner, solution: Solution, binaries: Binaries, best: float | 
     if limit is not None and kernel.workspace_bytes > limit:
         rule = f"workspace of {kernel.workspace_bytes} bytes is over the policy's {limit}"
         return Outcome(solution, Phase.SCREEN, Status.ILLEGAL, (), {"rule": rule})
-    evidence = _verify(owner, solution, binaries, cases(task.problem, 1, task.seed))
+    evidence = _verify(owner, solution, binaries, owner.screening)
     if "wrong" in evidence:
         return Outcome(solution, Phase.SCREEN, Status.WRONG_RESULT, (), evidence)
     if evidence.get("repeatable") is False:

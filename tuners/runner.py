@@ -28,13 +28,12 @@ from backends.errors import (
     GemmtuneError,
 )
 from backends.outcome import Outcome, Phase, Status
-from backends.problem import GemmProblem
-from backends.protocol import AskedFamily, Backend, Family
+from backends.protocol import AskedFamily, Backend
 from backends.registry import BACKENDS, FoundDevice, backend
 from backends.solution import Solution
 from tuners import owner
 from tuners.ceilings import Ceilings
-from tuners.inputs import applicable, cases
+from tuners.inputs import Case, applicable, cases
 from tuners.measure import Rotation
 from tuners.owner import Binaries, OwnerSettings, Task
 from tuners.policy import MeasurementPolicy
@@ -90,10 +89,6 @@ def _remove_left_folders() -> None:
         pid = folder.name.split("-")[1]
         if pid.isdigit() and not Path("/proc", pid).exists():
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_legal(family: Family, problem: GemmProblem, solution: Solution, environment: Environment) -> bool:
-    return family.supports(problem) and family.illegal(problem, solution, environment) is None
 
 
 def _screen_alone(task: Task, solution: Solution, binaries: Binaries, best: float | None) -> Outcome:
@@ -204,30 +199,45 @@ class DeviceRunner:
 
     def compile(self, task: Task, solutions: Sequence[Solution]) -> Mapping[str, Outcome]:
         begin = time.monotonic()
-        families = self.backend.families()
         failed: dict[str, Outcome] = {}
-        checked, here = cases(task.problem, 1, task.seed), self.environment
 
         def one(solution: Solution) -> None:
-            family = families[solution.family]
-            found: dict[str, str] = {}
-            rule = family.illegal(task.problem, solution, here)
-            if rule is not None:
-                failed[solution.id] = Outcome(solution, Phase.SCREEN, Status.ILLEGAL, (), {"rule": rule})
-                return
-            try:
-                for case in applicable(checked, lambda case: _is_legal(family, case.problem, solution, here)):
-                    path = family.compile(case.problem, solution, here, self.cache)
-                    found |= {} if path is None else {case.problem.id: str(path)}
+            found = self._compiled(task, solution)
+            if isinstance(found, Outcome):
+                failed[solution.id] = found
+            else:
                 self._binaries[solution.id] = found
-            except (CompileError, CompilerMissing) as error:
-                log = getattr(error, "log", "")[-4000:]
-                evidence = {"error": str(error), "log": log}
-                failed[solution.id] = Outcome(solution, Phase.SCREEN, Status.COMPILE_ERROR, (), evidence)
 
-        list(self._compilers.map(one, [s for s in solutions if s.id not in self._binaries]))
+        fresh = [s for s in solutions if s.id not in self._binaries]
+        for solution in fresh:  # nothing to wait for: what they need is compiled once a problem
+            if solution.family in self._asked:
+                one(solution)
+        list(self._compilers.map(one, [s for s in fresh if s.family not in self._asked]))
         self.compile_seconds += time.monotonic() - begin
         return failed
+
+    def _compiled(self, task: Task, solution: Solution) -> Binaries | Outcome:
+        """The binaries of a candidate for each problem that it is verified on, or what became of it."""
+        family, here = self.backend.families()[solution.family], self.environment
+        rule = family.illegal(task.problem, solution, here)
+        if rule is not None:
+            return Outcome(solution, Phase.SCREEN, Status.ILLEGAL, (), {"rule": rule})
+        if solution.family in self._asked:  # which twins are legal is asked on the device too
+            problems = [task.problem]
+        else:
+
+            def legal(case: Case) -> bool:
+                twin = case.problem
+                return family.supports(twin) and family.illegal(twin, solution, here) is None
+
+            problems = [case.problem for case in applicable(cases(task.problem, 1, task.seed), legal)]
+        try:
+            found = {p.id: family.compile(p, solution, here, self.cache) for p in dict.fromkeys(problems)}
+        except (CompileError, CompilerMissing) as error:
+            log = getattr(error, "log", "")[-4000:]
+            evidence = {"error": str(error), "log": log}
+            return Outcome(solution, Phase.SCREEN, Status.COMPILE_ERROR, (), evidence)
+        return {name: str(path) for name, path in found.items() if path is not None}
 
     def screen(self, solutions: Sequence[Solution], best: float | None) -> list[Outcome]:
         """Together first; where the child dies or hangs, one by one, so that it shows whose fault it is."""

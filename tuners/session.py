@@ -89,8 +89,8 @@ TOGETHER_SECONDS = 0.05
 
 
 class Session:
-    """Iterate run() for outcomes; `verdict` is there when it ends. stop() ends it after the next outcome
-    (then there is no verdict, and the outcomes can be replayed)."""
+    """Iterate run() for outcomes; `verdict` is there when it ends. stop() ends it after the outcomes that are
+    known by then (there is no verdict, and the outcomes can be replayed)."""
 
     def __init__(
         self,
@@ -153,8 +153,8 @@ class Session:
         for outcome in self._screen(task, space, screened):
             self._count(outcome)
             yield outcome
-            if self._stopped:
-                return
+        if self._stopped:
+            return
         baselines = [
             b for b in space.baselines if screened[b.solution.id].status in (Status.OK, Status.UNSTABLE)
         ]
@@ -179,21 +179,19 @@ class Session:
                 self.counts.replayed += 1
                 yield outcome
         first = [b.solution for b in space.baselines if b.solution.id not in screened]
-        yield from self._screen_batch(task, first, screened, strategy, prune=False)
+        yield from self._screen_batch(task, first, screened, strategy)
         # Baselines must run, however long they take: the search has its share beside them.
         limit = self.counts.measuring_seconds + self.budget.seconds * (1 - self.budget.final_share)
         left = self.budget.candidates
-        while self.counts.measuring_seconds < limit and left != 0:
+        while self.counts.measuring_seconds < limit and left != 0 and not self._stopped:
             begin = self._clock()
             batch = strategy.ask(BATCH if left is None else min(BATCH, left))
             self.counts.measuring_seconds += self._clock() - begin
             if not batch:
                 return
-            for outcome in self._screen_batch(task, batch, screened, strategy):
+            for outcome in self._screen_batch(task, batch, screened, strategy, limit):
                 yield outcome
                 left = None if left is None else left - 1
-                if self.counts.measuring_seconds >= limit:
-                    return
 
     def _screen_batch(
         self,
@@ -201,15 +199,17 @@ class Session:
         batch: Sequence[Solution],
         screened: dict[str, Outcome],
         strategy: Strategy,
-        prune: bool = True,
+        limit: float | None = None,
     ) -> Iterator[Outcome]:
+        """Until `limit` measured seconds (None: of baselines, which are not pruned either). Whatever was
+        measured is handed on, also by a tuning that is stopped meanwhile."""
         failed = self._compile(task, batch)
         waiting = list(batch)
-        while waiting:
+        while waiting and not self._stopped and (limit is None or self.counts.measuring_seconds < limit):
             several, waiting = waiting[: self._together()], waiting[self._together() :]
             begin = self._clock()
             rest = [solution for solution in several if solution.id not in failed]
-            outcomes = self.runner.screen(rest, _best(screened) if prune else None) if rest else []
+            outcomes = self.runner.screen(rest, None if limit is None else _best(screened)) if rest else []
             took = self._clock() - begin
             found = {**failed, **{s.id: outcome for s, outcome in zip(rest, outcomes, strict=True)}}
             lost = any(o.status in (Status.TIMEOUT, Status.CRASH) for o in outcomes)

@@ -41,16 +41,24 @@ def compile_cubin(
     source: str, arch: str, cache: BinaryCache, defines: Mapping[str, str] | None = None
 ) -> Path:
     """kernels/SOURCE for `arch` (sm_90, sm_90a) with macros. Raises CompileError, CompilerMissing."""
-    texts = {path.name: path.read_text() for path in sorted(KERNELS.glob("*.h"))}
-    texts[source] = (KERNELS / source).read_text()
-    flags = [f"--gpu-architecture={arch}", *_FLAGS]
-    flags += [f"--define-macro={name}={value}" for name, value in sorted((defines or {}).items())]
-    key = cache.key(texts, arch, f"nvrtc {nvrtc_build()}", flags)
+    key, texts, flags = _inputs(source, arch, tuple(sorted((defines or {}).items())))
 
     def build(path: Path) -> None:
         path.write_bytes(_compile(source, texts, flags))
 
     return cache.get(key, ".cubin") or cache.put(key, ".cubin", build)
+
+
+@lru_cache(maxsize=64)
+def _inputs(
+    source: str, arch: str, defines: tuple[tuple[str, str], ...]
+) -> tuple[str, Mapping[str, str], list[str]]:
+    """(key, texts, flags) of a compilation; an installation's kernels do not change while it runs."""
+    texts = {path.name: path.read_text() for path in sorted(KERNELS.glob("*.h"))}
+    texts[source] = (KERNELS / source).read_text()
+    flags = [f"--gpu-architecture={arch}", *_FLAGS]
+    flags += [f"--define-macro={name}={value}" for name, value in defines]
+    return BinaryCache.key(texts, arch, f"nvrtc {nvrtc_build()}", flags), texts, flags
 
 
 def _compile(source: str, texts: Mapping[str, str], flags: list[str]) -> bytes:

@@ -21,10 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from backends.cuda.cublaslt_algorithms import (
+    DROPS_REMAINDER,
     Algorithm,
     Configuration,
     base_configurations,
     by_cost,
+    drops_remainder,
     neighbours,
     spread,
 )
@@ -205,6 +207,9 @@ class CublasLt(LibraryFamily):
         if rule is None and solution.build != environment.libraries.get("cublaslt"):
             here = environment.libraries.get("cublaslt")
             rule = f"a solution of cuBLASLt {solution.build} means nothing to cuBLASLt {here}"
+        if rule is None and drops_remainder(configuration(solution), problem.k):
+            splits = solution.parameters["splitk_num"]
+            rule = f"algorithm {DROPS_REMAINDER} drops the last {problem.k} mod {splits} elements of k"
         return rule
 
     def listed(

@@ -75,6 +75,22 @@ class Algorithm:
         return all(least <= given for least, given in zip(self.alignment, alignment, strict=True))
 
 
+#: Elements of k that a stage holds, of the stages that name no number (cublasLtMatmulStages_t, *xAUTO).
+STAGE_K = {32: 8, 33: 16, 34: 32, 35: 64, 36: 128, 37: 256, 38: 768}
+#: The algorithm that drops what is left of k (below), seen in cuBLAS 13.1 on sm_90.
+DROPS_REMAINDER = 66
+
+
+def drops_remainder(one: Configuration, k: int) -> bool:
+    """Whether a configuration is known to leave the last k mod splitk_num elements of k out of the product,
+    although the library's check passes it: where k does not divide, and its rounded-down share is a whole
+    number of stages. (benchmarks/cuda.py: trap; docs/cuda.md.)"""
+    if one.algo_id != DROPS_REMAINDER or one.splitk_num < 2 or one.stages_id not in STAGE_K:
+        return False
+    share, rest = divmod(k, one.splitk_num)
+    return rest != 0 and share > 0 and share % STAGE_K[one.stages_id] == 0
+
+
 def base_configurations(algorithm: Algorithm, check: Check) -> Iterator[Configuration]:
     """Every legal (tile, stages, cluster) of an algorithm without splitting k, the rest at its default; where
     there is none, with the first inner shape that has some."""

@@ -49,7 +49,7 @@ class EagerSeries:
         if warm and self._warm is not None:
             self._warm()
         self._device.synchronize()
-        before = self._device.telemetry.snapshot()
+        before = self._device.telemetry.recent()
         check(cu.cuEventRecord(self._events.begin, stream), "cuEventRecord")
         for launch in self._list:
             launch()
@@ -93,7 +93,7 @@ class GraphSeries:
         cu, stream = api(), self._device.stream
         if warm and self._warm is not None:
             self._warm()
-        before = self._device.telemetry.snapshot()
+        before = self._device.telemetry.recent()
         check(cu.cuEventRecord(self._events.begin, stream), "cuEventRecord")
         check(cu.cuGraphLaunch(self._exec, stream), "cuGraphLaunch")
         check(cu.cuEventRecord(self._events.end, stream), "cuEventRecord")

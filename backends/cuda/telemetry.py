@@ -6,6 +6,7 @@ Reading a clock takes some 20 us, so a snapshot is taken around every sample. No
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from typing import Any
 #: A sample across a change of the SM clock by more than this is set aside. Under a power cap the clock moves
 #: in steps of 15 MHz all the time, which interleaved rounds cancel.
 CLOCK_CHANGE = 0.04
+#: A snapshot costs some 25 us.
+RECENT_SECONDS = 2e-3
 #: nvmlClocksEventReasons that set a sample aside: HW slowdown, SW and HW thermal slowdown, HW power brake.
 _DISTURBING = {
     0x8: "hardware slowdown",
@@ -53,6 +56,8 @@ class Telemetry:
 
     def __init__(self, uuid: str, api: Any = None) -> None:
         self._api, self._handle = api, None
+        self._last: Snapshot | None = None
+        self._taken = 0.0
         with suppress(Exception):  # NVML is missing, or does not know the device: say nothing of it
             if self._api is None:
                 import pynvml  # noqa: PLC0415  (optional)
@@ -77,10 +82,19 @@ class Telemetry:
     def snapshot(self) -> Snapshot:
         """Clock and reasons now; zeros where NVML does not tell."""
         api, handle = self._api, self._handle
-        return Snapshot(
+        self._taken = time.monotonic()
+        self._last = Snapshot(
             self._ask(lambda: int(api.nvmlDeviceGetClockInfo(handle, api.NVML_CLOCK_SM)), 0),
             self._ask(lambda: int(api.nvmlDeviceGetCurrentClocksEventReasons(handle)), 0),
         )
+        return self._last
+
+    def recent(self) -> Snapshot:
+        """The last snapshot where it is RECENT_SECONDS old at most, else a new one: samples follow closely
+        upon one another."""
+        if self._last is None or time.monotonic() - self._taken > RECENT_SECONDS:
+            return self.snapshot()
+        return self._last
 
     def disturbed(self, before: Snapshot) -> str:
         """What disturbed the time since `before`."""

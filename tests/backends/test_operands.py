@@ -41,6 +41,16 @@ def shape(p: GemmProblem, name: str) -> tuple[int, int]:
     return {"a": (p.m, p.k), "b": (p.k, p.n), "c": (p.m, p.n), "d": (p.m, p.n)}[name]
 
 
+def values(p: GemmProblem, name: str) -> int | None:
+    """How many values a bias or a scale has, None for a matrix."""
+    if name == "bias":
+        return p.m if p.bias_axis == "m" else p.n
+    if not name.startswith("scale_"):
+        return None
+    whole = {"scale_a": p.m, "scale_b": p.n, "scale_d": 1}[name]
+    return {"tensor": 1, "outer": whole}[getattr(p, name)]
+
+
 def stride(p: GemmProblem, name: str) -> int:
     return int(getattr(p, f"stride_{name}"))
 
@@ -59,7 +69,16 @@ def test_a_problem_has_the_operands_it_needs(p: GemmProblem) -> None:
     found = layouts(p)
     assert ("c" in found) is (p.beta != "zero")
     assert ("bias" in found) is (p.bias is not None)
+    for name in ("scale_a", "scale_b", "scale_d"):
+        assert (name in found) is (getattr(p, name) in ("tensor", "outer"))
     assert {"a", "b", "d"} <= set(found) <= set(NAMES)
+
+
+def test_layouts_are_made_once_and_nobody_changes_them() -> None:
+    p = from_bmm(2, 3, 4, 5)
+    assert layouts(p) is layouts(from_bmm(2, 3, 4, 5))
+    with pytest.raises(TypeError):
+        layouts(p)["a"] = layouts(p)["b"]  # type: ignore[index]
 
 
 @given(SMALL)
@@ -67,8 +86,9 @@ def test_a_view_shows_each_element_at_its_address(p: GemmProblem) -> None:
     for name, layout in layouts(p).items():
         view = layout.view(np.arange(layout.elements))
         assert view.shape == (layout.copies, layout.columns, layout.rows)
-        if name == "bias":
-            assert view.reshape(-1).tolist() == list(range(p.m if p.bias_axis == "m" else p.n))
+        count = values(p, name)
+        if count is not None:
+            assert view.reshape(-1).tolist() == list(range(count))
             continue
         assert layout.copies == (p.batch if stride(p, name) else 1)
         rows, columns = shape(p, name)
@@ -84,9 +104,11 @@ def test_a_view_shows_each_element_at_its_address(p: GemmProblem) -> None:
 def test_sizes_end_at_the_last_element(p: GemmProblem) -> None:
     total = 0
     for name, layout in layouts(p).items():
-        last = layout.rows - 1 if name == "bias" else max(touched(p, name))
+        count = values(p, name)
+        last = count - 1 if count is not None else max(touched(p, name))
         assert layout.elements == last + 1
-        kind = getattr(p, "bias" if name == "bias" else f"dtype_{name}")
+        field = "scale_dtype" if name.startswith("scale_") else "bias" if name == "bias" else f"dtype_{name}"
+        kind = getattr(p, field)
         assert layout.dtype is DTYPES[kind]
         assert layout.bytes == (last + 1) * DTYPES[kind].storage.itemsize
         total += layout.bytes
@@ -98,7 +120,8 @@ def test_writes_hit_the_elements_and_nothing_else(p: GemmProblem, spare: int) ->
     for name, layout in layouts(p).items():
         flat = np.zeros(layout.elements + spare, np.int8)
         layout.view(flat)[...] = 1
-        expected = set(range(layout.rows)) if name == "bias" else touched(p, name)
+        count = values(p, name)
+        expected = touched(p, name) if count is None else set(range(count))
         assert set(np.flatnonzero(flat).tolist()) == expected
 
 

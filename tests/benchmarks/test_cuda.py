@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from backends.outcome import Outcome, Phase, Status
+from backends.cuda.cublaslt_algorithms import Configuration
 from backends.problem import from_linear
 from backends.registry import FoundDevice
-from backends.solution import Solution
 from benchmarks.cuda import Lists, lists_document, parser
-from benchmarks.cuda_calls import bases_of, host_seconds, tally, variations
+from benchmarks.cuda_calls import host_seconds
 from benchmarks.cuda_jobs import Jobs, Partial, spread
+from benchmarks.cuda_trap import problems, variations
 from benchmarks.cuda_tuned import Shape, read_shapes, row, screening_figures, tune
 from benchmarks.cuda_types import combinations
 from tests.benchmarks.gpus import SPEEDS, GpuRunner, gpu
@@ -182,35 +182,19 @@ def test_every_combination_is_a_problem() -> None:
     assert len({problem.id for problem in problems}) == len(problems)
 
 
-def _split(split: int, scheme: int, status: Status, **more: int) -> Outcome:
-    parameters = {"algo_id": 66, "splitk_num": split, "reduction_scheme": scheme, **more}
-    return Outcome(Solution("cublaslt", 1, parameters), Phase.SCREEN, status, (), {"wrong": "off by 3"})
+def test_every_split_and_scheme_of_a_configuration_is_tried_once() -> None:
+    made = list(variations(Configuration(66, 10, 35, cluster_shape_id=3)))
+    assert len(set(made)) == len(made) == 1 + 31 * 3
+    assert {(one.algo_id, one.tile_id, one.stages_id, one.cluster_shape_id) for one in made} == {
+        (66, 10, 35, 3)
+    }
+    assert all((one.splitk_num == 1) == (one.reduction_scheme == 0) for one in made)
 
 
-def test_splits_are_counted_by_what_became_of_them() -> None:
-    pairs = [
-        ("p", _split(1, 0, Status.UNSTABLE)),
-        ("p", _split(8, 2, Status.OK)),
-        ("q", _split(8, 2, Status.ILLEGAL)),
-        ("q", _split(8, 2, Status.WRONG_RESULT)),
-        ("r", _split(8, 2, Status.TIMEOUT)),
-    ]
-    one, eight = tally(pairs)
-    assert (one["splitk_num"], one["legal"], one["ok"]) == (1, 1, 1)
-    assert (eight["tried"], eight["legal"], eight["ok"], eight["wrong_result"]) == (4, 3, 1, 1)
-    assert eight["other"] == {"timeout": 1}
-    assert eight["first_wrong"]["problem"] == "q"
-    assert eight["first_wrong"]["wrong"] == "off by 3"
-
-
-def test_bases_have_distinct_tiles_and_every_split_is_tried_once() -> None:
-    listed = [_split(1, 0, Status.OK, tile_id=tile, cluster_shape_id=2, stages_id=stage).solution
-              for tile in range(20) for stage in (1, 2)]  # fmt: skip
-    bases = bases_of(listed, 66, 6)
-    assert len({base.parameters["tile_id"] for base in bases}) == len(bases) == 6
-    assert bases_of(listed, 21) == []
-    made = variations(bases[:2])
-    assert len({one.id for one in made}) == len(made) == 2 * 32 * 4
+def test_problems_of_the_trap_have_aligned_leading_dimensions() -> None:
+    found = list(problems())
+    assert {problem.k % 2 for problem in found} == {0, 1}
+    assert all(problem.lda % 8 == problem.ldb % 8 == 0 for problem in found)
 
 
 def test_host_seconds_are_of_the_calls_alone() -> None:

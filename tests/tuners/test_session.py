@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,8 +12,10 @@ from backends.errors import DeviceError, UnsupportedProblem
 from backends.outcome import Outcome, Phase, Status
 from backends.problem import from_mm
 from backends.protocol import Baseline
+from backends.solution import Solution
 from tests.tuners.recorded import DeadRunner, RecordedRunner, recorded_noise, solution, space_of
 from tuners.decide import DecisionRule, Judgement
+from tuners.owner import Task
 from tuners.policy import MeasurementPolicy
 from tuners.session import Budget, Search, Session, SessionFailed
 
@@ -183,7 +186,9 @@ def test_what_cannot_be_run_is_said() -> None:
     runner = RecordedRunner(quiet())
     with pytest.raises(UnsupportedProblem, match="times in mode eager only, not graph"):
         list(session(runner, policy=MeasurementPolicy(mode="graph")).run())
-    with pytest.raises(UnsupportedProblem, match="strategy 'magic' is unknown; known: exhaustive, random"):
+    with pytest.raises(
+        UnsupportedProblem, match="strategy 'magic' is unknown; known: exhaustive, local, random"
+    ):
         list(session(runner, search=Search("magic")).run())
     with pytest.raises(DeviceError, match="gone"):
         list(session(DeadRunner(quiet())).run())
@@ -201,6 +206,112 @@ def test_equal_seeds_ask_for_equal_candidates() -> None:
 
     assert asked(3) == asked(3)
     assert asked(3) != asked(4)
+
+
+class Batching(RecordedRunner):
+    """Remembers who was screened together; `broken` do not compile; everybody has two neighbours."""
+
+    near: Mapping[str, Sequence[Solution]] = {}
+    broken: tuple[str, ...] = ()
+
+    def __init__(self, *arguments: object, **options: object) -> None:
+        super().__init__(*arguments, **options)  # type: ignore[arg-type]
+        self.batches: list[list[str]] = []
+
+    def screen(self, solutions: Sequence[Solution], best: float | None) -> list[Outcome]:
+        self.batches.append([str(one.parameters["name"]) for one in solutions])
+        return super().screen(solutions, best)
+
+    def compile(self, task: Task, solutions: Sequence[Solution]) -> Mapping[str, Outcome]:
+        failed = [one for one in solutions if one.parameters["name"] in self.broken]
+        return {one.id: Outcome(one, Phase.SCREEN, Status.COMPILE_ERROR) for one in failed}
+
+    def tells_neighbours(self, family: str) -> bool:
+        return bool(self.near)
+
+    def neighbours(self, task: Task, solution: Solution) -> Sequence[Solution]:
+        return self.near.get(str(solution.parameters["name"]), [])
+
+
+@pytest.mark.parametrize(("milliseconds", "expected"), [(0.1, 24), (1.0, 10), (4.9, 2), (100.0, 1)])
+def test_as_many_are_screened_together_as_take_a_moment(milliseconds: float, expected: int) -> None:
+    """A screening here is five samples."""
+    runner = Batching([milliseconds / 1000])
+    many = [f"c{i}" for i in range(60)]
+    run = session(runner, ("base", *many), budget=Budget(1000))
+    screened = [str(o.solution.parameters["name"]) for o in run.run() if o.phase is Phase.SCREEN]
+    assert screened == ["base", *many], "one outcome each, in order"
+    assert runner.batches[0] == ["base"]
+    sizes = [len(batch) for batch in runner.batches[1:]]
+    assert max(sizes) == expected
+    assert sum(sizes) == len(many)
+
+
+def test_those_that_do_not_compile_keep_their_place_in_a_batch() -> None:
+    runner = Batching(quiet())
+    runner.broken = ("b", "d")
+    names = ("base", "a", "b", "c", "d", "e")
+    run = session(runner, names)
+    screened = [o for o in run.run() if o.phase is Phase.SCREEN]
+    assert [o.solution.parameters["name"] for o in screened] == list(names)
+    assert [o.status is Status.COMPILE_ERROR for o in screened] == [False, False, True, False, True, False]
+    assert not {"b", "d"} & {name for batch in runner.batches for name in batch}
+
+
+def test_when_the_budget_ends_whatever_was_measured_counts() -> None:
+    runner = Batching([1e-3])
+    run = session(runner, ("base", *(f"c{i}" for i in range(500))), budget=Budget(0.43))
+    screened = [o.solution.parameters["name"] for o in run.run() if o.phase is Phase.SCREEN]
+    assert screened == [name for batch in runner.batches for name in batch]
+    # Half the budget is for searching, beside the baseline: 43 screenings of 5 ms, by tens.
+    assert 44 <= len(screened) <= 54
+
+
+def test_neighbours_of_the_fastest_are_searched_and_may_win() -> None:
+    runner = Batching(quiet(), speed={"b": 0.9, "b.0": 0.8, "b.0.0": 0.7})
+    runner.near = {
+        "b": [solution("b.0"), solution("b.1")],
+        "b.0": [solution("b.0.0"), solution("b")],
+        "base": [solution("base.0")],
+    }
+    run = session(runner)
+    outcomes = list(run.run())
+    screened = [str(o.solution.parameters["name"]) for o in outcomes if o.phase is Phase.SCREEN]
+    assert len(screened) == len(set(screened))
+    assert {"b.0", "b.1", "b.0.0"} <= set(screened)
+    assert run.verdict is not None
+    assert run.verdict.winner == solution("b.0.0").id
+
+
+def test_outcomes_of_neighbours_are_replayed() -> None:
+    kept = [
+        Outcome(solution(name), Phase.SCREEN, Status.OK, (seconds,) * 5)
+        for name, seconds in (("base", 1e-3), ("a", 1e-3), ("b.0", 0.7e-3))
+    ]
+    speed = {"b.0": 0.7}
+    runner = Batching(quiet(), speed=speed)
+    runner.near = {"b.0": [solution("b.0.0")]}
+    run = session(runner, replay=kept)
+    list(run.run())
+    assert run.counts.replayed == 3
+    assert not {"base", "a", "b.0"} & {name for batch in runner.batches for name in batch}
+    assert "b.0.0" in {name for batch in runner.batches for name in batch}
+    assert run.verdict is not None
+    assert run.verdict.winner == solution("b.0").id
+    # Where no family has neighbours, an outcome of somebody unknown is of another search.
+    plain = session(RecordedRunner(quiet(), speed=speed), replay=kept)
+    list(plain.run())
+    assert plain.counts.replayed == 2
+
+
+def test_neighbours_that_may_vary_are_left_out_where_the_policy_says_so() -> None:
+    sure, unsure = replace(solution("b.0"), deterministic=True), replace(solution("b.1"), deterministic=None)
+    runner = Batching(quiet(), speed={"b": 0.9})
+    runner.near = {"b": [sure, unsure]}
+    list(session(runner, policy=MeasurementPolicy(deterministic_only=True)).run())
+    screened = {name for batch in runner.batches for name in batch}
+    assert "b.0" in screened
+    assert "b.1" not in screened
 
 
 def test_a_clone_of_the_baseline_does_not_win_on_recorded_noise() -> None:

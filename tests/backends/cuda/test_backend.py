@@ -186,8 +186,8 @@ def test_the_limit_of_workspace_is_the_heuristics_own(limit: int | None, expecte
             from_linear(8, 64, 64, "complex64"), FULL,
             r"no library call for .* \(complex64 -> complex64.*neither torch nor cuBLASLt has complex64",
         ),
-        (from_linear(8, 64, 64, "bf16", activation="silu"), BARE, r"epilogue silu\): neither torch nor cuBLASLt"),
-        (from_linear(8, 64, 64, "bf16"), EMPTY, r"cuBLASLt \(nvmath-python, nvidia-cublas\) is not installed"),
+        (from_linear(8, 64, 64, "bf16", activation="silu"), BARE, r"epilogue silu\): neither torch nor"),
+        (from_linear(8, 64, 64, "bf16"), EMPTY, r"cuBLASLt \(nvmath-python.*\) is not installed"),
     ],
 )  # fmt: skip
 def test_a_problem_that_no_library_has(problem: GemmProblem, environment: Any, words: str) -> None:

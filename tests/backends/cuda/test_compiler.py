@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,7 +35,7 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def count(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def count(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The sources that were really compiled."""
     compiled: list[str] = []
     real = module._compile
@@ -46,7 +45,7 @@ def count(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return real(source, texts, flags)
 
     monkeypatch.setattr(module, "_compile", counting)
-    yield compiled
+    return compiled
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
@@ -98,7 +97,9 @@ def test_another_compiler_is_another_key(
 
 def test_a_kernel_that_does_not_compile_says_where(kernels: Path, own: BinaryCache) -> None:
     (kernels / "one.cu").write_text('extern "C" __global__ void one(float *x) {\n  x[0] = nobody;\n}\n')
-    with pytest.raises(CompileError, match=r"^NVRTC refuses one\.cu: one\.cu\(2\): error: .*nobody") as caught:
+    with pytest.raises(
+        CompileError, match=r"^NVRTC refuses one\.cu: one\.cu\(2\): error: .*nobody"
+    ) as caught:
         compile_cubin("one.cu", "sm_80", own)
     assert "1 error detected" in caught.value.log
     assert "\0" not in caught.value.log
@@ -115,7 +116,9 @@ def test_without_nvrtc(own: BinaryCache, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "cuda.bindings.nvrtc", None)
     monkeypatch.delattr(sys.modules["cuda.bindings"], "nvrtc", raising=False)
     try:
-        with pytest.raises(CompilerMissing, match=r"^NVRTC is not to be had .*pip install 'gemmtune\[cuda\]'"):
+        with pytest.raises(
+            CompilerMissing, match=r"^NVRTC is not to be had .*pip install 'gemmtune\[cuda\]'"
+        ):
             nvrtc()
         assert nvrtc_build() is None
         with pytest.raises(CompilerMissing):

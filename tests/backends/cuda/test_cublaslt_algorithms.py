@@ -111,8 +111,8 @@ def test_every_operand_counts(operand: int) -> None:
 # ---- rules of the enumeration ------------------------------------------------------------------
 
 SMALL = Algorithm(
-    7, tiles=(15, 20), stages=(5, 6), splits_k=True, reductions=2, swizzles=True, custom_max=2, epilogues=1023,
-    batches=True, out_of_place=True, alignment=(4, 4, 4, 4),
+    7, tiles=(15, 20), stages=(5, 6), splits_k=True, reductions=2, swizzles=True, custom_max=2,
+    epilogues=1023, batches=True, out_of_place=True, alignment=(4, 4, 4, 4),
 )  # fmt: skip
 
 

@@ -106,7 +106,9 @@ def test_memory_that_is_not_to_be_had_is_said_with_figures(fake: FakeApi, device
     with pytest.raises(DeviceMemoryExceeded, match=r"^99999 bytes asked for, 12345 free on NVIDIA H200$"):
         device.allocate(99_999)
     device.telemetry = SimpleNamespace(others=lambda: "; also in use by process 7 (1 MiB)")  # type: ignore[assignment]
-    with pytest.raises(DeviceMemoryExceeded, match=r"free on NVIDIA H200; also in use by process 7 \(1 MiB\)$"):
+    with pytest.raises(
+        DeviceMemoryExceeded, match=r"free on NVIDIA H200; also in use by process 7 \(1 MiB\)$"
+    ):
         device.allocate(99_999)
 
 

@@ -119,9 +119,7 @@ def test_what_is_warm_already_is_not_warmed_up(kind: Any, fake: FakeApi, device:
 
 @pytest.mark.parametrize("kind", [EagerSeries, GraphSeries])
 @pytest.mark.parametrize(("count", "milliseconds"), [(1, 5.0), (4, 5.0), (1000, 0.25)])
-def test_seconds_a_launch(
-    kind: Any, count: int, milliseconds: float, fake: FakeApi, device: Any
-) -> None:
+def test_seconds_a_launch(kind: Any, count: int, milliseconds: float, fake: FakeApi, device: Any) -> None:
     fake.milliseconds = milliseconds
     series = series_of(kind, fake, device, count=count)
     sample = series.sample()

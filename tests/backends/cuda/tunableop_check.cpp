@@ -45,6 +45,10 @@ static std::string rebuild(cublasLtHandle_t handle, const std::string& op, const
     long long m, n, k, lda, ldb, ldc;
     if (sscanf(key.c_str(), "%c%c_%lld_%lld_%lld_ld_%lld_%lld_%lld", &ta, &tb, &m, &n, &k, &lda, &ldb, &ldc) != 8)
         return "unreadable key";
+    // As PyTorch does before it asks cuBLAS: the leading dimension of a single column is of no use.
+    if (n <= 1 && ldc < m) ldc = m;
+    if (ta == 't' ? m <= 1 && lda < k : k <= 1 && lda < m) lda = ta == 't' ? k : m;
+    if (tb == 't' ? k <= 1 && ldb < n : n <= 1 && ldb < k) ldb = tb == 't' ? n : k;
     int id, splitk;
     unsigned tile, stages, reduction, swizzle, custom;
     unsigned short inner, cluster;

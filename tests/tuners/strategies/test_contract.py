@@ -20,7 +20,15 @@ def outcome(solution: Solution, seconds: float = 1.0) -> Outcome:
     return Outcome(solution, Phase.SCREEN, Status.OK, (seconds,))
 
 
-def drain(strategy: Strategy, count: int) -> list[Solution]:
+def near(origin: Solution) -> list[Solution]:
+    """Neighbours that are listed, and some that are not: tiles beside the origin's."""
+    tile = int(origin.parameters["tile"] or 0)
+    return [
+        Solution("family", 1, {"tile": one, "unroll": 2}) for one in (tile - 1, tile + 1) if 0 <= one < 60
+    ]
+
+
+def drain(strategy: Strategy, count: int, most: int = len(CANDIDATES)) -> list[Solution]:
     """Asks `count` at a time, tells each answer, and stops at the empty list."""
     asked: list[Solution] = []
     while batch := strategy.ask(count):
@@ -28,7 +36,7 @@ def drain(strategy: Strategy, count: int) -> list[Solution]:
         asked += batch
         for place, solution in enumerate(batch):
             strategy.tell(outcome(solution, 1.0 + place))
-        assert len(asked) <= len(CANDIDATES)
+        assert len(asked) <= most
     assert strategy.ask(count) == []
     return asked
 
@@ -139,3 +147,44 @@ def test_the_candidates_handed_in_are_left_alone(name: str) -> None:
     given = list(CANDIDATES)
     drain(STRATEGIES[name](given, 1), 7)
     assert given == CANDIDATES
+
+
+@every_strategy
+@pytest.mark.parametrize("count", [1, 7, 10**9])
+def test_with_neighbours_every_candidate_is_asked_once_and_nothing_but_they(name: str, count: int) -> None:
+    asked = drain(STRATEGIES[name](CANDIDATES, 0, near), count, 60)
+    assert len(asked) == len(set(asked))
+    assert set(CANDIDATES) <= set(asked)
+    assert {s.parameters["tile"] for s in asked} <= set(range(60))
+
+
+@every_strategy
+def test_with_neighbours_equal_outcomes_give_equal_orders(name: str) -> None:
+    first, second = (drain(STRATEGIES[name](CANDIDATES, 3, near), 7, 60) for _ in range(2))
+    assert first == second
+
+
+@every_strategy
+def test_neighbours_told_unasked_are_never_asked(name: str) -> None:
+    strategy = STRATEGIES[name](CANDIDATES, 0, near)
+    replayed = [Solution("family", 1, {"tile": tile, "unroll": 2}) for tile in range(38, 50)]
+    for solution in replayed:
+        strategy.tell(outcome(solution))
+    asked = drain(strategy, 7, 60)
+    assert not set(asked) & set(replayed)
+    assert set(CANDIDATES) <= {*asked, *replayed}
+
+
+@every_strategy
+def test_neighbours_are_asked_for_candidates_that_ran_only(name: str) -> None:
+    expanded: list[Solution] = []
+
+    def watching(origin: Solution) -> list[Solution]:
+        expanded.append(origin)
+        return near(origin)
+
+    strategy = STRATEGIES[name](CANDIDATES, 0, watching)
+    while batch := strategy.ask(7):
+        for solution in batch:
+            strategy.tell(Outcome(solution, Phase.SCREEN, Status.WRONG_RESULT))
+    assert expanded == []

@@ -1,0 +1,154 @@
+"""Local: the list's opening, then the neighbours of whoever is fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from backends.outcome import Outcome, Phase, Status
+from backends.solution import Solution
+from tuners.strategies.exhaustive import Exhaustive
+from tuners.strategies.local import GAIN, LEADERS, OPENING, Local
+
+LISTED = [Solution("family", 1, {"name": f"listed{i}"}) for i in range(OPENING + 30)]
+
+
+def near(origin: Solution, count: int = 3) -> list[Solution]:
+    """Neighbours that no list holds, named after their origin."""
+    return [Solution("family", 1, {"name": f"{origin.parameters['name']}.{i}"}) for i in range(count)]
+
+
+def tell(
+    strategy: Local | Exhaustive, solution: Solution, seconds: float, status: Status = Status.OK
+) -> None:
+    samples = (seconds,) if status in (Status.OK, Status.UNSTABLE, Status.PRUNED) else ()
+    strategy.tell(Outcome(solution, Phase.SCREEN, status, samples))
+
+
+def opened(times: dict[int, float], expand: Callable[[Solution], Sequence[Solution]] = near) -> Local:
+    """A strategy whose opening took 1 second each, but for the places in `times`."""
+    strategy = Local(LISTED, 0, expand)
+    asked = strategy.ask(OPENING)
+    assert asked == LISTED[:OPENING]
+    for place, solution in enumerate(asked):
+        tell(strategy, solution, times.get(place, 1.0))
+    return strategy
+
+
+def names(solutions: Sequence[Solution]) -> list[str]:
+    return [str(solution.parameters["name"]) for solution in solutions]
+
+
+@pytest.mark.parametrize("count", [1, 7, OPENING])
+def test_the_opening_is_the_lists_own_order(count: int) -> None:
+    strategy = Local(LISTED, 0, near)
+    asked: list[Solution] = []
+    while len(asked) < OPENING:
+        batch = strategy.ask(min(count, OPENING - len(asked)))
+        asked += batch
+        for solution in batch:
+            tell(strategy, solution, 1.0 / len(asked))
+    assert asked == LISTED[:OPENING]
+
+
+def test_then_the_neighbours_of_the_fastest_and_of_the_next() -> None:
+    strategy = opened({5: 0.5, 30: 0.6})
+    first = strategy.ask(3)
+    assert names(first) == ["listed5.0", "listed5.1", "listed5.2"]
+    for solution in first:
+        tell(strategy, solution, 0.9)
+    assert names(strategy.ask(2)) == ["listed30.0", "listed30.1"]
+
+
+def test_a_better_leader_is_turned_to_at_once_and_the_rest_comes_after() -> None:
+    strategy = opened({5: 0.5})
+    (first,) = strategy.ask(1)
+    tell(strategy, first, 0.5 * (1 - GAIN) - 1e-6)
+    found = names(strategy.ask(5))
+    assert found == ["listed5.0.0", "listed5.0.1", "listed5.0.2", "listed5.1", "listed5.2"]
+
+
+def test_a_gain_too_small_waits_for_its_turn() -> None:
+    strategy = opened({5: 0.5})
+    (first,) = strategy.ask(1)
+    tell(strategy, first, 0.5 * (1 - GAIN / 2))
+    assert names(strategy.ask(3)) == ["listed5.1", "listed5.2", "listed5.0.0"]
+
+
+@pytest.mark.parametrize("status", [Status.PRUNED, Status.UNSTABLE, Status.WRONG_RESULT, Status.CRASH])
+def test_who_did_not_run_well_leads_nowhere(status: Status) -> None:
+    strategy = opened({5: 0.5})
+    (first,) = strategy.ask(1)
+    tell(strategy, first, 0.001, status)
+    assert names(strategy.ask(2)) == ["listed5.1", "listed5.2"]
+
+
+def test_when_no_leader_is_left_the_list_goes_on() -> None:
+    expanded: list[Solution] = []
+
+    def none(origin: Solution) -> list[Solution]:
+        expanded.append(origin)
+        return []
+
+    strategy = opened({place: 0.5 + place / 1000 for place in range(20)}, none)
+    assert strategy.ask(4) == LISTED[OPENING : OPENING + 4]
+    assert expanded == LISTED[:LEADERS], "the fastest, the fastest first, each once"
+    strategy.ask(4)
+    assert len(expanded) == LEADERS
+
+
+def test_nobody_is_asked_twice() -> None:
+    """Neighbours point at each other, at the list, and at themselves."""
+    others = {
+        s.id: [LISTED[(i + step) % len(LISTED)] for step in (-1, 0, 1, 9)] for i, s in enumerate(LISTED)
+    }
+    strategy = Local(LISTED, 0, lambda origin: others[origin.id])
+    asked: list[Solution] = []
+    while batch := strategy.ask(7):
+        for solution in batch:
+            asked.append(solution)
+            tell(strategy, solution, 1.0 / len(asked))
+    assert len(asked) == len(set(asked)) == len(LISTED)
+
+
+def test_outcomes_told_unasked_open_and_lead() -> None:
+    strategy = Local(LISTED, 0, near)
+    for place, solution in enumerate(LISTED[:OPENING]):
+        tell(strategy, solution, 0.5 if place == 9 else 1.0)
+    assert names(strategy.ask(3)) == ["listed9.0", "listed9.1", "listed9.2"]
+
+
+def test_replayed_neighbours_are_not_asked_again_and_lead() -> None:
+    strategy = Local(LISTED, 0, near)
+    for place, solution in enumerate(LISTED[:OPENING]):
+        tell(strategy, solution, 0.5 if place == 9 else 1.0)
+    tell(strategy, near(LISTED[9])[1], 0.3)
+    assert names(strategy.ask(4)) == ["listed9.1.0", "listed9.1.1", "listed9.1.2", "listed9.0"]
+
+
+@pytest.mark.parametrize("count", [1, 3, 24])
+def test_a_list_shorter_than_the_opening_is_expanded_too(count: int) -> None:
+    strategy = Local(LISTED[:5], 0, lambda origin: near(origin) if origin in LISTED else [])
+    asked: list[Solution] = []
+    while batch := strategy.ask(count):
+        for solution in batch:
+            tell(strategy, solution, 1.0 + len(asked))
+            asked.append(solution)
+    assert asked[:5] == LISTED[:5]
+    assert set(asked[5:]) == {one for origin in LISTED[:5] for one in near(origin)}
+
+
+@pytest.mark.parametrize("count", [1, 7, 10**9])
+def test_without_neighbours_it_is_the_exhaustive_order(count: int) -> None:
+    local, exhaustive = Local(LISTED), Exhaustive(LISTED)
+    while batch := exhaustive.ask(count):
+        assert local.ask(count) == batch
+        for place, solution in enumerate(batch):
+            tell(local, solution, 1.0 / (place + 1))
+            tell(exhaustive, solution, 1.0 / (place + 1))
+    assert local.ask(count) == []
+
+
+def test_the_seed_changes_nothing() -> None:
+    assert Local(LISTED, 1).ask(OPENING) == Local(LISTED, 2).ask(OPENING)
