@@ -65,34 +65,6 @@ def test_every_other_result_becomes_a_section(tmp_path: Path) -> None:
     wrong = {"problem": "tn_256x48x259_bf16", "k": 259, "tried": 3, "wrong": 1, "wrong_splits": [4]}
     _write(tmp_path, "cuda-trap", algorithm=66, tried=3, wrong=1, mispredicted=0, rows=[wrong])
     page = "\n".join(tables_cuda.sections(tmp_path))
-    assert "## Linear layers of served models, bf16: tuned over torch 1" in page
-    assert "| **Decode and prefill together** | 1 | **2.000x** | 1.25x |" in page
-    assert "### Decode, one token (m = 1), bf16" in page
-    assert "| 1 x 64 x 64 | 20.00 | 18.00 | 10.00 | 2.00x | " in page
-    assert "| a/b c |" in page
-    assert "reading 4.00 TB/s, multiplying 1,000.00 TFLOP/s bf16" in page
-    assert "Imagined (sm_90, 132 SMs)" in page
-
-
-def test_every_other_result_becomes_a_section(tmp_path: Path) -> None:
-    size = {"m": 1, "n": 64, "k": 32}
-    by_status = {"ok": 40, "wrong_result": 2}
-    screened = {"run_us": 9.5, "configurations": 321, "screening_seconds": 3.0, "by_status": by_status}
-    least = {"short_shapes": 1, "short_minimum": 321, "short_median": 321}
-    _write(tmp_path, "cuda-screening", dtype="bf16", seconds=3.0, **least, rows=[{**size, **screened}])
-    twice = {"problem": "p", "first_verdict": "WIN", "second_verdict": "TIE", "first_us": 1.0}
-    twice |= {"second_us": 2.0, "ties": 3, "same": False, "in_tie_set": True}
-    _write(tmp_path, "cuda-repeat", problems=1, in_tie_set=1, same=0, rows=[twice])
-    _write(
-        tmp_path, "cuda-launch", dtype="bf16", calls=2000, repetitions=5,
-        rows=[{**size, "call": "cublaslt", "median_us": 1.75, "worst_us": 2.0}],
-    )  # fmt: skip
-    tuned = tune(GpuRunner(gpu(0)), combinations()["bf16"](), 1.0)
-    done, refused = {"name": "bf16", **row(tuned)}, {"name": "int8", "error": "no call"}
-    _write(tmp_path, "cuda-types", seconds=1.5, combinations=2, tuned=1, rows=[done, refused])
-    wrong = {"problem": "tn_256x48x259_bf16", "k": 259, "tried": 3, "wrong": 1, "wrong_splits": [4]}
-    _write(tmp_path, "cuda-trap", algorithm=66, tried=3, wrong=1, mispredicted=0, rows=[wrong])
-    page = "\n".join(tables_cuda.sections(tmp_path))
     assert "| 1 x 64 x 32 | 9.50 | **321** | 3.00 | 40 ok, 2 wrong result |" in page
     assert "**1 of 1** problems" in page
     assert "| cublaslt | 1 x 64 x 32 | **1.75** | 2.00 |" in page
