@@ -207,10 +207,17 @@ class CublasLt(LibraryFamily):
         if rule is None and solution.build != environment.libraries.get("cublaslt"):
             here = environment.libraries.get("cublaslt")
             rule = f"a solution of cuBLASLt {solution.build} means nothing to cuBLASLt {here}"
-        if rule is None and drops_remainder(configuration(solution), problem.k):
-            splits = solution.parameters["splitk_num"]
-            rule = f"algorithm {DROPS_REMAINDER} drops the last {problem.k} mod {splits} elements of k"
-        return rule
+        if rule is not None:
+            return rule
+        try:
+            one = configuration(solution)
+        except IllegalSolution as error:
+            return str(error)
+        if drops_remainder(one, problem.k):
+            return (
+                f"algorithm {DROPS_REMAINDER} drops the last {problem.k} mod {one.splitk_num} elements of k"
+            )
+        return None
 
     def listed(
         self, problem: GemmProblem, device: Any, max_workspace_bytes: int | None
@@ -229,7 +236,8 @@ class CublasLt(LibraryFamily):
             if needs is not None and (max_workspace_bytes is None or needs <= max_workspace_bytes):
                 seen[one] = needs
         for one, size in seen.items():
-            yield self._solution(one, size, device)
+            if not drops_remainder(one, problem.k):
+                yield self._solution(one, size, device)
 
     def neighbours(
         self, problem: GemmProblem, solution: Solution, device: Any, max_workspace_bytes: int | None
@@ -240,7 +248,7 @@ class CublasLt(LibraryFamily):
         if algorithm is None:
             return
         for one in neighbours(origin, algorithm, found.base(problem).get(origin.algo_id, ())):
-            size = matmul.check(one)
+            size = None if drops_remainder(one, problem.k) else matmul.check(one)
             if size is not None and (max_workspace_bytes is None or size <= max_workspace_bytes):
                 yield self._solution(one, size, device)
 

@@ -90,13 +90,14 @@ def test_a_journal_is_gone_on_from_and_nothing_is_measured_twice(
     assert run.stopped
     journal.close()
     lines = path.read_text().splitlines()
-    assert len(lines) == 1 + 3, "a start and three outcomes"
+    assert 3 <= measured < 30, "it ends with what was screened together"
+    assert len(lines) == 1 + measured, "a start and the outcomes"
 
     journal = Journal(path)
     events = list(campaign(runner, problems, journal).run())
     journal.close()
     assert [r.verdict is not None for r in results(events)] == [True, True]
-    assert results(events)[0].counts["replayed"] == 3
+    assert results(events)[0].counts["replayed"] == measured
 
     journal = Journal(path)
     size = path.stat().st_size

@@ -177,7 +177,7 @@ class Stub:
     """An owner whose verifier finds the same of every case."""
 
     def __init__(self, finding: Finding, policy: MeasurementPolicy) -> None:
-        self.task, self._finding, self.timed = Task(PROBLEM, policy, 0), finding, 0
+        self.task, self.timed, self.screening = Task(PROBLEM, policy, 0), 0, cases(PROBLEM, 1, 0)
         self.families = {"told": ToldFamily()}
         self.device = SimpleNamespace(judge=object(), environment=find_device("cpu").environment)
         self.verifier = SimpleNamespace(check=lambda *_, **__: finding)

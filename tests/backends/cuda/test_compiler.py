@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,14 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     monkeypatch.setattr(module, "KERNELS", folder)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _anew() -> Iterator[None]:
+    """Sources are read once a process; every test is one."""
+    module._inputs.cache_clear()
+    yield
+    module._inputs.cache_clear()
 
 
 @pytest.fixture
@@ -73,10 +82,12 @@ def test_macros_and_headers_are_part_of_the_key(kernels: Path, own: BinaryCache,
     assert two != three
     assert two.read_bytes() != three.read_bytes()
     (kernels / "half.h").write_text("#define HALF 0.25f\n")
+    module._inputs.cache_clear()
     changed = compile_cubin("one.cu", "sm_80", own, {"FACTOR": "2"})
     assert changed not in (two, three)
     assert len(count) == 3
     (kernels / "half.h").write_text("#define HALF 0.5f\n")
+    module._inputs.cache_clear()
     assert compile_cubin("one.cu", "sm_80", own, {"FACTOR": "2"}) == two
     assert len(count) == 3
 
@@ -92,6 +103,7 @@ def test_another_compiler_is_another_key(
 ) -> None:
     here = compile_cubin("one.cu", "sm_80", own, {"FACTOR": "2"})
     monkeypatch.setattr(module, "nvrtc_build", lambda: "99.9")
+    module._inputs.cache_clear()
     assert compile_cubin("one.cu", "sm_80", own, {"FACTOR": "2"}) != here
 
 

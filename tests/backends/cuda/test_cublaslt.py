@@ -247,6 +247,21 @@ def test_an_algorithm_of_other_types_has_no_neighbours(lt: FakeLt) -> None:
     assert list(LT.neighbours(PROBLEM, solution_of(Configuration(5)), FakeDevice(), None)) == []
 
 
+def test_what_drops_the_rest_of_k_is_neither_listed_nor_a_neighbour(lt: FakeLt) -> None:
+    stages = replace(WIDE, tiles=(15,), stages=(35,))
+    lt.algorithms = {66: stages}
+    trap, fine = Configuration(66, 15, 35, 3, 2), Configuration(66, 15, 35, 5, 2)
+    lt.heuristic = [(trap, 0), (fine, 0)]
+    problem = from_linear(16, 4096, 3 * 64 + 1, "bf16", lda=256, ldb=256)
+    listed = configurations(LT.listed(problem, FakeDevice(), None))
+    assert fine in listed
+    assert trap not in listed
+    origin = solution_of(Configuration(66, 15, 35))
+    shares = {one.splitk_num for one in configurations(LT.neighbours(problem, origin, FakeDevice(), None))}
+    assert 2 in shares
+    assert 3 not in shares
+
+
 # ---- loading -----------------------------------------------------------------------------------
 
 
@@ -337,6 +352,8 @@ def test_only_the_number_of_shares_may_be_the_librarys_choice() -> None:
         (solution_of(Configuration(66), "12.9"), "of cuBLASLt 12.9 means nothing to cuBLASLt 13.1.0.3"),
         (solution_of(Configuration(66), None), "of cuBLASLt None means nothing"),
         (Solution("cublaslt", 1, {"algo_id": 66}, "13.1.0.3"), "has the parameters algo_id, tile_id"),
+        (solution_of(Configuration(66, tile_id=-1)), "tile_id of a cublaslt solution must be an integer"),
+        (solution_of(Configuration(66, 20, 34, 125)), "algorithm 66 drops the last 4096 mod 125 elements"),
     ],
 )
 def test_rules(solution: Solution, rule: str) -> None:

@@ -17,11 +17,13 @@ from backends.cuda.cublaslt_algorithms import (
     MOST_OPTIONS,
     REDUCTIONS,
     SPLITS,
+    STAGE_K,
     Algorithm,
     Check,
     Configuration,
     base_configurations,
     by_cost,
+    drops_remainder,
     neighbours,
     spread,
 )
@@ -260,6 +262,34 @@ def test_the_librarys_own_choice_of_shares_can_be_left() -> None:
     found = [(one.splitk_num, one.reduction_scheme) for one in neighbours(origin, SMALL, BASE)]
     assert (1, 0) in found
     assert (2, 2) in found
+
+
+@pytest.mark.parametrize(
+    ("one", "k", "expected"),
+    [
+        (Configuration(66, 312, 35, 3), 3 * 64 + 1, True),
+        (Configuration(66, 312, 35, 3), 3 * 64, False),
+        (Configuration(66, 312, 35, 3), 3 * 65 + 1, False),
+        (Configuration(66, 312, 36, 3), 3 * 64 + 1, False),
+        (Configuration(66, 312, 36, 2), 2 * 128 + 1, True),
+        (Configuration(66, 312, 35, 3), 2, False),
+        (Configuration(66, 312, 35, 1), 65, False),
+        (Configuration(66, 312, 35, -1), 65, False),
+        (Configuration(66, 312, 5, 3), 3 * 64 + 1, False),
+        (Configuration(21, 312, 35, 3), 3 * 64 + 1, False),
+    ],
+)
+def test_who_drops_what_is_left_of_k(one: Configuration, k: int, expected: bool) -> None:
+    assert drops_remainder(one, k) is expected
+
+
+def test_stages_hold_what_their_names_say() -> None:
+    from nvmath.bindings import cublasLt
+
+    named = {int(value): name for name, value in cublasLt.MatmulStages.__members__.items()}
+    assert {number: named[number] for number in STAGE_K} == {
+        number: f"STAGES_{size}xAUTO" for number, size in STAGE_K.items()
+    }
 
 
 # ---- order -------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ class Telemetry:
     def __init__(self, log: list[tuple[Any, ...]]) -> None:
         self.disturbance, self._log = "", log
 
-    def snapshot(self) -> str:
+    def recent(self) -> str:
         self._log.append(("snapshot",))
         return "before"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from backends.cuda.telemetry import CLOCK_CHANGE, Snapshot, Telemetry, difference, reasons
+from backends.cuda.telemetry import CLOCK_CHANGE, RECENT_SECONDS, Snapshot, Telemetry, difference, reasons
 
 IDLE, APPLICATION, POWER_CAP, HARDWARE, SOFT_THERMAL, HARD_THERMAL, BRAKE = 1, 2, 4, 8, 0x20, 0x40, 0x80
 
@@ -109,6 +109,22 @@ def test_a_sample_between_two_snapshots() -> None:
     assert telemetry.disturbed(before) == ""
     nvml.values |= {"sm": 1410, "reasons": POWER_CAP}
     assert telemetry.disturbed(before) == "SM clock 1980 -> 1410 MHz"
+
+
+def test_samples_that_follow_closely_share_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("backends.cuda.telemetry.time.monotonic", lambda: now)
+    nvml = FakeNvml()
+    telemetry = Telemetry("GPU-0", nvml)
+    assert telemetry.recent() == Snapshot(1980, 0), "the first is taken"
+    nvml.values["sm"] = 1410
+    now += RECENT_SECONDS / 2
+    assert telemetry.recent() == Snapshot(1980, 0)
+    assert telemetry.disturbed(telemetry.recent()) == "SM clock 1980 -> 1410 MHz"
+    assert telemetry.recent() == Snapshot(1410, 0), "what a sample ended with is what the next begins with"
+    nvml.values["sm"] = 1200
+    now += 2 * RECENT_SECONDS
+    assert telemetry.recent() == Snapshot(1200, 0)
 
 
 def test_a_devices_condition() -> None:
