@@ -4,6 +4,7 @@
     python -m benchmarks.cuda screening  configurations verified and timed within 3 s of wall clock
     python -m benchmarks.cuda launch     host microseconds to launch a stored cuBLASLt solution from Python
     python -m benchmarks.cuda trap       algorithm 66's splits of k: which are wrong, and are they foretold
+    python -m benchmarks.cuda floor      what padding the odd shapes costs by itself, and so its limit
     python -m benchmarks.cuda types      a problem of every combination of types, tuned or its stated error
     python -m benchmarks.cuda repeat     6 shapes tuned twice: is the second winner in the first tie set
 
@@ -27,7 +28,7 @@ from typing import Any
 from backends.environment import Environment
 from backends.problem import GemmProblem, from_linear
 from backends.registry import FoundDevice
-from benchmarks import cuda_calls, cuda_trap
+from benchmarks import cuda_calls, cuda_floor, cuda_trap
 from benchmarks.cuda_jobs import Jobs, Partial, spread
 from benchmarks.cuda_tuned import (
     SHAPES,
@@ -303,6 +304,18 @@ def trap(options: argparse.Namespace) -> None:
     write(f"{options.device}-trap", device.environment, figures, options.output)
 
 
+def floor(options: argparse.Namespace) -> None:
+    """What padding the odd shapes costs by itself."""
+    device = machine(options.device, 1)[0]
+    with DeviceRunner(device, kernel_cache()) as runner:
+        ceilings = ceilings_of(runner, [options.dtype])
+    if ceilings is None:
+        raise SystemExit("the device's ceilings could not be measured")
+    shapes = [(shape.name, shape.problem(options.dtype)) for shape in read_shapes(lists=["odd"])]
+    figures = cuda_floor.floor(device, shapes, ceilings)
+    write(f"{options.device}-floor", device.environment, figures, options.output)
+
+
 def _shape(text: str) -> tuple[int, int, int]:
     m, n, k = (int(part) for part in text.split("x"))
     return m, n, k
@@ -314,6 +327,7 @@ def parser() -> argparse.ArgumentParser:
     commands = made.add_subparsers(dest="which", required=True)
     runs: dict[str, tuple[Callable[[argparse.Namespace], None], float]] = {
         "lists": (lists, 6.0), "screening": (screening, 3.0), "launch": (launch, 0.0), "trap": (trap, 60.0),
+        "floor": (floor, 0.0),
         "types": (types, 1.5), "repeat": (repeat, 6.0),
     }  # fmt: skip
     for name, (run, seconds) in runs.items():
@@ -324,7 +338,7 @@ def parser() -> argparse.ArgumentParser:
         )
         one.add_argument("--device", default="cuda", help=argparse.SUPPRESS)
         one.add_argument("--dtype", default="bf16")
-        if name != "launch":
+        if name not in ("launch", "floor"):
             whose = "of all the shapes together" if name == "trap" else "a problem"
             one.add_argument(
                 "--seconds", type=float, default=seconds, help=f"of measuring, {whose} ({seconds:g})"

@@ -25,7 +25,8 @@ from tuners.verify_device import make_verifier
 SIZES = (48, 256)
 DEPTHS = (256, 257, 258, 259, 260, 272, 320, 392, 520, 1000, 1024, 1032, 2048, 2056, 4088, 4095, 4096, 4097,
           4100, 4104, 7168, 8192, 8200, 14336)  # fmt: skip
-TYPES = ("bf16", "fp16")
+#: Inputs and output: an fp32 output has no rounding of its own to hide a few elements of k in.
+TYPES = (("bf16", "fp32"), ("bf16", "bf16"), ("fp16", "fp16"))
 SPLITS = range(1, 33)
 #: cublasLtReductionScheme_t: in place, in the compute type, in the output type.
 SCHEMES = (1, 2, 4)
@@ -35,10 +36,10 @@ BASES = 3
 
 def problems() -> Iterator[GemmProblem]:
     """Leading dimensions are whole vectors of 16 bytes, so that k may be odd."""
-    for dtype in TYPES:
+    for dtype, out in TYPES:
         for k in DEPTHS:
             ld = -(-k // 8) * 8
-            yield from_linear(*SIZES, k, dtype, lda=ld, ldb=ld)
+            yield from_linear(*SIZES, k, dtype, dtype_d=out, lda=ld, ldb=ld)
 
 
 def variations(base: Configuration) -> Iterator[Configuration]:
@@ -63,11 +64,12 @@ def trap(found: FoundDevice, algorithm: int, seconds: float) -> dict[str, Any]:
         step = max(1, len(listed) // BASES)
         rows.append(_one(problem, device, [configuration(s) for s in listed[::step][:BASES]], until, found))
         say(f"{problem.slug}: {rows[-1]['tried']} tried, splits {rows[-1]['wrong_splits']} wrong")
-    tried, wrong, told = (sum(row[name] for row in rows) for name in ("tried", "wrong", "mispredicted"))
+    names = ("tried", "wrong", "unforetold", "undetected")
+    tried, wrong, unforetold, undetected = (sum(row[name] for row in rows) for name in names)
     return {
         "what": f"cuBLASLt's algorithm {algorithm} with split k that the library's check passes: each verified",
         "algorithm": algorithm, "seconds": seconds, "took_seconds": time.monotonic() - begin,
-        "tried": tried, "wrong": wrong, "mispredicted": told, "rows": rows,
+        "tried": tried, "wrong": wrong, "unforetold": unforetold, "undetected": undetected, "rows": rows,
     }  # fmt: skip
 
 
@@ -75,7 +77,7 @@ def _one(
     problem: GemmProblem, device: Device, bases: list[Configuration], until: float, found: FoundDevice
 ) -> dict[str, Any]:
     verifier, case = make_verifier(device), Case(problem, 0, "normal", "exact")
-    tried, wrong, mispredicted, first = 0, [], 0, ""
+    tried, wrong, unforetold, undetected, first = 0, [], 0, 0, ""
     build = found.environment.libraries.get("cublaslt")
     for one in (variation for base in bases for variation in variations(base)):
         if time.monotonic() > until:
@@ -86,13 +88,16 @@ def _one(
             continue
         finding = verifier.check(kernel, case)
         tried += 1
-        mispredicted += bool(finding.wrong) != drops_remainder(one, problem.k)
+        foretold = drops_remainder(one, problem.k)
+        unforetold += bool(finding.wrong) and not foretold
+        undetected += foretold and not finding.wrong
         if finding.wrong:
             wrong.append(one)
             first = first or finding.wrong
     verifier.forget()
     return {
-        "problem": problem.slug, "k": problem.k, "tried": tried, "wrong": len(wrong),
-        "wrong_splits": sorted({one.splitk_num for one in wrong}), "mispredicted": mispredicted,
+        "problem": f"{problem.slug} -> {problem.dtype_d}", "k": problem.k, "tried": tried, "wrong": len(wrong),
+        "wrong_splits": sorted({one.splitk_num for one in wrong}),
+        "unforetold": unforetold, "undetected": undetected,
         "first_wrong": first,
     }  # fmt: skip

@@ -30,11 +30,12 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 
 def commit() -> str:
-    """The commit measured, marked where the tree differs from it; $GEMMTUNE_COMMIT where git knows none, else
-    "unknown"."""
-    head = _git("rev-parse", "HEAD")
+    """$GEMMTUNE_COMMIT (of a copy whose repository stayed elsewhere), else git's, marked where the tree differs
+    from it, else "unknown"."""
+    told = os.environ.get("GEMMTUNE_COMMIT", "").strip()
+    head = "" if told else _git("rev-parse", "HEAD")
     if not head:
-        return os.environ.get("GEMMTUNE_COMMIT", "").strip() or UNKNOWN
+        return told or UNKNOWN
     # What a benchmark itself writes does not make the measured code another.
     dirty = _git("status", "--porcelain", "--", "backends", "tuners", "db", "service")
     return head + ("+changes" if dirty else "")

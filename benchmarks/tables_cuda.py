@@ -54,6 +54,7 @@ def sections(folder: Path) -> list[str]:
         ("repeat", repeat),
         ("launch", launch),
         ("types", types),
+        ("floor", floor),
         ("trap", trap),
     ):
         document = result(folder, f"cuda-{name}")
@@ -245,6 +246,22 @@ def types(document: Mapping[str, Any]) -> str:
     )
 
 
+def floor(document: Mapping[str, Any]) -> str:
+    """How far padding can go."""
+    lines = [
+        [row["name"], _us(row["default_us"]), _us(row["copies_in_us"]), _us(row["product_bound_us"]),
+         _us(row["copy_back_us"]), f"{row['limit']:.2f}x"]
+        for row in document["rows"]
+    ]  # fmt: skip
+    heads = ["shape", "default us", "copies in us", "product at its bound us", "copy of D back us", "limit"]
+    return (
+        "## How far padding misaligned operands can go\n\nEach copy timed by itself, the product taken at its bound: "
+        f"padding reaches at most **{document['limit_geometric_mean']:.2f}x** the default over these shapes (geometric "
+        "mean), whatever multiplies. Beyond that lie kernels that load misaligned operands themselves.\n\n"
+        f"{_table(heads, lines)}\n{source(document)}\n"
+    )
+
+
 def trap(document: Mapping[str, Any]) -> str:
     """Splits of k that compute wrong results."""
     lines = [
@@ -253,9 +270,14 @@ def trap(document: Mapping[str, Any]) -> str:
         if row["wrong"]
     ]
     heads = ["problem", "splits and schemes that the check passes", "wrong", "wrong where splitk_num is"]
-    missed = "each foretold by the rule, and none besides" if not document["mispredicted"] else (
-        f"{document['mispredicted']} not as the rule foretells"
+    missed = "each is foretold by the rule" if not document["unforetold"] else (
+        f"{document['unforetold']} are not foretold by the rule"
     )  # fmt: skip
+    if document["undetected"]:
+        missed += (
+            f"; {document['undetected']} that the rule foretells passed, where what is left out is less than what "
+            "partial sums in a 16-bit output may be off by"
+        )
     return (
         f"## Why every candidate is verified: cuBLASLt's algorithm {document['algorithm']}\n\nOf {document['tried']:,} "
         f"configurations that cublasLtMatmulAlgoCheck passes, on {len(document['rows'])} problems, "

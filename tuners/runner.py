@@ -266,6 +266,8 @@ class DeviceRunner:
         try:
             found = self._call(owner.screen, (self._task, batch, best), limit)
         except (FutureTimeout, ProcessExpired):
+            if self._log.exists():  # whose words these are shows when they run one by one
+                self._log.write_text("")
             self._setup(owner.rotation, self._task)
             return None
         if any(outcome.status is Status.OK for outcome in found):

@@ -14,7 +14,7 @@ from backends.cpu.driver import read_cpu
 from backends.cpu.families import PackedFamily, StreamFamily
 from backends.cpu.torch_gemm import TorchMatmul, torch_build
 from backends.environment import Environment
-from backends.errors import UnsupportedProblem
+from backends.errors import DeviceLost, UnsupportedProblem
 from backends.problem import GemmProblem, from_mm
 from backends.protocol import Baseline, Device, Family, Probe
 
@@ -91,7 +91,10 @@ class CpuBackend:
     def open(self, index: int, cache: BinaryCache) -> Device:
         from backends.cpu.device import CpuDevice  # noqa: PLC0415  (families import it)
 
-        return CpuDevice(self.probe().devices[index], self.families(), cache)
+        devices = self.probe().devices
+        if index >= len(devices):
+            raise DeviceLost(f"cpu device {index} is gone: this machine's cores are one device")
+        return CpuDevice(devices[index], self.families(), cache)
 
 
 @lru_cache(maxsize=1)

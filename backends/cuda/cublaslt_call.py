@@ -270,7 +270,8 @@ class MatmulCall:
         alpha, beta = self._scalar(operands.alpha), self._scalar(operands.beta)
         at_alpha, at_beta, at_algo = ctypes.addressof(alpha), ctypes.addressof(beta), int(algo.ctypes.data)
         a, b, d = operands.a, operands.b, operands.d
-        c = operands.c or operands.d
+        # With beta = 0 C is not read; D's own address would be refused where the types differ.
+        c = operands.c or (d if self.types[4] == self.types[5] else a)
         la, lb, lc, ld = self.a, self.b, self.c, self.d
         kept = (alpha, beta, algo, description, self)
 

@@ -354,6 +354,17 @@ class PaddedKernel:
         self._kernel.prepare()
 
     def bind(self, operands: Operands, workspace: int) -> Launch:
+        steps = tuple(step for step in self.steps(operands, workspace).values() if step is not None)
+
+        def launch() -> None:
+            for step in steps:
+                step()
+
+        return launch
+
+    def steps(self, operands: Operands, workspace: int) -> dict[str, Launch | None]:
+        """What a launch consists of, in order: the copies into the workspace, the product, the copy of D
+        back; None for what this padding does not need."""
         plan, own = self._plan, operands
         inside = {name: workspace + start for name, start in self._starts.items()}
         at = inside.get
@@ -362,16 +373,11 @@ class PaddedKernel:
             own.alpha, own.beta,
             at("scale_a", own.scale_a), at("scale_b", own.scale_b), at("scale_d", own.scale_d),
         )  # fmt: skip
-        multiply = self._kernel.bind(ours, workspace + self._bytes)
-        before = self._copying(plan.into, [(getattr(own, name), inside[name]) for name in plan.names])
-        after = self._copying(plan.back, [(ours.d, own.d)])
-        steps = tuple(step for step in (before, multiply, after) if step is not None)
-
-        def launch() -> None:
-            for step in steps:
-                step()
-
-        return launch
+        return {
+            "into": self._copying(plan.into, [(getattr(own, name), inside[name]) for name in plan.names]),
+            "product": self._kernel.bind(ours, workspace + self._bytes),
+            "back": self._copying(plan.back, [(ours.d, own.d)]),
+        }
 
     def _copying(self, launch: CopyLaunch | None, addresses: Iterable[tuple[int, int]]) -> Launch | None:
         if launch is None:

@@ -63,8 +63,12 @@ def test_every_other_result_becomes_a_section(tmp_path: Path) -> None:
     done, refused = {"name": "bf16", **row(tuned)}, {"name": "int8", "error": "no call"}
     _write(tmp_path, "cuda-types", seconds=1.5, combinations=2, tuned=1, rows=[done, refused])
     wrong = {"problem": "tn_256x48x259_bf16", "k": 259, "tried": 3, "wrong": 1, "wrong_splits": [4]}
-    _write(tmp_path, "cuda-trap", algorithm=66, tried=3, wrong=1, mispredicted=0, rows=[wrong])
+    _write(tmp_path, "cuda-trap", algorithm=66, tried=3, wrong=1, unforetold=0, undetected=2, rows=[wrong])
+    least = {"default_us": 9.0, "copies_in_us": 1.0, "product_bound_us": 1.5, "copy_back_us": 0.5}
+    floor: dict[str, object] = {"name": "odd/3", "limit": 3.0, **least}
+    _write(tmp_path, "cuda-floor", limit_geometric_mean=3.0, rows=[floor])
     page = "\n".join(tables_cuda.sections(tmp_path))
+    assert "| odd/3 | 9.00 | 1.00 | 1.50 | 0.50 | 3.00x |" in page
     assert "| 1 x 64 x 32 | 9.50 | **321** | 3.00 | 40 ok, 2 wrong result |" in page
     assert "**1 of 1** problems" in page
     assert "| cublaslt | 1 x 64 x 32 | **1.75** | 2.00 |" in page
@@ -72,8 +76,8 @@ def test_every_other_result_becomes_a_section(tmp_path: Path) -> None:
     assert "| int8 | not run | - | - | - | no call |" in page
     assert "**1 give wrong results**" in page
     assert "| tn_256x48x259_bf16 | 3 | **1** | 4 |" in page
-    assert "each foretold by the rule" in page
-    assert page.count("2 x Imagined") == 5
+    assert "each is foretold by the rule; 2 that the rule foretells passed" in page
+    assert page.count("2 x Imagined") == 6
     (tmp_path / "cuda-trap.json").unlink()
     assert "algorithm 66" not in "\n".join(tables_cuda.sections(tmp_path))
     assert json.loads((tmp_path / "cuda-launch.json").read_text())["calls"] == 2000

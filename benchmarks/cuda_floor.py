@@ -1,0 +1,88 @@
+"""How far padding can go: what copying misaligned operands costs by itself, beside a product at its bound.
+
+For every misaligned shape of a list: the copies in, the copy of D back, and the default's time, each timed by
+itself in a graph over cold operands. A padded product takes at least both copies and the product's bound,
+whatever multiplies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from backends.cuda.padded import PaddedCublasLt, misaligned
+from backends.problem import GemmProblem
+from backends.protocol import Device, Launch
+from backends.registry import FoundDevice, backend
+from benchmarks.cuda_tuned import kernel_cache, say
+from benchmarks.report import geometric_mean
+from tuners.ceilings import Ceilings
+from tuners.measure import OperandSets
+from tuners.policy import MeasurementPolicy
+from tuners.roofline import bound
+
+_SAMPLES = 9
+
+
+class _Step:
+    """A launch of a padded product by itself."""
+
+    workspace_bytes = 0
+    partial_sums = 1
+
+    def bind(self, operands: object, workspace: int) -> Launch:
+        raise NotImplementedError("it is bound already")
+
+    def prepare(self) -> None:
+        """Nothing."""
+
+
+def floor(
+    found: FoundDevice, shapes: Sequence[tuple[str, GemmProblem]], ceilings: Ceilings
+) -> dict[str, Any]:
+    """The limits of padding over named problems (those that are aligned are left out)."""
+    device = backend(found.backend).open(found.index, kernel_cache())
+    rows = [_one(name, p, device, ceilings, found) for name, p in shapes if misaligned(p)]
+    return {
+        "what": "least time of a padded product: its copies by themselves and the product at its bound",
+        "limit_geometric_mean": geometric_mean([row["limit"] for row in rows]), "rows": rows,
+    }  # fmt: skip
+
+
+def _one(
+    name: str, problem: GemmProblem, device: Device, ceilings: Ceilings, found: FoundDevice
+) -> dict[str, Any]:
+    family = PaddedCublasLt()
+    policy = MeasurementPolicy.of(found.environment.vendor)
+    sets = OperandSets(device, problem, policy, 0)
+    solution = next(s for s in family.listed(problem, device, None) if s.parameters["pad"] == "all")
+    kernel = family.load(problem, solution, None, device)
+    workspace = device.allocate(kernel.workspace_bytes)
+    steps = [kernel.steps(operands, workspace.address) for operands in sets.sets]
+    into, back = (_seconds(device, [one[part] for one in steps]) for part in ("into", "back"))
+    baseline = backend(found.backend).baselines(problem, found.environment)[0]
+    default = device.load(problem, baseline.solution, None)
+    space = device.allocate(max(default.workspace_bytes, 1))
+    theirs = _seconds(device, [default.bind(operands, space.address) for operands in sets.sets])
+    least = bound(problem, ceilings).seconds
+    for held in (sets, workspace, space):
+        held.free()
+    row = {
+        "name": name, "m": problem.n, "n": problem.m, "k": problem.k, "baseline": baseline.name,
+        "default_us": theirs * 1e6, "copies_in_us": into * 1e6, "copy_back_us": back * 1e6,
+        "product_bound_us": least * 1e6, "limit": theirs / (into + back + least),
+    }  # fmt: skip
+    say(f"{name}: {row['default_us']:.1f} us; padded at least {(into + back + least) * 1e6:.1f} us")
+    return row
+
+
+def _seconds(device: Device, launches: Sequence[Launch | None]) -> float:
+    """Median seconds a launch; 0 where there is nothing to launch."""
+    some = [launch for launch in launches if launch is not None]
+    if not some:
+        return 0.0
+    some *= max(1, 64 // len(some))
+    series = device.series(_Step(), some, "graph", some[-1])
+    times = sorted(series.sample().seconds for _ in range(_SAMPLES))
+    series.close()
+    return times[len(times) // 2]
