@@ -64,8 +64,8 @@ def test_every_other_result_becomes_a_section(tmp_path: Path) -> None:
     _write(tmp_path, "cuda-types", seconds=1.5, combinations=2, tuned=1, rows=[done, refused])
     wrong = {"problem": "tn_256x48x259_bf16", "k": 259, "tried": 3, "wrong": 1, "wrong_splits": [4]}
     _write(tmp_path, "cuda-trap", algorithm=66, tried=3, wrong=1, unforetold=0, undetected=2, rows=[wrong])
-    least = {"default_us": 9.0, "copies_in_us": 1.0, "product_bound_us": 1.5, "copy_back_us": 0.5}
-    floor: dict[str, object] = {"name": "odd/3", "limit": 3.0, **least}
+    cost = {"default_us": 9.0, "copies_in_us": 1.0, "product_bound_us": 1.5, "copy_back_us": 0.5}
+    floor: dict[str, object] = {"name": "odd/3", "limit": 3.0, **cost}
     _write(tmp_path, "cuda-floor", limit_geometric_mean=3.0, rows=[floor])
     page = "\n".join(tables_cuda.sections(tmp_path))
     assert "| odd/3 | 9.00 | 1.00 | 1.50 | 0.50 | 3.00x |" in page
