@@ -103,7 +103,8 @@ class ProblemKey(SQLModel, table=True):
 
 
 class Solution(SQLModel, table=True):
-    """Workspace and determinism are what was last learnt of them; a measurement keeps its own workspace."""
+    """Workspace is that of the problem it was first stored for: a measurement keeps its own. Determinism is
+    what is known by now; False, once found, stays."""
 
     __tablename__ = "solutions"
 

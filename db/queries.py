@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Select, Text, and_, case, cast, func, or_, se
 
 from backends.environment import DeviceClass
 from db import models
-from db.values import among, chunks, table
+from db.values import among, chunks, measured_workspace, table
 
 _class = table(models.DeviceClass)
 _environment = table(models.Environment)
@@ -174,14 +174,18 @@ def latest_session(
 
 
 def solution(connection: Connection, solution_id: str) -> Row | None:
-    """A solution, and on how many problems it is best."""
+    """A solution, and on how many problems it is best; its workspace is the largest that a problem took."""
     found = _one(connection, select(_solution).where(_solution.c.id == solution_id))
     if found is None:
         return None
     wins = select(func.count()).where(_verdict.c.winner_id == solution_id)
-    runs = select(func.count()).where(_measurement.c.solution_id == solution_id)
+    runs = select(func.count(), func.max(_measurement.c.workspace_bytes)).where(
+        _measurement.c.solution_id == solution_id
+    )
     found["verdicts_won"] = connection.execute(wins).scalar() or 0
-    found["measurements"] = connection.execute(runs).scalar() or 0
+    found["measurements"], largest = connection.execute(runs).one()
+    if largest is not None:
+        found["workspace_bytes"] = largest
     return found
 
 
@@ -288,14 +292,18 @@ def export_rows(
     connection: Connection, device_class_id: str, policy_id: str | None
 ) -> Iterator[Mapping[str, Any]]:
     """Best rows with all that a file may need, streamed in the order of problem ids: the verdict's columns,
-    winner_family, ... and baseline_family, ... of its two solutions. JSON columns come as text: most rows
-    share their solutions with others, and parsing would take longer than reading."""
+    winner_family, ... and baseline_family, ... of its two solutions, with the workspaces of its session. JSON
+    columns come as text: most rows share their solutions with others, and parsing would take longer than
+    reading."""
     winner, baseline = _solution.alias("winner"), _solution.alias("baseline")
 
     def columns(which: Any, prefix: str) -> list[Any]:
-        names = ("family", "version", "build", "workspace_bytes", "deterministic")
-        found = [which.c[name].label(f"{prefix}_{name}") for name in names]
-        return [*found, cast(which.c.parameters, Text).label(f"{prefix}_parameters")]
+        found = [
+            which.c[name].label(f"{prefix}_{name}")
+            for name in ("family", "version", "build", "deterministic")
+        ]
+        size = measured_workspace(_verdict.c.session_id, which).label(f"{prefix}_workspace_bytes")
+        return [*found, size, cast(which.c.parameters, Text).label(f"{prefix}_parameters")]
 
     names: tuple[str, ...] = (
         "problem_id", "policy_id", "session_id", "judgement", "winner_id", "baseline_id", "baseline_name",
@@ -357,7 +365,8 @@ def best_policies(connection: Connection, device_class_id: str) -> list[tuple[st
 def claim_rows(
     connection: Connection, device_class_id: str, problem_ids: Sequence[str] | None = None
 ) -> Iterator[Row]:
-    """Imported claims of a class, the latest of each problem first, with solution, problem and provenance."""
+    """Imported claims of a class, the latest of each problem first, with solution, problem and provenance.
+    Workspace and determinism are what the file says, else what the solution is stored with."""
     query = (
         select(_claim, _problem.c.content.label("problem"), _provenance.c.source, _provenance.c.format,
                _provenance.c.header, _solution.c.family, _solution.c.version, _solution.c.parameters,
@@ -372,7 +381,8 @@ def claim_rows(
         query = query.where(_claim.c.problem_id.in_(list(problem_ids)))
     with connection.execute(query.execution_options(yield_per=1000)) as rows:
         for row in rows.mappings():
-            yield dict(row)
+            said = row["content"] or {}
+            yield {**row, **{n: said[n] for n in ("workspace_bytes", "deterministic") if n in said}}
 
 
 def problem_keys(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import Any
 
-from sqlalchemy import Connection, delete, func, select, update
+from sqlalchemy import Connection, and_, bindparam, delete, func, select, update
 
 from backends.canonical import short_hash
 from backends.environment import Environment
@@ -24,9 +24,12 @@ from db import models
 from db.engine import now
 from db.values import (
     CHUNK,
+    among,
     bucket_of,
+    chunks,
     insert_new,
     kind_of,
+    measured_workspace,
     put_environment,
     put_policy,
     put_problems,
@@ -149,8 +152,9 @@ def append_outcomes(
     connection: Connection, session_id: str, outcomes: Sequence[Outcome], first_take: int, seen: Counter[str]
 ) -> None:
     """Stores outcomes. A screening is take 0 and stored once; finals and proofs of this start of the session
-    are numbered from `first_take`, by `seen`, which the caller keeps for the start."""
-    put_solutions(connection, [outcome.solution for outcome in outcomes])
+    are numbered from `first_take`, by `seen`, which the caller keeps for the start. Best rows show what the
+    outcomes tell of their solutions' determinism."""
+    changed = put_solutions(connection, [outcome.solution for outcome in outcomes])
     at, rows = now(), []
     for outcome in outcomes:
         take = 0
@@ -173,6 +177,8 @@ def append_outcomes(
             }
         )
     insert_new(connection, models.Measurement, rows)
+    if changed:
+        _refresh_winners(connection, changed)
 
 
 def end_session(connection: Connection, start: SessionStart, result: Mapping[str, Any]) -> None:
@@ -255,6 +261,60 @@ def refresh_best(connection: Connection, problem_id: str, device_class_id: str, 
     touch(connection, device_class_id)
 
 
+def _refresh_winners(connection: Connection, solution_ids: Sequence[str]) -> None:
+    """Makes the documents of all best rows anew whose winners are among the solutions."""
+    key = (_best.c.problem_id, _best.c.device_class_id, _best.c.policy_id)
+    won: set[tuple[str, ...]] = set()
+    classes: set[str] = set()
+    for part in chunks(solution_ids):
+        # From the measurements, which are found by their solution: neither verdicts nor best rows are.
+        measured = among(connection, _measurement.c.solution_id, part)
+        query = (
+            select(*key)
+            .select_from(_measurement)
+            .join(
+                _verdict,
+                and_(
+                    _verdict.c.session_id == _measurement.c.session_id,
+                    _verdict.c.winner_id == _measurement.c.solution_id,
+                ),
+            )
+            .join(
+                _best,
+                and_(
+                    _best.c.problem_id == _verdict.c.problem_id,
+                    _best.c.device_class_id == _verdict.c.device_class_id,
+                    _best.c.policy_id == _verdict.c.policy_id,
+                    _best.c.verdict_number == _verdict.c.number,
+                ),
+            )
+            .where(measured)
+        )
+        won |= {tuple(row) for row in connection.execute(query)}
+        met = select(_session.c.device_class_id).distinct()
+        met = met.join(_measurement, _measurement.c.session_id == _session.c.id).where(measured)
+        classes |= set(connection.scalars(met))
+    for ids in chunks(sorted({row[0] for row in won})):
+        # In one order, and as they are once they are locked: another verdict may have come.
+        held = select(*key, _best.c.verdict_number).where(among(connection, _best.c.problem_id, ids))
+        rows = connection.execute(held.order_by(*key).with_for_update()).all()
+        numbers = [row.verdict_number for row in rows if tuple(row[:3]) in won]
+        chosen = _best_query().where(_verdict.c.number.in_(numbers))
+        made = [best_row(row) for row in connection.execute(chosen).mappings()]
+        if made:
+            connection.execute(
+                update(_best)
+                .where(*(column == bindparam(f"its_{column.name}") for column in key))
+                .values(document=bindparam("its_document")),
+                [
+                    {f"its_{name}": row[name] for name in (*(column.name for column in key), "document")}
+                    for row in made
+                ],
+            )
+    for class_id in sorted(classes):
+        touch(connection, class_id)
+
+
 def _weights_query() -> Any:
     return select(
         _verdict.c.number,
@@ -321,13 +381,7 @@ def _best_query() -> Any:
             _session.c.provenance_number,
             provenance.c.kind.label("provenance_kind"),
             provenance.c.source.label("provenance_source"),
-            select(func.max(_measurement.c.workspace_bytes))
-            .where(
-                _measurement.c.session_id == _verdict.c.session_id,
-                _measurement.c.solution_id == _verdict.c.winner_id,
-            )
-            .scalar_subquery()
-            .label("workspace_bytes"),
+            measured_workspace(_verdict.c.session_id, _solution).label("workspace_bytes"),
         )
         .join(_solution, _solution.c.id == _verdict.c.winner_id)
         .join(problem, problem.c.id == _verdict.c.problem_id)
@@ -351,7 +405,7 @@ def best_row(row: Mapping[Any, Any]) -> dict[str, Any]:
             "version": row["version"],
             "parameters": row["parameters"],
             "build": row["build"],
-            "workspace_bytes": row["workspace_bytes"] or 0,
+            "workspace_bytes": row["workspace_bytes"],
             "deterministic": row["deterministic"],
         },
         "seconds": row["seconds"],

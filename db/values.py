@@ -8,7 +8,7 @@ from math import isfinite, log2
 from typing import Any
 
 import orjson
-from sqlalchemy import ColumnElement, Connection, Table, Text, any_, cast, select, text, update
+from sqlalchemy import ColumnElement, Connection, Table, Text, any_, cast, func, select, text, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import SQLModel
 
@@ -163,26 +163,48 @@ def put_problems(connection: Connection, problems: Iterable[GemmProblem]) -> Non
     insert_new(connection, models.Problem, rows)
 
 
-def put_solutions(connection: Connection, solutions: Iterable[Solution]) -> None:
-    """Solutions, in one order as problems are; determinism that was not known before is added."""
+def put_solutions(connection: Connection, solutions: Iterable[Solution]) -> list[str]:
+    """Solutions, in one order as problems are. Determinism that was not known is added, and False, which two
+    runs showed, stays. The ids of those that were there and of which more is known now."""
     at = now()
-    rows = {s.id: {**s.to_dict(), "created_at": at} for s in sorted(solutions, key=lambda s: s.id)}
+    rows: dict[str, dict[str, Any]] = {}
+    for one in sorted(solutions, key=lambda s: s.id):
+        row = rows.setdefault(one.id, {**one.to_dict(), "created_at": at})
+        row["deterministic"] = _surest(row["deterministic"], one.deterministic)
     insert_new(connection, models.Solution, list(rows.values()))
     solution = table(models.Solution)
-    known = [row for row in rows.values() if row["deterministic"] is not None]
-    for part in chunks(known):
+    changed = []
+    for part in chunks([row for row in rows.values() if row["deterministic"] is not None]):
         ids = [row["id"] for row in part]
-        unknown = set(
-            connection.scalars(
-                select(solution.c.id).where(
-                    among(connection, solution.c.id, ids), solution.c.deterministic.is_(None)
-                )
-            )
-        )
+        query = select(solution.c.id, solution.c.deterministic)
+        found = connection.execute(query.where(among(connection, solution.c.id, ids)))
+        stored = {row.id: row.deterministic for row in found}
         for row in part:
-            if row["id"] in unknown:
-                connection.execute(
-                    update(solution)
-                    .where(solution.c.id == row["id"])
-                    .values(deterministic=row["deterministic"])
-                )
+            told = row["deterministic"]
+            if _surest(stored[row["id"]], told) is stored[row["id"]]:
+                continue
+            # Another transaction may have found it out meanwhile.
+            less = solution.c.deterministic.is_(None) if told else solution.c.deterministic.is_not(False)
+            learn = update(solution).where(solution.c.id == row["id"], less).values(deterministic=told)
+            if connection.execute(learn).rowcount:
+                changed.append(row["id"])
+    return changed
+
+
+def _surest(*known: bool | None) -> bool | None:
+    """False before True before None."""
+    return min((each for each in known if each is not None), default=None)
+
+
+def measured_workspace(session_id: Any, solution: Any) -> ColumnElement[int]:
+    """Bytes that a solution (its table, or an alias of it) took in a session. Another problem's may differ
+    from them, and the solution's own row has those of the problem that it was first stored for: that is taken
+    where the session has no measurement of it."""
+    measurement = table(models.Measurement)
+    taken = (
+        select(func.max(measurement.c.workspace_bytes))
+        .where(measurement.c.session_id == session_id, measurement.c.solution_id == solution.c.id)
+        .correlate_except(measurement)
+        .scalar_subquery()
+    )
+    return func.coalesce(taken, solution.c.workspace_bytes)

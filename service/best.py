@@ -6,9 +6,11 @@ client's filters, a near problem whose solution is legal for the one asked, an i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from math import dist, log2
+from fractions import Fraction
+from itertools import islice
+from math import ceil, dist, gcd, log2
 from statistics import median
 from typing import Any
 
@@ -17,16 +19,19 @@ from sqlalchemy import Connection
 
 from backends import registry
 from backends.environment import DeviceClass, Environment
+from backends.operands import layouts
 from backends.problem import GemmProblem
 from backends.protocol import Family
 from backends.solution import Solution
+from backends.wire import problem_from_wire
 from db import queries
 from db.values import kind_of, neighbour_buckets
 from service.formats.row_text import problem_wire
 
 #: How far (in doublings of the sizes) a problem may be and still say something, how many of the nearest are
-#: tried, and how many notes say why one was not taken.
-MAX_DISTANCE, MAX_TRIED, MAX_NOTES = 2.0, 16, 3
+#: tried, among how many whose operands may be aligned otherwise, and how many notes say why one was not
+#: taken.
+MAX_DISTANCE, MAX_TRIED, MAX_SEEN, MAX_NOTES = 2.0, 16, 256, 3
 
 
 @dataclass(frozen=True)
@@ -40,12 +45,15 @@ class Filters:
     def __bool__(self) -> bool:
         return self.max_workspace is not None or self.deterministic or self.families is not None
 
-    def admit(self, solution: Mapping[str, Any] | None) -> bool:
-        """Whether the solution (None: a stack's default, of which nothing is known) meets them."""
+    def admit(self, solution: Mapping[str, Any] | None, share: Fraction = Fraction(1)) -> bool:
+        """Whether the solution (None: a stack's default, of which nothing is known) meets them, also where
+        its workspace grows to this share of what it took."""
         if solution is None:
             return not self
-        if self.max_workspace is not None and solution["workspace_bytes"] > self.max_workspace:
-            return False
+        if self.max_workspace is not None:
+            size = solution["workspace_bytes"]
+            if max(size, ceil(size * share)) > self.max_workspace:
+                return False
         if self.deterministic and solution["deterministic"] is not True:
             return False
         return self.families is None or solution["family"] in self.families
@@ -116,13 +124,14 @@ class _Search:
 
     # ---- filters -----------------------------------------------------------------------------------
 
-    def _chosen(self, document: dict[str, Any]) -> dict[str, Any] | None:
+    def _chosen(self, document: dict[str, Any], share: Fraction = Fraction(1)) -> dict[str, Any] | None:
         """The document; where its winner does not meet the filters, that of the fastest that does."""
-        if self._asked.filters.admit(document["solution"]):
+        filters = self._asked.filters
+        if filters.admit(document["solution"], share):
             return document
         winner = document["solution"]["id"]
         for row in queries.alternatives(self._connection, document["session_id"]):
-            if row["solution_id"] != winner and self._asked.filters.admit(row["solution"]):
+            if row["solution_id"] != winner and filters.admit(row["solution"], share):
                 return document | {
                     "solution": row["solution"],
                     "seconds": row["seconds"],
@@ -161,14 +170,9 @@ class _Search:
         if families is None:
             return None
         near = self._near()
-        tried = list(near)[:MAX_TRIED]
-        documents = queries.best_documents(
-            self._connection, tried, str(self._asked.device), self._asked.policy_id
-        )
-        for problem_id in tried:
-            if problem_id not in documents:
-                continue
-            document = self._chosen(orjson.loads(documents[problem_id]))
+        size = _written(self._problem)
+        for problem_id, problem, stored in islice(self._aligned(list(near)), MAX_TRIED):
+            document = self._chosen(stored, Fraction(size, _written(problem)))
             if document is None:
                 self._note(f"{problem_id}: nothing there meets the filters")
                 continue
@@ -176,7 +180,9 @@ class _Search:
             if fault is not None:
                 self._note(f"{problem_id}: {fault}")
                 continue
-            others = [other for other in tried if other != problem_id]
+            others = [other for other in list(near)[:MAX_TRIED] if other != problem_id]
+            if document["solution"]["workspace_bytes"]:
+                self._notes.append(f"workspace_bytes is what the solution took for {problem_id}")
             return {
                 "match": "nearest",
                 "asked": problem_wire(self._problem),
@@ -187,6 +193,27 @@ class _Search:
                 "notes": self._notes,
             }
         return None
+
+    def _aligned(self, problem_ids: list[str]) -> Iterator[tuple[str, GemmProblem, dict[str, Any]]]:
+        """The near problems (of the first MAX_SEEN) whose operands are aligned as the asked one's are, with
+        their documents: a kernel that was found on better aligned operands cannot read these."""
+        here, noted = _alignments(self._problem), False
+        for start in range(0, min(len(problem_ids), MAX_SEEN), MAX_TRIED):
+            part = problem_ids[start : start + MAX_TRIED]
+            documents = queries.best_documents(
+                self._connection, part, str(self._asked.device), self._asked.policy_id
+            )
+            for problem_id in part:
+                if problem_id not in documents:
+                    continue
+                document = orjson.loads(documents[problem_id])
+                problem = problem_from_wire(document["problem"])
+                if _alignments(problem) == here:
+                    yield problem_id, problem, document
+                    continue
+                if not noted:  # once: it may hold for all of them
+                    self._note(f"{problem_id}: its operands are aligned to other bytes than those asked for")
+                noted = True
 
     def _note(self, text: str) -> None:
         if len(self._notes) < MAX_NOTES:
@@ -256,6 +283,25 @@ class _Search:
 
 def _place(*sizes: int) -> tuple[float, ...]:
     return tuple(map(log2, sizes))
+
+
+def _written(problem: GemmProblem) -> int:
+    """Elements of the result, which a workspace for partial sums grows with."""
+    return problem.m * problem.n * problem.batch
+
+
+def _alignments(problem: GemmProblem) -> dict[str, int]:
+    """Bytes, at most 16, that the columns of each matrix begin at multiples of; in all of its batch."""
+    found = layouts(problem)
+    return {
+        name: gcd(
+            problem.alignment,
+            found[name].ld * found[name].dtype.bytes,
+            found[name].stride * found[name].dtype.bytes,
+        )
+        for name in ("a", "b", "c", "d")
+        if name in found
+    }
 
 
 def _claimed_solution(row: Mapping[str, Any]) -> dict[str, Any]:

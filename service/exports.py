@@ -239,7 +239,8 @@ class _Shared:
             else MeasurementPolicy.from_dict(content)
         )
         self._environments: dict[str, Environment] = {}
-        self._solutions: dict[str, Solution] = {}
+        self._solutions: dict[tuple[str, int, bool | None], Solution] = {}
+        self._parsed: dict[str, Solution] = {}
 
     def measured(self, row: Row, keys: tuple[tuple[str, ...], int]) -> ExportRow:
         verdict = orjson.loads(row["content"])
@@ -305,13 +306,19 @@ class _Shared:
         return self._environments[""]
 
     def _solution(self, solution_id: str, row: Row, prefix: str) -> Solution:
-        known = self._solutions.get(solution_id)
+        workspace, deterministic = row[prefix + "workspace_bytes"], row[prefix + "deterministic"]
+        key = (solution_id, workspace, deterministic)
+        known = self._solutions.get(key)
         if known is None:
-            names = ("family", "version", "build", "workspace_bytes", "deterministic")
-            parameters = row[prefix + "parameters"]
-            known = Solution(
-                parameters=orjson.loads(parameters) if isinstance(parameters, str) else parameters,
-                **{name: row[prefix + name] for name in names},
-            )
-            self._solutions[solution_id] = known
+            parsed = self._parsed.get(solution_id)
+            if parsed is None:
+                parameters = row[prefix + "parameters"]
+                parsed = self._parsed[solution_id] = Solution(
+                    parameters=orjson.loads(parameters) if isinstance(parameters, str) else parameters,
+                    **{name: row[prefix + name] for name in ("family", "version", "build")},
+                )
+            # Checked and hashed once, however many workspaces its problems take.
+            known = self._solutions[key] = object.__new__(Solution)
+            own = {"id": parsed.id, "workspace_bytes": workspace, "deterministic": deterministic}
+            vars(known).update(vars(parsed) | own)
         return known

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, select, update
@@ -264,7 +264,8 @@ def _put_claims(engine: Engine, number: int, read: Imported, device_class: Devic
                 put_environment(connection, environment)
             for policy_id, content in policies.items():
                 put_policy(connection, policy_id, content)
-            put_solutions(connection, solutions.values())
+            # What a file says of determinism is the claim's alone.
+            put_solutions(connection, (replace(s, deterministic=None) for s in solutions.values()))
             made = len(insert_new(connection, models.Claim, rows, "number"))
         kept.stored += made
         kept.known += len(rows) - made
@@ -314,6 +315,14 @@ def _claim_row(number: int, item: ImportedClaim, device_class: DeviceClass | Non
         content = storable({name: getattr(row, name) for name in names})
         content["environment_id"] = row.environment.id
         content["baseline"] = row.baseline.to_dict()
+    solution = claim.solution
+    if solution is not None and (content, solution.workspace_bytes, solution.deterministic) != (
+        None,
+        0,
+        None,
+    ):
+        properties = {"workspace_bytes": solution.workspace_bytes, "deterministic": solution.deterministic}
+        content = {**(content or {}), **properties}
     return {
         "provenance_number": number,
         "problem_id": problem_text(item.problem)[0],

@@ -16,6 +16,10 @@ from backends.problem import GemmProblem, with_scalars
 
 #: Seed i of a proof draws from DISTRIBUTIONS[i]: signed, large, exact small integers, one-sided, signed.
 DISTRIBUTIONS = ("normal", "large", "integers", "uniform", "normal")
+#: The standard deviation of floating `small` values, whose integers are -1, 0 and 1.
+SMALL = 2.0**-3
+#: Standard deviations of an element of D that half of its type's range must hold.
+DEVIATIONS = 4.0
 #: More values than this repeat: drawing them anew would take seconds. A prime, so that no stride of a
 #: kernel's mistakes falls on an equal value.
 POOL = 2**22 - 3
@@ -27,28 +31,45 @@ EVEN_M, EVEN_N = 144, 48
 
 
 def draw(rng: np.random.Generator, count: int, dtype: DType, distribution: str) -> npt.NDArray[Any]:
-    """`count` values of storage type `dtype`; large keeps sums of thousands of products finite, and scale is
-    uniform from a half to one and a half."""
+    """`count` values of storage type `dtype`; large keeps sums of thousands of products finite, small is for
+    outputs that hold no larger sums, and scale is uniform from a half to one and a half. fp64's use its whole
+    significand, so that arithmetic on narrowed inputs shows."""
     if count > POOL:
         return np.resize(draw(rng, POOL, dtype, distribution), count)
     if dtype.kind == INTEGER:
-        span = 8 if distribution in ("normal", "integers") else 128
+        if distribution == "small":
+            return rng.integers(-1, 2, count).astype(dtype.storage)
+        span = _span(distribution)
         return rng.integers(-span, span, count).astype(dtype.storage)
     if distribution == "integers":
         return to_host(rng.integers(-4, 5, count).astype(np.float32), dtype)
-    values = (
-        rng.random(count, np.float32) if distribution == "uniform" else rng.standard_normal(count, np.float32)
-    )
+    wide: type[np.float64 | np.float32] = np.float64 if dtype.storage == np.float64 else np.float32
+    values = rng.random(count, wide) if distribution == "uniform" else rng.standard_normal(count, wide)
     if distribution == "scale":
-        values = rng.random(count, np.float32) + np.float32(0.5)
-    if distribution == "large":
-        values *= np.float32(_large(dtype))
+        values = rng.random(count, wide) + wide(0.5)
+    if distribution in ("large", "small"):
+        values *= wide(SMALL if distribution == "small" else _large(dtype))
     return to_host(values, dtype)
 
 
 def scaled_down(distribution: str, problem: GemmProblem) -> str:
-    """`large` becomes `normal` where sums of `k` large products, or a large C or bias, would leave the
-    output's range; so do integers of the whole span. (Sums that leave an integer's range saturate.)"""
+    """The distribution that is drawn from instead, where sums might leave a floating output's range: `large`
+    (and integers of the whole span) becomes `normal`; what would pass half of the range yet becomes the
+    first of `integers`, `normal` and `small` that does not. (What leaves an integer's range saturates.)"""
+    kind = _without_large(distribution, problem)
+    if DTYPES[problem.dtype_d].kind == INTEGER:
+        return kind
+    most = DTYPES[problem.dtype_d].largest
+    if problem.compute == "fp16":  # so are the sums
+        most = min(most, DTYPES["fp16"].largest)
+    for candidate in (kind, "integers", "normal"):
+        if _reach(candidate, problem) < most / 2:
+            return candidate
+    return "small"
+
+
+def _without_large(distribution: str, problem: GemmProblem) -> str:
+    """`normal` for values so large that products of them, C or the bias would leave the output's range."""
     out, source = DTYPES[problem.dtype_d], DTYPES[problem.dtype_a]
     wide = ("uniform", "large") if source.kind == INTEGER else ("large",)
     if distribution not in wide:
@@ -57,6 +78,42 @@ def scaled_down(distribution: str, problem: GemmProblem) -> str:
     sizes += [_large(DTYPES[problem.dtype_c])] if problem.beta != "zero" else []
     sizes += [_large(DTYPES[problem.bias])] if problem.bias is not None else []
     return distribution if 40.0 * max(sizes) < out.largest else "normal"
+
+
+def _reach(distribution: str, p: GemmProblem) -> float:
+    """What hardly an element of D exceeds: the mean's size and DEVIATIONS standard deviations of a sum of k
+    products, with alpha and the largest scales; C and the bias likewise."""
+    (mean_a, square_a), (mean_b, square_b) = (
+        _moments(DTYPES[kind], distribution) for kind in (p.dtype_a, p.dtype_b)
+    )
+    mean = abs(mean_a * mean_b)
+    variance = square_a * square_b - mean**2
+    largest = 1.5 if p.scale_dtype in (None, "fp32") else 2.0  # powers of two round up
+    scaled_inputs = (p.scale_a != "none") + (p.scale_b != "none")
+    alpha, beta = p.scalars
+    reach: float = p.k * mean + DEVIATIONS * (p.k * variance) ** 0.5
+    reach *= abs(alpha) * largest**scaled_inputs
+    added = [(beta, p.dtype_c)] if p.beta != "zero" else []
+    added += [(1.0, p.bias)] if p.bias is not None else []
+    for factor, kind in added:
+        mean, square = _moments(DTYPES[kind], distribution)
+        reach += abs(factor) * (abs(mean) + DEVIATIONS * (square - mean**2) ** 0.5)
+    return reach * (largest if p.scale_d != "none" else 1.0)
+
+
+def _moments(dtype: DType, distribution: str) -> tuple[float, float]:
+    """The mean of a distribution's values and of their squares."""
+    if dtype.kind == INTEGER:
+        return (0.0, 2 / 3) if distribution == "small" else (-0.5, (2 * _span(distribution) ** 2 + 1) / 6)
+    if distribution == "uniform":
+        return 0.5, 1 / 3
+    squares = {"integers": 20 / 3, "large": _large(dtype) ** 2, "small": SMALL**2}
+    return 0.0, squares.get(distribution, 1.0)
+
+
+def _span(distribution: str) -> int:
+    """Integers go from minus this to one less than it."""
+    return 8 if distribution in ("normal", "integers") else 128
 
 
 def _large(dtype: DType) -> float:

@@ -34,10 +34,14 @@ _POOL = 2**20
 _ALIGN = 256
 
 
-def working_bytes(problem: GemmProblem) -> int:
-    """Bytes that measuring one problem needs besides rotation: one set, the verifier's image and buffers,
-    and the float64 reference with its temporaries."""
+def working_bytes(problem: GemmProblem, judged_there: bool) -> int:
+    """Bytes that measuring one problem needs besides rotation: one set, the verifier's images and buffers,
+    and the float64 reference with its temporaries; less where the device judges (verify_device.py)."""
     shape = layouts(problem)
+    if judged_there:
+        d = shape["d"].bytes
+        inputs = sum(layout.bytes for layout in shape.values()) - d
+        return 3 * inputs + 3 * d + 12 * problem.batch * problem.m * problem.n
     wide = sum(8 * layout.copies * layout.columns * layout.rows for layout in shape.values())
     outputs = 8 * problem.batch * problem.m * problem.n
     return 4 * operand_bytes(problem) + wide + 4 * outputs
@@ -58,7 +62,7 @@ class OperandSets:
 
     def __init__(self, device: Device, problem: GemmProblem, policy: MeasurementPolicy, seed: int) -> None:
         allowed = policy.memory_share * device.free_bytes
-        needed = working_bytes(problem)
+        needed = working_bytes(problem, device.judge is not None)
         if needed > allowed:
             raise DeviceMemoryExceeded(
                 f"{problem.slug} needs about {needed / 2**20:,.0f} MiB to run and verify; "
@@ -69,7 +73,10 @@ class OperandSets:
         places, end = {}, 0
         for name, layout in shape.items():
             places[name] = end
-            end += ceil(layout.bytes / _ALIGN) * _ALIGN + _ALIGN
+            # An address is aligned to what the problem promises and no more: libraries look at it.
+            askew = max(problem.alignment, layout.dtype.bytes) if problem.alignment < 16 else 0
+            places[name] += askew
+            end += ceil((layout.bytes + askew) / _ALIGN) * _ALIGN + _ALIGN
         count = 1
         if policy.cache == "cold":
             count = min(MAX_SETS, ceil(COLD_CACHES * device.cache_bytes / end) + 1)
@@ -77,9 +84,25 @@ class OperandSets:
         self.rotation = Rotation(count, count * end, count * end >= COLD_CACHES * device.cache_bytes)
         self._buffer = device.allocate(count * end)
         self._turn = 0
-        self.sets = []
+        self.sets: list[Operands] = []
+        try:
+            self._fill(device, problem, policy, seed, places, end)
+        except BaseException:
+            self._buffer.free()
+            raise
+
+    def _fill(
+        self,
+        device: Device,
+        problem: GemmProblem,
+        policy: MeasurementPolicy,
+        seed: int,
+        places: dict[str, int],
+        end: int,
+    ) -> None:
+        shape = layouts(problem)
         fill = _HostFill(self._buffer, policy, seed) if device.judge is None else None
-        for index in range(count):
+        for index in range(self.rotation.sets):
             address = {name: self._buffer.address + index * end + place for name, place in places.items()}
             for turn, (name, layout) in enumerate(shape.items()):
                 if fill is not None:
@@ -154,21 +177,22 @@ class Timer:
                 self.seconds = self._once(10, warm=False).seconds
         wanted = self.device.sample_seconds[0 if screening else 1]
         count = max(1, min(MAX_LAUNCHES, ceil(wanted / max(self.seconds, 1e-9))))
-        if len(self.bound) * self.seconds <= ROUND_SHARE * wanted:
-            count = max(count, len(self.bound))
+        sets = len(self.bound)
+        if sets * self.seconds <= ROUND_SHARE * wanted or count >= sets:
+            count = ceil(count / sets) * sets
         warm = warm and self.seconds < WARM_BELOW_SECONDS
         if count < len(self.bound):  # so long a launch that the next sample is to go on with other sets
             return self._once(count, warm, self.mode)
         if count not in self._series:
-            # Every set is in it: repeating it stays as cold as the rotation makes it.
-            launches = self.operands.launches(self.bound, count)
+            # Whole rounds of all sets: repeating it stays as cold as the rotation makes it.
+            launches = self.bound * (count // sets)
             self._series[count] = self.device.series(self.kernel, launches, self.mode, self.bound[-1])
         return self._series[count].sample(warm)
 
     def _once(self, count: int, warm: bool, mode: str = "eager") -> Sample:
         launches = self.operands.launches(self.bound, count + 1)
         # The warm-up runs on the set before the timed ones, which stay as cold as the rotation makes them.
-        series = self.device.series(self.kernel, launches[1:], mode, launches[0])
+        series = self.device.series(self.kernel, launches[1:], mode, launches[0] if warm else None)
         try:
             return series.sample(warm)
         finally:

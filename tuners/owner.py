@@ -16,10 +16,9 @@ import traceback
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from backends import registry
@@ -37,21 +36,14 @@ from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem
 from backends.protocol import AskedFamily, Backend, Bandwidths, Buffer, Device, Family, Kernel
 from backends.solution import Solution
-from tuners.inputs import EXACT_SEEDS, OWN_SCALARS, Case, applicable, cases
+from tuners import trial
+from tuners.inputs import OWN_SCALARS, Case, cases
 from tuners.measure import OperandSets, Rotation, Timer
 from tuners.policy import MeasurementPolicy
 from tuners.space import Space, search_space
+from tuners.trial import Binaries
 from tuners.verify_device import make_verifier
 
-#: A screening's checks are laid out once for all candidates; a proof's are not kept.
-SCREEN_CHECKS = 12
-#: Samples of a screening, and how many undisturbed ones are wanted among at most MAX_TRIES. Once LONG_SECONDS
-#: are sampled, FEWEST do: launches that long vary little.
-SCREEN_SAMPLES, MAX_TRIES = 5, 20
-FEWEST, LONG_SECONDS = 3, 0.1
-#: A candidate whose fastest sample is this much slower than the best so far is not sampled further:
-#: far off after one sample, shown slower after three.
-PRUNE_FIRST, PRUNE_THIRD = 2.0, 1.6
 #: Loaded candidates kept ready (heats and finals interleave those who are in them).
 _KEPT = 64
 #: A GPU's workspace is allocated once for most candidates: growing it means binding everybody anew.
@@ -84,9 +76,6 @@ class Task:
     seed: int
 
 
-#: problem id -> path of the candidate's binary for that problem; the parent compiles, the child never.
-Binaries = Mapping[str, str]
-
 _settings: OwnerSettings | None = None
 _owner: Owner | None = None
 
@@ -114,7 +103,12 @@ def _state() -> Owner:
     if _settings is None:
         raise RuntimeError("the child was not started")
     if _owner is None:
-        _owner = Owner(_settings)
+        try:
+            _owner = Owner(_settings)
+        except (LaunchError, DeviceMemoryExceeded) as error:  # of the machine: no problem is laid out yet
+            raise DeviceLost(
+                f"device {_settings.index} of {_settings.backend} cannot be opened: {error}"
+            ) from error
     return _owner
 
 
@@ -180,23 +174,25 @@ def screen(task: Task, batch: Sequence[tuple[Solution, Binaries]], best: float |
         def one(
             solution: Solution = solution, binaries: Binaries = binaries, best: float | None = best
         ) -> Outcome:
-            return _screen(_state().open(task), solution, binaries, best)
+            return trial.screen(_state().open(task), solution, binaries, best)
 
         outcome = _guarded(Phase.SCREEN, solution, one)
         found.append(outcome)
-        if outcome.status is Status.OK and outcome.seconds is not None:
-            best = outcome.seconds if best is None else min(best, outcome.seconds)
+        if best is not None and outcome.status is Status.OK and outcome.seconds is not None:
+            best = min(best, outcome.seconds)
     return found
 
 
 def sample(task: Task, solution: Solution, binaries: Binaries) -> Outcome:
     """One sample for a final; a disturbed one is taken again a few times, then handed back as unstable."""
-    return _guarded(Phase.FINAL, solution, lambda: _sample(_state().open(task), solution, binaries))
+    return _guarded(Phase.FINAL, solution, lambda: trial.sample(_state().open(task), solution, binaries))
 
 
 def prove(task: Task, solution: Solution, binaries: Binaries, seeds: int) -> Outcome:
     """Verifies `seeds` seeds on ragged and exact problems."""
-    return _guarded(Phase.PROOF, solution, lambda: _prove(_state().open(task), solution, binaries, seeds))
+    return _guarded(
+        Phase.PROOF, solution, lambda: trial.prove(_state().open(task), solution, binaries, seeds)
+    )
 
 
 class Owner:
@@ -312,121 +308,3 @@ def _guarded(phase: Phase, solution: Solution, run: Any) -> Outcome:
 def _failed(phase: Phase, solution: Solution, status: Status, error: BaseException, log: str = "") -> Outcome:
     evidence = {"error": f"{type(error).__name__}: {error}"}
     return Outcome(solution, phase, status, (), evidence | ({"log": log} if log else {}))
-
-
-def _verify(owner: Owner, solution: Solution, binaries: Binaries, checks: Sequence[Case]) -> dict[str, Any]:
-    """Runs the checks that are legal for the solution; the evidence, with "wrong" where one failed. A check
-    that stands in for another runs where that one is not legal."""
-    worst: dict[str, Any] = {"checks": 0, "exact_checks": 0, "beta_checks": 0, "error_over_bound": 0.0}
-    family, findings, ran = owner.families[solution.family], {}, set()
-
-    def runs(case: Case) -> bool:
-        kernel = _legal(owner, family, case.problem, solution, binaries)
-        if kernel is None:
-            return False
-        keep, exact = len(checks) <= SCREEN_CHECKS, case.name == "exact"
-        # Twice shows what a run leaves behind. On a host the exact problem is too long for that; a GPU's
-        # screening is about hundreds of candidates, and runs that one twice.
-        twice = not exact if owner.device.judge is None else exact or not keep
-        try:
-            findings[case] = owner.verifier.check(kernel, case, keep, runs=2 if twice else 1), kernel
-        except IllegalSolution:  # a library may refuse as late as at its launch
-            return False
-        return True
-
-    for case in applicable(checks, runs):
-        (finding, kernel), exact = findings.pop(case), case.name == "exact"
-        ran.add(case)
-        worst["checks"] += 1
-        worst["exact_checks"] += exact
-        worst["beta_checks"] += case.problem.beta != "zero"
-        worst["error_over_bound"] = max(worst["error_over_bound"], finding.error_over_bound)
-        if finding.repeatable is not None:
-            worst["repeatable"] = worst.get("repeatable", True) and finding.repeatable
-        if exact:
-            worst |= {"relative_error": finding.relative_error, "coverage": finding.coverage}
-        if finding.wrong:
-            where = {"case": case.name, "problem": case.problem.slug, "seed": case.seed}
-            return {
-                "wrong": finding.wrong,
-                **where,
-                "distribution": case.distribution,
-                **finding.to_dict(),
-            }
-        if kernel.partial_sums > 1:
-            worst["partial_sums"] = kernel.partial_sums
-    if not worst["exact_checks"] and any(case.name == "exact" for case in checks):
-        raise IllegalSolution(f"it does not run {owner.task.problem.slug}")
-    worst["cases"] = sorted({case.name for case in ran})
-    return worst
-
-
-def _legal(
-    owner: Owner, family: Family, problem: GemmProblem, solution: Solution, binaries: Binaries
-) -> Kernel | None:
-    """The candidate for a problem, None where a rule forbids it there."""
-    if not family.supports(problem) or family.illegal(problem, solution, owner.device.environment):
-        return None
-    try:
-        return owner.load(problem, solution, binaries)
-    except IllegalSolution:
-        return None
-
-
-def _screen(owner: Owner, solution: Solution, binaries: Binaries, best: float | None) -> Outcome:
-    task = owner.task
-    limit = task.policy.max_workspace_bytes
-    kernel = owner.load(task.problem, solution, binaries)
-    solution = replace(solution, workspace_bytes=kernel.workspace_bytes)
-    if limit is not None and kernel.workspace_bytes > limit:
-        rule = f"workspace of {kernel.workspace_bytes} bytes is over the policy's {limit}"
-        return Outcome(solution, Phase.SCREEN, Status.ILLEGAL, (), {"rule": rule})
-    evidence = _verify(owner, solution, binaries, owner.screening)
-    if "wrong" in evidence:
-        return Outcome(solution, Phase.SCREEN, Status.WRONG_RESULT, (), evidence)
-    if evidence.get("repeatable") is False:
-        solution = replace(solution, deterministic=False)
-        if task.policy.deterministic_only:
-            rule = "two runs on the same input gave different bits; the policy wants deterministic solutions"
-            return Outcome(solution, Phase.SCREEN, Status.ILLEGAL, (), evidence | {"rule": rule})
-    timer = owner.timer(solution, binaries)
-    clean: list[float] = []
-    disturbed: list[float] = []
-    for _ in range(MAX_TRIES):
-        taken = timer.sample(warm=not clean and not disturbed, screening=True)
-        (disturbed if taken.disturbed else clean).append(taken.seconds)
-        if taken.disturbed:
-            evidence["disturbance"] = taken.disturbed
-        slow = PRUNE_FIRST if len(clean) < 3 else PRUNE_THIRD
-        if best is not None and clean and min(clean) > slow * best:
-            evidence |= {"disturbed": len(disturbed), "best_seconds": best}
-            return Outcome(solution, Phase.SCREEN, Status.PRUNED, tuple(clean), evidence)
-        long = sum(clean) > LONG_SECONDS and len(clean) >= FEWEST
-        if long or len(clean) == SCREEN_SAMPLES or len(disturbed) > 2 * SCREEN_SAMPLES:
-            break
-    evidence["disturbed"] = len(disturbed)
-    if len(clean) >= FEWEST:
-        return Outcome(solution, Phase.SCREEN, Status.OK, tuple(clean), evidence)
-    return Outcome(solution, Phase.SCREEN, Status.UNSTABLE, (*clean, *disturbed), evidence)
-
-
-def _sample(owner: Owner, solution: Solution, binaries: Binaries) -> Outcome:
-    timer = owner.timer(solution, binaries)
-    seen: list[float] = []
-    for _ in range(3):
-        taken = timer.sample()
-        if not taken.disturbed:
-            return Outcome(solution, Phase.FINAL, Status.OK, (taken.seconds,), {"launches": taken.launches})
-        seen.append(taken.seconds)
-    evidence = {"disturbance": taken.disturbed, "launches": taken.launches}
-    return Outcome(solution, Phase.FINAL, Status.UNSTABLE, (median(seen),), evidence)
-
-
-def _prove(owner: Owner, solution: Solution, binaries: Binaries, seeds: int) -> Outcome:
-    task = owner.task
-    condition = dict(owner.device.condition())
-    exact = EXACT_SEEDS if owner.device.judge is None else seeds
-    evidence = _verify(owner, solution, binaries, cases(task.problem, seeds, task.seed + 1, exact))
-    evidence |= {"condition": condition} if condition else {}
-    status = Status.WRONG_RESULT if "wrong" in evidence else Status.OK
-    return Outcome(solution, Phase.PROOF, status, (), {"seeds": seeds, **evidence})

@@ -26,7 +26,7 @@ from backends.errors import DeviceError
 from backends.operands import as_product
 from backends.problem import GemmProblem
 from backends.protocol import ErrorBound
-from tuners.inputs import Case, host_inputs
+from tuners.inputs import Case, host_inputs, scaled_down
 
 Array = npt.NDArray[Any]
 Float = npt.NDArray[np.float64]
@@ -150,6 +150,7 @@ def _scaled(
 def error_bound(problem: GemmProblem, distribution: str) -> ErrorBound:
     """The constants of an element's bound, for inputs of a distribution (before inputs.scaled_down)."""
     p, out = problem, DTYPES[problem.dtype_d]
+    distribution = scaled_down(distribution, p)
     unit = 2.0 ** -COMPUTE_TYPES[p.compute] if p.compute != "int32" else 0.0
     narrow = is_fp8(DTYPES[p.dtype_a])
     exact = distribution == "integers" and p.compute != "int32" and 64 * p.k <= 1 / unit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -35,9 +37,10 @@ from tuners import owner
 from tuners.ceilings import Ceilings
 from tuners.inputs import Case, applicable, cases
 from tuners.measure import Rotation
-from tuners.owner import Binaries, OwnerSettings, Task
+from tuners.owner import OwnerSettings, Task
 from tuners.policy import MeasurementPolicy
 from tuners.space import Space, search_space
+from tuners.trial import Binaries
 
 T = TypeVar("T")
 
@@ -45,6 +48,8 @@ T = TypeVar("T")
 HANG_SECONDS, LONG = 10.0, 10.0
 #: A large product is tried with this many of each family's first candidates.
 CEILING_CANDIDATES = 2
+#: A folder's maker locks it within this time.
+FRESH_SECONDS = 60.0
 #: Laying out, referencing and ceilings are numpy's own work: slow at worst.
 SETUP_SECONDS = 600.0
 
@@ -83,12 +88,17 @@ class Runner(Protocol):
         """`seeds` seeds verified."""
 
 
+#: Of the folders that hold a child's log, and the file in them that their owner has locked.
+_FOLDERS, _LOCK = "gemmtune-child-", "lock"
+
+
 def _remove_left_folders() -> None:
-    """Of processes that were killed: nobody else would."""
-    for folder in Path(tempfile.gettempdir()).glob("gemmtune-*-*"):
-        pid = folder.name.split("-")[1]
-        if pid.isdigit() and not Path("/proc", pid).exists():
-            shutil.rmtree(folder, ignore_errors=True)
+    """Of processes that were killed: nobody holds their lock, and nobody else would remove them."""
+    for lock in Path(tempfile.gettempdir()).glob(f"{_FOLDERS}*/{_LOCK}"):
+        with suppress(OSError), lock.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if time.time() - lock.stat().st_mtime > FRESH_SECONDS:  # not one that is being made
+                shutil.rmtree(lock.parent, ignore_errors=True)
 
 
 def _screen_alone(task: Task, solution: Solution, binaries: Binaries, best: float | None) -> Outcome:
@@ -106,7 +116,9 @@ class DeviceRunner:
         self.cache = cache
         self._hang = hang_seconds
         _remove_left_folders()
-        self._folder = tempfile.TemporaryDirectory(prefix=f"gemmtune-{os.getpid()}-")
+        self._folder = tempfile.TemporaryDirectory(prefix=_FOLDERS)
+        self._lock = os.open(Path(self._folder.name, _LOCK), os.O_CREAT | os.O_RDWR, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
         self._log = Path(self._folder.name) / "child.log"
         # The child inherits them; libraries read such variables when they are loaded.
         for name, value in self.backend.process_variables.items():
@@ -132,9 +144,9 @@ class DeviceRunner:
         self._task: Task | None = None
         self._typical = 0.0
         self.compile_seconds = 0.0
-        self._answered = False
+        self._awake = False
         # The child starts while the parent lists candidates; a failure shows at the first real call.
-        self._pool.schedule(owner.warm_up, timeout=SETUP_SECONDS)
+        self._warm = self._pool.schedule(owner.warm_up, timeout=SETUP_SECONDS)
 
     def __enter__(self) -> DeviceRunner:
         return self
@@ -148,6 +160,7 @@ class DeviceRunner:
         self._pool.join()
         self._compilers.shutdown(cancel_futures=True)
         self._folder.cleanup()
+        os.close(self._lock)
 
     def ceilings(self, dtypes: Sequence[str]) -> Ceilings:
         """Measures the device's ceilings: reading, copying, and for each input type a large product by the
@@ -304,23 +317,40 @@ class DeviceRunner:
         self._setup(owner.rotation, self._task)  # here and now, not on the next candidate's time
         return Outcome(solution, phase, status, (), evidence)
 
+    def _awaken(self) -> None:
+        """Waits for the first child: one that never answers dies of the machine, not of a problem."""
+        if self._awake:
+            return
+        try:
+            self._result(self._warm)
+        except FutureTimeout as error:
+            raise DeviceLost(f"{self.device.backend}: no answer within {SETUP_SECONDS:.0f} s") from error
+        except ProcessExpired as error:
+            evidence = self._autopsy(error)
+            raise DeviceLost(
+                f"{self.device.backend}: the process that owns the device cannot open it: {evidence}"
+            ) from error
+        self._awake = True
+
     def _setup(self, call: Callable[..., T], *arguments: object) -> T:
+        self._awaken()
         try:
             return self._call(call, arguments, SETUP_SECONDS)
         except FutureTimeout as error:
             raise DeviceError(f"{self.device.backend}: no answer within {SETUP_SECONDS:.0f} s") from error
         except ProcessExpired as error:
             evidence = self._autopsy(error)
-            # One that never answered dies of the machine, not of a problem.
-            kind = DeviceError if self._answered else DeviceLost
-            raise kind(f"{self.device.backend}: the process that owns the device died: {evidence}") from error
+            raise DeviceError(
+                f"{self.device.backend}: the process that owns the device died: {evidence}"
+            ) from error
 
     def _call(self, call: Callable[..., T], arguments: tuple[object, ...], limit: float) -> T:
-        future = self._pool.schedule(call, args=list(arguments), timeout=limit)
+        result: T = self._result(self._pool.schedule(call, args=list(arguments), timeout=limit))
+        return result
+
+    def _result(self, future: Any) -> Any:
         try:
-            result: T = future.result()
-            self._answered = True
-            return result
+            return future.result()
         except CancelledError as error:
             raise DeviceError("the tuning was stopped") from error
         except GemmtuneError:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from backends.dtypes import DTYPES
+from backends.errors import DeviceMemoryExceeded, IllegalSolution
 from backends.operands import Layout, Operands, layouts
 from backends.problem import GemmProblem
 from backends.protocol import Buffer, Comparison, Device, Judge, Kernel
@@ -63,6 +64,8 @@ class _Bench:
     tolerance: Buffer | None = None
     #: Root mean square of what is expected, once somebody needs it.
     deviation: float | None = None
+    #: Whether the candidate has been launched, and may have written anywhere.
+    launched: bool = False
 
     def reference(self) -> tuple[int, int]:
         """Addresses of what is expected and of the tolerances."""
@@ -102,13 +105,17 @@ class DeviceVerifier:
 
     def check(self, kernel: Kernel, case: Case, keep: bool = True, runs: int = 2) -> Finding:
         """Runs `kernel` (loaded for the case's problem) `runs` times, then judges every result. `keep` keeps
-        the case laid out for the next candidate. A launch that raises passes through, as does what the
-        device tells of it later."""
+        the case laid out for the next candidate, as does a refusal before anything ran. A launch that
+        raises passes through, as does what the device tells of it later."""
         bench = self._kept.pop(_key(case), None) or self._make(case)
         try:
             finding = self._run(kernel, case.problem, bench, runs)
-        except BaseException:
-            bench.free()
+        except BaseException as error:
+            refused = isinstance(error, (IllegalSolution, DeviceMemoryExceeded)) and not bench.launched
+            if keep and refused:
+                self._kept[_key(case)] = bench
+            else:
+                bench.free()
             raise
         if keep and not finding.wrong:
             self._kept[_key(case)] = bench
@@ -154,6 +161,7 @@ class DeviceVerifier:
 
     def _run(self, kernel: Kernel, p: GemmProblem, bench: _Bench, runs: int) -> Finding:
         judge, size = self._judge, kernel.workspace_bytes
+        bench.launched = False
         while len(bench.outputs) < runs:
             bench.outputs.append(self._block(p, layouts(p)["d"]))
         outputs = bench.outputs[:runs]
@@ -166,6 +174,7 @@ class DeviceVerifier:
                 judge.fill(workspace + GUARD, size, output.poison)
             kernel.prepare()
             kernel.bind(Operands.at(at | {"d": output.address}, p.scalars), workspace + GUARD)()
+            bench.launched = True
         allowance = self._allowance(kernel.partial_sums, p, bench)
         around = [(workspace, GUARD), (workspace + GUARD + size, GUARD)]
         return self._judged(p, bench, outputs, around, allowance)

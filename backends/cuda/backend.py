@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 from backends.cache import BinaryCache
@@ -20,6 +22,16 @@ from backends.problem import GemmProblem, from_linear
 from backends.protocol import Baseline, Device, Family, Probe
 from backends.solution import Solution
 
+#: Variables that change what the libraries and torch do: where they are set they are part of the environment.
+SETTINGS = (
+    "CUBLASLT_WORKSPACE_SIZE",
+    "CUBLAS_EMULATE_DOUBLE_PRECISION",
+    "CUBLAS_EMULATE_SINGLE_PRECISION",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "NVIDIA_TF32_OVERRIDE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "TORCH_BLAS_PREFER_CUBLASLT",
+)
 #: In the order that a search takes turns.
 _FAMILIES = (CublasLt, CublasLtHeuristic, PaddedCublasLt, Cublas, TorchMatmul)
 
@@ -125,14 +137,19 @@ def _uuid_text(raw: bytes, partition: str) -> str:
 
 
 def _driver_version() -> str:
-    """580.159.04, as NVML says it; "" where NVML is missing or hidden."""
+    """580.159.04, as NVML or the kernel module says it; "" where both are hidden."""
     try:
         import pynvml  # noqa: PLC0415  (optional)
 
         pynvml.nvmlInit()
         version = pynvml.nvmlSystemGetDriverVersion()
-    except Exception:  # NVML's own errors: the version is all that is lost
-        return ""
+    except Exception:  # NVML is missing, or its own errors
+        try:
+            text = Path("/proc/driver/nvidia/version").read_text()
+        except OSError:
+            return ""
+        found = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", text)
+        return found[1] if found else ""
     return version if isinstance(version, str) else str(version.decode())
 
 
@@ -158,6 +175,9 @@ def library_builds() -> tuple[Mapping[str, str], tuple[str, ...]]:
         libraries["nvrtc"] = build
     if torch is not None:
         libraries["torch"] = torch
+    settings = [f"{name}={os.environ[name]}" for name in SETTINGS if os.environ.get(name)]
+    if settings:
+        libraries["settings"] = " ".join(settings)
     return libraries, tuple(notes)
 
 

@@ -74,6 +74,8 @@ class Cublas(LibraryFamily):
         p, parameters = problem, solution.parameters
         if not self.supports(p):
             return f"cuBLAS has no GemmEx for {p.dtype_a} -> {p.dtype_d}, compute {p.compute}, {p.epilogue}"
+        if rule := self.another_build(solution, environment):
+            return rule
         if set(parameters) != _PARAMETERS:
             return f"parameters must be {', '.join(sorted(_PARAMETERS))}, not {', '.join(parameters)}"
         routine, algo, workspace = (parameters[name] for name in ("routine", "algo", "workspace"))

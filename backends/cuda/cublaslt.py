@@ -100,7 +100,8 @@ def operand_alignment(problem: GemmProblem) -> tuple[int, int, int, int]:
 
 @dataclass(frozen=True)
 class _Kind:
-    """What an algorithm's legal triples depend on, sizes aside."""
+    """What an algorithm's legal triples depend on. Of the sizes the check looks at little more than whether
+    they are small (of 1,268 triples one differed between 16 and 4096 columns)."""
 
     types: tuple[int, ...]
     transposes: str
@@ -111,6 +112,7 @@ class _Kind:
     out_of_place: bool
     fast: bool
     few: bool
+    large: tuple[bool, bool, bool]
 
 
 class Library:
@@ -144,6 +146,7 @@ class Library:
         kind = _Kind(
             types(p), p.trans_a + p.trans_b, p.epilogue, (p.scale_a, p.scale_b, p.scale_d),
             operand_alignment(p), p.batch > 1, p.beta != "zero", p.fast_accumulation, min(p.m, p.n) == 1,
+            (p.m >= 64, p.n >= 64, p.k >= 64),
         )  # fmt: skip
         if kind not in self._bases:
             check, aligned = self.call(p).check, kind.alignment
@@ -204,9 +207,7 @@ class CublasLt(LibraryFamily):
         rule = unsupported(problem)
         if rule is None and set(solution.parameters) != set(Configuration._fields):
             rule = f"a cublaslt solution has the parameters {', '.join(Configuration._fields)}"
-        if rule is None and solution.build != environment.libraries.get("cublaslt"):
-            here = environment.libraries.get("cublaslt")
-            rule = f"a solution of cuBLASLt {solution.build} means nothing to cuBLASLt {here}"
+        rule = rule or self.another_build(solution, environment)
         if rule is not None:
             return rule
         try:
@@ -288,7 +289,10 @@ class CublasLtHeuristic(CublasLt):
     name = "cublaslt-heuristic"
 
     def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
-        return unsupported(problem)
+        rank, limit = (solution.parameters.get(name) for name in ("rank", "workspace_limit"))
+        if len(solution.parameters) != 2 or not isinstance(rank, int) or not isinstance(limit, int):
+            return f"a {self.name} solution has the numbers rank and workspace_limit"
+        return unsupported(problem) or self.another_build(solution, environment)
 
     def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
         """Its first answer."""

@@ -76,6 +76,8 @@ class CudaDevice:
     ) -> None:
         cu = api()
         self.environment, self.families, self.cache = environment, families, cache
+        self.telemetry = Telemetry(environment.uuid)
+        before = self.telemetry.pids()
         self._device = check(cu.cuDeviceGet(index), f"device {index}")
         self._context = check(cu.cuDevicePrimaryCtxRetain(self._device), "cuDevicePrimaryCtxRetain")
         check(cu.cuCtxSetCurrent(self._context), "cuCtxSetCurrent")
@@ -83,7 +85,7 @@ class CudaDevice:
         self._stream = check(cu.cuStreamCreate(flags), "cuStreamCreate")
         #: The stream that everything runs on, as an integer.
         self.stream = int(self._stream)
-        self.telemetry = Telemetry(environment.uuid)
+        self.telemetry.context_made(before)
         self._modules: dict[tuple[str, tuple[tuple[str, str], ...]], Module] = {}
         self._kept: dict[str, Any] = {}
 

@@ -51,8 +51,8 @@ class DriverMissing(Exception):
     """No driver, no cuda-bindings, or a driver too old; the message says which."""
 
 
-#: Functions of ours are launched with argument blocks of this API: CUDA 12.0.
-OLDEST_DRIVER = 12000
+#: What the bindings and libraries of the `cuda` extra are of.
+OLDEST_DRIVER = 13000
 
 
 @lru_cache(maxsize=1)

@@ -29,7 +29,12 @@ CODES: Mapping[str, int] = {
 _ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3}
 #: judge.cu: enum Distribution.
 _NORMAL, _UNIFORM, _INTEGERS, _WHOLE, _SCALE, _POISON = range(6)
-_KINDS = {"normal": _NORMAL, "large": _NORMAL, "uniform": _UNIFORM, "integers": _INTEGERS, "scale": _SCALE}
+_KINDS = {
+    "normal": _NORMAL, "large": _NORMAL, "small": _NORMAL, "uniform": _UNIFORM, "integers": _INTEGERS,
+    "scale": _SCALE,
+}  # fmt: skip
+#: The scale of `small` values, as in tuners/inputs.py.
+SMALL = 2.0**-3
 #: The kernels' block size, tile of D, ranges of one launch.
 THREADS, TILE_M, TILE_N, RANGES = 256, 128, 64, 16
 #: Enough blocks a multiprocessor to fill it; the kernels walk what is left.
@@ -227,8 +232,11 @@ def _kind(dtype: DType, distribution: str) -> tuple[int, float]:
     if distribution not in _KINDS:
         raise ValueError(f"distribution {distribution!r} is unknown; known: {', '.join(_KINDS)}")
     if whole:
+        if distribution == "small":
+            return _INTEGERS, 1.0
         return _WHOLE, 8.0 if distribution in ("normal", "integers") else 128.0
-    return _KINDS[distribution], large_scale(dtype) if distribution == "large" else 1.0
+    parameters = {"large": large_scale(dtype), "small": SMALL, "integers": 4.0}
+    return _KINDS[distribution], parameters.get(distribution, 1.0)
 
 
 def _layout(layout: Layout) -> _Layout:

@@ -122,6 +122,13 @@ class LibraryFamily(ABC):
     def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
         """See Family."""
 
+    def another_build(self, solution: Solution, environment: Environment) -> str | None:
+        """The rule that a solution of another build breaks: its parameters mean nothing to this one."""
+        here = environment.libraries.get(self.library)
+        if solution.build == here:
+            return None
+        return f"a solution of {self.title} {solution.build} means nothing to {here}"
+
     def compile(
         self, problem: GemmProblem, solution: Solution, environment: Environment, cache: BinaryCache
     ) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -75,14 +76,23 @@ class GraphSeries:
         if warm is not None:
             warm()  # what libraries load and allocate on a first call cannot be captured
             device.synchronize()
+        self._fresh = warm is not None
         mode = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-        check(cu.cuStreamBeginCapture(device.stream, mode), "cuStreamBeginCapture")
+        collecting = gc.isenabled()
+        gc.disable()  # a finaliser that waits for the device would end the capture
         try:
-            for launch in launches:
-                launch()
-        except BaseException:
-            cu.cuStreamEndCapture(device.stream)  # the launch's own fault is what matters
-            raise
+            check(cu.cuStreamBeginCapture(device.stream, mode), "cuStreamBeginCapture")
+            try:
+                for launch in launches:
+                    launch()
+            except BaseException:
+                _, graph = cu.cuStreamEndCapture(device.stream)  # the launch's own fault is what matters
+                if graph:
+                    cu.cuGraphDestroy(graph)
+                raise
+        finally:
+            if collecting:
+                gc.enable()
         self._graph: Any = check(cu.cuStreamEndCapture(device.stream), "capturing the launches")
         self._exec: Any = check(cu.cuGraphInstantiate(self._graph, 0), "cuGraphInstantiate")
         check(cu.cuGraphUpload(self._exec, device.stream), "cuGraphUpload")
@@ -91,8 +101,9 @@ class GraphSeries:
     def sample(self, warm: bool = True) -> Sample:
         """One replay; `warm`: the candidate runs once before it, on operands of its own."""
         cu, stream = api(), self._device.stream
-        if warm and self._warm is not None:
+        if warm and self._warm is not None and not self._fresh:
             self._warm()
+        self._fresh = False
         before = self._device.telemetry.recent()
         check(cu.cuEventRecord(self._events.begin, stream), "cuEventRecord")
         check(cu.cuGraphLaunch(self._exec, stream), "cuGraphLaunch")

@@ -58,6 +58,7 @@ class Telemetry:
         self._api, self._handle = api, None
         self._last: Snapshot | None = None
         self._taken = 0.0
+        self._own = {os.getpid()}
         with suppress(Exception):  # NVML is missing, or does not know the device: say nothing of it
             if self._api is None:
                 import pynvml  # noqa: PLC0415  (optional)
@@ -65,6 +66,21 @@ class Telemetry:
                 self._api = pynvml
             self._api.nvmlInit()
             self._handle = self._api.nvmlDeviceGetHandleByUUID(uuid.encode())
+
+    @property
+    def _reasons(self) -> Any:
+        """NVML's call for what holds the clock; drivers before 535 know its old name."""
+        new = getattr(self._api, "nvmlDeviceGetCurrentClocksEventReasons", None)
+        return new or self._api.nvmlDeviceGetCurrentClocksThrottleReasons
+
+    def context_made(self, before: set[int]) -> None:
+        """Told once the context is there: NVML numbers processes as the host does, which a container does
+        not, so that we are whoever came since `before` (pids())."""
+        self._own = {os.getpid()} | (self.pids() - before)
+
+    def pids(self) -> set[int]:
+        """The processes on the device, as NVML numbers them."""
+        return {process.pid for process in self._processes()}
 
     @property
     def works(self) -> bool:
@@ -85,7 +101,7 @@ class Telemetry:
         self._taken = time.monotonic()
         self._last = Snapshot(
             self._ask(lambda: int(api.nvmlDeviceGetClockInfo(handle, api.NVML_CLOCK_SM)), 0),
-            self._ask(lambda: int(api.nvmlDeviceGetCurrentClocksEventReasons(handle)), 0),
+            self._ask(lambda: int(self._reasons(handle)), 0),
         )
         return self._last
 
@@ -120,8 +136,11 @@ class Telemetry:
         }
 
     def _others(self) -> list[Any]:
+        return [process for process in self._processes() if process.pid not in self._own]
+
+    def _processes(self) -> list[Any]:
         found = self._ask(lambda: list(self._api.nvmlDeviceGetComputeRunningProcesses(self._handle)), [])
-        return [process for process in found if process.pid != os.getpid()]
+        return list(found)
 
     def others(self) -> str:
         """Who else holds memory, for a message: "" for nobody."""

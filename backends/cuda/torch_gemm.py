@@ -6,6 +6,7 @@ addresses, and every call writes to `out`, so that nothing is allocated while la
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -86,6 +87,8 @@ class TorchMatmul(LibraryFamily):
     def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
         if not self.supports(problem):
             return f"torch has no call for {problem.slug} ({problem.dtype_a} -> {problem.dtype_d})"
+        if rule := self.another_build(solution, environment):
+            return rule
         if solution.parameters:
             return f"torch takes no parameters, not {', '.join(solution.parameters)}"
         build = environment.libraries.get(self.library)
@@ -121,7 +124,10 @@ def _scaled_mm_takes(p: GemmProblem) -> bool:
 
 
 def import_torch() -> Any:
-    """torch. Takes seconds: only the process that owns the device pays them."""
+    """torch. Takes seconds: only the process that owns the device pays them. A TunableOp that is switched on
+    would tune itself, write files, and be no default: it stays off."""
+    for name in [name for name in os.environ if name.startswith("PYTORCH_TUNABLEOP_")]:
+        del os.environ[name]
     import torch  # noqa: PLC0415  (optional)
 
     return torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -222,6 +223,12 @@ def test_a_solution_with_what_it_won(engine: Engine) -> None:
         baseline = queries.solution(connection, BASELINE.id)
         assert baseline is not None
         assert (baseline["verdicts_won"], baseline["measurements"]) == (0, 4)
+        assert found["workspace_bytes"] == 0
+        store_session(connection, start(problem(18)), candidate(8, workspace_bytes=4096))
+        store_session(connection, start(problem(19)), candidate(8, workspace_bytes=512))
+        largest = queries.solution(connection, candidate(8).id)
+        assert largest is not None
+        assert largest["workspace_bytes"] == 4096
         assert queries.solution(connection, "unknown") is None
 
 
@@ -327,6 +334,22 @@ def test_claims_the_latest_of_each_problem_first_and_their_keys(engine: Engine) 
         found = queries.problem_keys(connection, "tunableop", [problem(1).id])
         assert found == {problem(1).id: [(f"key-{number}", number) for number in numbers]}
         assert queries.problem_keys(connection, "another", [problem(1).id]) == {}
+
+
+def test_exports_hold_the_workspaces_of_their_own_sessions(engine: Engine) -> None:
+    sizes = {problem(1).id: 0, problem(2).id: 4096, problem(3).id: 512}
+    with writing(engine) as connection:
+        for m, size in enumerate(sizes.values(), 1):
+            base = raced(replace(BASELINE, workspace_bytes=10 * m), 3e-6)
+            store_session(connection, start(problem(m)), candidate(1, workspace_bytes=size), others=[base])
+        rows = list(queries.export_rows(connection, CLASS, POLICY.id))
+        assert {row["winner_id"] for row in rows} == {candidate(1).id}
+        assert {row["problem_id"]: row["winner_workspace_bytes"] for row in rows} == sizes
+        baselines = {row["problem_id"]: row["baseline_workspace_bytes"] for row in rows}
+        assert baselines == {problem(m).id: 10 * m for m in (1, 2, 3)}
+        documents = queries.best_documents(connection, list(sizes), CLASS, POLICY.id)
+        shown = {name: json.loads(text)["solution"]["workspace_bytes"] for name, text in documents.items()}
+        assert shown == sizes
 
 
 def test_exports_hold_the_newest_verdict_of_each_problem(engine: Engine) -> None:

@@ -219,6 +219,37 @@ def test_ending_again_changes_nothing(engine: Engine) -> None:
         assert len(best_rows(connection)) == 1
 
 
+def test_what_is_found_of_determinism_is_shown_by_all_best_rows(engine: Engine) -> None:
+    told, other = replace(FAST, deterministic=True), problem(17)
+    abroad = start(problem(18), environment=replace(HERE, product="Another"))
+    with writing(engine) as connection:
+        for begun in (START, start(other), abroad):
+            store_session(connection, begun, told)
+        store_session(connection, start(problem(19)), FASTER)
+        assert best(connection, other.id)["solution"]["deterministic"] is True
+        classes = (CLASS, str(abroad.environment.device_class))
+        revisions = [queries.revision(connection, name) for name in classes]
+        before = [row[:-1] for row in best_rows(connection)]
+        found = screened(replace(FAST, deterministic=False))
+        again = start(problem(20))
+        sessions.begin_session(connection, again)
+        sessions.append_outcomes(connection, again.id, [found], 1, Counter())
+        assert [row[:-1] for row in best_rows(connection)] == before
+        shown = {row[0]: json.loads(row[-1])["solution"]["deterministic"] for row in best_rows(connection)}
+        assert shown == {PROBLEM.id: False, other.id: False, problem(18).id: False, problem(19).id: None}
+        after = [queries.revision(connection, name) for name in classes]
+        assert all(b > a for a, b in zip(revisions, after, strict=True)), "exports have changed"
+        store_session(connection, start(problem(21)), told)
+        assert best(connection, problem(21).id)["solution"]["deterministic"] is False, "it stays"
+        assert {row["winner_deterministic"] for row in queries.export_rows(connection, CLASS, None)} == {
+            False,
+            None,
+        }
+        rows = best_rows(connection)
+        sessions.rebuild_best(connection)
+        assert best_rows(connection) == rows
+
+
 def test_no_verdict_leaves_no_best_row_and_the_reason(engine: Engine) -> None:
     with writing(engine) as connection:
         sessions.begin_session(connection, START)

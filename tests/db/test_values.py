@@ -71,15 +71,27 @@ def test_values_come_back_as_they_were(engine: Engine) -> None:
     assert Solution.from_dict(values).to_dict() == odd.to_dict()
 
 
-def test_determinism_is_added_once_it_is_known_and_never_taken_away(engine: Engine) -> None:
+def test_determinism_is_added_once_it_is_known_and_false_stays(engine: Engine) -> None:
     unknown = Solution("family", 1, {})
     known, other = replace(unknown, deterministic=True), replace(unknown, deterministic=False)
     seen = []
-    for solution in (unknown, known, unknown, other):
+    for solution in (unknown, known, unknown, other, known, unknown):
         with writing(engine) as connection:
-            put_solutions(connection, [solution])
-            seen.append(connection.scalar(select(table(models.Solution).c.deterministic)))
-    assert seen == [None, True, True, True]
+            changed = put_solutions(connection, [solution])
+            seen.append((connection.scalar(select(table(models.Solution).c.deterministic)), changed))
+    more = [unknown.id]
+    assert seen == [(None, []), (True, more), (True, []), (False, more), (False, []), (False, [])]
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_of_one_solution_told_twice_the_surest_is_kept(engine: Engine, stored: bool) -> None:
+    unknown = Solution("family", 1, {})
+    told = [replace(unknown, deterministic=value) for value in (True, False, None, True)]
+    with writing(engine) as connection:
+        if stored:
+            put_solutions(connection, [unknown])
+        assert put_solutions(connection, told) == [unknown.id] * stored
+        assert connection.scalar(select(table(models.Solution).c.deterministic)) is False
 
 
 @pytest.mark.parametrize("kind", [models.Problem, models.Solution])

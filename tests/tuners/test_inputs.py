@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.dtypes import DTYPES, INTEGER
+from backends.dtypes import DTYPES, INTEGER, to_host
 from backends.operands import Layout, layouts
 from backends.problem import GemmProblem, from_blas, from_bmm, from_linear
 from tuners.inputs import (
@@ -26,6 +26,8 @@ from tuners.inputs import (
     ragged,
     scaled_down,
 )
+from tuners.reference import make_reference
+from tuners.verify import compare
 
 TYPES = ("fp64", "fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8")
 COUNT = 20_000
@@ -37,6 +39,21 @@ SHAPES = [
     from_bmm(12, 64, 128, 32, "bf16", beta=1.0),
     from_blas(64, 64, 64, "fp32", batch=2, stride_a=0, beta=0.5, ldc=70, stride_c=0, stride_d=70 * 64),
     from_blas(64, 64, 64, "int8", batch=9, stride_b=0, trans_b="T"),
+]
+
+
+#: Outputs of few exponents, with what else may carry a sum out of their range.
+NARROW_OUTPUTS: list[tuple[str, str, dict[str, Any]]] = [
+    ("fp8_e4m3", "fp8_e4m3", {}),
+    ("fp8_e4m3", "fp8_e4m3", {"alpha": 2.0, "beta": 2.0, "bias": "bf16"}),
+    ("fp8_e4m3", "fp8_e4m3", {"scale_a": "outer", "scale_b": "outer", "scale_d": "tensor", "alpha": 2.0}),
+    ("fp8_e4m3", "fp8_e4m3", {"scale_a": "tensor", "scale_d": "tensor", "activation": "gelu"}),
+    ("fp8_e5m2", "fp8_e4m3", {"beta": 1.0}),
+    ("fp8_e4m3", "fp8_e5m2", {"scale_a": "tensor", "scale_b": "tensor"}),
+    ("fp8_e4m3", "fp16", {"scale_a": "tensor", "scale_b": "tensor", "alpha": 2.0}),
+    ("fp16", "fp16", {"alpha": 2.0, "beta": 2.0}),
+    ("fp16", "fp32", {"compute": "fp16", "alpha": 2.0}),
+    ("int8", "fp16", {"alpha": 2.0, "beta": 2.0}),
 ]
 
 
@@ -105,6 +122,74 @@ def test_integer_products_fit_a_floating_point_output(out: str, distribution: st
     inputs = host_inputs(problem, 0, distribution)
     product = 2.0 * inputs["b"][0].astype(np.float64) @ inputs["a"][0].astype(np.float64)
     assert np.abs(product).max() < DTYPES[out].largest
+
+
+@pytest.mark.parametrize("k", [1, 100, 900, 2000, 9000, 40_000, 140_000])
+@pytest.mark.parametrize("distribution", sorted(set(DISTRIBUTIONS)))
+@pytest.mark.parametrize(("kind", "out", "options"), NARROW_OUTPUTS)
+def test_what_is_expected_stays_in_a_narrow_outputs_range(
+    kind: str, out: str, options: dict[str, Any], distribution: str, k: int
+) -> None:
+    problem = from_blas(20, 12, k, kind, dtype_d=out, **options)
+    largest = DTYPES["fp16" if problem.compute == "fp16" else out].largest
+    reference = make_reference(Case(problem, 0, distribution, "test"))[0]
+    assert 0.1 < np.abs(reference.expected).max() < 0.75 * largest
+    rounded = to_host(reference.expected, DTYPES[out])
+    assert not compare(reference, rounded).wrong
+
+
+@pytest.mark.parametrize(
+    ("kind", "out", "k", "distribution", "want"),
+    [
+        ("fp8_e4m3", "fp8_e4m3", 64, "uniform", "uniform"),
+        ("fp8_e4m3", "fp8_e4m3", 64, "integers", "integers"),
+        ("fp8_e4m3", "fp8_e4m3", 1000, "uniform", "normal"),
+        ("fp8_e4m3", "fp8_e4m3", 1000, "integers", "normal"),
+        ("fp8_e4m3", "fp8_e4m3", 4096, "uniform", "small"),
+        ("fp8_e4m3", "fp8_e4m3", 8192, "normal", "small"),
+        ("fp8_e4m3", "bf16", 8192, "uniform", "uniform"),
+        ("fp16", "fp16", 100_000, "uniform", "uniform"),
+        ("fp16", "fp16", 300_000, "uniform", "integers"),
+        ("fp16", "fp32", 300_000, "uniform", "uniform"),
+        ("int8", "fp16", 8192, "normal", "normal"),
+        ("int8", "fp16", 300_000, "normal", "small"),
+        ("int8", "int8", 300_000, "uniform", "uniform"),
+        ("fp32", "fp32", 10**6, "large", "large"),
+    ],
+)
+def test_a_distribution_gives_way_only_where_the_output_cannot_hold_its_sums(
+    kind: str, out: str, k: int, distribution: str, want: str
+) -> None:
+    problem = from_blas(64, 64, k, kind, dtype_d=out)
+    assert scaled_down(distribution, problem) == want
+    assert scaled_down(want, problem) == want
+
+
+@pytest.mark.parametrize("out", ["fp64", "fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("distribution", ["normal", "integers", "uniform"])
+def test_sums_that_fit_are_of_the_distribution_that_was_asked_for(out: str, distribution: str) -> None:
+    problem = from_blas(64, 64, 32_768, out, alpha=2.0, beta=2.0, bias=out)
+    assert scaled_down(distribution, problem) == distribution
+
+
+@pytest.mark.parametrize("dtype", ["fp64", "fp32", "fp8_e4m3", "int8"])
+def test_small_values(dtype: str) -> None:
+    values = drawn(dtype, "small").astype(np.float64)
+    if dtype == "int8":
+        assert set(values) == {-1, 0, 1}
+    else:
+        assert abs(values.mean()) < 0.005
+        assert abs(values.std() - 1 / 8) < 0.005
+
+
+@pytest.mark.parametrize("distribution", ["normal", "uniform", "large", "scale"])
+def test_values_of_fp64_use_their_whole_significand(distribution: str) -> None:
+    values = drawn("fp64", distribution)
+    assert np.mean(values != values.astype(np.float32)) > 0.99
+    assert np.mean(values * 2.0**27 != np.rint(values * 2.0**27)) > 0.9 or distribution == "large"
+    significands = np.frexp(values)[0] * 2.0**53
+    assert np.all(significands == np.rint(significands))
+    assert 0.1 < np.mean(significands % 16 != 0) <= 1
 
 
 @pytest.mark.parametrize("options", [{"bias": "fp32"}, {"dtype_c": "fp32", "dtype_d": "fp16", "beta": 1.0}])

@@ -20,7 +20,7 @@ from backends.registry import FoundDevice, find_device
 from backends.solution import Solution
 from tests.tuners.asked import BEYOND, OPENED, ToldFamily, candidate
 from tests.tuners.planted import PlantedFamily
-from tuners import owner
+from tuners import trial
 from tuners.inputs import cases
 from tuners.owner import LOST_EXIT_CODE, Task
 from tuners.policy import MeasurementPolicy
@@ -142,7 +142,7 @@ def test_a_child_that_can_never_start_is_a_lost_device(
 ) -> None:
     with (
         DeviceRunner(device_of(monkeypatch, "DyingBackend"), cache) as runner,
-        pytest.raises(DeviceLost, match=r"the process that owns the device died: .*exit code 3"),
+        pytest.raises(DeviceLost, match=r"the process that owns the device cannot open it: .*exit code 3"),
     ):
         runner.open(TASK)
 
@@ -204,7 +204,7 @@ def test_whether_two_runs_gave_the_same_bits(
 ) -> None:
     finding = Finding("", 0.5, 0.0, 1.0, repeatable)
     stub = Stub(finding, MeasurementPolicy(deterministic_only=wanted))
-    outcome = owner._screen(stub, candidate("right"), {}, None)  # type: ignore[arg-type]
+    outcome = trial.screen(stub, candidate("right"), {}, None)  # type: ignore[arg-type]
     assert outcome.status is status
     assert outcome.solution.deterministic is deterministic
     assert outcome.evidence.get("repeatable") is repeatable

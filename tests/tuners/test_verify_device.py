@@ -16,7 +16,7 @@ import pytest
 from backends.cuda import judge as cuda_judge
 from backends.cuda.judge import CudaJudge
 from backends.dtypes import DTYPES, INTEGER
-from backends.errors import ContextLost, DeviceMemoryExceeded, LaunchError
+from backends.errors import ContextLost, DeviceMemoryExceeded, IllegalSolution, LaunchError
 from backends.operands import Layout, Operands, layouts
 from backends.problem import GemmProblem, from_blas
 from backends.protocol import Comparison, ErrorBound, Judge
@@ -456,6 +456,65 @@ def test_a_launch_that_raises_passes_through_and_frees(
         check_of(verifier, SMALL, act)
     assert len(device.live) == 1
     assert not check_of(verifier, SMALL, right).wrong
+
+
+@pytest.mark.parametrize("error", [IllegalSolution("not at k = 3"), DeviceMemoryExceeded("no room")])
+@pytest.mark.parametrize(("number", "keep"), [(1, True), (1, False), (2, True)])
+def test_a_refusal_before_anything_ran_keeps_the_case(
+    verifier: DeviceVerifier, device: Any, error: Exception, number: int, keep: bool
+) -> None:
+    def act(run: Run) -> None:
+        if run.number == number:
+            raise error
+        right(run)
+
+    check_of(verifier, SMALL, right)
+    held = len(device.live)
+    with patch.object(verifier, "_make", wraps=verifier._make) as make:
+        with pytest.raises(type(error), match=str(error)):
+            check_of(verifier, SMALL, act, keep=keep)
+        kept = keep and number == 1
+        assert len(device.live) == (held if kept else 1)
+        assert not check_of(verifier, SMALL, right).wrong
+        assert make.call_count == (0 if kept else 1)
+    assert len(device.live) == held
+
+
+def test_a_workspace_that_does_not_fit_keeps_the_case() -> None:
+    device = JudgingDevice(NumpyJudge(), 150_000)
+    verifier = DeviceVerifier(device)
+    check_of(verifier, SMALL, right)
+    with patch.object(verifier, "_make", wraps=verifier._make) as make:
+        with pytest.raises(DeviceMemoryExceeded):
+            check_of(verifier, SMALL, right, workspace=150_000)
+        assert not check_of(verifier, SMALL, right).wrong
+        assert make.call_count == 0
+    verifier.forget()
+    assert not device.live
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+@pytest.mark.parametrize("distribution", ["normal", "large", "uniform"])
+def test_a_double_product_of_an_input_in_single_precision_is_wrong(
+    verifier: DeviceVerifier, distribution: str, name: str
+) -> None:
+    def act(run: Run) -> None:
+        run.inputs[name] = run.inputs[name].astype(np.float32).astype(np.float64)
+        right(run)
+
+    problem = from_blas(40, 30, 20, "fp64")
+    named = Case(problem, 0, distribution, "test")
+    assert not verifier.check(ActingKernel(problem, right), named).wrong
+    assert "elements are off" in verifier.check(ActingKernel(problem, act), named).wrong
+
+
+@pytest.mark.parametrize("distribution", ["normal", "large", "integers", "uniform"])
+def test_right_long_sums_of_narrow_outputs_pass(verifier: DeviceVerifier, distribution: str) -> None:
+    scales: dict[str, Any] = {"scale_a": "outer", "scale_b": "outer", "scale_d": "tensor"}
+    for k, options in ((3000, {}), (9000, scales)):
+        problem = from_blas(16, 12, k, "fp8_e4m3", dtype_d="fp8_e4m3", alpha=2.0, **options)
+        named = Case(problem, 0, distribution, "test")
+        assert not verifier.check(ActingKernel(problem, right), named, keep=False).wrong
 
 
 @pytest.mark.parametrize("room", [20_000, 60_000, 100_000])

@@ -91,11 +91,28 @@ __device__ inline float drawn(u64 bits, int distribution, float parameter) {
         }
         case UNIFORM: return float(high >> 8) * 0x1p-24f;
         case SCALE: return 0.5f + float(high >> 9) * 0x1p-23f;
-        case INTEGERS: return float(int(u64(high) * 9 >> 32) - 4);
+        case INTEGERS: {  // whole numbers from -parameter to parameter
+            int span = int(parameter);
+            return float(int(u64(high) * unsigned(2 * span + 1) >> 32) - span);
+        }
         default: {  // whole numbers from -parameter to parameter - 1, a power of two
             int span = int(parameter);
             return float(int(high >> 8 & unsigned(2 * span - 1)) - span);
         }
+    }
+}
+
+// The same distributions with the whole significand of a double.
+__device__ inline double drawn_wide(u64 bits, int distribution, float parameter) {
+    const double unit = double(bits >> 11) * 0x1p-53;
+    switch (distribution) {
+        case NORMAL: {
+            double radius = sqrt(-2.0 * log(unit + 0x1p-53));
+            return double(parameter) * radius * cospi(double(mixed(bits + 1) >> 11) * 0x1p-52);
+        }
+        case UNIFORM: return unit;
+        case SCALE: return 0.5 + unit;
+        default: return drawn(bits, distribution, parameter);
     }
 }
 
@@ -108,13 +125,13 @@ draw(Layout layout, void* base, int format, int distribution, float parameter, u
         i64 copy = i / matrix, within = i - copy * matrix;
         i64 column = within / layout.rows, row = within - column * layout.rows;
         i64 at = copy * layout.stride + column * layout.ld + row;
+        const u64 bits = mixed(key + u64(at) * 0x9e3779b97f4a7c15ull);
         if (distribution == POISON)
             store_bytes(format, base, at, unsigned(parameter));
+        else if (format == FP64)
+            static_cast<double*>(base)[at] = drawn_wide(bits, distribution, parameter);
         else
-            store(
-                format, base, at,
-                drawn(mixed(key + u64(at) * 0x9e3779b97f4a7c15ull), distribution, parameter)
-            );
+            store(format, base, at, drawn(bits, distribution, parameter));
     }
 }
 

@@ -87,7 +87,8 @@ static unsigned __float_as_uint(float x) { return same_bits<unsigned>(x); }
 static double __longlong_as_double(long long x) { return same_bits<double>(x); }
 static long long __double_as_longlong(double x) { return same_bits<long long>(x); }
 static int __popc(unsigned x) { return __builtin_popcount(x); }
-static float cospif(float x) { return float(cos(3.14159265358979323846 * x)); }
+static double cospi(double x) { return cos(3.14159265358979323846 * x); }
+static float cospif(float x) { return float(cospi(x)); }
 static float __double2float_ru(double x) {
     float out = float(x);
     return double(out) < x ? nextafterf(out, INFINITY) : out;

@@ -95,11 +95,11 @@ def test_a_driver_that_does_not_start(answer: str, words: str, monkeypatch: pyte
         api()
 
 
-@pytest.mark.parametrize("version", [11080, 11999])
+@pytest.mark.parametrize("version", [11080, 12090])
 def test_a_driver_that_is_too_old(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, "CUDA_SUCCESS", version)
     known = f"{version // 1000}.{version % 1000 // 10}"
-    with pytest.raises(DriverMissing, match=rf"too old: it knows CUDA {known}, 12\.0 is needed; update it"):
+    with pytest.raises(DriverMissing, match=rf"too old: it knows CUDA {known}, 13\.0 is needed; update it"):
         api()
 
 
@@ -110,7 +110,7 @@ def test_a_driver_is_started_once(monkeypatch: pytest.MonkeyPatch) -> None:
         starts.append(flags)
         return (SUCCESS,)
 
-    found = installed(monkeypatch, start, 12000)
+    found = installed(monkeypatch, start, 13000)
     assert api() is found
     assert api() is found
     assert starts == [0]

@@ -71,8 +71,10 @@ def test_rules() -> None:
     old = replace(ENVIRONMENT, libraries={"torch": "2.6.0+cu124"})
     assert list(TORCH.solutions(problem, old)) == []
     (solution,) = TORCH.solutions(problem, ENVIRONMENT)
-    assert "2.6.0" in (TORCH.illegal(problem, solution, old) or "")
-    assert "no parameters" in (TORCH.illegal(problem, replace(solution, parameters={"x": 1}), old) or "")
+    assert "2.9.1+cu128 means nothing to 2.6.0+cu124" in (TORCH.illegal(problem, solution, old) or "")
+    its_own = replace(solution, build="2.6.0+cu124")
+    assert "cannot accumulate in fp16" in (TORCH.illegal(problem, its_own, old) or "")
+    assert "no parameters" in (TORCH.illegal(problem, replace(its_own, parameters={"x": 1}), old) or "")
     assert TORCH.unavailable(replace(ENVIRONMENT, libraries={})) == "torch with CUDA is not installed"
     assert TORCH.unavailable(ENVIRONMENT) is None
 

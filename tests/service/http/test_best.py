@@ -20,6 +20,7 @@ from db.engine import writing
 from db.sessions import touch
 from db.values import put_solutions, table
 from service import answers
+from service.best import MAX_TRIED
 from service.imports import import_file
 from service.settings import Settings
 from tests.service.http.filled import (
@@ -245,15 +246,81 @@ def test_a_solution_that_is_illegal_here_is_passed_over(client: httpx.Client, en
         sessions.refresh_best(connection, near.id, CLASS, MeasurementPolicy().id)
     found = best(client, m=22)
     assert (found["match"], found["problem_id"]) == ("nearest", far.id)
-    (note,) = found["notes"]
+    note, workspace = found["notes"]
     assert near.id in note
     assert "threads must be between 1 and the 2 cores" in note
+    assert workspace == f"workspace_bytes is what the solution took for {far.id}"
 
 
 def test_filters_hold_for_near_problems_too(filled: httpx.Client) -> None:
     found = best(filled, m=24, max_workspace=0)
     assert (found["match"], found["alternative"]) == ("nearest", True)
     assert found["solution"]["workspace_bytes"] == 0
+
+
+def test_a_near_solutions_workspace_grows_with_the_problem(client: httpx.Client, engine: Engine) -> None:
+    with writing(engine) as connection:
+        measured(connection, problem(**ONE))
+    fastest = candidates(problem(**ONE))[0].id
+    found = best(client, m=24, max_workspace=HUNGRY * 3 // 2)
+    assert (found["match"], found["solution"]["id"]) == ("nearest", fastest)
+    assert found["solution"]["workspace_bytes"] == HUNGRY
+    assert found["notes"] == [f"workspace_bytes is what the solution took for {problem(**ONE).id}"]
+    found = best(client, m=24, max_workspace=HUNGRY * 3 // 2 - 1)
+    assert (found["match"], found["alternative"]) == ("nearest", True)
+    assert (found["solution"]["workspace_bytes"], found["notes"]) == (0, [])
+    assert best(client, m=24, max_workspace=HUNGRY - 1, families="packed")["solution"]["id"] != fastest
+    # A smaller problem may take as much as the near one did.
+    assert best(client, m=8, max_workspace=HUNGRY)["solution"]["id"] == fastest
+    assert best(client, m=8, max_workspace=HUNGRY - 1)["solution"]["id"] != fastest
+
+
+@pytest.mark.parametrize("asked", [{"n": 257}, {"n": 258}, {"k": 511}, {"ldd": 257}], ids=str)
+def test_a_near_problem_is_aligned_as_the_one_asked(
+    client: httpx.Client, engine: Engine, asked: dict[str, int]
+) -> None:
+    with writing(engine) as connection:
+        measured(connection, problem(**ONE))
+    found = best(client, **asked)
+    assert found["match"] == "default"
+    (note,) = found["notes"]
+    assert note == f"{problem(**ONE).id}: its operands are aligned to other bytes than those asked for"
+    same = {**ONE, **asked, "m": 20}
+    with writing(engine) as connection:
+        measured(connection, problem(**same))
+    assert best(client, **asked)["problem_id"] == problem(**same).id
+
+
+def test_a_batchs_strides_count_for_its_alignment(client: httpx.Client, engine: Engine) -> None:
+    batch = {"m": 8, "n": 64, "k": 64, "batch": 4}
+    odd = {"a": 513, "b": 4096, "c": 512, "d": 512}
+    with writing(engine) as connection:
+        measured(connection, problem(**batch))
+    assert best(client, **batch, strides=json.dumps(odd))["match"] == "default"
+    assert best(client, **{**batch, "m": 4})["match"] == "nearest"
+
+
+def test_alignment_is_looked_for_beyond_the_nearest(client: httpx.Client, engine: Engine) -> None:
+    with writing(engine) as connection:
+        for m in range(17, 17 + MAX_TRIED + 4):
+            measured(connection, problem(m, 256, 512))
+        measured(connection, problem(40, 257, 512))
+    assert best(client, n=257)["problem"] == {"m": 40, "n": 257, "k": 512, "dtype": "fp32"}
+
+
+def test_what_proved_not_deterministic_is_left_out(client: httpx.Client, engine: Engine) -> None:
+    asked, other = problem(**ONE), problem(64, 256, 512)
+    second = candidates(asked)[1]
+    with writing(engine) as connection:
+        measured(connection, asked)
+    assert best(client, deterministic="true")["solution"]["id"] == second.id
+    with writing(engine) as connection:
+        session_id = measured(connection, other)
+        found = replace(second, deterministic=False)
+        odd = Outcome(found, Phase.FINAL, Status.OK, (1e-3,))
+        sessions.append_outcomes(connection, session_id, [odd], 2, Counter())
+    answered = best(client, deterministic="true")["solution"]
+    assert answered is None or answered["id"] != second.id
 
 
 def test_without_the_backend_nothing_near_is_judged(client: httpx.Client, engine: Engine) -> None:

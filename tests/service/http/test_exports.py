@@ -10,14 +10,16 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, delete
 
+from db import models, queries
 from db.engine import reading, writing
-from db.values import put_environment
+from db.values import put_environment, table
 from service import exports, records
 from service.formats import WRITERS, ExportRefused
 from service.imports import import_file
 from service.settings import Settings
+from tests.service.http import filled as filled_module
 from tests.service.http.conftest import PROBLEMS
 from tests.service.http.filled import (
     CLASS,
@@ -114,6 +116,58 @@ def test_workspace_is_limited_in_every_format(filled: httpx.Client, format_name:
     (left,) = found["omitted"].items()
     assert left[0] == "needs more workspace than the 0 bytes that it may use"
     assert found["written"] + left[1]["count"] == len(PROBLEMS)
+
+
+@pytest.mark.parametrize("format_name", OWN)
+def test_a_rows_workspace_is_what_its_own_problem_took(
+    client: httpx.Client, engine: Engine, format_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {16: 4096, 32: 1024, 64: 0}
+    winner = candidates(problem(16, 256, 512))[0]
+    with writing(engine) as connection:
+        for m, size in sizes.items():
+            own = [replace(winner, workspace_bytes=size), *candidates(problem(16, 256, 512))[1:]]
+            monkeypatch.setattr(filled_module, "candidates", lambda *_, own=own: own)
+            measured(connection, problem(m, 256, 512))
+    wanted = {problem(m, 256, 512).id: size for m, size in sizes.items()}
+
+    def found(**asked: int) -> dict[str, int]:
+        text = client.get(f"/v1/exports/{format_name}", params=asked).text
+        if format_name == "csv":
+            rows = csv.DictReader(io.StringIO(text))
+            return {row["problem_id"]: int(row["workspace_bytes"]) for row in rows}
+        lines = json.loads(text)["rows"] if format_name == "json" else map(json.loads, text.splitlines())
+        return {row["problem_id"]: row["solution"]["workspace_bytes"] for row in lines if "problem_id" in row}
+
+    assert found() == wanted
+    assert found(max_workspace=1024) == {name: size for name, size in wanted.items() if size <= 1024}
+
+
+@pytest.mark.parametrize("format_name", OWN)
+def test_a_claims_workspace_and_determinism_are_its_files(
+    client: httpx.Client, engine: Engine, format_name: str
+) -> None:
+    """Another problem's measurement of the solution says nothing of them, nor they of it."""
+    asked = problem(16, 256, 512)
+    winner = candidates(asked)[0]
+    with writing(engine) as connection:
+        measured(connection, asked)
+    file = client.get(f"/v1/exports/{format_name}").content
+    file = file.replace(b"1048576,,", b"77,false,").replace(
+        b'"workspace_bytes":1048576,"deterministic":null', b'"workspace_bytes":77,"deterministic":false'
+    )
+    with writing(engine) as connection:
+        connection.execute(delete(table(models.Best)))
+    import_file(engine, stream(file), "export", format_name)
+    with reading(engine) as connection:
+        row = queries.solution(connection, winner.id)
+    assert row is not None
+    assert (row["workspace_bytes"], row["deterministic"]) == (winner.workspace_bytes, None)
+    (back,) = rows_of(client.get("/v1/exports/json", params={"imported": "true"}))
+    assert back["solution"] == {**winner.to_dict(), "workspace_bytes": 77, "deterministic": False}
+    parameters = {"m": 16, "n": 256, "k": 512, "imported": "true"}
+    answered = client.get("/v1/solutions/best", params=parameters).json()
+    assert (answered["match"], answered["solution"]) == ("imported", back["solution"])
 
 
 def test_a_tools_file_goes_round(client: httpx.Client, engine: Engine) -> None:
