@@ -28,6 +28,8 @@ from tuners.policy import MeasurementPolicy
 
 #: Rows whose keys are looked up together, and characters of a piece handed on.
 _ROWS, _PIECE = 1000, 64 * 1024
+#: Solutions that are remembered with the workspaces they took.
+_REMEMBERED = 1024
 #: Environments that a header may speak of.
 _ENVIRONMENTS = 100
 _OWN_DEFAULT = "the claim is the stack's own default"
@@ -318,7 +320,11 @@ class _Shared:
                     **{name: row[prefix + name] for name in ("family", "version", "build")},
                 )
             # Checked and hashed once, however many workspaces its problems take.
-            known = self._solutions[key] = object.__new__(Solution)
-            own = {"id": parsed.id, "workspace_bytes": workspace, "deterministic": deterministic}
-            vars(known).update(vars(parsed) | own)
+            known = object.__new__(Solution)
+            vars(known).update(
+                vars(parsed), id=parsed.id, workspace_bytes=workspace, deterministic=deterministic
+            )
+            if len(self._solutions) >= _REMEMBERED:
+                self._solutions.clear()
+            self._solutions[key] = known
         return known

@@ -347,7 +347,7 @@ class _ResultCells:
         self._classes: Texts[Environment] = Texts(lambda e: _text(str(e.device_class)))
         self._environments: Texts[Environment] = Texts(lambda e: _text(e.id))
         self._policies: Texts[MeasurementPolicy] = Texts(lambda policy: policy.id)
-        self._parameters: Texts[Solution] = Texts(lambda solution: dumps(dict(solution.parameters)))
+        self._parameters: Texts[Mapping[str, Any]] = Texts(lambda parameters: dumps(dict(parameters)))
 
     def of(self, row: ExportRow) -> tuple[object, ...]:
         """The cells."""
@@ -357,7 +357,8 @@ class _ResultCells:
         return (
             row.count, problem_text(row.problem)[0], self._classes.of(environment),
             self._environments.of(environment), self._policies.of(row.policy),
-            solution.family, solution.version, self._parameters.of(solution), _text(solution.build or ""),
+            solution.family, solution.version, self._parameters.of(solution.parameters),
+            _text(solution.build or ""),
             solution.id, solution.workspace_bytes, deterministic,
             row.baseline.id, _text(row.baseline_name), row.judgement, row.seconds, row.baseline_seconds,
             low, mid, high, row.rounds, _text(row.session or ""), _text(row.decided_at or ""), row.provenance,

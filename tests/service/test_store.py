@@ -36,6 +36,7 @@ from tests.db.samples import (
     won,
 )
 from tests.tuners.recorded import ENVIRONMENT, RecordedRunner, space_of
+from tuners import session
 from tuners.campaign import Campaign, Finished, Measured
 from tuners.decide import DecisionRule
 from tuners.journal import session_key
@@ -326,7 +327,8 @@ def screenings(runner: Runner) -> list[str]:
 
 
 @pytest.mark.usefixtures("space")
-def test_the_same_command_goes_on_and_then_knows(engine: Engine) -> None:
+def test_the_same_command_goes_on_and_then_knows(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "TOGETHER_SECONDS", 0)  # candidates one by one: stopping ends a batch
     first, second, third = (Runner([1e-5]) for _ in range(3))
     run = campaign(engine, first)
     measured = 0

@@ -186,10 +186,9 @@ def test_small_values(dtype: str) -> None:
 def test_values_of_fp64_use_their_whole_significand(distribution: str) -> None:
     values = drawn("fp64", distribution)
     assert np.mean(values != values.astype(np.float32)) > 0.99
-    assert np.mean(values * 2.0**27 != np.rint(values * 2.0**27)) > 0.9 or distribution == "large"
     significands = np.frexp(values)[0] * 2.0**53
     assert np.all(significands == np.rint(significands))
-    assert 0.1 < np.mean(significands % 16 != 0) <= 1
+    assert np.mean(significands % 16 != 0) > 0.8
 
 
 @pytest.mark.parametrize("options", [{"bias": "fp32"}, {"dtype_c": "fp32", "dtype_d": "fp16", "beta": 1.0}])

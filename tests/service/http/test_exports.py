@@ -165,7 +165,7 @@ def test_a_claims_workspace_and_determinism_are_its_files(
     assert (row["workspace_bytes"], row["deterministic"]) == (winner.workspace_bytes, None)
     (back,) = rows_of(client.get("/v1/exports/json", params={"imported": "true"}))
     assert back["solution"] == {**winner.to_dict(), "workspace_bytes": 77, "deterministic": False}
-    parameters = {"m": 16, "n": 256, "k": 512, "imported": "true"}
+    parameters: dict[str, Any] = {"m": 16, "n": 256, "k": 512, "imported": "true"}
     answered = client.get("/v1/solutions/best", params=parameters).json()
     assert (answered["match"], answered["solution"]) == ("imported", back["solution"])
 
