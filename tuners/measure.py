@@ -21,8 +21,8 @@ COLD_CACHES = 3
 MAX_SETS = 128
 #: A sample in a final runs at least this long.
 SAMPLE_SECONDS = 1e-3
-#: A launch shorter than this is sized by ten.
-SIZED_BY_ONE = 1e-4
+#: On the host a launch shorter than this is sized by ten; on a device that keeps its own time by a few.
+SIZED_BY_ONE, SIZED_BY_FEW = 1e-4, 3
 #: A sample goes once round all the sets where that takes at most so many times what it must last.
 ROUND_SHARE = 4.0
 MAX_LAUNCHES = 4096
@@ -172,8 +172,10 @@ class Timer:
         """One sample of as many launches as its device needs for one; the first call sizes it. `warm` False:
         the same candidate ran a moment ago."""
         if not self.seconds:
-            self.seconds = self._once(1, warm=True).seconds
-            if self.seconds < SIZED_BY_ONE:  # one launch alone says little of a short one
+            # Few launches say enough where the device keeps the time; a host's clock needs more short ones.
+            own_clock = self.device.judge is not None
+            self.seconds = self._once(SIZED_BY_FEW if own_clock else 1, warm=True).seconds
+            if not own_clock and self.seconds < SIZED_BY_ONE:
                 self.seconds = self._once(10, warm=False).seconds
         wanted = self.device.sample_seconds[0 if screening else 1]
         count = max(1, min(MAX_LAUNCHES, ceil(wanted / max(self.seconds, 1e-9))))

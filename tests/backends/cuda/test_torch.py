@@ -16,7 +16,7 @@ import pytest
 from backends.cache import BinaryCache
 from backends.cuda import torch_gemm as module
 from backends.cuda.torch_gemm import TorchMatmul, torch_build
-from backends.errors import LaunchError
+from backends.errors import IllegalSolution, LaunchError
 from backends.operands import Operands
 from backends.problem import GemmProblem, from_bmm, from_linear, from_mm
 from tests.backends.cuda.fakes import ENVIRONMENT, FakeDevice
@@ -377,7 +377,14 @@ def test_products_on_a_gpu(name: str, problem: GemmProblem, cache: BinaryCache) 
     device = backend.open(0, cache)
     verifier = DeviceVerifier(device)
     for solution in family.solutions(problem, environment):
+        ran = set()
         for case in cases(problem, 2, 5):
-            if family.supports(case.problem):
+            if not family.supports(case.problem):
+                continue
+            try:
                 finding = verifier.check(device.load(case.problem, solution, None), case)
-                assert finding.wrong == "", (solution.id, case)
+            except IllegalSolution:  # a library may refuse a ragged twin
+                continue
+            assert finding.wrong == "", (solution.id, case)
+            ran.add(case.name)
+        assert "exact" in ran
