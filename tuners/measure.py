@@ -23,8 +23,9 @@ MAX_SETS = 128
 SAMPLE_SECONDS = 1e-3
 #: On the host a launch shorter than this is sized by ten; on a device that keeps its own time by a few.
 SIZED_BY_ONE, SIZED_BY_FEW = 1e-4, 3
-#: A sample goes once round all the sets where that takes at most so many times what it must last.
-ROUND_SHARE = 4.0
+#: A sample goes once round all the sets where that takes at most so many times what it must last; in the
+#: screening of a device that keeps its own time, at most so many seconds.
+ROUND_SHARE, ROUND_SECONDS = 4.0, 1e-3
 MAX_LAUNCHES = 4096
 #: Longer launches are not warmed up: waking threads is noise of a millionth to them.
 WARM_BELOW_SECONDS = 10e-3
@@ -153,7 +154,7 @@ class Timer:
     bound: list[Launch]
     mode: str
     seconds: float = 0.0
-    _series: dict[int, Series] = field(default_factory=dict)
+    _series: dict[tuple[int, int], Series] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -171,25 +172,30 @@ class Timer:
     def sample(self, warm: bool = True, screening: bool = False) -> Sample:
         """One sample of as many launches as its device needs for one; the first call sizes it. `warm` False:
         the same candidate ran a moment ago."""
+        own_clock = self.device.judge is not None
         if not self.seconds:
             # Few launches say enough where the device keeps the time; a host's clock needs more short ones.
-            own_clock = self.device.judge is not None
             self.seconds = self._once(SIZED_BY_FEW if own_clock else 1, warm=True).seconds
             if not own_clock and self.seconds < SIZED_BY_ONE:
                 self.seconds = self._once(10, warm=False).seconds
         wanted = self.device.sample_seconds[0 if screening else 1]
         count = max(1, min(MAX_LAUNCHES, ceil(wanted / max(self.seconds, 1e-9))))
-        sets = len(self.bound)
-        if sets * self.seconds <= ROUND_SHARE * wanted or count >= sets:
+        once_round, longest = self.bound, ROUND_SHARE * wanted
+        if screening and own_clock:  # making a series costs more there than launches do
+            longest = ROUND_SECONDS
+            if self.operands.rotation.cold:  # half of what exceeds three caches still exceeds one
+                once_round = self.bound[: ceil(len(self.bound) / 2)]
+        sets = len(once_round)
+        if sets * self.seconds <= longest or count >= sets:
             count = ceil(count / sets) * sets
         warm = warm and self.seconds < WARM_BELOW_SECONDS
-        if count < len(self.bound):  # so long a launch that the next sample is to go on with other sets
+        if count < sets:  # so long a launch that the next sample is to go on with other sets
             return self._once(count, warm, self.mode)
-        if count not in self._series:
-            # Whole rounds of all sets: repeating it stays as cold as the rotation makes it.
-            launches = self.bound * (count // sets)
-            self._series[count] = self.device.series(self.kernel, launches, self.mode, self.bound[-1])
-        return self._series[count].sample(warm)
+        if (count, sets) not in self._series:
+            # Whole rounds: repeating it stays as cold as the rotation makes it.
+            launches = once_round * (count // sets)
+            self._series[count, sets] = self.device.series(self.kernel, launches, self.mode, once_round[-1])
+        return self._series[count, sets].sample(warm)
 
     def _once(self, count: int, warm: bool, mode: str = "eager") -> Sample:
         launches = self.operands.launches(self.bound, count + 1)

@@ -1,0 +1,211 @@
+"""What a sample consists of: which operand sets, how many launches, made ready how often."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from backends.errors import CompilerMissing, DeviceMemoryExceeded
+from backends.operands import layouts
+from backends.problem import GemmProblem, from_blas, from_mm
+from backends.protocol import Launch, Sample
+from tuners.measure import COLD_CACHES, MAX_SETS, OperandSets, Timer, working_bytes
+from tuners.policy import MeasurementPolicy
+
+SHORT, LONG = 1e-4, 1e-3
+
+
+@dataclass
+class Clocked:
+    """A series on a device where a launch takes `seconds`: which launches it has, and how often it is run."""
+
+    device: ClockedDevice
+    launches: list[Any]
+    mode: str
+    warm: Any
+    samples: int = 0
+    closed: bool = False
+
+    def sample(self, warm: bool = True) -> Sample:
+        assert not self.closed
+        self.samples += 1
+        return Sample(self.device.seconds, len(self.launches))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class ClockedDevice:
+    """Keeps its own time where it has a judge."""
+
+    seconds: float
+    judge: Any = None
+    cache_bytes: int = 2**20
+    free_bytes: int = 2**32
+    sample_seconds: tuple[float, float] = (SHORT, LONG)
+    made: list[Clocked] = field(default_factory=list)
+    freed: int = 0
+
+    def series(
+        self, kernel: object, launches: Sequence[Launch], mode: str, warm: Launch | None = None
+    ) -> Clocked:
+        self.made.append(Clocked(self, list(launches), mode, warm))
+        return self.made[-1]
+
+    def allocate(self, size: int) -> Any:
+        def free() -> None:
+            self.freed += 1
+
+        return SimpleNamespace(address=2**30, size=size, upload=lambda *_: None, free=free)
+
+
+class Judge:
+    """Draws nothing; remembers where."""
+
+    def __init__(self, fault: Exception | None = None) -> None:
+        self.drawn: list[int] = []
+        self._fault = fault
+
+    def draw(self, layout: object, address: int, seed: int, distribution: str) -> None:
+        if self._fault is not None:
+            raise self._fault
+        self.drawn.append(address)
+
+
+PROBLEM = from_mm(256, 256, 256)
+
+
+def timer_of(device: ClockedDevice, problem: GemmProblem = PROBLEM, cache: str = "cold") -> Timer:
+    """A timer whose launch number i is on operand set i."""
+    anything: Any = device
+    sets = OperandSets(anything, problem, MeasurementPolicy(mode="graph", cache=cache), 0)
+    bound: list[Any] = list(range(sets.rotation.sets))
+    return Timer(anything, SimpleNamespace(), sets, bound, "graph")  # type: ignore[arg-type]
+
+
+def kept(device: ClockedDevice) -> list[Clocked]:
+    """The series that are kept, in the order made."""
+    return [series for series in device.made if not series.closed]
+
+
+def test_a_final_goes_round_all_sets_a_whole_number_of_times() -> None:
+    device = ClockedDevice(13e-6, Judge())
+    timer = timer_of(device)
+    for _ in range(5):
+        assert timer.sample().seconds == 13e-6
+    (series,) = kept(device)
+    sets = timer.operands.rotation.sets
+    assert series.samples == 5
+    assert len(series.launches) >= LONG / 13e-6
+    assert series.launches == list(range(sets)) * (len(series.launches) // sets)
+    assert series.warm == sets - 1, "the set that is furthest from being used again"
+    timer.close()
+    assert kept(device) == []
+
+
+def test_a_screening_that_is_cold_goes_round_half_of_them_where_the_device_keeps_the_time() -> None:
+    device = ClockedDevice(13e-6, Judge())
+    timer = timer_of(device)
+    sets = timer.operands.rotation.sets
+    assert timer.operands.rotation.cold
+    timer.sample(screening=True)
+    (series,) = kept(device)
+    half = -(-sets // 2)
+    assert set(series.launches) == set(range(half))
+    assert len(series.launches) % half == 0
+    per_set = timer.operands.rotation.bytes / sets
+    assert half * per_set > device.cache_bytes, "which is beyond the cache still"
+    timer.sample()
+    assert len(kept(device)) == 2
+
+
+def test_a_host_screens_on_all_sets() -> None:
+    device = ClockedDevice(13e-6)
+    timer = timer_of(device)
+    timer.sample(screening=True)
+    (series,) = kept(device)
+    assert set(series.launches) == set(range(timer.operands.rotation.sets))
+
+
+def test_sets_that_stay_in_the_cache_are_not_halved() -> None:
+    device = ClockedDevice(5e-6, Judge(), cache_bytes=2**30)
+    timer = timer_of(device)
+    assert not timer.operands.rotation.cold
+    timer.sample(screening=True)
+    assert set(kept(device)[0].launches) == set(range(MAX_SETS))
+
+
+def test_launches_too_long_for_a_round_go_on_where_the_last_sample_ended() -> None:
+    device = ClockedDevice(2e-3, Judge())
+    timer = timer_of(device)
+    for _ in range(3):
+        timer.sample()
+    assert kept(device) == []
+    in_graphs = [series.launches for series in device.made if series.mode == "graph"]
+    assert [len(launches) for launches in in_graphs] == [1, 1, 1]
+    assert len({launches[0] for launches in in_graphs}) == 3
+
+
+def test_what_ran_a_moment_ago_is_not_warmed_up() -> None:
+    device = ClockedDevice(2e-3, Judge())
+    timer = timer_of(device)
+    timer.sample()
+    assert device.made[-1].warm is not None
+    timer.sample(warm=False)
+    assert device.made[-1].warm is None
+
+
+@pytest.mark.parametrize(("judge", "launches"), [(None, [1, 10]), (Judge(), [3])])
+def test_the_first_sample_sizes_the_others(judge: Any, launches: list[int]) -> None:
+    device = ClockedDevice(13e-6, judge)
+    timer_of(device).sample()
+    assert [len(s.launches) for s in device.made if s.mode == "eager"] == launches
+
+
+def test_rotation_exceeds_the_caches_or_says_that_it_does_not() -> None:
+    cold = timer_of(ClockedDevice(1e-5, Judge())).operands.rotation
+    assert cold.cold
+    assert cold.bytes >= COLD_CACHES * 2**20
+    assert timer_of(ClockedDevice(1e-5, Judge()), cache="warm").operands.rotation.sets == 1
+
+
+@pytest.mark.parametrize("alignment", [2, 4, 8, 16])
+def test_operands_are_timed_at_addresses_as_the_problem_promises(alignment: int) -> None:
+    judge = Judge()
+    timer_of(ClockedDevice(1e-5, judge), from_blas(64, 48, 32, "bf16", alignment=alignment))
+    assert all(address % alignment == 0 for address in judge.drawn)
+    if alignment < 16:
+        assert all(address % (2 * alignment) for address in judge.drawn)
+    else:
+        assert all(address % 256 == 0 for address in judge.drawn), "as allocators align"
+
+
+def test_operands_do_not_overlap() -> None:
+    judge, problem = Judge(), from_blas(65, 47, 33, "bf16", beta=1.0, alignment=2)
+    timer_of(ClockedDevice(1e-5, judge), problem)
+    sizes = [layout.bytes for layout in layouts(problem).values()]
+    places = sorted(zip(judge.drawn, sizes * (len(judge.drawn) // len(sizes)), strict=True))
+    assert all(a + size <= b for (a, size), (b, _) in pairwise(places))
+
+
+def test_memory_is_given_back_where_inputs_cannot_be_drawn() -> None:
+    device = ClockedDevice(1e-5, Judge(CompilerMissing("no NVRTC")))
+    with pytest.raises(CompilerMissing):
+        timer_of(device)
+    assert device.freed == 1
+
+
+def test_what_does_not_fit_is_said_with_its_size() -> None:
+    with pytest.raises(DeviceMemoryExceeded, match=r"needs about \d+ MiB to run and verify"):
+        timer_of(ClockedDevice(1e-5, Judge(), free_bytes=2**20))
+
+
+def test_a_device_that_judges_needs_less_than_a_host() -> None:
+    large = from_mm(32768, 32768, 32768, "bf16")
+    assert working_bytes(large, judged_there=True) < working_bytes(large, judged_there=False) / 2
