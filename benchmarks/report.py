@@ -50,6 +50,15 @@ def _git(*arguments: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
+def command(arguments: Sequence[str]) -> str:
+    """What repeats a measurement. Where its results went is no part of it."""
+    rest = list(arguments[1:])
+    if "--output" in rest:
+        at = rest.index("--output")
+        del rest[at : at + 2]
+    return "python -m " + " ".join([f"benchmarks.{Path(arguments[0]).stem}", *rest])
+
+
 def write(
     name: str,
     environment: Environment | Sequence[Environment],
@@ -63,7 +72,7 @@ def write(
     path = folder / f"{name}.json"
     several = [environment] if isinstance(environment, Environment) else list(environment)
     document = {
-        "command": "python -m " + " ".join([f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
+        "command": command(sys.argv),
         "commit": commit(),
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "environment": several[0].to_dict(),

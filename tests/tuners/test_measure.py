@@ -86,7 +86,7 @@ def timer_of(device: ClockedDevice, problem: GemmProblem = PROBLEM, cache: str =
     anything: Any = device
     sets = OperandSets(anything, problem, MeasurementPolicy(mode="graph", cache=cache), 0)
     bound: list[Any] = list(range(sets.rotation.sets))
-    return Timer(anything, SimpleNamespace(), sets, bound, "graph")  # type: ignore[arg-type]
+    return Timer(anything, SimpleNamespace(), sets, bound, "graph")
 
 
 def kept(device: ClockedDevice) -> list[Clocked]:

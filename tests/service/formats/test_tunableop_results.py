@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 
+from backends.cuda.cublaslt_algorithms import Configuration
 from backends.problem import from_blas
 from backends.solution import Solution
 from service.formats import READERS, Entry, Rejected, read_stream
@@ -18,6 +20,7 @@ from tests.service.formats.made import (
     sorted_out,
 )
 
+DATA = Path(__file__).parents[2] / "data" / "tunableop"
 READER = READERS["tunableop"]
 KEY = "GemmTunableOp_BFloat16_TN,tn_8192_2_3584"
 PROBLEM = from_blas(8192, 2, 3584, "bf16", trans_a="T")
@@ -37,6 +40,22 @@ def one(line: str) -> Entry | Rejected:
 
 
 # ---- every era -----------------------------------------------------------------------------------
+
+
+def test_what_an_h200s_tuning_was_exported_to() -> None:
+    """From a captured Llama's untuned file, by the service, for torch 2.15 on CUDA; every row was rebuilt with
+    AlgoInit and SetAttribute and passed AlgoCheck (tests/backends/cuda/tunableop_check.cpp)."""
+    entries, rejected, header = sorted_out(
+        outcomes(READER, (DATA / "llama3-8b-h200-torch-2.15.csv").read_text())
+    )
+    assert rejected == []
+    assert dict(header) == {
+        "PT_VERSION": "2.15.0", "CUBLASLT_VERSION": "130100", "CUDA_DEVICE": "9.0:NVIDIA H200",
+    }  # fmt: skip
+    solutions = [entry.claim.solution for entry in entries if entry.claim is not None]
+    assert len(solutions) == 19
+    assert {solution.family for solution in solutions if solution} == {"cublaslt"}
+    assert all(set(solution.parameters) == set(Configuration._fields) for solution in solutions if solution)
 
 
 def test_torch_2_5_on_rocm() -> None:
