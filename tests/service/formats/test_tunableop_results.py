@@ -43,7 +43,7 @@ def one(line: str) -> Entry | Rejected:
 
 
 def test_what_an_h200s_tuning_was_exported_to() -> None:
-    """From a captured Llama's untuned file, by the service, for torch 2.15 on CUDA; every row was rebuilt with
+    """From a captured Llama's untuned file, by the service, for torch 2.15 on CUDA; each row was rebuilt with
     AlgoInit and SetAttribute and passed AlgoCheck (tests/backends/cuda/tunableop_check.cpp)."""
     entries, rejected, header = sorted_out(
         outcomes(READER, (DATA / "llama3-8b-h200-torch-2.15.csv").read_text())
