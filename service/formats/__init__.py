@@ -20,6 +20,8 @@ from service.formats.base import (
     ImportedSession,
     Rejected,
 )
+from service.formats.cublas_log import CublasLog
+from service.formats.cublaslt_log import CublasLtLog
 from service.formats.export import (
     ExportOptions,
     ExportRefused,
@@ -27,9 +29,11 @@ from service.formats.export import (
     ExportRow,
     Writer,
 )
+from service.formats.hipblaslt_log import HipblasltLog
 from service.formats.journal import JournalLines
 from service.formats.own_csv import Csv
 from service.formats.own_json import Json, JsonLines
+from service.formats.rocblas_profile import RocblasProfile
 from service.formats.tunableop import TunableOp, TunableOpUntuned
 
 __all__ = [
@@ -59,6 +63,10 @@ __all__ = [
 _READERS: tuple[Format, ...] = (
     TunableOp(),  # one line a format, in the order in which they are tried
     TunableOpUntuned(),
+    CublasLtLog(),
+    CublasLog(),
+    HipblasltLog(),
+    RocblasProfile(),
     JournalLines(),
     JsonLines(),
     Json(),

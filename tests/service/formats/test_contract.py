@@ -41,7 +41,18 @@ GOOD = {name: fmt.example.encode().rstrip(b"\n") for name, fmt in READERS.items(
 
 def test_the_registries() -> None:
     assert FORMATS is READERS
-    assert list(READERS) == ["tunableop", "tunableop-untuned", "journal", "jsonl", "json", "csv"]
+    assert list(READERS) == [
+        "tunableop",
+        "tunableop-untuned",
+        "cublaslt-log",
+        "cublas-log",
+        "hipblaslt-log",
+        "rocblas-profile",
+        "journal",
+        "jsonl",
+        "json",
+        "csv",
+    ]
     assert list(WRITERS) == ["tunableop", "jsonl", "json", "csv"]
     for name, reader in READERS.items():
         assert reader.name == name
@@ -81,7 +92,9 @@ BAD_LINES = [
 ]
 
 
-@pytest.mark.parametrize("name", ["tunableop", "tunableop-untuned", "journal", "jsonl", "csv"])
+@pytest.mark.parametrize(
+    "name", ["tunableop", "tunableop-untuned", "cublaslt-log", "journal", "jsonl", "csv"]
+)
 def test_every_bad_line_is_reported_by_number_with_a_reason(name: str) -> None:
     good = GOOD[name].split(b"\n")
     head, line = good[:-1], good[-1]
