@@ -31,7 +31,7 @@ class _Step:
     partial_sums = 1
 
     def bind(self, operands: object, workspace: int) -> Launch:
-        raise NotImplementedError("it is bound already")
+        raise RuntimeError("its launches are bound already")
 
     def prepare(self) -> None:
         """Nothing."""
