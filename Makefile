@@ -7,6 +7,8 @@ DEMO_PROBLEMS := docs/examples/gpt2-untuned.csv
 # Problems over this size are left out and counted: the demo ends within three minutes.
 DEMO_MAX_GFLOP := 2.5
 DEMO_SECONDS   := 1.5
+# Two test files at a time, in the order of the folders: most of a suite waits for processes and disks.
+SIDE_BY_SIDE   := -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test lint format setup dev clean
 
@@ -16,7 +18,7 @@ demo: setup
 
 test: dev lint
 	@bash .ci/test-packages
-	@$(PYTHON) -m pytest -m "$$(bash .ci/marks $(PYTHON))"
+	@$(PYTHON) -m pytest $(SIDE_BY_SIDE) --durations=40 --durations-min=3 -m "$$(bash .ci/marks $(PYTHON))"
 
 lint: dev
 	$(VENV)/bin/ruff check .

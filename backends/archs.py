@@ -69,6 +69,14 @@ GPU_ARCHS: Mapping[str, GpuArch] = {
     )
 }
 
+#: NVIDIA's suffixes open instructions to a kernel that then runs on that architecture alone (a) or on its
+#: family (f).
+_SUFFIXES = {"sm_90": ("a",), "sm_100": ("a", "f")}
+#: Architectures by every name that a compiler is given.
+GPU_TARGETS: Mapping[str, GpuArch] = {
+    name + suffix: row for name, row in GPU_ARCHS.items() for suffix in ("", *_SUFFIXES.get(name, ()))
+}
+
 _V2 = frozenset(["cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"])
 _V3 = _V2 | frozenset(["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"])
 _V4 = _V3 | frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"])

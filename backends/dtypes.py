@@ -135,6 +135,8 @@ def dtype(name: object, field: str = "dtype") -> DType:
     if isinstance(name, DType):
         return name
     if isinstance(name, str):
+        if name in DTYPES:
+            return DTYPES[name]
         key = name.strip().lower()
         found = DTYPES.get(ALIASES.get(key, key))
         if found is not None:

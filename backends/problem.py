@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from backends.canonical import short_hash
@@ -137,6 +137,17 @@ class GemmProblem:
 
     # ---- identity ------------------------------------------------------------------------------
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(self.to_dict().values()))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields alone: texts hash otherwise in another process."""
+        return self.to_dict()
+
     def to_dict(self) -> dict[str, Any]:
         """Every field, as plain JSON values."""
         values = vars(self)
@@ -217,6 +228,26 @@ def from_blas(
     after another, D in C's place. alpha and beta are numbers; only their class is kept. A bias lies
     along m (a value a row of D) unless told. "tf32" as a dtype is fp32 storage computed in tf32.
     """
+    call = (
+        m, n, k, dtype_a, trans_a, trans_b, lda, ldb, ldc, ldd, batch, stride_a, stride_b, stride_c,
+        stride_d, dtype_b, dtype_c, dtype_d, compute, alpha, beta, activation, bias, bias_axis,
+        scale_a, scale_b, scale_d, scale_dtype, alignment, fast_accumulation,
+    )  # fmt: skip
+    try:
+        return _built(*call)
+    except TypeError:  # what cannot be hashed is no argument of a problem, and is told so
+        return _built.__wrapped__(*call)
+
+
+@lru_cache(maxsize=2048, typed=True)  # a log repeats its calls; 1, 1.0 and True are three things
+def _built(
+    m: int, n: int, k: int, dtype_a: str, trans_a: str, trans_b: str, lda: int | None, ldb: int | None,
+    ldc: int | None, ldd: int | None, batch: int, stride_a: int | None, stride_b: int | None, stride_c:
+    int | None, stride_d: int | None, dtype_b: str | None, dtype_c: str | None, dtype_d: str | None,
+    compute: str | None, alpha: float, beta: float, activation: str, bias: str | None, bias_axis: str |
+    None, scale_a: str, scale_b: str, scale_d: str, scale_dtype: str | None, alignment: int,
+    fast_accumulation: bool,
+) -> GemmProblem:  # fmt: skip
     dtype_b = dtype_a if dtype_b is None else dtype_b
     if _is_tf32(dtype_a) or _is_tf32(dtype_b):
         compute = "tf32" if compute is None else compute
@@ -314,9 +345,11 @@ def from_linear(m: int, n: int, k: int, dtype_a: str = "fp32", **arguments: Any)
     return from_mm(m, n, k, dtype_a, trans_b="T", **arguments)
 
 
-def with_scalars(problem: GemmProblem, alpha: float, beta: float) -> GemmProblem:
-    """The same problem with the classes of other scalars (C takes D's layout where it had none)."""
-    return replace(problem, alpha=alpha_class(alpha), beta=beta_class(beta))
+def with_scalars(problem: GemmProblem, alpha: float, beta: float, dtype_c: str | None = None) -> GemmProblem:
+    """The same problem with the classes of other scalars. A C that there was none of takes D's layout, and
+    `dtype_c` (D's type without)."""
+    kind = problem.dtype_c if dtype_c is None or problem.beta != "zero" else dtype_c
+    return replace(problem, dtype_c=kind, alpha=alpha_class(alpha), beta=beta_class(beta))
 
 
 def _renamed(error: InvalidProblem, names: Mapping[str, str], terms: str = TERMS) -> InvalidProblem:

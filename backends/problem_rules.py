@@ -135,6 +135,8 @@ def _outputs_are_apart(p: GemmProblem) -> bool:
 
 def check_size(value: object, name: str, most: int, least: int = 1) -> None:
     """Raises InvalidProblem unless `value` is an integer in [least, most]."""
+    if type(value) is int and least <= value <= most:  # a million lines of a log are a million problems
+        return
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidProblem(f"{name} must be an integer, not {value!r}", name)
     if not least <= value <= most:
@@ -143,6 +145,8 @@ def check_size(value: object, name: str, most: int, least: int = 1) -> None:
 
 def one_of(value: object, name: str, known: tuple[object, ...], where: str = "") -> None:
     """Raises InvalidProblem unless `value` is one of `known`, of the same type."""
+    if type(value) is str and value in known:
+        return
     # 16.0 == 16, but they make two ids
     same = [k for k in known if isinstance(value, type(k)) and value == k]
     if not same or isinstance(value, bool):

@@ -71,6 +71,17 @@ class Kernel(Protocol):
         """Untimed set-up before a sample (thread counts, modes)."""
 
 
+@runtime_checkable
+class CompiledKernel(Protocol):
+    """A kernel that also tells what it takes of a multiprocessor, as our own do on a GPU; libraries keep
+    theirs to themselves. It is part of a screening's evidence, as "resources"."""
+
+    def resources(self) -> Mapping[str, int]:
+        """Of its product's launch: registers and bytes of local memory (spills, mostly) of a thread, bytes of
+        shared memory and threads of a block, and how many such blocks a multiprocessor holds: `registers`,
+        `local_bytes`, `shared_bytes`, `threads`, `blocks_per_unit`. Microseconds. Raises LaunchError."""
+
+
 class Buffer(Protocol):
     """Device memory of `size` bytes at `address`."""
 
@@ -219,6 +230,10 @@ class Family(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def compiles(self) -> bool:
+        """Whether its candidates have binaries of their own, which take a compiler's time."""
+
     def unavailable(self, environment: Environment) -> str | None:
         """Why the family cannot run here (no compiler, library not installed), or None."""
 
@@ -274,6 +289,10 @@ class Backend(Protocol):
     @property
     def modes(self) -> tuple[str, ...]:
         """The timing modes it offers (eager, graph), the default first."""
+
+    @property
+    def compiles_beside(self) -> bool:
+        """Whether compilers may work while its devices measure: not where the device is the host."""
 
     @property
     def process_variables(self) -> Mapping[str, str]:

@@ -29,15 +29,16 @@ from statistics import median
 from typing import Any
 
 import httpx
-from sqlalchemy import insert, select
+from sqlalchemy import select
 
 from backends.environment import Environment
 from backends.problem import GemmProblem, from_mm
 from backends.registry import find_device
 from benchmarks import report
-from db import models, sessions
-from db.engine import now, open_engine, writing
-from db.values import kind_of, put_policy, put_solutions, table
+from benchmarks.stored import fill_class
+from db import models
+from db.engine import open_engine, writing
+from db.values import table
 from service.settings import Settings
 from service.startup import upgrade
 from tuners.policy import MeasurementPolicy
@@ -76,79 +77,8 @@ def fill(folder: Path, rows: int) -> None:
     from backends.solution import Solution  # noqa: PLC0415
 
     winner = Solution("packed", 1, {"mr": 6, "nr": 64, "threads": 64}, None, 4096, True)
-    base = Solution("openblas", 1, {"routine": "matmul", "threads": 64}, "openblas 0.3.31", 0, None)
-    begin = time.monotonic()
-    number = 0
-    for environment, count in ((WHOLE, rows), (PART, min(rows, EXPORTED))):
-        with writing(engine) as connection:
-            first = next(problems(1))
-            sessions.begin_session(
-                connection,
-                sessions.SessionStart(first, environment, POLICY.id, POLICY.to_dict(), {}, origin="x"),
-            )
-            put_policy(connection, POLICY.id, POLICY.to_dict())
-            put_solutions(connection, [winner, base])
-        part: list[GemmProblem] = []
-        for problem in problems(count):
-            part.append(problem)
-            if len(part) == 20_000:
-                number = _store(engine, environment, part, winner, base, number)
-                part = []
-                print(f"{number:,} rows, {time.monotonic() - begin:.0f} s", flush=True)
-        if part:
-            number = _store(engine, environment, part, winner, base, number)
-
-
-def _store(
-    engine: Any, environment: Environment, part: list[GemmProblem], winner: Any, base: Any, number: int
-) -> int:
-    choose = random.Random(number)
-    at, class_id = now(), str(environment.device_class)
-    rows: dict[Any, list[dict[str, Any]]] = {
-        name: [] for name in (models.Problem, models.Session, models.Verdict, models.Best)
-    }
-    for problem in part:
-        number += 1
-        seconds = choose.uniform(1e-5, 1e-2)
-        gain = choose.uniform(1.05, 2.0)
-        verdict = {
-            "judgement": "WIN", "baseline": base.id, "baseline_name": "numpy", "winner": winner.id,
-            "seconds": seconds, "baseline_seconds": seconds * gain,
-            "speedup": {"low": gain * 0.97, "mid": gain, "high": gain * 1.03},
-            "tie_set": [winner.id], "rounds": 20, "reason": "faster in the paired test, by more than the margin of 2%",
-        }  # fmt: skip
-        row = {
-            "number": number, "session_id": f"{problem.slug}-{number:016x}", "problem_id": problem.id,
-            "device_class_id": class_id, "policy_id": POLICY.id, "judgement": "WIN", "baseline_id": base.id,
-            "baseline_name": "numpy", "winner_id": winner.id, "seconds": seconds,
-            "baseline_seconds": seconds * gain, "content": verdict, "roofline_share": 0.7, "binds": "memory",
-            "restricted": False, "budget_seconds": 2.0,
-            "created_at": at,
-        }  # fmt: skip
-        if environment is WHOLE:
-            rows[models.Problem].append(
-                {"id": problem.id, "slug": problem.slug, "m": problem.m, "n": problem.n, "k": problem.k,
-                 "batch": 1, "dtype": problem.dtype_a, "kind": kind_of(problem), "content": problem.to_dict(),
-                 "created_at": at}
-            )  # fmt: skip
-        rows[models.Session].append(
-            {"id": row["session_id"], "problem_id": problem.id, "environment_id": environment.id,
-             "device_class_id": class_id, "policy_id": POLICY.id, "request": {}, "status": "succeeded",
-             "created_at": at, "ended_at": at}
-        )  # fmt: skip
-        rows[models.Verdict].append(row)
-        joined = {
-            **row, **winner.to_dict(), "problem": problem.to_dict(), "environment_id": environment.id,
-            "provenance_kind": None, "provenance_source": None, "provenance_number": None,
-        }  # fmt: skip
-        rows[models.Best].append(sessions.best_row(joined))
-    with writing(engine) as connection:
-        known = set(connection.scalars(select(table(models.Problem).c.id).limit(1)))
-        for model, values in rows.items():
-            fresh = [r for r in values if model is not models.Problem or r["id"] not in known]
-            if fresh:
-                connection.execute(insert(table(model)), fresh)
-    return number
+    number = fill_class(engine, WHOLE, problems(rows), winner, POLICY)
+    fill_class(engine, PART, problems(min(rows, EXPORTED)), winner, POLICY, number=number, new_problems=False)
 
 
 # ---- serving -------------------------------------------------------------------------------------

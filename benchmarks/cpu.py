@@ -28,11 +28,12 @@ from backends.problem import GemmProblem, from_linear, from_mm
 from backends.registry import FoundDevice, backend, find_device
 from backends.solution import Solution
 from benchmarks.report import geometric_mean, write
+from tuners.budget import Budget, Search
 from tuners.decide import DecisionRule, median_interval
 from tuners.owner import Task
 from tuners.policy import MeasurementPolicy
 from tuners.runner import DeviceRunner
-from tuners.session import Budget, Search, Session
+from tuners.session import Session
 from tuners.space import search_space
 
 SHAPES = Path(__file__).parent / "shapes.json"

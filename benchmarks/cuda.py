@@ -48,8 +48,8 @@ from benchmarks.cuda_tuned import (
 )
 from benchmarks.cuda_types import combinations, tuned_types
 from benchmarks.report import RESULTS, UNKNOWN, commit, write
+from tuners.budget import Budget
 from tuners.runner import DeviceRunner
-from tuners.session import Budget
 
 #: Runs of under 100 us, then two that take longer (m, n, k of F.linear).
 SHORT = ((1, 4096, 4096), (16, 4096, 4096), (8, 1280, 8192), (4, 7168, 2048), (32, 6144, 4096),
@@ -79,6 +79,7 @@ class Lists:
     limit_seconds: float | None = None
     any_commit: bool = False
     published: Sequence[Shape] = ()
+    families: Sequence[str] | None = None
     start: Callable[[FoundDevice], Any] = lambda device: DeviceRunner(device, kernel_cache())
 
     def __post_init__(self) -> None:
@@ -93,12 +94,12 @@ class Lists:
 
     def rows(self) -> list[dict[str, Any]]:
         """Rows kept so far of published shapes, this budget, type and commit (or any), in the order of the lists."""
-        asked = (self.dtype, self.seconds)
+        asked = (self.dtype, self.seconds, self.families)
         kept = {
             (one["list"], one["name"]): one["row"]
             for one in self.partial.read()
             if one["kind"] == "row"
-            and (one["dtype"], one["seconds"]) == asked
+            and (one["dtype"], one["seconds"], one.get("families")) == asked
             and (self.any_commit or one["row"]["commit"] == self._commit)
         }
         return [kept[shape.list, shape.name] for shape in self.wanted if (shape.list, shape.name) in kept]
@@ -137,7 +138,11 @@ class Lists:
         }  # fmt: skip
         if values not in self.partial.read():
             self.partial.write(values)
-        tuned = tune(runner, problem, self.seconds, stop=lambda tuned, stamp: self._late(0.0))
+
+        def late(tuned: Tuned, stamp: float) -> bool:
+            return self._late(0.0)
+
+        tuned = tune(runner, problem, self.seconds, stop=late, families=self.families)
         if tuned.session.stopped:
             say(f"{shape.name}: stopped at the time limit")
             return
@@ -157,6 +162,7 @@ class Lists:
             "name": shape.name,
             "dtype": self.dtype,
             "seconds": self.seconds,
+            "families": self.families,
         }
         self.partial.write({**line, "row": values})
         done = len({(one["list"], one["name"]) for one in self.rows()})
@@ -172,7 +178,10 @@ def lists(options: argparse.Namespace) -> None:
     found = machine(options.device, options.gpus)
     shapes = read_shapes(options.shapes, names)
     everything = read_shapes(options.shapes)
-    run = Lists(found, shapes, options.dtype, options.seconds, partial, limit, options.any_commit, everything)
+    run = Lists(
+        found, shapes, options.dtype, options.seconds, partial, limit, options.any_commit, everything,
+        options.families,
+    )  # fmt: skip
     write(name, *lists_document(run, run.run()), options.output)
 
 
@@ -185,7 +194,7 @@ def lists_document(run: Lists, rows: Sequence[dict[str, Any]]) -> tuple[list[Env
     return environments or [device.environment for device in run.found], {
         "what": "the baseline's time over the tuned time of the published lists, cold operands; where nothing was "
         "shown faster than the baseline its own call is the answer, and the ratio is 1",
-        "dtype": run.dtype, "seconds": run.seconds, "complete": len(good) == len(run.wanted),
+        "dtype": run.dtype, "seconds": run.seconds, "families": run.families, "complete": len(good) == len(run.wanted),
         "shapes_wanted": len(run.wanted), "shapes_done": len(good), "errors": len(rows) - len(good),
         "commits": sorted({one["commit"] for one in rows}),
         "gpus": gpus, "lists": {each: summary([one for one in rows if one["list"] == each]) for each in names},
@@ -206,20 +215,27 @@ def screening(options: argparse.Namespace) -> None:
     device = machine(options.device, 1)[0]
     shapes = options.only or [*SHORT, *LONG]
     with DeviceRunner(device, kernel_cache()) as runner:
-        rows = [screened(runner, _linear(shape, options.dtype), shape, options.seconds) for shape in shapes]
+        rows = [
+            screened(runner, _linear(shape, options.dtype), shape, options.seconds, options.families)
+            for shape in shapes
+        ]
     short = [one for one in rows if one["run_us"] is not None and one["run_us"] < 100]
     counts = [one["configurations"] for one in short]
     write(
         f"{options.device}-screening", device.environment,
         {"what": "configurations verified (one seed) and timed within some seconds of wall clock, baselines included",
-         "dtype": options.dtype, "seconds": options.seconds, "short_shapes": len(short),
+         "dtype": options.dtype, "seconds": options.seconds, "families": options.families, "short_shapes": len(short),
          "short_minimum": min(counts, default=None), "short_median": median(counts) if counts else None, "rows": rows},
         options.output,
     )  # fmt: skip
 
 
 def screened(
-    runner: DeviceRunner, problem: GemmProblem, shape: Sequence[int], seconds: float
+    runner: DeviceRunner,
+    problem: GemmProblem,
+    shape: Sequence[int],
+    seconds: float,
+    families: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Screens one problem for so long by the wall clock, and no final. `run_us` is the fastest's time."""
 
@@ -227,7 +243,7 @@ def screened(
         return stamp > seconds or bool(tuned.finals)
 
     # Half a budget is the search's: twice the time keeps it searching until the wall clock ends it.
-    tuned = tune(runner, problem, seconds / (1 - Budget().final_share), stop=enough)
+    tuned = tune(runner, problem, seconds / (1 - Budget().final_share), stop=enough, families=families)
     times = [o.seconds for o in tuned.timed() if o.seconds is not None]
     base = next((o.seconds for _, o in tuned.screened if o.status in TIMED and o.seconds is not None), None)
     values = {
@@ -351,6 +367,10 @@ def parser() -> argparse.ArgumentParser:
     commands.choices["trap"].add_argument("--algorithm", type=int, default=66)
     of_lists = commands.choices["lists"]
     of_lists.add_argument("--lists", help="comma-separated names (all)")
+    for name in ("lists", "screening"):
+        commands.choices[name].add_argument(
+            "--families", type=lambda text: text.split(","), help="candidates of these, comma-separated (all)"
+        )
     of_lists.add_argument("--shapes", type=Path, default=SHAPES, help=argparse.SUPPRESS)
     of_lists.add_argument("--resume", type=Path, metavar="FILE", help="go on from this partial file")
     of_lists.add_argument(

@@ -19,12 +19,13 @@ from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem, from_linear, from_mm
 from backends.registry import FoundDevice, devices
 from benchmarks.report import geometric_mean
+from tuners.budget import Budget, Search
 from tuners.ceilings import Ceilings, CeilingStore
 from tuners.decide import Interval, Judgement, Verdict, paired
 from tuners.policy import MeasurementPolicy
 from tuners.roofline import bound
 from tuners.runner import DeviceRunner, Runner
-from tuners.session import Budget, Search, Session
+from tuners.session import Session
 
 SHAPES = Path(__file__).parent / "shapes.json"
 #: Verified and timed: who was shown slower before its last sample was verified all the same.
@@ -132,10 +133,13 @@ def tune(
     seconds: float,
     seed: int = 0,
     stop: Callable[[Tuned, float], bool] | None = None,
+    families: Sequence[str] | None = None,
 ) -> Tuned:
-    """Tunes one problem by the backend's default policy. `stop(tuned, stamp)` is asked after every outcome."""
+    """Tunes one problem by the backend's default policy, drawing from `families` (None: all). `stop(tuned, stamp)`
+    is asked after every outcome."""
     policy = MeasurementPolicy.of(runner.environment.vendor)
-    session = Session(runner, problem, policy, Budget(seconds), Search(seed=seed))
+    search = Search(seed=seed, families=None if families is None else tuple(families))
+    session = Session(runner, problem, policy, Budget(seconds), search)
     tuned, begin = Tuned(session), time.monotonic()
     for outcome in session.run():
         stamp = time.monotonic() - begin - session.counts.setup_seconds

@@ -1,4 +1,4 @@
-"""Writes docs/performance.md from benchmarks/results: no figure there is typed.
+"""Writes docs/performance.md, and the figures within docs/kernels.md, from benchmarks/results: none is typed.
 
 python -m benchmarks.tables
 """
@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks import tables_cuda
+from benchmarks import tables_cuda, tables_kernels
 from benchmarks.report import RESULTS
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "performance.md"
@@ -120,4 +120,6 @@ def document() -> str:
 
 if __name__ == "__main__":
     DOCUMENT.write_text(document())
-    print(f"written: {DOCUMENT}")
+    page = tables_kernels.DOCUMENT
+    page.write_text(tables_kernels.filled(page.read_text(), RESULTS))
+    print(f"written: {DOCUMENT}, {page}")

@@ -1,7 +1,7 @@
 """The command line: thin commands over the tuner and the service.
 
-Exit codes: 0 done; 1 some problem has no verdict, or the device was lost; 2 bad input, nothing done; 3 done,
-but some lines of the input were rejected; 130 interrupted.
+Exit codes: 0 done; 1 some problem has no verdict, some kernel does not compile, or the device was lost; 2 bad
+input, nothing done; 3 done, but some lines of the input were rejected; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import typer
 from pydantic import ValidationError
 
 from backends.errors import DeviceLost, GemmtuneError
-from service.commands import data, look, run, tune
+from service.commands import data, kernels, look, run, tune
 from service.commands.common import BAD_INPUT, FAILED, err
 
 app = typer.Typer(
     help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]}, rich_markup_mode=None,
 )  # fmt: skip
-for group in (tune, data, look, run):
+for group in (tune, data, look, kernels, run):
     group.add_to(app)
 
 

@@ -29,9 +29,9 @@ from db.engine import reading
 from db.lookup import Lookup
 from service import errors
 from service.settings import Settings
+from tuners.budget import Budget, Search
 from tuners.decide import DecisionRule
 from tuners.policy import MeasurementPolicy
-from tuners.session import Budget, Search
 
 Model = TypeVar("Model", bound=BaseModel)
 T = TypeVar("T")
@@ -183,7 +183,7 @@ def _query_names(operation: Mapping[str, Any]) -> frozenset[str]:
 
 
 #: Query parameters that may be given more than once.
-REPEATABLE = frozenset({"validator"})
+REPEATABLE = frozenset({"tokens", "validator"})
 
 
 async def known_parameters(request: Request) -> None:

@@ -10,70 +10,41 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from sqlalchemy import Connection, Engine, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from backends.canonical import short_hash
-from backends.environment import DeviceClass, Environment, resolve
+from backends.environment import DeviceClass, resolve
 from backends.errors import UnknownDevice
 from backends.problem import GemmProblem
-from backends.solution import Solution
 from db import models, queries, sessions
 from db.engine import now, writing
 from db.values import (
     insert_new,
     put_device_class,
-    put_environment,
-    put_policy,
     put_problems,
-    put_solutions,
     storable,
     table,
 )
 from service import formats
-from service.formats import ByteStream, Imported, ImportedClaim, ImportedProblem, ImportedSession
+from service.claims import put_claims
+from service.formats import (
+    ByteStream,
+    Imported,
+    ImportedProblem,
+    ImportedSession,
+    ReadOptions,
+)
+from service.formats.base import Told
 from service.formats.row_text import problem_text, problem_wire
-from service.formats.tunableop_target import contradicts
+from service.kept import INT4, LONGEST_KEY, Kept, environment_fits, parts, solution_fits
 
-T = TypeVar("T")
-
-#: Rows of one transaction.
-BATCH = 1000
-#: Reasons of one kind that are told.
-_REASONS = 20
-#: PostgreSQL indexes no longer text.
-_LONGEST_KEY = 1000
-_INT4, _INT8 = 2**31 - 1, 2**63 - 1
 #: `format` of a reader that brings gemmtune's own measurements.
 JOURNAL = "journal"
-#: `format` of the reader whose header says which device its rows were found on.
-TUNABLEOP = "tunableop"
-#: Libraries that run on one vendor's devices.
-_VENDORS = {"rocblas": "hip", "hipblaslt": "hip", "cublas": "cuda", "cublaslt": "cuda"}
-
-
-@dataclass
-class Kept:
-    """How many of a kind were stored, were there already, and were left out (why: `reasons`)."""
-
-    stored: int = 0
-    known: int = 0
-    skipped: int = 0
-    reasons: list[str] = field(default_factory=list)
-
-    def skip(self, count: int, reason: str) -> None:
-        """Counts what was left out."""
-        self.skipped += count
-        if len(self.reasons) < _REASONS and reason not in self.reasons:
-            self.reasons.append(reason)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {**vars(self), "reasons": list(self.reasons)}
 
 
 @dataclass(frozen=True)
@@ -109,15 +80,22 @@ def import_file(
     format_name: str | None = None,
     device: str | None = None,
     source: str | None = None,
+    options: ReadOptions | None = None,
 ) -> ImportAnswer:
     """Reads a stream (messages call it `name`) and stores what it says. `device` is whose results the rows of
-    another tool are: a selector, or a whole class, which is then registered.
+    another tool are: a selector, or a whole class, which is then registered. `options` say what the file does
+    not; its name is that of `source` unless told.
 
     Raises ReadError, UnknownDevice, AmbiguousDevice, DatabaseUnavailable.
     """
     device_class = None if device is None else import_class(engine, device)
     hashed = _Hashed(stream)
-    read = formats.read_stream(hashed, name, format_name)
+    options = options or ReadOptions()
+    if not options.file_name:
+        options = replace(options, file_name=(source or name).replace("\\", "/").rpartition("/")[2])
+    read = formats.read_stream(hashed, name, format_name, options)
+    if isinstance(formats.READERS[read.format], Told):  # told otherwise, the same bytes are another file
+        hashed.add(repr(options))
     kind = "node" if read.format == JOURNAL else "imported"
     provenance = {
         "kind": kind,
@@ -128,13 +106,13 @@ def import_file(
     }
     with writing(engine) as connection:
         number, new = _put_provenance(connection, {**provenance, "header": storable(dict(read.header))})
-    for part in _parts(read.problems):
+    for part in parts(read.problems):
         with writing(engine) as connection:
             put_problems(connection, [item.problem for item in part])
             _put_keys(connection, read.format, number, part)
-    claims = _put_claims(engine, number, read, device_class)
+    claims = put_claims(engine, number, read, device_class)
     kept = _put_sessions(engine, number, read.sessions)
-    if new:
+    if new or claims.stored:
         # Exports write a tool's own keys and, where asked to, claims.
         with writing(engine) as connection:
             for row in queries.device_classes(connection):
@@ -173,16 +151,16 @@ class _Hashed:
         self._hash.update(data)
         return data
 
+    def add(self, text: str) -> None:
+        """What else makes the file what it is, after all of its bytes."""
+        self.digest()
+        self._hash.update(b"\0" + text.encode())
+
     def digest(self) -> str:
         """Of the whole stream, whether its reader wanted the rest or not."""
         while self.read(1 << 16):
             pass
         return self._hash.hexdigest()
-
-
-def _parts(values: Sequence[T]) -> Iterator[Sequence[T]]:
-    for start in range(0, len(values), BATCH):
-        yield values[start : start + BATCH]
 
 
 # ---- provenance and keys -------------------------------------------------------------------------
@@ -210,10 +188,10 @@ def _put_keys(
             "format": format_name,
             "key": key,
             "provenance_number": number,
-            "count": min(item.count, _INT4) if place == 0 else 0,
+            "count": min(item.count, INT4) if place == 0 else 0,
         }
         for item in items
-        for place, key in enumerate([k for k in item.keys if len(k) <= _LONGEST_KEY] or [""])
+        for place, key in enumerate([k for k in item.keys if len(k) <= LONGEST_KEY] or [""])
     ]
     # In one order, so that two imports of the same problems cannot block each other.
     rows.sort(key=lambda row: (str(row["problem_id"]), str(row["key"])))
@@ -228,125 +206,6 @@ def _put_keys(
             where=target.c.provenance_number < later["provenance_number"],
         ),
         rows,
-    )
-
-
-# ---- claims --------------------------------------------------------------------------------------
-
-
-def _put_claims(engine: Engine, number: int, read: Imported, device_class: DeviceClass | None) -> Kept:
-    kept = Kept()
-    contradiction = _header_fault(read, device_class)
-    for part in _parts(read.claims):
-        rows: list[dict[str, Any]] = []
-        solutions: dict[str, Solution] = {}
-        environments: dict[int, Environment] = {}
-        policies: dict[str, Mapping[str, Any]] = {}
-        classes: set[DeviceClass] = set()
-        for item in part:
-            claim = item.claim
-            fault = _claim_fault(item, device_class) or contradiction
-            if fault is not None:
-                kept.skip(1, fault)
-                continue
-            if claim.row is not None:
-                environments[id(claim.row.environment)] = claim.row.environment
-                policies[claim.row.policy.id] = claim.row.policy.to_dict()
-            elif claim.device is not None:
-                classes.add(claim.device)
-            if claim.solution is not None:
-                solutions[claim.solution.id] = claim.solution
-            rows.append(_claim_row(number, item, device_class))
-        with writing(engine) as connection:
-            for found in sorted(classes):
-                put_device_class(connection, found)
-            for environment in environments.values():
-                put_environment(connection, environment)
-            for policy_id, content in policies.items():
-                put_policy(connection, policy_id, content)
-            # What a file says of determinism is the claim's alone.
-            put_solutions(connection, (replace(s, deterministic=None) for s in solutions.values()))
-            made = len(insert_new(connection, models.Claim, rows, "number"))
-        kept.stored += made
-        kept.known += len(rows) - made
-    return kept
-
-
-def _claim_fault(item: ImportedClaim, device_class: DeviceClass | None) -> str | None:
-    claim = item.claim
-    named = claim.found_on
-    device = named or device_class
-    if device is None:
-        return "results need the device they were found on: name the device, as vendor:arch:product:units"
-    if device_class is not None and device != device_class:
-        return f"the file says {device}, not {device_class}"
-    if claim.solution is not None:
-        vendor = _VENDORS.get(claim.solution.family, device.vendor)
-        if vendor != device.vendor:
-            return f"the file says {vendor}, not {device}: its solutions are of {claim.solution.family}"
-    if len(item.key) > _LONGEST_KEY:
-        return f"line {item.line}: its key is longer than {_LONGEST_KEY} characters"
-    if claim.row is not None and not _environment_fits(claim.row.environment):
-        return f"line {item.line}: its environment cannot be stored"
-    if claim.solution is not None and not _solution_fits(claim.solution):
-        return f"line {item.line}: its solution cannot be stored"
-    return None
-
-
-def _header_fault(read: Imported, device_class: DeviceClass | None) -> str | None:
-    """What the header of a tool's results file says instead of the class that is named for it."""
-    if device_class is None or read.format != TUNABLEOP:
-        return None
-    named = Environment(**vars(device_class), memory_bytes=0, uuid="")
-    for key in ("GCN_ARCH_NAME", "CUDA_DEVICE"):
-        value = read.header.get(key)
-        if value is not None and contradicts(named, key, value) is not None:
-            shown = value.partition(":")[0] if key == "GCN_ARCH_NAME" else value
-            return f"the file says {shown[:100]}, not {device_class}"
-    return None
-
-
-def _claim_row(number: int, item: ImportedClaim, device_class: DeviceClass | None) -> dict[str, Any]:
-    claim, row = item.claim, item.claim.row
-    content = None if claim.said is None else storable(dict(claim.said))
-    if row is not None:
-        names = ("judgement", "baseline_name", "baseline_seconds", "speedup", "rounds", "session",
-                 "decided_at", "provenance", "source")  # fmt: skip
-        content = storable({name: getattr(row, name) for name in names})
-        content["environment_id"] = row.environment.id
-        content["baseline"] = row.baseline.to_dict()
-    solution = claim.solution
-    if solution is not None and (content, solution.workspace_bytes, solution.deterministic) != (
-        None,
-        0,
-        None,
-    ):
-        properties = {"workspace_bytes": solution.workspace_bytes, "deterministic": solution.deterministic}
-        content = {**(content or {}), **properties}
-    return {
-        "provenance_number": number,
-        "problem_id": problem_text(item.problem)[0],
-        "device_class_id": str(claim.found_on or device_class),
-        "policy_id": claim.policy_id if row is None else row.policy.id,
-        "solution_id": None if claim.solution is None else claim.solution.id,
-        "seconds": claim.seconds,
-        "key": item.key,
-        "content": content,
-    }
-
-
-def _environment_fits(environment: Environment) -> bool:
-    values = environment.to_dict()
-    return storable(values) == values and environment.units <= _INT4 and environment.memory_bytes <= _INT8
-
-
-def _solution_fits(solution: Solution) -> bool:
-    values = solution.to_dict()
-    numbers = (solution.workspace_bytes, *(v for v in solution.parameters.values() if isinstance(v, int)))
-    return (
-        storable(values) == values
-        and solution.version <= _INT4
-        and all(-_INT8 <= number <= _INT8 for number in numbers)
     )
 
 
@@ -371,10 +230,10 @@ def _put_sessions(engine: Engine, number: int, found: Sequence[ImportedSession])
 def _session_fault(item: ImportedSession) -> str | None:
     if not item.outcomes:
         return "the session has no outcome yet"
-    if not _environment_fits(item.environment):
+    if not environment_fits(item.environment):
         return "its environment cannot be stored"
     solutions = {outcome.solution.id: outcome.solution for outcome in item.outcomes}
-    if not all(_solution_fits(solution) for solution in solutions.values()):
+    if not all(solution_fits(solution) for solution in solutions.values()):
         return "one of its solutions cannot be stored"
     verdict = None if item.result is None else item.result["verdict"]
     if verdict is not None and not {verdict["winner"], verdict["baseline"]} <= solutions.keys():
@@ -417,4 +276,4 @@ def _put_session(connection: Connection, number: int, item: ImportedSession) -> 
 
 def distinct(read: Imported) -> list[tuple[GemmProblem, int]]:
     """The file's problems with their calls, as a tuning takes them."""
-    return [(item.problem, min(item.count, _INT4)) for item in read.problems]
+    return [(item.problem, min(item.count, INT4)) for item in read.problems]

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from tuners.budget import Budget, Search
 from tuners.decide import DecisionRule
-from tuners.session import Budget, Search
 
 
 def request_content(budget: Budget, search: Search, rule: DecisionRule) -> dict[str, Any]:

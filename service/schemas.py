@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, SkipValidation
 from pydantic.json_schema import WithJsonSchema
 
 from backends.problem_rules import ALIGNMENTS, MAX_SIZE, MAX_STRIDE
+from tuners.budget import Search
 from tuners.policy import CACHES, DISTRIBUTIONS, MODES
-from tuners.session import Search
 from tuners.strategies import STRATEGIES
 
 INT64 = 2**63 - 1

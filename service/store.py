@@ -15,7 +15,8 @@ from backends.environment import Environment
 from backends.errors import StorageError
 from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem
-from db import sessions, tunings
+from backends.solution import Solution
+from db import queries, sessions, tunings
 from db.engine import DatabaseUnavailable, writing
 from db.tunings import StartedJob
 from tuners.journal import StoredSession, session_key
@@ -26,6 +27,8 @@ _log = logging.getLogger(__name__)
 
 #: A job tells its tunings how far it is at most this often.
 PROGRESS_SECONDS = 1.0
+#: Of a problem's imported solutions so many are tried, the latest.
+MOST_SEEDS = 32
 _FIRST_WAIT, _LONGEST_WAIT = 0.25, 5.0
 
 
@@ -44,6 +47,17 @@ def patiently(stop: Event, action: Callable[[], T]) -> T:
             if stop.wait(wait):
                 raise Stopping from error
             wait = min(2 * wait, _LONGEST_WAIT)
+
+
+def claimed_solutions(connection: Connection, start: sessions.SessionStart) -> list[Solution]:
+    """What imported files claim for the session's problem and device class, the latest first."""
+    device = str(start.environment.device_class)
+    found: dict[str, Solution] = {}
+    for row in queries.claim_rows(connection, device, [start.problem.id]):
+        if row["solution_id"] is not None and len(found) < MOST_SEEDS:
+            names = ("family", "version", "parameters", "build", "workspace_bytes", "deterministic")
+            found.setdefault(row["solution_id"], Solution(**{name: row[name] for name in names}))
+    return list(found.values())
 
 
 class DirectStore:
@@ -78,8 +92,9 @@ class DirectStore:
             self._first_take = sessions.takes(connection, session_id) + 1
             outcomes = sessions.stored_outcomes(connection, session_id)
             result = sessions.stored_result(connection, session_id)
+            seeds = claimed_solutions(connection, start)
         self._seen.clear()
-        return StoredSession(None, outcomes, result)
+        return StoredSession(None, outcomes, result, seeds)
 
     def write(self, kind: str, session: str, values: Mapping[str, Any], sync: bool = False) -> None:
         """Stores an outcome or a result. Raises StorageError where the database does not answer."""
@@ -121,17 +136,19 @@ class JobStore:
     def stored(self, key: str) -> StoredSession:
         """What earlier starts of this job measured in the same environment."""
 
-        def read(connection: Connection) -> tuple[list[Outcome], int]:
+        def read(connection: Connection) -> tuple[list[Outcome], int, list[Solution]]:
             tunings.hold(connection, self.job)
             session_id = sessions.begin_session(connection, self.start)
             tunings.hold(connection, self.job, session_id=session_id)
-            return sessions.stored_outcomes(connection, session_id), sessions.takes(connection, session_id)
+            outcomes = sessions.stored_outcomes(connection, session_id)
+            seeds = claimed_solutions(connection, self.start)
+            return outcomes, sessions.takes(connection, session_id), seeds
 
-        outcomes, highest = self._write(read)
+        outcomes, highest, seeds = self._write(read)
         self._first_take = highest + 1
         for outcome in outcomes:
             self._count(outcome)
-        return StoredSession(outcomes=outcomes)
+        return StoredSession(outcomes=outcomes, seeds=seeds)
 
     def write(self, kind: str, session: str, values: Mapping[str, Any], sync: bool = False) -> None:
         """Stores an outcome at once; a result ends session and job in one transaction."""

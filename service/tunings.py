@@ -14,9 +14,9 @@ from db.values import put_device_class
 from service.jobs import JobQueue
 from service.requests import request_content
 from service.settings import Settings
+from tuners.budget import Budget, Search
 from tuners.decide import DecisionRule
 from tuners.policy import MeasurementPolicy
-from tuners.session import Budget, Search
 
 
 class Tunings:

@@ -23,6 +23,7 @@ class ThreeGpus:
 
     name = "cuda"
     modes = ("graph", "eager")
+    compiles_beside = True
     process_variables: ClassVar[Mapping[str, str]] = {}
 
     def probe(self) -> Probe:

@@ -21,13 +21,13 @@ from backends.errors import DeviceLost, GemmtuneError, InvalidProblem
 from backends.problem import GemmProblem
 from backends.registry import find_device
 from backends.wire import problem_from_wire
+from tuners.budget import Budget, Search
 from tuners.campaign import Campaign, Finished
 from tuners.ceilings import CeilingStore
 from tuners.decide import DecisionRule
 from tuners.journal import Journal
 from tuners.policy import CACHES, MODES, MeasurementPolicy, read_bytes
 from tuners.runner import DeviceRunner
-from tuners.session import Budget, Search
 from tuners.strategies import STRATEGIES
 
 OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130

@@ -10,13 +10,14 @@ from typing import Any
 from backends.errors import DeviceLost, GemmtuneError, InvalidProblem, StorageError, UnsupportedProblem
 from backends.outcome import Outcome
 from backends.problem import GemmProblem
+from tuners.budget import Budget, Search
 from tuners.ceilings import Ceilings
 from tuners.decide import DecisionRule, Verdict
 from tuners.journal import SessionStore, StoredSession, session_key
 from tuners.policy import MeasurementPolicy
 from tuners.roofline import bound
 from tuners.runner import DeviceRunner
-from tuners.session import Budget, Search, Session
+from tuners.session import Session
 from tuners.strategies import STRATEGIES
 
 
@@ -180,7 +181,9 @@ class Campaign:
     ) -> Iterator[Event]:
         begin, compiled = time.monotonic(), self.runner.compile_seconds
         old = list(stored.outcomes)
-        session = Session(self.runner, problem, self.policy, self.budget, self.search, self.rule, replay=old)
+        session = Session(
+            self.runner, problem, self.policy, self.budget, self.search, self.rule, old, seeds=stored.seeds
+        )
         self._session = session
         error = None
         if stored.start is None or dict(stored.start) != start:

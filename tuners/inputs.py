@@ -205,7 +205,8 @@ def _twin(p: GemmProblem, sizes: tuple[int, int, int], align: int) -> GemmProble
         stride_c=ldd * n if p.stride_c else 0,
         stride_d=up(ldd * n + 1, p.dtype_d) if batch > 1 else 0,
     )  # fmt: skip
-    small = with_scalars(small, 3.0, 3.0)
+    # No library adds a C of 8-bit floats.
+    small = with_scalars(small, 3.0, 3.0, "bf16" if p.dtype_d.startswith("fp8") else None)
     ldc = up(m + 2, small.dtype_c)
     return replace(small, ldc=ldc, stride_c=ldc * n if batch > 1 else 0)
 
@@ -239,6 +240,16 @@ def cases(
         if index < exact_seeds or operand_bytes(problem) <= LARGE_BYTES:
             found.append(Case(problem, seed, distribution, "exact"))
     return tuple(found)
+
+
+def screening_cases(problem: GemmProblem, seed: int, every: bool) -> tuple[Case, ...]:
+    """What a candidate must compute right before it is timed: every case of one seed, or of the ragged twins
+    the one with the problem's own scalars alone. A GPU's screening is about hundreds of candidates, whose
+    kernels take milliseconds each to load (and seconds to compile), and other scalars are other kernels to
+    most; the proof runs both."""
+    found = cases(problem, 1, seed)
+    own = [case for case in found if case.name.startswith(OWN_SCALARS)]
+    return found if every or not own else (*own, *(case for case in found if case.name == "exact"))
 
 
 def _ladder(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ from backends.environment import Environment
 from backends.errors import ReadError, StorageError
 from backends.outcome import Outcome
 from backends.problem import GemmProblem
+from backends.solution import Solution
 from tuners.policy import MeasurementPolicy
 
 VERSION = 1
@@ -35,11 +36,13 @@ def session_key(problem: GemmProblem, environment: Environment, policy: Measurem
 @dataclass
 class StoredSession:
     """What is kept of one session: how it was started last (None where the store itself tells starts apart),
-    its outcomes, and the result of that start once there is one."""
+    its outcomes, and the result of that start once there is one; `seeds` are solutions that imported files
+    claim for its problem."""
 
     start: Mapping[str, Any] | None = None
     outcomes: list[Outcome] = field(default_factory=list)
     result: Mapping[str, Any] | None = None
+    seeds: Sequence[Solution] = ()
 
 
 class SessionStore(Protocol):

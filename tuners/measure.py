@@ -21,8 +21,8 @@ COLD_CACHES = 3
 MAX_SETS = 128
 #: A sample in a final runs at least this long.
 SAMPLE_SECONDS = 1e-3
-#: On the host a launch shorter than this is sized by ten; on a device that keeps its own time by a few.
-SIZED_BY_ONE, SIZED_BY_FEW = 1e-4, 3
+#: A launch shorter than this is sized by ten on the host, on a device that keeps its own time by a few.
+SIZED_BY_ONE, SIZED_BY_FEW, SIZED_BY_MANY = 1e-4, 3, 10
 #: A sample goes once round all the sets where that takes at most so many times what it must last; in the
 #: screening of a device that keeps its own time, at most so many seconds.
 ROUND_SHARE, ROUND_SECONDS = 4.0, 1e-3
@@ -118,10 +118,10 @@ class OperandSets:
         """Gives the memory back."""
         self._buffer.free()
 
-    def launches(self, bound: list[Launch], count: int) -> list[Launch]:
-        """`count` launches, going on round the sets where the last sample stopped."""
-        start, self._turn = self._turn, (self._turn + count) % len(bound)
-        return [bound[(start + i) % len(bound)] for i in range(count)]
+    def turns(self, count: int) -> list[int]:
+        """The sets of the next `count` launches, going on round where the last ones stopped."""
+        start, self._turn = self._turn, (self._turn + count) % len(self.sets)
+        return [(start + i) % len(self.sets) for i in range(count)]
 
 
 class _HostFill:
@@ -146,14 +146,16 @@ class _HostFill:
 
 @dataclass
 class Timer:
-    """A loaded candidate bound to every operand set."""
+    """A loaded candidate, bound to an operand set when it first runs on it: most that a screening sees run on
+    few."""
 
     device: Device
     kernel: Kernel
     operands: OperandSets
-    bound: list[Launch]
+    workspace: int
     mode: str
     seconds: float = 0.0
+    _bound: dict[int, Launch] = field(default_factory=dict)
     _series: dict[tuple[int, int], Series] = field(default_factory=dict)
 
     @classmethod
@@ -165,27 +167,36 @@ class Timer:
         mode: str,
         workspace: Callable[[int], int],
     ) -> Timer:
-        """Binds the kernel; `workspace(bytes)` gives the address of enough device memory."""
-        address = workspace(kernel.workspace_bytes)
-        return cls(device, kernel, operands, [kernel.bind(o, address) for o in operands.sets], mode)
+        """`workspace(bytes)` gives the address of enough device memory."""
+        return cls(device, kernel, operands, workspace(kernel.workspace_bytes), mode)
+
+    def _launch(self, number: int) -> Launch:
+        """The candidate on one of the operand sets."""
+        if number not in self._bound:
+            self._bound[number] = self.kernel.bind(self.operands.sets[number], self.workspace)
+        return self._bound[number]
+
+    def size(self, warm: bool = True) -> Sample:
+        """Runs a few times one by one, and keeps how long a launch takes."""
+        sized = self._once(1, warm)
+        if sized.seconds < SIZED_BY_ONE:
+            # Few launches say enough where the device keeps the time; a host's clock needs more short ones.
+            sized = self._once(SIZED_BY_FEW if self.device.judge is not None else SIZED_BY_MANY, warm=False)
+        self.seconds = sized.seconds
+        return sized
 
     def sample(self, warm: bool = True, screening: bool = False) -> Sample:
         """One sample of as many launches as its device needs for one; the first call sizes it. `warm` False:
         the same candidate ran a moment ago."""
-        own_clock = self.device.judge is not None
         if not self.seconds:
-            # Few launches say enough where the device keeps the time; a host's clock needs more short ones.
-            self.seconds = self._once(SIZED_BY_FEW if own_clock else 1, warm=True).seconds
-            if not own_clock and self.seconds < SIZED_BY_ONE:
-                self.seconds = self._once(10, warm=False).seconds
+            self.size()
         wanted = self.device.sample_seconds[0 if screening else 1]
         count = max(1, min(MAX_LAUNCHES, ceil(wanted / max(self.seconds, 1e-9))))
-        once_round, longest = self.bound, ROUND_SHARE * wanted
-        if screening and own_clock:  # making a series costs more there than launches do
+        sets, longest = len(self.operands.sets), ROUND_SHARE * wanted
+        if screening and self.device.judge is not None:  # making a series costs more there than launches do
             longest = ROUND_SECONDS
             if self.operands.rotation.cold:  # half of what exceeds three caches still exceeds one
-                once_round = self.bound[: ceil(len(self.bound) / 2)]
-        sets = len(once_round)
+                sets = ceil(sets / 2)
         if sets * self.seconds <= longest or count >= sets:
             count = ceil(count / sets) * sets
         warm = warm and self.seconds < WARM_BELOW_SECONDS
@@ -193,12 +204,13 @@ class Timer:
             return self._once(count, warm, self.mode)
         if (count, sets) not in self._series:
             # Whole rounds: repeating it stays as cold as the rotation makes it.
+            once_round = [self._launch(number) for number in range(sets)]
             launches = once_round * (count // sets)
             self._series[count, sets] = self.device.series(self.kernel, launches, self.mode, once_round[-1])
         return self._series[count, sets].sample(warm)
 
     def _once(self, count: int, warm: bool, mode: str = "eager") -> Sample:
-        launches = self.operands.launches(self.bound, count + 1)
+        launches = [self._launch(number) for number in self.operands.turns(count + 1)]
         # The warm-up runs on the set before the timed ones, which stay as cold as the rotation makes them.
         series = self.device.series(self.kernel, launches[1:], mode, launches[0] if warm else None)
         try:

@@ -9,10 +9,11 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeout
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -22,8 +23,6 @@ from pebble import ProcessExpired, ProcessPool
 from backends.cache import BinaryCache
 from backends.environment import Environment
 from backends.errors import (
-    CompileError,
-    CompilerMissing,
     DeviceError,
     DeviceLost,
     DeviceMemoryExceeded,
@@ -35,7 +34,7 @@ from backends.registry import BACKENDS, FoundDevice, backend
 from backends.solution import Solution
 from tuners import owner
 from tuners.ceilings import Ceilings
-from tuners.inputs import Case, applicable, cases
+from tuners.compiling import Compilers
 from tuners.measure import Rotation
 from tuners.owner import OwnerSettings, Task
 from tuners.policy import MeasurementPolicy
@@ -75,8 +74,21 @@ class Runner(Protocol):
     def neighbours(self, task: Task, solution: Solution) -> Sequence[Solution]:
         """Legal candidates that differ from `solution` in one choice, where its family can tell them."""
 
+    def begin(self, task: Task, solutions: Sequence[Solution]) -> None:
+        """Starts to compile what is missing. Where compilers would disturb the device's measurements, it
+        compiles it."""
+
+    def ready(self, solution: Solution) -> bool:
+        """Whether one that was begun has compiled, or failed to."""
+
+    def await_any(self, solutions: Sequence[Solution], seconds: float) -> None:
+        """Waits until one more of those that were begun is ready, `seconds` at most."""
+
+    def settle(self) -> None:
+        """Drops what was begun and is not being compiled yet; no compiler works when it returns."""
+
     def compile(self, task: Task, solutions: Sequence[Solution]) -> Mapping[str, Outcome]:
-        """Compiles what is missing; the outcomes of those that failed, by id."""
+        """Waits until all of them are compiled; the outcomes of those that failed, by id."""
 
     def screen(self, solutions: Sequence[Solution], best: float | None) -> list[Outcome]:
         """For each: one seed verified, then timed."""
@@ -137,13 +149,11 @@ class DeviceRunner:
             initializer=owner.start,
             initargs=(settings,),
         )
-        self._compilers = ThreadPoolExecutor(max(1, os.cpu_count() or 1))
-        self._binaries: dict[str, Binaries] = {}
+        self._compilers = Compilers(self.backend, self.environment, cache)
         known = self.backend.families().items()
         self._asked = {name for name, family in known if isinstance(family, AskedFamily)}
         self._task: Task | None = None
         self._typical = 0.0
-        self.compile_seconds = 0.0
         self._awake = False
         # The child starts while the parent lists candidates; a failure shows at the first real call.
         self._warm = self._pool.schedule(owner.warm_up, timeout=SETUP_SECONDS)
@@ -158,7 +168,7 @@ class DeviceRunner:
         """Ends the child, whatever it is doing."""
         self._pool.stop()  # type: ignore[no-untyped-call]
         self._pool.join()
-        self._compilers.shutdown(cancel_futures=True)
+        self._compilers.close()
         self._folder.cleanup()
         os.close(self._lock)
 
@@ -194,7 +204,7 @@ class DeviceRunner:
 
     def open(self, task: Task) -> Rotation:
         self._task, self._typical = task, 0.0
-        self._binaries.clear()
+        self._compilers.turn_to(task)
         return self._setup(owner.rotation, task)
 
     def space(self, task: Task, families: Sequence[str] | None) -> Space:
@@ -210,47 +220,25 @@ class DeviceRunner:
             return []
         return self._setup(owner.neighbours, task, solution)
 
+    @property
+    def compile_seconds(self) -> float:
+        """Spent waiting for compilers."""
+        return self._compilers.seconds
+
+    def begin(self, task: Task, solutions: Sequence[Solution]) -> None:
+        self._compilers.begin(task, solutions)
+
+    def ready(self, solution: Solution) -> bool:
+        return self._compilers.ready(solution)
+
+    def await_any(self, solutions: Sequence[Solution], seconds: float) -> None:
+        self._compilers.await_any(solutions, seconds)
+
+    def settle(self) -> None:
+        self._compilers.settle()
+
     def compile(self, task: Task, solutions: Sequence[Solution]) -> Mapping[str, Outcome]:
-        begin = time.monotonic()
-        failed: dict[str, Outcome] = {}
-
-        def one(solution: Solution) -> None:
-            found = self._compiled(task, solution)
-            if isinstance(found, Outcome):
-                failed[solution.id] = found
-            else:
-                self._binaries[solution.id] = found
-
-        fresh = [s for s in solutions if s.id not in self._binaries]
-        for solution in fresh:  # nothing to wait for: what they need is compiled once a problem
-            if solution.family in self._asked:
-                one(solution)
-        list(self._compilers.map(one, [s for s in fresh if s.family not in self._asked]))
-        self.compile_seconds += time.monotonic() - begin
-        return failed
-
-    def _compiled(self, task: Task, solution: Solution) -> Binaries | Outcome:
-        """The binaries of a candidate for each problem that it is verified on, or what became of it."""
-        family, here = self.backend.families()[solution.family], self.environment
-        rule = family.illegal(task.problem, solution, here)
-        if rule is not None:
-            return Outcome(solution, Phase.SCREEN, Status.ILLEGAL, (), {"rule": rule})
-        if solution.family in self._asked:  # which twins are legal is asked on the device too
-            problems = [task.problem]
-        else:
-
-            def legal(case: Case) -> bool:
-                twin = case.problem
-                return family.supports(twin) and family.illegal(twin, solution, here) is None
-
-            problems = [case.problem for case in applicable(cases(task.problem, 1, task.seed), legal)]
-        try:
-            found = {p.id: family.compile(p, solution, here, self.cache) for p in dict.fromkeys(problems)}
-        except (CompileError, CompilerMissing) as error:
-            log = getattr(error, "log", "")[-4000:]
-            evidence = {"error": str(error), "log": log}
-            return Outcome(solution, Phase.SCREEN, Status.COMPILE_ERROR, (), evidence)
-        return {name: str(path) for name, path in found.items() if path is not None}
+        return self._compilers.compile(task, solutions)
 
     def screen(self, solutions: Sequence[Solution], best: float | None) -> list[Outcome]:
         """Together first; where the child dies or hangs, one by one, so that it shows whose fault it is."""
@@ -271,7 +259,7 @@ class DeviceRunner:
         if self._task is None:
             raise RuntimeError("open() a task first")
         failed = self.compile(self._task, solutions)
-        batch = [(s, self._binaries[s.id]) for s in solutions if s.id not in failed]
+        batch = [(s, self._compilers.binaries(s) or {}) for s in solutions if s.id not in failed]
         limit = self._hang + LONG * self._typical * len(batch)
         if not self._typical:
             limit = max(limit, SETUP_SECONDS)
@@ -299,14 +287,18 @@ class DeviceRunner:
     ) -> Outcome:
         if self._task is None:
             raise RuntimeError("open() a task first")
-        if solution.id not in self._binaries:
-            failed = self.compile(self._task, [solution])
-            if failed:
-                return failed[solution.id]
+        failed = self.compile(self._task, [solution])
+        if failed:
+            return failed[solution.id]
+        binaries: Binaries | Outcome = self._compilers.binaries(solution) or {}
+        if phase is Phase.PROOF:
+            binaries = self._compilers.for_proof(self._task, solution)
+        if isinstance(binaries, Outcome):
+            return replace(binaries, phase=phase)
         limit = self._hang + LONG * self._typical
         if not self._typical or phase is Phase.PROOF:  # a proof draws inputs and computes references
             limit = max(limit, SETUP_SECONDS)
-        arguments = (self._task, solution, self._binaries[solution.id], *extra)
+        arguments = (self._task, solution, binaries, *extra)
         try:
             return self._call(call, arguments, limit)
         except FutureTimeout:

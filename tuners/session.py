@@ -8,66 +8,28 @@ session that was stopped goes on where it was: replayed outcomes are told to the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from backends.errors import GemmtuneError, UnsupportedProblem
 from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem
 from backends.protocol import Baseline
 from backends.solution import Solution
+from tuners.budget import Budget, Counts, Search
 from tuners.decide import DecisionRule, Verdict, decide
 from tuners.measure import SAMPLE_SECONDS, WARM_BELOW_SECONDS, Rotation
 from tuners.owner import Task
 from tuners.policy import MeasurementPolicy
 from tuners.race import DROP_AFTER, HEAT_ROUNDS, BaselineFailed, Race
 from tuners.runner import Runner
+from tuners.screening import Screening
+from tuners.seeds import usable
 from tuners.space import Space
-from tuners.strategies import STRATEGIES, Strategy
+from tuners.strategies import STRATEGIES
 
 
 class SessionFailed(GemmtuneError):
     """The problem got no verdict; the message says why."""
-
-
-@dataclass(frozen=True)
-class Budget:
-    """seconds: of measuring a problem; compiling is reported apart. candidates: at most this many.
-    final_share: of the seconds that is kept for the final."""
-
-    seconds: float = 2.0
-    candidates: int | None = None
-    final_share: float = 0.5
-
-    def __post_init__(self) -> None:
-        if not self.seconds > 0:
-            raise ValueError(f"a budget must be above 0 seconds, not {self.seconds}")
-        if self.candidates is not None and self.candidates < 1:
-            raise ValueError(f"a budget of candidates must be at least 1, not {self.candidates}")
-
-
-@dataclass(frozen=True)
-class Search:
-    """How to look: strategy by name, its seed, and the families to draw from (None: all)."""
-
-    strategy: str = "local"
-    seed: int = 0
-    families: tuple[str, ...] | None = None
-
-
-@dataclass
-class Counts:
-    """Where the time went and what was seen. Measuring (screening and the final) counts against the
-    budget; setting up, compiling, proving the winner, and what hangs and crashes took do not."""
-
-    space: int = 0
-    setup_seconds: float = 0.0
-    measuring_seconds: float = 0.0
-    compiling_seconds: float = 0.0
-    proving_seconds: float = 0.0
-    lost_seconds: float = 0.0
-    replayed: int = 0
-    statuses: dict[str, int] = field(default_factory=dict)
 
 
 #: Who enters the heats: candidates that a screening put within NEAR of the fastest, at most ENTRANTS, while
@@ -82,10 +44,6 @@ _CALL_SECONDS = 0.5e-3
 #: A final may take this many budgets to reach the rounds that decide (a baseline of a tenth of a second
 #: alone takes one): a verdict a little late is worth more than none.
 OVERTIME = 2.0
-#: Candidates asked for at a time: they are compiled together. So many of them as take TOGETHER_SECONDS are
-#: screened in one call to the child.
-BATCH = 24
-TOGETHER_SECONDS = 0.05
 
 
 class Session:
@@ -103,6 +61,7 @@ class Session:
         replay: Iterable[Outcome] = (),
         clock: Callable[[], float] = time.monotonic,
         space: Space | None = None,
+        seeds: Iterable[Solution] = (),
     ) -> None:
         self.runner, self.problem = runner, problem
         self.policy, self.budget = policy or MeasurementPolicy(), budget or Budget()
@@ -112,10 +71,10 @@ class Session:
         self.rotation: Rotation | None = None
         self.notes: list[str] = []
         self._space = space
+        self._seeds = list(seeds)
         self._replay = list(replay)
         self._clock = clock
         self._stopped = False
-        self._screening: list[float] = []
 
     def stop(self) -> None:
         """Asks this tuning to end; safe from any thread or signal handler."""
@@ -143,16 +102,31 @@ class Session:
         task = Task(self.problem, self.policy, self.search.seed)
         begin = self._clock()
         space = self._space or self.runner.space(task, self.search.families)
+        if self._seeds:
+            runner, families = self.runner, self.search.families
+            self._seeds, notes = usable(
+                self._seeds, space, self.problem, runner.backend, runner.environment, self.policy, families
+            )
+            self.notes += notes
         self.notes += space.notes
         self.counts.space = len(space.candidates)
-        self.rotation = self.runner.open(task)
-        self.counts.setup_seconds = self._clock() - begin
-        if self.policy.cache == "cold" and not self.rotation.cold:
-            self.notes.append("small problems: their operand sets in rotation fit the cache")
-        screened: dict[str, Outcome] = {}
-        for outcome in self._screen(task, space, screened):
+        screening = Screening(
+            self.runner, task, space, self.budget, self.search, self._seeds, self.counts, self._clock,
+            lambda: self._stopped,
+        )  # fmt: skip
+        for outcome in screening.replay(self._replay):
             self._count(outcome)
             yield outcome
+        screening.begin()
+        self.rotation = self.runner.open(task)
+        self.counts.setup_seconds = self._clock() - begin - self.counts.compiling_seconds
+        if self.policy.cache == "cold" and not self.rotation.cold:
+            self.notes.append("small problems: their operand sets in rotation fit the cache")
+        for outcome in screening.run():
+            self._count(outcome)
+            yield outcome
+        self.notes += screening.notes
+        screened = screening.found
         if self._stopped:
             return
         baselines = [
@@ -161,92 +135,6 @@ class Session:
         if not baselines:
             raise SessionFailed(f"no baseline runs {self.problem.slug}: {_reasons(space, screened)}")
         yield from self._final(task, baselines, screened)
-
-    # ---- screening -----------------------------------------------------------------------------
-
-    def _screen(self, task: Task, space: Space, screened: dict[str, Outcome]) -> Iterator[Outcome]:
-        strategy = STRATEGIES[self.search.strategy](
-            space.candidates, self.search.seed, lambda origin: self._neighbours(task, origin)
-        )
-        known = {b.solution.id for b in space.baselines} | {s.id for s in space.candidates}
-        # Neighbours were found on the way: a family that has some is known by its name.
-        asked = {s.family for s in space.candidates if self.runner.tells_neighbours(s.family)}
-        for outcome in self._replay:
-            solution = outcome.solution
-            if outcome.phase is Phase.SCREEN and (solution.id in known or solution.family in asked):
-                screened[solution.id] = outcome
-                strategy.tell(outcome)
-                self.counts.replayed += 1
-                yield outcome
-        first = [b.solution for b in space.baselines if b.solution.id not in screened]
-        yield from self._screen_batch(task, first, screened, strategy)
-        # Baselines must run, however long they take: the search has its share beside them.
-        limit = self.counts.measuring_seconds + self.budget.seconds * (1 - self.budget.final_share)
-        left = self.budget.candidates
-        while self.counts.measuring_seconds < limit and left != 0 and not self._stopped:
-            begin = self._clock()
-            batch = strategy.ask(BATCH if left is None else min(BATCH, left))
-            self.counts.measuring_seconds += self._clock() - begin
-            if not batch:
-                return
-            for outcome in self._screen_batch(task, batch, screened, strategy, limit):
-                yield outcome
-                left = None if left is None else left - 1
-
-    def _screen_batch(
-        self,
-        task: Task,
-        batch: Sequence[Solution],
-        screened: dict[str, Outcome],
-        strategy: Strategy,
-        limit: float | None = None,
-    ) -> Iterator[Outcome]:
-        """Until `limit` measured seconds (None: of baselines, which are not pruned either). Whatever was
-        measured is handed on, also by a tuning that is stopped meanwhile."""
-        failed = self._compile(task, batch)
-        waiting = list(batch)
-        while waiting and not self._stopped and (limit is None or self.counts.measuring_seconds < limit):
-            several, waiting = waiting[: self._together()], waiting[self._together() :]
-            begin = self._clock()
-            rest = [solution for solution in several if solution.id not in failed]
-            outcomes = self.runner.screen(rest, None if limit is None else _best(screened)) if rest else []
-            took = self._clock() - begin
-            found = {**failed, **{s.id: outcome for s, outcome in zip(rest, outcomes, strict=True)}}
-            lost = any(o.status in (Status.TIMEOUT, Status.CRASH) for o in outcomes)
-            if lost:
-                self.counts.lost_seconds += took
-            else:
-                self.counts.measuring_seconds += took
-                self._screening.append(took / len(several))
-            for solution in several:
-                outcome = found[solution.id]
-                screened[solution.id] = outcome
-                strategy.tell(outcome)
-                yield outcome
-
-    def _together(self) -> int:
-        """How many candidates are screened in one call: as many as take TOGETHER_SECONDS."""
-        recent = self._screening[-4:]
-        if not recent:
-            return 1
-        return max(1, min(BATCH, int(TOGETHER_SECONDS * len(recent) / max(sum(recent), 1e-9))))
-
-    def _neighbours(self, task: Task, origin: Solution) -> Sequence[Solution]:
-        found = self.runner.neighbours(task, origin)
-        return [s for s in found if not self.policy.deterministic_only or s.deterministic]
-
-    def _compile(self, task: Task, solutions: Sequence[Solution]) -> Mapping[str, Outcome]:
-        begin = self._clock()
-        failed = self.runner.compile(task, solutions)
-        self.counts.compiling_seconds += self._clock() - begin
-        return failed
-
-    def _sample(self, solution: Solution) -> Outcome:
-        begin = self._clock()
-        outcome = self.runner.sample(solution)
-        if outcome.status in (Status.TIMEOUT, Status.CRASH):
-            self.counts.lost_seconds += self._clock() - begin
-        return outcome
 
     # ---- the final -----------------------------------------------------------------------------
 
@@ -261,7 +149,7 @@ class Session:
         timed.sort(key=lambda o: (o.seconds or 0.0, o.solution.id))
         while self.verdict is None and not self._stopped:
             entrants = [o.solution for o in timed[: self._places(timed, screened, fixed)]]
-            self._compile(task, [*fixed, *entrants])
+            self.runner.compile(task, [*fixed, *entrants])
             race = Race(self._sample, {s.id: s for s in [*fixed, *entrants]}, fixed[0].id)
             for outcome in self._run(race, [s.id for s in fixed]):
                 self._count(outcome)
@@ -274,6 +162,13 @@ class Session:
             out = race.failed | ({proof.solution.id} if proof.status is not Status.OK else set())
             timed = [o for o in timed if o.solution.id not in out]
             fixed = [s for s in fixed if s.id not in out]
+
+    def _sample(self, solution: Solution) -> Outcome:
+        begin = self._clock()
+        outcome = self.runner.sample(solution)
+        if outcome.status in (Status.TIMEOUT, Status.CRASH):
+            self.counts.lost_seconds += self._clock() - begin
+        return outcome
 
     def _places(
         self, timed: Sequence[Outcome], screened: dict[str, Outcome], fixed: Sequence[Solution]
@@ -367,11 +262,6 @@ class Session:
         if outcome.phase is Phase.SCREEN or outcome.status not in (Status.OK, Status.PRUNED):
             seen = self.counts.statuses
             seen[outcome.status.value] = seen.get(outcome.status.value, 0) + 1
-
-
-def _best(screened: dict[str, Outcome]) -> float | None:
-    times = [o.seconds for o in screened.values() if o.status is Status.OK and o.seconds is not None]
-    return min(times, default=None)
 
 
 def _reasons(space: Space, screened: dict[str, Outcome]) -> str:

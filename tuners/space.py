@@ -63,8 +63,12 @@ def search_space(
         why = f" ({'; '.join(notes)})" if notes else ""
         raise UnsupportedProblem(f"none of the families {', '.join(families)} runs {problem.slug}{why}")
     turns = [solution for turn in zip_longest(*lists) for solution in turn if solution is not None]
-    candidates = [solution for solution in turns if not policy.deterministic_only or solution.deterministic]
-    left_out = len(turns) - len(candidates)
-    if left_out:
-        notes.append(f"{left_out} candidates left out: not known to be deterministic")
+    kept = [solution for solution in turns if limit is None or solution.workspace_bytes <= limit]
+    if len(kept) < len(turns):
+        notes.append(
+            f"{len(turns) - len(kept)} candidates left out: they take over {limit} bytes of workspace"
+        )
+    candidates = [solution for solution in kept if not policy.deterministic_only or solution.deterministic]
+    if len(candidates) < len(kept):
+        notes.append(f"{len(kept) - len(candidates)} candidates left out: not known to be deterministic")
     return Space(baselines, tuple(candidates), tuple(notes))

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from backends.errors import IllegalSolution
 from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem
-from backends.protocol import Family, Kernel
+from backends.protocol import CompiledKernel, Family, Kernel
 from backends.solution import Solution
 from tuners.inputs import EXACT_SEEDS, Case, applicable, cases
 
@@ -32,6 +33,9 @@ FEWEST, LONG_SECONDS = 3, 0.1
 #: A candidate whose fastest sample is this much slower than the best so far is not sampled further:
 #: far off after one sample, shown slower after three.
 PRUNE_FIRST, PRUNE_THIRD = 2.0, 1.6
+#: On a device that keeps its own time a candidate is timed no further where the launches that size its
+#: samples were so much slower than the best, and too long for the host's time between them to be the cause.
+PRUNE_SIZED, HOST_BOUND_SECONDS = 3.0, 5e-5
 NOT_REPEATABLE = "two runs on the same input gave different bits; the policy wants deterministic solutions"
 
 
@@ -109,11 +113,22 @@ def screen(owner: Owner, solution: Solution, binaries: Binaries, best: float | N
         solution = replace(solution, deterministic=False)
         if task.policy.deterministic_only:
             return Outcome(solution, Phase.SCREEN, Status.ILLEGAL, (), evidence | {"rule": NOT_REPEATABLE})
+    if isinstance(kernel, CompiledKernel):
+        evidence["resources"] = dict(kernel.resources())
     timer = owner.timer(solution, binaries)
     clean: list[float] = []
     disturbed: list[float] = []
     # A device that keeps its own time varies little from sample to sample.
-    samples = SCREEN_SAMPLES if owner.device.judge is None else FEWEST
+    own_clock = owner.device.judge is not None
+    samples = FEWEST if own_clock else SCREEN_SAMPLES
+    if own_clock:  # it ran a moment ago
+        sized = timer.size(warm=False)
+        far = max(PRUNE_SIZED * best, HOST_BOUND_SECONDS) if best is not None else inf
+        if sized.seconds > far and not sized.disturbed:
+            sized = timer.size(warm=False)  # once more: a hiccup is no reason to drop the best of all
+        if sized.seconds > far and not sized.disturbed:
+            evidence |= {"disturbed": 0, "best_seconds": best, "sized_only": True}
+            return Outcome(solution, Phase.SCREEN, Status.PRUNED, (sized.seconds,), evidence)
     for _ in range(MAX_TRIES):
         taken = timer.sample(warm=not clean and not disturbed, screening=True)
         (disturbed if taken.disturbed else clean).append(taken.seconds)

@@ -28,6 +28,7 @@ class CpuBackend:
     name = "cpu"
     #: A CPU has no graphs: a launch is what a caller pays for.
     modes = ("eager",)
+    compiles_beside = False
     #: Idle threads of OpenBLAS spin for 2**26 cycles after a call, OpenMP's for milliseconds: on the cores
     #: that the next candidate is timed on. Here they sleep after some 50 us, between launches still awake.
     process_variables: ClassVar[Mapping[str, str]] = {

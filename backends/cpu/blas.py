@@ -114,6 +114,7 @@ class LibraryFamily(ABC):
     """What families without a compiled binary share."""
 
     name = ""
+    compiles = False
 
     def unavailable(self, environment: Environment) -> str | None:
         return None

@@ -7,7 +7,7 @@ every problem of those types; cache blocks and threads are run-time parameters. 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
@@ -46,6 +46,8 @@ _DOTS = {
 }
 #: Generic machines: 16-byte vectors and 16 registers.
 _GENERIC = CpuIsa("generic", "any", 16, 16, ("-march=native",))
+#: No cache block is of more elements.
+_LARGEST_BLOCK = 2**20
 
 
 class NativeFamily(ABC):
@@ -53,8 +55,14 @@ class NativeFamily(ABC):
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
+    compiles = True
     #: Names of the two tile parameters, in the order of the instantiation macro.
     tile_names: ClassVar[tuple[str, str]]
+    #: Names of texts and of numbers among the parameters, besides the tile's.
+    texts: ClassVar[tuple[str, ...]] = ("dot",)
+    numbers: ClassVar[tuple[str, ...]] = ("threads", "mc", "nc", "kc")
+    #: Cache blocks smaller than these take a hundred times as long as any that is worth trying.
+    least_blocks: ClassVar[Mapping[str, int]] = {"mc": 16, "nc": 16, "kc": 16}
 
     def unavailable(self, environment: Environment) -> str | None:
         return None if find_compiler() else missing()
@@ -81,6 +89,8 @@ class NativeFamily(ABC):
 
     def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
         p = solution.parameters
+        if (rule := self._malformed(solution)) is not None:
+            return rule
         rows, columns = (int(p[name] or 0) for name in self.tile_names)
         dot, threads = str(p["dot"]), int(p["threads"] or 0)
         isa = isa_of(environment.partition)[0] or _GENERIC
@@ -88,10 +98,25 @@ class NativeFamily(ABC):
             return f"threads must be between 1 and the {environment.units} cores, not {threads}"
         if dot not in dots(problem, environment):
             return f"dot {dot!r} needs another input type or ISA: {problem.dtype_a}, {environment.partition}"
-        for name in ("mc", "nc", "kc"):
-            if name in p and int(p[name] or 0) < 1:
-                return f"{name} must be at least 1, not {p[name]}"
+        for name, least in self.least_blocks.items():
+            if not least <= int(p[name] or 0) <= _LARGEST_BLOCK:
+                return f"{name} must be from {least} to {_LARGEST_BLOCK}, not {p[name]}"
         return self._illegal_tile(problem, rows, columns, lanes(problem, isa), isa.vector_registers)
+
+    def _malformed(self, solution: Solution) -> str | None:
+        """What is wrong with the parameters themselves: imported ones may be anything, and source is made of
+        them."""
+        p, numbers = solution.parameters, (*self.tile_names, *self.numbers)
+        if solution.version != self.version:
+            return f"version {solution.version} of {self.name} is another kernel; this is {self.version}"
+        if set(p) != {*numbers, *self.texts}:
+            return f"a {self.name} solution has the parameters {', '.join((*numbers, *self.texts))}"
+        for name, value in p.items():
+            if name in self.texts and not isinstance(value, str):
+                return f"{name} must be a text, not {value!r}"
+            if name in numbers and (isinstance(value, bool) or not isinstance(value, int)):
+                return f"{name} must be a whole number, not {value!r}"
+        return None
 
     def compile(
         self, problem: GemmProblem, solution: Solution, environment: Environment, cache: BinaryCache
@@ -172,7 +197,9 @@ def lanes(problem: GemmProblem, isa: CpuIsa) -> int:
 
 
 class PackedFamily(NativeFamily):
-    """Parameters: dot, mr, nr (register tile), mc, nc, kc (cache blocks), threads."""
+    """Goto's blocked GEMM: panels packed to the caches' sizes.
+
+    Parameters: dot, mr, nr (register tile), mc, nc, kc (cache blocks), threads."""
 
     name = "packed"
     tile_names = ("mr", "nr")
@@ -207,8 +234,10 @@ class PackedFamily(NativeFamily):
 
 
 class StreamFamily(NativeFamily):
-    """Parameters: dot, rm, nb (register tile), mc (rows kept before their epilogue), kc (chunk of k), nc
-    (bytes prefetched ahead), threads. Only where the rows or the columns are few."""
+    """Few rows or columns: the large operand is read once, in place.
+
+    Parameters: dot, rm, nb (register tile), mc (rows kept before their epilogue), kc (chunk of k), nc
+    (bytes prefetched ahead), threads."""
 
     name = "stream"
     tile_names = ("rm", "nb")

@@ -14,10 +14,13 @@ from backends.cuda.compiler import nvrtc_build
 from backends.cuda.cublas import Cublas
 from backends.cuda.cublaslt import CublasLt, CublasLtHeuristic, first_heuristic
 from backends.cuda.driver import DriverMissing, api, check
+from backends.cuda.own import own_families
 from backends.cuda.padded import PaddedCublasLt
 from backends.cuda.torch_gemm import TorchMatmul, import_torch, torch_build
+from backends.cuda.triton_family import CudaTritonGemm, CudaTritonPersistent, CudaTritonSplitK
 from backends.environment import Environment
 from backends.errors import DeviceLost, GemmtuneError, UnsupportedProblem
+from backends.kernels.triton.compiler import usable_build
 from backends.problem import GemmProblem, from_linear
 from backends.protocol import Baseline, Device, Family, Probe
 from backends.solution import Solution
@@ -32,16 +35,20 @@ SETTINGS = (
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
     "TORCH_BLAS_PREFER_CUBLASLT",
 )
-#: In the order that a search takes turns.
-_FAMILIES = (CublasLt, CublasLtHeuristic, PaddedCublasLt, Cublas, TorchMatmul)
+#: In the order that a search takes turns; our own kernels follow.
+_FAMILIES = (
+    CublasLt, CublasLtHeuristic, PaddedCublasLt, Cublas, TorchMatmul,
+    CudaTritonGemm, CudaTritonSplitK, CudaTritonPersistent,
+)  # fmt: skip
 
 
 class CudaBackend:
-    """NVIDIA's libraries, and torch's own call where torch is installed."""
+    """NVIDIA's libraries, torch's own call where torch is installed, and kernels of our own."""
 
     name = "cuda"
     #: A graph's replay leaves out the host, which eager users pay and servers do not.
     modes = ("graph", "eager")
+    compiles_beside = True
     #: Devices are numbered as NVML and nvidia-smi number them.
     process_variables: ClassVar[Mapping[str, str]] = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
@@ -168,13 +175,15 @@ def library_builds() -> tuple[Mapping[str, str], tuple[str, ...]]:
         notes.append(f"nvmath-python is not installed ({error}): no cuBLAS; pip install 'gemmtune[cuda]'")
     except Exception as error:  # the loader's own: the bindings are there, the library is not
         notes.append(f"cuBLAS does not load ({type(error).__name__}: {error}); pip install 'gemmtune[cuda]'")
-    build, torch = nvrtc_build(), torch_build()
+    build, torch, triton = nvrtc_build(), torch_build(), usable_build()
     if build is None:
         notes.append("NVRTC does not load: nothing of our own compiles; pip install 'gemmtune[cuda]'")
     else:
         libraries["nvrtc"] = build
     if torch is not None:
         libraries["torch"] = torch
+    if triton is not None:
+        libraries["triton"] = triton
     settings = [f"{name}={os.environ[name]}" for name in SETTINGS if os.environ.get(name)]
     if settings:
         libraries["settings"] = " ".join(settings)
@@ -184,4 +193,5 @@ def library_builds() -> tuple[Mapping[str, str], tuple[str, ...]]:
 @lru_cache(maxsize=1)
 def _families() -> Mapping[str, Family]:
     made: list[Family] = [family() for family in _FAMILIES]
+    made += own_families()
     return {family.name: family for family in made}

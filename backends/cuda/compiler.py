@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -9,9 +10,19 @@ from typing import Any
 
 from backends.cache import BinaryCache
 from backends.errors import CompileError, CompilerMissing
+from backends.kernels import resources
+from backends.kernels.resources import Resources
 
 KERNELS = Path(__file__).parent / "kernels"
 _FLAGS = ("--std=c++17",)
+#: Has ptxas say what it gave each entry point.
+_TELL = "--ptxas-options=-v"
+_ENTRY = re.compile(r"Compiling entry function '(\w+)'")
+_REGISTERS = re.compile(r"Used (\d+) registers")
+_SHARED = re.compile(r"(\d+) bytes smem")
+_SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+#: What a unit without a file is called.
+UNIT = "unit.cu"
 
 
 @lru_cache(maxsize=1)
@@ -44,9 +55,48 @@ def compile_cubin(
     key, texts, flags = _inputs(source, arch, tuple(sorted((defines or {}).items())))
 
     def build(path: Path) -> None:
-        path.write_bytes(_compile(source, texts, flags))
+        path.write_bytes(_compile(source, texts, flags)[0])
 
     return cache.get(key, ".cubin") or cache.put(key, ".cubin", build)
+
+
+def compile_unit(unit: str, headers: Path, arch: str, cache: BinaryCache) -> Path:
+    """A translation unit (its text) that includes headers of a folder; what its kernels take lies beside
+    (resources.read()). Raises as compile_cubin()."""
+    texts = {**_headers(headers), UNIT: unit}
+    flags = [f"--gpu-architecture={arch}", *_FLAGS, _TELL]
+    key = BinaryCache.key(texts, arch, f"nvrtc {nvrtc_build()}", flags)
+    found = cache.get(key, ".cubin")
+    if found is not None and cache.get(key, resources.SUFFIX) is not None:
+        return found
+    cubin, log = _compile(UNIT, texts, flags)
+    cache.put(key, resources.SUFFIX, lambda path: resources.write(path, told(log)))
+    return cache.put(key, ".cubin", lambda path: _write(path, cubin))
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
+def told(log: str) -> dict[str, Resources]:
+    """What ptxas -v says of each entry point: shared memory is what is declared, not what a launch adds."""
+    _, *parts = _ENTRY.split(log)
+    return {name: _told(text) for name, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def _told(text: str) -> Resources:
+    registers, shared, spills = (each.search(text) for each in (_REGISTERS, _SHARED, _SPILLS))
+    return Resources(
+        int(registers[1]) if registers else None,
+        int(shared[1]) if shared else 0,
+        int(spills[1]) + int(spills[2]) if spills else None,
+    )
+
+
+@lru_cache(maxsize=8)
+def _headers(folder: Path) -> Mapping[str, str]:
+    """An installation's headers do not change while it runs."""
+    return {path.name: path.read_text() for path in sorted(folder.glob("*.h"))}
 
 
 @lru_cache(maxsize=64)
@@ -61,7 +111,8 @@ def _inputs(
     return BinaryCache.key(texts, arch, f"nvrtc {nvrtc_build()}", flags), texts, flags
 
 
-def _compile(source: str, texts: Mapping[str, str], flags: list[str]) -> bytes:
+def _compile(source: str, texts: Mapping[str, str], flags: list[str]) -> tuple[bytes, str]:
+    """The cubin and the compiler's log."""
     api = nvrtc()
     headers = {name: text for name, text in texts.items() if name != source}
     _, program = _checked(
@@ -74,18 +125,29 @@ def _compile(source: str, texts: Mapping[str, str], flags: list[str]) -> bytes:
     try:
         result = api.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
         if result[0].name != "NVRTC_SUCCESS":
-            _, size = api.nvrtcGetProgramLogSize(program)
-            log = b" " * size
-            api.nvrtcGetProgramLog(program, log)
-            text = log.decode(errors="replace").rstrip("\0 \n")
+            text = _log(program)
             first = next((line for line in text.splitlines() if "error" in line), result[0].name)
             raise CompileError(f"NVRTC refuses {source}: {first}", text)
         _, size = _checked(api.nvrtcGetCUBINSize(program), "nvrtcGetCUBINSize")
-        cubin = b" " * size
+        cubin = _buffer(size)
         _checked(api.nvrtcGetCUBIN(program, cubin), "nvrtcGetCUBIN")
-        return bytes(cubin)
+        return cubin[:size], _log(program)
     finally:
         api.nvrtcDestroyProgram(program)
+
+
+def _log(program: Any) -> str:
+    api = nvrtc()
+    _, size = api.nvrtcGetProgramLogSize(program)
+    log = _buffer(size)
+    api.nvrtcGetProgramLog(program, log)
+    return log[:size].decode(errors="replace").rstrip("\0 \n")
+
+
+def _buffer(size: int) -> bytes:
+    """Bytes for NVRTC to write into. Never a single one: of those Python has one object each, which everybody
+    else's texts are made of (an empty log is one byte)."""
+    return bytes(max(size, 2))
 
 
 def _checked(result: tuple[Any, ...], what: str) -> tuple[Any, ...]:

@@ -37,6 +37,8 @@ DEFAULT = -1
 _ALGORITHMS = tuple(range(24))
 _TENSOR_ALGORITHMS = tuple(range(99, 116))
 _INT32_MAX = 2**31 - 1
+#: No workspace of cuBLAS is larger than this one.
+_MOST_BYTES = 2**30
 _PARAMETERS = {"routine", "algo", "workspace"}
 
 
@@ -85,8 +87,8 @@ class Cublas(LibraryFamily):
             if capability(environment) >= 80:
                 return f"algo must be {DEFAULT} from sm_80 on, where no other has an effect; not {algo!r}"
             return f"algo {algo!r} is no cublasGemmAlgo_t for {p.dtype_a}"
-        if isinstance(workspace, bool) or not isinstance(workspace, int) or workspace < 0:
-            return f"workspace must be a number of bytes from 0, not {workspace!r}"
+        if isinstance(workspace, bool) or not isinstance(workspace, int) or not 0 <= workspace <= _MOST_BYTES:
+            return f"workspace must be a number of bytes from 0 to {_MOST_BYTES}, not {workspace!r}"
         return _misaligned(p)
 
     def load(

@@ -30,7 +30,7 @@ from backends.cuda.cublaslt_algorithms import (
     neighbours,
     spread,
 )
-from backends.cuda.cublaslt_call import MatmulCall, lt, read_algorithms, types
+from backends.cuda.cublaslt_call import MOST_HEURISTICS, MatmulCall, lt, read_algorithms, types
 from backends.cuda.library import MOST_SHARES, LibraryFamily, call
 from backends.cuda.numbers import COMPUTE_TYPES, DATA_TYPES
 from backends.dtypes import DTYPES
@@ -66,6 +66,8 @@ def unsupported(p: GemmProblem) -> str | None:
         return f"cuBLASLt has no {p.dtype_a} x {p.dtype_b} -> {p.dtype_d} in {p.compute}"
     if p.beta != "zero" and p.dtype_c not in DATA_TYPES:
         return f"cuBLASLt reads no C of {p.dtype_c}"
+    if p.beta != "zero" and p.dtype_d in _FP8 and p.dtype_c not in ("bf16", "fp16"):
+        return f"cuBLASLt adds a C of 16 bits to a D of 8-bit floats, not {p.dtype_c}"
     if p.activation not in ("none", "relu", "gelu"):
         return f"cuBLASLt fuses relu and gelu, not {p.activation}"
     if p.bias is not None and p.bias_axis != "m":
@@ -290,8 +292,13 @@ class CublasLtHeuristic(CublasLt):
 
     def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
         rank, limit = (solution.parameters.get(name) for name in ("rank", "workspace_limit"))
-        if len(solution.parameters) != 2 or not isinstance(rank, int) or not isinstance(limit, int):
+        numbers = all(isinstance(n, int) and not isinstance(n, bool) for n in (rank, limit))
+        if len(solution.parameters) != 2 or not numbers:
             return f"a {self.name} solution has the numbers rank and workspace_limit"
+        if not (0 <= int(rank or 0) < MOST_HEURISTICS and 0 <= int(limit or 0) < 2**63):
+            return (
+                f"rank is from 0 to {MOST_HEURISTICS - 1} and workspace_limit from 0, not {rank} and {limit}"
+            )
         return unsupported(problem) or self.another_build(solution, environment)
 
     def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:

@@ -6,7 +6,7 @@ cuda-bindings is imported on first use: a machine without it, or without a drive
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -122,6 +122,28 @@ class Function:
         cu = api()
         attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         check(cu.cuFuncSetAttribute(self._handle, attribute, size), f"cuFuncSetAttribute of {self.name}")
+
+    def attribute(self, name: str) -> int:
+        """CU_FUNC_ATTRIBUTE_NAME: NUM_REGS, LOCAL_SIZE_BYTES, SHARED_SIZE_BYTES, ..."""
+        cu = api()
+        member = getattr(cu.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{name}")
+        return int(check(cu.cuFuncGetAttribute(member, self._handle), f"{name} of {self.name}"))
+
+    def blocks_per_unit(self, threads: int, shared: int) -> int:
+        """Blocks of this size that a multiprocessor holds at once."""
+        found = api().cuOccupancyMaxActiveBlocksPerMultiprocessor(self._handle, threads, shared)
+        return int(check(found, f"occupancy of {self.name}"))
+
+    def resources(self, threads: int, shared: int) -> Mapping[str, int]:
+        """What it takes launched in such blocks, with so many bytes of dynamic shared memory
+        (protocol.CompiledKernel)."""
+        return {
+            "registers": self.attribute("NUM_REGS"),
+            "local_bytes": self.attribute("LOCAL_SIZE_BYTES"),
+            "shared_bytes": self.attribute("SHARED_SIZE_BYTES") + shared,
+            "threads": threads,
+            "blocks_per_unit": self.blocks_per_unit(threads, shared),
+        }
 
     def pack(self, *arguments: Any) -> Arguments:
         """Arguments (ctypes values) made ready once for many launches."""

@@ -106,6 +106,7 @@ class LibraryFamily(ABC):
     library = ""
     #: The library as a message calls it.
     title = ""
+    compiles = False
 
     def unavailable(self, environment: Environment) -> str | None:
         return None if environment.libraries.get(self.library) else f"{self.title} is not installed"
@@ -125,6 +126,8 @@ class LibraryFamily(ABC):
     def another_build(self, solution: Solution, environment: Environment) -> str | None:
         """The rule that a solution of another build breaks: its parameters mean nothing to this one."""
         here = environment.libraries.get(self.library)
+        if solution.version != self.version:
+            return f"version {solution.version} of {self.name} is unknown; this is {self.version}"
         if solution.build == here:
             return None
         return f"a solution of {self.title} {solution.build} means nothing to {here}"

@@ -34,13 +34,14 @@ from service.commands.common import (
     print_json,
     workspace_limit,
 )
-from service.formats import READERS, WRITERS, ExportRefused
+from service.formats import READERS, WRITERS, ExportRefused, ReadOptions
+from service.formats.base import TOKENS
 from service.remote import Remote
 from service.settings import Settings
 from service.startup import open_database
+from tuners.budget import Budget, Search
 from tuners.decide import DecisionRule
 from tuners.policy import MeasurementPolicy
-from tuners.session import Budget, Search
 
 
 def best(
@@ -149,16 +150,30 @@ def import_file(
     tune: Annotated[
         bool, typer.Option("--tune", help="Also have its problems tuned by the service.")
     ] = False,
+    tp: Annotated[
+        int, typer.Option("--tp", help="Of a model's config.json: devices that share each layer.")
+    ] = 1,
+    tokens: Annotated[
+        str | None,
+        typer.Option(help="Of a model's config.json: rows of activations, such as 1,16,2048."),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Of a model's weights and activations, where not its own.")
+    ] = None,
     server: Server = None,
     as_json: Json = False,
 ) -> None:
     """Store a file's problems, and what it claims or measured. Exit code 3: some lines were rejected."""
+    ladder = _tokens(tokens)
     if server is not None:
         with Remote(server) as remote:
-            path = f"/v1/imports/{format_name or 'auto'}"
-            answer = remote.upload(path, file, device=device, tune=tune or None, source=file.name)
+            answer = remote.upload(
+                f"/v1/imports/{format_name or 'auto'}", file, device=device, tune=tune or None,
+                source=file.name, tensor_parallel=tp if tp != 1 else None,
+                tokens=None if tokens is None else list(ladder), dtype=dtype,
+            )  # fmt: skip
     else:
-        answer = _import_here(file, format_name, device, tune)
+        answer = _import_here(file, format_name, device, tune, ReadOptions(file.name, tp, ladder, dtype))
     if as_json:
         print_json(answer)
     else:
@@ -168,12 +183,23 @@ def import_file(
         raise typer.Exit(PARTLY if kept else BAD_INPUT)
 
 
-def _import_here(file: Path, format_name: str | None, device: str | None, tune: bool) -> Any:
+def _tokens(text: str | None) -> tuple[int, ...]:
+    if text is None:
+        return TOKENS
+    parts = text.split(",")
+    if not all(part.strip().isascii() and part.strip().isdigit() and len(part) < 12 for part in parts):
+        raise InvalidProblem(f"--tokens {text[:80]!r} must be whole numbers, such as 1,16,2048")
+    return tuple(int(part) for part in parts)
+
+
+def _import_here(
+    file: Path, format_name: str | None, device: str | None, tune: bool, options: ReadOptions
+) -> Any:
     settings = Settings()
     engine = open_database(settings)
     try:
         with file.open("rb") as stream:
-            done = imports.import_file(engine, stream, str(file), format_name, device, file.name)
+            done = imports.import_file(engine, stream, str(file), format_name, device, file.name, options)
     except OSError as error:
         raise StorageError(f"cannot read {file}: {error.strerror or error}") from error
     answer = done.to_dict()

@@ -42,13 +42,13 @@ from service.requests import request_content
 from service.settings import Settings
 from service.startup import open_database
 from service.store import DirectStore
+from tuners.budget import Budget, Search
 from tuners.campaign import Campaign, Finished, Result, Skipped
 from tuners.ceilings import CeilingStore
 from tuners.decide import DecisionRule
 from tuners.journal import Journal
 from tuners.policy import MeasurementPolicy
 from tuners.runner import DeviceRunner
-from tuners.session import Budget, Search
 from tuners.strategies import STRATEGIES
 
 

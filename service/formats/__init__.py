@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from os import PathLike
 
 from service.formats import base
+from service.formats.aiter import Aiter, AiterUntuned
+from service.formats.aiter_log import AiterLog
 from service.formats.base import (
     ByteStream,
     Claim,
@@ -18,8 +20,12 @@ from service.formats.base import (
     ImportedClaim,
     ImportedProblem,
     ImportedSession,
+    ReadOptions,
     Rejected,
 )
+from service.formats.block_fp8 import BlockFp8
+from service.formats.block_fp8_writer import SglangBlockFp8, VllmBlockFp8
+from service.formats.c_header import CHeader
 from service.formats.cublas_log import CublasLog
 from service.formats.cublaslt_log import CublasLtLog
 from service.formats.export import (
@@ -30,9 +36,13 @@ from service.formats.export import (
     Writer,
 )
 from service.formats.hipblaslt_log import HipblasltLog
+from service.formats.hipblaslt_override import HipblasltOverride
+from service.formats.inductor import InductorTable
 from service.formats.journal import JournalLines
+from service.formats.model_config import ModelConfig
 from service.formats.own_csv import Csv
 from service.formats.own_json import Json, JsonLines
+from service.formats.rocblas_override import RocblasOverride
 from service.formats.rocblas_profile import RocblasProfile
 from service.formats.tunableop import TunableOp, TunableOpUntuned
 
@@ -54,6 +64,7 @@ __all__ = [
     "ImportedClaim",
     "ImportedProblem",
     "ImportedSession",
+    "ReadOptions",
     "Rejected",
     "Writer",
     "read_file",
@@ -67,7 +78,14 @@ _READERS: tuple[Format, ...] = (
     CublasLog(),
     HipblasltLog(),
     RocblasProfile(),
+    AiterLog(),
+    Aiter(),
+    AiterUntuned(),
+    HipblasltOverride(),
+    RocblasOverride(),
+    BlockFp8(),
     JournalLines(),
+    ModelConfig(),
     JsonLines(),
     Json(),
     Csv(),
@@ -75,6 +93,13 @@ _READERS: tuple[Format, ...] = (
 
 _WRITERS: tuple[Writer, ...] = (
     TunableOp(),  # one line a format
+    HipblasltOverride(),
+    RocblasOverride(),
+    Aiter(),
+    VllmBlockFp8(),
+    SglangBlockFp8(),
+    InductorTable(),
+    CHeader(),
     JsonLines(),
     Json(),
     Csv(),
@@ -88,12 +113,19 @@ FORMATS = READERS
 WRITERS: Mapping[str, Writer] = {writer.name: writer for writer in _WRITERS}
 
 
-def read_file(path: str | PathLike[str], format_name: str | None = None) -> Imported:
+def read_file(
+    path: str | PathLike[str], format_name: str | None = None, options: ReadOptions = base.DEFAULTS
+) -> Imported:
     """Reads `path` in the named format, or in the one its first lines show. Raises ReadError."""
-    return base.read_file(path, READERS, format_name)
+    return base.read_file(path, READERS, format_name, options)
 
 
-def read_stream(stream: ByteStream, name_shown: str, format_name: str | None = None) -> Imported:
+def read_stream(
+    stream: ByteStream,
+    name_shown: str,
+    format_name: str | None = None,
+    options: ReadOptions = base.DEFAULTS,
+) -> Imported:
     """Reads a binary stream (an upload, a buffer) to its end in the named format, or in the one its first
     lines show; messages call it `name_shown`. Raises ReadError."""
-    return base.read_stream(stream, name_shown, READERS, format_name)
+    return base.read_stream(stream, name_shown, READERS, format_name, options)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import BufferedReader, FileIO
-from os import PathLike, fspath
+from os import PathLike, fsdecode, fspath
+from os.path import basename as base_name
 from typing import Any, Protocol, runtime_checkable
 
 from backends.environment import DeviceClass, Environment
@@ -37,11 +38,13 @@ _BOM = b"\xef\xbb\xbf"
 _PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Claim:
     """What a results row says of its problem: `solution` is the fastest (None: the stack's own default), in
     `seconds` a call where the row says so. `row` holds all that an export of gemmtune's own said; one that is
-    flat says its `device`, `policy_id` and figures (`said`, named as in `row`), each where it has it."""
+    flat says its `device`, `policy_id` and figures (`said`, named as in `row`), each where it has it. `arch`,
+    `units` and `product` are what a row says of its device that does not name the whole class ("" and 0:
+    nothing); a product as its tool spells it, with blanks, dashes or underscores."""
 
     solution: Solution | None
     seconds: float | None
@@ -49,6 +52,9 @@ class Claim:
     device: DeviceClass | None = None
     policy_id: str = ""
     said: Mapping[str, Any] | None = None
+    arch: str = ""
+    units: int = 0
+    product: str = ""
 
     @property
     def found_on(self) -> DeviceClass | None:
@@ -101,7 +107,7 @@ class ImportedSession:
     result: Mapping[str, Any] | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ImportedProblem:
     """A distinct problem: how often the file asked for it, and every distinct key text it had."""
 
@@ -110,9 +116,9 @@ class ImportedProblem:
     keys: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ImportedClaim:
-    """A results row: the first of its key, as its stack would take it."""
+    """A results row: the one of its key that its stack would take."""
 
     problem: GemmProblem
     key: str
@@ -137,6 +143,31 @@ class Imported:
     sessions: list[ImportedSession] = field(default_factory=list)
     rejected_more: int = 0
 
+
+#: Rows of activations that a model's shapes are made with, unless told: decoding, then prefill.
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What a file does not say itself: its name (some tools say in it what the rows are about), and of a
+    model's description how it is run: `tensor_parallel` devices share each layer, `tokens` rows of
+    activations (batch x sequence), `dtype` the type of weights and activations where it is not the
+    description's own."""
+
+    file_name: str = ""
+    tensor_parallel: int = 1
+    tokens: tuple[int, ...] = TOKENS
+    dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.tensor_parallel <= 1024:
+            raise ReadError(f"tensor_parallel must be from 1 to 1024, not {self.tensor_parallel}")
+        if not self.tokens or len(self.tokens) > 1000 or not all(1 <= t < 2**31 for t in self.tokens):
+            raise ReadError("tokens must be 1 to 1000 whole numbers, each from 1 to 2147483647")
+
+
+DEFAULTS = ReadOptions()
 
 #: What a reader yields.
 Found = Entry | Rejected | Header | ImportedSession
@@ -171,6 +202,23 @@ class LongLines(Protocol):
     @property
     def max_line(self) -> int:
         """Longest line in bytes, without its newline."""
+
+
+@runtime_checkable
+class LastWins(Protocol):
+    """What a format of tuned rows is besides, whose tool takes the last of rows with one key."""
+
+    @property
+    def last_wins(self) -> bool:
+        """True."""
+
+
+@runtime_checkable
+class Told(Protocol):
+    """What a format is besides, that reads more out of a file when it is told what the file does not say."""
+
+    def read_told(self, lines: Iterable[bytes], options: ReadOptions) -> Iterator[Found]:
+        """As Format.read(), which takes the defaults."""
 
 
 class ByteStream(Protocol):
@@ -224,7 +272,10 @@ def printable(text: str | bytes, most: int = MAX_TEXT) -> str:
     """At most `most` characters of `text`; whatever a terminal might obey is escaped."""
     if isinstance(text, bytes):
         text = text[: 4 * most].decode("utf-8", "backslashreplace")
-    escaped = (c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text[:most])
+    text = text[:most]
+    if text.isprintable():
+        return text
+    escaped = (c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
     return "".join(escaped)[:most]
 
 
@@ -237,7 +288,10 @@ def rejected(line: int, reason: object, text: str | bytes = "") -> Rejected:
 
 
 def read_file(
-    path: str | PathLike[str], formats: Mapping[str, Format], format_name: str | None = None
+    path: str | PathLike[str],
+    formats: Mapping[str, Format],
+    format_name: str | None = None,
+    options: ReadOptions = DEFAULTS,
 ) -> Imported:
     """Reads `path` in the named format, or in the first of `formats` that recognises it.
 
@@ -247,12 +301,17 @@ def read_file(
     shown = printable(fspath(path))
     if "\0" in fspath(path):
         raise ReadError(f"{shown} is no file name: it holds a NUL character")
+    options = options if options.file_name else replace(options, file_name=base_name(fsdecode(path)))
     with _told(shown), BufferedReader(FileIO(path), HEAD) as stream:
-        return read_stream(stream, shown, formats, format_name)
+        return read_stream(stream, shown, formats, format_name, options)
 
 
 def read_stream(
-    stream: ByteStream, name_shown: str, formats: Mapping[str, Format], format_name: str | None = None
+    stream: ByteStream,
+    name_shown: str,
+    formats: Mapping[str, Format],
+    format_name: str | None = None,
+    options: ReadOptions = DEFAULTS,
 ) -> Imported:
     """Reads a binary stream to its end as read_file() reads a file; messages call it `name_shown`."""
     _check_name(format_name, formats)
@@ -261,7 +320,7 @@ def read_stream(
         head = stream.read(HEAD)
         _check_head(head, shown)
         name = _detect(head, shown, formats) if format_name is None else format_name
-        return collect(formats[name], _Rejoined(head, stream))
+        return collect(formats[name], _Rejoined(head, stream), options)
 
 
 @contextmanager
@@ -290,7 +349,13 @@ class _Rejoined:
         return head or self._rest.read(size)
 
 
-@dataclass
+def superseded(earlier: ImportedClaim, line: int) -> Rejected:
+    """A row of whose key a later line has one that its tool uses."""
+    reason = f"line {line} has the same key and comes after it, so the last one is used"
+    return rejected(earlier.line, reason, earlier.key)
+
+
+@dataclass(slots=True)
 class _Asked:
     """How often a problem was asked for, and under which keys."""
 
@@ -298,7 +363,7 @@ class _Asked:
     keys: dict[str, None] = field(default_factory=dict)
 
 
-def collect(fmt: Format, stream: ByteStream) -> Imported:
+def collect(fmt: Format, stream: ByteStream, options: ReadOptions = DEFAULTS) -> Imported:
     """Reads the whole stream in one format. Passes on the OSError of a failing read."""
     lines = 0
 
@@ -312,15 +377,21 @@ def collect(fmt: Format, stream: ByteStream) -> Imported:
     asked: dict[GemmProblem, _Asked] = {}
     bad: list[Rejected] = []
     more = 0
-    claims: list[ImportedClaim] = []
+    claims: dict[object, ImportedClaim] = {}
+    replaces = isinstance(fmt, LastWins)
     header: dict[str, str] = {}
     sessions: list[ImportedSession] = []
-    for found in fmt.read(counted()):
+
+    def reject(found: Rejected) -> None:
+        nonlocal more
+        if len(bad) < MAX_REJECTED:
+            bad.append(found)
+        else:
+            more += 1
+
+    for found in fmt.read_told(counted(), options) if isinstance(fmt, Told) else fmt.read(counted()):
         if isinstance(found, Rejected):
-            if len(bad) < MAX_REJECTED:
-                bad.append(found)
-            else:
-                more += 1
+            reject(found)
         elif isinstance(found, Header):
             header |= found.values
         elif isinstance(found, ImportedSession):
@@ -329,13 +400,19 @@ def collect(fmt: Format, stream: ByteStream) -> Imported:
             known = asked.get(found.problem)
             if known is None:
                 known = asked[found.problem] = _Asked()
-            known.count += found.count
             if found.key:
                 known.keys[found.key] = None
             if found.claim is not None:
-                claims.append(ImportedClaim(found.problem, found.key, found.line, found.claim))
+                place = (found.problem, found.key) if replaces else len(claims)
+                earlier = claims.pop(place, None)
+                claims[place] = ImportedClaim(found.problem, found.key, found.line, found.claim)
+                if earlier is not None:
+                    reject(superseded(earlier, found.line))
+                    continue
+            known.count += found.count
     problems = [ImportedProblem(p, known.count, tuple(known.keys)) for p, known in asked.items()]
-    return Imported(fmt.name, problems, bad, lines, claims, header, sessions, more)
+    bad.sort(key=lambda found: found.line)
+    return Imported(fmt.name, problems, bad, lines, list(claims.values()), header, sessions, more)
 
 
 def _check_name(format_name: str | None, formats: Mapping[str, Format]) -> None:

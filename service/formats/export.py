@@ -90,20 +90,21 @@ class ExportOptions:
 @dataclass
 class ExportReport:
     """Filled while an export is written, and whole once its last piece is: rows `written`, and rows
-    `omitted`, counted by reason, with the slugs of a few problems as `examples`."""
+    `omitted`, counted by reason, with the slugs of a few problems as `examples` (where another row stands for
+    one in the file, that row's problem as well)."""
 
     written: int = 0
     omitted: dict[str, int] = field(default_factory=dict)
     examples: dict[str, list[str]] = field(default_factory=dict)
 
-    def omit(self, reason: str, problem: GemmProblem) -> None:
-        """Counts a row that was left out."""
+    def omit(self, reason: str, problem: GemmProblem, kept: GemmProblem | None = None) -> None:
+        """Counts a row that was left out, for `kept` where the target tells the two not apart."""
         if reason not in self.omitted and len(self.omitted) >= MAX_REASONS:
             reason = _OTHERS
         self.omitted[reason] = self.omitted.get(reason, 0) + 1
         named = self.examples.setdefault(reason, [])
         if len(named) < MAX_EXAMPLES:
-            named.append(problem.slug)
+            named.append(problem.slug if kept is None else f"{problem.slug} ({kept.slug} stands for it)")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values: {"written", "omitted": {reason: {"count", "examples"}}}."""

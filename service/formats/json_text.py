@@ -89,6 +89,8 @@ def kind_of(head: bytes) -> str | None:
         return "document"
     if "session" in found and "type" in found:
         return "journal"
+    if "model_type" in found or "architectures" in found:  # a model's config.json
+        return None
     return "document" if "problems" in found or "rows" in found else "line"
 
 

@@ -27,6 +27,7 @@ from backends.errors import InvalidProblem, ReadError
 from backends.problem import GemmProblem
 from backends.solution import Solution
 from backends.wire import problem_from_wire
+from service.formats import aiter_table
 from service.formats.base import MAX_LINE, Claim, Entry, Rejected, decode_lines, printable, rejected
 from service.formats.export import IMPORTED, ExportOptions, ExportRefused, ExportReport, ExportRow
 from service.formats.json_text import BadJsonError, decode
@@ -93,6 +94,8 @@ class Csv:
         """Whether the first line is a header with the columns that a problem needs."""
         line = head.removeprefix(b"\xef\xbb\xbf").lstrip(b" \t\r\n").partition(b"\n")[0]
         if b"\0" in line or len(line) > MAX_LINE:
+            return False
+        if aiter_table.kind_of(head) is not None:  # its tables have the columns M, N and K as well
             return False
         names = _names(line.decode("utf-8", "replace"))[0]
         return all(name in names for name in _NEEDED)

@@ -1,4 +1,5 @@
-"""What the logs of hipBLASLt and rocBLAS share: type names, whole numbers, scalars, operation letters.
+"""What the logs and override files of hipBLASLt and rocBLAS share: type names, whole numbers, scalars,
+operation letters, and the note that an override file written here begins with.
 
 Source: hipDataType_to_bench_string of hipBLASLt and rocblas_datatype_string of rocBLAS.
 `f8_r` and `bf8_r` are the OCP formats; the FNUZ formats of MI300 say so in their names.
@@ -74,3 +75,20 @@ def accumulator(text: str, name: str, known: Mapping[str, str]) -> str:
     if found is None:
         raise BadLineError(f"{name} {quote(text)} is not supported; supported: {', '.join(known)}")
     return found
+
+
+# ---- the note of an override file ----------------------------------------------------------------
+
+_NOTE = re.compile(r"#[ \t]*(hipBLASLt|rocBLAS)[ \t]+([^\s,]{1,100})(?:[ \t].*)?")
+
+
+def build_note(library: str, build: str, arch: str, units: str) -> str:
+    """What an override file says to people, and to a reader here, of where it holds: a line without a comma,
+    which both libraries pass over."""
+    return f"# {library} {build} on {arch} with {units} CUs"
+
+
+def noted_build(text: str, library: str) -> str | None:
+    """The build that such a line names; None where it is no note of that library."""
+    found = _NOTE.fullmatch(text)
+    return None if found is None or found[1] != library else found[2]

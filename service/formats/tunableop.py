@@ -16,6 +16,9 @@ every line is read on its own:
     ScaledGemmTunableOp_<A>_<B>_<C>_TN,tn_<m>_<n>_<k>[_ld_...][_rw_<0|1>[_bias_<None|type>]]
     ScaledGemmTunableOp_<A>_<B>_<C>_TN,tn_<m>_<n>_<k>_ld_..._a_<type>_b_<type>_c_<type>_as_<type>
         _bs_<type>_ast_<0|1>_bst_<0|1>_dscale_<0|1>_fast_<0|1>_bias_<None|type>         (one line)
+    GemmTunableOp_bfx9_TN,tn_<m>_<n>_<k>_ld_<lda>_<ldb>_<ldc>_compute_bf16x9_r      torch 2.15
+
+From torch 2.15 on a size may be `*`: such a row stands for many shapes, and is rejected.
 
 tunableop_signature.py says what a line without a part is taken as.
 """

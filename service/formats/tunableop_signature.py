@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from backends.problem import GemmProblem, from_blas
@@ -42,6 +43,8 @@ _SCALES = {
 #: Names that PyTorch may write and that no GEMM here has.
 _UNSUPPORTED = ("Float4_e2m1fn_x2", "Float8_e8m0fnu", "unknown")
 _SCALING_TYPES = {"0": "tensor", "1": "outer"}
+#: What ends the parameters of an fp32 GEMM that is computed in bf16x9.
+_COMPUTE = ("compute", "bf16x9", "r")
 
 _OPERATORS = ("GemmStridedBatched", "GemmAndBias", "ScaledGemm", "Gemm")
 _OPERATOR = re.compile(rf"({'|'.join(_OPERATORS)})TunableOp_(.*)_([A-Za-z]+)")
@@ -54,6 +57,7 @@ class BadLineError(Exception):
     """The line cannot be read; the message is the reason."""
 
 
+@lru_cache(maxsize=2**15)  # logs and tuned files repeat their signatures
 def parse_key(operator: str, parameters: str) -> GemmProblem:
     """The problem of two signatures. Raises BadLineError or InvalidProblem."""
     op, types, layout = operator_parts(operator)
@@ -65,6 +69,9 @@ def parse_key(operator: str, parameters: str) -> GemmProblem:
         call["batch"] = fields.number("batch")
     call |= _leading_dimensions(fields, call)
     call |= _scaled(types, fields, "lda" in call) if op == "ScaledGemm" else _plain(types, op)
+    if types == "bfx9" and fields.next_is(_COMPUTE[0]):
+        for label in _COMPUTE:
+            fields.expect(label)
     fields.end()
     return from_blas(**call)
 
@@ -110,6 +117,10 @@ class _Fields:
         """A positive decimal that fits a signed 64-bit integer, as PyTorch prints one."""
         text = self.take(what)
         if _NUMBER.fullmatch(text) is None:
+            if text == "*":
+                raise BadLineError(
+                    f"{what} is *: the row stands for many shapes, and says of none how fast it is"
+                )
             if text == "0":
                 raise BadLineError(f"{what} is 0; it must be at least 1")
             if _NUMBER.fullmatch(text.removeprefix("-")):
@@ -300,7 +311,8 @@ def build_key(p: GemmProblem, grammar: Grammar) -> str:
             raise NoKeyError("TunableOp adds a bias to one GEMM at a time, in the type of its operands")
         if not grammar.and_bias:
             raise NoKeyError("TunableOp has GEMMs with a bias from torch 2.5 on")
-    return f"{op}TunableOp_{_type_name(p, p.dtype_a, grammar)}_{upper},{parameters}"
+    compute = "_" + "_".join(_COMPUTE) if p.compute == "bf16x9" else ""
+    return f"{op}TunableOp_{_type_name(p, p.dtype_a, grammar)}_{upper},{parameters}{compute}"
 
 
 def _check_unrecorded(p: GemmProblem) -> None:
@@ -383,7 +395,9 @@ def fits(key: str, grammar: Grammar) -> bool:
         return _scaled_form(parameters) == grammar.scaled
     if operator.startswith("GemmAndBias") and not grammar.and_bias:
         return False
-    return ("_tf32_" not in operator or grammar.tf32) and ("_bfx9_" not in operator or grammar.bf16x9)
+    if "_bfx9_" in operator:
+        return grammar.bf16x9 and parameters.endswith("_".join(_COMPUTE))
+    return "_tf32_" not in operator or grammar.tf32
 
 
 def _scaled_form(parameters: str) -> str:

@@ -9,23 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 
 from backends.environment import Environment
 from backends.errors import InvalidProblem
+from backends.problem import GemmProblem
 from service.formats.export import ExportOptions, ExportRefused, ExportReport, ExportRow
+from service.formats.override import OmittedError, with_environments
 from service.formats.tunableop_signature import BadLineError, Grammar, NoKeyError, build_key, fits, parse_key
 from service.formats.tunableop_solution import BUILD_OF, DEFAULT, solution_name
 from service.formats.tunableop_target import Target, build_text, contradicts, parse_target, settle
 
-#: Lines in one piece of text, and environments whose judgement is remembered.
-_LINES, _ENVIRONMENTS = 256, 256
+#: Lines in one piece of text, and environments and solutions whose judgement and name are remembered.
+_LINES, _ENVIRONMENTS, _NAMES = 256, 256, 4096
 _SAME_KEY = "a row before it has the same key, and torch uses the first (the best one is to come first)"
 _CALLERS = {"WIN": False, "": False, "TIE": True, "LOSS": True}
-
-
-class _OmittedError(Exception):
-    """The row is left out; the message is the reason, and is the same for all rows like it."""
 
 
 @dataclass
@@ -37,8 +34,9 @@ class Sheet:
     ties: str
     workspace_limit: int | None
     _grammar: Grammar = field(init=False)
-    _written: set[str] = field(default_factory=set)
+    _written: dict[str, GemmProblem] = field(default_factory=dict)
     _judged: dict[int, tuple[Environment, str | None]] = field(default_factory=dict)
+    _names: dict[tuple[str, str | None], str | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._grammar = self.target.grammar
@@ -47,14 +45,9 @@ class Sheet:
     def open(cls, rows: Iterable[ExportRow], options: ExportOptions) -> tuple[Sheet, Iterable[ExportRow]]:
         """The sheet that was asked for, and all the rows again. Raises ExportRefused."""
         target = parse_target(options.target)
-        environments = options.environments
-        if not environments:
-            rows = iter(rows)
-            first = next(rows, None)
-            if first is not None:
-                environments, rows = (first.environment,), chain((first,), rows)
+        rows, options = with_environments(rows, options)
         try:
-            target, validators = settle(target, options, environments)
+            target, validators = settle(target, options, options.environments)
         except ExportRefused as error:
             if options.device.vendor == target.vendor:
                 raise
@@ -71,7 +64,9 @@ class Sheet:
             try:
                 piece += self._lines(row)
                 report.written += 1
-            except (_OmittedError, NoKeyError) as reason:
+            except OmittedError as reason:
+                report.omit(str(reason), row.problem, reason.kept)
+            except NoKeyError as reason:
                 report.omit(str(reason), row.problem)
             if len(piece) >= _LINES:
                 yield "".join(piece)
@@ -82,16 +77,16 @@ class Sheet:
         self._check_environment(row.environment)
         default = _CALLERS.get(row.judgement)
         if default is None:
-            raise _OmittedError(f"judgement {row.judgement!r} is none that an override could follow")
+            raise OmittedError(f"judgement {row.judgement!r} is none that an override could follow")
         if default and self.ties == "omit":
-            raise _OmittedError(f"{row.judgement}: the stack's default stays (ties=default writes it out)")
+            raise OmittedError(f"{row.judgement}: the stack's default stays (ties=default writes it out)")
         keys = self._keys(row)
         name = DEFAULT if default else self._solution(row, keys[0])
         seconds = row.baseline_seconds if default else row.seconds
         fresh = [key for key in keys if key not in self._written]
         if not fresh:
-            raise _OmittedError(_SAME_KEY)
-        self._written.update(fresh)
+            raise OmittedError(_SAME_KEY, self._written[keys[0]])
+        self._written.update(dict.fromkeys(fresh, row.problem))
         time = "" if seconds is None else f",{seconds * 1e3:.6g}"
         return [f"{key},{name}{time}\n" for key in fresh]
 
@@ -104,7 +99,7 @@ class Sheet:
                 self._judged.clear()
             known = self._judged[id(environment)] = (environment, self._elsewhere(environment))
         if known[1] is not None:
-            raise _OmittedError(known[1])
+            raise OmittedError(known[1])
 
     def _elsewhere(self, environment: Environment) -> str | None:
         """Why nothing that was measured there holds for the target; None where it does."""
@@ -147,34 +142,39 @@ class Sheet:
         family = solution.family
         if family not in target.families:
             known = ", ".join(target.families) or "none; it fails at an unknown one, so Default alone is safe"
-            raise _OmittedError(f"solutions of family {family} have no name in {target.text}; known: {known}")
+            raise OmittedError(f"solutions of family {family} have no name in {target.text}; known: {known}")
         operator = key.partition("TunableOp_")[0]
         if family == "rocblas" and operator in ("GemmAndBias", "ScaledGemm"):
-            raise _OmittedError(f"{operator}TunableOp has no rocBLAS solutions")
+            raise OmittedError(f"{operator}TunableOp has no rocBLAS solutions")
         if family == "hipblaslt" and row.problem.dtype_a.startswith("complex"):
-            raise _OmittedError("TunableOp has no hipBLASLt solutions of complex GEMMs")
+            raise OmittedError("TunableOp has no hipBLASLt solutions of complex GEMMs")
         self._check_build(family, solution.build)
         self._check_workspace(row)
         layout = key.partition(",")[0][-2:] if target.named_by_layout else None
-        name = solution_name(solution, layout)
+        named = (solution.id, layout)
+        if named not in self._names:
+            if len(self._names) >= _NAMES:
+                self._names.clear()
+            self._names[named] = solution_name(solution, layout)
+        name = self._names[named]
         if name is None:
-            raise _OmittedError(f"a {family} solution without the parameters that TunableOp names it by")
+            raise OmittedError(f"a {family} solution without the parameters that TunableOp names it by")
         return name
 
     def _check_build(self, family: str, build: str | None) -> None:
         validator = BUILD_OF[family]
         wanted = self.validators[validator]
         if build is None:
-            raise _OmittedError(f"the {family} build of its solution is not known: the file is for {wanted}")
+            raise OmittedError(f"the {family} build of its solution is not known: the file is for {wanted}")
         if build_text(family, build) != wanted:
-            raise _OmittedError(f"its solution is of {family} {build}: the file is for {wanted}")
+            raise OmittedError(f"its solution is of {family} {build}: the file is for {wanted}")
 
     def _check_workspace(self, row: ExportRow) -> None:
         limit = self.workspace_limit
         if limit is None:
             limit = self.target.workspace(row.environment.arch)
         if limit is not None and row.solution.workspace_bytes > limit:
-            raise _OmittedError(
+            raise OmittedError(
                 f"needs more workspace than the {limit} bytes that {self.target.text} gives; raise "
                 "CUBLASLT_WORKSPACE_SIZE (KiB) there and name the new limit here"
             )

@@ -13,7 +13,8 @@ from starlette.responses import Response
 from backends.errors import StorageError
 from service import errors, imports, records
 from service.deps import STRICT, Service, ServiceDep, answer, body_chunks, service_of
-from service.formats import READERS
+from service.formats import READERS, ReadOptions
+from service.formats.base import TOKENS
 from service.routes import describe, parsing
 from service.routes.examples import IMPORT_ANSWER
 from service.routes.views import tuning_links
@@ -90,7 +91,21 @@ def import_upload(
         ),
     ] = None,
     tune: Annotated[bool, Query(description="Also tune its problems on the device.")] = False,
-    source: Annotated[str | None, Query(max_length=500, description="Where the file came from.")] = None,
+    source: Annotated[
+        str | None,
+        Query(max_length=500, description="The file's name: some tools say in it what is there."),
+    ] = None,
+    tensor_parallel: Annotated[
+        int, Query(ge=1, le=1024, description="Devices that share each layer of a model's description.")
+    ] = 1,
+    tokens: Annotated[
+        list[Annotated[int, Query(ge=1, le=2**31 - 1)]] | None,
+        Query(max_length=1000, description="Rows of activations, for a model's description (repeat)."),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        Query(max_length=40, description="Of a model's weights, where not its own."),
+    ] = None,
 ) -> Response:
     """Take a file in. `auto` finds the format out. Its problems are stored with the tool's own names for
     them; results rows become claims, which are served only where asked for; a bare node's journal becomes
@@ -99,7 +114,8 @@ def import_upload(
         raise errors.unknown_format(format_name, ["auto", *READERS])
     target = imports.import_class(service.engine, service.selector(device)) if tune else None
     name = None if format_name == "auto" else format_name
-    done = imports.import_file(service.engine, file, "the upload", name, device, source or "upload")
+    options = ReadOptions("", tensor_parallel, tuple(tokens or TOKENS), dtype)
+    done = imports.import_file(service.engine, file, "the upload", name, device, source or "upload", options)
     value = done.to_dict()
     value["tuning"] = None if target is None else _tune(service, done, target)
     return answer(value)

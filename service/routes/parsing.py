@@ -13,9 +13,9 @@ from backends.wire import problem_from_wire
 from service import errors, schemas
 from service.deps import Service, pointer
 from service.settings import Settings
+from tuners.budget import Budget, Search
 from tuners.decide import DecisionRule
 from tuners.policy import MeasurementPolicy
-from tuners.session import Budget, Search
 
 
 def problems(

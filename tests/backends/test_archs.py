@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.archs import CPU_EXTENSIONS, CPU_ISAS, GPU_ARCHS, CpuIsa, GpuArch, cpu_isa
+from backends.archs import CPU_EXTENSIONS, CPU_ISAS, GPU_ARCHS, GPU_TARGETS, CpuIsa, GpuArch, cpu_isa
 
 V2 = {"cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"}
 V3 = V2 | {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"}
@@ -22,6 +22,12 @@ def test_every_gpu_row_is_under_its_name_and_of_its_vendor() -> None:
         assert row.name == name
         assert row.vendor == ("cuda" if name.startswith("sm_") else "hip")
         assert row.warp == (64 if name.startswith("gfx9") else 32)
+
+
+def test_targets_are_the_rows_and_nvidias_own_instructions() -> None:
+    assert {name: GPU_TARGETS[name] for name in GPU_ARCHS} == dict(GPU_ARCHS)
+    assert set(GPU_TARGETS) - set(GPU_ARCHS) == {"sm_90a", "sm_100a", "sm_100f"}
+    assert GPU_TARGETS["sm_90a"] is H200
 
 
 @pytest.mark.parametrize(

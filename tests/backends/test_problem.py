@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -612,3 +613,14 @@ def test_problems_are_frozen() -> None:
     with pytest.raises(AttributeError):
         problem.m = 6  # type: ignore[misc]
     assert asdict(problem) == problem.to_dict()
+
+
+def test_a_pickled_problem_brings_its_fields_and_no_hash_of_another_process() -> None:
+    problem = from_mm(5, 6, 7, "bf16")
+    assert hash(problem) == hash(from_mm(5, 6, 7, "bf16"))
+    assert problem.id
+    state = problem.__getstate__()
+    assert set(state) == set(problem.to_dict())
+    copy = pickle.loads(pickle.dumps(problem))
+    assert vars(copy).keys() == state.keys()
+    assert (copy, hash(copy), copy.id) == (problem, hash(problem), problem.id)

@@ -103,6 +103,16 @@ def test_import_keeps_problems_and_tells_bad_lines(home: Home, tmp_path: Path) -
     assert "1 problems" in out
 
 
+def test_a_models_description_is_imported_as_it_is_run(home: Home) -> None:
+    model = Path(__file__).parents[1] / "data" / "models" / "llama-3-8b.json"
+    answer = home.json("import", str(model), "--tp", "2", "--tokens", "1, 64")
+    assert {p["m"] for p in answer["problems"]} == {1, 64}
+    assert {(p["n"], p["k"]) for p in answer["problems"]} >= {(3072, 4096), (4096, 2048), (14336, 4096)}
+    code, _, err = home.run("import", str(model), "--tokens", "1,x")
+    assert code == 2
+    assert "--tokens '1,x' must be whole numbers, such as 1,16,2048" in err
+
+
 def test_results_of_another_tool_are_claims_served_only_when_asked_for(home: Home, tmp_path: Path) -> None:
     path = tmp_path / "tunableop_results0.csv"
     path.write_text(

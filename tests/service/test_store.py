@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,9 +21,11 @@ from db.engine import DatabaseBroken, DatabaseUnavailable, reading, writing
 from db.tunings import Fenced, StartedJob
 from db.values import table
 from service import store as module
+from service.imports import import_file
 from service.store import DirectStore, JobStore, Stopping, patiently
 from tests.db.samples import (
     BASELINE,
+    CLASS,
     CONTENT,
     HERE,
     POLICY,
@@ -36,12 +39,12 @@ from tests.db.samples import (
     won,
 )
 from tests.tuners.recorded import ENVIRONMENT, RecordedRunner, space_of
-from tuners import session
+from tuners import screening
+from tuners.budget import Budget, Search
 from tuners.campaign import Campaign, Finished, Measured
 from tuners.decide import DecisionRule
 from tuners.journal import session_key
 from tuners.policy import MeasurementPolicy
-from tuners.session import Budget, Search
 
 PROBLEM = problem()
 T = TypeVar("T")
@@ -328,7 +331,7 @@ def screenings(runner: Runner) -> list[str]:
 
 @pytest.mark.usefixtures("space")
 def test_the_same_command_goes_on_and_then_knows(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "TOGETHER_SECONDS", 0)  # candidates one by one: stopping ends a batch
+    monkeypatch.setattr(screening, "TOGETHER_SECONDS", 0)  # candidates one by one: stopping ends a batch
     first, second, third = (Runner([1e-5]) for _ in range(3))
     run = campaign(engine, first)
     measured = 0
@@ -377,3 +380,23 @@ def test_what_is_kept_is_found_by_the_campaigns_key(engine: Engine) -> None:
     assert found.result is None
     direct.write("result", key, won(PROBLEM))
     assert direct.stored(key).result == won(PROBLEM)
+
+
+def test_what_files_claim_of_a_problem_comes_with_its_session(engine: Engine) -> None:
+    header = "m,n,k,dtype,trans_b,solution,solution_parameters,device\n"
+    claims = [(16, 7, CLASS), (16, 8, CLASS), (17, 9, CLASS), (16, 10, "cpu:x86_64:Another:2")]
+    for m, tile, device in claims:
+        line = f'{m},64,128,bf16,true,packed,"{{""tile"":{tile},""threads"":1}}",{device}\n'
+        import_file(engine, io.BytesIO((header + line).encode()), "claims.csv")
+    wanted = [candidate(8), candidate(7)]  # the latest first; of this problem and class alone
+    direct = DirectStore(engine, [PROBLEM], HERE, POLICY, CONTENT, 0)
+    assert direct.stored(session_key(PROBLEM, HERE, POLICY, 0)).seeds == wanted
+    assert JobStore(engine, begun(engine), PROBLEM, HERE, Event()).stored("").seeds == wanted
+
+
+def test_an_imported_solution_is_measured_like_any_other(engine: Engine, space: None) -> None:
+    header = "m,n,k,dtype,trans_b,solution,solution_parameters,device\n"
+    line = f'8,16,16,fp32,true,stream,"{{""odd"":1}}",{ENVIRONMENT.device_class}\n'
+    import_file(engine, io.BytesIO((header + line).encode()), "claims.csv")
+    done = [e for e in campaign(engine, Runner([1e-5])).run() if isinstance(e, Finished)]
+    assert [any("imported" in note for note in e.result.notes) for e in done] == [True, False]

@@ -21,8 +21,8 @@ from service.settings import Settings
 from service.tunings import Tunings, open_tunings
 from tests.db.samples import HERE, POLICY, problem
 from tests.postgres import ON_POSTGRES, PostgresServer
+from tuners.budget import Budget, Search
 from tuners.decide import DecisionRule
-from tuners.session import Budget, Search
 
 A, B, C = problem(1), problem(2), problem(3)
 

@@ -34,9 +34,9 @@ from tests.service.worker_program import (
     wait,
 )
 from tests.tuners.recorded import ENVIRONMENT
+from tuners.budget import Budget, Search
 from tuners.decide import DecisionRule
 from tuners.policy import MeasurementPolicy
-from tuners.session import Budget, Search
 
 Row = dict[str, Any]
 CLASS = str(ENVIRONMENT.device_class)

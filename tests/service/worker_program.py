@@ -34,7 +34,7 @@ from service.jobs import Executor, JobQueue
 from service.settings import Settings
 from service.startup import open_database
 from tests.tuners.recorded import ENVIRONMENT, RecordedRunner
-from tuners import session
+from tuners import screening
 from tuners.ceilings import Ceilings
 from tuners.owner import Task
 from tuners.runner import DeviceRunner
@@ -119,7 +119,7 @@ def run(plan: Plan) -> None:
     for name, value in {**QUICK, **plan.timing}.items():
         assert hasattr(worker, name), name
         setattr(worker, name, value)
-    session.TOGETHER_SECONDS = 0.0  # an answer a call, so that a test can say between which two it dies
+    screening.TOGETHER_SECONDS = 0.0  # an answer a call, so that a test can say between which two it dies
     if plan.clock_jumps:
         _let_the_clock_jump()
 

@@ -67,6 +67,7 @@ class ToldFamily:
     """Lists three candidates; each has two neighbours that are not listed."""
 
     name = "told"
+    compiles = False
 
     def unavailable(self, environment: Environment) -> str | None:
         return None

@@ -40,6 +40,7 @@ class PlantedFamily(PackedFamily):
     """Parameter `kind` picks the sabotage."""
 
     name = "planted"
+    texts = ("dot", "kind")
 
     def _ordered(self, problem: GemmProblem, environment: Environment) -> Iterator[dict[str, Parameter]]:
         first = next(iter(super()._ordered(problem, environment)))

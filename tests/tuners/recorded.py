@@ -81,6 +81,18 @@ class RecordedRunner:
     def open(self, task: Task) -> Rotation:
         return Rotation(1, 0, cold=True)
 
+    def begin(self, task: Task, solutions: Sequence[Solution]) -> None:
+        pass
+
+    def ready(self, solution: Solution) -> bool:
+        return True
+
+    def await_any(self, solutions: Sequence[Solution], seconds: float) -> None:
+        raise AssertionError("everybody is ready")
+
+    def settle(self) -> None:
+        pass
+
     def compile(self, task: Task, solutions: Sequence[Solution]) -> Mapping[str, Outcome]:
         return {}
 

@@ -14,13 +14,13 @@ from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem, from_linear, from_mm
 from backends.registry import find_device
 from backends.solution import Solution
+from tuners.budget import Budget, Counts, Search
 from tuners.campaign import Campaign, Event, Finished, Measured, Result, Skipped, Started
 from tuners.ceilings import Ceilings
 from tuners.decide import DecisionRule
 from tuners.journal import Journal
 from tuners.policy import MeasurementPolicy
 from tuners.runner import DeviceRunner
-from tuners.session import Budget, Counts, Search
 
 PROBLEMS = [
     from_mm(32, 48, 64),

@@ -85,8 +85,9 @@ def timer_of(device: ClockedDevice, problem: GemmProblem = PROBLEM, cache: str =
     """A timer whose launch number i is on operand set i."""
     anything: Any = device
     sets = OperandSets(anything, problem, MeasurementPolicy(mode="graph", cache=cache), 0)
-    bound: list[Any] = list(range(sets.rotation.sets))
-    return Timer(anything, SimpleNamespace(), sets, bound, "graph")
+    number = {id(operands): i for i, operands in enumerate(sets.sets)}
+    kernel: Any = SimpleNamespace(bind=lambda operands, workspace: number[id(operands)])
+    return Timer(anything, kernel, sets, 0, "graph")
 
 
 def kept(device: ClockedDevice) -> list[Clocked]:
@@ -161,11 +162,34 @@ def test_what_ran_a_moment_ago_is_not_warmed_up() -> None:
     assert device.made[-1].warm is None
 
 
-@pytest.mark.parametrize(("judge", "launches"), [(None, [1, 10]), (Judge(), [3])])
+@pytest.mark.parametrize(("judge", "launches"), [(None, [1, 10]), (Judge(), [1, 3])])
 def test_the_first_sample_sizes_the_others(judge: Any, launches: list[int]) -> None:
     device = ClockedDevice(13e-6, judge)
     timer_of(device).sample()
     assert [len(s.launches) for s in device.made if s.mode == "eager"] == launches
+
+
+def test_a_long_launch_is_sized_by_one() -> None:
+    device = ClockedDevice(1e-3, Judge())
+    assert timer_of(device).size().seconds == 1e-3
+    assert [len(s.launches) for s in device.made] == [1]
+
+
+def test_a_candidate_is_bound_to_the_sets_that_it_runs_on() -> None:
+    timer = timer_of(ClockedDevice(13e-6, Judge()), from_mm(16, 16, 16))
+    seen: list[int] = []
+    bind = timer.kernel.bind
+
+    def counted(operands: Any, workspace: int) -> Launch:
+        seen.append(workspace)
+        return bind(operands, workspace)
+
+    timer.kernel.bind = counted  # type: ignore[method-assign]
+    timer.size()
+    assert 1 < len(seen) < 10 < timer.operands.rotation.sets
+    for _ in range(3):
+        timer.sample()
+    assert len(seen) == timer.operands.rotation.sets
 
 
 def test_rotation_exceeds_the_caches_or_says_that_it_does_not() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,11 +22,12 @@ from backends.solution import Solution
 from tests.tuners.asked import BEYOND, OPENED, ToldFamily, candidate
 from tests.tuners.planted import PlantedFamily
 from tuners import trial
+from tuners.budget import Budget, Search
 from tuners.inputs import cases
 from tuners.owner import LOST_EXIT_CODE, Task
 from tuners.policy import MeasurementPolicy
 from tuners.runner import DeviceRunner
-from tuners.session import Budget, Search, Session
+from tuners.session import Session
 from tuners.verify import Finding
 
 PROBLEM = from_linear(48, 64, 80)
@@ -180,7 +182,9 @@ def test_a_case_refused_at_launch_has_its_stand_in(asked: DeviceRunner) -> None:
 
 
 class Stub:
-    """An owner whose verifier finds the same of every case."""
+    """An owner whose verifier finds the same of every case, and whose timer the same seconds."""
+
+    seconds = 1e-3
 
     def __init__(self, finding: Finding, policy: MeasurementPolicy) -> None:
         self.task, self.timed, self.screening = Task(PROBLEM, policy, 0), 0, cases(PROBLEM, 1, 0)
@@ -193,7 +197,47 @@ class Stub:
 
     def timer(self, *_: object) -> Any:
         self.timed += 1
-        return SimpleNamespace(sample=lambda **_: Sample(1e-3, 1))
+        taken = Sample(self.seconds, 1)
+        return SimpleNamespace(sample=lambda **_: taken, size=lambda **_: taken)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "best", "own_clock", "status", "samples"),
+    [
+        (1e-3, 3e-4, True, Status.PRUNED, 1),
+        (1e-3, 4e-4, True, Status.PRUNED, 1),  # by its first sample
+        (1e-3, 8e-4, True, Status.OK, 3),
+        (4e-5, 1e-6, True, Status.PRUNED, 1),  # by its first sample: eager launches so short say little
+        (1e-3, 3e-4, False, Status.PRUNED, 1),
+    ],
+)
+def test_far_slower_than_the_best_it_is_timed_no_further(
+    seconds: float, best: float, own_clock: bool, status: Status, samples: int
+) -> None:
+    stub: Any = Stub(Finding("", 0.1, 0.1, 1.0, None), MeasurementPolicy())
+    stub.seconds = seconds
+    stub.device.judge = object() if own_clock else None
+    outcome = trial.screen(stub, candidate("right"), {}, best)
+    assert (outcome.status, len(outcome.samples)) == (status, samples)
+    long, far = seconds > trial.HOST_BOUND_SECONDS, seconds > trial.PRUNE_SIZED * best
+    assert outcome.evidence.get("sized_only", False) is (own_clock and long and far)
+
+
+@pytest.mark.parametrize("best", [None, 1e-6], ids=["ok", "pruned"])
+def test_what_a_compiled_kernel_takes_is_evidence(best: float | None) -> None:
+    stub: Any = Stub(Finding("", 0.1, 0.1, 1.0, None), MeasurementPolicy())
+    outcome = trial.screen(stub, candidate("right"), {}, best)
+    assert "resources" not in outcome.evidence, "a library's kernels tell nothing"
+    taken = {"registers": 128, "local_bytes": 0, "shared_bytes": 4096, "threads": 256, "blocks_per_unit": 2}
+    stub.load = lambda *_: SimpleNamespace(workspace_bytes=0, partial_sums=1, resources=lambda: taken)
+    outcome = trial.screen(stub, candidate("right"), {}, best)
+    assert outcome.status is (Status.OK if best is None else Status.PRUNED)
+    assert outcome.evidence["resources"] == taken
+    assert Outcome.from_dict(json.loads(json.dumps(outcome.to_dict()))) == outcome
+    stub.verifier = SimpleNamespace(check=lambda *_, **__: Finding("off by one", 1.0, 1.0, 1.0, None))
+    outcome = trial.screen(stub, candidate("right"), {}, best)
+    assert outcome.status is Status.WRONG_RESULT
+    assert "resources" not in outcome.evidence
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,11 @@ from backends.outcome import Phase, Status
 from backends.problem import from_linear, from_mm
 from backends.registry import find_device
 from backends.solution import Solution
+from tuners.budget import Budget, Search
 from tuners.owner import Task
 from tuners.policy import MeasurementPolicy
 from tuners.runner import DeviceRunner
-from tuners.session import Budget, Search, Session
+from tuners.session import Session
 from tuners.space import search_space
 
 ROOT = Path(__file__).parent.parent.parent

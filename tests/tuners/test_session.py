@@ -14,10 +14,11 @@ from backends.problem import from_mm
 from backends.protocol import Baseline
 from backends.solution import Solution
 from tests.tuners.recorded import DeadRunner, RecordedRunner, recorded_noise, solution, space_of
+from tuners.budget import Budget, Search
 from tuners.decide import DecisionRule, Judgement
 from tuners.owner import Task
 from tuners.policy import MeasurementPolicy
-from tuners.session import Budget, Search, Session, SessionFailed
+from tuners.session import Session, SessionFailed
 
 PROBLEM = from_mm(64, 64, 64)
 NAMES = ("base", "a", "b", "c")

@@ -34,6 +34,7 @@ class ListedFamily:
     listed: Sequence[Solution]
     reason: str | None = None
     dtypes: tuple[str, ...] = ("fp32",)
+    compiles: bool = False
 
     def unavailable(self, environment: Environment) -> str | None:
         assert environment == ENVIRONMENT
@@ -67,6 +68,7 @@ class ListedBackend:
     defaults: Sequence[Baseline] = ()
     name: str = "listed"
     modes: tuple[str, ...] = ("eager",)
+    compiles_beside: bool = False
     asked: list[GemmProblem] = field(default_factory=list)
 
     @property
@@ -123,6 +125,13 @@ def test_families_take_turns_each_in_its_own_order() -> None:
         ("long", 2),
         ("long", 3),
     ]
+
+
+def test_candidates_over_the_workspace_limit_are_left_out_and_counted() -> None:
+    sizes = ListedFamily("sizes", [Solution("sizes", 1, {"tile": n}, None, n * 512) for n in range(4)])
+    found = space([sizes], max_workspace_bytes=1024)
+    assert tiles(found) == [("sizes", 0), ("sizes", 1), ("sizes", 2)]
+    assert found.notes == ("1 candidates left out: they take over 1024 bytes of workspace",)
 
 
 def test_baselines_are_listed_in_order_and_never_candidates() -> None:

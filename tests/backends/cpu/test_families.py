@@ -32,13 +32,25 @@ def packed(**changes: int | str) -> Solution:
         ({"mr": 1}, "mr must be a multiple of the"),
         ({"nr": 1}, "nr must be at least 2"),
         ({"nr": 64}, "vector registers; there are"),
-        ({"kc": 0}, "kc must be at least 1, not 0"),
+        ({"kc": 0}, "kc must be from 16 to 1048576, not 0"),
+        ({"mc": 2**40}, "mc must be from 16 to 1048576, not 1099511627776"),
+        ({"mr": "16"}, "mr must be a whole number, not '16'"),
+        ({"threads": True}, "threads must be a whole number, not True"),
+        ({"dot": 1}, "dot must be a text, not 1"),
+        ({"dot": "upcast>; int x"}, "needs another input type or ISA"),
+        ({"unroll": 4}, "a packed solution has the parameters mr, nr, threads, mc, nc, kc, dot"),
     ],
 )
 def test_an_illegal_tile_names_its_rule(changes: dict[str, int | str], words: str) -> None:
     reason = PackedFamily().illegal(from_mm(64, 64, 64), packed(**changes), ENVIRONMENT)
     assert reason is not None
     assert words in reason
+
+
+def test_parameters_of_another_version_mean_another_kernel() -> None:
+    other = Solution("packed", 2, packed().parameters)
+    reason = PackedFamily().illegal(from_mm(64, 64, 64), other, ENVIRONMENT)
+    assert reason == "version 2 of packed is another kernel; this is 1"
 
 
 def test_stream_takes_few_rows_or_columns_only() -> None:

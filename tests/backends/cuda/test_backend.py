@@ -14,6 +14,7 @@ from backends.cache import BinaryCache
 from backends.cuda import backend as module
 from backends.cuda.backend import CudaBackend, library_builds
 from backends.cuda.driver import DriverMissing
+from backends.cuda.own import own_families
 from backends.errors import DeviceLost, UnsupportedProblem
 from backends.problem import GemmProblem, from_bmm, from_linear
 from tests.backends.cuda.fakes import ENVIRONMENT, GPU, MIG, FakeApi, Status
@@ -114,6 +115,7 @@ def nvmath(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setitem(sys.modules, "nvmath.bindings", found)
     monkeypatch.setattr(module, "torch_build", lambda: None)
     monkeypatch.setattr(module, "nvrtc_build", lambda: "13.0")
+    monkeypatch.setattr(module, "usable_build", lambda: None)
     return found
 
 
@@ -121,7 +123,9 @@ def test_builds_of_the_libraries_that_load(nvmath: Any, monkeypatch: pytest.Monk
     assert library_builds() == ({"cublaslt": "130103", "cublas": "130103", "nvrtc": "13.0"}, ())
     library_builds.cache_clear()
     monkeypatch.setattr(module, "torch_build", lambda: "2.11.0+cu130")
+    monkeypatch.setattr(module, "usable_build", lambda: "3.6.0")
     assert library_builds()[0]["torch"] == "2.11.0+cu130"
+    assert library_builds()[0]["triton"] == "3.6.0"
 
 
 def test_what_is_missing_is_noted(nvmath: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +204,8 @@ def test_a_problem_that_no_library_has(problem: GemmProblem, environment: Any, w
 
 def test_families_in_the_order_of_a_search() -> None:
     found = CUDA.families()
-    assert list(found) == [family.name for family in module._FAMILIES]
+    own = [family.name for family in own_families()]
+    assert list(found) == [*(family.name for family in module._FAMILIES), *own]
     assert list(found)[:2] == ["cublaslt", "cublaslt-heuristic"]
     assert all(found[name].name == name for name in found)
     assert CUDA.families() is found

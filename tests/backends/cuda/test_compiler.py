@@ -10,8 +10,10 @@ import pytest
 
 from backends.cache import BinaryCache
 from backends.cuda import compiler as module
-from backends.cuda.compiler import KERNELS, compile_cubin, nvrtc, nvrtc_build
+from backends.cuda.compiler import KERNELS, compile_cubin, compile_unit, nvrtc, nvrtc_build, told
 from backends.errors import CompileError, CompilerMissing
+from backends.kernels import resources
+from backends.kernels.resources import Resources
 
 #: e_flags of a cubin: the arch's number is in the lowest byte or, from newer compilers, in the second.
 _FLAGS_AT = 48
@@ -49,7 +51,7 @@ def count(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     compiled: list[str] = []
     real = module._compile
 
-    def counting(source: str, texts: dict[str, str], flags: list[str]) -> bytes:
+    def counting(source: str, texts: dict[str, str], flags: list[str]) -> tuple[bytes, str]:
         compiled.append(source)
         return real(source, texts, flags)
 
@@ -118,9 +120,81 @@ def test_a_kernel_that_does_not_compile_says_where(kernels: Path, own: BinaryCac
     assert not list(own.root.rglob("*.cubin")), "nothing is left of it"
 
 
+def test_a_short_text_of_the_compilers_is_written_into_bytes_of_its_own(
+    kernels: Path, own: BinaryCache
+) -> None:
+    """Python has one object for each single byte: what is written into one of them is everybody's."""
+    (kernels / "one.cu").write_text("__device__ int nothing;\n")  # no kernel: the log is one byte
+    compile_cubin("one.cu", "sm_80", own)
+    assert [ord(chr(code).encode()) for code in range(128)] == list(range(128))
+    for size in (0, 1, 2, 9):
+        assert len(module._buffer(size)) >= 2
+        assert module._buffer(size) is not module._buffer(size)
+
+
 def test_an_arch_that_the_compiler_does_not_know(own: BinaryCache) -> None:
     with pytest.raises(CompileError, match=r"^NVRTC refuses bandwidth\.cu: "):
         compile_cubin("bandwidth.cu", "sm_9", own)
+
+
+# ---- what kernels take -----------------------------------------------------------------------------
+
+#: A thread holds more numbers than the 32 registers that its block leaves it; a block declares 1200 bytes.
+SPILLING = """
+extern "C" __global__ void plain(float* x) { x[threadIdx.x] *= 2.0f; }
+extern "C" __global__ void __launch_bounds__(1024, 2) spilling(float* x) {
+    __shared__ float shared[300];
+    float held[64];
+    for (int i = 0; i < 64; ++i) held[i] = x[i * 1024 + threadIdx.x];
+    shared[threadIdx.x % 300] = held[0];
+    __syncthreads();
+    for (int i = 0; i < 64; ++i) x[i * 1024 + threadIdx.x] = held[63 - i] * held[i] + shared[i];
+}
+"""
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
+def test_a_units_kernels_tell_registers_shared_memory_and_spills(arch: str, own: BinaryCache) -> None:
+    path = compile_unit(SPILLING, KERNELS, arch, own)
+    found = resources.read(path)
+    assert set(found) == {"plain", "spilling"}
+    plain, spilling = found["plain"], found["spilling"]
+    assert plain.registers is not None
+    assert 4 <= plain.registers <= 32
+    assert (plain.shared_bytes, plain.spill_bytes) == (0, 0)
+    assert (spilling.registers, spilling.shared_bytes) == (32, 1200)
+    assert spilling.spill_bytes is not None
+    assert spilling.spill_bytes >= 64, "what is spilled is stored and loaded"
+
+
+def test_the_second_time_a_unit_is_read_and_tells_the_same(own: BinaryCache, count: list[str]) -> None:
+    path = compile_unit(SPILLING, KERNELS, "sm_80", own)
+    first = resources.read(path)
+    assert compile_unit(SPILLING, KERNELS, "sm_80", own) == path
+    assert len(count) == 1
+    path.with_name(path.stem + resources.SUFFIX).unlink()
+    assert compile_unit(SPILLING, KERNELS, "sm_80", own) == path
+    assert len(count) == 2, "somebody took away what was told: it is told anew"
+    assert resources.read(path) == first
+
+
+def test_what_ptxas_says_is_read() -> None:
+    log = (
+        "ptxas info    : 104 bytes gmem\n"
+        "ptxas info    : Compiling entry function 'reduce' for 'sm_90a'\n"
+        "ptxas info    : Function properties for reduce\n"
+        "ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n"
+        "ptxas info    : Used 32 registers, used 0 barriers\n"
+        "ptxas info    : Compiling entry function 'gemm' for 'sm_90a'\n"
+        "ptxas info    : Function properties for gemm\n"
+        "    24 bytes stack frame, 24 bytes spill stores, 20 bytes spill loads\n"
+        "ptxas info    : Used 255 registers, used 1 barriers, 8448 bytes smem, 400 bytes cmem[0]\n"
+        "ptxas info    : Compiling entry function 'silent' for 'sm_90a'\n"
+    )
+    assert told(log) == {
+        "reduce": Resources(32, 0, 0), "gemm": Resources(255, 8448, 44), "silent": Resources(None, 0, None),
+    }  # fmt: skip
+    assert told("") == {}
 
 
 def test_without_nvrtc(own: BinaryCache, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.errors import ReadError
-from service.formats import FORMATS, Entry, Format, Rejected, base, read_file
+from service.formats import FORMATS, READERS, Entry, Format, Rejected, base, read_file, read_stream
 
 LINE = b"GemmTunableOp_Half_TN,tn_8_16_32_ld_32_32_8"
 
@@ -111,7 +111,7 @@ def test_line_ends_and_marks(tmp_path: Path, end: bytes, last: bool, bom: bytes)
     ("content", "message"),
     [
         (b"", "is empty"),
-        (gzip.compress(LINE), "compressed with gzip; decompress it first"),
+        (gzip.compress(LINE, mtime=0), "compressed with gzip; decompress it first"),
         (b"PK\x03\x04", "compressed with zip"),
         (b"m,n\n1,2\n", "not recognised; name it if it is one of: tunableop .*; tunableop-untuned"),
         (b"\n\n", "not recognised"),
@@ -192,3 +192,20 @@ def test_counts_of_entries_are_summed() -> None:
     twice: Format = Twice()
     imported = base.collect(twice, io.BytesIO(LINE + b"\n" + LINE))
     assert [(p.count, p.keys) for p in imported.problems] == [(10, ("k",))]
+
+
+@pytest.mark.parametrize("name", ["hipblaslt", "rocblas"])
+def test_of_rows_with_one_key_the_last_is_the_claim_where_the_tool_takes_it(name: str) -> None:
+    *head, first = READERS[name].example.rstrip("\n").split("\n")
+    header = head[-1:] if name == "hipblaslt" else []
+    index = {"hipblaslt": ("477479", "477480"), "rocblas": ("621294417", "621294418")}[name]
+    assert index[0] in first
+    rows = [first, first.replace(*index), first]
+    lines = [*head, first, *(line for row in rows for line in (*header, row))]
+    found = read_stream(io.BytesIO("\n".join(lines).encode()), "tuned", name)
+    (claim,) = found.claims
+    assert claim.line == len(lines)
+    assert [item.count for item in found.problems] == [1]
+    assert len(found.rejected) == 3
+    assert f"line {len(lines)} has the same key and comes after it" in found.rejected[-1].reason
+    assert [part.line for part in found.rejected] == sorted(part.line for part in found.rejected)

@@ -71,6 +71,10 @@ def test_a_line_is_the_row_major_linear_it_came_from() -> None:
         ),
         ("GemmTunableOp_tf32_NN,nn_4_5_6_ld_4_6_4", from_blas(4, 5, 6, "tf32")),
         ("GemmTunableOp_bfx9_NN,nn_4_5_6_ld_4_6_4", from_blas(4, 5, 6, compute="bf16x9")),
+        (
+            "GemmTunableOp_bfx9_NN,nn_4_5_6_ld_4_6_4_compute_bf16x9_r",
+            from_blas(4, 5, 6, compute="bf16x9"),
+        ),
         ("GemmTunableOp_double_TT,tt_4_5_6", from_blas(4, 5, 6, "fp64", trans_a="T", trans_b="T")),
         (
             "GemmTunableOp_c10::complex<float>_TN,cn_4_5_6_ld_6_6_4",
@@ -191,6 +195,9 @@ RESULTS = "a row of a TunableOp results file, not of an untuned one"
         ("GemmTunableOp_Half_TN,tn_1_2_3_B_2", "'B_2' is left over"),
         ("GemmTunableOp_Half_TN,tn_1_2_3_ld_3_3_1_rw_1_bias_None", "'rw_1_bias_None' is left over"),
         ("GemmTunableOp_Half_TN,tn_0_2_3", "m is 0; it must be at least 1"),
+        ("GemmTunableOp_Half_TN,tn_*_2_3_ld_3_3_*", "m is *: the row stands for many shapes"),
+        ("GemmTunableOp_float_TN,tn_1_2_3_ld_3_3_1_compute_bf16x9_r", "'compute_bf16x9_r' is left over"),
+        ("GemmTunableOp_bfx9_TN,tn_1_2_3_ld_3_3_1_compute_f32_r", "expected _bf16x9_"),
         ("GemmTunableOp_Half_TN,tn_1_-2_3", "n '-2' is negative"),
         ("GemmTunableOp_Half_TN,tn_1_2_3.5", "k '3.5' is not a whole number"),
         ("GemmTunableOp_Half_TN,tn_1_2_03", "k '03' is not a whole number"),

@@ -53,7 +53,7 @@ STRICT = re.compile(
     f"(?:_rw_(?P<rw>[01])(?:{_BIAS.format(1)})?"
     f"|(?P<long>_a_(?P<a>{_any(FP8)})_b_(?P<b>{_any(FP8)})_c_(?P<c>{_any(SCALAR_TYPES)})"
     f"_as_(?P<as>{_any(SCALE_TYPES)})_bs_(?P<bs>{_any(SCALE_TYPES)})_ast_(?P<ast>[01])_bst_(?P<bst>[01])"
-    f"_dscale_(?P<dscale>[01])_fast_(?P<fast>[01]){_BIAS.format(2)}))?"
+    f"_dscale_(?P<dscale>[01])_fast_(?P<fast>[01]){_BIAS.format(2)}))?(?P<nine>_compute_bf16x9_r)?"
     "(?:,BLAS_PARAMS:.*)?"
 )
 
@@ -68,7 +68,7 @@ def oracle(line: str) -> GemmProblem | None:
     if any(g["L" + s] not in {"n": "N", "t": "T", "c": "CT"}[g["t" + s.lower()]] for s in "AB"):
         return None
     scaled = g["op"] is None
-    if bool(g["batch"]) != (g["op"] == "GemmStridedBatched"):
+    if bool(g["batch"]) != (g["op"] == "GemmStridedBatched") or (g["nine"] and g["T"] != "bfx9"):
         return None
     if (not scaled and (g["rw"] or g["long"])) or (g["long"] and not g["lda"]):
         return None

@@ -58,7 +58,11 @@ SCALED = from_blas(64, 12288, 2048, "fp8_e4m3", trans_a="T", dtype_d="bf16", sca
             "GemmStridedBatchedTunableOp_float_TN,tn_128_96_64_B_96_ld_64_64_128",
         ),
         (from_blas(4, 5, 6, "tf32"), CUDA, "GemmTunableOp_tf32_NN,nn_4_5_6_ld_4_6_4"),
-        (from_blas(4, 5, 6, compute="bf16x9"), CUDA, "GemmTunableOp_bfx9_NN,nn_4_5_6_ld_4_6_4"),
+        (
+            from_blas(4, 5, 6, compute="bf16x9"),
+            CUDA,
+            "GemmTunableOp_bfx9_NN,nn_4_5_6_ld_4_6_4_compute_bf16x9_r",
+        ),
         (
             from_blas(4, 5, 6, "complex64", trans_a="C"),
             ROCM,
@@ -204,5 +208,7 @@ def test_kept_keys_of_other_grammars_do_not_fit() -> None:
     assert [fits(scaled + "_rw_1", g) for g in GRAMMARS.values()] == [False, False, False]
     assert [fits(scaled, g) for g in GRAMMARS.values()] == [False, False, False]
     assert fits("GemmTunableOp_tf32_NN,nn_4_5_6_ld_4_6_4", ROCM)
-    assert not fits("GemmTunableOp_bfx9_NN,nn_4_5_6_ld_4_6_4", ROCM)
+    assert not fits("GemmTunableOp_bfx9_NN,nn_4_5_6_ld_4_6_4_compute_bf16x9_r", ROCM)
+    assert not fits("GemmTunableOp_bfx9_NN,nn_4_5_6_ld_4_6_4", CUDA)
+    assert fits("GemmTunableOp_bfx9_NN,nn_4_5_6_ld_4_6_4_compute_bf16x9_r", CUDA)
     assert not fits("GemmAndBiasTunableOp_Half_TN,tn_8_16_32", parse_target("torch-2.4+rocm").grammar)

@@ -21,9 +21,9 @@ from db.engine import open_engine, writing
 from service.requests import request_content
 from service.settings import Settings
 from service.startup import upgrade
+from tuners.budget import Budget, Search
 from tuners.decide import DecisionRule, decide
 from tuners.policy import MeasurementPolicy
-from tuners.session import Budget, Search
 
 ENVIRONMENT = Environment(
     vendor="cpu", arch="x86_64", product="AMD EPYC 9B14", units=2, memory_bytes=1 << 34, uuid="CPU-1",

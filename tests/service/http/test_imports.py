@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -133,6 +134,44 @@ def test_what_cannot_be_tuned_is_stored_and_told(settings: Settings, engine: Eng
         assert len(client.get("/v1/problems").json()["items"]) == len(found["problems"])
 
 
+# ---- a model's description -------------------------------------------------------------------------
+
+MODEL = (Path(__file__).parents[2] / "data" / "models" / "llama-3-8b.json").read_bytes()
+
+
+def test_a_model_is_asked_for_as_it_is_run(client: httpx.Client) -> None:
+    found = upload(client, MODEL, tensor_parallel=8, tokens=[1, 16])
+    assert found["format"] == "model-config"
+    assert {(p["m"], p["n"], p["k"]) for p in found["problems"]} == {
+        (m, n, k)
+        for m in (1, 16)
+        for n, k in ((768, 4096), (4096, 512), (3584, 4096), (4096, 1792), (16032, 4096))
+    }
+    assert {p["dtype"] for p in found["problems"]} == {"bf16"}
+    assert {p["count"] for p in found["problems"]} == {1, 32}
+    wider = upload(client, MODEL, tokens=[1], dtype="fp16")
+    assert {p["dtype"] for p in wider["problems"]} == {"fp16"}
+    assert {(p["n"], p["k"]) for p in wider["problems"]} >= {(6144, 4096), (28672, 4096)}
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"tokens": [0]}, "tokens"),
+        ({"tokens": [2**31]}, "tokens"),
+        ({"tensor_parallel": 0}, "tensor_parallel"),
+        ({"tensor_parallel": 3}, "32"),
+        ({"dtype": "fp7"}, "fp7"),
+    ],
+)
+def test_a_way_that_the_model_cannot_be_run_is_told(
+    client: httpx.Client, params: dict[str, Any], words: str
+) -> None:
+    response = client.post("/v1/imports/model-config", content=MODEL, headers=CSV, params=params)
+    assert response.status_code == 422
+    assert words in response.text
+
+
 # ---- claims ----------------------------------------------------------------------------------------
 
 
@@ -165,6 +204,15 @@ CUDA_RESULTS = (
 )
 
 
+H100 = "cuda:sm_90:NVIDIA-H100:132"
+AITER = READERS["aiter"].example.encode()
+BLOCK_FP8 = (
+    b"==> N=2048,K=4096,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json <==\n"
+    b'{"1": {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 16, "num_warps": 4,'
+    b' "num_stages": 3}}\n'
+)
+
+
 @pytest.mark.parametrize(
     ("content", "device", "reason"),
     [
@@ -182,6 +230,15 @@ CUDA_RESULTS = (
             "the file says 9.0:NVIDIA H200, not cuda:sm_90:NVIDIA-H100:132",
         ),
         (CUDA_RESULTS, "cuda:sm_90:NVIDIA-H200:132", None),
+        (AITER, NEW_CLASS, None),
+        (AITER, "hip:gfx950:MI355X:256", "the file says gfx942, not hip:gfx950:MI355X:256"),
+        (AITER, "hip:gfx942:MI308X:80", "the file says 304 compute units, not hip:gfx942:MI308X:80"),
+        (BLOCK_FP8, "cuda:sm_90:NVIDIA-H200:132", None),
+        (
+            BLOCK_FP8,
+            "cuda:sm_90:NVIDIA-H100:132",
+            "the file says NVIDIA_H200, not cuda:sm_90:NVIDIA-H100:132",
+        ),
     ],
 )
 def test_a_device_that_the_file_contradicts_is_told(

@@ -10,8 +10,8 @@ from backends.environment import Environment
 from backends.problem import GemmProblem
 from service.requests import request_content
 from tests.service.http.filled import ENVIRONMENT, POLICY, outcomes_of, result_of
+from tuners.budget import Budget, Search
 from tuners.decide import DecisionRule
-from tuners.session import Budget, Search
 
 DATA = Path(__file__).parent.parent.parent / "data" / "tunableop"
 UNTUNED = (DATA / "gpt2-untuned.csv").read_bytes()

@@ -1,0 +1,97 @@
+"""Every kernel family of our own: C++ for GPUs, Triton, C++ for CPUs; what each is, and whether this machine
+can compile it. No device is asked, and a compiler that is missing is an answer."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from math import prod
+from typing import Any
+
+from backends.cpu import families as cpu
+from backends.cpu.compiler import find_compiler
+from backends.cpu.compiler import missing as no_compiler
+from backends.dtypes import COMPUTE_FOR
+from backends.errors import InvalidProblem
+from backends.kernels.candidates import GPU_FAMILIES, GpuFamily, missing, vendors
+from backends.kernels.triton.families import TritonFamily
+from backends.problem import GemmProblem, from_mm
+from backends.solution import Parameter
+
+#: What a family may be asked for: every input type, and fp32 on tensor cores.
+INPUT_TYPES = (*COMPUTE_FOR, "tf32")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A family as people see it. `files` are relative to the installation; `parameters`: name -> its values,
+    none where it may be any number; `missing`: vendor -> why nothing is compiled for it here, None where all
+    is well."""
+
+    name: str
+    description: str
+    language: str
+    files: tuple[str, ...]
+    version: int
+    input_types: tuple[str, ...]
+    parameters: Mapping[str, tuple[Parameter, ...]]
+    missing: Mapping[str, str | None]
+
+    @property
+    def vendors(self) -> tuple[str, ...]:
+        """Those it compiles for."""
+        return tuple(self.missing)
+
+    @property
+    def space(self) -> int | None:
+        """Combinations of its parameters' values, legal or not; None where a parameter is any number."""
+        return prod(len(values) for values in self.parameters.values()) or None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {**asdict(self), "vendors": list(self.vendors), "space": self.space}
+
+
+def catalogue() -> list[Entry]:
+    """Every family, in the order that a search on its vendor takes turns."""
+    found = [
+        Entry(
+            family.name, _about(family), *_source(family), family.version, _types(family.supports),
+            family.choices, {vendor: missing(family, vendor) for vendor in vendors(family)},
+        )
+        for family in GPU_FAMILIES.values()
+    ]  # fmt: skip
+    compiler = None if find_compiler() else no_compiler()
+    for native in (cpu.StreamFamily(), cpu.PackedFamily()):
+        names, file = (*native.texts, *native.tile_names, *native.numbers), f"{native.name}.h"
+        found.append(
+            Entry(
+                native.name, _about(native), "C++", (f"backends/cpu/kernels/{file}",), native.version,
+                _types(native.supports), dict.fromkeys(names, ()), {"cpu": compiler},
+            )
+        )  # fmt: skip
+    return found
+
+
+def _source(family: GpuFamily) -> tuple[str, tuple[str, ...]]:
+    """The language and its files."""
+    if isinstance(family, TritonFamily):
+        return "Triton", ("backends/kernels/triton/kernels.py",)
+    return "C++", (f"backends/kernels/{family.header}",)
+
+
+def _about(family: object) -> str:
+    """The first paragraph of its class's docstring."""
+    return " ".join((inspect.getdoc(type(family)) or "").partition("\n\n")[0].split())
+
+
+def _types(supports: Callable[[GemmProblem], bool]) -> tuple[str, ...]:
+    """Input types of a plain product that it runs."""
+    found: list[str] = []
+    for name in INPUT_TYPES:
+        with suppress(InvalidProblem):
+            if supports(from_mm(16, 256, 256, name)):
+                found.append(name)
+    return tuple(found)

@@ -1,0 +1,104 @@
+"""Our own kernels (backends/kernels) on CUDA: compiled by NVRTC to a cubin for the real architecture, loaded
+and launched by the driver. Compiling needs no GPU: the parent of the process that owns the device does it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from backends.cache import BinaryCache
+from backends.cuda.compiler import compile_unit
+from backends.cuda.driver import Module
+from backends.environment import Environment
+from backends.errors import LaunchError
+from backends.kernels.families import FAMILIES, HEADERS
+from backends.kernels.family import ENTRY, REDUCE, Configuration, KernelFamily
+from backends.kernels.legality import REDUCE_THREADS
+from backends.operands import Operands
+from backends.problem import GemmProblem
+from backends.protocol import Launch
+from backends.solution import Solution
+
+#: A launch asks for more dynamic shared memory than this by an attribute of its function.
+_UNASKED_SHARED = 48 * 1024
+_REDUCE_BLOCK = (REDUCE_THREADS, 1, 1)
+
+
+class OwnKernel:
+    """A configuration loaded on a device."""
+
+    #: Slices of k are added in fp32: every element of D is rounded once.
+    partial_sums = 1
+
+    def __init__(self, found: Configuration, module: Module, device: Any) -> None:
+        self._found, self._device = found, device
+        self._gemm = module.function(ENTRY)
+        self._reduce = module.function(REDUCE) if found.splits > 1 else None
+        if found.shared_bytes > _UNASKED_SHARED:
+            self._gemm.allow_shared(found.shared_bytes)
+        self.workspace_bytes = found.product.partial_bytes(found.splits)
+
+    def bind(self, operands: Operands, workspace: int) -> Launch:
+        found, stream, gemm, reduce = self._found, self._device.stream, self._gemm, self._reduce
+        arguments = gemm.pack(found.arguments(operands, workspace))
+        grid, block, shared = found.grid, (found.threads, 1, 1), found.shared_bytes
+        if reduce is None:
+            return lambda: gemm.launch(grid, block, arguments, stream, shared)
+
+        def both() -> None:
+            gemm.launch(grid, block, arguments, stream, shared)
+            reduce.launch(found.reduce_grid, _REDUCE_BLOCK, arguments, stream)
+
+        return both
+
+    def prepare(self) -> None:
+        pass
+
+    def resources(self) -> Mapping[str, int]:
+        return self._gemm.resources(self._found.threads, self._found.shared_bytes)
+
+
+class OwnFamily:
+    """One of our families as CUDA's."""
+
+    compiles = True
+
+    def __init__(self, family: KernelFamily) -> None:
+        self._family = family
+        self.name = family.name
+
+    def unavailable(self, environment: Environment) -> str | None:
+        return (
+            None
+            if environment.libraries.get("nvrtc")
+            else "NVRTC is not installed; pip install 'gemmtune[cuda]'"
+        )
+
+    def supports(self, problem: GemmProblem) -> bool:
+        return self._family.supports(problem)
+
+    def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
+        return self._family.solutions(problem, environment)
+
+    def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
+        return self._family.illegal(problem, solution, environment)
+
+    def compile(
+        self, problem: GemmProblem, solution: Solution, environment: Environment, cache: BinaryCache
+    ) -> Path | None:
+        unit = self._family.configuration(problem, solution.parameters).unit
+        return compile_unit(unit, HEADERS, environment.arch, cache)
+
+    def load(self, problem: GemmProblem, solution: Solution, binary: Path | None, device: Any) -> OwnKernel:
+        """Raises LaunchError where there is no binary, or the driver refuses it."""
+        if binary is None:
+            raise LaunchError(f"{solution.id} has no binary")
+        path = Path(binary)
+        module: Module = device.keep(f"own kernel {path}", lambda: Module(path))
+        return OwnKernel(self._family.configuration(problem, solution.parameters), module, device)
+
+
+def own_families() -> list[OwnFamily]:
+    """Every family that CUDA's compiler takes."""
+    return [OwnFamily(family) for family in FAMILIES.values() if "cuda" in family.vendors]

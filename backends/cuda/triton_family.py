@@ -1,0 +1,198 @@
+"""The Triton families on an NVIDIA GPU: their files loaded and launched by our own driver calls."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from backends.cache import BinaryCache
+from backends.cuda.driver import Function, Module, api, check
+from backends.environment import Environment
+from backends.errors import IllegalSolution, LaunchError
+from backends.kernels.triton.compiler import compile_kernels
+from backends.kernels.triton.configuration import MAIN, REDUCE, Configuration
+from backends.kernels.triton.description import Compiled, Description, read
+from backends.kernels.triton.families import FAMILIES
+from backends.kernels.triton.legality import arch_of, capability
+from backends.kernels.triton.product import POINTERS, WIDEST
+from backends.operands import Operands, layouts
+from backends.problem import GemmProblem
+from backends.protocol import Launch
+from backends.solution import Solution
+
+#: PTX type of a parameter -> what it is passed as.
+_CTYPES: dict[str, type[Any]] = {"u64": ctypes.c_uint64, "u32": ctypes.c_int32, "f32": ctypes.c_float}
+#: What a launch may ask of shared memory without being allowed to.
+_ALLOWED = 48 * 1024
+#: Scratch starts at multiples of this many bytes: of tensor maps, the compiler wants 128.
+_SCRATCH = 256
+
+
+class TritonModule(Module):
+    """A cubin that lies within a candidate's file."""
+
+    def __init__(self, cubin: bytes, name: str) -> None:
+        self._handle = check(api().cuModuleLoadData(cubin), f"loading {name}")
+        self._functions: dict[str, Function] = {}
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One launch: its kernel, how, on how many programs, and where its scratch starts in the workspace."""
+
+    entry: str
+    function: Function
+    description: Description
+    grid: tuple[int, int, int]
+    scratch: int
+
+
+class TritonKernel:
+    """A candidate's launches on one device."""
+
+    #: Slices of k are added in single precision (or in whole numbers), and D is rounded once.
+    partial_sums = 1
+
+    def __init__(self, one: Configuration, compiled: dict[str, Compiled], device: Any) -> None:
+        self._one, self._device = one, device
+        self._steps: list[_Step] = []
+        at = _up(one.partial_bytes)
+        for entry in (MAIN, REDUCE) if one.slices > 1 else (MAIN,):
+            grid = one.grid(device.units) if entry == MAIN else one.reduce_grid
+            step = _Step(entry, _function(compiled, entry, device), compiled[entry].description, grid, at)
+            at += _up(grid[0] * grid[1] * step.description.scratch_bytes)
+            self._steps.append(step)
+        self.workspace_bytes = at
+
+    def prepare(self) -> None:
+        pass
+
+    def resources(self) -> Mapping[str, int]:
+        step = self._steps[0]
+        return step.function.resources(step.description.threads, step.description.shared_bytes)
+
+    def bind(self, operands: Operands, workspace: int) -> Launch:
+        """Raises LaunchError for addresses that are aligned to less than the kernel was compiled for."""
+        self._check(operands, workspace)
+        launches = [self._launch(step, operands, workspace) for step in self._steps]
+        if len(launches) == 1:
+            return launches[0]
+        first, second = launches
+
+        def both() -> None:
+            first()
+            second()
+
+        return both
+
+    def _check(self, operands: Operands, workspace: int) -> None:
+        problem = self._one.product.problem
+        for name, layout in layouts(problem).items():
+            unit, address = max(problem.alignment, layout.dtype.bytes), getattr(operands, name)
+            if address % unit:
+                raise LaunchError(f"{name} at {address:#x} is not aligned to the problem's {unit} bytes")
+        unit = max([WIDEST, *(step.description.scratch_align for step in self._steps)])
+        if self.workspace_bytes and workspace % unit:
+            raise LaunchError(f"the workspace at {workspace:#x} is not aligned to {unit} bytes")
+
+    def _launch(self, step: _Step, operands: Operands, workspace: int) -> Launch:
+        pointers = {name: getattr(operands, name) for name in POINTERS}
+        try:
+            values = self._one.arguments(step.entry, pointers, workspace, (operands.alpha, operands.beta))
+        except ValueError as error:
+            raise LaunchError(str(error)) from error
+        kinds = step.description.parameters
+        packed = [
+            _CTYPES[kind](value)
+            for kind, value in zip(kinds, [*values, workspace + step.scratch, 0], strict=True)
+        ]
+        block = (step.description.threads, 1, 1)
+        arguments, stream = step.function.pack(*packed), self._device.stream
+        return partial(
+            step.function.launch, step.grid, block, arguments, stream, step.description.shared_bytes
+        )
+
+
+def _up(size: int) -> int:
+    return -(-size // _SCRATCH) * _SCRATCH
+
+
+def _function(compiled: dict[str, Compiled], entry: str, device: Any) -> Function:
+    """The loaded kernel. Raises IllegalSolution where its shared memory exceeds the device's."""
+    if entry not in compiled:
+        raise LaunchError(f"the file has the kernels {', '.join(compiled)}, not {entry}")
+    one = compiled[entry].description
+    most = arch_of(device.environment).block_shared_bytes
+    if one.shared_bytes > most:
+        raise IllegalSolution(
+            f"{one.entry} takes {one.shared_bytes} bytes of shared memory; a block of "
+            f"{device.environment.arch} has {most}"
+        )
+    if one.profile_bytes:
+        raise LaunchError(
+            f"{one.entry} was compiled to be profiled, and wants {one.profile_bytes} bytes for it"
+        )
+    function = TritonModule(compiled[entry].cubin, one.entry).function(one.entry)
+    if one.shared_bytes > _ALLOWED:
+        function.allow_shared(one.shared_bytes)
+    return function
+
+
+class CudaTriton:
+    """One Triton family as the CUDA backend runs it."""
+
+    #: Of FAMILIES.
+    name: ClassVar[str]
+    compiles = True
+
+    def __init__(self) -> None:
+        self._family = FAMILIES[self.name]
+
+    def unavailable(self, environment: Environment) -> str | None:
+        return self._family.unavailable(environment)
+
+    def supports(self, problem: GemmProblem) -> bool:
+        return self._family.supports(problem)
+
+    def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
+        return self._family.solutions(problem, environment)
+
+    def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
+        return self._family.illegal(problem, solution, environment)
+
+    def compile(
+        self, problem: GemmProblem, solution: Solution, environment: Environment, cache: BinaryCache
+    ) -> Path | None:
+        one = Configuration.of(problem, solution.parameters)
+        return compile_kernels(one.requests(capability(environment)), environment.arch, cache)
+
+    def load(
+        self, problem: GemmProblem, solution: Solution, binary: Path | None, device: Any
+    ) -> TritonKernel:
+        """Raises LaunchError without a file of compiled kernels; IllegalSolution where the compiler took more
+        shared memory than the device has."""
+        if binary is None:
+            raise LaunchError(f"{solution.id} has no binary")
+        return TritonKernel(Configuration.of(problem, solution.parameters), read(binary), device)
+
+
+class CudaTritonGemm(CudaTriton):
+    """See TritonGemm."""
+
+    name = "triton-gemm"
+
+
+class CudaTritonSplitK(CudaTriton):
+    """See TritonSplitK."""
+
+    name = "triton-split-k"
+
+
+class CudaTritonPersistent(CudaTriton):
+    """See TritonPersistent."""
+
+    name = "triton-persistent"

@@ -1,0 +1,1 @@
+"""Our own GPU kernels: one source for CUDA, HIP and the host; families, launches and legality in Python."""

@@ -1,0 +1,153 @@
+// From a sum to an element of D, and from slices' sums to the sum.
+#pragma once
+
+#include "args.h"
+
+namespace gemmtune {
+
+GEMMTUNE_DEVICE float activate(float x, int activation) {
+    if (activation == kRelu) return x < 0.0f ? 0.0f : x;  // a NaN stays
+    // x / (1 + e^-s): silu with s = x, and gelu's 0.5 x (1 + tanh(u)) with s = 2u.
+    const float s = activation == kSilu ? x : x * (1.59576912f + 0.0713548163f * (x * x));
+    return quotient(x, 1.0f + exponential(-s));
+}
+
+// A place in D from which elements are finished, so that a thread with many of them works out their
+// addresses once. ROWS_APART is 1 where rows of C and D are known to be neighbours, else 0.
+template <typename TYPES, int ROWS_APART>
+struct Finish {
+    const GemmArgs& args;
+    const typename TYPES::C* c;
+    const typename TYPES::Bias* bias;
+    typename TYPES::D* d;
+    int rows, columns;  // of D from here on; none where negative
+    bool fours;         // every fourth row from here is where four elements may be stored at once
+    bool plain;         // alpha times the sum is all
+
+    GEMMTUNE_DEVICE Finish(const GemmArgs& args, i64 batch, i64 i, i64 j)
+        : args(args), c(static_cast<const typename TYPES::C*>(args.c)),
+          bias(static_cast<const typename TYPES::Bias*>(args.bias)),
+          d(static_cast<typename TYPES::D*>(args.d)),
+          rows(static_cast<int>(args.m - i)), columns(static_cast<int>(args.n - j)) {
+        // Null pointers stay what they are.
+        if (args.beta != 0.0f) c += batch * args.stride_c + i * step(args.c_row) + j * args.c_column;
+        if (bias) bias += i * args.bias_row + j * args.bias_column;
+        d += batch * args.stride_d + i * step(args.d_row) + j * args.d_column;
+        const u64 apart = static_cast<u64>(args.d_column) * sizeof *d;
+        plain = args.beta == 0.0f && !bias && args.activation == kNone;
+        fours = ROWS_APART == 1 && ((reinterpret_cast<u64>(d) | apart) & (4 * sizeof *d - 1)) == 0;
+    }
+
+    static GEMMTUNE_DEVICE i64 step(i64 given) { return ROWS_APART ? ROWS_APART : given; }
+
+    // Stores the element `row` rows and `column` columns on; those beyond D are dropped.
+    GEMMTUNE_DEVICE void store(int row, int column, float sum) const {
+        if (row >= rows || column >= columns) return;
+        const float result = value(row, column, sum);
+        d[row * step(args.d_row) + column * args.d_column] = narrow<typename TYPES::D>(result);
+    }
+
+    // Four neighbouring rows', `row` a multiple of four.
+    GEMMTUNE_DEVICE void store4(int row, int column, const float (&sum)[4]) const {
+        using D = typename TYPES::D;
+        if (column >= columns) return;
+        D four[4];
+        GEMMTUNE_UNROLL
+        for (int i = 0; i < 4; ++i) four[i] = narrow<D>(args.alpha * sum[i]);
+        if (!plain) {
+            GEMMTUNE_UNROLL
+            for (int i = 0; i < 4; ++i)
+                if (row + i < rows) four[i] = narrow<D>(value(row + i, column, sum[i]));
+        }
+        D* const at = d + row * step(args.d_row) + column * args.d_column;
+        if (fours && row + 4 <= rows) {
+            unsigned words[sizeof(D)];  // as many as an element has bytes
+            GEMMTUNE_UNROLL
+            for (int i = 0; i < static_cast<int>(sizeof(D)); ++i)
+                words[i] = Word<D>::pack(four + i * Word<D>::kElements);
+            if constexpr (sizeof(D) == 4) write16(at, Words{{words[0], words[1], words[2], words[3]}});
+            else write8(at, words);
+        } else {
+            GEMMTUNE_UNROLL
+            for (int i = 0; i < 4; ++i)
+                if (row + i < rows) at[i * step(args.d_row)] = four[i];
+        }
+    }
+
+private:
+    GEMMTUNE_DEVICE float value(int row, int column, float sum) const {
+        float value = args.alpha * sum;
+        if (args.beta != 0.0f)
+            value += args.beta * widen(c[row * step(args.c_row) + column * args.c_column]);
+        if (bias) value += widen(bias[row * args.bias_row + column * args.bias_column]);
+        return args.activation == kNone ? value : activate(value, args.activation);
+    }
+};
+
+// Stores one element, of row i and column j; one beyond D is dropped.
+template <typename TYPES>
+GEMMTUNE_DEVICE void finish(const GemmArgs& args, i64 batch, i64 i, i64 j, float sum) {
+    if (i < args.m && j < args.n) Finish<TYPES, 0>(args, batch, i, j).store(0, 0, sum);
+}
+
+// finish(), or the sum of this block's slice of k kept for Reduce.
+template <typename TYPES>
+GEMMTUNE_DEVICE void finish_slice(const GemmArgs& args, Task task, i64 i, i64 j, float sum) {
+    if (args.splits == 1) {
+        finish<TYPES>(args, task.batch, i, j, sum);
+    } else if (i < args.m && j < args.n) {
+        const i64 slice = static_cast<i64>(task.slice) * args.batch + task.batch;
+        args.partial[(slice * args.n + j) * args.m + i] = sum;
+    }
+}
+
+// A place among a slice's sums, which Reduce adds: as Finish, of which it is the other choice.
+struct Keep {
+    float* at;
+    i64 m;
+    int rows, columns;
+
+    GEMMTUNE_DEVICE Keep(const GemmArgs& args, Task task, i64 i, i64 j)
+        : m(args.m), rows(static_cast<int>(args.m - i)), columns(static_cast<int>(args.n - j)) {
+        const i64 slice = static_cast<i64>(task.slice) * args.batch + task.batch;
+        at = args.partial + (slice * args.n + j) * m + i;
+    }
+
+    GEMMTUNE_DEVICE void store4(int row, int column, const float (&sum)[4]) const {
+        if (column >= columns) return;
+        GEMMTUNE_UNROLL
+        for (int i = 0; i < 4; ++i)
+            if (row + i < rows) at[column * m + row + i] = sum[i];
+    }
+};
+
+// A block's slice of k in steps of STEP elements, which slices are whole numbers of (product.py); the last
+// ones end at `steps`, and may be empty. No division: a block's first loads wait for this.
+template <int STEP>
+struct Slice {
+    int begin, end;
+    GEMMTUNE_DEVICE Slice(const GemmArgs& args, Task task, unsigned steps) {
+        const unsigned each = args.slice / STEP, from = task.slice * each;
+        begin = static_cast<int>(from < steps ? from : steps);
+        end = static_cast<int>(from + each < steps ? from + each : steps);
+    }
+};
+
+// The second launch of a product whose k is split among blocks: adds the slices' sums, always in the same
+// order. A thread an element of D.
+template <typename TYPES>
+struct Reduce {
+    static constexpr int kThreads = 256, kMinBlocks = 0;
+
+    static GEMMTUNE_DEVICE void run(const GemmArgs& args, char*) {
+        const i64 size = static_cast<i64>(args.m) * args.n, all = size * args.batch;
+        const i64 at = static_cast<i64>(block_x()) * kThreads + thread_index();
+        if (at >= all) return;
+        float sum = 0.0f;
+        for (int slice = 0; slice < args.splits; ++slice) sum += args.partial[slice * all + at];
+        const i64 element = at % size;
+        finish<TYPES>(args, at / size, element % args.m, element / args.m, sum);
+    }
+};
+
+}  // namespace gemmtune

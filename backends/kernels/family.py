@@ -1,0 +1,123 @@
+"""What a kernel family is: parameters, what is derived from them, and which are worth trying."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from ctypes import sizeof
+from dataclasses import dataclass
+from typing import ClassVar
+
+from backends.environment import Environment
+from backends.kernels.legality import PLAIN, REDUCE_THREADS, arch_of, malformed, unsupported
+from backends.kernels.product import GemmArgs, Product
+from backends.operands import Operands
+from backends.problem import GemmProblem
+from backends.solution import Parameter, Solution
+
+#: Entry points of a unit: the product, and the sum of its slices of k.
+ENTRY, REDUCE = "gemm", "reduce"
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A family's parameters for one product, with what is derived from them: the instantiation, the block's
+    threads and bytes of shared memory, blocks along x, slices of k (blocks along y), the step in elements
+    that slices are whole numbers of, and whether blocks along x are the whole batch's, not each product's."""
+
+    product: Product
+    header: str
+    instantiation: str
+    threads: int
+    shared_bytes: int
+    blocks: int
+    splits: int = 1
+    step: int = 1
+    spans_batch: bool = False
+
+    def arguments(self, operands: Operands, workspace: int) -> GemmArgs:
+        """The argument of both launches for one set of operands (device addresses)."""
+        return self.product.arguments(operands, workspace, self.splits, self.step)
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        if self.spans_batch:
+            return self.blocks, 1, 1
+        return self.blocks, self.splits * self.product.batch_groups, self.product.batch_blocks
+
+    @property
+    def reduce_grid(self) -> tuple[int, int, int]:
+        """Of the second launch, where k is split among blocks."""
+        p = self.product
+        return -(-p.m * p.n * p.batch // REDUCE_THREADS), 1, 1
+
+    @property
+    def unit(self) -> str:
+        """The translation unit: an include and an instantiation, held against what is derived here. Nothing
+        that a launch can tell (sizes, strides, scalars, the epilogue, slices) is in it."""
+        return (
+            f'#include "{self.header}"\n'
+            f"using Chosen = gemmtune::{self.instantiation};\n"
+            f'static_assert(sizeof(gemmtune::GemmArgs) == {sizeof(GemmArgs)}, "product.py: GemmArgs");\n'
+            f'static_assert(Chosen::kThreads == {self.threads}, "threads as derived in Python");\n'
+            f'static_assert(Chosen::kSharedBytes == {self.shared_bytes}, "shared memory as derived");\n'
+            f"using Sums = gemmtune::Reduce<{self.product.types}>;\n"
+            f'static_assert(Sums::kThreads == {REDUCE_THREADS}, "legality.py: REDUCE_THREADS");\n'
+            f"GEMMTUNE_KERNEL({ENTRY}, Chosen)\nGEMMTUNE_KERNEL({REDUCE}, Sums)\n"
+        )
+
+
+Values = Mapping[str, Parameter]
+
+
+class KernelFamily(ABC):
+    """A header's kernels. A new family: a header, a subclass, and its line in families.py:FAMILIES. The first
+    paragraph of its docstring is what users are told of it."""
+
+    name: ClassVar[str]
+    header: ClassVar[str]
+    version: ClassVar[int] = 1
+    #: Vendors whose compilers take the header.
+    vendors: ClassVar[tuple[str, ...]] = ("cuda", "hip")
+    #: (Type of A and B, compute type) that it multiplies.
+    computes: ClassVar[tuple[tuple[str, str], ...]] = PLAIN
+    #: Every value that each parameter may have.
+    choices: ClassVar[Mapping[str, tuple[Parameter, ...]]]
+
+    def supports(self, problem: GemmProblem) -> bool:
+        """Whether any candidate could run this problem's types, epilogue and scaling."""
+        return unsupported(problem, self.computes) is None
+
+    def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
+        """Legal candidates where the family makes sense, the likeliest first."""
+        if not self.supports(problem):
+            return
+        for values in self.candidates(problem, environment):
+            solution = Solution(self.name, self.version, values)
+            if self.illegal(problem, solution, environment) is None:
+                found = self.configuration(problem, values, arch_of(environment).warp)
+                size = found.product.partial_bytes(found.splits)
+                yield Solution(self.name, self.version, values, None, size, True)
+
+    def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
+        """The rule that the solution breaks, or None."""
+        rule = unsupported(problem, self.computes)
+        rule = rule or malformed(solution, self.name, self.version, self.choices)
+        return rule or self.rule(problem, solution.parameters, environment)
+
+    @abstractmethod
+    def candidates(self, problem: GemmProblem, environment: Environment) -> Iterable[dict[str, Parameter]]:
+        """Parameters worth trying, the likeliest first; some may be illegal."""
+
+    @abstractmethod
+    def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
+        """The rule that well-formed parameters break."""
+
+    @abstractmethod
+    def configuration(self, problem: GemmProblem, values: Values, warp: int = 32) -> Configuration:
+        """What is derived from legal parameters, for warps of so many threads."""
+
+
+def number(values: Values, name: str) -> int:
+    """A parameter that is a whole number."""
+    return int(values[name] or 0)

@@ -1,0 +1,333 @@
+// A GPU's block on the host, for tests: one fiber a thread, which runs until it waits at a barrier or for
+// its warp. Warps run in order or (for races that order hides) in reverse. What a GPU would answer with a
+// fault or with garbage ends the launch with words: a misaligned wide load, a barrier or a shuffle that not
+// every thread reaches. Shared memory starts as NaN and ends where a page begins that nobody may touch. An
+// asynchronous copy is done as late as its thread's wait allows or (in reverse) at once: who reads too early
+// finds NaN or what was there before, and who writes too early overwrites what others still read.
+#pragma once
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <vector>
+
+#ifndef GEMMTUNE_WARP
+#define GEMMTUNE_WARP 32
+#endif
+#define GEMMTUNE_DEVICE inline
+#define GEMMTUNE_UNROLL
+#define GEMMTUNE_ROLL
+
+namespace gemmtune {
+
+constexpr int kWarp = GEMMTUNE_WARP;
+
+namespace host {
+
+enum State : char { kReady, kAtWarp, kAtBlock, kDone };
+constexpr size_t kStack = 1 << 17, kMail = 64;
+
+// A copy on its way to shared memory: `size` bytes, the first `bytes` of them from `from`.
+struct Copy {
+    char* to;
+    const char* from;
+    int size, bytes, group;
+};
+
+struct Fiber {
+    void* stack_pointer;
+    State state;
+    int exchanges, groups;  // groups: of copies, closed
+    std::vector<Copy> copies;
+    alignas(16) char mail[2][kMail];
+};
+
+struct Machine {
+    std::vector<Fiber> fibers;
+    std::vector<char> stacks;
+    void* scheduler = nullptr;
+    int current = 0;
+    unsigned block[3] = {0, 0, 0};
+    void (*entry)(const void*, char*) = nullptr;
+    const void* args = nullptr;
+    char* shared = nullptr;
+    const char* fault = nullptr;
+    bool reversed = false;
+    int ways = 0;  // how often a bank of shared memory was asked for words at once, at most (read_shared())
+};
+inline Machine machine;
+
+// Saves the callee's registers, changes stacks, and goes on where the other one stood.
+#if defined(__x86_64__)
+extern "C" __attribute__((visibility("hidden"))) void gemmtune_switch(void** from, void* to);
+asm(R"(
+.text
+.hidden gemmtune_switch
+.globl gemmtune_switch
+gemmtune_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+)");
+inline void* fresh_stack(char* top, void (*entry)()) {
+    void** at = reinterpret_cast<void**>((reinterpret_cast<u64>(top) - 64) & ~u64(15));
+    *at = reinterpret_cast<void*>(entry);
+    memset(at - 6, 0, 6 * sizeof(void*));
+    return at - 6;
+}
+#else
+#error "the host target switches stacks on x86-64 only"
+#endif
+
+inline void wait(State state) {
+    Fiber& mine = machine.fibers[machine.current];
+    mine.state = state;
+    gemmtune_switch(&mine.stack_pointer, machine.scheduler);
+}
+
+// Remembered; the fiber never goes on.
+inline void fail(const char* why) {
+    if (!machine.fault) machine.fault = why;
+    wait(kDone);
+    abort();
+}
+
+inline void run_fiber() {
+    machine.entry(machine.args, machine.shared);
+    wait(kDone);
+    abort();
+}
+
+// Runs the warp's ready lanes, again and again while all of them meet. Whether anybody moved.
+inline bool run_warp(int first, int last) {
+    bool moved = false;
+    for (;;) {
+        bool ready = false, meet = true;
+        for (int t = first; t < last && !machine.fault; ++t) {
+            if (machine.fibers[t].state == kReady) {
+                machine.current = t;
+                ready = moved = true;
+                gemmtune_switch(&machine.scheduler, machine.fibers[t].stack_pointer);
+            }
+            meet = meet && machine.fibers[t].state == kAtWarp;
+        }
+        if (!meet || machine.fault) return moved;
+        if (!ready) return moved;
+        for (int t = first; t < last; ++t) machine.fibers[t].state = kReady;
+    }
+}
+
+inline void run_block(int threads) {
+    const int warps = (threads + kWarp - 1) / kWarp;
+    for (int t = 0; t < threads; ++t) {
+        Fiber& fiber = machine.fibers[t];
+        fiber.state = kReady, fiber.exchanges = fiber.groups = 0;
+        fiber.copies.clear();
+        fiber.stack_pointer = fresh_stack(machine.stacks.data() + (t + 1) * kStack, run_fiber);
+    }
+    for (;;) {
+        bool moved = false;
+        for (int w = 0; w < warps; ++w) {
+            const int warp = machine.reversed ? warps - 1 - w : w, first = warp * kWarp;
+            moved |= run_warp(first, first + kWarp < threads ? first + kWarp : threads);
+            if (machine.fault) return;
+        }
+        int waiting = 0, done = 0;
+        for (int t = 0; t < threads; ++t) {
+            waiting += machine.fibers[t].state == kAtBlock;
+            done += machine.fibers[t].state == kDone;
+        }
+        if (done == threads) return;
+        if (waiting == threads) {
+            for (int t = 0; t < threads; ++t) machine.fibers[t].state = kReady;
+        } else if (!moved) {
+            machine.fault = "threads wait for others that never come (a barrier or a shuffle in a branch)";
+            return;
+        }
+    }
+}
+
+// Runs a grid; null, or what went wrong.
+inline const char* launch(void (*entry)(const void*, char*), const void* args, const unsigned (&grid)[3],
+                          int threads, size_t shared_bytes, bool reversed) {
+    const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    const size_t pages = (shared_bytes + page - 1) / page * page;
+    char* memory = static_cast<char*>(
+        mmap(nullptr, pages + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    if (memory == MAP_FAILED) return "no memory for the host's shared memory";
+    mprotect(memory + pages, page, PROT_NONE);
+    machine.entry = entry, machine.args = args, machine.fault = nullptr, machine.reversed = reversed;
+    machine.shared = memory + pages - (shared_bytes + 15) / 16 * 16;
+    machine.fibers.resize(static_cast<size_t>(threads));
+    if (machine.stacks.size() < threads * kStack) machine.stacks.resize(threads * kStack);
+    for (unsigned z = 0; z < grid[2]; ++z)
+        for (unsigned y = 0; y < grid[1]; ++y)
+            for (unsigned x = 0; x < grid[0] && !machine.fault; ++x) {
+                memset(memory, 0xff, pages);
+                machine.block[0] = x, machine.block[1] = y, machine.block[2] = z;
+                run_block(threads);
+            }
+    munmap(memory, pages + page);
+    return machine.fault;
+}
+
+inline void perform(const Copy& copy) {
+    memcpy(copy.to, copy.from, copy.bytes);
+    memset(copy.to + copy.bytes, 0, copy.size - copy.bytes);
+}
+inline void start_copy(void* shared, const void* global, int size, int bytes) {
+    if ((reinterpret_cast<u64>(shared) | reinterpret_cast<u64>(global)) % static_cast<u64>(size))
+        fail("an asynchronous copy from or to a misaligned address");
+    if (bytes < 0 || bytes > size) fail("an asynchronous copy of more than there is place for");
+    Fiber& fiber = machine.fibers[machine.current];
+    const Copy copy{static_cast<char*>(shared), static_cast<const char*>(global), size, bytes, fiber.groups};
+    if (machine.reversed) return perform(copy);
+    memset(copy.to, 0xff, size);  // whoever still reads what was there reads NaN
+    fiber.copies.push_back(copy);
+}
+// Ends the copies of all groups but the last `under_way`; they were started in the groups' order.
+inline void finish_copies(int under_way) {
+    Fiber& fiber = machine.fibers[machine.current];
+    size_t done = 0;
+    while (done < fiber.copies.size() && fiber.copies[done].group < fiber.groups - under_way)
+        perform(fiber.copies[done++]);
+    fiber.copies.erase(fiber.copies.begin(), fiber.copies.begin() + static_cast<long>(done));
+}
+
+// Gives the warp one's own bytes, and answers where a lane's are (until the next exchange but one).
+template <typename T>
+struct Exchanged {
+    int first, parity;
+    const T& of(int lane) const {
+        return *reinterpret_cast<const T*>(machine.fibers[first + lane].mail[parity]);
+    }
+};
+template <typename T>
+inline Exchanged<T> exchange(const T& mine) {
+    static_assert(sizeof(T) <= kMail, "a lane's mail is short");
+    Fiber& fiber = machine.fibers[machine.current];
+    const int parity = fiber.exchanges++ & 1;
+    memcpy(fiber.mail[parity], &mine, sizeof mine);
+    const int first = machine.current / kWarp * kWarp;
+    wait(kAtWarp);
+    return {first, parity};
+}
+
+}  // namespace host
+
+inline unsigned thread_index() { return static_cast<unsigned>(host::machine.current); }
+inline unsigned block_x() { return host::machine.block[0]; }
+inline unsigned block_y() { return host::machine.block[1]; }
+inline unsigned block_z() { return host::machine.block[2]; }
+inline void block_barrier() { host::wait(host::kAtBlock); }
+
+template <typename To, typename From>
+inline To same_bits(From value) {
+    static_assert(sizeof(To) == sizeof(From), "of one size");
+    To out;
+    memcpy(&out, &value, sizeof out);
+    return out;
+}
+inline float as_float(unsigned bits) { return same_bits<float>(bits); }
+inline unsigned as_unsigned(float value) { return same_bits<unsigned>(value); }
+inline void warp_barrier() { host::wait(host::kAtWarp); }
+inline float shuffle_xor(float value, int mask) {
+    return host::exchange(value).of(static_cast<int>(thread_index() % kWarp) ^ mask);
+}
+
+template <typename T>
+inline T aligned_load(const void* p, unsigned bytes) {
+    if (reinterpret_cast<u64>(p) % bytes) host::fail("a wide load from a misaligned address");
+    T out;
+    memcpy(&out, p, bytes);
+    return out;
+}
+inline Words stream16(const void* p) { return aligned_load<Words>(p, 16); }
+inline void stream8(const void* p, unsigned (&out)[2]) {
+    const u64 both = aligned_load<u64>(p, 8);
+    memcpy(out, &both, 8);
+}
+inline unsigned stream4(const void* p) { return aligned_load<unsigned>(p, 4); }
+inline Words read16(const void* p) { return aligned_load<Words>(p, 16); }
+inline void write16(void* p, Words v) {
+    if (reinterpret_cast<u64>(p) % 16) host::fail("a wide store to a misaligned address");
+    memcpy(p, &v, 16);
+}
+inline void write8(void* p, const unsigned (&v)[2]) {
+    if (reinterpret_cast<u64>(p) % 8) host::fail("a wide store to a misaligned address");
+    memcpy(p, v, 8);
+}
+
+inline void copy_async16(void* shared, const void* global, int bytes = 16) {
+    host::start_copy(shared, global, 16, bytes);
+}
+inline void copy_async4(void* shared, const void* global, int bytes = 4) {
+    host::start_copy(shared, global, 4, bytes);
+}
+inline void commit_copies() { ++host::machine.fibers[host::machine.current].groups; }
+template <int N>
+inline void wait_copies() {
+    host::finish_copies(N);
+}
+
+// Counts what a GPU would: 32 banks of 4 bytes, of which so many lanes are answered at once as ask for 128
+// bytes; a word is sent to all who want it.
+template <typename T>
+inline T read_shared(const void* p) {
+    if (reinterpret_cast<u64>(p) % sizeof(T)) host::fail("shared memory is read at a misaligned address");
+    constexpr int kWords = sizeof(T) > 4 ? static_cast<int>(sizeof(T)) / 4 : 1, kTogether = 32 / kWords;
+    const auto lanes = host::exchange(p);
+    const int first = host::machine.current % kWarp;
+    u64 words[32];
+    int ways[32] = {}, known = 0;
+    if (first % kTogether == 0) {  // one lane counts for those who are answered with it
+        for (int at = 0; at < 32; ++at) {
+            const u64 word = reinterpret_cast<u64>(lanes.of(first + at / kWords)) / 4 + at % kWords;
+            bool again = false;
+            for (int other = 0; other < known; ++other) again = again || words[other] == word;
+            if (again) continue;
+            words[known++] = word;
+            const int here = ++ways[word % 32];
+            if (here > host::machine.ways) host::machine.ways = here;
+        }
+    }
+    T out;
+    memcpy(&out, p, sizeof out);
+    return out;
+}
+
+inline float half_to_float(unsigned short bits) { return static_cast<float>(same_bits<_Float16>(bits)); }
+inline unsigned short float_to_half(float value) {
+    return same_bits<unsigned short>(static_cast<_Float16>(value));
+}
+inline float exponential(float x) { return expf(x); }
+inline float quotient(float x, float y) { return x / y; }
+
+}  // namespace gemmtune
+
+// launch_NAME(args, grid, threads, shared bytes, reversed): null, or what went wrong.
+#define GEMMTUNE_KERNEL(NAME, FAMILY)                                                                   \
+    static void NAME(const void* args, char* shared) {                                                  \
+        FAMILY::run(*static_cast<const gemmtune::GemmArgs*>(args), shared);                             \
+    }                                                                                                   \
+    extern "C" const char* launch_##NAME(const void* args, const unsigned* grid, int threads,           \
+                                         unsigned long long shared, int reversed) {                     \
+        const unsigned sizes[3] = {grid[0], grid[1], grid[2]};                                          \
+        return gemmtune::host::launch(NAME, args, sizes, threads, shared, reversed != 0);               \
+    }

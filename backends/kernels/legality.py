@@ -1,0 +1,165 @@
+"""What a kernel of ours can run: every rule once, each answering with its words or None.
+
+The headers guard the same rules by static_assert, and every unit asserts the threads and the shared memory
+that are derived in Python (family.py), so that the two cannot drift apart unnoticed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from backends.archs import GPU_TARGETS, GpuArch
+from backends.environment import Environment
+from backends.kernels.product import CPP_TYPES, MOST_BLOCKS_YZ, WIDE, Product
+from backends.problem import GemmProblem
+from backends.solution import Parameter, Solution
+
+#: Registers of a thread on every vendor, and of a multiprocessor.
+THREAD_REGISTERS, UNIT_REGISTERS = 255, 65536
+#: What addresses, counters and constants take beside operands and sums.
+OTHER_REGISTERS = 32
+MOST_BLOCKS = 2**31 - 1
+#: (Type of A and B, compute type) of plain multiplications: of 16-bit floats tensor cores' are the same.
+PLAIN = (("fp32", "fp32"), ("fp16", "fp32"), ("bf16", "fp32"))
+#: Threads of a block of epilogue.h: Reduce.
+REDUCE_THREADS = 256
+#: What any GPU gives a block without being asked.
+_KIB = 1024
+_UNKNOWN = {"cuda": GpuArch("unknown", "cuda", 32, 48 * _KIB, 48 * _KIB),
+            "hip": GpuArch("unknown", "hip", 64, 64 * _KIB, 64 * _KIB)}  # fmt: skip
+
+
+def arch_of(environment: Environment) -> GpuArch:
+    """The architecture's facts; an unknown one's are the least that its vendor's have."""
+    found = GPU_TARGETS.get(environment.arch)
+    return found or _UNKNOWN.get(environment.vendor, _UNKNOWN["cuda"])
+
+
+def unsupported(p: GemmProblem, computes: Sequence[tuple[str, str]] = PLAIN) -> str | None:
+    """The types, compute type or scaling that kernels for these (type of A and B, compute type) have not."""
+    if p.dtype_b != p.dtype_a or (p.dtype_a, p.compute) not in computes:
+        known = ", ".join(f"{kind} in {compute}" for kind, compute in computes)
+        return f"our kernels multiply {known}, not {p.dtype_a} x {p.dtype_b} in {p.compute}"
+    if p.dtype_d not in CPP_TYPES or p.dtype_c not in CPP_TYPES:
+        return f"our kernels have no C of {p.dtype_c} or D of {p.dtype_d}"
+    if p.bias is not None and p.bias not in CPP_TYPES:
+        return f"our kernels add no bias of {p.bias}"
+    if (p.scale_a, p.scale_b, p.scale_d) != ("none", "none", "none"):
+        return "our kernels have no scales"
+    return None
+
+
+def malformed(
+    solution: Solution, name: str, version: int, choices: Mapping[str, Sequence[Parameter]]
+) -> str | None:
+    """What is wrong with the parameters themselves: imported ones may be anything, and source is made of
+    them."""
+    given = solution.parameters
+    if solution.family != name:
+        return f"a solution of {solution.family} is none of {name}"
+    if solution.version != version:
+        return f"version {solution.version} of {name} is another kernel; this is {version}"
+    if set(given) != set(choices):
+        return f"a {name} solution has the parameters {', '.join(choices)}"
+    for parameter, known in choices.items():
+        value = given[parameter]
+        # Not `in` alone: True == 1.
+        if type(value) is not type(known[0]) or value not in known:
+            return f"{parameter} must be one of {', '.join(map(str, known))}, not {value!r}"
+    return None
+
+
+def threads_rule(threads: int, arch: GpuArch, least: int = 32) -> str | None:
+    """Threads of a block."""
+    if not least <= threads <= arch.block_threads:
+        return f"a block has {least} to {arch.block_threads} threads, not {threads}"
+    return f"{threads} threads are no whole warps of 32" if threads % 32 else None
+
+
+def shared_rule(size: int, arch: GpuArch) -> str | None:
+    """Shared memory of a block."""
+    if size > arch.block_shared_bytes:
+        return f"{size} bytes of shared memory; {arch.name} has {arch.block_shared_bytes} for a block"
+    return None
+
+
+def registers_rule(registers: int, threads: int) -> str | None:
+    """What operands and sums take of a thread's registers; too many would spill, or not launch at all."""
+    most = min(THREAD_REGISTERS, UNIT_REGISTERS // threads) - OTHER_REGISTERS
+    if registers > most:
+        return f"operands and sums take {registers} registers; {threads} threads have {most} each for them"
+    return None
+
+
+def grid_rule(blocks: int, product: Product, splits: int = 1) -> str | None:
+    """Blocks of the launch, and of the one that adds slices of k."""
+    reduce = -(-product.m * product.n * product.batch // REDUCE_THREADS) if splits > 1 else 0
+    if splits * product.batch_groups > MOST_BLOCKS_YZ:
+        return f"a batch of {product.batch} by {splits} slices of k; a launch has {MOST_BLOCKS_YZ} squared"
+    if max(blocks, reduce) > MOST_BLOCKS:
+        return f"{max(blocks, reduce)} blocks; a launch has {MOST_BLOCKS} at most"
+    return None
+
+
+def columns_rule(product: Product, least: int, most: int) -> str | None:
+    """Columns of the product: those of the operand that is not streamed."""
+    if not least <= product.n <= most:
+        return f"{least} to {most} columns beside the streamed operand, not {product.n}"
+    return None
+
+
+def whole_rule(size: int, part: int, what: str, parts: str) -> str | None:
+    """A size that must be cut into whole parts."""
+    return f"{what} {size} is no multiple of {parts} {part}" if size % part else None
+
+
+def wide_rule(size: int, element_bytes: int, what: str) -> str | None:
+    """The contiguous side of a tile that is loaded 16 bytes at a time."""
+    return whole_rule(size, WIDE // element_bytes, what, "the elements of 16 bytes,")
+
+
+def fp32_rule(product: Product) -> str | None:
+    """Copies from memory to shared memory bring elements as they are."""
+    if product.element_bytes != 4:
+        return f"copies do not widen: fp32, not {product.problem.dtype_a}"
+    return None
+
+
+def small_rule(product: Product, most: int) -> str | None:
+    """A product that is one tile."""
+    if max(product.m, product.n, product.k) > most:
+        return f"sides of at most {most}, not {product.m} x {product.n} x {product.k}"
+    return None
+
+
+def capability(environment: Environment) -> int:
+    """Of an NVIDIA GPU, 90 for sm_90a; 0 of another."""
+    found = re.fullmatch(r"sm_(\d+)[af]?", environment.arch)
+    return int(found[1]) if environment.vendor == "cuda" and found else 0
+
+
+def from_sm_80(environment: Environment) -> bool:
+    """Whether there are asynchronous copies, and mma.sync of bf16 and TF32."""
+    return capability(environment) >= 80
+
+
+def tensor_core_rule(environment: Environment) -> str | None:
+    """mma.sync on bf16 and TF32, and asynchronous copies."""
+    if not from_sm_80(environment):
+        return f"mma.sync on bf16 needs sm_80 or later, not {environment.arch}"
+    return None
+
+
+def deep_rule(product: Product) -> str | None:
+    """16-bit floats, both operands contiguous along k."""
+    if product.element_bytes != 2:
+        return f"tensor cores multiply 16-bit floats, not {product.problem.dtype_a}"
+    if not (product.a_along_k and product.b_along_k):
+        return "both operands must be contiguous along k"
+    return None
+
+
+def first(*rules: str | None) -> str | None:
+    """The first rule that is broken."""
+    return next((rule for rule in rules if rule is not None), None)

@@ -1,0 +1,242 @@
+// What CUDA (NVRTC), HIP (hipRTC, or clang with -nogpuinc -nogpulib) and the host do differently. Kernels
+// say what they mean in these words alone, and include no vendor's header.
+//
+//   GEMMTUNE_DEVICE, GEMMTUNE_UNROLL, kWarp       a function's qualifiers, a loop's, threads a warp
+//   GEMMTUNE_ROLL                                 a loop that must stay one
+//   thread_index() block_x() block_y() block_z()  blocks are one-dimensional, grids three-dimensional
+//   block_barrier() warp_barrier() shuffle_xor()  every thread of the block, or of the warp, takes part
+//   stream16() stream8() stream4() read16()       aligned loads: of what is read once, or again
+//   write16() write8()                            aligned stores
+//   copy_async16() copy_async4()                  from global to shared memory, by nobody's registers: of 16
+//                                                 (4) bytes all or the first so many, then zeros; both aligned
+//   commit_copies() wait_copies<N>()              copies since the last make a group; all but N groups are in
+//                                                 place, as far as this thread's own go
+//   read_shared<T>()                              from shared memory, by a whole warp
+//   GEMMTUNE_KERNEL(name, family)                 the entry point of family::run(args, shared)
+#pragma once
+
+namespace gemmtune {
+
+typedef long long i64;
+typedef unsigned long long u64;
+
+// 16 bytes as they are loaded.
+struct alignas(16) Words {
+    unsigned at[4];
+};
+
+}  // namespace gemmtune
+
+#if defined(GEMMTUNE_HOST)
+#include "host.h"
+
+#elif defined(__HIP__) || defined(__HIPCC_RTC__)  // ---------------------------------------------------------
+#ifndef GEMMTUNE_WARP
+#error "GEMMTUNE_WARP is not defined: the wavefront's size is not told by every compiler"
+#endif
+#define GEMMTUNE_DEVICE __attribute__((device)) inline __attribute__((always_inline))
+#define GEMMTUNE_UNROLL _Pragma("unroll")
+#define GEMMTUNE_ROLL _Pragma("unroll 1")
+
+namespace gemmtune {
+
+constexpr int kWarp = GEMMTUNE_WARP;
+
+GEMMTUNE_DEVICE unsigned thread_index() { return __builtin_amdgcn_workitem_id_x(); }
+GEMMTUNE_DEVICE unsigned block_x() { return __builtin_amdgcn_workgroup_id_x(); }
+GEMMTUNE_DEVICE unsigned block_y() { return __builtin_amdgcn_workgroup_id_y(); }
+GEMMTUNE_DEVICE unsigned block_z() { return __builtin_amdgcn_workgroup_id_z(); }
+
+GEMMTUNE_DEVICE void block_barrier() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+    __builtin_amdgcn_s_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+
+GEMMTUNE_DEVICE float as_float(unsigned bits) { return __builtin_bit_cast(float, bits); }
+GEMMTUNE_DEVICE unsigned as_unsigned(float value) { return __builtin_bit_cast(unsigned, value); }
+
+// A wavefront's lanes go in step.
+GEMMTUNE_DEVICE void warp_barrier() { __builtin_amdgcn_wave_barrier(); }
+
+GEMMTUNE_DEVICE float shuffle_xor(float value, int mask) {
+    const int lane = static_cast<int>(thread_index() % kWarp) ^ mask, bits = __builtin_bit_cast(int, value);
+    return __builtin_bit_cast(float, __builtin_amdgcn_ds_bpermute(lane * 4, bits));
+}
+
+typedef unsigned Vector4 __attribute__((ext_vector_type(4)));
+typedef unsigned Vector2 __attribute__((ext_vector_type(2)));
+
+GEMMTUNE_DEVICE Words stream16(const void* p) {
+    return __builtin_bit_cast(Words, __builtin_nontemporal_load(static_cast<const Vector4*>(p)));
+}
+GEMMTUNE_DEVICE void stream8(const void* p, unsigned (&out)[2]) {
+    const Vector2 v = __builtin_nontemporal_load(static_cast<const Vector2*>(p));
+    out[0] = v.x, out[1] = v.y;
+}
+GEMMTUNE_DEVICE unsigned stream4(const void* p) {
+    return __builtin_nontemporal_load(static_cast<const unsigned*>(p));
+}
+GEMMTUNE_DEVICE Words read16(const void* p) { return *static_cast<const Words*>(p); }
+GEMMTUNE_DEVICE void write16(void* p, Words v) { *static_cast<Words*>(p) = v; }
+GEMMTUNE_DEVICE void write8(void* p, const unsigned (&v)[2]) {
+    *static_cast<Vector2*>(p) = Vector2{v[0], v[1]};
+}
+
+GEMMTUNE_DEVICE float half_to_float(unsigned short bits) {
+    return static_cast<float>(__builtin_bit_cast(_Float16, bits));
+}
+GEMMTUNE_DEVICE unsigned short float_to_half(float value) {
+    return __builtin_bit_cast(unsigned short, static_cast<_Float16>(value));
+}
+// No device library: the hardware's approximations.
+GEMMTUNE_DEVICE float exponential(float x) { return __builtin_amdgcn_exp2f(x * 1.44269504f); }
+GEMMTUNE_DEVICE float quotient(float x, float y) { return x * __builtin_amdgcn_rcpf(y); }
+
+}  // namespace gemmtune
+
+#define GEMMTUNE_KERNEL(NAME, FAMILY)                                                        \
+    extern "C" __attribute__((global, amdgpu_flat_work_group_size(1, FAMILY::kThreads)))     \
+    void NAME(const gemmtune::GemmArgs args) {                                               \
+        extern __attribute__((shared, aligned(16))) char gemmtune_shared[];                  \
+        FAMILY::run(args, gemmtune_shared);                                                  \
+    }
+
+#else  // CUDA -----------------------------------------------------------------------------------------------
+#define GEMMTUNE_DEVICE __device__ __forceinline__
+#define GEMMTUNE_UNROLL _Pragma("unroll")
+#define GEMMTUNE_ROLL _Pragma("unroll 1")
+
+namespace gemmtune {
+
+constexpr int kWarp = 32;
+
+GEMMTUNE_DEVICE unsigned thread_index() { return threadIdx.x; }
+GEMMTUNE_DEVICE unsigned block_x() { return blockIdx.x; }
+GEMMTUNE_DEVICE unsigned block_y() { return blockIdx.y; }
+GEMMTUNE_DEVICE unsigned block_z() { return blockIdx.z; }
+GEMMTUNE_DEVICE void block_barrier() { __syncthreads(); }
+GEMMTUNE_DEVICE void warp_barrier() { __syncwarp(); }
+
+GEMMTUNE_DEVICE float as_float(unsigned bits) { return __uint_as_float(bits); }
+GEMMTUNE_DEVICE unsigned as_unsigned(float value) { return __float_as_uint(value); }
+GEMMTUNE_DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
+
+// volatile: they are issued in the order written, all of them before the first use.
+GEMMTUNE_DEVICE Words stream16(const void* p) {
+    Words v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.at[0]), "=r"(v.at[1]), "=r"(v.at[2]), "=r"(v.at[3]) : "l"(p));
+    return v;
+}
+GEMMTUNE_DEVICE void stream8(const void* p, unsigned (&out)[2]) {
+    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(out[0]), "=r"(out[1]) : "l"(p));
+}
+GEMMTUNE_DEVICE unsigned stream4(const void* p) {
+    unsigned v;
+    asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(p));
+    return v;
+}
+GEMMTUNE_DEVICE Words read16(const void* p) {
+    Words v;
+    asm("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];"
+        : "=r"(v.at[0]), "=r"(v.at[1]), "=r"(v.at[2]), "=r"(v.at[3]) : "l"(p));
+    return v;
+}
+GEMMTUNE_DEVICE void write16(void* p, Words v) { *static_cast<Words*>(p) = v; }
+GEMMTUNE_DEVICE void write8(void* p, const unsigned (&v)[2]) {
+    *static_cast<uint2*>(p) = make_uint2(v[0], v[1]);
+}
+
+#if __CUDA_ARCH__ >= 800
+#define GEMMTUNE_ASYNC_COPIES
+GEMMTUNE_DEVICE unsigned shared_address(const void* p) {
+    return static_cast<unsigned>(__cvta_generic_to_shared(p));
+}
+GEMMTUNE_DEVICE void copy_async16(void* shared, const void* global) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;"
+                 ::"r"(shared_address(shared)), "l"(global));
+}
+GEMMTUNE_DEVICE void copy_async16(void* shared, const void* global, int bytes) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
+                 ::"r"(shared_address(shared)), "l"(global), "r"(bytes));
+}
+GEMMTUNE_DEVICE void copy_async4(void* shared, const void* global) {
+    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 4;"
+                 ::"r"(shared_address(shared)), "l"(global));
+}
+GEMMTUNE_DEVICE void copy_async4(void* shared, const void* global, int bytes) {
+    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 4, %2;"
+                 ::"r"(shared_address(shared)), "l"(global), "r"(bytes));
+}
+GEMMTUNE_DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N>
+GEMMTUNE_DEVICE void wait_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+#endif
+
+GEMMTUNE_DEVICE float half_to_float(unsigned short bits) {
+    float out;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(out) : "h"(bits));
+    return out;
+}
+GEMMTUNE_DEVICE unsigned short float_to_half(float value) {
+    unsigned short out;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out) : "f"(value));
+    return out;
+}
+// The hardware's approximations: their error, some 2 units in the last place of e^x, is below what an
+// epilogue is allowed, and the exact functions are calls that would stand once an element in a tile's code.
+GEMMTUNE_DEVICE float exponential(float x) {
+    float out;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x * 1.44269504f));
+    return out;
+}
+GEMMTUNE_DEVICE float quotient(float x, float y) { return __fdividef(x, y); }
+
+}  // namespace gemmtune
+
+#define GEMMTUNE_KERNEL(NAME, FAMILY)                                                          \
+    extern "C" __global__ void __launch_bounds__(FAMILY::kThreads, FAMILY::kMinBlocks)         \
+        NAME(const __grid_constant__ gemmtune::GemmArgs args) {                                \
+        extern __shared__ gemmtune::Words gemmtune_shared[];                                   \
+        FAMILY::run(args, reinterpret_cast<char*>(gemmtune_shared));                           \
+    }
+#endif
+
+namespace gemmtune {
+
+#if !defined(GEMMTUNE_HOST) && !defined(GEMMTUNE_ASYNC_COPIES)
+// No copy that goes on by itself, but loads and stores: what a thread copies is there at once.
+GEMMTUNE_DEVICE void copy_async16(void* shared, const void* global) { write16(shared, read16(global)); }
+GEMMTUNE_DEVICE void copy_async4(void* shared, const void* global) {
+    *static_cast<unsigned*>(shared) = *static_cast<const unsigned*>(global);
+}
+template <int SIZE>
+GEMMTUNE_DEVICE void copy_part(char* shared, const char* global, int bytes) {
+    for (int i = 0; i < SIZE; ++i) shared[i] = i < bytes ? global[i] : char(0);
+}
+GEMMTUNE_DEVICE void copy_async16(void* shared, const void* global, int bytes) {
+    if (bytes == 16) copy_async16(shared, global);
+    else copy_part<16>(static_cast<char*>(shared), static_cast<const char*>(global), bytes);
+}
+GEMMTUNE_DEVICE void copy_async4(void* shared, const void* global, int bytes) {
+    if (bytes == 4) copy_async4(shared, global);
+    else copy_part<4>(static_cast<char*>(shared), static_cast<const char*>(global), bytes);
+}
+GEMMTUNE_DEVICE void commit_copies() {}
+template <int N>
+GEMMTUNE_DEVICE void wait_copies() {}
+#endif
+
+#if !defined(GEMMTUNE_HOST)
+template <typename T>
+GEMMTUNE_DEVICE T read_shared(const void* p) { return *static_cast<const T*>(p); }
+#endif
+
+// Unsigned arithmetic: signed division by a power of two costs a block's first loads some of their time.
+GEMMTUNE_DEVICE int lane_index() { return static_cast<int>(thread_index() % static_cast<unsigned>(kWarp)); }
+GEMMTUNE_DEVICE int warp_index() { return static_cast<int>(thread_index() / static_cast<unsigned>(kWarp)); }
+
+}  // namespace gemmtune

@@ -1,0 +1,99 @@
+"""A sample of a family's legal space: problems of every kind, candidates drawn at random but the same every
+time, and the few of them that show the most of a family's code. Nothing is compiled here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from itertools import product
+from random import Random
+from typing import Any, Protocol, TypeVar
+
+from backends.environment import Environment
+from backends.errors import InvalidProblem
+from backends.problem import GemmProblem, from_mm
+from backends.solution import Parameter, Solution
+
+#: Legal candidates that a family's sample is chosen from, and how many are drawn at most to find them.
+POOL, DRAWS = 100, 20_000
+
+_TYPES = ("bf16", "fp16", "fp32", "tf32", "int8", "fp8_e4m3", "fp8_e5m2")
+#: m, n, k of row-major products: few rows or columns and many, lines of whole 16 bytes and others, offsets of
+#: more than 32 bits.
+_SIZES = (
+    (1, 4096, 4096), (1, 4097, 4095), (4096, 1, 4096), (2, 4096, 4096), (4, 4096, 4096), (7, 1283, 4099),
+    (4096, 13, 4096), (40, 4096, 4096), (64, 1283, 4096), (512, 768, 1024), (515, 765, 1023),
+    (49152, 49152, 1024), (32, 24, 40), (11, 64, 33),
+)  # fmt: skip
+#: What else a problem may have. The last: even a single column has gaps between its elements.
+_OTHERS: tuple[Mapping[str, Any], ...] = (
+    {}, {"beta": 1.0}, {"bias": "fp32", "activation": "gelu", "dtype_d": "fp32"},
+    {"bias": "bf16", "activation": "silu"}, {"scale_a": "outer", "scale_b": "tensor"}, {"batch": 3},
+    {"trans_a": "T", "lda": 50001},
+)  # fmt: skip
+
+Item = TypeVar("Item")
+
+
+class SampledFamily(Protocol):
+    """What our own families and Triton's have in common."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def choices(self) -> Mapping[str, tuple[Parameter, ...]]:
+        """Every value that each parameter may have."""
+
+    def supports(self, problem: GemmProblem) -> bool: ...
+
+    def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]: ...
+
+    def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None: ...
+
+
+@lru_cache(maxsize=1)
+def problems() -> tuple[GemmProblem, ...]:
+    """Products of every kind that kernels are made for."""
+    found = []
+    for dtype, (m, n, k), a, b, other in product(_TYPES, _SIZES, "NT", "NT", _OTHERS):
+        with suppress(InvalidProblem):  # not every type has every epilogue
+            found.append(from_mm(m, n, k, dtype, **{"trans_a": a, "trans_b": b, **other}))
+    return tuple(dict.fromkeys(found))
+
+
+def drawn(
+    family: SampledFamily, environment: Environment, build: str | None = None
+) -> Iterator[tuple[GemmProblem, Solution]]:
+    """What a search would try first, then POOL legal candidates (fewer where they are rare) of the whole
+    space; `build` is their solutions'."""
+    mine = [problem for problem in problems() if family.supports(problem)]
+    for problem in mine:
+        likeliest = next(iter(family.solutions(problem, environment)), None)
+        if likeliest is not None:
+            yield problem, likeliest
+            break
+    rng, legal = Random(family.name), 0
+    for _ in range(DRAWS if mine else 0):
+        problem = rng.choice(mine)
+        values = {name: rng.choice(known) for name, known in family.choices.items()}
+        solution = Solution(family.name, family.version, values, build)
+        if family.illegal(problem, solution, environment) is None:
+            yield problem, solution
+            legal += 1
+            if legal == POOL:
+                return
+
+
+def spread(pool: Sequence[Item], traits: Callable[[Item], frozenset[str]]) -> Iterator[Item]:
+    """The first, then always the one with the most traits that none before had."""
+    left, seen = list(pool), frozenset[str]()
+    while left:
+        best = max(left, key=lambda one: len(traits(one) - seen)) if seen else left[0]
+        left.remove(best)
+        seen |= traits(best)
+        yield best

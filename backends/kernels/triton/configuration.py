@@ -1,0 +1,208 @@
+"""A candidate's parameters for one product, with what is derived from them: requests to the compiler, grids
+and the values of a launch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from backends.kernels.triton.description import Constant, Request
+from backends.kernels.triton.product import POINTERS, Product
+from backends.problem import GemmProblem
+from backends.solution import Parameter
+
+#: A tensor map (CUtensorMap).
+DESCRIPTOR_BYTES = 128
+#: Entries of a candidate's file.
+MAIN, REDUCE = "gemm", "reduce"
+#: Elements of D that a program of the second launch finishes, and its warps.
+_REDUCE_ELEMENTS, _REDUCE_ROWS, _REDUCE_WARPS = 512, 4, 4
+#: Products of 8-bit floats that Hopper may add up in its narrow accumulator where the problem does not allow
+#: all: DeepGEMM and cuBLAS promote to single precision every 128 of k.
+_PROMOTED_EVERY = 128
+
+Pointer = TypeVar("Pointer")
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Tile of D and step along k in elements, rows of tiles walked together, warps and pipeline stages;
+    slices of k; for a persistent kernel its programs a multiprocessor, whether its loops are flattened, and
+    whether the tensor memory accelerator loads its operands."""
+
+    product: Product
+    block_m: int
+    block_n: int
+    block_k: int
+    group_m: int
+    warps: int
+    stages: int
+    slices: int = 1
+    programs_per_unit: int | None = None
+    flatten: bool = False
+    tma: bool = False
+
+    @classmethod
+    def of(cls, problem: GemmProblem, values: Mapping[str, Parameter]) -> Configuration:
+        """From well-formed parameters of any of the families."""
+
+        def number(name: str) -> int:
+            return int(values[name] or 0)
+
+        return cls(
+            Product(problem, bool(values["swap"])),
+            number("block_m"), number("block_n"), number("block_k"), number("group_m"),
+            number("num_warps"), number("num_stages"),
+            slices=number("split_k") if "split_k" in values else 1,
+            programs_per_unit=number("programs_per_unit") if "programs_per_unit" in values else None,
+            flatten=bool(values.get("flatten")),
+            tma=values.get("loads") == "tma",
+        )  # fmt: skip
+
+    # ---- derived ---------------------------------------------------------------------------------
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of every product of the batch."""
+        p = self.product
+        return -(-p.m // self.block_m) * -(-p.n // self.block_n) * p.batch
+
+    @property
+    def steps(self) -> int:
+        """Steps along the whole of k."""
+        return -(-self.product.k // self.block_k)
+
+    @property
+    def slice_steps(self) -> int:
+        """Steps along a slice; the last may have fewer, or none."""
+        return -(-self.steps // self.slices)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of one pipeline stage: a block of A and one of B."""
+        return (self.block_m + self.block_n) * self.block_k * self.product.element_bytes
+
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes of the slices' sums."""
+        return self.product.partial_bytes(self.slices)
+
+    def scratch_bytes(self, units: int) -> int:
+        """What the compiler will ask for: every program's descriptors of A and B."""
+        return 2 * DESCRIPTOR_BYTES * self.grid(units)[0] if self.tma else 0
+
+    def grid(self, units: int) -> tuple[int, int, int]:
+        """Programs of the product's launch on a device of `units` multiprocessors."""
+        if self.programs_per_unit is not None:
+            return min(self.tiles, units * self.programs_per_unit), 1, 1
+        return self.tiles, self.slices, 1
+
+    @property
+    def reduce_block(self) -> tuple[int, int]:
+        """Tile of the second launch: wide along D's contiguous dimension."""
+        p = self.product
+        across = p.n if p.swapped else p.m
+        rows = min(_REDUCE_ROWS, 1 << (across - 1).bit_length())
+        wide = _REDUCE_ELEMENTS // rows
+        return (wide, rows) if p.swapped else (rows, wide)
+
+    @property
+    def reduce_grid(self) -> tuple[int, int, int]:
+        """Programs of the second launch."""
+        p, (rows, columns) = self.product, self.reduce_block
+        return -(-p.m // rows) * -(-p.n // columns) * p.batch, 1, 1
+
+    # ---- compiling -------------------------------------------------------------------------------
+
+    def requests(self, capability: int) -> dict[str, Request]:
+        """What is compiled for a compute capability (times ten), by entry."""
+        kernel = "gemm" if self.programs_per_unit is None else "descriptor" if self.tma else "persistent"
+        p = self.product
+        constants: dict[str, Constant] = {
+            "A_ALONG_K": p.a_along_k,
+            "B_ALONG_K": p.b_along_k,
+            "D_ALONG_N": not p.swapped,
+            "EVEN_M": p.m % self.block_m == 0,
+            "EVEN_N": p.n % self.block_n == 0,
+            "EVEN_K": p.k % self.block_k == 0,
+            "WIDE": p.wide,
+            "INTEGER": p.integer,
+            "IMPRECISE": self._imprecise(),
+            **p.epilogue,
+            "BLOCK_M": self.block_m,
+            "BLOCK_N": self.block_n,
+            "BLOCK_K": self.block_k,
+            "GROUP_M": self.group_m,
+            "SPLIT": self.slices > 1,
+            "FLATTEN": self.flatten,
+        }
+        options = {"num_warps": self.warps, "num_stages": self.stages}
+        found = {MAIN: _request(p, kernel, constants, options, capability)}
+        if self.slices > 1:
+            rows, columns = self.reduce_block
+            constants |= {
+                "EVEN_M": p.m % rows == 0, "EVEN_N": p.n % columns == 0, "BLOCK_M": rows, "BLOCK_N": columns,
+            }  # fmt: skip
+            options = {"num_warps": _REDUCE_WARPS, "num_stages": 2}
+            found[REDUCE] = _request(p, "reduce", constants, options, capability)
+        return found
+
+    @property
+    def promoted(self) -> bool:
+        """Whether sums of 8-bit floats leave the tensor cores' narrow accumulator every so often."""
+        p = self.product.problem
+        return p.dtype_a.startswith("fp8") and not p.fast_accumulation
+
+    def _imprecise(self) -> int | None:
+        return min(_PROMOTED_EVERY, self.block_k) if self.promoted else None
+
+    # ---- launching -------------------------------------------------------------------------------
+
+    def arguments(
+        self, entry: str, pointers: Mapping[str, Pointer], partial: Pointer, scalars: tuple[float, float]
+    ) -> list[Pointer | int | float]:
+        """Values of an entry's parameters in order, scratch left out. `pointers` are the problem's operands;
+        `partial` is the workspace."""
+        found = self.product.arguments(pointers, scalars)
+        found |= {"partial": partial, "slice_steps": self.slice_steps, "slices": self.slices}
+        return [found[name] for name in PARAMETERS["reduce" if entry == REDUCE else "gemm"]]
+
+
+_SIZES = ("M", "N", "K", "batch")
+#: Parameters and constants of each kernel, in kernels.py's order.
+PARAMETERS: Mapping[str, tuple[str, ...]] = {
+    "gemm": (
+        *POINTERS, "partial", *_SIZES, "lda", "ldb", "ldc", "ldd",
+        "stride_a", "stride_b", "stride_c", "stride_d", "alpha", "beta", "slice_steps",
+    ),
+    "reduce": (
+        *(name for name in POINTERS if name not in ("a", "b")), "partial", "M", "N", "batch",
+        "ldc", "ldd", "stride_c", "stride_d", "alpha", "beta", "slices",
+    ),
+}  # fmt: skip
+_EPILOGUE = ("OUT_INTEGER", "ALPHA_ONE", "BETA", "BIAS", "ACTIVATION", "SCALE_A", "SCALE_B", "SCALE_D")
+CONSTANTS: Mapping[str, tuple[str, ...]] = {
+    "gemm": (
+        "A_ALONG_K", "B_ALONG_K", "D_ALONG_N", "EVEN_M", "EVEN_N", "EVEN_K", "WIDE", "INTEGER", "OUT_INTEGER",
+        "IMPRECISE", *_EPILOGUE[1:], "BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "SPLIT",
+    ),
+    "reduce": ("D_ALONG_N", "EVEN_M", "EVEN_N", "WIDE", "INTEGER", *_EPILOGUE, "BLOCK_M", "BLOCK_N"),
+}  # fmt: skip
+
+
+def _request(
+    product: Product,
+    kernel: str,
+    constants: Mapping[str, Constant],
+    options: Mapping[str, int],
+    capability: int,
+) -> Request:
+    like = "reduce" if kernel == "reduce" else "gemm"
+    names = (*CONSTANTS[like], "FLATTEN") if kernel in ("persistent", "descriptor") else CONSTANTS[like]
+    signature = tuple((name, product.type_of(name)) for name in PARAMETERS[like])
+    known = {name: product.divisibility(name) for name in PARAMETERS[like]}
+    return Request(
+        kernel, signature, {name: constants[name] for name in names},
+        {name: unit for name, unit in known.items() if unit > 1}, options, capability,
+    )  # fmt: skip

@@ -1,0 +1,312 @@
+"""The kernels' source. Imported by what compiles or interprets it alone (worker.py): it needs Triton.
+
+Each kernel computes D[M,N] = scale_d activation(alpha scale_a scale_b A[M,K] B[K,N] + beta C + bias), in
+terms of its own that product.py maps a problem to. An operand is contiguous along one dimension, which a
+*_ALONG_* says; its other stride is its leading dimension. Strides of a batch are always 64 bits wide;
+offsets within a matrix are where WIDE. Masks are left out where a size is known to divide (EVEN_*).
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def tile_of(index, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
+    """(row, column) of the index-th tile: GROUP_M rows of tiles are walked column by column, so that tiles in
+    flight together share operands in L2."""
+    rows, columns = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    group = GROUP_M * columns
+    first = index // group * GROUP_M
+    size = tl.minimum(rows - first, GROUP_M)
+    inside = index % group
+    return first + inside % size, inside // size
+
+
+@triton.jit
+def span(block, BLOCK: tl.constexpr, WIDE: tl.constexpr):
+    """The indices of a block."""
+    found = block * BLOCK + tl.arange(0, BLOCK)
+    if WIDE:
+        found = tl.cast(block * BLOCK, tl.int64) + tl.arange(0, BLOCK)  # a block may be the number 0
+    return found
+
+
+@triton.jit
+def product(
+    a, b, rm, rn, first_k, steps, M, N, K, lda, ldb,
+    A_ALONG_K: tl.constexpr, B_ALONG_K: tl.constexpr, EVEN_M: tl.constexpr, EVEN_N: tl.constexpr,
+    EVEN_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    INTEGER: tl.constexpr, IMPRECISE: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """A[rm, first_k:] B[first_k:, rn] over `steps` blocks of k, as the accumulator."""
+    rk = span(first_k // BLOCK_K, BLOCK_K, WIDE)
+    # Rows outside of an operand that is contiguous along k are read as its first: a mask would only cost.
+    if A_ALONG_K:
+        at_a = a + tl.where(rm < M, rm, 0)[:, None] * lda + rk[None, :]
+        step_a = BLOCK_K
+    else:
+        at_a = a + rk[None, :] * lda + rm[:, None]
+        step_a = BLOCK_K * lda
+    if B_ALONG_K:
+        at_b = b + tl.where(rn < N, rn, 0)[None, :] * ldb + rk[:, None]
+        step_b = BLOCK_K
+    else:
+        at_b = b + rk[:, None] * ldb + rn[None, :]
+        step_b = BLOCK_K * ldb
+    kind: tl.constexpr = tl.int32 if INTEGER else tl.float32
+    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=kind)
+    zero: tl.constexpr = 0 if INTEGER else 0.0
+    offsets = tl.arange(0, BLOCK_K)
+    for step in range(steps):
+        left = K - first_k - step * BLOCK_K
+        if A_ALONG_K or EVEN_M:
+            if EVEN_K:
+                part_a = tl.load(at_a)
+            else:
+                part_a = tl.load(at_a, mask=(offsets < left)[None, :], other=zero)
+        elif EVEN_K:
+            part_a = tl.load(at_a, mask=(rm < M)[:, None], other=zero)
+        else:
+            part_a = tl.load(at_a, mask=(rm < M)[:, None] & (offsets < left)[None, :], other=zero)
+        if B_ALONG_K or EVEN_N:
+            if EVEN_K:
+                part_b = tl.load(at_b)
+            else:
+                part_b = tl.load(at_b, mask=(offsets < left)[:, None], other=zero)
+        elif EVEN_K:
+            part_b = tl.load(at_b, mask=(rn < N)[None, :], other=zero)
+        else:
+            part_b = tl.load(at_b, mask=(rn < N)[None, :] & (offsets < left)[:, None], other=zero)
+        total = tl.dot(
+            part_a, part_b, total, input_precision="tf32", max_num_imprecise_acc=IMPRECISE, out_dtype=kind
+        )
+        at_a += step_a
+        at_b += step_b
+    return total
+
+
+@triton.jit
+def activate(x, ACTIVATION: tl.constexpr):
+    """relu (a NaN stays), gelu (the tanh form, as x sigmoid(2u)) or silu."""
+    if ACTIVATION == "relu":
+        x = tl.where(x < 0, 0, x).to(x.dtype)
+    if ACTIVATION == "gelu":
+        x = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
+    if ACTIVATION == "silu":
+        x = x / (1.0 + tl.exp(-x))
+    return x
+
+
+@triton.jit
+def finish(
+    total, rm, rn, index, c, d, bias, scale_a, scale_b, scale_d, M, N, ldc, ldd, stride_c, stride_d,
+    alpha, beta,
+    D_ALONG_N: tl.constexpr, EVEN_M: tl.constexpr, EVEN_N: tl.constexpr, OUT_INTEGER: tl.constexpr,
+    ALPHA_ONE: tl.constexpr, BETA: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr,
+    SCALE_A: tl.constexpr, SCALE_B: tl.constexpr, SCALE_D: tl.constexpr,
+):  # fmt: skip
+    """The epilogue of sums, stored. Integers saturate: they are finished 64 bits wide."""
+    if D_ALONG_N:
+        at_c, at_d = rm[:, None] * ldc + rn[None, :], rm[:, None] * ldd + rn[None, :]
+    else:
+        at_c, at_d = rn[None, :] * ldc + rm[:, None], rn[None, :] * ldd + rm[:, None]
+    inside_m, inside_n = rm < M, rn < N
+    inside = inside_m[:, None] & inside_n[None, :]
+    kind: tl.constexpr = tl.int64 if OUT_INTEGER else tl.float32
+    zero: tl.constexpr = 0 if OUT_INTEGER else 0.0
+    x = total.to(kind)
+    if SCALE_A == "tensor":
+        x = x * tl.load(scale_a)
+    if SCALE_A == "outer":
+        x = x * tl.load(scale_a + rm, mask=inside_m, other=0.0)[:, None]
+    if SCALE_B == "tensor":
+        x = x * tl.load(scale_b)
+    if SCALE_B == "outer":
+        x = x * tl.load(scale_b + rn, mask=inside_n, other=0.0)[None, :]
+    if not ALPHA_ONE:
+        x = x * alpha
+    if BETA != "zero":
+        c += index * stride_c
+        if EVEN_M and EVEN_N:
+            old = tl.load(c + at_c).to(kind)
+        else:
+            old = tl.load(c + at_c, mask=inside, other=zero).to(kind)
+        if BETA == "any":
+            old = old * beta
+        x = x + old
+    if BIAS == "m":
+        x = x + tl.load(bias + rm, mask=inside_m, other=zero).to(kind)[:, None]
+    if BIAS == "n":
+        x = x + tl.load(bias + rn, mask=inside_n, other=zero).to(kind)[None, :]
+    x = activate(x, ACTIVATION)
+    if SCALE_D:
+        x = x * tl.load(scale_d)
+    if OUT_INTEGER:
+        x = tl.minimum(tl.maximum(x, -2147483648), 2147483647)
+    value = x.to(d.dtype.element_ty)
+    d += index * stride_d
+    if EVEN_M and EVEN_N:
+        tl.store(d + at_d, value)
+    else:
+        tl.store(d + at_d, value, mask=inside)
+
+
+@triton.jit
+def gemm(
+    a, b, c, d, bias, scale_a, scale_b, scale_d, partial, M, N, K, batch, lda, ldb, ldc, ldd,
+    stride_a, stride_b, stride_c, stride_d, alpha, beta, slice_steps,
+    A_ALONG_K: tl.constexpr, B_ALONG_K: tl.constexpr, D_ALONG_N: tl.constexpr, EVEN_M: tl.constexpr,
+    EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr, INTEGER: tl.constexpr,
+    OUT_INTEGER: tl.constexpr, IMPRECISE: tl.constexpr, ALPHA_ONE: tl.constexpr, BETA: tl.constexpr,
+    BIAS: tl.constexpr, ACTIVATION: tl.constexpr, SCALE_A: tl.constexpr, SCALE_B: tl.constexpr,
+    SCALE_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """A tile a program: program_id(0) is the tile of all products of the batch, program_id(1) the slice of k.
+    SPLIT: the slice's sums go to `partial`, [slices, batch, D's rows, D's contiguous dimension]; an empty
+    slice's are zero. Else one slice is the whole of k, and the epilogue follows."""
+    tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
+    index = (tl.program_id(0) // tiles).to(tl.int64)
+    row, column = tile_of(tl.program_id(0) % tiles, M, N, BLOCK_M, BLOCK_N, GROUP_M)
+    rm, rn = span(row, BLOCK_M, WIDE), span(column, BLOCK_N, WIDE)
+    steps = tl.cdiv(K, BLOCK_K)
+    first = 0
+    if SPLIT:
+        first = tl.program_id(1) * slice_steps
+        steps = tl.minimum(slice_steps, steps - first)
+    total = product(
+        a + index * stride_a, b + index * stride_b, rm, rn, first * BLOCK_K, steps, M, N, K, lda, ldb,
+        A_ALONG_K, B_ALONG_K, EVEN_M, EVEN_N, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K, INTEGER, IMPRECISE, WIDE,
+    )  # fmt: skip
+    if SPLIT:
+        partial += (tl.program_id(1).to(tl.int64) * batch + index) * M * N
+        if D_ALONG_N:
+            at = rm[:, None] * N + rn[None, :]
+        else:
+            at = rn[None, :] * M + rm[:, None]
+        if EVEN_M and EVEN_N:
+            tl.store(partial + at, total)
+        else:
+            tl.store(partial + at, total, mask=(rm < M)[:, None] & (rn < N)[None, :])
+    else:
+        finish(
+            total, rm, rn, index, c, d, bias, scale_a, scale_b, scale_d, M, N, ldc, ldd, stride_c, stride_d,
+            alpha, beta, D_ALONG_N, EVEN_M, EVEN_N, OUT_INTEGER, ALPHA_ONE, BETA, BIAS, ACTIVATION,
+            SCALE_A, SCALE_B, SCALE_D,
+        )  # fmt: skip
+
+
+@triton.jit
+def reduce(
+    c, d, bias, scale_a, scale_b, scale_d, partial, M, N, batch, ldc, ldd, stride_c, stride_d, alpha, beta,
+    slices,
+    D_ALONG_N: tl.constexpr, EVEN_M: tl.constexpr, EVEN_N: tl.constexpr, WIDE: tl.constexpr,
+    INTEGER: tl.constexpr, OUT_INTEGER: tl.constexpr, ALPHA_ONE: tl.constexpr, BETA: tl.constexpr,
+    BIAS: tl.constexpr, ACTIVATION: tl.constexpr, SCALE_A: tl.constexpr, SCALE_B: tl.constexpr,
+    SCALE_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The second launch of a split product: adds the slices of `partial` in their order, always the same, and
+    finishes."""
+    columns = tl.cdiv(N, BLOCK_N)
+    tiles = tl.cdiv(M, BLOCK_M) * columns
+    index = (tl.program_id(0) // tiles).to(tl.int64)
+    tile = tl.program_id(0) % tiles
+    rm, rn = span(tile // columns, BLOCK_M, WIDE), span(tile % columns, BLOCK_N, WIDE)
+    if D_ALONG_N:
+        at = rm[:, None] * N + rn[None, :]
+    else:
+        at = rn[None, :] * M + rm[:, None]
+    inside = (rm < M)[:, None] & (rn < N)[None, :]
+    kind: tl.constexpr = tl.int32 if INTEGER else tl.float32
+    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=kind)
+    size = batch.to(tl.int64) * M * N
+    source = partial + index * M * N
+    for _ in range(slices):
+        if EVEN_M and EVEN_N:
+            total += tl.load(source + at)
+        else:
+            total += tl.load(source + at, mask=inside, other=0)
+        source += size
+    finish(
+        total, rm, rn, index, c, d, bias, scale_a, scale_b, scale_d, M, N, ldc, ldd, stride_c, stride_d,
+        alpha, beta, D_ALONG_N, EVEN_M, EVEN_N, OUT_INTEGER, ALPHA_ONE, BETA, BIAS, ACTIVATION,
+        SCALE_A, SCALE_B, SCALE_D,
+    )  # fmt: skip
+
+
+@triton.jit
+def persistent(
+    a, b, c, d, bias, scale_a, scale_b, scale_d, partial, M, N, K, batch, lda, ldb, ldc, ldd,
+    stride_a, stride_b, stride_c, stride_d, alpha, beta, slice_steps,
+    A_ALONG_K: tl.constexpr, B_ALONG_K: tl.constexpr, D_ALONG_N: tl.constexpr, EVEN_M: tl.constexpr,
+    EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr, INTEGER: tl.constexpr,
+    OUT_INTEGER: tl.constexpr, IMPRECISE: tl.constexpr, ALPHA_ONE: tl.constexpr, BETA: tl.constexpr,
+    BIAS: tl.constexpr, ACTIVATION: tl.constexpr, SCALE_A: tl.constexpr, SCALE_B: tl.constexpr,
+    SCALE_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr, SPLIT: tl.constexpr, FLATTEN: tl.constexpr,
+):  # fmt: skip
+    """As many programs as the device runs at once; each does every so many-th tile, so that a tile's epilogue
+    overlaps the next one's loads (FLATTEN: the loops over tiles and over k are one to the pipeliner)."""
+    tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
+    steps = tl.cdiv(K, BLOCK_K)
+    for number in tl.range(tl.program_id(0), tiles * batch, tl.num_programs(0), flatten=FLATTEN):
+        index = (number // tiles).to(tl.int64)
+        row, column = tile_of(number % tiles, M, N, BLOCK_M, BLOCK_N, GROUP_M)
+        rm, rn = span(row, BLOCK_M, WIDE), span(column, BLOCK_N, WIDE)
+        total = product(
+            a + index * stride_a, b + index * stride_b, rm, rn, 0, steps, M, N, K, lda, ldb,
+            A_ALONG_K, B_ALONG_K, EVEN_M, EVEN_N, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K, INTEGER, IMPRECISE, WIDE,
+        )  # fmt: skip
+        finish(
+            total, rm, rn, index, c, d, bias, scale_a, scale_b, scale_d, M, N, ldc, ldd, stride_c, stride_d,
+            alpha, beta, D_ALONG_N, EVEN_M, EVEN_N, OUT_INTEGER, ALPHA_ONE, BETA, BIAS, ACTIVATION,
+            SCALE_A, SCALE_B, SCALE_D,
+        )  # fmt: skip
+
+
+@triton.jit
+def descriptor(
+    a, b, c, d, bias, scale_a, scale_b, scale_d, partial, M, N, K, batch, lda, ldb, ldc, ldd,
+    stride_a, stride_b, stride_c, stride_d, alpha, beta, slice_steps,
+    A_ALONG_K: tl.constexpr, B_ALONG_K: tl.constexpr, D_ALONG_N: tl.constexpr, EVEN_M: tl.constexpr,
+    EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr, INTEGER: tl.constexpr,
+    OUT_INTEGER: tl.constexpr, IMPRECISE: tl.constexpr, ALPHA_ONE: tl.constexpr, BETA: tl.constexpr,
+    BIAS: tl.constexpr, ACTIVATION: tl.constexpr, SCALE_A: tl.constexpr, SCALE_B: tl.constexpr,
+    SCALE_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr, SPLIT: tl.constexpr, FLATTEN: tl.constexpr,
+):  # fmt: skip
+    """persistent() of one product, its operands loaded by the tensor memory accelerator: every program writes
+    the descriptors of A and B into its scratch; what lies outside of a matrix is read as zero, so that loads
+    have no masks."""
+    if A_ALONG_K:
+        all_a = tl.make_tensor_descriptor(a, [M, K], [lda.to(tl.int64), 1], [BLOCK_M, BLOCK_K])
+    else:
+        all_a = tl.make_tensor_descriptor(a, [K, M], [lda.to(tl.int64), 1], [BLOCK_K, BLOCK_M])
+    if B_ALONG_K:
+        all_b = tl.make_tensor_descriptor(b, [N, K], [ldb.to(tl.int64), 1], [BLOCK_N, BLOCK_K])
+    else:
+        all_b = tl.make_tensor_descriptor(b, [K, N], [ldb.to(tl.int64), 1], [BLOCK_K, BLOCK_N])
+    tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
+    steps = tl.cdiv(K, BLOCK_K)
+    kind: tl.constexpr = tl.int32 if INTEGER else tl.float32
+    for number in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=FLATTEN):
+        row, column = tile_of(number, M, N, BLOCK_M, BLOCK_N, GROUP_M)
+        total = tl.zeros((BLOCK_M, BLOCK_N), dtype=kind)
+        for step in range(steps):
+            if A_ALONG_K:
+                part_a = all_a.load([row * BLOCK_M, step * BLOCK_K])
+            else:
+                part_a = all_a.load([step * BLOCK_K, row * BLOCK_M]).T
+            if B_ALONG_K:
+                part_b = all_b.load([column * BLOCK_N, step * BLOCK_K]).T
+            else:
+                part_b = all_b.load([step * BLOCK_K, column * BLOCK_N])
+            total = tl.dot(
+                part_a, part_b, total, input_precision="tf32", max_num_imprecise_acc=IMPRECISE, out_dtype=kind
+            )
+        rm, rn = span(row, BLOCK_M, WIDE), span(column, BLOCK_N, WIDE)
+        finish(
+            total, rm, rn, tl.zeros((), dtype=tl.int64), c, d, bias, scale_a, scale_b, scale_d, M, N,
+            ldc, ldd, stride_c, stride_d, alpha, beta, D_ALONG_N, EVEN_M, EVEN_N, OUT_INTEGER, ALPHA_ONE,
+            BETA, BIAS, ACTIVATION, SCALE_A, SCALE_B, SCALE_D,
+        )  # fmt: skip

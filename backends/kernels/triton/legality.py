@@ -1,0 +1,132 @@
+"""What the Triton kernels can run: every rule once, each answering with its words or None.
+
+Shared memory is Triton's to lay out: the rule here is what a pipeline cannot do without, and what the
+compiler took is held against the device's limit when the kernel is loaded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from backends.archs import GPU_ARCHS, GpuArch
+from backends.environment import Environment
+from backends.kernels.triton.configuration import Configuration
+from backends.problem import GemmProblem
+from backends.solution import Parameter, Solution
+
+#: Compute capabilities (times ten): the first with the instructions for 16-bit floats, TF32 and int8; for
+#: 8-bit floats; and with the tensor memory accelerator.
+OLDEST, OLDEST_FP8, OLDEST_TMA = 80, 89, 90
+#: Indices of tiles are 32 bits wide, and a persistent program steps beyond the last.
+MOST_TILES = 2**30
+#: Sizes are rounded up to tiles in 32 bits.
+MOST_SIZE = 2**30
+#: Sums a thread may hold of its 255 registers. A multiprocessor's registers: where they leave a thread fewer,
+#: half of those hold sums.
+MOST_SUMS, UNIT_REGISTERS = 128, 65536
+#: Steps of the tensor cores' instructions along k: 16 of 16-bit floats, 32 of 8-bit numbers.
+_LEAST_K = {1: 32, 2: 16, 4: 16}
+
+_FLOATS = ("fp32", "fp16", "bf16")
+_FP8 = ("fp8_e4m3", "fp8_e5m2")
+#: Input type -> (compute type, types of D and C).
+_TYPES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "bf16": ("fp32", ("bf16", "fp32")),
+    "fp16": ("fp32", ("fp16", "fp32")),
+    "fp32": ("tf32", ("fp32",)),
+    "int8": ("int32", ("int32", *_FLOATS)),
+    **dict.fromkeys(_FP8, ("fp32", (*_FLOATS, *_FP8))),
+}
+_UNKNOWN = GpuArch("unknown", "cuda", 32, 99 * 1024, 100 * 1024)
+
+
+def capability(environment: Environment) -> int:
+    """The compute capability times ten: 90 of sm_90 and sm_90a; 0 where the arch is none of NVIDIA's."""
+    found = re.fullmatch(r"sm_(\d+)[af]?", environment.arch)
+    return int(found[1]) if found else 0
+
+
+def arch_of(environment: Environment) -> GpuArch:
+    """The architecture's facts; an unknown one's are the least that its kind has."""
+    return GPU_ARCHS.get(re.sub(r"(?<=\d)[af]$", "", environment.arch), _UNKNOWN)
+
+
+def unsupported(p: GemmProblem) -> str | None:
+    """The types, compute type or scaling that the kernels have not."""
+    kinds = _TYPES.get(p.dtype_a)
+    if kinds is None or p.compute != kinds[0] or (p.dtype_b not in _FP8 and p.dtype_b != p.dtype_a):
+        return f"no Triton kernel multiplies {p.dtype_a} x {p.dtype_b} in {p.compute}"
+    if p.dtype_d not in kinds[1] or p.dtype_c not in kinds[1]:
+        return f"no Triton kernel for {p.dtype_a} has a C of {p.dtype_c} or a D of {p.dtype_d}"
+    whole = p.dtype_d == "int32"
+    if whole != (p.dtype_c == "int32"):
+        return f"C of {p.dtype_c} is not added to {p.dtype_d}: both are whole numbers, or neither"
+    if p.bias is not None and p.bias not in (("int32", "int8") if whole else _FLOATS):
+        return f"no Triton kernel adds a bias of {p.bias} to {p.dtype_d}"
+    scaled = {p.scale_a, p.scale_b, p.scale_d} != {"none"}
+    if scaled and (p.compute == "int32" or p.scale_dtype != "fp32"):
+        return f"scales are fp32 and of floating-point inputs, not {p.scale_dtype} of {p.dtype_a}"
+    if not {p.scale_a, p.scale_b} <= {"none", "tensor", "outer"}:
+        return f"scales are a tensor's or outer, not {p.scale_a} and {p.scale_b}"
+    if max(p.m, p.n, p.k) > MOST_SIZE:
+        return f"sizes up to {MOST_SIZE}, not {p.m} x {p.n} x {p.k}"
+    return None
+
+
+def unsupported_arch(p: GemmProblem, environment: Environment) -> str | None:
+    """The device's architecture, for the problem's types."""
+    here = capability(environment)
+    if environment.vendor != "cuda" or here < OLDEST:
+        return f"the Triton kernels are compiled for sm_{OLDEST} and later, not {environment.arch}"
+    if p.dtype_a in _FP8 and here < OLDEST_FP8:
+        return f"8-bit floats are multiplied from sm_{OLDEST_FP8} on, not by {environment.arch}"
+    return None
+
+
+def malformed(
+    solution: Solution, name: str, version: int, choices: Mapping[str, Sequence[Parameter]]
+) -> str | None:
+    """What is wrong with the parameters themselves: imported ones may be anything."""
+    given = solution.parameters
+    if solution.family != name:
+        return f"a solution of {solution.family} is none of {name}"
+    if solution.version != version:
+        return f"version {solution.version} of {name} is another kernel; this is {version}"
+    if set(given) != set(choices):
+        return f"a {name} solution has the parameters {', '.join(choices)}"
+    for parameter, known in choices.items():
+        value = given[parameter]
+        # Not `in` alone: True == 1.
+        if type(value) is not type(known[0]) or value not in known:
+            return f"{parameter} must be one of {', '.join(map(str, known))}, not {value!r}"
+    return None
+
+
+def broken(one: Configuration, environment: Environment) -> str | None:
+    """The rule that well-formed parameters break on an architecture."""
+    arch, size = arch_of(environment), one.product.element_bytes
+    sums = one.block_m * one.block_n // (32 * one.warps)
+    most = min(MOST_SUMS, UNIT_REGISTERS // (32 * one.warps) // 2)
+    if sums > most:
+        return f"a thread of {one.warps} warps holds {sums} sums; {most} leave registers for the rest"
+    if one.block_m * one.block_n < 32 * one.warps:
+        return f"a tile of {one.block_m} x {one.block_n} is less than a sum a thread of {one.warps} warps"
+    if one.block_k < _LEAST_K[size]:
+        return f"block_k {one.block_k} is less than the tensor cores' step, {_LEAST_K[size]}"
+    if one.tma and capability(environment) < OLDEST_TMA:
+        return f"the tensor memory accelerator came with sm_{OLDEST_TMA}; this is {environment.arch}"
+    if one.tma and one.product.batch > 1:
+        return f"descriptors are of one product, not of a batch of {one.product.batch}"
+    if one.tma and not one.product.describable:
+        return "a descriptor's lines start at multiples of 16 bytes; A's or B's do not"
+    needs = one.stage_bytes * max(1, one.stages - 1)
+    if needs > arch.block_shared_bytes:
+        return (
+            f"{one.stages} stages hold {needs} bytes of shared memory at least; a block of "
+            f"{environment.arch} has {arch.block_shared_bytes}"
+        )
+    programs = max(one.tiles, one.reduce_grid[0] if one.slices > 1 else 0)
+    if programs > MOST_TILES:
+        return f"{programs} programs; {MOST_TILES} at most"
+    return None

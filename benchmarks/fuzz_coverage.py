@@ -1,0 +1,31 @@
+"""A reader fuzzed by coverage: `python -m benchmarks.fuzz_coverage READER RUNS`; needs `pip install atheris`.
+
+Every input goes through the same checks as benchmarks.mutate's mistakes. Ends with an error at the first wrong
+answer, which libFuzzer keeps as a crash-* file.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import atheris
+
+with atheris.instrument_imports(include=["service.formats"]):
+    from benchmarks.mutate import answers
+    from service.formats import READERS
+
+
+def main() -> None:
+    """Does not come back: libFuzzer ends the process."""
+    name, runs = sys.argv[1], int(sys.argv[2])
+    corpus = Path(tempfile.mkdtemp(prefix="gemmtune-fuzz-"))
+    (corpus / "example").write_text(READERS[name].example)
+    options = [f"-runs={runs}", "-max_len=8192", "-timeout=20", "-print_final_stats=1", str(corpus)]
+    atheris.Setup([sys.argv[0], *options], lambda data: answers(name, data))
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""The figures within docs/kernels.md, between its marks, from the results that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.tables_cuda import source
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "kernels.md"
+#: The worklog's GFLOP/s of 4092^3 on an A6000, by the family that is its step here; None where it has none.
+WORKLOG: Mapping[str, float | None] = {
+    "naive": 300, "coalesced": 2000, "shared-tile": 2200, "block-tile-1d": 8600, "block-tile-2d": 16000,
+    "vectorized": 19000, "warp-tile": 21700, "double-buffered": None, "async-copy": None,
+}  # fmt: skip
+_MARKS = "<!-- figures: {} -->\n(.*?)<!-- end -->\n"
+
+
+def ladder(document: Mapping[str, Any]) -> str:
+    """Every step's best GFLOP/s, a row a step and a column a size (at which every family was timed), beside the
+    worklog's."""
+    rows = [row for row in document["rows"] if row.get("gflops") is not None]
+    missed = {(row["m"], row["n"], row["k"]) for row in document["rows"] if row.get("gflops") is None}
+    sizes = sorted({(row["m"], row["n"], row["k"]) for row in rows} - missed)
+    rows = [row for row in rows if (row["m"], row["n"], row["k"]) in sizes]
+    found = {(row["family"], (row["m"], row["n"], row["k"])): row for row in rows}
+    known = [name for name in WORKLOG if any(name == family for family, _ in found)]
+    others = sorted({family for family, _ in found} - set(WORKLOG))
+    names = ["{} x {} x {}".format(*size) for size in sizes]
+    lines = [
+        f"| step | {' | '.join(f'{name}: GFLOP/s (over the stack)' for name in names)} | worklog, A6000 |",
+        f"|---|{'---|' * len(sizes)}---|",
+    ]
+    for family in [*known, *others]:
+        cells = [_cell(found.get((family, size))) for size in sizes]
+        told = WORKLOG.get(family)
+        lines.append(f"| `{family}` | {' | '.join(cells)} | {'' if told is None else f'{told:,.0f}'} |")
+    base = {row["baseline"] for row in rows}
+    return (
+        "\n".join(lines)
+        + f"\n\nThe best of each family's candidates, verified; in parentheses the time of {' / '.join(sorted(base))} over "
+        f"its time.\n{source(document)}\n"
+    )
+
+
+def _cell(row: Mapping[str, Any] | None) -> str:
+    return "" if row is None else f"{row['gflops']:,.0f} ({row['ratio']:.2f}x)"
+
+
+#: Mark -> (the result's name, its table).
+BLOCKS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {"ladder": ("cuda-own-ladder", ladder)}
+
+
+def filled(text: str, folder: Path) -> str:
+    """The page with every block made anew; a block whose result is missing is empty. Raises ValueError for a
+    page that lacks a mark."""
+    for mark, (name, make) in BLOCKS.items():
+        path, marks = folder / f"{name}.json", re.compile(_MARKS.format(re.escape(mark)), re.DOTALL)
+        found = marks.search(text)
+        if found is None:
+            raise ValueError(f"{DOCUMENT.name} has no block of the figures {mark!r}")
+        made = make(json.loads(path.read_text())) if path.exists() else ""
+        text = text[: found.start(1)] + made + text[found.end(1) :]
+    return text

@@ -1,0 +1,160 @@
+"""The kernels command: our own kernel families, and what their kernels take when they are compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.progress import track
+from rich.table import Table
+
+from backends.archs import GPU_TARGETS
+from backends.cache import BinaryCache
+from backends.catalogue import Entry, catalogue
+from backends.kernels.check import LIMIT, Checked, Summary, check, plan, summaries
+from service import report
+from service.commands.common import FAILED, Json, err, out, print_json
+from service.settings import Settings
+
+kernels = typer.Typer(help="Our own kernel families.")
+
+
+@kernels.callback(invoke_without_command=True)
+def families(context: typer.Context, as_json: Json = False) -> None:
+    """List our own kernel families: what each is, the vendors it is compiled for, input types, parameters,
+    source, and why this machine cannot compile it where it cannot. Needs no GPU."""
+    if context.invoked_subcommand is not None:
+        return
+    entries = catalogue()
+    if as_json:
+        print_json({"families": [entry.to_dict() for entry in entries]})
+        return
+    out.print(_families_table(entries), markup=False)
+    reasons = [(vendor, entry.missing[vendor]) for entry in entries for vendor in entry.vendors]
+    for vendor, why in dict.fromkeys(reasons):
+        if why is not None:
+            names = ", ".join(entry.name for entry in entries if entry.missing.get(vendor) == why)
+            _print(f"not compiled here for {vendor}: {names}: {why}", "yellow")
+
+
+@kernels.command(name="check")
+def check_kernels(
+    arch: Annotated[
+        list[str], typer.Option(help=f"Architecture (repeat the option): {', '.join(GPU_TARGETS)}.")
+    ],
+    family: Annotated[list[str] | None, typer.Option(help="Only these families (repeat).")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Compiles of an architecture at most.")] = LIMIT,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also a row for every kernel.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Compile a sample of every family for an architecture, with no GPU, and show what the kernels take:
+    registers, shared memory, spills. Exit code 1: some do not compile."""
+    plans = [plan(name, family or (), limit) for name in dict.fromkeys(arch)]
+    candidates = [one for each in plans for one in each.candidates]
+    notes = [note for each in plans for note in each.notes]
+    compiling = check(candidates, BinaryCache(Settings().cache_dir / "kernels"))
+    found = list(
+        track(
+            compiling, "compiling", len(candidates), console=err, transient=True,
+            disable=as_json or not err.is_terminal,
+        )
+    )  # fmt: skip
+    if as_json:
+        rows = [asdict(one) for one in summaries(found)]
+        print_json({"samples": [one.to_dict() for one in found], "families": rows, "notes": notes})
+    else:
+        _show(found, notes, verbose)
+    if any(one.resources is None for one in found):
+        raise typer.Exit(FAILED)
+
+
+def _show(found: Sequence[Checked], notes: Sequence[str], verbose: bool) -> None:
+    if verbose:
+        out.print(_kernels_table(found), markup=False)
+    out.print(_summaries_table(summaries(found)), markup=False)
+    for note in notes:
+        _print(f"note: {note}", "yellow")
+    for one in found:
+        what = f"{one.candidate.arch} {one.candidate.solution.id}"
+        what += f" of {report.problem_text(one.candidate.problem)}"
+        if one.unfit:
+            _print(f"cannot be launched: {what}: {one.unfit}", "yellow")
+        if one.error:
+            _print(f"failed: {what}: {one.error}", "red")
+            if verbose:
+                _print(one.log)
+
+
+def _print(text: str, style: str | None = None) -> None:
+    """Lines of any length, as they are."""
+    out.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def _families_table(entries: Sequence[Entry]) -> Table:
+    """One row a family; `space` counts the combinations of its parameters' values, legal or not."""
+    table = Table(title="Kernel families", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("family", no_wrap=True)
+    for name in ("what it is", "vendors", "input types"):
+        table.add_column(name)
+    for name in ("parameters", "space"):
+        table.add_column(name, justify="right")
+    table.add_column("source", overflow="fold")
+    for entry in entries:
+        space = "" if entry.space is None else f"{entry.space:,}"
+        table.add_row(
+            entry.name, entry.description, " ".join(entry.vendors), " ".join(entry.input_types),
+            str(len(entry.parameters)), space, "\n".join(entry.files),
+        )  # fmt: skip
+    return table
+
+
+def _summaries_table(rows: Sequence[Summary]) -> Table:
+    """One row a family and architecture."""
+    table = Table(title="Compiled kernels", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in ("arch", "family"):
+        table.add_column(name, no_wrap=True)
+    for name in ("compiled", "failed", "registers", "shared memory, bytes", "spilling", "worst spill, bytes"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(
+            row.arch, row.family, str(row.compiled), str(row.failed), _range(row.registers),
+            _range(row.shared_bytes), str(row.spilling), _number(row.worst_spill_bytes),
+        )  # fmt: skip
+    table.caption = "registers and shared memory: least / median / most"
+    return table
+
+
+def _kernels_table(found: Sequence[Checked]) -> Table:
+    """One row a kernel."""
+    table = Table(title="Kernels", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("arch", no_wrap=True)
+    for name in ("problem (row-major m x n x k)", "solution"):
+        table.add_column(name, overflow="fold")
+    for name in ("threads", "registers", "shared", "spills"):
+        table.add_column(name, justify="right")
+    for one in found:
+        taken, what = one.resources, one.candidate
+        figures = (
+            ("failed", "", "")
+            if taken is None
+            else (_number(taken.registers), str(taken.shared_bytes), _number(taken.spill_bytes))
+        )
+        problem = report.problem_text(what.problem)
+        table.add_row(what.arch, problem, what.solution.id, str(what.threads), *figures)
+    return table
+
+
+def _range(values: tuple[int, float, int] | None) -> str:
+    return "" if values is None else " / ".join(f"{value:.10g}" for value in values)
+
+
+def _number(value: int | None) -> str:
+    return "unknown" if value is None else str(value)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds these commands."""
+    app.add_typer(kernels, name="kernels")

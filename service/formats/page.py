@@ -1,0 +1,84 @@
+"""docs/formats.md, made from the registries: `python -m service.formats.page docs/formats.md`."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+from service.formats import READERS, WRITERS, Format, Writer
+
+_HEAD = """\
+# Files in, files out
+
+<!-- Made by `python -m service.formats.page docs/formats.md`; edit service/formats/ instead. -->
+
+`gemmtune import FILE` (or `POST /v1/imports/{format}`) reads the problems of a file, and what it claims;
+`gemmtune export FORMAT` (or `GET /v1/exports/{format}`) writes the best known rows of a device class as the
+file that a stack loads. The format of a file is found out where none is named.
+
+**Reading.** A file is streamed. A line that cannot be read is reported by its number with the reason, and
+the rest is read; nothing is guessed where a guess could make it another problem. How often a problem was
+called becomes its weight. A tuned file of another tool also says which solution is fastest: that is a
+*claim*. It is kept apart from what was measured, served and exported only where `imported` asks for it, and
+it is a *seed*: the next tuning of its problem on that device class tries it early, and verifies and races
+it like any other candidate.
+
+**Writing.** A row is written where a solution won on this very device class under the library build that
+the target has. What would mislead is left out, counted with its reason, and told when the export ends: a
+TIE or a LOSS (the stack's default is as good), a solution that the target cannot name, another build, a row
+that the target cannot tell from another one (the report names the one that stands). An export that makes no
+sense as asked is refused.
+
+| format | read | written | what |
+|---|---|---|---|
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    names = dict.fromkeys((*READERS, *WRITERS))
+    rows = []
+    for name in names:
+        shown = (READERS.get(name) or WRITERS[name]).description.replace("|", "\\|")
+        read, written = ("yes" if name in registry else "" for registry in (READERS, WRITERS))
+        rows.append(f"| [`{name}`](#{name}) | {read} | {written} | {shown} |\n")
+    told: dict[str, str] = {}
+    return _HEAD + "".join(rows) + "".join(_section(name, told) for name in names)
+
+
+def _section(name: str, told_before: dict[str, str]) -> str:
+    reader, writer = READERS.get(name), WRITERS.get(name)
+    parts = [f"\n## {name}\n\n{(reader or WRITERS[name]).description}.\n"]
+    if writer is not None and writer.targets:
+        forms = (form.replace("<", "\\<") for form in writer.targets)
+        parts.append("\nTargets:\n\n" + "".join(f"* {form}\n" for form in forms))
+    text = _text(reader if reader is not None else WRITERS[name])
+    before = next((other for other, told in told_before.items() if told == text), None)
+    told_before[name] = text
+    parts.append(f"\n{text}" if before is None else f"\nSee [{before}](#{before}).\n")
+    examples: Mapping[str, Any] = {"Read": reader, "Written": writer}
+    shown = set()
+    for title, fmt in examples.items():
+        if fmt is not None and fmt.example not in shown:
+            shown.add(fmt.example)
+            parts.append(f"\n{title}:\n\n{_indented(fmt.example)}")
+    return "".join(parts)
+
+
+def _text(fmt: Format | Writer) -> str:
+    """What its module says of it."""
+    module = inspect.getmodule(type(fmt))
+    text = inspect.getdoc(module) or ""
+    return dedent(text).strip() + "\n"
+
+
+def _indented(text: str) -> str:
+    return "".join(f"    {line}\n" for line in text.rstrip("\n").split("\n"))
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page())

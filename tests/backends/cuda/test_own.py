@@ -1,0 +1,271 @@
+"""Our own kernels on CUDA: what is compiled, loaded and launched; on a GPU, that every family is right."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from backends.cache import BinaryCache
+from backends.cuda import own as module
+from backends.cuda.backend import CudaBackend
+from backends.cuda.driver import Function
+from backends.cuda.own import OwnKernel, own_families
+from backends.errors import LaunchError
+from backends.kernels import resources
+from backends.kernels.families import FAMILIES
+from backends.kernels.family import ENTRY
+from backends.kernels.product import GemmArgs
+from backends.operands import Operands
+from backends.problem import GemmProblem, from_blas, from_bmm, from_linear, from_mm
+from backends.protocol import CompiledKernel
+from backends.solution import Solution
+from tests.backends.cuda.fakes import ENVIRONMENT, FakeDevice
+from tests.backends.kernels.samples import PROBLEMS, legal_values
+
+READY = replace(ENVIRONMENT, libraries={**ENVIRONMENT.libraries, "nvrtc": "13.0"})
+DECODE = from_linear(1, 4096, 4096, "bf16", beta=1.0, bias="bf16")
+GEMV: dict[str, Any] = {"stream": "a", "rows": 1, "unroll": 4, "warps_m": 2, "warps_k": 4, "splits": 1}
+BY_NAME = {family.name: family for family in own_families()}
+
+
+class _Function:
+    """A function whose launches, attributes and arguments are written down."""
+
+    def __init__(self, name: str, log: list[Any]) -> None:
+        self.name, self.log = name, log
+
+    def allow_shared(self, size: int) -> None:
+        self.log.append(("allow", self.name, size))
+
+    def resources(self, threads: int, shared: int) -> dict[str, int]:
+        return {"threads": threads, "shared_bytes": shared}
+
+    def pack(self, argument: GemmArgs) -> GemmArgs:
+        return argument
+
+    def launch(self, grid: Any, block: Any, argument: GemmArgs, stream: int, shared: int = 0) -> None:
+        self.log.append((self.name, grid, block, argument, stream, shared))
+
+
+class _Module:
+    """Stands in for a cubin; knows every function."""
+
+    def __init__(self, log: list[Any]) -> None:
+        self.log = log
+
+    def function(self, name: str) -> _Function:
+        return _Function(name, self.log)
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    found: list[Any] = []
+
+    def load(path: Path) -> _Module:
+        found.append(("load", path))
+        return _Module(found)
+
+    monkeypatch.setattr(module, "Module", load)
+    return found
+
+
+def _loaded(problem: GemmProblem, values: dict[str, Any], device: Any, family: str = "gemv") -> OwnKernel:
+    return BY_NAME[family].load(problem, Solution(family, 1, values), Path("one.cubin"), device)
+
+
+def test_every_family_of_cudas_is_there() -> None:
+    assert list(BY_NAME) == [name for name, family in FAMILIES.items() if "cuda" in family.vendors]
+    assert list(CudaBackend().families())[-len(BY_NAME) :] == list(BY_NAME)
+
+
+def test_without_nvrtc_a_family_says_so() -> None:
+    for family in BY_NAME.values():
+        assert family.unavailable(READY) is None
+        reason = family.unavailable(replace(READY, libraries={}))
+        assert reason == "NVRTC is not installed; pip install 'gemmtune[cuda]'"
+
+
+def test_a_launch_is_one_kernel_with_its_argument(log: list[Any]) -> None:
+    device = FakeDevice()
+    kernel = _loaded(DECODE, GEMV, device)
+    assert (kernel.workspace_bytes, kernel.partial_sums) == (0, 1)
+    launch = kernel.bind(Operands(16, 32, 48, 64, 80, 1.5, -0.5), 0)
+    launch()
+    launch()
+    loaded, *launches = log
+    assert loaded == ("load", Path("one.cubin"))
+    assert len(launches) == 2
+    name, grid, block, argument, stream, shared = launches[0]
+    assert (name, grid, block, stream, shared) == ("gemm", (2048, 1, 1), (256, 1, 1), device.stream, 32)
+    assert (argument.a, argument.b, argument.c, argument.d, argument.bias) == (16, 32, 48, 64, 80)
+    assert (argument.m, argument.n, argument.k, argument.batch) == (4096, 1, 4096, 1)
+    assert (argument.lda, argument.c_row, argument.d_row, argument.bias_row) == (4096, 1, 1, 1)
+    assert (argument.alpha, argument.beta, argument.splits) == (1.5, -0.5, 1)
+    assert argument.a_bytes == 4096 * 4096 * 2
+
+
+def test_the_transposed_product_changes_sides(log: list[Any]) -> None:
+    rows = from_mm(4096, 1, 512, "bf16", trans_a="N", bias="bf16", ldd=3)
+    kernel = _loaded(rows, {**GEMV, "stream": "b"}, FakeDevice())
+    kernel.bind(Operands(16, 32, 0, 64, 80, 1.0, 0.0), 0)()
+    argument = log[-1][3]
+    assert (argument.a, argument.b, argument.m, argument.n) == (32, 16, 4096, 1)
+    assert (argument.d_row, argument.d_column) == (3, 1)
+    assert (argument.bias_row, argument.bias_column) == (0, 1)
+
+
+def test_slices_of_k_are_added_by_a_second_launch(log: list[Any]) -> None:
+    kernel = _loaded(DECODE, {**GEMV, "splits": 4}, FakeDevice())
+    assert kernel.workspace_bytes == 4 * 4096 * 4
+    kernel.bind(Operands(16, 32, 48, 64, 80, 1.0, 1.0), 4096)()
+    first, second = log[1:]
+    assert first[:3] == ("gemm", (2048, 4, 1), (256, 1, 1))
+    assert second[:3] == ("reduce", (16, 1, 1), (256, 1, 1))
+    assert first[3] is second[3]
+    assert (first[3].partial, first[3].splits) == (4096, 4)
+
+
+def test_batches_beyond_the_grids_z_go_along_its_y(log: list[Any]) -> None:
+    many = from_bmm(100_000, 17, 20, 32)
+    values = {"tile_m": 32, "tile_n": 8}
+    _loaded(many, values, FakeDevice(), "coalesced").bind(Operands(16, 32, 0, 64, 0, 1.0, 0.0), 0)()
+    _, grid, _, argument, *_ = log[-1]
+    assert grid == (1 * 3, 2, 65535)
+    assert (argument.batch, argument.batch_blocks, argument.batch_groups) == (100_000, 65535, 2)
+
+
+def test_blocks_of_several_products_span_the_batch(log: list[Any]) -> None:
+    many = from_bmm(100_000, 32, 32, 32)
+    values = {"thread_m": 8, "thread_n": 4, "threads": 64, "rounds": 4, "stages": 2}
+    _loaded(many, values, FakeDevice(), "small-batch").bind(Operands(16, 32, 0, 64, 0, 1.0, 0.0), 0)()
+    _, grid, block, argument, _, shared = log[-1]
+    assert (grid, block) == ((100_000 // 8, 1, 1), (64, 1, 1))
+    assert argument.batch == 100_000
+    assert shared == 2 * 2 * (32 * 32 + 32 * 36) * 4
+
+
+def test_much_shared_memory_is_asked_for(log: list[Any]) -> None:
+    values = {
+        "tile_m": 128,
+        "tile_n": 128,
+        "tile_k": 32,
+        "thread_m": 8,
+        "thread_n": 8,
+        "warp_m": 64,
+        "warp_n": 32,
+    }
+    _loaded(from_mm(512, 512, 512), values, FakeDevice(), "double-buffered")
+    assert log[-1] == ("allow", "gemm", 2 * 32 * (128 + 128 + 8) * 4)
+    _loaded(from_mm(512, 512, 512), {**values, "tile_k": 8}, FakeDevice(), "double-buffered")
+    assert log[-1][0] == "load"
+
+
+def test_a_binary_is_loaded_once_a_device(log: list[Any]) -> None:
+    device = FakeDevice()
+    for splits in (1, 2):
+        _loaded(DECODE, {**GEMV, "splits": splits}, device)
+    assert len(log) == 1
+
+
+def test_a_binary_must_be_there(log: list[Any]) -> None:
+    with pytest.raises(LaunchError, match=r"^gemv-.* has no binary$"):
+        BY_NAME["gemv"].load(DECODE, Solution("gemv", 1, GEMV), None, FakeDevice())
+
+
+def test_what_a_kernel_takes_of_a_multiprocessor(log: list[Any]) -> None:
+    kernel = _loaded(DECODE, {**GEMV, "splits": 4}, FakeDevice())
+    assert isinstance(kernel, CompiledKernel)
+    assert kernel.resources() == {"threads": 256, "shared_bytes": 32}
+
+
+def test_the_driver_is_asked_for_attributes_and_occupancy(monkeypatch: pytest.MonkeyPatch) -> None:
+    success = SimpleNamespace(name="CUDA_SUCCESS")
+    numbers = {"NUM_REGS": 4, "LOCAL_SIZE_BYTES": 3, "SHARED_SIZE_BYTES": 1}
+    api = SimpleNamespace(
+        CUfunction_attribute=SimpleNamespace(
+            **{f"CU_FUNC_ATTRIBUTE_{name}": number for name, number in numbers.items()}
+        ),
+        cuFuncGetAttribute=lambda attribute, handle: (success, attribute * 10 + handle),
+        cuOccupancyMaxActiveBlocksPerMultiprocessor=lambda handle, threads, shared: (
+            success,
+            threads + shared,
+        ),
+    )
+    monkeypatch.setattr("backends.cuda.driver.api", lambda: api)
+    assert Function(7, "gemm").attribute("NUM_REGS") == 47
+    assert Function(7, "gemm").blocks_per_unit(128, 2) == 130
+    assert Function(7, "gemm").resources(128, 2) == {
+        "registers": 47, "local_bytes": 37, "shared_bytes": 17 + 2, "threads": 128, "blocks_per_unit": 130,
+    }  # fmt: skip
+
+
+def test_compiling_needs_no_gpu(tmp_path: Path) -> None:
+    solution = Solution("gemv", 1, GEMV)
+    cache = BinaryCache(tmp_path)
+    path = BY_NAME["gemv"].compile(DECODE, solution, READY, cache)
+    assert path is not None
+    assert path.read_bytes().startswith(b"\x7fELF")
+    assert BY_NAME["gemv"].compile(DECODE, solution, READY, cache) == path
+
+
+# ---- on a GPU ----------------------------------------------------------------------------------
+
+#: Beside the small ones: several waves of blocks, many tiles, a k that is split.
+LARGE = {
+    "decode": from_linear(1, 4096, 4096, "bf16", bias="bf16", activation="silu"),
+    "decode, odd": from_linear(1, 4097, 4095, "bf16", beta=1.0),
+    "few": from_linear(13, 1280, 8192, "bf16", beta=1.0),
+    "few across k": from_mm(4, 2048, 1024, "fp16"),
+    "square": from_mm(520, 776, 1032, "fp32", beta=1.0),
+    "square, odd": from_mm(513, 513, 513, "fp32"),
+    "square, transposed": from_blas(700, 1000, 900, trans_a="T", trans_b="T", beta=1.0),
+    "batch": from_bmm(70_000, 32, 32, 32, "fp32"),
+    "batch, odd": from_bmm(9001, 33, 24, 41, "fp16", stride_b=0, beta=1.0),
+    "cores": from_linear(520, 776, 1032, "bf16", bias="bf16", activation="relu"),
+    "cores, odd": from_linear(513, 777, 1031, "bf16", beta=1.0),
+    "cores, odd across k": from_mm(515, 1027, 771, "fp16"),
+    "cores, tf32": from_mm(520, 776, 1032, "tf32", beta=1.0),
+    "cores, tf32 odd": from_mm(513, 777, 1031, "tf32"),
+}
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("family", BY_NAME)
+@pytest.mark.parametrize("name", [*PROBLEMS, *LARGE])
+def test_every_family_on_a_gpu(name: str, family: str, cache: BinaryCache) -> None:
+    from tuners.inputs import applicable, cases
+    from tuners.verify_device import DeviceVerifier
+
+    problem, one = {**PROBLEMS, **LARGE}[name], BY_NAME[family]
+    device = CudaBackend().open(0, cache)
+    here, verifier = device.environment, DeviceVerifier(device)
+    drawn = legal_values(FAMILIES[family], problem, here, 3, seed=len(name))
+    listed = [dict(solution.parameters) for solution in one.solutions(problem, here)][:2]
+    if not drawn and not listed:
+        pytest.skip(f"{family} has nothing for {problem.slug}")
+    for values in [*listed, *drawn]:
+        solution = Solution(family, 1, values)
+
+        def right(case: Any, solution: Solution = solution) -> bool:
+            if one.illegal(case.problem, solution, here):
+                return False
+            binary = one.compile(case.problem, solution, here, cache)
+            assert binary is not None
+            kernel = one.load(case.problem, solution, binary, device)
+            assert verifier.check(kernel, case).wrong == "", (solution.id, case.name)
+            if case.name == "exact":
+                taken = kernel.resources()
+                assert 0 < taken["registers"] <= 255
+                assert taken["blocks_per_unit"] >= 1, "no block of it can run"
+                told = resources.read(binary)[ENTRY]
+                assert taken["registers"] == told.registers, "what the compiler said is what the driver says"
+                assert bool(told.spill_bytes) <= bool(taken["local_bytes"])
+            return True
+
+        ran = [case.name for case in applicable(cases(problem, 2, 7), right)]
+        assert "exact" in ran
+    verifier.forget()

@@ -1,0 +1,134 @@
+"""Our kernels on the host: host.h's fibers, many instantiations in one library, behind the verifier."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from backends.environment import Environment
+from backends.errors import LaunchError
+from backends.kernels.families import HEADERS
+from backends.kernels.family import Configuration
+from backends.kernels.legality import REDUCE_THREADS
+from backends.operands import Operands
+from tests.backends.cuda.devices import HostBuffer
+
+H200 = Environment(
+    "cuda", "sm_90", "NVIDIA H200", 132, 150_754_820_096, "GPU-recorded", libraries={"nvrtc": "13.0"}
+)
+
+
+@dataclass(frozen=True)
+class Built:
+    """A configuration and its entry points in a library."""
+
+    found: Configuration
+    gemm: Callable[..., bytes | None]
+    reduce: Callable[..., bytes | None]
+
+
+def source(configurations: Sequence[Configuration]) -> str:
+    """One unit with every configuration under a number of its own."""
+    lines = [f'#include "{header}"' for header in sorted({one.header for one in configurations})]
+    for index, one in enumerate(configurations):
+        own = one.unit.split("\n", 1)[1]  # without its include
+        for name in ("Chosen", "Sums", "gemm", "reduce"):
+            own = own.replace(f"({name},", f"({name}_{index},").replace(f", {name})", f", {name}_{index})")
+            own = own.replace(f"using {name} ", f"using {name}_{index} ").replace(
+                f"{name}::", f"{name}_{index}::"
+            )
+        lines.append(own)
+    return "\n".join(lines)
+
+
+def build(
+    configurations: Sequence[Configuration], folder: Path, warp: int = 32, headers: Path = HEADERS
+) -> list[Built]:
+    """Compiles them for warps of 32 or 64 threads, with the headers' own warnings as errors."""
+    library = compiled(source(configurations), folder / f"kernels-{warp}.so", warp, headers)
+    found = []
+    for index, one in enumerate(configurations):
+        calls = [getattr(library, f"launch_{name}_{index}") for name in ("gemm", "reduce")]
+        for call in calls:
+            call.restype = ctypes.c_char_p
+        found.append(Built(one, calls[0], calls[1]))
+    return found
+
+
+def compiled(text: str, path: Path, warp: int = 32, headers: Path = HEADERS) -> ctypes.CDLL:
+    """A unit as a library of the host."""
+    command = [
+        "g++",
+        "-std=c++17",
+        "-O1",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-Wno-maybe-uninitialized",
+        "-shared",
+        "-fPIC",
+    ]
+    command += [
+        "-DGEMMTUNE_HOST",
+        f"-DGEMMTUNE_WARP={warp}",
+        f"-I{headers}",
+        "-x",
+        "c++",
+        "-",
+        "-o",
+        str(path),
+    ]
+    done = subprocess.run(command, input=text, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr[:6000]
+    return ctypes.CDLL(str(path))
+
+
+class HostKernel:
+    """A backends.protocol.Kernel that runs on fibers: as on a GPU, or (`other_way`) its warps in reverse and
+    a batch's products along the grid's y, one more than there are, as where its z is too short for them."""
+
+    partial_sums = 1
+
+    def __init__(self, built: Built, other_way: bool) -> None:
+        self._built, self._other_way = built, other_way
+        self.workspace_bytes = built.found.product.partial_bytes(built.found.splits)
+
+    def bind(self, operands: Operands, workspace: int) -> Callable[[], None]:
+        found = self._built.found
+        args = found.arguments(operands, workspace)
+        grid = found.grid
+        if self._other_way and not found.spans_batch:
+            args.batch_blocks, args.batch_groups = 1, args.batch + 1
+            grid = (grid[0], found.splits * args.batch_groups, 1)
+
+        def run(call: Any, grid: tuple[int, int, int], threads: int, shared: int) -> None:
+            sizes = (ctypes.c_uint * 3)(*grid)
+            fault = call(ctypes.byref(args), sizes, threads, ctypes.c_ulonglong(shared), int(self._other_way))
+            if fault:
+                raise LaunchError(fault.decode())
+
+        def launch() -> None:
+            run(self._built.gemm, grid, found.threads, found.shared_bytes)
+            if found.splits > 1:
+                run(self._built.reduce, found.reduce_grid, REDUCE_THREADS, 0)
+
+        return launch
+
+    def prepare(self) -> None:
+        """Nothing to set up."""
+
+
+class HostDevice:
+    """What the verifier asks of a device whose memory is the host's."""
+
+    environment, judge = H200, None
+
+    def allocate(self, size: int) -> HostBuffer:
+        return HostBuffer(size)
+
+    def synchronize(self) -> None:
+        """Launches are over when they return."""

@@ -1,0 +1,109 @@
+"""Units and what Python derives of them. That every family compiles is test_check.py's."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from backends.cache import BinaryCache
+from backends.cuda.compiler import compile_unit
+from backends.environment import Environment
+from backends.errors import CompileError
+from backends.kernels.families import FAMILIES, HEADERS
+from backends.kernels.family import Configuration, KernelFamily
+from backends.kernels.streaming import StreamFamily
+from backends.problem import GemmProblem, from_bmm, from_linear, from_mm
+from backends.solution import Parameter
+from tests.backends.kernels.host import H200, source
+from tests.backends.kernels.samples import every_value, legal_values
+from tests.backends.kernels.test_host import MI300X
+
+SAMPLED = (
+    from_linear(1, 4096, 4096, "bf16"), from_mm(4, 4096, 4096, "fp16", beta=1.0),
+    from_linear(9, 4097, 4095, "bf16"),
+    from_mm(512, 768, 256), from_linear(100, 99, 63, "fp32"),
+    from_bmm(999, 32, 24, 40), from_bmm(50, 11, 64, 33, "bf16", trans_b="T"),
+)  # fmt: skip
+#: Of tensor cores' families.
+BROAD = (from_linear(513, 517, 1031, "bf16"), from_mm(512, 512, 512, "tf32"))
+
+
+def test_one_binary_serves_every_size_scalar_and_epilogue(tmp_path: Path) -> None:
+    """What a candidate is verified on (with beta, other sizes) costs no second compilation where lines stay
+    whole."""
+    family = FAMILIES["gemv"]
+    values = dict(next(iter(family.solutions(SAMPLED[0], H200))).parameters)
+    units = {
+        family.configuration(problem, values).unit
+        for problem in (SAMPLED[0], from_linear(1, 160, 64, "bf16", beta=1.0, bias="bf16", activation="gelu"))
+    }
+    assert len(units) == 1
+    assert family.configuration(from_linear(1, 160, 65, "bf16"), values).unit not in units
+    split = family.configuration(SAMPLED[0], {**values, "splits": 8})
+    assert split.unit in units
+    assert split.grid[1] == 8
+
+
+def test_a_unit_that_python_derives_wrongly_does_not_compile(tmp_path: Path) -> None:
+    good = FAMILIES["vectorized"].configuration(
+        SAMPLED[3], legal_values(FAMILIES["vectorized"], SAMPLED[3], H200, 1)[0]
+    )
+    for bad in (replace(good, shared_bytes=good.shared_bytes + 4), replace(good, threads=good.threads + 32)):
+        with pytest.raises(CompileError, match=r"NVRTC refuses unit\.cu: .*as derived"):
+            compile_unit(bad.unit, HEADERS, "sm_90", BinaryCache(tmp_path))
+
+
+@pytest.mark.parametrize(("name", "warp"), [*((name, 32) for name in FAMILIES), ("gemv", 64), ("skinny", 64)])
+def test_python_and_the_header_agree_over_the_whole_legal_space(name: str, warp: int) -> None:
+    """Threads and shared memory of every legal configuration, asserted by the header's own constants."""
+    family = FAMILIES[name]
+    environment = H200 if warp == 32 else MI300X
+    # Types and layouts change neither in the ladder but in its last step, which pads what it transposes.
+    parts: dict[str, tuple[GemmProblem, ...]]
+    parts = {
+        "small-batch": SAMPLED[5:],
+        "async-copy": (*SAMPLED[3:5], from_mm(99, 63, 99)),
+        "tile-mma": BROAD,
+    }
+    problems = parts.get(name, SAMPLED[:3] if isinstance(family, StreamFamily) else SAMPLED[3:4])
+    asserted: dict[str, Configuration] = {}
+    for problem in problems:
+        for values in _legal(family, problem, environment):
+            one = family.configuration(problem, values, warp)
+            asserted[one.instantiation] = one
+    assert len(asserted) > 5
+    lines = [f'#include "{family.header}"']
+    for one in asserted.values():
+        chosen = f"gemmtune::{one.instantiation}"
+        lines.append(f'static_assert({chosen}::kThreads == {one.threads}, "threads");')
+        lines.append(f'static_assert({chosen}::kSharedBytes == {one.shared_bytes}, "shared");')
+    command = [
+        "g++",
+        "-std=c++17",
+        "-fsyntax-only",
+        "-DGEMMTUNE_HOST",
+        f"-DGEMMTUNE_WARP={warp}",
+        f"-I{HEADERS}",
+    ]
+    done = subprocess.run(
+        [*command, "-x", "c++", "-"], input="\n".join(lines), text=True, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[:3000]
+
+
+def _legal(
+    family: KernelFamily, problem: GemmProblem, environment: Environment
+) -> list[dict[str, Parameter]]:
+    """The whole legal space."""
+    space = every_value(family)
+    return [values for values in space if family.rule(problem, values, environment) is None]
+
+
+def test_a_sample_is_one_unit_for_the_host() -> None:
+    one = FAMILIES["naive"].configuration(SAMPLED[3], {"tile_m": 32, "tile_n": 8})
+    text = source([one, one])
+    assert text.count("using Chosen_") == 2
+    assert "GEMMTUNE_KERNEL(gemm_1, Chosen_1)" in text

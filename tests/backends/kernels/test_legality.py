@@ -1,0 +1,261 @@
+"""What is refused, and with which words; what is listed, and where."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from backends.kernels.families import FAMILIES
+from backends.kernels.legality import arch_of, registers_rule
+from backends.problem import GemmProblem, from_blas, from_bmm, from_linear, from_mm
+from backends.solution import Solution
+from tests.backends.kernels.host import H200
+from tests.backends.kernels.samples import PROBLEMS
+
+DECODE = from_linear(1, 4096, 4096, "bf16")
+SKINNY = from_linear(8, 4096, 4096, "bf16")
+SQUARE = from_mm(512, 512, 512)
+GEMV = {"stream": "a", "rows": 1, "unroll": 4, "warps_m": 1, "warps_k": 4, "splits": 1}
+MMA = {"stream": "a", "row_tiles": 1, "unroll": 4, "warps_m": 1, "warps_k": 4, "splits": 1}
+CORES = {
+    "tile_m": 128,
+    "tile_n": 128,
+    "tile_k": 64,
+    "warp_m": 64,
+    "warp_n": 64,
+    "stages": 3,
+    "group": 8,
+    "splits": 1,
+}
+BROAD = from_linear(2049, 2049, 2049, "bf16")
+TILE = {"tile_m": 128, "tile_n": 128, "tile_k": 16, "thread_m": 8, "thread_n": 8}
+WARP = {**TILE, "warp_m": 64, "warp_n": 32}
+PIPE = {"tile_m": 128, "tile_n": 128, "tile_k": 16, "thread_m": 16, "thread_n": 8, "stages": 3, "group": 8,
+        "splits": 1}  # fmt: skip
+BATCH = from_bmm(1000, 32, 32, 32)
+TEAM = {"thread_m": 8, "thread_n": 4, "threads": 64, "rounds": 4, "stages": 2}
+
+
+def refusal(name: str, problem: GemmProblem, values: dict[str, Any], **environment: Any) -> str | None:
+    solution = Solution(name, int(values.pop("version", 1)), values)
+    return FAMILIES[name].illegal(problem, solution, replace(H200, **environment))
+
+
+@pytest.mark.parametrize(
+    ("name", "problem", "values"),
+    [("gemv", DECODE, GEMV), ("skinny", SKINNY, GEMV),
+     ("skinny-mma", SKINNY, MMA), ("tile-mma", BROAD, CORES), ("vectorized", SQUARE, TILE),
+     ("double-buffered", SQUARE, WARP), ("async-copy", SQUARE, PIPE), ("small-batch", BATCH, TEAM)],
+)  # fmt: skip
+def test_what_the_rules_below_are_broken_from_is_legal(
+    name: str, problem: GemmProblem, values: dict[str, Any]
+) -> None:
+    assert refusal(name, problem, dict(values)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "problem", "values", "words"),
+    [
+        ("gemv", DECODE, {**GEMV, "version": 2}, "version 2 of gemv is another kernel; this is 1"),
+        ("gemv", DECODE, {**GEMV, "extra": 1}, "a gemv solution has the parameters stream, rows"),
+        ("gemv", DECODE, {}, "a gemv solution has the parameters"),
+        ("gemv", DECODE, {**GEMV, "rows": True}, "rows must be one of 1, 2, 4, 8, not True"),
+        ("gemv", DECODE, {**GEMV, "rows": "1"}, "rows must be one of 1, 2, 4, 8, not '1'"),
+        ("gemv", DECODE, {**GEMV, "rows": None}, "rows must be one of .*, not None"),
+        ("gemv", DECODE, {**GEMV, "rows": 3}, "rows must be one of .*, not 3"),
+        ("gemv", DECODE, {**GEMV, "unroll": -4}, "unroll must be one of .*, not -4"),
+        ("gemv", DECODE, {**GEMV, "stream": "c); evil("}, "stream must be one of a, b, not"),
+        ("gemv", SKINNY, GEMV, "1 to 1 columns beside the streamed operand, not 8"),
+        ("gemv", DECODE, {**GEMV, "stream": "b"}, "1 to 1 columns beside the streamed operand, not 4096"),
+        ("gemv", DECODE, {**GEMV, "warps_m": 8, "warps_k": 16}, "a block has 32 to 1024 threads, not 4096"),
+        ("gemv", DECODE, {**GEMV, "rows": 8, "unroll": 16},
+         "operands and sums take .* registers; 128 threads"),
+        ("gemv", from_mm(1, 4096, 4096, "bf16"), {**GEMV, "rows": 2},
+         "rows must be 1 where the streamed operand"),
+        ("skinny", DECODE, GEMV, "2 to 16 columns beside the streamed operand, not 1"),
+        ("skinny-mma", from_linear(8, 64, 64), MMA, "tensor cores multiply 16-bit floats, not fp32"),
+        ("skinny-mma", from_mm(8, 64, 64, "bf16"), MMA, "both operands must be contiguous along k"),
+        ("skinny-mma", from_linear(65, 640, 64, "bf16"), MMA,
+         "2 to 64 columns beside the streamed operand, not 65"),
+        ("tile-mma", SQUARE, CORES,
+         "our kernels multiply fp16 in fp32, bf16 in fp32, fp32 in tf32, not fp32 x fp32 in fp32"),
+        ("tile-mma", BROAD, {**CORES, "warp_m": 48}, "tile_m 128 is no multiple of warp_m 48"),
+        ("tile-mma", BROAD, {**CORES, "warp_n": 96}, "tile_n 128 is no multiple of warp_n 96"),
+        ("tile-mma", BROAD, {**CORES, "tile_k": 16}, "tile_k is 64 or 128 bytes of bf16, not 32"),
+        ("tile-mma", from_mm(512, 512, 512, "tf32"), CORES, "tile_k is 64 or 128 bytes of fp32, not 256"),
+        ("tile-mma", BROAD, {**CORES, "tile_m": 192}, "threads are a power of two, 64 or more, not 192"),
+        ("tile-mma", BROAD, {**CORES, "tile_m": 32, "tile_n": 32, "warp_m": 32, "warp_n": 32},
+         "threads are a power of two, 64 or more, not 32"),
+        ("tile-mma", BROAD, {**CORES, "tile_m": 32, "tile_n": 256, "warp_m": 32, "warp_n": 32, "tile_k": 32},
+         "32 rows of 64 bytes of A are no whole passes of 256 threads"),
+        ("tile-mma", BROAD, {**CORES, "tile_m": 256, "tile_n": 256, "stages": 5},
+         "368640 bytes of shared memory; sm_90 has"),
+        ("tile-mma", BROAD, {**CORES, "tile_m": 256, "tile_n": 256, "stages": 2, "tile_k": 32},
+         "operands and sums take 192 registers; 512 threads have 96"),
+        ("vectorized", SQUARE, {**TILE, "thread_m": 16, "thread_n": 16},
+         "operands and sums take .* registers"),
+        ("vectorized", SQUARE, {**TILE, "thread_m": 1, "thread_n": 1}, "32 to 1024 threads, not 16384"),
+        ("vectorized", SQUARE, {**TILE, "tile_m": 8, "tile_n": 8}, "32 to 1024 threads, not 1"),
+        ("block-tile-2d", SQUARE, {**TILE, "tile_m": 8, "thread_m": 16},
+         "rows 8 is no multiple of thread_m 16"),
+        ("double-buffered", SQUARE, {**WARP, "warp_m": 32}, "is 32 threads, not 16"),
+        ("double-buffered", SQUARE, {**WARP, "warp_m": 128, "tile_m": 64},
+         "tile_m 64 is no multiple of warp_m 128"),
+        ("async-copy", from_mm(512, 512, 512, "bf16"), PIPE, "copies do not widen: fp32, not bf16"),
+        ("async-copy", SQUARE, {**PIPE, "thread_n": 16}, "operands and sums take 320 registers"),
+        ("async-copy", SQUARE, {**PIPE, "tile_m": 256, "tile_n": 256},
+         "operands and sums take 176 registers; 512"),
+        ("async-copy", SQUARE, {**PIPE, "thread_m": 8, "tile_m": 256, "tile_n": 64, "tile_k": 8},
+         "B's tile of 512 is no multiple of the copies of all threads, 1024"),
+        ("async-copy", SQUARE, {**PIPE, "stages": 1}, "stages must be one of 2, 3, 4, 5, not 1"),
+        ("small-batch", from_bmm(9, 32, 65, 32), TEAM, "sides of at most 64, not 65 x 32 x 32"),
+        ("small-batch", BATCH, {**TEAM, "threads": 32, "thread_m": 4},
+         "threads 32 is no multiple of a product's, 64"),
+        ("small-batch", BATCH, {**TEAM, "stages": 1}, r"2 to 4 stages for 4 rounds \(1 for 1\), not 1"),
+        ("small-batch", BATCH, {**TEAM, "rounds": 2, "stages": 3}, r"2 to 2 stages for 2 rounds .*, not 3"),
+        ("small-batch", BATCH, {**TEAM, "threads": 256, "rounds": 16, "stages": 4, "thread_n": 8},
+         "557056 bytes of shared memory; sm_90 has"),
+        ("naive", from_mm(2**31 - 1, 2**31 - 1, 1), {"tile_m": 8, "tile_n": 8},
+         "blocks; a launch has 2147483647"),
+        ("naive", SQUARE, {"tile_m": 1, "tile_n": 1}, "a block has 32 to 1024 threads, not 1"),
+        ("coalesced", from_mm(8, 8, 8, "fp64"), {"tile_m": 8, "tile_n": 8},
+         "our kernels multiply .*, not fp64"),
+        ("coalesced", from_mm(8, 8, 8, "tf32"), {"tile_m": 8, "tile_n": 8}, "not fp32 x fp32 in tf32"),
+        ("coalesced", from_linear(8, 16, 16, "fp8_e4m3", scale_a="tensor", scale_b="tensor"),
+         {"tile_m": 8, "tile_n": 8}, "not fp8_e4m3"),
+        ("coalesced", from_linear(8, 16, 16, "bf16", scale_a="tensor"), {"tile_m": 8, "tile_n": 8},
+         "no scales"),
+    ],
+)  # fmt: skip
+def test_a_broken_rule_is_named(name: str, problem: GemmProblem, values: dict[str, Any], words: str) -> None:
+    found = refusal(name, problem, dict(values))
+    assert found is not None
+    assert re.search(words, found), found
+
+
+def test_rules_of_the_architecture() -> None:
+    large = {**WARP, "tile_k": 64}
+    assert refusal("double-buffered", SQUARE, dict(large), arch="sm_90a") is None
+    for arch, known, most in (("sm_86", "sm_86", 99), ("sm_75", "unknown", 48)):
+        words = f"135168 bytes of shared memory; {known} has {most * 1024} for a block"
+        assert refusal("double-buffered", SQUARE, dict(large), arch=arch) == words
+    for arch, legal in (("sm_75", False), ("sm_80", True), ("sm_100a", True)):
+        assert (refusal("skinny-mma", SKINNY, dict(MMA), arch=arch) is None) == legal
+        assert (refusal("tile-mma", BROAD, dict(CORES), arch=arch) is None) == legal
+    assert refusal("skinny-mma", SKINNY, dict(MMA), vendor="hip", arch="gfx942") is not None
+    assert arch_of(replace(H200, arch="sm_90a")).name == "sm_90"
+
+
+def test_registers_are_shared_by_the_threads_of_a_block() -> None:
+    assert registers_rule(200, 256) is None
+    assert registers_rule(200, 512) is not None
+    assert registers_rule(224, 32) is not None
+
+
+def test_sizes_beyond_31_bits_of_elements_are_no_matter() -> None:
+    large = from_linear(1, 2**20, 2**14, "bf16")
+    assert large.m * large.k > 2**33
+    found = next(iter(FAMILIES["gemv"].solutions(large, H200)))
+    configuration = FAMILIES["gemv"].configuration(large, found.parameters)
+    assert configuration.grid[0] * configuration.threads >= 2**20
+    # The second launch has a thread an element of D.
+    batches = from_bmm(2**21, 1, 2**20, 64, "bf16", trans_b="T")
+    assert (
+        refusal("gemv", batches, {**GEMV, "splits": 2})
+        == "8589934592 blocks; a launch has 2147483647 at most"
+    )
+
+
+# ---- what is listed ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("problem", [*PROBLEMS.values(), DECODE, SKINNY, SQUARE], ids=lambda p: p.slug)
+def test_what_is_listed_is_legal_distinct_and_not_too_much(problem: GemmProblem) -> None:
+    for name, family in FAMILIES.items():
+        found = list(family.solutions(problem, H200))
+        assert len({one.id for one in found}) == len(found) <= 150
+        for one in found:
+            assert family.illegal(problem, one, H200) is None
+            configuration = family.configuration(problem, one.parameters)
+            assert one.workspace_bytes == configuration.product.partial_bytes(configuration.splits)
+            assert one.deterministic is True
+            assert (one.family, one.build) == (name, None)
+
+
+@pytest.mark.parametrize(
+    ("problem", "names"),
+    [
+        (DECODE, {"gemv"}),
+        (from_mm(1, 4096, 4096, "fp32"), {"gemv"}),
+        (from_blas(1, 4096, 512, "fp16", trans_a="T"), {"gemv"}),
+        (from_linear(4, 4096, 4096, "fp32"), {"skinny"}),
+        (SKINNY, {"skinny", "skinny-mma"}),
+        (from_mm(8, 4096, 4096, "bf16"), {"skinny"}),
+        (from_linear(48, 4096, 4096, "bf16"),
+         {"skinny-mma", "tile-mma", "vectorized", "warp-tile", "double-buffered"}),
+        (from_linear(4096, 4096, 4096, "bf16"), {"tile-mma"}),
+        (from_linear(16, 4096, 4096, "bf16"), {"skinny", "skinny-mma"}),
+        (SQUARE, set(FAMILIES) - {"gemv", "skinny", "skinny-mma", "small-batch", "tile-mma"}),
+        (from_mm(8192, 8192, 8192), {"vectorized", "warp-tile", "double-buffered", "async-copy"}),
+        (BATCH, set(FAMILIES) - {"gemv", "skinny", "skinny-mma", "tile-mma"}),
+        (from_bmm(1000, 64, 64, 64, "bf16"),
+         {"small-batch", "tile-mma", "vectorized", "warp-tile", "double-buffered"}),
+        (from_bmm(1000, 16, 64, 65, "bf16"), {"skinny"}),
+        (from_mm(32, 32, 32), set(FAMILIES) - {"gemv", "skinny", "skinny-mma", "small-batch", "tile-mma"}),
+        (from_mm(64, 64, 64, "fp64"), set()),
+        (from_linear(64, 64, 64, "tf32"), {"tile-mma"}),
+    ],
+)  # fmt: skip
+def test_families_are_listed_where_they_make_sense(problem: GemmProblem, names: set[str]) -> None:
+    assert {name for name, family in FAMILIES.items() if list(family.solutions(problem, H200))} == names
+
+
+def test_copies_are_listed_where_they_are_asynchronous() -> None:
+    for vendor, arch, listed in (("cuda", "sm_75", False), ("cuda", "sm_80", True), ("hip", "gfx942", False)):
+        environment = replace(H200, vendor=vendor, arch=arch)
+        family = FAMILIES["async-copy"]
+        assert bool(list(family.solutions(from_mm(512, 512, 512), environment))) == listed
+
+
+@pytest.mark.parametrize("size", [2048, 4096])
+def test_the_likeliest_pipelines_leave_no_multiprocessor_idle(size: int) -> None:
+    """A product of whole waves: as many tiles for each, with eight warps on it."""
+    problem, family = from_mm(size, size, size), FAMILIES["async-copy"]
+    for solution in list(family.solutions(problem, H200))[:8]:
+        found = family.configuration(problem, solution.parameters)
+        each = -(-found.blocks * found.splits // H200.units)
+        assert found.blocks * found.splits / (each * H200.units) > 0.9
+        assert each * found.threads >= 256
+
+
+def test_the_likeliest_teams_have_enough_bytes_in_flight() -> None:
+    family = FAMILIES["small-batch"]
+    for solution in list(family.solutions(from_bmm(12960, 32, 32, 32), H200))[:8]:
+        found = family.configuration(from_bmm(12960, 32, 32, 32), solution.parameters)
+        stages = int(solution.parameters["stages"] or 0)
+        resident = arch_of(H200).unit_shared_bytes // (found.shared_bytes + 1024)
+        assert resident * found.shared_bytes * max(1, stages - 1) / stages > 42_000
+        assert resident * found.threads >= 12 * 32
+
+
+def test_the_larger_operand_is_streamed() -> None:
+    for problem, stream in ((DECODE, "a"), (from_blas(1, 4096, 512, "fp16", trans_a="T"), "b")):
+        first = next(iter(FAMILIES["gemv"].solutions(problem, H200)))
+        assert first.parameters["stream"] == stream
+
+
+@pytest.mark.parametrize(
+    "problem", [DECODE, from_linear(1, 14336, 4096, "bf16"), from_linear(1, 1280, 8192, "bf16")],
+    ids=lambda p: p.slug,
+)  # fmt: skip
+def test_the_likeliest_have_enough_bytes_in_flight_on_every_multiprocessor(problem: GemmProblem) -> None:
+    family = FAMILIES["gemv"]
+    for solution in list(family.solutions(problem, H200))[:8]:
+        found = family.configuration(problem, solution.parameters)
+        blocks = found.blocks * found.splits
+        loads = int(solution.parameters["rows"] or 0) * int(solution.parameters["unroll"] or 0)
+        assert blocks >= H200.units
+        assert min(blocks / H200.units, 2048 / found.threads) * found.threads * loads * 16 > 30_000

@@ -1,0 +1,195 @@
+"""A program: runs candidates through Triton's interpreter and verifies them as a tuner would, without a GPU.
+
+Each line of standard input is {"problem": canonical, "solution": ..., "seeds": ...}; one line comes back for
+each: {"wrong": words or "", "cases": names}. Needs TRITON_INTERPRET=1 and torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from triton import language
+from triton.runtime import interpreter
+
+from backends.cpu.device import HostBuffer
+from backends.dtypes import DTYPES, to_host
+from backends.environment import Environment
+from backends.errors import DeviceError
+from backends.kernels.triton import configuration
+from backends.kernels.triton.configuration import MAIN, REDUCE, Configuration
+from backends.kernels.triton.families import FAMILIES
+from backends.kernels.triton.product import POINTERS
+from backends.operands import Operands, layouts
+from backends.problem import GemmProblem
+from backends.protocol import Launch
+from backends.solution import Solution
+from tuners.inputs import applicable, cases
+from tuners.verify import Verifier
+
+#: Few multiprocessors: persistent programs then have many tiles each.
+ENVIRONMENT = Environment(
+    "cuda", "sm_90", "NVIDIA H200", 3, 2**37, "GPU-0", driver="580.1", libraries={"triton": "3.6.0"}
+)
+
+
+def load_kernels(folder: str) -> Any:
+    """kernels.py; with a mistake planted where GEMMTUNE_TEST_MISTAKE is ["function", "text", "wrong
+    text"]."""
+    source = Path(configuration.__file__).with_name("kernels.py").read_text()
+    mistake = os.environ.get("GEMMTUNE_TEST_MISTAKE")
+    if mistake is not None:
+        name, text, wrong = json.loads(mistake)
+        start = source.index(f"def {name}(")
+        assert text in source[start:]
+        source = source[:start] + source[start:].replace(text, wrong, 1)
+    copy = Path(folder, "kernels_under_test.py")  # a file: Triton reads a function's source
+    copy.write_text(source)
+    spec = importlib.util.spec_from_file_location(copy.stem, copy)
+    if spec is None or spec.loader is None:
+        raise RuntimeError(f"{copy} does not load")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+TORCH = {
+    "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp8e4nv": torch.float8_e4m3fn,
+    "fp8e5": torch.float8_e5m2, "i8": torch.int8, "i32": torch.int32,
+}  # fmt: skip
+#: Triton's name of a float -> ours.
+FORMATS = {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "fp8e4nv": "fp8_e4m3", "fp8e5": "fp8_e5m2"}
+
+
+def mend_interpreter() -> None:
+    """What the interpreter of Triton 3.6 gets wrong: it multiplies bf16 by its bits, cuts bits off where it
+    should round to nearest, and makes an integer of an array of one element, which NumPy 2.4 refuses."""
+    builder, multiply = interpreter.InterpreterBuilder, interpreter.InterpreterBuilder.create_dot
+
+    def create_dot(self: Any, a: Any, b: Any, total: Any, *rest: Any) -> Any:
+        a, b = (
+            interpreter.TensorHandle((one.data.astype(np.uint32) << 16).view(np.float32), language.float32)
+            if one.dtype.scalar == language.bfloat16
+            else one
+            for one in (a, b)
+        )
+        return multiply(self, a, b, total, *rest)
+
+    builder.create_dot = create_dot
+
+    def convert(values: Any, source: Any, target: Any, _: Any) -> Any:
+        wide = values.view(DTYPES[FORMATS[source.name]].storage).astype(np.float32)
+        return to_host(wide, DTYPES[FORMATS[target.name]]).view(f"u{DTYPES[FORMATS[target.name]].bytes}")
+
+    interpreter._convert_float = convert
+    patch = interpreter._patch_lang_tensor
+
+    def patch_tensor(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda one: one.handle.data.item())
+
+    interpreter._patch_lang_tensor = patch_tensor
+
+
+class Interpreted:
+    """A candidate as the verifier sees one, its programs run one after another on the host."""
+
+    partial_sums = 1
+
+    def __init__(self, one: Configuration, kernels: Any) -> None:
+        self._one, self._kernels, self.workspace_bytes = one, kernels, one.partial_bytes
+
+    def prepare(self) -> None:
+        pass
+
+    def bind(self, operands: Operands, workspace: int) -> Launch:
+        one, found = self._one, layouts(self._one.product.problem)
+        product = one.product
+        pointers = {}
+        for name in POINTERS:
+            kind = TORCH[product.pointer_type(product.own(name))[1:]]
+            if name in found:
+                pointers[name] = _tensor(getattr(operands, name), found[name].bytes, kind)
+            else:  # of memory of its own: the interpreter takes equal addresses for one tensor
+                pointers[name] = torch.zeros(1, dtype=kind)
+        kind = TORCH[product.pointer_type("partial")[1:]]
+        size = one.partial_bytes
+        partial = _tensor(workspace, size, kind) if size else torch.zeros(1, dtype=kind)
+        requests, kernels = one.requests(90), self._kernels
+
+        def launch() -> None:
+            for entry in (MAIN, REDUCE) if one.slices > 1 else (MAIN,):
+                request = requests[entry]
+                grid = one.grid(ENVIRONMENT.units) if entry == MAIN else one.reduce_grid
+                values = one.arguments(entry, pointers, partial, (operands.alpha, operands.beta))
+                assert [name for name, _ in request.signature] + list(request.constants) == list(
+                    getattr(kernels, request.kernel).arg_names
+                )
+                getattr(kernels, request.kernel)[grid](*values, *request.constants.values())
+
+        return launch
+
+
+def _tensor(address: int, size: int, kind: Any) -> Any:
+    """The memory at an address as a tensor."""
+    size -= size % kind.itemsize
+    raw = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+    return torch.from_numpy(raw).view(kind)
+
+
+class HostMemory:
+    """The part of a device that the verifier uses."""
+
+    judge = None
+    environment = ENVIRONMENT
+
+    def allocate(self, size: int) -> HostBuffer:
+        return HostBuffer(size)
+
+    def synchronize(self) -> None:
+        pass
+
+
+def verify(problem: GemmProblem, solution: Solution, seeds: int, kernels: Any) -> dict[str, Any]:
+    """The first mistake of a candidate over the cases that a tuner would run."""
+    family = FAMILIES[solution.family]
+    verifier = Verifier(HostMemory())  # type: ignore[arg-type]
+    names: list[str] = []
+    for case in applicable(
+        cases(problem, seeds, 3), lambda case: family.illegal(case.problem, solution, ENVIRONMENT) is None
+    ):
+        kernel = Interpreted(Configuration.of(case.problem, solution.parameters), kernels)
+        try:
+            finding = verifier.check(kernel, case, keep=False)
+        except DeviceError as error:
+            return {"wrong": str(error), "cases": names}
+        names.append(case.name)
+        if finding.wrong:
+            return {"wrong": f"{case.name}, {case.distribution}: {finding.wrong}", "cases": names}
+    return {"wrong": "", "cases": names}
+
+
+def main() -> None:
+    """Answers each line."""
+    mend_interpreter()
+    with tempfile.TemporaryDirectory() as folder:
+        kernels = load_kernels(folder)
+        for line in sys.stdin:
+            asked = json.loads(line)
+            problem, solution = GemmProblem.from_dict(asked["problem"]), Solution.from_dict(asked["solution"])
+            rule = FAMILIES[solution.family].illegal(problem, solution, ENVIRONMENT)
+            seeds = asked["seeds"]
+            found = {"wrong": rule, "cases": []} if rule else verify(problem, solution, seeds, kernels)
+            print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""What the kernels compute, through Triton's interpreter, verified as a tuner verifies: ragged twins, padded
+leading dimensions, guard bands, alpha and beta beyond one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from backends.kernels.triton.compiler import missing
+from backends.problem import GemmProblem, from_blas, from_bmm, from_linear, from_mm
+from backends.solution import Solution
+
+pytestmark = [pytest.mark.torch, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
+
+TILE: dict[str, Any] = {
+    "block_m": 32, "block_n": 64, "block_k": 32, "group_m": 2, "num_warps": 4, "num_stages": 2, "swap": False,
+}  # fmt: skip
+SPLIT, LOOP = {"split_k": 3}, {"programs_per_unit": 1, "flatten": True, "loads": "pointer"}
+TMA = {**LOOP, "loads": "tma"}
+
+#: A problem, and what of the tile is another; the family follows from the parameters.
+CASES: dict[str, tuple[GemmProblem, dict[str, Any]]] = {
+    "bf16": (from_linear(70, 130, 100, "bf16"), {}),
+    "even sizes": (from_linear(64, 128, 96, "bf16"), {}),
+    "swapped, fused": (
+        from_linear(64, 128, 96, "fp16", bias="fp16", activation="gelu", beta=1.0), {"swap": True},
+    ),
+    "NN": (from_blas(70, 90, 50, "fp16"), {}),
+    "NT": (from_blas(70, 90, 50, "fp16", trans_b="T", activation="relu"), {"swap": True}),
+    "TT": (from_blas(70, 90, 50, "fp16", trans_a="T", trans_b="T", bias="fp32", bias_axis="n"), {}),
+    "tf32 in slices": (
+        from_mm(70, 130, 100, "tf32", bias="fp32", bias_axis="m", activation="silu", alpha=2.0, beta=1.0),
+        SPLIT,
+    ),
+    "more slices than steps": (from_linear(40, 50, 60, "fp16"), {"split_k": 8, "swap": True}),
+    "a batch, persistent": (from_bmm(3, 70, 70, 100, "fp16", trans_a="T", activation="relu"), LOOP),
+    "a broadcast weight in slices": (from_bmm(3, 40, 70, 100, "bf16", stride_b=0, beta=-1.0), SPLIT),
+    "int8": (from_bmm(3, 40, 70, 100, "int8", beta=2.0, alpha=2.0), {}),
+    "int8 in slices": (from_linear(40, 70, 100, "int8", bias="int32", activation="relu"), SPLIT),
+    "int8 to bf16": (from_linear(40, 70, 100, "int8", dtype_d="bf16"), LOOP),
+    "fp8, scales of rows": (
+        from_linear(
+            40, 70, 128, "fp8_e4m3", dtype_b="fp8_e5m2", scale_a="outer", scale_b="outer", bias="bf16"
+        ),
+        {},
+    ),
+    "fp8, scales of tensors": (
+        from_linear(
+            40, 70, 128, "fp8_e4m3", dtype_d="fp8_e4m3", scale_a="tensor", scale_b="tensor", scale_d="tensor"
+        ),
+        {"swap": True},
+    ),
+    "fp8, scales of rows, in slices, swapped": (
+        from_linear(40, 70, 128, "fp8_e5m2", scale_a="outer", scale_b="tensor"), {**SPLIT, "swap": True},
+    ),
+    "by descriptors": (from_linear(70, 130, 104, "bf16", bias="bf16", activation="relu"), TMA),
+    "by descriptors, NT": (from_blas(72, 88, 50, "fp16", trans_b="T", beta=1.0), {**TMA, "swap": True}),
+    "by descriptors, TT": (from_blas(72, 88, 56, "fp16", trans_a="T", trans_b="T"), TMA),
+    "by descriptors, int8": (from_linear(40, 70, 112, "int8"), TMA),
+    "one of each": (from_linear(1, 1, 1, "bf16"), {}),
+    "one row": (from_linear(1, 130, 100, "bf16", alignment=2), {"split_k": 2, "swap": True}),
+}  # fmt: skip
+
+
+_PROGRAM = [sys.executable, "-m", "tests.backends.kernels.triton.interpreted"]
+_INTERPRETED = {**os.environ, "TRITON_INTERPRET": "1"}
+
+
+def _line(problem: GemmProblem, changed: dict[str, Any], seeds: int) -> str:
+    family = "triton-gemm"
+    if "split_k" in changed:
+        family = "triton-split-k"
+    elif "flatten" in changed:
+        family = "triton-persistent"
+    solution = Solution(family, 1, {**TILE, **changed}, "3.6.0")
+    asked = {"problem": problem.to_dict(), "solution": solution.to_dict(), "seeds": seeds}
+    return json.dumps(asked) + "\n"
+
+
+@pytest.fixture(scope="module")
+def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], dict[str, Any]]]:
+    """The program that interprets; torch is imported once."""
+    log = tmp_path_factory.mktemp("interpreter") / "log"
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(
+            _PROGRAM,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=_INTERPRETED,
+        ) as process,
+    ):
+
+        def ask(line: str) -> dict[str, Any]:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(line)
+            process.stdin.flush()
+            told = process.stdout.readline()
+            assert told, log.read_text()[-3000:]
+            answer: dict[str, Any] = json.loads(told)
+            return answer
+
+        yield ask
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_right(name: str, interpreter: Callable[[str], dict[str, Any]]) -> None:
+    problem, changed = CASES[name]
+    answer = interpreter(_line(problem, changed, 1))
+    assert answer["wrong"] == ""
+    assert "exact" in answer["cases"]
+    assert any(case.startswith("ragged") for case in answer["cases"]) or name == "one of each"
+
+
+@pytest.mark.parametrize(
+    ("name", "mistake"),
+    [
+        ("bf16", ("product", "left = K - first_k", "left = K + 1 - first_k")),
+        ("swapped, fused", ("finish", "x = x * alpha", "x = x")),
+        ("tf32 in slices", ("reduce", "range(slices)", "range(slices - 2)")),
+        ("bf16", ("finish", "= rm < M, rn < N", "= rm < M, rn < N + 1")),
+        ("a batch, persistent", ("persistent", "index = (number // tiles)", "index = (number // tiles * 0)")),
+        ("by descriptors", ("descriptor", "step * BLOCK_K])", "step * BLOCK_N])")),
+        ("fp8, scales of rows", ("finish", "scale_b + rn", "scale_b + rn * 0")),
+    ],
+)
+def test_a_mistake_shows(name: str, mistake: tuple[str, str, str]) -> None:
+    """The verification sees what it must see: sources with a mistake planted."""
+    line = _line(*CASES[name], 1)
+    environment = {**_INTERPRETED, "GEMMTUNE_TEST_MISTAKE": json.dumps(mistake)}
+    done = subprocess.run(
+        _PROGRAM, input=line, text=True, capture_output=True, check=False, timeout=200, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    wrong = json.loads(done.stdout)["wrong"]
+    assert "off" in wrong or "outside" in wrong or "changed" in wrong, wrong

@@ -1,0 +1,75 @@
+"""The list of our own families."""
+
+from __future__ import annotations
+
+import json
+from math import prod
+from pathlib import Path
+
+import pytest
+
+import backends
+from backends.catalogue import catalogue
+from backends.errors import CompilerMissing
+from backends.kernels import candidates
+from backends.kernels.families import FAMILIES
+from backends.kernels.triton import compiler as triton
+from backends.kernels.triton.families import FAMILIES as TRITON_FAMILIES
+from backends.registry import backend
+
+ROOT = Path(backends.__file__).parent.parent
+
+
+def test_every_family_is_there_once_with_its_source() -> None:
+    entries = {entry.name: entry for entry in catalogue()}
+    assert len(entries) == len(catalogue())
+    own = [name for name, family in backend("cpu").families().items() if family.compiles]
+    assert list(entries) == [*FAMILIES, *TRITON_FAMILIES, *own]
+    for entry in entries.values():
+        assert len(entry.description) > 20
+        assert "Parameters:" not in entry.description
+        assert entry.description.endswith(".")
+        assert entry.files
+        for file in entry.files:
+            assert (ROOT / file).is_file()
+        assert entry.vendors
+        assert entry.parameters
+        assert "bf16" in entry.input_types
+    assert len({entry.description for entry in entries.values()}) == len(entries)
+
+
+def test_what_is_said_of_a_family_is_its_own() -> None:
+    entries = {entry.name: entry for entry in catalogue()}
+    mma = entries["skinny-mma"]
+    assert (mma.vendors, mma.input_types, mma.language) == (("cuda",), ("fp16", "bf16"), "C++")
+    assert (mma.files, mma.version) == (("backends/kernels/skinny_mma.h",), 1)
+    assert mma.space == prod(map(len, FAMILIES["skinny-mma"].choices.values())) == 960
+    assert entries["gemv"].vendors == ("cuda", "hip")
+    assert entries["naive"].input_types == ("fp32", "fp16", "bf16")
+    split = entries["triton-split-k"]
+    assert (split.language, split.vendors) == ("Triton", ("cuda",))
+    assert set(split.input_types) == {"fp16", "bf16", "int8", "fp8_e4m3", "fp8_e5m2", "tf32"}
+    assert entries["packed"].space is None, "cache blocks are any numbers"
+    assert entries["packed"].input_types == ("fp64", "fp32", "fp16", "bf16", "int8")
+
+
+def test_a_compiler_that_is_missing_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> None:
+        raise CompilerMissing("NVRTC is not to be had")
+
+    monkeypatch.setattr(candidates, "nvrtc", nowhere)
+    monkeypatch.setattr(triton, "triton_build", lambda: None)
+    monkeypatch.setenv("PATH", "/nowhere")
+    entries = {entry.name: entry for entry in catalogue()}
+    assert entries["gemv"].missing["cuda"] == "NVRTC is not to be had"
+    assert "clang-19" in str(entries["gemv"].missing["hip"])
+    assert "Triton is not installed" in str(entries["triton-gemm"].missing["cuda"])
+    assert "no C++ compiler" in str(entries["packed"].missing["cpu"])
+
+
+def test_it_is_plain_json() -> None:
+    rows = json.loads(json.dumps([entry.to_dict() for entry in catalogue()]))
+    first = rows[0]
+    assert first["name"] == "gemv"
+    assert first["parameters"]["stream"] == ["a", "b"]
+    assert (first["vendors"], first["space"]) == (["cuda", "hip"], 4000)

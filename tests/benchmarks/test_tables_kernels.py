@@ -1,0 +1,66 @@
+"""The figures within the page of our kernels."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import tables_kernels
+from benchmarks.report import RESULTS
+from tests.benchmarks.gpus import gpu
+
+PAGE = "before\n<!-- figures: ladder -->\nold\n<!-- end -->\nafter\n"
+
+
+def row(family: str, size: int, **figures: Any) -> dict[str, Any]:
+    return {"family": family, "m": size, "n": size, "k": size, "baseline": "torch 1", **figures}
+
+
+def _write(folder: Path, *rows: dict[str, Any]) -> None:
+    document = {
+        "rows": rows, "environment": gpu(0).environment.to_dict(), "command": "the command",
+        "measured_at": "2026-01-02T03:04:05+00:00", "commit": "0123456789abcdef",
+    }  # fmt: skip
+    (folder / "cuda-own-ladder.json").write_text(json.dumps(document))
+
+
+def test_the_kept_page_is_what_the_results_give() -> None:
+    kept = tables_kernels.DOCUMENT.read_text()
+    assert tables_kernels.filled(kept, RESULTS) == kept
+
+
+def test_every_family_of_the_ladder_has_a_section() -> None:
+    kept = tables_kernels.DOCUMENT.read_text()
+    for family in tables_kernels.WORKLOG:
+        assert f"\n### {family}\n" in kept
+
+
+def test_steps_in_the_ladders_order_beside_the_worklogs(tmp_path: Path) -> None:
+    _write(
+        tmp_path,
+        row("cublaslt", 64, gflops=52000.4, ratio=1.04), row("coalesced", 64, gflops=5000.0, ratio=0.1),
+        row("naive", 64, gflops=900.0, ratio=0.02), row("naive", 32, gflops=800.0, ratio=0.03),
+        row("naive", 16, gflops=700.0, ratio=0.03), row("gemv", 16, gflops=None, ratio=None),
+    )  # fmt: skip
+    page = tables_kernels.filled(PAGE, tmp_path)
+    table = [line for line in page.splitlines() if line.startswith("|")]
+    assert table[0].startswith("| step | 32 x 32 x 32: GFLOP/s (over the stack) | 64 x 64 x 64: ")
+    assert table[2:] == [
+        "| `naive` | 800 (0.03x) | 900 (0.02x) | 300 |",
+        "| `coalesced` |  | 5,000 (0.10x) | 2,000 |",
+        "| `cublaslt` |  | 52,000 (1.04x) |  |",
+    ]
+    assert page.startswith("before\n<!-- figures: ladder -->\n|")
+    assert "old" not in page
+    assert "commit 0123456789ab" in page
+    assert page.endswith("<!-- end -->\nafter\n")
+    assert tables_kernels.filled(page, tmp_path) == page
+
+
+def test_without_the_result_the_block_is_empty_and_without_marks_it_is_told(tmp_path: Path) -> None:
+    assert tables_kernels.filled(PAGE, tmp_path) == PAGE.replace("old\n", "")
+    with pytest.raises(ValueError, match="no block of the figures 'ladder'"):
+        tables_kernels.filled("nothing", tmp_path)

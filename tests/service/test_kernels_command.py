@@ -1,0 +1,201 @@
+"""gemmtune kernels, and kernels check: tables and JSON, exit codes, words."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+from typer.testing import Result as Done
+
+from backends.cache import BinaryCache
+from backends.kernels.candidates import GPU_FAMILIES
+from backends.kernels.check import Checked
+from backends.kernels.families import FAMILIES
+from backends.kernels.family import Configuration
+from backends.kernels.ladder import Naive
+from backends.kernels.resources import Resources
+from backends.kernels.triton import compiler as triton
+from backends.problem import GemmProblem
+from service.cli import app, main
+from service.commands import kernels as command
+from service.commands.common import out
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where compiled kernels are kept."""
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(autouse=True)
+def settings(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMMTUNE_DATABASE_URL", f"sqlite:///{home / 'gemmtune.sqlite'}")
+    monkeypatch.setenv("GEMMTUNE_CACHE_DIR", str(home))
+    monkeypatch.setattr(out, "width", 200)
+
+
+def call(*arguments: str) -> Done:
+    return CliRunner().invoke(app, ["kernels", *arguments])
+
+
+def answer(*arguments: str) -> Any:
+    return json.loads(call(*arguments, "--json").stdout)
+
+
+# ---- the list ------------------------------------------------------------------------------------
+
+
+def test_every_family_is_listed() -> None:
+    done = call()
+    assert done.exit_code == 0
+    for name in (*GPU_FAMILIES, "stream", "packed"):
+        assert f" {name} " in done.stdout
+    (row,) = [line for line in done.stdout.splitlines() if line.startswith(" skinny-mma ")]
+    for word in ("2 to 64 columns on tensor cores", " cuda ", "fp16 bf16", " 6 ", "960", "skinny_mma.h"):
+        assert word in row
+    found = answer()["families"]
+    assert [family["name"] for family in found] == [*GPU_FAMILIES, "stream", "packed"]
+    assert set(found[0]) == {
+        "name", "description", "language", "files", "version", "vendors", "input_types", "parameters",
+        "space", "missing",
+    }  # fmt: skip
+
+
+def test_a_family_that_cannot_be_compiled_here_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "triton_build", lambda: None)
+    done = call()
+    assert done.exit_code == 0
+    assert (
+        "not compiled here for cuda: triton-gemm, triton-split-k, triton-persistent: Triton is not installed;"
+        " pip install 'gemmtune[triton]'\n"
+    ) in done.stdout
+    found = {family["name"]: family["missing"] for family in answer()["families"]}
+    assert found["gemv"]["cuda"] is None
+    assert found["triton-gemm"]["cuda"].startswith("Triton is not installed")
+
+
+# ---- the check -----------------------------------------------------------------------------------
+
+NAIVE = ("check", "--arch", "sm_80", "--family", "naive", "--limit", "2")
+
+
+def test_a_sample_is_compiled_and_summed_up() -> None:
+    done = call(*NAIVE)
+    assert done.exit_code == 0, done.stdout
+    (row,) = [line.split() for line in done.stdout.splitlines() if line.startswith(" sm_80 ")]
+    assert row[1:4] == ["naive", "2", "0"]
+    assert 8 < int(row[4]) < 255, "the least registers"
+    assert row[-2:] == ["0", "0"], "nothing spills"
+    found = answer(*NAIVE)
+    assert set(found) == {"samples", "families", "notes"}
+    assert [sample["status"] for sample in found["samples"]] == ["compiled", "compiled"]
+    assert {sample["arch"] for sample in found["samples"]} == {"sm_80"}
+    (family,) = found["families"]
+    assert (family["compiled"], family["failed"]) == (2, 0)
+    assert family["registers"][0] == int(row[4])
+
+
+def test_verbose_shows_every_kernel() -> None:
+    lines = call(*NAIVE, "--verbose").stdout.splitlines()
+    for sample in answer(*NAIVE)["samples"]:
+        (row,) = [line for line in lines if f" {sample['solution']} " in line]
+        assert row.split()[-4:] == [
+            str(sample[name]) for name in ("threads", "registers", "shared_bytes", "spill_bytes")
+        ]
+
+
+def test_architectures_are_checked_one_after_another_each_once(home: Path) -> None:
+    found = answer(*NAIVE, "--arch", "sm_86", "--arch", "sm_80")
+    assert [sample["arch"] for sample in found["samples"]] == ["sm_80", "sm_80", "sm_86", "sm_86"]
+    assert [row["arch"] for row in found["families"]] == ["sm_80", "sm_86"]
+    assert len(list(home.rglob("*.cubin"))) >= 4, "kept with the user's compiled kernels"
+
+
+def test_families_that_cannot_be_compiled_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "triton_build", lambda: None)
+    arguments = ("check", "--arch", "sm_80", "--family", "naive", "--family", "triton-gemm", "--limit", "1")
+    done = call(*arguments)
+    assert done.exit_code == 0
+    assert "note: sm_80: nothing of triton-gemm is compiled: Triton is not installed;" in done.stdout
+    assert len(answer(*arguments)["notes"]) == 1
+
+
+class Broken(Naive):
+    """Its header has no such class."""
+
+    name = "broken"
+
+    def configuration(self, problem: GemmProblem, values: Any, warp: int = 32) -> Configuration:
+        found = super().configuration(problem, values, warp)
+        return replace(found, instantiation=found.instantiation.replace("Naive<", "Nobody<"))
+
+
+def test_a_kernel_that_does_not_compile_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(GPU_FAMILIES, "broken", Broken())
+    arguments = ("check", "--arch", "sm_80", "--family", "broken", "--family", "naive", "--limit", "2")
+    done = call(*arguments)
+    assert done.exit_code == 1
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("failed: sm_80 broken-")]
+    assert "NVRTC refuses unit.cu: unit.cu(2): error:" in line
+    assert "error detected" not in done.stdout
+    assert "errors detected in the compilation" in call(*arguments, "--verbose").stdout
+    done = call(*arguments, "--json")
+    assert done.exit_code == 1
+    assert [sample["status"] for sample in json.loads(done.stdout)["samples"]] == ["failed", "compiled"]
+
+
+def test_what_cannot_be_launched_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        command,
+        "check",
+        lambda candidates, cache: iter([Checked(candidates[0], Resources(None, 2**20, None))]),
+    )
+    done = call("check", "--arch", "sm_80", "--family", "naive", "--limit", "1", "--verbose")
+    assert done.exit_code == 0, "it compiles"
+    assert "cannot be launched: sm_80 naive-" in done.stdout
+    assert "it takes 1048576 bytes of shared memory; a block has 166912" in done.stdout
+    assert "unknown" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--arch", "sm_1"), "arch 'sm_1' is unknown; known: sm_80, sm_86, sm_89, sm_90, sm_90a, sm_100"),
+        (("--arch", "sm_80", "--arch", "gfx9"), "arch 'gfx9' is unknown; known: "),
+        (("--arch", "sm_80", "--family", "nobody"), "family 'nobody' is unknown; known: gemv, "),
+        (("--arch", "gfx942", "--family", "skinny-mma"), "skinny-mma has kernels for cuda alone"),
+        (("--arch", "sm_80", "--limit", "1"), "limit 1 is less than a compile for each of"),
+        ((), "--arch"),
+        (("--arch", "sm_80", "--limit", "0"), "--limit"),
+    ],
+)
+def test_bad_input_is_one_clear_line_and_exit_code_2(
+    arguments: tuple[str, ...],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gemmtune", "kernels", "check", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_all_of_ours_are_asked_for_unless_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "triton_build", lambda: None)
+    asked: list[str] = []
+
+    def record(candidates: Any, cache: BinaryCache) -> Any:
+        asked.extend(one.family for one in candidates)
+        return iter(())
+
+    monkeypatch.setattr(command, "check", record)
+    assert call("check", "--arch", "sm_90a").exit_code == 0
+    assert len(asked) == 100
+    assert set(asked) == set(FAMILIES)

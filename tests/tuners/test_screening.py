@@ -1,0 +1,123 @@
+"""The order of a search whose candidates take compilers time: who is waited for, and for how long."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from backends.outcome import Outcome, Phase
+from backends.solution import Solution
+from tests.tuners.recorded import RecordedRunner, solution
+from tests.tuners.test_session import quiet, session
+from tuners.budget import Budget
+from tuners.owner import Task
+from tuners.screening import PATIENCE, PATIENCE_SECONDS, RESERVED
+from tuners.session import Session
+
+
+class Compiling(RecordedRunner):
+    """Candidates in `slow` are compiled one after another, each in so many seconds of the samples' clock."""
+
+    def __init__(self, series: Sequence[float], slow: Mapping[str, float], **options: object) -> None:
+        super().__init__(series, **options)  # type: ignore[arg-type]
+        self._slow, self._done, self._end = slow, dict[str, float](), 0.0
+        self.settled = False
+
+    def begin(self, task: Task, solutions: Sequence[Solution]) -> None:
+        for one in solutions:
+            name = str(one.parameters["name"])
+            if name in self._slow and name not in self._done:
+                self._end = self._done[name] = max(self._end, self.now) + self._slow[name]
+
+    def _ready_at(self, one: Solution) -> float:
+        return self._done.get(str(one.parameters["name"]), 0.0)
+
+    def ready(self, solution: Solution) -> bool:
+        return self._ready_at(solution) <= self.now
+
+    def await_any(self, solutions: Sequence[Solution], seconds: float) -> None:
+        assert solutions
+        assert not any(map(self.ready, solutions)), "nobody is waited for while somebody is ready"
+        self.now = min(*map(self._ready_at, solutions), self.now + seconds)
+
+    def settle(self) -> None:
+        self.settled = True
+
+    def compile(self, task: Task, solutions: Sequence[Solution]) -> Mapping[str, Outcome]:
+        assert all(map(self.ready, solutions)), "whoever is screened was compiled"
+        return {}
+
+    def sample(self, solution: Solution) -> Outcome:
+        assert self.settled, "no compiler works beside a final"
+        return super().sample(solution)
+
+
+def screened(run: Session) -> list[str]:
+    return [str(o.solution.parameters["name"]) for o in run.run() if o.phase is Phase.SCREEN]
+
+
+def test_the_ready_go_first_and_the_compiled_as_they_come() -> None:
+    runner = Compiling(quiet(), {"a": 0.02, "b": 0.02})
+    ready = [f"c{number}" for number in range(60)]
+    names = screened(session(runner, ("base", "a", "b", *ready)))
+    assert names[0] == "base"
+    assert sorted(names) == sorted(["base", "a", "b", *ready])
+    assert names.index("c0") < names.index("a") < names.index("b") < names.index("c59")
+
+
+def test_a_part_of_the_search_is_kept_for_who_compiles_late_and_the_late_one_may_win() -> None:
+    """Ready candidates would fill the search many times over."""
+    runner = Compiling([1e-3], {"late": 1.5}, speed={"late": 0.5})
+    many = [f"c{number}" for number in range(2000)]
+    run = session(runner, ("base", "late", *many), budget=Budget(2.0))
+    names = screened(run)
+    at = names.index("late")
+    assert at * 5e-3 == pytest.approx(1.0 * (1 - RESERVED), abs=0.15)
+    assert len(names) > at + 1, "the rest of the search is everybody's again"
+    assert run.verdict is not None
+    assert run.verdict.winner == solution("late").id
+    assert run.counts.compiling_seconds > 0.5
+
+
+@pytest.mark.parametrize(("seconds", "patience"), [(2.0, PATIENCE_SECONDS), (10.0, PATIENCE * 10.0)])
+def test_patience_ends(seconds: float, patience: float) -> None:
+    """Whoever is not compiled then is left out, and it is said; the search goes on without."""
+    runner = Compiling([1e-3], {"late": 1e9})
+    many = [f"c{number}" for number in range(2000)]
+    run = session(runner, ("base", "late", *many), budget=Budget(seconds))
+    names = screened(run)
+    assert "late" not in names
+    assert len(names) * 5e-3 == pytest.approx(seconds / 2, rel=0.1), (
+        "the reserved part was used by the others"
+    )
+    assert run.counts.compiling_seconds == pytest.approx(patience)
+    assert run.counts.measuring_seconds <= 1.05 * seconds
+    assert "1 candidates were asked for and not compiled in time" in run.notes
+    assert run.verdict is not None
+
+
+def test_with_nobody_ready_the_search_waits_until_somebody_is() -> None:
+    slow = {f"c{number}": 0.1 for number in range(8)}
+    runner = Compiling([1e-3], slow)
+    run = session(runner, ("base", *slow), budget=Budget(4.0))
+    assert screened(run) == ["base", *slow]
+    assert run.counts.compiling_seconds > 0.5
+    assert not any("compiled" in note for note in run.notes)
+
+
+def test_a_limit_of_candidates_counts_those_that_are_waited_for() -> None:
+    runner = Compiling([1e-3], {"a": 0.1, "b": 0.1})
+    run = session(runner, ("base", *"abcdef"), budget=Budget(4.0, candidates=3))
+    assert sorted(screened(run)) == ["a", "b", "base", "c"]
+
+
+def test_a_search_that_is_stopped_while_it_waits_says_nothing_of_compilers() -> None:
+    runner = Compiling([1e-3], {"a": 1e9})
+    run = session(runner, ("base", "a"))
+    for outcome in run.run():
+        assert outcome.solution == solution("base")
+        run.stop()
+    assert run.stopped
+    assert runner.settled
+    assert not any("compiled" in note for note in run.notes)

@@ -1,0 +1,203 @@
+"""The search of one problem: who is screened, in which order, and for how long.
+
+The baselines first. Then what the strategy asks for, as soon as it is compiled: libraries' candidates are
+screened while compilers work on the others. A part of the search is kept for those that come late; when
+nothing else is left, the search waits for compilers, but not for long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from backends.outcome import Outcome, Phase, Status
+from backends.solution import Solution
+from tuners.budget import Budget, Counts, Search
+from tuners.owner import Task
+from tuners.runner import Runner
+from tuners.space import Space
+from tuners.strategies import STRATEGIES
+
+#: Imported solutions have this share of the search.
+SEEDS_SHARE = 0.2
+#: Candidates asked for at a time. So many of them as take TOGETHER_SECONDS are screened in one call to the
+#: child.
+BATCH = 24
+TOGETHER_SECONDS = 0.05
+#: This share of the search is left to those that are still being compiled.
+RESERVED = 0.3
+#: The search waits for compilers, with nothing to screen, at most this many budgets, or so many seconds where
+#: that is more: the first kernels take some of them, however short the budget.
+PATIENCE, PATIENCE_SECONDS = 1.0, 5.0
+
+
+class Screening:
+    """Iterate replay(), then begin(), then iterate run(). `found` holds the outcomes, by solution."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        task: Task,
+        space: Space,
+        budget: Budget,
+        search: Search,
+        seeds: Sequence[Solution],
+        counts: Counts,
+        clock: Callable[[], float],
+        stopped: Callable[[], bool],
+    ) -> None:
+        self.found: dict[str, Outcome] = {}
+        self.notes: list[str] = []
+        self._runner, self._task, self._space, self._budget = runner, task, space, budget
+        self._seeds, self._counts, self._clock, self._stopped = list(seeds), counts, clock, stopped
+        self._strategy = STRATEGIES[search.strategy](space.candidates, search.seed, self._neighbours)
+        self._left = budget.candidates
+        #: Asked for and not screened yet.
+        self._waiting: dict[str, Solution] = {}
+        self._patience = max(PATIENCE * budget.seconds, PATIENCE_SECONDS)
+        self._took: list[float] = []
+
+    def replay(self, outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
+        """Tells the strategy what an earlier try found; hands those outcomes on."""
+        space = self._space
+        known = {s.id for s in (*(b.solution for b in space.baselines), *space.candidates, *self._seeds)}
+        # Neighbours were found on the way: a family that has some is known by its name.
+        asked = {s.family for s in space.candidates if self._runner.tells_neighbours(s.family)}
+        for outcome in outcomes:
+            solution = outcome.solution
+            if outcome.phase is Phase.SCREEN and (solution.id in known or solution.family in asked):
+                self.found[solution.id] = outcome
+                self._strategy.tell(outcome)
+                self._counts.replayed += 1
+                yield outcome
+
+    def begin(self) -> None:
+        """Asks for the first candidates, so that compilers work while the problem is laid out."""
+        self._ask()
+
+    def run(self) -> Iterator[Outcome]:
+        """Screens until the search's share of the budget is used or there is nobody left."""
+        first = [b.solution for b in self._space.baselines if b.solution.id not in self.found]
+        yield from self._batch(first)
+        # Baselines must run, however long they take: the search has its share beside them.
+        share = self._budget.seconds * (1 - self._budget.final_share)
+        limit = self._counts.measuring_seconds + share
+        seeds = [solution for solution in self._seeds if solution.id not in self.found]
+        while self._counts.measuring_seconds < limit and self._left != 0 and not self._stopped():
+            batch = self._next(limit - RESERVED * share)
+            if not batch and not seeds:
+                break
+            for outcome in self._batch(batch, limit):
+                self._left = None if self._left is None else self._left - 1
+                yield outcome
+            # Whatever a file says, candidates of our own were tried before, and have most of the time.
+            for outcome in self._imported(seeds[: self._left], limit):
+                self._left = None if self._left is None else self._left - 1
+                yield outcome
+            seeds = []
+        begin = self._clock()
+        self._runner.settle()
+        self._counts.compiling_seconds += self._clock() - begin
+        if self._waiting and not self._stopped():
+            self.notes.append(f"{len(self._waiting)} candidates were asked for and not compiled in time")
+
+    def _ask(self) -> None:
+        """Asks the strategy for more, and has it compiled."""
+        waiting = len(self._waiting)
+        count = BATCH if self._left is None else min(BATCH, self._left - waiting)
+        if count <= 0:
+            return
+        begin = self._clock()
+        asked = self._strategy.ask(count)
+        self._counts.measuring_seconds += self._clock() - begin
+        self._waiting |= {solution.id: solution for solution in asked}
+        begin = self._clock()
+        self._runner.begin(self._task, asked)
+        self._counts.compiling_seconds += self._clock() - begin
+
+    def _next(self, reserved_from: float) -> list[Solution]:
+        """Those to screen next; empty where nobody is left who would be in time."""
+        more = True
+        while not self._stopped():
+            ready = [s for s in self._waiting.values() if self._runner.ready(s)][:BATCH]
+            if ready:
+                for solution in ready:
+                    del self._waiting[solution.id]
+                return ready
+            open_to_all = self._counts.measuring_seconds < reserved_from or self._patience <= 0
+            if more and (open_to_all or not self._waiting):
+                before = len(self._waiting)
+                self._ask()
+                more = len(self._waiting) > before
+            elif self._waiting and self._patience > 0:
+                self._wait()
+            else:
+                break
+        return []
+
+    def _wait(self) -> None:
+        begin = self._clock()
+        self._runner.await_any(list(self._waiting.values()), self._patience)
+        took = self._clock() - begin
+        self._counts.compiling_seconds += took
+        self._patience -= took
+
+    def _imported(self, seeds: Sequence[Solution], limit: float) -> Iterator[Outcome]:
+        """Within their share of the search, in which what hangs counts as well."""
+        counts, share = self._counts, SEEDS_SHARE * self._budget.seconds * (1 - self._budget.final_share)
+        waiting = [solution for solution in seeds if solution.id not in self.found]
+        begin, tried = counts.measuring_seconds + counts.lost_seconds, 0
+        for solution in waiting:
+            spent = counts.measuring_seconds + counts.lost_seconds - begin
+            if spent >= share or self._stopped():
+                break
+            tried += 1
+            yield from self._batch([solution], limit)
+        if waiting:
+            left_over = "" if tried == len(waiting) else "; the others' share of the time was used"
+            self.notes.append(f"{tried} of {len(waiting)} imported solutions were tried{left_over}")
+
+    def _batch(self, batch: Sequence[Solution], limit: float | None = None) -> Iterator[Outcome]:
+        """Until `limit` measured seconds (None: of baselines, which are not pruned either). Whatever was
+        measured is handed on, also by a tuning that is stopped meanwhile."""
+        counts, failed = self._counts, self._compile(batch)
+        waiting = list(batch)
+        while waiting and not self._stopped() and (limit is None or counts.measuring_seconds < limit):
+            several, waiting = waiting[: self._together()], waiting[self._together() :]
+            begin = self._clock()
+            rest = [solution for solution in several if solution.id not in failed]
+            outcomes = self._runner.screen(rest, None if limit is None else self._best()) if rest else []
+            took = self._clock() - begin
+            found = {**failed, **{s.id: outcome for s, outcome in zip(rest, outcomes, strict=True)}}
+            lost = any(o.status in (Status.TIMEOUT, Status.CRASH) for o in outcomes)
+            if lost:
+                counts.lost_seconds += took
+            else:
+                counts.measuring_seconds += took
+                self._took.append(took / len(several))
+            for solution in several:
+                outcome = found[solution.id]
+                self.found[solution.id] = outcome
+                self._strategy.tell(outcome)
+                yield outcome
+
+    def _together(self) -> int:
+        """How many candidates are screened in one call: as many as take TOGETHER_SECONDS."""
+        recent = self._took[-4:]
+        if not recent:
+            return 1
+        return max(1, min(BATCH, int(TOGETHER_SECONDS * len(recent) / max(sum(recent), 1e-9))))
+
+    def _best(self) -> float | None:
+        times = [o.seconds for o in self.found.values() if o.status is Status.OK and o.seconds is not None]
+        return min(times, default=None)
+
+    def _neighbours(self, origin: Solution) -> Sequence[Solution]:
+        found = self._runner.neighbours(self._task, origin)
+        sure = self._task.policy.deterministic_only
+        return [solution for solution in found if not sure or solution.deterministic]
+
+    def _compile(self, solutions: Sequence[Solution]) -> Mapping[str, Outcome]:
+        begin = self._clock()
+        failed = self._runner.compile(self._task, solutions)
+        self._counts.compiling_seconds += self._clock() - begin
+        return failed

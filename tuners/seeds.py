@@ -1,0 +1,76 @@
+"""Solutions that imported files claim, as candidates: verified, raced and judged like any other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from backends.environment import Environment
+from backends.problem import GemmProblem
+from backends.protocol import Backend
+from backends.solution import Solution
+from tuners.policy import MeasurementPolicy
+from tuners.space import Space
+
+
+def usable(
+    seeds: Iterable[Solution],
+    space: Space,
+    problem: GemmProblem,
+    backend: Backend,
+    environment: Environment,
+    policy: MeasurementPolicy,
+    families: Sequence[str] | None = None,
+) -> tuple[list[Solution], list[str]]:
+    """The seeds that may run here, each once and none of the baselines, and notes that say why others may
+    not. `families` are those that the search is restricted to."""
+    listed = {s.id: s for s in space.candidates}
+    baselines = {baseline.solution.id for baseline in space.baselines}
+    found: dict[str, Solution] = {}
+    reasons: Counter[str] = Counter()
+    for seed in seeds:
+        solution = _of_this_build(seed, environment)
+        solution = listed.get(solution.id, solution)  # what is known here of its workspace and determinism
+        if solution.id in baselines:
+            continue
+        reason = _unusable(solution, problem, backend, environment, policy, families)
+        if reason is None:
+            found[solution.id] = solution
+        else:
+            reasons[reason] += 1
+    notes = [f"{count} imported solutions left out: {reason}" for reason, count in sorted(reasons.items())]
+    return list(found.values()), notes
+
+
+def _of_this_build(solution: Solution, environment: Environment) -> Solution:
+    """A file that says nothing of its library's build, or of its version no more than the revision, may mean
+    the one that is here: running it shows what it is."""
+    here = environment.libraries.get(solution.family)
+    if here is None or solution.build == here:
+        return solution
+    if solution.build is None or here.endswith(f"-{solution.build}"):
+        return replace(solution, build=here)
+    return solution
+
+
+def _unusable(
+    solution: Solution,
+    problem: GemmProblem,
+    backend: Backend,
+    environment: Environment,
+    policy: MeasurementPolicy,
+    families: Sequence[str] | None,
+) -> str | None:
+    family = backend.families().get(solution.family)
+    if family is None:
+        return f"{backend.name} has no family {solution.family}"
+    if families is not None and solution.family not in families:
+        return f"the search is restricted to {', '.join(families)}"
+    if family.unavailable(environment) is not None:
+        return str(family.unavailable(environment))
+    if not family.supports(problem):
+        return f"{solution.family} does not run this problem"
+    if policy.deterministic_only and not solution.deterministic:
+        return "not known to be deterministic"
+    return family.illegal(problem, solution, environment)
