@@ -33,6 +33,8 @@ from tuners.verify import Finding
 PROBLEM = from_linear(48, 64, 80)
 TASK = Task(PROBLEM, MeasurementPolicy(), 0)
 HALF = Task(from_linear(16, 333, 257, "fp16"), MeasurementPolicy(), 0)
+#: Of a right candidate: a busy machine disturbs samples.
+MEASURED = (Status.OK, Status.UNSTABLE)
 
 
 def device_of(monkeypatch: pytest.MonkeyPatch, name: str) -> FoundDevice:
@@ -42,7 +44,7 @@ def device_of(monkeypatch: pytest.MonkeyPatch, name: str) -> FoundDevice:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch, cache: BinaryCache) -> Iterator[DeviceRunner]:
-    with DeviceRunner(device_of(monkeypatch, "AskedBackend"), cache, hang_seconds=1.0) as runner:
+    with DeviceRunner(device_of(monkeypatch, "AskedBackend"), cache, hang_seconds=5.0) as runner:
         runner.open(TASK)
         yield runner
 
@@ -50,10 +52,10 @@ def asked(monkeypatch: pytest.MonkeyPatch, cache: BinaryCache) -> Iterator[Devic
 @pytest.fixture
 def planting(planted: FoundDevice, cache: BinaryCache) -> Iterator[DeviceRunner]:
     """A runner of planted candidates that knows how long one takes."""
-    with DeviceRunner(planted, cache, hang_seconds=1.0) as runner:
+    with DeviceRunner(planted, cache, hang_seconds=5.0) as runner:
         runner.open(HALF)
         (first,) = runner.screen([kind(runner, "right")], None)
-        assert first.status is Status.OK
+        assert first.status in MEASURED
         yield runner
 
 
@@ -71,12 +73,9 @@ def test_candidates_screened_together_have_one_outcome_each_in_order(planting: D
     outcomes = planting.screen(batch, None)
     assert [o.solution for o in outcomes] == batch
     wrong = Status.WRONG_RESULT
-    assert [o.status for o in outcomes] == [Status.OK, wrong, Status.LAUNCH_ERROR, wrong, wrong]
+    assert outcomes[0].status in MEASURED
+    assert [o.status for o in outcomes[1:]] == [wrong, Status.LAUNCH_ERROR, wrong, wrong]
     assert all(o.phase is Phase.SCREEN for o in outcomes)
-
-
-#: A busy machine disturbs samples.
-MEASURED = (Status.OK, Status.UNSTABLE)
 
 
 def test_one_that_breaks_a_rule_keeps_its_place_among_the_others(planting: DeviceRunner) -> None:
@@ -131,7 +130,7 @@ def test_a_lost_context_ends_the_child_and_the_next_candidate_runs(
     assert outcomes[0].status is Status.CRASH
     assert f"exit code {LOST_EXIT_CODE}" in outcomes[0].evidence["error"]
     assert "the device's context is lost: waiting for the device: CUDA_ERROR" in outcomes[0].evidence["log"]
-    assert outcomes[1].status in (Status.OK, Status.UNSTABLE)
+    assert outcomes[1].status in MEASURED
 
 
 def test_a_child_that_comes_back_with_another_device_is_stopped(
