@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +19,14 @@ from tests.postgres import DATABASES, PostgresServer
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> BinaryCache:
-    """Compiled kernels of this test run."""
-    return BinaryCache(Path(tmp_path_factory.mktemp("kernels")))
+    """Compiled kernels of this test run: its processes share them, but not the folder around them, where
+    locks lie."""
+    own = tmp_path_factory.getbasetemp()
+    compiled = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "compiled"
+    compiled.mkdir(exist_ok=True)
+    link = Path(tmp_path_factory.mktemp("cache")) / "kernels"
+    link.symlink_to(compiled)
+    return BinaryCache(link)
 
 
 @pytest.fixture

@@ -59,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="cpu", help="device selector or UUID (default: cpu)")
     parser.add_argument("--index", type=int, default=None, help="of several such devices the one with this")
     parser.add_argument("--seconds", type=float, default=2.0, help="measuring budget a problem")
+    parser.add_argument("--candidates", type=int, default=None, help="candidates of a problem at most")
     parser.add_argument("--strategy", choices=sorted(STRATEGIES), default=Search.strategy)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--mode", choices=MODES, help="default: the device's (graph on GPUs)")
@@ -86,7 +87,7 @@ def _problems(source: str) -> tuple[list[GemmProblem], list[tuple[int, str]]]:
 
 def _tune(options: argparse.Namespace, problems: list[GemmProblem]) -> int:
     try:
-        budget, rule = Budget(options.seconds), DecisionRule(margin=options.margin)
+        budget, rule = Budget(options.seconds, options.candidates), DecisionRule(margin=options.margin)
     except ValueError as error:
         raise InvalidProblem(str(error)) from error
     root = options.cache_dir or default_cache_dir()

@@ -80,6 +80,7 @@ def tune(
     device: OwnDevice = None,
     index: Index = None,
     seconds: Annotated[float | None, typer.Option(help="Measuring budget a problem.")] = None,
+    candidates: Annotated[int | None, typer.Option(help="Candidates of a problem at most.")] = None,
     total_seconds: Annotated[
         float | None, typer.Option(help="Budget of the whole run; what does not fit is skipped.")
     ] = None,
@@ -125,7 +126,7 @@ def tune(
             out.print(report.rejected_table(read.rejected))
         raise InvalidProblem(f"no problem to tune in {file}")
     try:
-        budget = Budget(settings.seconds_per_problem if seconds is None else seconds)
+        budget = Budget(settings.seconds_per_problem if seconds is None else seconds, candidates)
         rule = DecisionRule(margin=settings.margin if margin is None else margin)
     except ValueError as error:
         raise InvalidProblem(str(error)) from error
@@ -248,7 +249,10 @@ def _there(server: str, asked: _Asked) -> _Done:
         raise InvalidProblem(f"no problem is left to tune: {done.skipped[0].reason}")
     options = {
         "device": asked.device, "policy": chosen, "rule": {"margin": asked.rule.margin},
-        "budget": {"seconds_per_problem": asked.budget.seconds}, "force": asked.force,
+        "budget": {
+            "seconds_per_problem": asked.budget.seconds, "candidates": asked.budget.candidates,
+        },
+        "force": asked.force,
         "search": {**vars(asked.search), "families": asked.search.families},
     }  # fmt: skip
 

@@ -16,7 +16,6 @@ characters in texts become blanks.
 from __future__ import annotations
 
 import csv
-import io
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -313,63 +312,77 @@ def _unguarded(text: str) -> str:
 
 
 def _write(rows: Iterable[ExportRow], workspace_limit: int | None, report: ExportReport) -> Iterator[str]:
-    buffer = io.StringIO()
-    sheet = csv.writer(buffer, lineterminator="\n")
-    sheet.writerow((*PROBLEM_COLUMNS, *RESULT_COLUMNS))
+    held = [",".join((*PROBLEM_COLUMNS, *RESULT_COLUMNS))]
     cells = _ResultCells()
     for row in rows:
         fault = unwritten(row, workspace_limit)
         if fault is not None:
             report.omit(fault, row.problem)
             continue
-        sheet.writerow((*_problem_cells(row.problem), *cells.of(row)))
+        held.append(f"{_problem_cells(row.problem)},{cells.of(row)}")
         report.written += 1
         if report.written % _LINES == 0:
-            yield buffer.getvalue()
-            buffer.seek(0)
-            buffer.truncate()
-    yield buffer.getvalue()
+            yield "\n".join(held) + "\n"
+            held = []
+    if held:
+        yield "\n".join(held) + "\n"
 
 
-def _problem_cells(p: GemmProblem) -> tuple[object, ...]:
-    """The column-major problem as its row-major twin, in the order of PROBLEM_COLUMNS."""
+def _problem_cells(p: GemmProblem) -> str:
+    """The column-major problem as its row-major twin, in the order of PROBLEM_COLUMNS: numbers and names, of
+    which none needs quotes. A cell of None is empty."""
     alpha, beta = p.scalars
-    axis = None if p.bias_axis is None else "n" if p.bias_axis == "m" else "m"
+    axis = "" if p.bias_axis is None else "n" if p.bias_axis == "m" else "m"
+    scaling = ",".join(scale or "" for scale in (p.scale_b, p.scale_a, p.scale_d, p.scale_dtype))
     return (
-        p.n, p.m, p.k, p.dtype_b, p.batch, p.trans_b, p.trans_a, p.ldb, p.lda, p.ldc, p.ldd,
-        p.stride_b, p.stride_a, p.stride_c, p.stride_d,
-        p.dtype_a, p.dtype_c, p.dtype_d, p.compute, alpha, beta, p.activation, p.bias, axis,
-        p.scale_b, p.scale_a, p.scale_d, p.scale_dtype, p.alignment, str(p.fast_accumulation).lower(),
-    )  # fmt: skip
+        f"{p.n},{p.m},{p.k},{p.dtype_b},{p.batch},{p.trans_b},{p.trans_a},{p.ldb},{p.lda},{p.ldc},{p.ldd},"
+        f"{p.stride_b},{p.stride_a},{p.stride_c},{p.stride_d},"
+        f"{p.dtype_a},{p.dtype_c},{p.dtype_d},{p.compute},{alpha},{beta},"
+        f"{p.activation},{p.bias or ''},{axis},{scaling},{p.alignment},{str(p.fast_accumulation).lower()}"
+    )
 
 
 class _ResultCells:
-    """A row's cells in the order of RESULT_COLUMNS; ids and parameters that rows share are made once."""
+    """A row's cells in the order of RESULT_COLUMNS; what rows share is made once."""
 
     def __init__(self) -> None:
-        self._classes: Texts[Environment] = Texts(lambda e: _text(str(e.device_class)))
-        self._environments: Texts[Environment] = Texts(lambda e: _text(e.id))
-        self._policies: Texts[MeasurementPolicy] = Texts(lambda policy: policy.id)
-        self._parameters: Texts[Mapping[str, Any]] = Texts(lambda parameters: dumps(dict(parameters)))
+        self._environments: Texts[Environment] = Texts(
+            lambda e: f"{_cell(str(e.device_class))},{_cell(e.id)}"
+        )
+        self._policies: Texts[MeasurementPolicy] = Texts(lambda policy: _cell(policy.id))
+        self._solutions: Texts[Solution] = Texts(_solution_cells)
+        self._baselines: Texts[Solution] = Texts(lambda solution: _cell(solution.id))
 
-    def of(self, row: ExportRow) -> tuple[object, ...]:
+    def of(self, row: ExportRow) -> str:
         """The cells."""
-        solution, environment = row.solution, row.environment
-        low, mid, high = row.speedup or (None, None, None)
-        deterministic = "" if solution.deterministic is None else str(solution.deterministic).lower()
+        low, mid, high = map(_figure, row.speedup or (None, None, None))
         return (
-            row.count, problem_text(row.problem)[0], self._classes.of(environment),
-            self._environments.of(environment), self._policies.of(row.policy),
-            solution.family, solution.version, self._parameters.of(solution.parameters),
-            _text(solution.build or ""),
-            solution.id, solution.workspace_bytes, deterministic,
-            row.baseline.id, _text(row.baseline_name), row.judgement, row.seconds, row.baseline_seconds,
-            low, mid, high, row.rounds, _text(row.session or ""), _text(row.decided_at or ""), row.provenance,
-            _text(row.source),
-        )  # fmt: skip
+            f"{row.count},{_cell(problem_text(row.problem)[0])},{self._environments.of(row.environment)},"
+            f"{self._policies.of(row.policy)},{self._solutions.of(row.solution)},"
+            f"{self._baselines.of(row.baseline)},{_cell(row.baseline_name)},{row.judgement},"
+            f"{_figure(row.seconds)},{_figure(row.baseline_seconds)},{low},{mid},{high},{row.rounds},"
+            f"{_cell(row.session or '')},{_cell(row.decided_at or '')},{row.provenance},{_cell(row.source)}"
+        )
 
 
-def _text(text: str) -> str:
+def _figure(value: float | None) -> float | str:
+    return "" if value is None else value
+
+
+def _solution_cells(solution: Solution) -> str:
+    """From its family to its determinism. Parameters are our JSON, which begins with a brace."""
+    deterministic = "" if solution.deterministic is None else str(solution.deterministic).lower()
+    texts = (solution.family, str(solution.version), dumps(dict(solution.parameters)), solution.build or "")
+    cells = (*texts, solution.id, str(solution.workspace_bytes), deterministic)
+    return ",".join(map(_cell, cells))
+
+
+def _cell(text: str) -> str:
+    """A text as a cell: no formula, no line break, quoted where it must be."""
     if not text.isprintable():
         text = "".join(c if c.isprintable() else " " for c in text)
-    return f"'{text}" if text[:1] in _FORMULAS else text
+    if text[:1] in _FORMULAS:
+        text = f"'{text}"
+    if "," in text or '"' in text:
+        text = '"' + text.replace('"', '""') + '"'
+    return text

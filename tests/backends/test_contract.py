@@ -17,7 +17,7 @@ from backends.operands import Operands
 from backends.problem import GemmProblem, from_bmm, from_linear, from_mm
 from backends.protocol import AskedFamily, Backend, Device, Family
 from backends.registry import BACKENDS, backend
-from backends.solution import Solution
+from backends.solution import Parameter, Solution
 from tuners.inputs import Case, applicable, cases
 from tuners.verify_device import make_verifier
 
@@ -48,8 +48,9 @@ REFUSED = {("cuda", "int8")}
 #: Backends whose devices any machine that runs these tests has.
 EVERYWHERE = ("cpu",)
 #: At most so many candidates of a family that its library lists, and of one's neighbours; of our own kernels
-#: for a GPU, whose lists are samples of a space that suites of their own go through.
-LISTED, NEAR = 6, 2
+#: for a GPU, whose lists are samples of a space that suites of their own go through. Of the CPU's, each of
+#: which is compiled, at most so many instantiations, from all over the list.
+LISTED, NEAR, COMPILED = 6, 2, 8
 
 
 # ---- on any machine ----------------------------------------------------------------------------
@@ -176,22 +177,25 @@ def baselines_of(live: Live, name: str) -> list[Solution]:
 
 
 def listed(live: Live, family: Family, problem: GemmProblem) -> Iterator[Solution]:
-    """Of a list every instantiation once, at the fewest and the most threads; of a library that is asked, its
-    first candidates and some of the first one's neighbours."""
+    """Of a list instantiations from its first to its last, once each; of a library that is asked, its first
+    candidates and some of the first one's neighbours."""
     if isinstance(family, AskedFamily):
         first = list(islice(family.listed(problem, live.device, None), LISTED))
         yield from first
         for origin in first[:1]:
             yield from islice(family.neighbours(problem, origin, live.device, None), NEAR)
         return
-    seen = set()
-    most = None if live.backend.name in EVERYWHERE else LISTED
-    for solution in islice(family.solutions(problem, live.environment), most):
+    if live.backend.name not in EVERYWHERE:
+        yield from islice(family.solutions(problem, live.environment), LISTED)
+        return
+    found: dict[tuple[Parameter, ...], Solution] = {}
+    for solution in family.solutions(problem, live.environment):
         blocks = ("mc", "nc", "kc")
         key = tuple(value for name, value in solution.parameters.items() if name not in blocks)
-        if key not in seen:
-            seen.add(key)
-            yield solution
+        found.setdefault(key, solution)
+    several = list(found.values())
+    step = max(1, -(-len(several) // COMPILED))
+    yield from several[::step]
 
 
 def sample_of(live: Live, name: str) -> list[Solution]:

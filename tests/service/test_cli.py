@@ -44,11 +44,16 @@ def run(cache: BinaryCache, *arguments: str, **environment: str) -> tuple[int, s
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> BinaryCache:
-    return BinaryCache(tmp_path_factory.mktemp("home") / "kernels")
+def kernels(tmp_path_factory: pytest.TempPathFactory, cache: BinaryCache) -> BinaryCache:
+    """A home of this suite's own, with the kernels that others have compiled."""
+    link = tmp_path_factory.mktemp("home") / "kernels"
+    link.symlink_to(cache.root.resolve())
+    return BinaryCache(link)
 
 
-SMALL = ("--m", "8", "--n", "48", "--k", "64", "--seconds", "0.4")
+#: Few candidates: each is compiled.
+FEW = ("--seconds", "0.4", "--candidates", "6")
+SMALL = ("--m", "8", "--n", "48", "--k", "64", *FEW)
 
 
 def test_one_problem_as_table_and_as_json(kernels: BinaryCache) -> None:
@@ -71,6 +76,8 @@ def test_one_problem_as_table_and_as_json(kernels: BinaryCache) -> None:
         "epilogue": "bias_gelu",
     }
     assert result["verdict"]["judgement"] in ("WIN", "TIE", "LOSS")
+    baselines = 2  # they run whatever the budget
+    assert sum(result["counts"]["statuses"].values()) <= 6 + baselines
     assert result["roofline_share"] > 0
     assert result["binds"] in ("compute", "memory")
     assert answer["environment"]["vendor"] == "cpu"
@@ -88,7 +95,7 @@ def test_a_file_with_bad_lines_is_tuned_and_the_exit_code_says_so(
         b"GemmTunableOp_Half_TN,tn_9999_999_999\n"
         b"GemmTunableOp_float_N"
     )
-    code, out, err = run(kernels, "tune", str(path), "--seconds", "0.4", "--max-gflop", "1", "--json")
+    code, out, err = run(kernels, "tune", str(path), *FEW, "--max-gflop", "1", "--json")
     assert code == 3, err
     answer = json.loads(out)
     assert answer["format"] == "tunableop-untuned"
@@ -147,6 +154,7 @@ def test_ctrl_c_ends_it_with_what_was_measured_kept(kernels: BinaryCache, tmp_pa
             "mode 'graph' is unknown here; known: eager",
         ),
         (("--m", "4", "--n", "4", "--k", "4", "--seconds", "-1"), "above 0 seconds"),
+        (("--m", "4", "--n", "4", "--k", "4", "--candidates", "0"), "candidates must be at least 1, not 0"),
         (("--m", "4", "--n", "4", "--k", "4", "--margin", "7"), "margin must be"),
         (("--m", "4", "--n", "4", "--k", "4", "--memory-share", "7"), "memory_share must be"),
         ((), "nothing to tune"),

@@ -32,6 +32,8 @@ def run(tmp_path: Path, cache: BinaryCache, text: str, *more: str) -> subprocess
         str(tmp_path / "out.jsonl"),
         "--seconds",
         "0.3",
+        "--candidates",
+        "6",
         "--cache-dir",
         str(cache.root),
         *more,
@@ -74,6 +76,9 @@ def test_nothing_to_do_and_unknown_devices_are_bad_input(tmp_path: Path, cache: 
     done = run(tmp_path, cache, GOOD, "--seconds", "-1")
     assert done.returncode == 2
     assert "above 0 seconds" in done.stderr
+    done = run(tmp_path, cache, GOOD, "--candidates", "0")
+    assert done.returncode == 2
+    assert "a budget of candidates must be at least 1, not 0" in done.stderr
 
 
 # ---- in this process -----------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def device_of(monkeypatch: pytest.MonkeyPatch, name: str) -> FoundDevice:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch, cache: BinaryCache) -> Iterator[DeviceRunner]:
-    with DeviceRunner(device_of(monkeypatch, "AskedBackend"), cache, hang_seconds=5.0) as runner:
+    with DeviceRunner(device_of(monkeypatch, "AskedBackend"), cache, hang_seconds=2.0) as runner:
         runner.open(TASK)
         yield runner
 
@@ -52,7 +52,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, cache: BinaryCache) -> Iterator[Devic
 @pytest.fixture
 def planting(planted: FoundDevice, cache: BinaryCache) -> Iterator[DeviceRunner]:
     """A runner of planted candidates that knows how long one takes."""
-    with DeviceRunner(planted, cache, hang_seconds=5.0) as runner:
+    with DeviceRunner(planted, cache, hang_seconds=2.0) as runner:
         runner.open(HALF)
         (first,) = runner.screen([kind(runner, "right")], None)
         assert first.status in MEASURED

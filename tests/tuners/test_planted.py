@@ -34,7 +34,7 @@ EXPECTED = {
 @pytest.fixture
 def outcomes(planted: FoundDevice, cache: BinaryCache) -> tuple[Session, list[Outcome]]:
     """A session over every planted candidate, the baseline's problem having beta = 0."""
-    with DeviceRunner(planted, cache, hang_seconds=5.0) as runner:
+    with DeviceRunner(planted, cache, hang_seconds=2.0) as runner:
         problem = from_linear(16, 333, 257, "fp16")
         session = Session(runner, problem, budget=Budget(60), search=Search(families=("planted",)))
         return session, list(session.run())
