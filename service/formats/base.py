@@ -62,7 +62,7 @@ class Claim:
         return self.device if self.row is None else self.row.environment.device_class
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """One good line (numbered from 1): the problem, and `key`, the format's own text for it ("" where it has
     none). A row of a results file also makes a claim."""
@@ -74,7 +74,7 @@ class Entry:
     claim: Claim | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Rejected:
     """One line that is no problem: why, and its first MAX_TEXT characters, safe to print."""
 
