@@ -5,6 +5,7 @@ Runs in the child that owns the device. Everything is queued on one stream; addr
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +28,9 @@ from backends.protocol import Bandwidths, Family, Kernel, Launch, Series
 from backends.solution import Solution
 
 T = TypeVar("T")
+
+#: Candidates' binaries that stay loaded though nobody holds them: the next problem's are often the same.
+_LOADED = 256
 
 
 class CudaBuffer:
@@ -87,7 +91,9 @@ class CudaDevice:
         self.stream = int(self._stream)
         self.telemetry.context_made(before)
         self._modules: dict[tuple[str, tuple[tuple[str, str], ...]], Module] = {}
+        self._functions: dict[tuple[Any, ...], Function] = {}
         self._kept: dict[str, Any] = {}
+        self._loaded: OrderedDict[Path, Any] = OrderedDict()
 
     @property
     def sample_seconds(self) -> tuple[float, float]:
@@ -131,13 +137,26 @@ class CudaDevice:
         key = (source, tuple(sorted((defines or {}).items())))
         if key not in self._modules:
             self._modules[key] = Module(compile_cubin(source, self.environment.arch, self.cache, defines))
-        return self._modules[key].function(name)
+        if (*key, name) not in self._functions:
+            self._functions[*key, name] = self._modules[key].function(name)
+        return self._functions[*key, name]
 
     def keep(self, name: str, make: Callable[[], T]) -> T:
         """What a library needs once a process (a handle), made on first use."""
         if name not in self._kept:
             self._kept[name] = make()
         found: T = self._kept[name]
+        return found
+
+    def loaded(self, binary: Path, load: Callable[[Path], T]) -> T:
+        """What is loaded of a candidate's binary: of the last used it stays."""
+        if binary in self._loaded:
+            self._loaded.move_to_end(binary)
+        else:
+            self._loaded[binary] = load(binary)
+            while len(self._loaded) > _LOADED:
+                self._loaded.popitem(last=False)
+        found: T = self._loaded[binary]
         return found
 
     def load(self, problem: GemmProblem, solution: Solution, binary: Path | None) -> Kernel:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 from backends.errors import ContextLost, DeviceLost, DeviceMemoryExceeded, LaunchError
 
@@ -112,10 +113,10 @@ def raise_for(name: str, what: str) -> None:
 
 
 class Function:
-    """A kernel of a loaded module."""
+    """A kernel of a loaded module, which stays loaded as long."""
 
-    def __init__(self, handle: Any, name: str) -> None:
-        self._handle, self.name = handle, name
+    def __init__(self, handle: Any, name: str, module: Module | None = None) -> None:
+        self._handle, self.name, self._module = handle, name, module
 
     def allow_shared(self, size: int) -> None:
         """Lets a launch ask for more dynamic shared memory than 48 KiB."""
@@ -173,15 +174,16 @@ class Arguments:
 
 
 class Module:
-    """A cubin loaded into the current context."""
+    """A cubin loaded into the current context: the file's, or `image`, which lies within it. It is unloaded
+    when neither it nor a kernel of it is held any more."""
 
-    def __init__(self, path: Path) -> None:
-        self._handle = check(api().cuModuleLoadData(path.read_bytes()), f"loading {path.name}")
-        self._functions: dict[str, Function] = {}
+    def __init__(self, path: Path, image: bytes | None = None) -> None:
+        cu, code = api(), path.read_bytes() if image is None else image
+        self._handle = check(cu.cuModuleLoadData(code), f"loading {path.name}")
+        # Whatever its status: a context that is lost has unloaded it. At the exit there is no context.
+        finalize(self, cu.cuModuleUnload, self._handle).atexit = False
 
     def function(self, name: str) -> Function:
         """The kernel called `name` (extern "C")."""
-        if name not in self._functions:
-            handle = check(api().cuModuleGetFunction(self._handle, name.encode()), f"kernel {name}")
-            self._functions[name] = Function(handle, name)
-        return self._functions[name]
+        handle = check(api().cuModuleGetFunction(self._handle, name.encode()), f"kernel {name}")
+        return Function(handle, name, self)

@@ -94,8 +94,7 @@ class OwnFamily:
         """Raises LaunchError where there is no binary, or the driver refuses it."""
         if binary is None:
             raise LaunchError(f"{solution.id} has no binary")
-        path = Path(binary)
-        module: Module = device.keep(f"own kernel {path}", lambda: Module(path))
+        module: Module = device.loaded(Path(binary), Module)
         return OwnKernel(self._family.configuration(problem, solution.parameters), module, device)
 
 

@@ -71,6 +71,7 @@ class GraphSeries:
     ) -> None:
         self.launches = len(launches)
         self._device, self._warm = device, warm
+        self._kernel = kernel  # what the graph launches must stay loaded
         cu = api()
         kernel.prepare()
         if warm is not None:

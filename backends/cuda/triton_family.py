@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from backends.cache import BinaryCache
-from backends.cuda.driver import Function, Module, api, check
+from backends.cuda.driver import Function, Module
 from backends.environment import Environment
 from backends.errors import IllegalSolution, LaunchError
 from backends.kernels.triton.compiler import compile_kernels
 from backends.kernels.triton.configuration import MAIN, REDUCE, Configuration
-from backends.kernels.triton.description import Compiled, Description, read
+from backends.kernels.triton.description import Description, read
 from backends.kernels.triton.families import FAMILIES
 from backends.kernels.triton.legality import arch_of, capability
 from backends.kernels.triton.product import POINTERS, WIDEST
@@ -32,12 +32,17 @@ _ALLOWED = 48 * 1024
 _SCRATCH = 256
 
 
-class TritonModule(Module):
-    """A cubin that lies within a candidate's file."""
+@dataclass(frozen=True)
+class _Loaded:
+    """A kernel of a candidate's file."""
 
-    def __init__(self, cubin: bytes, name: str) -> None:
-        self._handle = check(api().cuModuleLoadData(cubin), f"loading {name}")
-        self._functions: dict[str, Function] = {}
+    module: Module
+    description: Description
+
+
+def _load(path: Path) -> dict[str, _Loaded]:
+    """Every kernel of a candidate's file, by what it is for. Raises LaunchError."""
+    return {entry: _Loaded(Module(path, one.cubin), one.description) for entry, one in read(path).items()}
 
 
 @dataclass(frozen=True)
@@ -57,13 +62,13 @@ class TritonKernel:
     #: Slices of k are added in single precision (or in whole numbers), and D is rounded once.
     partial_sums = 1
 
-    def __init__(self, one: Configuration, compiled: dict[str, Compiled], device: Any) -> None:
+    def __init__(self, one: Configuration, loaded: dict[str, _Loaded], device: Any) -> None:
         self._one, self._device = one, device
         self._steps: list[_Step] = []
         at = _up(one.partial_bytes)
         for entry in (MAIN, REDUCE) if one.slices > 1 else (MAIN,):
             grid = one.grid(device.units) if entry == MAIN else one.reduce_grid
-            step = _Step(entry, _function(compiled, entry, device), compiled[entry].description, grid, at)
+            step = _Step(entry, _function(loaded, entry, device), loaded[entry].description, grid, at)
             at += _up(grid[0] * grid[1] * step.description.scratch_bytes)
             self._steps.append(step)
         self.workspace_bytes = at
@@ -121,11 +126,12 @@ def _up(size: int) -> int:
     return -(-size // _SCRATCH) * _SCRATCH
 
 
-def _function(compiled: dict[str, Compiled], entry: str, device: Any) -> Function:
-    """The loaded kernel. Raises IllegalSolution where its shared memory exceeds the device's."""
-    if entry not in compiled:
-        raise LaunchError(f"the file has the kernels {', '.join(compiled)}, not {entry}")
-    one = compiled[entry].description
+def _function(loaded: dict[str, _Loaded], entry: str, device: Any) -> Function:
+    """The kernel, ready for its launches. Raises IllegalSolution where its shared memory exceeds the
+    device's."""
+    if entry not in loaded:
+        raise LaunchError(f"the file has the kernels {', '.join(loaded)}, not {entry}")
+    one = loaded[entry].description
     most = arch_of(device.environment).block_shared_bytes
     if one.shared_bytes > most:
         raise IllegalSolution(
@@ -136,7 +142,7 @@ def _function(compiled: dict[str, Compiled], entry: str, device: Any) -> Functio
         raise LaunchError(
             f"{one.entry} was compiled to be profiled, and wants {one.profile_bytes} bytes for it"
         )
-    function = TritonModule(compiled[entry].cubin, one.entry).function(one.entry)
+    function = loaded[entry].module.function(one.entry)
     if one.shared_bytes > _ALLOWED:
         function.allow_shared(one.shared_bytes)
     return function
@@ -177,7 +183,9 @@ class CudaTriton:
         shared memory than the device has."""
         if binary is None:
             raise LaunchError(f"{solution.id} has no binary")
-        return TritonKernel(Configuration.of(problem, solution.parameters), read(binary), device)
+        return TritonKernel(
+            Configuration.of(problem, solution.parameters), device.loaded(Path(binary), _load), device
+        )
 
 
 class CudaTritonGemm(CudaTriton):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,6 +66,9 @@ class FakeDevice:
         self.kept: dict[str, Any] = {}
         self.buffers: list[FakeBuffer] = []
         self.log: list[Any] = []
+
+    def loaded(self, binary: Path, load: Callable[[Path], Any]) -> Any:
+        return self.keep(str(binary), lambda: load(binary))
 
     def keep(self, name: str, make: Callable[[], Any]) -> Any:
         return self.kept.setdefault(name, None) or self.kept.update({name: make()}) or self.kept[name]

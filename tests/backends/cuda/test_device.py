@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -161,6 +162,19 @@ def test_a_module_is_compiled_and_loaded_once_for_its_macros(
     device.function("judge.cu", "draw")
     assert compiled == [("judge.cu", "sm_90", {"T": "1", "S": "2"}), ("judge.cu", "sm_90", {})]
     assert fake.names().count("ModuleLoadData") == 2
+
+
+def test_the_last_used_binaries_stay_loaded(device: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LOADED", 2)
+    read: list[str] = []
+
+    def load(path: Path) -> str:
+        read.append(path.name)
+        return f"loaded {path.name}"
+
+    for name in ("a", "b", "a", "c", "a", "b"):
+        assert device.loaded(Path(name), load) == f"loaded {name}"
+    assert read == ["a", "b", "c", "b"]
 
 
 def test_an_unknown_family(device: CudaDevice) -> None:

@@ -211,6 +211,10 @@ class FakeDriver:
         self.log.append(("module", data))
         return SUCCESS, "module 1"
 
+    def cuModuleUnload(self, handle: str) -> tuple[Any, ...]:  # noqa: N802
+        self.log.append(("unload", handle))
+        return (status("CUDA_ERROR_CONTEXT_IS_DESTROYED"),)
+
     def cuModuleGetFunction(self, handle: str, name: bytes) -> tuple[Any, ...]:  # noqa: N802
         self.log.append(("function", handle, name))
         if name == b"nobody":
@@ -233,19 +237,26 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     return found
 
 
-def test_a_modules_kernels_are_looked_up_once(fake: FakeDriver, tmp_path: Path) -> None:
+def test_a_module_is_loaded_until_it_and_its_kernels_are_gone(fake: FakeDriver, tmp_path: Path) -> None:
     path = tmp_path / "some.cubin"
     path.write_bytes(b"\x7fELF")
     loaded = Module(path)
-    assert loaded.function("fill") is loaded.function("fill")
-    assert loaded.function("copy").name == "copy"
-    assert fake.log == [
-        ("module", b"\x7fELF"),
-        ("function", "module 1", b"fill"),
-        ("function", "module 1", b"copy"),
-    ]
+    kernel = loaded.function("fill")
+    assert kernel.name == "fill"
+    assert fake.log == [("module", b"\x7fELF"), ("function", "module 1", b"fill")]
     with pytest.raises(LaunchError, match=r"^kernel nobody: CUDA_ERROR_NOT_FOUND$"):
         loaded.function("nobody")
+    del loaded
+    assert ("unload", "module 1") not in fake.log
+    del kernel
+    assert fake.log[-1] == ("unload", "module 1")
+
+
+def test_a_module_that_lies_within_a_file(fake: FakeDriver, tmp_path: Path) -> None:
+    within = Module(tmp_path / "never-read.zip", b"\x7fELF within")
+    assert fake.log == [("module", b"\x7fELF within")]
+    del within
+    assert fake.log[-1] == ("unload", "module 1")
 
 
 def test_a_launch_in_the_drivers_order(fake: FakeDriver) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from backends.cache import BinaryCache
-from backends.cuda import driver, triton_family
+from backends.cuda import driver
 from backends.cuda.backend import CudaBackend
 from backends.cuda.triton_family import CudaTriton, CudaTritonGemm, CudaTritonPersistent, CudaTritonSplitK
 from backends.errors import CompilerMissing, IllegalSolution, LaunchError
@@ -82,11 +82,12 @@ class RecordingApi(FakeApi):
 def fake(monkeypatch: pytest.MonkeyPatch) -> RecordingApi:
     found = RecordingApi()
     monkeypatch.setattr(driver, "api", lambda: found)
-    monkeypatch.setattr(triton_family, "api", lambda: found)
     return found
 
 
-DEVICE = SimpleNamespace(environment=ENVIRONMENT, units=132, stream=77)
+DEVICE = SimpleNamespace(
+    environment=ENVIRONMENT, units=132, stream=77, loaded=lambda binary, load: load(binary)
+)
 
 
 def told(problem: GemmProblem, entry: str, changed: dict[str, Any], **other: Any) -> Description:
