@@ -80,6 +80,10 @@ class ContextLost(LaunchError):
     """A fault on the device ended this process's use of it: only another process can go on."""
 
 
+class NoBinary(GemmtuneError, LookupError):
+    """The solution is none of the kernels that are compiled to a binary for others to launch."""
+
+
 class IllegalSolution(GemmtuneError):
     """A library refuses this configuration for this problem; the message is the rule."""
 

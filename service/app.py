@@ -22,10 +22,11 @@ from db import queries
 from db.engine import open_engine
 from db.lookup import open_lookup
 from service import errors, records, schemas
+from service.binaries import Binaries
 from service.deps import Operations, Service, TuningService
 from service.metrics import Metrics
 from service.middleware import Compressed, Observed
-from service.routes import best, describe, devices, exports, health, imports, problems, tunings
+from service.routes import best, binaries, describe, devices, exports, health, imports, problems, tunings
 from service.settings import Settings
 from service.tunings import open_tunings
 
@@ -72,9 +73,10 @@ def create_app(
     )
     app.state.operations = Operations(app)
     app.state.metrics = Metrics(lambda: app.state.service.read(queries.gauges))
+    app.state.binaries = Binaries(settings)
     errors.install(app, settings.retry_after_seconds, app.state.operations.allowed)
     app.router.routes.append(best.hot_route())  # first: the fewer paths are tried, the sooner it answers
-    for routes in (best, tunings, problems, imports, exports, devices, health):
+    for routes in (best, tunings, problems, binaries, imports, exports, devices, health):
         app.include_router(routes.router)
     app.add_middleware(Compressed, minimum_size=settings.compress_bytes, plain=frozenset({best.PATH}))
     app.add_middleware(

@@ -18,8 +18,12 @@ from starlette.responses import Response
 
 from backends.errors import (
     AmbiguousDevice,
+    CompileError,
+    CompilerMissing,
     GemmtuneError,
+    IllegalSolution,
     InvalidProblem,
+    NoBinary,
     ReadError,
     StorageError,
     UnknownDevice,
@@ -33,6 +37,8 @@ MEDIA_TYPE = "application/problem+json"
 #: A message that quotes what it was sent does not quote all of it.
 _LONGEST_DETAIL = 2000
 _LONGEST_PART = 500
+#: Characters of a compiler's log.
+_LONGEST_LOG = 8000
 
 #: One fault of a request: {"pointer"} into the body or {"parameter"}, with {"detail"}.
 Part = dict[str, str]
@@ -77,6 +83,24 @@ def nothing_to_export(reason: str, report: Mapping[str, Any]) -> Refused:
     return Refused(
         Fault(409, "nothing-to-export", "The file would hold no row", reason, {"report": dict(report)})
     )
+
+
+def open_choice(name: str, detail: str, choices: Sequence[str]) -> Refused:
+    """409: a query parameter that was not given has several values, or none; it lists a hundred."""
+    return Refused(
+        Fault(
+            409,
+            f"ambiguous-{name}",
+            f"The request does not say which {name}",
+            f"{detail}; give {name}",
+            {"parameter": name, "choices": list(choices[:100])},
+        )
+    )
+
+
+def busy(detail: str) -> Refused:
+    """503: all places are taken."""
+    return Refused(Fault(503, "busy", "The service is busy", f"{detail}; try again in a moment"))
 
 
 def invalid(parts: Sequence[Part], title: str = "The request is not valid") -> Refused:
@@ -165,6 +189,13 @@ def _ambiguous(error: AmbiguousDevice) -> Fault:
     )
 
 
+def _compile_error(error: CompileError) -> Fault:
+    log = error.log.partition("Traceback (most recent call last)")[0]  # Triton's own, which is no client's
+    return Fault(
+        500, "compile-failed", "The kernel does not compile", str(error), {"log": log[:_LONGEST_LOG]}
+    )
+
+
 def _plain(status: int, name: str, title: str) -> Callable[[Any], Fault]:
     return lambda error: Fault(status, name, title, str(error))
 
@@ -176,6 +207,10 @@ _KNOWN: tuple[tuple[type[GemmtuneError], Callable[[Any], Fault]], ...] = (
     (UnknownDevice, _unknown_device),
     (AmbiguousDevice, _ambiguous),
     (UnsupportedProblem, _plain(422, "unsupported-problem", "The problem is not supported")),
+    (IllegalSolution, _plain(422, "illegal-solution", "The solution is not legal there")),
+    (NoBinary, _plain(409, "no-binary", "The solution has no binary")),
+    (CompilerMissing, _plain(503, "compiler-missing", "The compiler is not installed")),
+    (CompileError, _compile_error),
     (ReadError, _plain(422, "unreadable-file", "The file cannot be read")),
     (ExportRefused, _plain(409, "export-refused", "The export cannot be written")),
     (StaleSchema, _plain(503, "stale-schema", "The database's schema is not the service's")),

@@ -55,6 +55,9 @@ class Settings(BaseSettings):
     events_heartbeat_seconds: float = Field(
         default=15.0, gt=0, description="How often a silent stream of events shows that it lives."
     )
+    max_compiles: int = Field(
+        default=2, ge=1, description="Kernels compiled for requests at a time; one more is answered 503."
+    )
     compress_bytes: int = Field(
         default=1024,
         ge=0,

@@ -14,14 +14,12 @@ from backends.environment import Environment
 from backends.errors import LaunchError
 from backends.kernels.families import FAMILIES, HEADERS
 from backends.kernels.family import ENTRY, REDUCE, Configuration, KernelFamily
-from backends.kernels.legality import REDUCE_THREADS
+from backends.kernels.legality import REDUCE_THREADS, UNASKED_SHARED
 from backends.operands import Operands
 from backends.problem import GemmProblem
 from backends.protocol import Launch
 from backends.solution import Solution
 
-#: A launch asks for more dynamic shared memory than this by an attribute of its function.
-_UNASKED_SHARED = 48 * 1024
 _REDUCE_BLOCK = (REDUCE_THREADS, 1, 1)
 
 
@@ -35,7 +33,7 @@ class OwnKernel:
         self._found, self._device = found, device
         self._gemm = module.function(ENTRY)
         self._reduce = module.function(REDUCE) if found.splits > 1 else None
-        if found.shared_bytes > _UNASKED_SHARED:
+        if found.shared_bytes > UNASKED_SHARED:
             self._gemm.allow_shared(found.shared_bytes)
         self.workspace_bytes = found.product.partial_bytes(found.splits)
 

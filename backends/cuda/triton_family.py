@@ -13,12 +13,13 @@ from backends.cache import BinaryCache
 from backends.cuda.driver import Function, Module
 from backends.environment import Environment
 from backends.errors import IllegalSolution, LaunchError
+from backends.kernels.legality import UNASKED_SHARED
 from backends.kernels.triton.compiler import compile_kernels
-from backends.kernels.triton.configuration import MAIN, REDUCE, Configuration
+from backends.kernels.triton.configuration import Configuration, Step, workspace_align
 from backends.kernels.triton.description import Description, read
 from backends.kernels.triton.families import FAMILIES
 from backends.kernels.triton.legality import arch_of, capability
-from backends.kernels.triton.product import POINTERS, WIDEST
+from backends.kernels.triton.product import POINTERS
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
 from backends.protocol import Launch
@@ -26,10 +27,6 @@ from backends.solution import Solution
 
 #: PTX type of a parameter -> what it is passed as.
 _CTYPES: dict[str, type[Any]] = {"u64": ctypes.c_uint64, "u32": ctypes.c_int32, "f32": ctypes.c_float}
-#: What a launch may ask of shared memory without being allowed to.
-_ALLOWED = 48 * 1024
-#: Scratch starts at multiples of this many bytes: of tensor maps, the compiler wants 128.
-_SCRATCH = 256
 
 
 @dataclass(frozen=True)
@@ -46,14 +43,10 @@ def _load(path: Path) -> dict[str, _Loaded]:
 
 
 @dataclass(frozen=True)
-class _Step:
-    """One launch: its kernel, how, on how many programs, and where its scratch starts in the workspace."""
+class _Step(Step):
+    """With its loaded kernel."""
 
-    entry: str
     function: Function
-    description: Description
-    grid: tuple[int, int, int]
-    scratch: int
 
 
 class TritonKernel:
@@ -64,14 +57,10 @@ class TritonKernel:
 
     def __init__(self, one: Configuration, loaded: dict[str, _Loaded], device: Any) -> None:
         self._one, self._device = one, device
-        self._steps: list[_Step] = []
-        at = _up(one.partial_bytes)
-        for entry in (MAIN, REDUCE) if one.slices > 1 else (MAIN,):
-            grid = one.grid(device.units) if entry == MAIN else one.reduce_grid
-            step = _Step(entry, _function(loaded, entry, device), loaded[entry].description, grid, at)
-            at += _up(grid[0] * grid[1] * step.description.scratch_bytes)
-            self._steps.append(step)
-        self.workspace_bytes = at
+        functions = {entry: _function(loaded, entry, device) for entry in one.entries}
+        kernels = {entry: loaded[entry].description for entry in functions}
+        planned, self.workspace_bytes = one.launches(kernels, device.units)
+        self._steps = [_Step(**vars(step), function=functions[step.entry]) for step in planned]
 
     def prepare(self) -> None:
         pass
@@ -100,7 +89,7 @@ class TritonKernel:
             unit, address = max(problem.alignment, layout.dtype.bytes), getattr(operands, name)
             if address % unit:
                 raise LaunchError(f"{name} at {address:#x} is not aligned to the problem's {unit} bytes")
-        unit = max([WIDEST, *(step.description.scratch_align for step in self._steps)])
+        unit = workspace_align(self._steps)
         if self.workspace_bytes and workspace % unit:
             raise LaunchError(f"the workspace at {workspace:#x} is not aligned to {unit} bytes")
 
@@ -122,10 +111,6 @@ class TritonKernel:
         )
 
 
-def _up(size: int) -> int:
-    return -(-size // _SCRATCH) * _SCRATCH
-
-
 def _function(loaded: dict[str, _Loaded], entry: str, device: Any) -> Function:
     """The kernel, ready for its launches. Raises IllegalSolution where its shared memory exceeds the
     device's."""
@@ -143,7 +128,7 @@ def _function(loaded: dict[str, _Loaded], entry: str, device: Any) -> Function:
             f"{one.entry} was compiled to be profiled, and wants {one.profile_bytes} bytes for it"
         )
     function = loaded[entry].module.function(one.entry)
-    if one.shared_bytes > _ALLOWED:
+    if one.shared_bytes > UNASKED_SHARED:
         function.allow_shared(one.shared_bytes)
     return function
 

@@ -20,6 +20,8 @@ THREAD_REGISTERS, UNIT_REGISTERS = 255, 65536
 #: What addresses, counters and constants take beside operands and sums.
 OTHER_REGISTERS = 32
 MOST_BLOCKS = 2**31 - 1
+#: Bytes of dynamic shared memory that a block of an NVIDIA GPU has without an attribute of its kernel.
+UNASKED_SHARED = 48 * 1024
 #: (Type of A and B, compute type) of plain multiplications: of 16-bit floats tensor cores' are the same.
 PLAIN = (("fp32", "fp32"), ("fp16", "fp32"), ("bf16", "fp32"))
 #: Threads of a block of epilogue.h: Reduce.

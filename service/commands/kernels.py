@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,10 +15,13 @@ from rich.table import Table
 from backends.archs import GPU_TARGETS
 from backends.cache import BinaryCache
 from backends.catalogue import Entry, catalogue
+from backends.errors import StorageError
 from backends.kernels.check import LIMIT, Checked, Summary, check, plan, summaries
+from db.engine import reading
 from service import report
 from service.commands.common import FAILED, Json, err, out, print_json
 from service.settings import Settings
+from service.startup import open_database
 
 kernels = typer.Typer(help="Our own kernel families.")
 
@@ -69,6 +73,43 @@ def check_kernels(
         _show(found, notes, verbose)
     if any(one.resources is None for one in found):
         raise typer.Exit(FAILED)
+
+
+@kernels.command(name="binary")
+def kernel_binary(
+    solution: Annotated[str, typer.Argument(help="A solution's id.")],
+    problem: Annotated[
+        str | None, typer.Option(help="A problem's id; needed unless the solution is best for one.")
+    ] = None,
+    arch: Annotated[
+        str | None,
+        typer.Option(help=f"Needed unless it was measured on one architecture: {', '.join(GPU_TARGETS)}."),
+    ] = None,
+    units: Annotated[
+        int | None, typer.Option(min=1, help="Multiprocessors, where a launch depends on them.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write; default: named after both.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a solution's compiled kernel, with a description of its launches, as a zip (launch.json and the
+    binaries), for programs that have nothing of ours. Needs no GPU."""
+    from service.binaries import Binaries, choose  # noqa: PLC0415  (the web framework's faults)
+
+    settings = Settings()
+    with reading(open_database(settings)) as connection:
+        chosen = choose(connection, solution, problem, arch, units)
+    data = Binaries(settings).package(chosen)
+    path = output or Path(chosen.name)
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+    if as_json:
+        print_json({"file": str(path), "bytes": len(data), "arch": chosen.arch, "problem": chosen.problem.id})
+    else:
+        _print(f"{path}: {len(data)} bytes, {chosen.arch}, for {chosen.problem.id}")
 
 
 def _show(found: Sequence[Checked], notes: Sequence[str], verbose: bool) -> None:

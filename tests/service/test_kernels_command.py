@@ -1,4 +1,4 @@
-"""gemmtune kernels, and kernels check: tables and JSON, exit codes, words."""
+"""gemmtune kernels, kernels check and kernels binary: tables, JSON and files, exit codes, words."""
 
 from __future__ import annotations
 
@@ -21,9 +21,16 @@ from backends.kernels.ladder import Naive
 from backends.kernels.resources import Resources
 from backends.kernels.triton import compiler as triton
 from backends.problem import GemmProblem
+from db.engine import writing
 from service.cli import app, main
 from service.commands import kernels as command
 from service.commands.common import out
+from service.settings import Settings
+from service.startup import open_database
+from tests.backends.kernels.packages import opened
+from tests.backends.kernels.test_package import DECODE, GEMV
+from tests.db.samples import BASELINE, start, store_session
+from tests.service.http.filled import GPU
 
 
 @pytest.fixture(scope="module")
@@ -199,3 +206,56 @@ def test_all_of_ours_are_asked_for_unless_named(monkeypatch: pytest.MonkeyPatch)
     assert call("check", "--arch", "sm_90a").exit_code == 0
     assert len(asked) == 100
     assert set(asked) == set(FAMILIES)
+
+
+# ---- a binary ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stored(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A solution of our own that won, over a library's."""
+    engine = open_database(Settings())
+    with writing(engine) as connection:
+        store_session(connection, start(DECODE, environment=GPU), GEMV)
+    engine.dispose()
+
+
+def test_a_binary_is_written(
+    stored: None, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = call("binary", GEMV.id)
+    assert done.exit_code == 0, done.stderr
+    path = tmp_path / f"{GEMV.id}-sm_90.zip"
+    assert f"{path.name}: {path.stat().st_size} bytes, sm_90, for {DECODE.id}" in done.stdout
+    told, files = opened(path.read_bytes())
+    assert (told["solution"]["id"], list(files)) == (GEMV.id, ["kernel.cubin"])
+    wanted = {"arch": "sm_80", "problem": DECODE.id}
+    options = [text for name, value in wanted.items() for text in (f"--{name}", value)]
+    found = answer("binary", GEMV.id, *options, "--output", "other.zip")
+    assert found == {**wanted, "file": "other.zip", "bytes": Path("other.zip").stat().st_size}
+    assert opened(Path("other.zip").read_bytes())[0]["arch"] == "sm_80"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("gemv-nobody",), "there is no solution 'gemv-nobody'"),
+        ((BASELINE.id,), "a solution of numpy is a library's call: there is no binary"),
+        ((GEMV.id, "--arch", "sm_1"), "'sm_1' is no architecture of ours; known: sm_80, "),
+        ((GEMV.id, "--problem", "nobody"), "there is no problem 'nobody'"),
+        ((GEMV.id, "--output", "/nowhere/file.zip"), "cannot write /nowhere/file.zip: No such file"),
+    ],
+)
+def test_a_binary_that_is_not_to_be_had(
+    arguments: tuple[str, ...],
+    words: str,
+    stored: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gemmtune", "kernels", "binary", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert words in " ".join(capsys.readouterr().err.split())

@@ -3,12 +3,12 @@ and the values of a launch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from backends.kernels.triton.description import Constant, Request
-from backends.kernels.triton.product import POINTERS, Product
+from backends.kernels.triton.description import Constant, Description, Request
+from backends.kernels.triton.product import POINTERS, WIDEST, Product
 from backends.problem import GemmProblem
 from backends.solution import Parameter
 
@@ -21,8 +21,20 @@ _REDUCE_ELEMENTS, _REDUCE_ROWS, _REDUCE_WARPS = 512, 4, 4
 #: Products of 8-bit floats that Hopper may add up in its narrow accumulator where the problem does not allow
 #: all: DeepGEMM and cuBLAS promote to single precision every 128 of k.
 _PROMOTED_EVERY = 128
+#: Scratch starts at multiples of this many bytes: of tensor maps, the compiler wants 128.
+_SCRATCH = 256
 
 Pointer = TypeVar("Pointer")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One launch: its entry, how, on how many programs, and where its scratch starts in the workspace."""
+
+    entry: str
+    description: Description
+    grid: tuple[int, int, int]
+    scratch: int
 
 
 @dataclass(frozen=True)
@@ -159,6 +171,21 @@ class Configuration:
 
     # ---- launching -------------------------------------------------------------------------------
 
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """Kernels in the order of their launches."""
+        return (MAIN, REDUCE) if self.slices > 1 else (MAIN,)
+
+    def launches(self, kernels: Mapping[str, Description], units: int) -> tuple[list[Step], int]:
+        """The launches on a device of `units` multiprocessors, and the bytes of workspace that they take:
+        the slices' sums, then each launch's scratch."""
+        found, at = [], _up(self.partial_bytes)
+        for entry in self.entries:
+            grid = self.grid(units) if entry == MAIN else self.reduce_grid
+            found.append(Step(entry, kernels[entry], grid, at))
+            at += _up(grid[0] * grid[1] * kernels[entry].scratch_bytes)
+        return found, at
+
     def arguments(
         self, entry: str, pointers: Mapping[str, Pointer], partial: Pointer, scalars: tuple[float, float]
     ) -> list[Pointer | int | float]:
@@ -167,6 +194,15 @@ class Configuration:
         found = self.product.arguments(pointers, scalars)
         found |= {"partial": partial, "slice_steps": self.slice_steps, "slices": self.slices}
         return [found[name] for name in PARAMETERS["reduce" if entry == REDUCE else "gemm"]]
+
+
+def _up(size: int) -> int:
+    return -(-size // _SCRATCH) * _SCRATCH
+
+
+def workspace_align(steps: Iterable[Step]) -> int:
+    """What the workspace's address is a multiple of, in bytes."""
+    return max([WIDEST, *(step.description.scratch_align for step in steps)])
 
 
 _SIZES = ("M", "N", "K", "batch")

@@ -97,6 +97,8 @@ def main() -> None:
     """Answers until the input ends. What compilers print goes to standard error, never between answers."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    # Lines of kernels.py would be in the cubins, and with them where it is installed: they are handed out.
+    os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
     for line in sys.stdin:
         found = answer(line)
         # compiler.py names a folder of this process's own; what is in it is of no use to anyone.

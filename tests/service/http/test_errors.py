@@ -12,9 +12,12 @@ from sqlalchemy import Engine
 
 from backends.errors import (
     AmbiguousDevice,
+    CompileError,
     CompilerMissing,
     GemmtuneError,
+    IllegalSolution,
     InvalidProblem,
+    NoBinary,
     ReadError,
     StorageError,
     UnknownDevice,
@@ -55,6 +58,7 @@ def test_unknown_addresses(filled: httpx.Client, path: str) -> None:
         ("/v1/tunings/tuning-1/events", "GET"),
         ("/v1/solutions/best", "GET, POST"),
         ("/v1/solutions/x", "GET"),
+        ("/v1/solutions/x/binary", "GET"),
         ("/v1/problems", "GET"),
         ("/v1/imports/auto", "POST"),
         ("/healthz", "GET"),
@@ -70,7 +74,8 @@ def test_other_methods_are_told_the_right_ones(filled: httpx.Client, path: str, 
 @pytest.mark.parametrize(
     "url",
     ["/healthz", "/readyz", "/metrics", "/v1/devices", "/v1/backends", "/v1/environments", "/v1/problems",
-     "/v1/problems/x", "/v1/problems/x/measurements", "/v1/solutions/x", "/v1/solutions/best?m=1&n=1&k=1",
+     "/v1/problems/x", "/v1/problems/x/measurements", "/v1/solutions/x", "/v1/solutions/x/binary",
+     "/v1/solutions/best?m=1&n=1&k=1",
      "/v1/tunings", "/v1/tunings/x", "/v1/tunings/x/events", "/v1/exports/json"],
 )  # fmt: skip
 def test_unknown_parameters_are_refused_everywhere(filled: httpx.Client, url: str) -> None:
@@ -188,7 +193,10 @@ ERRORS: list[tuple[Exception, int, str]] = [
     (DatabaseUnavailable("no"), 503, "database-unavailable"),
     (DatabaseBroken("no"), 503, "database-broken"),
     (StorageError("no"), 503, "storage-failed"),
-    (CompilerMissing("no"), 500, "failed"),
+    (IllegalSolution("no"), 422, "illegal-solution"),
+    (NoBinary("no"), 409, "no-binary"),
+    (CompilerMissing("no"), 503, "compiler-missing"),
+    (CompileError("no"), 500, "compile-failed"),
     (GemmtuneError("no"), 500, "failed"),
     (KeyError("x"), 500, "unexpected"),
     (RecursionError(), 500, "unexpected"),

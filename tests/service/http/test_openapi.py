@@ -21,6 +21,7 @@ ADDRESSES = {
     "/v1/tunings/{tuning_id}/events": {"get"},
     "/v1/solutions/best": {"get", "post"},
     "/v1/solutions/{solution_id}": {"get"},
+    "/v1/solutions/{solution_id}/binary": {"get"},
     "/v1/problems": {"get"},
     "/v1/problems/{problem_id}": {"get"},
     "/v1/problems/{problem_id}/measurements": {"get"},

@@ -1,0 +1,199 @@
+"""A kernel of ours for a program that has nothing of ours: compiled, with a description of its launches, in
+one zip. Needs compilers, and no GPU.
+
+The zip holds launch.json and the binaries that it names: of the C++ families kernel.cubin (NVIDIA) or
+kernel.hsaco (AMD), of Triton's gemm.cubin and reduce.cubin. The same kernels give the same bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from backends.archs import GPU_TARGETS
+from backends.cache import BinaryCache
+from backends.cuda.compiler import compile_unit, nvrtc_build
+from backends.environment import Environment
+from backends.errors import CompilerMissing, IllegalSolution, NoBinary
+from backends.kernels import clang, resources
+from backends.kernels.candidates import GPU_FAMILIES, GpuFamily, environment_of, missing, vendors
+from backends.kernels.families import HEADERS
+from backends.kernels.family import KernelFamily
+from backends.kernels.launches import Launch, own_launches, triton_launches
+from backends.kernels.legality import arch_of
+from backends.kernels.product import WIDE
+from backends.kernels.triton import compiler as triton
+from backends.kernels.triton import description
+from backends.kernels.triton.configuration import Configuration, workspace_align
+from backends.kernels.triton.legality import capability
+from backends.operands import layouts
+from backends.problem import GemmProblem
+from backends.solution import Solution
+from backends.wire import problem_to_wire
+
+#: Of launch.json; rises with every change that a reader must know of.
+FORMAT = 1
+DESCRIPTION = "launch.json"
+CONVENTION = (
+    "D[m,n] = scale_d activation(alpha scale_a scale_b op(A)[m,k] op(B)[k,n] + beta C[m,n] + bias), batch "
+    "times, in column-major BLAS terms, as problem.canonical has them: element (batch, row, column) of an "
+    "operand lies at batch*batch_stride + column*ld + row, in elements. A row-major call (problem.wire) is "
+    "the same memory read as its transpose: its n is m here and its m is n, its B is a here and its A is b; "
+    "operands.*.row_major says so of each."
+)
+ORDER = "launches run in order on one stream; none needs the workspace to hold anything before"
+#: Families that are compiled for CPUs (backends/cpu/families.py).
+_OF_CPUS = ("packed", "stream")
+_SWAPPED = {"a": "b", "b": "a", "scale_a": "scale_b", "scale_b": "scale_a"}
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What is in the zip: files in order, launches, and the workspace that they share."""
+
+    files: Mapping[str, bytes]
+    launches: Sequence[Launch]
+    compiler: Mapping[str, str | None]
+    workspace_bytes: int
+    workspace_align: int
+
+
+def family_of(solution: Solution) -> GpuFamily:
+    """The family that a solution is compiled by. Raises NoBinary, which says why there is none."""
+    found = GPU_FAMILIES.get(solution.family)
+    if found is not None:
+        return found
+    if solution.family in _OF_CPUS:
+        raise NoBinary(
+            f"{solution.family} is compiled for the CPU that it runs on, into a library that is driven by "
+            "gemmtune's own threads: there is no binary to hand out"
+        )
+    raise NoBinary(
+        f"a solution of {solution.family} is a library's call: there is no binary; its attributes are the "
+        "identity"
+    )
+
+
+def follows_units(solution: Solution) -> bool:
+    """Whether a launch depends on the number of multiprocessors: of persistent kernels."""
+    return solution.parameters.get("programs_per_unit") is not None
+
+
+def build(
+    problem: GemmProblem, solution: Solution, arch: str, units: int | None, cache: BinaryCache
+) -> bytes:
+    """The zip for an architecture of GPU_TARGETS. `units` are multiprocessors, for launches that depend on
+    them. Raises NoBinary, IllegalSolution with the rule, CompilerMissing, CompileError."""
+    family, environment = family_of(solution), environment_of(arch)
+    if environment.vendor not in vendors(family):
+        raise IllegalSolution(
+            f"{family.name} has kernels for {' and '.join(vendors(family))}, not for {arch}"
+        )
+    why = missing(family, environment.vendor)
+    if why is not None:
+        raise CompilerMissing(why)
+    rule = family.illegal(problem, solution, environment)
+    if rule is not None:
+        raise IllegalSolution(rule)
+    if isinstance(family, KernelFamily):
+        packed = _own(family, problem, solution, environment, cache)
+    else:
+        packed = _triton(problem, solution, environment, units, cache)
+    told = {
+        "format": FORMAT,
+        "solution": {name: value for name, value in solution.to_dict().items() if name in _IDENTITY},
+        "problem": {"id": problem.id, "wire": problem_to_wire(problem), "canonical": problem.to_dict()},
+        "arch": arch,
+        "multiprocessors": units if follows_units(solution) else None,
+        "compiler": dict(packed.compiler),
+        "convention": CONVENTION,
+        "order": ORDER,
+        "operands": _operands(problem),
+        "workspace": {"bytes": packed.workspace_bytes, "alignment": packed.workspace_align},
+        "launches": [launch.to_dict() for launch in packed.launches],
+    }
+    return _zip({**packed.files, DESCRIPTION: json.dumps(told, indent=1).encode() + b"\n"})
+
+
+_IDENTITY = ("id", "family", "version", "parameters", "build")
+
+
+def _operands(problem: GemmProblem) -> dict[str, Any]:
+    """Operands as stored; sizes and strides in elements, alignment in bytes."""
+    return {
+        name: {
+            "row_major": _SWAPPED.get(name, name),
+            "dtype": one.dtype.name,
+            "rows": one.rows,
+            "columns": one.columns,
+            "ld": one.ld,
+            "batch_stride": one.stride,
+            "bytes": one.bytes,
+            "alignment": max(problem.alignment, one.dtype.bytes),
+        }
+        for name, one in layouts(problem).items()
+    }
+
+
+def _own(
+    family: KernelFamily,
+    problem: GemmProblem,
+    solution: Solution,
+    environment: Environment,
+    cache: BinaryCache,
+) -> Packed:
+    warp = arch_of(environment).warp
+    found = family.configuration(problem, solution.parameters, warp)
+    if environment.vendor == "hip":
+        path = clang.compile_unit(found.unit, HEADERS, environment.arch, warp, cache)
+        compiler = {"name": "clang", "version": clang.clang_build()}
+    else:
+        path = compile_unit(found.unit, HEADERS, environment.arch, cache)
+        compiler = {"name": "nvrtc", "version": nvrtc_build()}
+    file = f"kernel{path.suffix}"
+    launches = own_launches(found, file, resources.read(path), environment.vendor)
+    size = found.product.partial_bytes(found.splits)
+    return Packed({file: path.read_bytes()}, launches, compiler, size, WIDE)
+
+
+def _triton(
+    problem: GemmProblem,
+    solution: Solution,
+    environment: Environment,
+    units: int | None,
+    cache: BinaryCache,
+) -> Packed:
+    one = Configuration.of(problem, solution.parameters)
+    requests = one.requests(capability(environment))
+    compiled = description.read(triton.compile_kernels(requests, environment.arch, cache))
+    kernels = {entry: compiled[entry].description for entry in one.entries}
+    most = GPU_TARGETS[environment.arch].block_shared_bytes
+    for told in kernels.values():
+        if told.shared_bytes > most:
+            raise IllegalSolution(
+                f"{told.entry} takes {told.shared_bytes} bytes of shared memory; a block of "
+                f"{environment.arch} has {most}"
+            )
+    if units is None and follows_units(solution):
+        raise ValueError(f"a launch of {solution.id} depends on the multiprocessors: units must be given")
+    steps, size = one.launches(kernels, units or environment.units)
+    files = {f"{entry}.cubin": compiled[entry].cubin for entry in one.entries}
+    launches = triton_launches(one, requests, steps)
+    compiler = {"name": "triton", "version": triton.triton_build()}
+    return Packed(files, launches, compiler, size, workspace_align(steps))
+
+
+def _zip(files: Mapping[str, bytes]) -> bytes:
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, data in files.items():
+            # A ZipInfo of its own: neither the clock nor the system may be in the bytes.
+            info = zipfile.ZipInfo(name)
+            info.create_system, info.external_attr = 3, 0o100644 << 16
+            info.compress_type = zipfile.ZIP_DEFLATED
+            file.writestr(info, data)
+    return target.getvalue()

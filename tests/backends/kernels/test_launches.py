@@ -1,0 +1,222 @@
+"""What is said of a launch is what our own launch passes, byte for byte."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.kernels.families import FAMILIES, HEADERS
+from backends.kernels.launches import own_argument, own_launches, triton_launches
+from backends.kernels.product import GemmArgs
+from backends.kernels.resources import Resources
+from backends.kernels.triton.configuration import MAIN, Configuration
+from backends.operands import NAMES, Operands, layouts
+from backends.problem import GemmProblem, from_bmm, from_linear
+from tests.backends.kernels.host import H200
+from tests.backends.kernels.packages import program
+from tests.backends.kernels.samples import PROBLEMS, legal_values
+from tests.backends.kernels.triton.test_cuda_family import (
+    DEVICE,
+    TILE,
+    RecordingApi,
+    fake,
+    load,
+    solution,
+    told,
+)
+
+__all__ = ["fake"]
+ADDRESSES = {name: 0x10000 * number for number, name in enumerate(NAMES, 1)}
+WORKSPACE = 0x7FFF_0000_0000
+
+
+def filled(problem: GemmProblem, alpha: float, beta: float) -> dict[str, float]:
+    """What the problem's caller fills in: nothing but what launch.json may ask for."""
+    found: dict[str, float] = {name: ADDRESSES[name] for name in layouts(problem)}
+    scalars = {"alpha": (alpha, problem.alpha), "beta": (beta, problem.beta)}
+    return found | {name: value for name, (value, kind) in scalars.items() if kind == "any"}
+
+
+def plain(launch: Any) -> dict[str, Any]:
+    """As a reader of launch.json has it."""
+    found: dict[str, Any] = json.loads(json.dumps(launch.to_dict()))
+    return found
+
+
+# ---- our own kernels -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["naive", "gemv", "skinny", "vectorized", "tile-mma", "small-batch"])
+def test_the_struct_is_the_arguments_bytes(family: str) -> None:
+    pack, met = program().pack, set()
+    for problem in PROBLEMS.values():
+        if not FAMILIES[family].supports(problem):
+            continue
+        for values in legal_values(FAMILIES[family], problem, H200, 2):
+            found = FAMILIES[family].configuration(problem, values)
+            scalars = problem.scalars
+            operands = Operands.at({name: ADDRESSES[name] for name in layouts(problem)}, scalars)
+            workspace = WORKSPACE if found.splits > 1 else 0
+            given = {**filled(problem, *scalars), **({"workspace": workspace} if workspace else {})}
+            assert pack(own_argument(found).to_dict(), given) == bytes(found.arguments(operands, workspace))
+            met.add((found.product.mirrored, found.splits > 1, problem.beta))
+    assert len(met) > 1
+
+
+def test_a_problem_with_scalars_of_any_value_asks_for_them() -> None:
+    problem = from_linear(1, 64, 128, "fp16", alpha=2.0, beta=-0.5)
+    values = legal_values(FAMILIES["gemv"], problem, H200, 1)[0]
+    found = FAMILIES["gemv"].configuration(problem, values)
+    fields = {field["name"]: field for field in own_argument(found).to_dict()["fields"]}
+    assert (fields["alpha"]["fill"], fields["beta"]["fill"], fields["c"]["fill"]) == ("alpha", "beta", "c")
+    plain_one = FAMILIES["gemv"].configuration(from_linear(1, 64, 128, "fp16"), values)
+    fields = {field["name"]: field for field in own_argument(plain_one).to_dict()["fields"]}
+    assert (fields["alpha"]["value"], fields["beta"]["value"], fields["c"]["value"]) == (1.0, 0.0, 0)
+
+
+def test_offsets_are_the_structs_in_c_and_here() -> None:
+    problem = PROBLEMS["nn"]
+    one = FAMILIES["naive"].configuration(problem, legal_values(FAMILIES["naive"], problem, H200, 1)[0])
+    told_struct = own_argument(one).to_dict()
+    lines = ['#include "args.h"', "using gemmtune::GemmArgs;"]
+    for field in told_struct["fields"]:
+        assert field["offset"] == getattr(GemmArgs, field["name"]).offset
+        place, size = (
+            f"__builtin_offsetof(GemmArgs, {field['name']})",
+            f"sizeof(GemmArgs::{field['name']})",
+        )
+        lines.append(f'static_assert({place} == {field["offset"]} && {size} == {field["bytes"]}, "");')
+    lines.append(f'static_assert(sizeof(GemmArgs) == {told_struct["bytes"]}, "");')
+    lines.append(f'static_assert(alignof(GemmArgs) == {told_struct["alignment"]}, "");')
+    assert len(lines) == len(GemmArgs._fields_) + 4
+    command = ["g++", "-std=c++17", "-fsyntax-only", "-DGEMMTUNE_HOST", f"-I{HEADERS}", "-x", "c++", "-"]
+    done = subprocess.run(command, input="\n".join(lines), text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr[:3000]
+    assert told_struct["bytes"] == ctypes.sizeof(GemmArgs)
+
+
+def test_slices_are_added_by_a_second_launch() -> None:
+    problem = from_linear(1, 1000, 4096, "bf16")
+    values: dict[str, Any] = {"stream": "a", "rows": 1, "unroll": 4, "warps_m": 2, "warps_k": 4, "splits": 3}
+    found = FAMILIES["gemv"].configuration(problem, values)
+    taken = {"gemm": Resources(40, 16, 0), "reduce": Resources(20, 0, 0)}
+    first, second = map(plain, own_launches(found, "kernel.cubin", taken, "cuda"))
+    assert (first["entry"], tuple(first["grid"]), first["block"][0]) == ("gemm", found.grid, found.threads)
+    assert first["grid"][1] == 3
+    assert (second["entry"], second["grid"], second["block"]) == ("reduce", [4, 1, 1], [256, 1, 1])
+    assert second["dynamic_shared_bytes"] == 0
+    assert first["arguments"] == second["arguments"]
+    assert first["resources"] == {"registers": 40, "static_shared_bytes": 16, "spill_bytes": 0}
+    (only,) = own_launches(FAMILIES["gemv"].configuration(problem, {**values, "splits": 1}), "", {}, "cuda")
+    assert plain(only)["resources"] is None
+    fields = {field["name"]: field for field in plain(only)["arguments"][0]["fields"]}
+    assert fields["partial"]["value"] == 0, "no workspace where nothing is split"
+
+
+def test_more_shared_memory_than_a_block_has_unasked() -> None:
+    problem = from_linear(512, 512, 512, "bf16")
+    family = FAMILIES["tile-mma"]
+    found = [family.configuration(problem, v) for v in legal_values(family, problem, H200, 60)]
+    for one in found:
+        (launch, *_) = own_launches(one, "kernel.cubin", {}, "cuda")
+        assert plain(launch)["needs_shared_memory_attribute"] == (one.shared_bytes > 49152)
+        (launch, *_) = own_launches(one, "kernel.hsaco", {}, "hip")
+        assert not plain(launch)["needs_shared_memory_attribute"]
+    assert {one.shared_bytes > 49152 for one in found} == {True, False}
+
+
+# ---- Triton's ------------------------------------------------------------------------------------
+
+LARGE = from_linear(304, 512, 704, "bf16", beta=2.0)
+INTEGER = from_linear(256, 512, 1024, "int8", alpha=3.0)
+CASES: Mapping[str, tuple[GemmProblem, dict[str, Any], dict[str, Any]]] = {
+    "a tile a program": (LARGE, {}, {}),
+    "swapped, with a bias": (from_linear(300, 500, 700, "bf16", bias="bf16"), {"swap": True}, {}),
+    "a batch": (from_bmm(3, 96, 80, 72, "fp16", beta=1.0), {}, {}),
+    "slices": (LARGE, {"split_k": 4}, {}),
+    "slices with scratch": (LARGE, {"split_k": 2}, {"scratch_bytes": 128}),
+    "persistent": (LARGE, {"programs_per_unit": 2, "flatten": True, "loads": "pointer"}, {}),
+    "descriptors": (
+        LARGE, {"programs_per_unit": 1, "flatten": True, "loads": "tma"},
+        {"scratch_bytes": 256, "scratch_align": 128, "shared_bytes": 100_000},
+    ),
+    "integers": (INTEGER, {"swap": True}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_tritons_parameters_are_what_we_pass(case: str, fake: RecordingApi, tmp_path: Path) -> None:
+    problem, changed, other = CASES[case]
+    one = Configuration.of(problem, {**TILE, **changed})
+    kernels = {entry: told(problem, entry, changed, **other) for entry in one.entries}
+    steps, size = one.launches(kernels, DEVICE.units)
+    launches = [plain(launch) for launch in triton_launches(one, one.requests(90), steps)]
+
+    scalars = problem.scalars
+    operands = Operands.at({name: ADDRESSES[name] for name in layouts(problem)}, scalars)
+    kernel = load(tmp_path, solution(**changed), problem, **other)
+    assert kernel.workspace_bytes == size
+    order, launch_kernel = iter(kernels.values()), fake._cuLaunchKernel
+
+    def in_turn(*arguments: Any) -> tuple[()]:
+        fake.kinds = next(order).parameters
+        return launch_kernel(*arguments)
+
+    fake._cuLaunchKernel = in_turn  # type: ignore[method-assign, assignment]
+    workspace = WORKSPACE if size else 0
+    kernel.bind(operands, workspace)()
+    value_of = program().value_of
+    given = {**filled(problem, *scalars), "workspace": WORKSPACE}
+    assert len(fake.launches) == len(launches)
+    for launch, done in zip(launches, fake.launches, strict=True):
+        values = {argument["name"]: value_of(argument, given) for argument in launch["arguments"]}
+        if one.partial_bytes == 0:  # an address that the kernel does not read
+            assert values["partial"] == 0
+            values["partial"] = workspace
+        if not other.get("scratch_bytes"):
+            assert values["global_scratch"] == 0
+            values["global_scratch"] = done.values[-2]
+        assert list(values.values()) == done.values
+        assert (launch["entry"], tuple(launch["grid"]), tuple(launch["block"])) == (
+            done.name, done.grid, done.block,
+        )  # fmt: skip
+        assert launch["dynamic_shared_bytes"] == done.shared
+        asked = ("FuncSetAttribute", done.name, "shared", done.shared) in fake.log
+        assert launch["needs_shared_memory_attribute"] == asked
+
+
+def test_types_are_those_of_the_entry() -> None:
+    size = {"u64": 8, "u32": 4, "f32": 4}
+    for problem, changed, other in CASES.values():
+        one = Configuration.of(problem, {**TILE, **changed})
+        kernels = {entry: told(problem, entry, changed, **other) for entry in one.entries}
+        steps, _ = one.launches(kernels, 132)
+        for launch, step in zip(triton_launches(one, one.requests(90), steps), steps, strict=True):
+            arguments = plain(launch)["arguments"]
+            assert [each["bytes"] for each in arguments] == [size[k] for k in step.description.parameters]
+            floats = [each["type"] == "float" for each in arguments]
+            assert floats == [kind == "f32" for kind in step.description.parameters]
+            whole = [isinstance(each.get("value", 0), int) for each in arguments]
+            assert all(is_float or is_whole for is_float, is_whole in zip(floats, whole, strict=True))
+
+
+def test_only_persistent_programs_follow_the_device() -> None:
+    problem, changed, _ = CASES["persistent"]
+    one = Configuration.of(problem, {**TILE, **changed})
+    for units, blocks in ((10, 20), (1000, one.tiles)):
+        steps, _ = one.launches({MAIN: told(problem, MAIN, changed)}, units)
+        (launch,) = map(plain, triton_launches(one, one.requests(90), steps))
+        assert launch["grid"] == [blocks, 1, 1]
+        assert launch["grid_depends_on_multiprocessors"] == {
+            "dimension": "x", "per_multiprocessor": 2, "most": one.tiles,
+        }  # fmt: skip
+    still = Configuration.of(problem, TILE)
+    steps, _ = still.launches({MAIN: told(problem, MAIN, {})}, 10)
+    (launch,) = map(plain, triton_launches(still, still.requests(90), steps))
+    assert launch["grid_depends_on_multiprocessors"] is None
