@@ -93,7 +93,7 @@ def registers_rule(registers: int, threads: int) -> str | None:
 
 
 def grid_rule(blocks: int, product: Product, splits: int = 1) -> str | None:
-    """Blocks of the launch, and of the one that adds slices of k."""
+    """Blocks of the launch (or tiles, which blocks count), and of the one that adds slices of k."""
     reduce = -(-product.m * product.n * product.batch // REDUCE_THREADS) if splits > 1 else 0
     if splits * product.batch_groups > MOST_BLOCKS_YZ:
         return f"a batch of {product.batch} by {splits} slices of k; a launch has {MOST_BLOCKS_YZ} squared"
