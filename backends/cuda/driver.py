@@ -6,7 +6,7 @@ cuda-bindings is imported on first use: a machine without it, or without a drive
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -162,6 +162,34 @@ class Function:
         result = api().cuLaunchKernel(self._handle, *grid, *block, shared, stream, arguments.address, 0)
         if result[0] != 0:
             check(result, f"launch of {self.name} on {grid} blocks of {block}")
+
+    def dependent(
+        self,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        arguments: Arguments,
+        stream: int,
+        shared: int = 0,
+    ) -> Callable[[], None]:
+        """A launch, made ready once, that may start while the one queued before it ends, and whose kernel
+        waits for that one's stores itself (portable.h: wait_for_launches()). For GPUs of sm_90 and later;
+        graphs capture it as it is. Calling what is returned queues it, and raises LaunchError."""
+        cu, handle = api(), self._handle
+        attribute = cu.CUlaunchAttribute()
+        attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        config = cu.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = block
+        config.sharedMemBytes, config.hStream = shared, stream
+        config.attrs, config.numAttrs = [attribute], 1
+
+        def launch() -> None:
+            result = cu.cuLaunchKernelEx(config, handle, arguments.address, 0)
+            if result[0] != 0:
+                check(result, f"dependent launch of {self.name} on {grid} blocks of {block}")
+
+        return launch
 
 
 class Arguments:

@@ -9,18 +9,19 @@ from typing import Any
 
 from backends.cache import BinaryCache
 from backends.cuda.compiler import compile_unit
-from backends.cuda.driver import Module
+from backends.cuda.driver import Arguments, Function, Module
 from backends.environment import Environment
 from backends.errors import LaunchError
 from backends.kernels.families import FAMILIES, HEADERS
 from backends.kernels.family import ENTRY, REDUCE, Configuration, KernelFamily
-from backends.kernels.legality import REDUCE_THREADS, UNASKED_SHARED
+from backends.kernels.legality import DEPENDENT_LAUNCHES, UNASKED_SHARED, capability
 from backends.operands import Operands
 from backends.problem import GemmProblem
 from backends.protocol import Launch
 from backends.solution import Solution
 
-_REDUCE_BLOCK = (REDUCE_THREADS, 1, 1)
+#: What kernels read of the workspace at once.
+_WORKSPACE_UNIT = 16
 
 
 class OwnKernel:
@@ -30,25 +31,40 @@ class OwnKernel:
     partial_sums = 1
 
     def __init__(self, found: Configuration, module: Module, device: Any) -> None:
+        found = found.on(device.environment.units)
         self._found, self._device = found, device
         self._gemm = module.function(ENTRY)
-        self._reduce = module.function(REDUCE) if found.splits > 1 else None
-        if found.shared_bytes > UNASKED_SHARED:
-            self._gemm.allow_shared(found.shared_bytes)
-        self.workspace_bytes = found.product.partial_bytes(found.splits)
+        self._reduce = module.function(REDUCE) if found.reduces else None
+        for function, size in ((self._gemm, found.shared_bytes), (self._reduce, found.reduce_shared_bytes)):
+            if function is not None and size > UNASKED_SHARED:
+                function.allow_shared(size)
+        self.workspace_bytes = found.workspace_bytes
 
     def bind(self, operands: Operands, workspace: int) -> Launch:
+        """Raises LaunchError for a workspace that kernels would read at addresses which are not aligned."""
         found, stream, gemm, reduce = self._found, self._device.stream, self._gemm, self._reduce
+        if self.workspace_bytes and workspace % _WORKSPACE_UNIT:
+            raise LaunchError(f"the workspace at {workspace:#x} is not aligned to {_WORKSPACE_UNIT} bytes")
         arguments = gemm.pack(found.arguments(operands, workspace))
         grid, block, shared = found.grid, (found.threads, 1, 1), found.shared_bytes
         if reduce is None:
             return lambda: gemm.launch(grid, block, arguments, stream, shared)
+        second = self._second(reduce, arguments)
 
         def both() -> None:
+            # The first launch depends on all before it: the workspace's last reader among them.
             gemm.launch(grid, block, arguments, stream, shared)
-            reduce.launch(found.reduce_grid, _REDUCE_BLOCK, arguments, stream)
+            second()
 
         return both
+
+    def _second(self, reduce: Function, arguments: Arguments) -> Launch:
+        """The launch that adds what the first one kept: on its heels, where the device knows how."""
+        found = self._found
+        how = found.reduce_grid, (found.reduce_threads, 1, 1), arguments, self._device.stream
+        if capability(self._device.environment) >= DEPENDENT_LAUNCHES:
+            return reduce.dependent(*how, found.reduce_shared_bytes)
+        return lambda: reduce.launch(*how, found.reduce_shared_bytes)
 
     def prepare(self) -> None:
         pass

@@ -15,7 +15,7 @@ enum Activation { kNone = 0, kRelu = 1, kGelu = 2, kSilu = 3 };
 struct GemmArgs {
     const void *a, *b, *c, *bias;  // c, bias: null where there is none
     void* d;
-    float* partial;  // workspace: [splits][batch][n][m] sums of a slice of k each; unused where splits == 1
+    float* partial;  // workspace: [splits][batch][n][m] sums of a slice of k each, where splits > 1
     i64 lda, ldb, stride_a, stride_b, stride_c, stride_d;  // elements
     i64 c_row, c_column, d_row, d_column, bias_row, bias_column;
     i64 a_bytes, b_bytes;  // from an operand's first element (of the first batch) to the end of its last
@@ -25,6 +25,9 @@ struct GemmArgs {
     int batch_blocks;   // grid.z: products of a batch, as many as a grid has there
     int batch_groups;   // and how often that many; grid.y is splits * batch_groups
     int activation;
+    // Of families whose blocks take tile after tile (stream_k.h): how many blocks there are; tiles that are
+    // computed whole; units of the others that each block has, and blocks that have one more.
+    int blocks, whole, share, extra;
     float alpha, beta;
 };
 

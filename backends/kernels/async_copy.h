@@ -146,6 +146,7 @@ private:
                 multiply(x[q % 2], y[q % 2], sum);
             }
         }
+        release_reduce(args);
         i += patch_m + place<WM, TM, true>(mine.across, 0), j += patch_n + place<WN, TN, true>(mine.down, 0);
         if (args.splits == 1) store(Finish<TYPES, 1>(args, task.batch, i, j), sum);
         else store(Keep(args, task, i, j), sum);

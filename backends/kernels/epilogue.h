@@ -90,6 +90,11 @@ GEMMTUNE_DEVICE void finish(const GemmArgs& args, i64 batch, i64 i, i64 j, float
     if (i < args.m && j < args.n) Finish<TYPES, 0>(args, batch, i, j).store(0, 0, sum);
 }
 
+// Before a block's last stores: lets Reduce be launched, where it will be.
+GEMMTUNE_DEVICE void release_reduce(const GemmArgs& args) {
+    if (args.splits > 1) launch_dependents();
+}
+
 // finish(), or the sum of this block's slice of k kept for Reduce.
 template <typename TYPES>
 GEMMTUNE_DEVICE void finish_slice(const GemmArgs& args, Task task, i64 i, i64 j, float sum) {
@@ -137,11 +142,12 @@ struct Slice {
 // order. A thread an element of D.
 template <typename TYPES>
 struct Reduce {
-    static constexpr int kThreads = 256, kMinBlocks = 0;
+    static constexpr int kThreads = 256, kMinBlocks = 0, kSharedBytes = 0;
 
     static GEMMTUNE_DEVICE void run(const GemmArgs& args, char*) {
         const i64 size = static_cast<i64>(args.m) * args.n, all = size * args.batch;
         const i64 at = static_cast<i64>(block_x()) * kThreads + thread_index();
+        wait_for_launches();
         if (at >= all) return;
         float sum = 0.0f;
         for (int slice = 0; slice < args.splits; ++slice) sum += args.partial[slice * all + at];

@@ -18,6 +18,7 @@ from backends.kernels.ladder import (
     WarpTile,
 )
 from backends.kernels.small_batch import SmallBatch
+from backends.kernels.stream_k import StreamK
 from backends.kernels.streaming import Gemv, Skinny, SkinnyMma
 from backends.kernels.tensor_cores import TileMma
 
@@ -29,7 +30,7 @@ HEADERS = Path(__file__).parent
 FAMILIES: Mapping[str, KernelFamily] = {
     family.name: family
     for family in (
-        Gemv(), Skinny(), SkinnyMma(), SmallBatch(), TileMma(), AsyncCopy(), DoubleBuffered(), WarpTile(),
-        Vectorized(), BlockTile2d(), BlockTile1d(), SharedTile(), Coalesced(), Naive(),
+        Gemv(), Skinny(), SkinnyMma(), SmallBatch(), TileMma(), StreamK(), AsyncCopy(), DoubleBuffered(),
+        WarpTile(), Vectorized(), BlockTile2d(), BlockTile1d(), SharedTile(), Coalesced(), Naive(),
     )
 }  # fmt: skip

@@ -15,7 +15,7 @@ from backends.operands import Operands
 from backends.problem import GemmProblem
 from backends.solution import Parameter, Solution
 
-#: Entry points of a unit: the product, and the sum of its slices of k.
+#: Entry points of a unit: the product, and the second launch, which adds what is split along k.
 ENTRY, REDUCE = "gemm", "reduce"
 
 
@@ -35,9 +35,18 @@ class Configuration:
     step: int = 1
     spans_batch: bool = False
 
+    def on(self, units: int) -> Configuration:
+        """As it is launched on a device of so many multiprocessors, which no compiler is told."""
+        return self
+
     def arguments(self, operands: Operands, workspace: int) -> GemmArgs:
         """The argument of both launches for one set of operands (device addresses)."""
         return self.product.arguments(operands, workspace, self.splits, self.step)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """What the first launch keeps for the second."""
+        return self.product.partial_bytes(self.splits)
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -46,10 +55,30 @@ class Configuration:
         return self.blocks, self.splits * self.product.batch_groups, self.product.batch_blocks
 
     @property
+    def reduces(self) -> bool:
+        """Whether there is a second launch: k is split among blocks."""
+        return self.splits > 1
+
+    @property
     def reduce_grid(self) -> tuple[int, int, int]:
-        """Of the second launch, where k is split among blocks."""
+        """Of the second launch."""
         p = self.product
         return -(-p.m * p.n * p.batch // REDUCE_THREADS), 1, 1
+
+    @property
+    def reduce_threads(self) -> int:
+        """Of a block of the second launch."""
+        return REDUCE_THREADS
+
+    @property
+    def reduce_shared_bytes(self) -> int:
+        """Shared memory of a block of the second launch."""
+        return 0
+
+    @property
+    def sums(self) -> str:
+        """The class of the second launch."""
+        return f"gemmtune::Reduce<{self.product.types}>"
 
     @property
     def unit(self) -> str:
@@ -61,8 +90,9 @@ class Configuration:
             f'static_assert(sizeof(gemmtune::GemmArgs) == {sizeof(GemmArgs)}, "product.py: GemmArgs");\n'
             f'static_assert(Chosen::kThreads == {self.threads}, "threads as derived in Python");\n'
             f'static_assert(Chosen::kSharedBytes == {self.shared_bytes}, "shared memory as derived");\n'
-            f"using Sums = gemmtune::Reduce<{self.product.types}>;\n"
-            f'static_assert(Sums::kThreads == {REDUCE_THREADS}, "legality.py: REDUCE_THREADS");\n'
+            f"using Sums = {self.sums};\n"
+            f'static_assert(Sums::kThreads == {self.reduce_threads}, "threads of the second launch");\n'
+            f'static_assert(Sums::kSharedBytes == {self.reduce_shared_bytes}, "and its shared memory");\n'
             f"GEMMTUNE_KERNEL({ENTRY}, Chosen)\nGEMMTUNE_KERNEL({REDUCE}, Sums)\n"
         )
 
@@ -96,7 +126,7 @@ class KernelFamily(ABC):
             solution = Solution(self.name, self.version, values)
             if self.illegal(problem, solution, environment) is None:
                 found = self.configuration(problem, values, arch_of(environment).warp)
-                size = found.product.partial_bytes(found.splits)
+                size = found.on(environment.units).workspace_bytes
                 yield Solution(self.name, self.version, values, None, size, True)
 
     def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:

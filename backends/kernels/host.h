@@ -265,6 +265,7 @@ inline void stream8(const void* p, unsigned (&out)[2]) {
 }
 inline unsigned stream4(const void* p) { return aligned_load<unsigned>(p, 4); }
 inline Words read16(const void* p) { return aligned_load<Words>(p, 16); }
+inline Words load16(const void* p) { return aligned_load<Words>(p, 16); }
 inline void write16(void* p, Words v) {
     if (reinterpret_cast<u64>(p) % 16) host::fail("a wide store to a misaligned address");
     memcpy(p, &v, 16);

@@ -11,7 +11,7 @@ from typing import Any
 
 from backends.kernels.family import ENTRY, REDUCE
 from backends.kernels.family import Configuration as OwnConfiguration
-from backends.kernels.legality import REDUCE_THREADS, UNASKED_SHARED
+from backends.kernels.legality import DEPENDENT_LAUNCHES, UNASKED_SHARED
 from backends.kernels.product import GemmArgs
 from backends.kernels.resources import Resources
 from backends.kernels.triton.configuration import MAIN, Configuration, Step
@@ -82,7 +82,8 @@ class Struct:
 class Launch:
     """One launch. `asks`: its shared memory has to be asked for by an attribute of the kernel. Where blocks
     along x depend on the device they are the lesser of `most_blocks` and `per_unit` a multiprocessor; else
-    both are None."""
+    both are None. `waits_itself`: the kernel waits for the launch before it, so that it may be a programmatic
+    dependent launch."""
 
     file: str
     entry: str
@@ -94,6 +95,7 @@ class Launch:
     resources: Resources | None
     per_unit: int | None = None
     most_blocks: int | None = None
+    waits_itself: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -108,6 +110,7 @@ class Launch:
             "block": list(self.block),
             "dynamic_shared_bytes": self.shared_bytes,
             "needs_shared_memory_attribute": self.asks,
+            "may_be_programmatic_dependent_launch": self.waits_itself,
             "arguments": [one.to_dict() for one in self.arguments],
             "resources": None if self.resources is None else _resources(self.resources),
         }
@@ -125,20 +128,25 @@ def _resources(taken: Resources) -> dict[str, int | None]:
 
 
 def own_launches(
-    found: OwnConfiguration, file: str, resources: Mapping[str, Resources], vendor: str
+    found: OwnConfiguration, file: str, resources: Mapping[str, Resources], capability: int | None
 ) -> list[Launch]:
-    """The product, and where k is split the sum of its slices, which takes the same argument."""
+    """The product, and where k is split the sum of what was kept, which takes the same argument. `capability`
+    is a GPU of NVIDIA's (90: sm_90), None of another vendor's."""
     argument = (own_argument(found),)
-    asks = vendor == "cuda" and found.shared_bytes > UNASKED_SHARED
+
+    def asks(size: int) -> bool:
+        return capability is not None and size > UNASKED_SHARED
+
     launches = [
-        Launch(file, ENTRY, found.grid, (found.threads, 1, 1), found.shared_bytes, asks, argument,
-               resources.get(ENTRY)),
+        Launch(file, ENTRY, found.grid, (found.threads, 1, 1), found.shared_bytes, asks(found.shared_bytes),
+               argument, resources.get(ENTRY)),
     ]  # fmt: skip
-    if found.splits > 1:
-        block = (REDUCE_THREADS, 1, 1)
+    if found.reduces:
+        size = found.reduce_shared_bytes
         launches.append(
-            Launch(file, REDUCE, found.reduce_grid, block, 0, False, argument, resources.get(REDUCE))
-        )
+            Launch(file, REDUCE, found.reduce_grid, (found.reduce_threads, 1, 1), size, asks(size), argument,
+                   resources.get(REDUCE), waits_itself=(capability or 0) >= DEPENDENT_LAUNCHES)
+        )  # fmt: skip
     return launches
 
 
@@ -147,7 +155,7 @@ def own_argument(found: OwnConfiguration) -> Struct:
     problem = found.product.problem
     # Addresses that are none, so that every field tells whose it holds.
     marks = {name: number for number, name in enumerate([*layouts(problem), WORKSPACE], 1)}
-    workspace = marks.pop(WORKSPACE) if found.splits > 1 else 0
+    workspace = marks.pop(WORKSPACE) if found.reduces else 0
     args = found.arguments(Operands.at(marks, problem.scalars), workspace)
     fills: dict[int, Value] = {number: Fill(name) for name, number in marks.items()}
     fills |= {workspace: Fill(WORKSPACE)} if workspace else {}

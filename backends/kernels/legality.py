@@ -20,6 +20,8 @@ THREAD_REGISTERS, UNIT_REGISTERS = 255, 65536
 #: What addresses, counters and constants take beside operands and sums.
 OTHER_REGISTERS = 32
 MOST_BLOCKS = 2**31 - 1
+#: From this compute capability on a launch may start while the one before it ends.
+DEPENDENT_LAUNCHES = 90
 #: Bytes of dynamic shared memory that a block of an NVIDIA GPU has without an attribute of its kernel.
 UNASKED_SHARED = 48 * 1024
 #: (Type of A and B, compute type) of plain multiplications: of 16-bit floats tensor cores' are the same.
@@ -95,7 +97,7 @@ def registers_rule(registers: int, threads: int) -> str | None:
 
 
 def grid_rule(blocks: int, product: Product, splits: int = 1) -> str | None:
-    """Blocks of the launch, and of the one that adds slices of k."""
+    """Blocks of the launch (or tiles, which blocks count), and of the one that adds slices of k."""
     reduce = -(-product.m * product.n * product.batch // REDUCE_THREADS) if splits > 1 else 0
     if splits * product.batch_groups > MOST_BLOCKS_YZ:
         return f"a batch of {product.batch} by {splits} slices of k; a launch has {MOST_BLOCKS_YZ} squared"

@@ -11,7 +11,7 @@ import io
 import json
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from backends.archs import GPU_TARGETS
@@ -48,6 +48,8 @@ CONVENTION = (
 ORDER = "launches run in order on one stream; none needs the workspace to hold anything before"
 #: Families that are compiled for CPUs (backends/cpu/families.py).
 _OF_CPUS = ("packed", "stream")
+#: Parameters that count blocks of a multiprocessor.
+_PER_UNIT = ("programs_per_unit", "blocks_per_unit")
 _SWAPPED = {"a": "b", "b": "a", "scale_a": "scale_b", "scale_b": "scale_a"}
 
 
@@ -79,8 +81,8 @@ def family_of(solution: Solution) -> GpuFamily:
 
 
 def follows_units(solution: Solution) -> bool:
-    """Whether a launch depends on the number of multiprocessors: of persistent kernels."""
-    return solution.parameters.get("programs_per_unit") is not None
+    """Whether a launch depends on the number of multiprocessors: of persistent kernels and of Stream-K."""
+    return any(solution.parameters.get(name) is not None for name in _PER_UNIT)
 
 
 def build(
@@ -89,6 +91,10 @@ def build(
     """The zip for an architecture of GPU_TARGETS. `units` are multiprocessors, for launches that depend on
     them. Raises NoBinary, IllegalSolution with the rule, CompilerMissing, CompileError."""
     family, environment = family_of(solution), environment_of(arch)
+    if follows_units(solution):
+        if units is None:
+            raise ValueError(f"launches of {solution.id} depend on the multiprocessors: units must be given")
+        environment = replace(environment, units=units)
     if environment.vendor not in vendors(family):
         raise IllegalSolution(
             f"{family.name} has kernels for {' and '.join(vendors(family))}, not for {arch}"
@@ -102,7 +108,7 @@ def build(
     if isinstance(family, KernelFamily):
         packed = _own(family, problem, solution, environment, cache)
     else:
-        packed = _triton(problem, solution, environment, units, cache)
+        packed = _triton(problem, solution, environment, cache)
     told = {
         "format": FORMAT,
         "solution": {name: value for name, value in solution.to_dict().items() if name in _IDENTITY},
@@ -147,7 +153,7 @@ def _own(
     cache: BinaryCache,
 ) -> Packed:
     warp = arch_of(environment).warp
-    found = family.configuration(problem, solution.parameters, warp)
+    found = family.configuration(problem, solution.parameters, warp).on(environment.units)
     if environment.vendor == "hip":
         path = clang.compile_unit(found.unit, HEADERS, environment.arch, warp, cache)
         compiler = {"name": "clang", "version": clang.clang_build()}
@@ -155,16 +161,15 @@ def _own(
         path = compile_unit(found.unit, HEADERS, environment.arch, cache)
         compiler = {"name": "nvrtc", "version": nvrtc_build()}
     file = f"kernel{path.suffix}"
-    launches = own_launches(found, file, resources.read(path), environment.vendor)
-    size = found.product.partial_bytes(found.splits)
-    return Packed({file: path.read_bytes()}, launches, compiler, size, WIDE)
+    known = None if environment.vendor == "hip" else capability(environment)
+    launches = own_launches(found, file, resources.read(path), known)
+    return Packed({file: path.read_bytes()}, launches, compiler, found.workspace_bytes, WIDE)
 
 
 def _triton(
     problem: GemmProblem,
     solution: Solution,
     environment: Environment,
-    units: int | None,
     cache: BinaryCache,
 ) -> Packed:
     one = Configuration.of(problem, solution.parameters)
@@ -178,9 +183,7 @@ def _triton(
                 f"{told.entry} takes {told.shared_bytes} bytes of shared memory; a block of "
                 f"{environment.arch} has {most}"
             )
-    if units is None and follows_units(solution):
-        raise ValueError(f"a launch of {solution.id} depends on the multiprocessors: units must be given")
-    steps, size = one.launches(kernels, units or environment.units)
+    steps, size = one.launches(kernels, environment.units)
     files = {f"{entry}.cubin": compiled[entry].cubin for entry in one.entries}
     launches = triton_launches(one, requests, steps)
     compiler = {"name": "triton", "version": triton.triton_build()}

@@ -12,6 +12,8 @@
 //   commit_copies() wait_copies<N>()              copies since the last make a group; all but N groups are in
 //                                                 place, as far as this thread's own go
 //   read_shared<T>()                              from shared memory, by a whole warp
+//   load16()                                      an aligned load of what the launch before this one stored
+//   launch_dependents() wait_for_launches()       what two launches of one product tell each other (below)
 //   GEMMTUNE_KERNEL(name, family)                 the entry point of family::run(args, shared)
 #pragma once
 
@@ -176,6 +178,12 @@ GEMMTUNE_DEVICE void wait_copies() {
 }
 #endif
 
+#if __CUDA_ARCH__ >= 900
+#define GEMMTUNE_DEPENDENT_LAUNCHES
+GEMMTUNE_DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;"); }
+GEMMTUNE_DEVICE void wait_for_launches() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+#endif
+
 GEMMTUNE_DEVICE float half_to_float(unsigned short bits) {
     float out;
     asm("cvt.f32.f16 %0, %1;" : "=f"(out) : "h"(bits));
@@ -233,6 +241,28 @@ GEMMTUNE_DEVICE void wait_copies() {}
 #if !defined(GEMMTUNE_HOST)
 template <typename T>
 GEMMTUNE_DEVICE T read_shared(const void* p) { return *static_cast<const T*>(p); }
+// Not by the path for what nobody writes (read16(), stream16()), which may miss what the launch before has
+// stored since this one started.
+GEMMTUNE_DEVICE Words load16(const void* p) { return *static_cast<const Words*>(p); }
+#endif
+
+// Two launches of one product, of which the second adds what the first one keeps in the workspace. NVIDIA's
+// GPUs from sm_90 on may start the second while the first one ends (programmatic dependent launch), which
+// hides the time that a launch takes; the host queues the second one so (driver.py: dependent()).
+//   launch_dependents()  in the first. Once every block has said so, or has ended, blocks of the second may
+//                        start where there is room. All of the first's have had their place by then, so that
+//                        none of them waits for one of the second's. It promises nothing of memory, and may
+//                        stand before a block's last stores:
+//   wait_for_launches()  in the second, of every thread, before it touches memory and before it may end:
+//                        until all of the first launch has ended and what it stored can be seen. The first
+//                        was queued plainly, and so had waited for all that was queued before it: who waits
+//                        for it waits for that too.
+// For the same reason the workspace may be used again at once: the next product's first launch starts when
+// this one's second, which reads the workspace, has ended.
+// Elsewhere launches wait for one another anyway, and these functions do nothing.
+#if !defined(GEMMTUNE_DEPENDENT_LAUNCHES)
+GEMMTUNE_DEVICE void launch_dependents() {}
+GEMMTUNE_DEVICE void wait_for_launches() {}
 #endif
 
 // Unsigned arithmetic: signed division by a power of two costs a block's first loads some of their time.

@@ -134,8 +134,7 @@ class Product:
             int(on_row), int(not on_row), self._layout("a").bytes, self._layout("b").bytes,
             self.m, self.n, self.k, self.batch, splits,
             -(-self.k // (splits * step)) * step, self.batch_blocks, self.batch_groups,
-            ACTIVATIONS[p.activation],
-            operands.alpha, operands.beta,
+            ACTIVATIONS[p.activation], alpha=operands.alpha, beta=operands.beta,
         )  # fmt: skip
 
 
@@ -144,7 +143,10 @@ _Longs = (
     "lda", "ldb", "stride_a", "stride_b", "stride_c", "stride_d", "c_row", "c_column", "d_row", "d_column",
     "bias_row", "bias_column", "a_bytes", "b_bytes",
 )  # fmt: skip
-_Ints = ("m", "n", "k", "batch", "splits", "slice", "batch_blocks", "batch_groups", "activation")
+_Ints = (
+    "m", "n", "k", "batch", "splits", "slice", "batch_blocks", "batch_groups", "activation", "blocks",
+    "whole", "share", "extra",
+)  # fmt: skip
 
 
 class GemmArgs(ctypes.Structure):

@@ -60,6 +60,7 @@ private:
                 for (int r = 0; r < ROWS; ++r) sum[r * COLUMNS + c] += widen(row[r][last]) * x;
             }
         }
+        release_reduce(args);
         store(args, task, sum, shared, lane, warp_m, warp_k);
     }
 
@@ -164,6 +165,7 @@ private:
         float sum[V * COLUMNS] = {};
         if (rows > 0) walk(args, a, rows, b, mine, warp_k, sum);  // no lane speaks to another in there
 
+        release_reduce(args);
         float* const parts = reinterpret_cast<float*>(shared) + warp_k * kRows * COLUMNS;
         GEMMTUNE_UNROLL
         for (int c = 0; c < COLUMNS; ++c) {

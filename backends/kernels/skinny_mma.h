@@ -79,6 +79,7 @@ private:
             else
                 step<true>(args, row, column, p, mine.end, member, sum);
         }
+        release_reduce(args);
         store(args, task, block_row, sum, reinterpret_cast<float*>(shared), lane, warp_m, warp_k);
     }
 

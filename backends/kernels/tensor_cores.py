@@ -1,10 +1,11 @@
-"""Families for products of any size on tensor cores: mma.sync from sm_80 on (tile_mma.h). Those of one
-architecture alone (Hopper's wgmma fed by its TMA) are classes beside this one."""
+"""Families for products of any size on tensor cores: mma.sync from sm_80 on (tile_product.h), a block's tile
+or a slice of its k (tile_mma.h). stream_k.py has the one whose blocks share tiles evenly; families of one
+architecture alone (Hopper's wgmma fed by its TMA) are classes beside these."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil
 from typing import ClassVar
@@ -25,7 +26,7 @@ from backends.kernels.legality import (
     threads_rule,
     whole_rule,
 )
-from backends.kernels.product import WIDE, Product
+from backends.kernels.product import WIDE, Product, flag
 from backends.problem import GemmProblem
 from backends.solution import Parameter
 
@@ -35,7 +36,7 @@ LEAST_SIDE = 17
 MOST = 64
 #: operand_tile.h: enum Start.
 AT_16, AT_4, ANYWHERE = 0, 1, 2
-#: Columns of a warp's sums that are on their way to D at once, and their pad (tile_mma.h).
+#: Columns of a warp's sums that are on their way to D at once, and their pad (tile_product.h).
 _COLUMNS, _PAD = 16, 4
 #: Bytes along k that an instruction multiplies.
 _STEP_BYTES = 32
@@ -47,9 +48,14 @@ _PRODUCTS = {80: 950.0, 90: 1270.0}
 _SHARED_BYTES, _L2_BYTES = 128.0, 24.0
 #: Clocks that a copy takes to arrive, that a step's barrier costs, that a block takes to start and end, and
 #: that the second launch of a split product takes.
-_ARRIVAL, _BARRIER, _BLOCK, _SECOND_LAUNCH = 900.0, 40.0, 2500.0, 5000.0
+_ARRIVAL, _BARRIER, BLOCK_CLOCKS, _SECOND_LAUNCH = 900.0, 40.0, 2500.0, 5000.0
 #: How sharply the longest of what overlaps hides the others.
 _OVERLAP = 4.0
+
+
+def second_launch_clocks(size: int, units: int) -> float:
+    """Roughly what it costs to keep so many bytes of sums, to launch a second time, and to add them."""
+    return _SECOND_LAUNCH + size * 2 / (units * _L2_BYTES)
 
 
 def start_of(product: Product, operand: str) -> int:
@@ -62,7 +68,7 @@ def start_of(product: Product, operand: str) -> int:
 
 @dataclass(frozen=True)
 class Tile:
-    """tile_mma.h: TileMma's numbers, and what is derived from them for one product."""
+    """tile_product.h: TileProduct's numbers, and what is derived from them for one product."""
 
     product: Product
     bm: int
@@ -110,7 +116,17 @@ class Tile:
     def shared_bytes(self) -> int:
         """The pipeline's; at the end each warp's columns of sums lie in its place."""
         stage = self.operand_bytes("a") + self.operand_bytes("b")
-        return max(self.stages * stage, self.warps * _COLUMNS * (self.wm + _PAD) * 4)
+        return max(self.stages * stage, self.patch_bytes)
+
+    @property
+    def patch_bytes(self) -> int:
+        """Shared memory of all warps' columns of sums on their way to D."""
+        return self.warps * _COLUMNS * (self.wm + _PAD) * 4
+
+    @property
+    def column_groups(self) -> int:
+        """How often that many columns make a warp's."""
+        return self.wn // _COLUMNS
 
     def passes_rule(self, operand: str) -> str | None:
         """All threads copy an operand's tile in whole passes of whole rows (or whole parts of all rows)."""
@@ -131,25 +147,37 @@ class Tile:
         room = (arch.unit_shared_bytes // (self.shared_bytes + 1024), UNIT_REGISTERS // registers)
         return max(1, min(*room, _UNIT_THREADS // self.threads))
 
+    @property
+    def worth(self) -> float:
+        """Tiles of the whole batch, without what lies beyond D: warps there only copy."""
+        p = self.product
+        rows, columns = -(-p.m // self.wm) * self.wm / self.bm, -(-p.n // self.wn) * self.wn / self.bn
+        return rows * columns * p.batch
+
     def clocks(self, splits: int, environment: Environment) -> float:
-        """Roughly a launch's clocks: waves of blocks, each as long as its multiplications, its traffic with
-        shared memory or with L2, or its copies' way, the longest of which hides most of the others. For the
-        order of candidates only: what is fast is measured."""
+        """Roughly a launch's clocks: waves of blocks, and what adds slices of k. For the order of candidates
+        only: what is fast is measured."""
         p, units = self.product, max(1, environment.units)
         here = min(self.resident(arch_of(environment)), ceil(self.tiles * splits * p.batch / units))
+        step = self.step_clocks(here, environment)
+        # What is left for the last wave has more of the device to itself.
+        waves = max(1.0, self.worth * splits / (units * here))
+        last = 0.0 if splits == 1 else second_launch_clocks(p.partial_bytes(splits), units)
+        return (waves + ceil(waves)) / 2 * (ceil(p.k / self.bk / splits) * step + BLOCK_CLOCKS) + last
+
+    def step_clocks(self, here: int, environment: Environment) -> float:
+        """Roughly the clocks of a tile's step along k where so many blocks share a multiprocessor: their
+        multiplications', their traffic's with shared memory or with L2, or their copies' way, the longest of
+        which hides most of the others."""
+        p = self.product
         deep = _STEP_BYTES // p.element_bytes
         products = _PRODUCTS[90 if capability(environment) >= 90 else 80] * 2 / p.element_bytes
         copied = sum(self.operand_bytes(operand) for operand in "ab") * deep / self.bk
         read = self._read("a", self.bn // self.wn) + self._read("b", self.bm // self.wm)
         each = (self.bm * self.bn * deep / products, (copied + read) / _SHARED_BYTES, copied / _L2_BYTES)
-        steps = ceil(p.k / self.bk / splits)  # of tiles along k
         longest = (*(here * self.bk / deep * clocks for clocks in each), _ARRIVAL / (self.stages - 1))
-        tile: float = sum(clocks**_OVERLAP for clocks in longest) ** (1 / _OVERLAP) + _BARRIER
-        # Warps beyond D only copy; and what is left for the last wave has more of the device to itself.
-        rows, columns = -(-p.m // self.wm) * self.wm / self.bm, -(-p.n // self.wn) * self.wn / self.bn
-        waves = max(1.0, rows * columns * splits * p.batch / (units * here))
-        last = 0.0 if splits == 1 else _SECOND_LAUNCH + p.partial_bytes(splits) * 2 / (units * _L2_BYTES)
-        return (waves + ceil(waves)) / 2 * (steps * tile + _BLOCK) + last
+        hidden: float = sum(clocks**_OVERLAP for clocks in longest) ** (1 / _OVERLAP)
+        return hidden + _BARRIER
 
     def _read(self, operand: str, warps: int) -> float:
         """Bytes that a step's fragments take of shared memory's time; each line is read by so many warps."""
@@ -159,19 +187,14 @@ class Tile:
         return lines * _STEP_BYTES * warps * ((1.4 if along_k else 2.0) if shifted else 1.0)
 
 
-class TileMma(KernelFamily):
-    """Tensor cores (mma.sync) on tiles that come by asynchronous copies, wherever operands start.
+class TileFamily(KernelFamily):
+    """What the families of tile_product.h share: the tile, its rules, and those that are worth trying."""
 
-    tile_mma.h. Parameters: tile_m x tile_n of D a block, tile_k of k at a time, warp_m x warp_n of D a
-    warp, stages (tiles along k in shared memory), group (rows of tiles that blocks go through together),
-    splits (blocks along k)."""
-
-    name, header, vendors = "tile-mma", "tile_mma.h", ("cuda",)
+    vendors = ("cuda",)
     computes = (("fp16", "fp32"), ("bf16", "fp32"), ("fp32", "tf32"))
-    choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
+    tile_choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
         "tile_m": (32, 64, 128, 192, 256), "tile_n": (32, 64, 128, 192, 256), "tile_k": (16, 32, 64),
         "warp_m": (32, 48, 64), "warp_n": (32, 48, 64, 96), "stages": (2, 3, 4, 5), "group": (1, 8),
-        "splits": (1, 2, 3, 4, 6, 8),
     }  # fmt: skip
     #: (tile_m, tile_n, warp_m, warp_n) worth trying.
     listed: ClassVar[tuple[tuple[int, int, int, int], ...]] = (
@@ -185,52 +208,48 @@ class TileMma(KernelFamily):
         names = ("tile_m", "tile_n", "tile_k", "warp_m", "warp_n", "stages")
         return Tile(product, *(number(values, name) for name in names))
 
-    def candidates(self, problem: GemmProblem, environment: Environment) -> Iterable[dict[str, Parameter]]:
+    def listed_tiles(self, problem: GemmProblem) -> Iterator[dict[str, Parameter]]:
+        """A tile's parameters of each that is worth trying for the problem."""
         if min(problem.m, problem.n) < LEAST_SIDE:
             return
-        product, found = Product(problem), []
+        product = Product(problem)
         for bm, bn, wm, wn in self.listed:
+            if bm >= 2 * problem.m or bn >= 2 * problem.n:
+                continue  # mostly beyond D
             for line in (64, 128):  # bytes along k
-                for stages in self.choices["stages"]:
-                    for splits in self.choices["splits"]:
-                        values: dict[str, Parameter] = {
-                            "tile_m": bm, "tile_n": bn, "tile_k": line // product.element_bytes, "warp_m": wm,
-                            "warp_n": wn, "stages": stages, "group": 8, "splits": splits,
-                        }  # fmt: skip
-                        if self._useful(problem, values) and not self.rule(problem, values, environment):
-                            clocks = self.tile(product, values).clocks(number(values, "splits"), environment)
-                            found.append((clocks, values))
-        found.sort(key=lambda one: one[0])
+                for stages in self.tile_choices["stages"]:
+                    yield {
+                        "tile_m": bm, "tile_n": bn, "tile_k": line // product.element_bytes, "warp_m": wm,
+                        "warp_n": wn, "stages": stages, "group": 8,
+                    }  # fmt: skip
+
+    def varied(
+        self, found: list[tuple[float, dict[str, Parameter]]], most: int, of_shape: int
+    ) -> list[dict[str, Parameter]]:
+        """At most so many of those found, the fewest clocks first: two depths of the pipeline of each, and
+        `of_shape` of every tile."""
         listed: list[dict[str, Parameter]] = []
         tried: Counter[tuple[Parameter, ...]] = Counter()
-        for _, values in found:  # two depths of the pipeline of each, and eight of every shape
+        for _, values in sorted(found, key=lambda one: one[0]):
             shape = tuple(values[name] for name in ("tile_m", "tile_n", "warp_m", "warp_n"))
-            one = (*shape, values["tile_k"], values["splits"])
-            if tried[one] < 2 and tried[shape] < 8 and len(listed) < MOST - 1:
+            one = (*shape, *(values[name] for name in self.choices if name != "stages"))
+            if tried[one] < 2 and tried[shape] < of_shape and len(listed) < most:
                 listed.append(values)
                 tried.update((one, shape))
-        if listed:  # the order of blocks matters little, or nothing else does
-            listed.append({**listed[0], "group": 1})
-        yield from listed
+        return listed
 
-    def _useful(self, problem: GemmProblem, values: Values) -> bool:
-        """Tiles that are not mostly beyond D, slices of several tiles along k."""
-        fits = number(values, "tile_m") < 2 * problem.m and number(values, "tile_n") < 2 * problem.n
-        splits = number(values, "splits")
-        return fits and (splits == 1 or problem.k >= 4 * splits * number(values, "tile_k"))
-
-    def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
-        product, arch = Product(problem), arch_of(environment)
-        t = self.tile(product, values)
+    def tile_rule(self, t: Tile, environment: Environment) -> str | None:
+        """The rule that a tile breaks."""
+        arch, kind = arch_of(environment), t.product.problem.dtype_a
         whole = first(
             tensor_core_rule(environment),
             whole_rule(t.bm, t.wm, "tile_m", "warp_m"), whole_rule(t.bn, t.wn, "tile_n", "warp_n"),
         )  # fmt: skip
         if whole is not None:
             return whole
-        size = t.bk * product.element_bytes
+        size = t.bk * t.product.element_bytes
         if size not in (64, 128):
-            return f"tile_k is 64 or 128 bytes of {problem.dtype_a}, not {size}"
+            return f"tile_k is 64 or 128 bytes of {kind}, not {size}"
         if t.threads & (t.threads - 1) or t.threads < 64:
             return f"threads are a power of two, 64 or more, not {t.threads}"
         return first(
@@ -239,16 +258,53 @@ class TileMma(KernelFamily):
             t.passes_rule("b"),
             shared_rule(t.shared_bytes, arch),
             registers_rule(t.registers, t.threads),
-            grid_rule(t.tiles, product, number(values, "splits")),
         )
 
+    def template_arguments(self, t: Tile, group: int) -> str:
+        """What the headers' classes start with."""
+        sides = ", ".join(flag(along) for along in (t.product.a_along_k, t.product.b_along_k))
+        starts = ", ".join(str(start_of(t.product, operand)) for operand in "ab")
+        numbers = ", ".join(map(str, (t.bm, t.bn, t.bk, t.wm, t.wn, t.stages, group)))
+        return f"{t.product.types}, {sides}, {starts}, {numbers}"
+
+
+class TileMma(TileFamily):
+    """Tensor cores (mma.sync) on tiles that come by asynchronous copies, wherever operands start.
+
+    tile_mma.h. Parameters: tile_m x tile_n of D a block, tile_k of k at a time, warp_m x warp_n of D a
+    warp, stages (tiles along k in shared memory), group (rows of tiles that blocks go through together),
+    splits (blocks along k)."""
+
+    name, header = "tile-mma", "tile_mma.h"
+    choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
+        **TileFamily.tile_choices, "splits": (1, 2, 3, 4, 6, 8),
+    }  # fmt: skip
+
+    def candidates(self, problem: GemmProblem, environment: Environment) -> Iterable[dict[str, Parameter]]:
+        product, found = Product(problem), []
+        for tile in self.listed_tiles(problem):
+            for splits in self.choices["splits"]:
+                values = {**tile, "splits": splits}
+                if self._deep(problem, values) and not self.rule(problem, values, environment):
+                    clocks = self.tile(product, values).clocks(number(values, "splits"), environment)
+                    found.append((clocks, values))
+        listed = self.varied(found, MOST - 1, 8)
+        if listed:  # the order of blocks matters little, or nothing else does
+            listed.append({**listed[0], "group": 1})
+        yield from listed
+
+    def _deep(self, problem: GemmProblem, values: Values) -> bool:
+        """Slices of several tiles along k."""
+        splits = number(values, "splits")
+        return splits == 1 or problem.k >= 4 * splits * number(values, "tile_k")
+
+    def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
+        t = self.tile(Product(problem), values)
+        return first(self.tile_rule(t, environment), grid_rule(t.tiles, t.product, number(values, "splits")))
+
     def configuration(self, problem: GemmProblem, values: Values, warp: int = 32) -> Configuration:
-        product = Product(problem)
-        t = self.tile(product, values)
-        sides = ", ".join("true" if along else "false" for along in (product.a_along_k, product.b_along_k))
-        starts = ", ".join(str(start_of(product, operand)) for operand in "ab")
-        numbers = ", ".join(map(str, (t.bm, t.bn, t.bk, t.wm, t.wn, t.stages, number(values, "group"))))
-        text = f"TileMma<{product.types}, {sides}, {starts}, {numbers}>"
+        t = self.tile(Product(problem), values)
+        text = f"TileMma<{self.template_arguments(t, number(values, 'group'))}>"
         return Configuration(
-            product, self.header, text, t.threads, t.shared_bytes, t.tiles, number(values, "splits"), t.bk
+            t.product, self.header, text, t.threads, t.shared_bytes, t.tiles, number(values, "splits"), t.bk
         )

@@ -11,6 +11,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from cuda.bindings import driver as bindings
 
 from backends.cuda import driver as module
 from backends.cuda.driver import (
@@ -225,6 +226,14 @@ class FakeDriver:
         self.log.append(("attribute", handle, attribute, value))
         return (SUCCESS,)
 
+    # The bindings' own: they need no driver.
+    CUlaunchAttribute, CUlaunchAttributeID = bindings.CUlaunchAttribute, bindings.CUlaunchAttributeID
+    CUlaunchConfig = bindings.CUlaunchConfig
+
+    def cuLaunchKernelEx(self, *arguments: Any) -> tuple[Any, ...]:  # noqa: N802
+        self.log.append(("launch after", *arguments))
+        return (self.launched,)
+
     def cuLaunchKernel(self, *arguments: Any) -> tuple[Any, ...]:  # noqa: N802
         self.log.append(("launch", *arguments))
         return (self.launched,)
@@ -266,6 +275,38 @@ def test_a_launch_in_the_drivers_order(fake: FakeDriver) -> None:
     assert fake.log == [("launch", "handle", 1, 2, 3, 4, 5, 6, 8, 77, arguments.address, 0)]
     function.allow_shared(100_000)
     assert fake.log[-1] == ("attribute", "handle", "shared", 100_000)
+
+
+def test_a_dependent_launch_is_made_ready_once(fake: FakeDriver) -> None:
+    function = Function("handle", "fill")
+    arguments = function.pack(ctypes.c_int(1))
+    launch = function.dependent((1, 2, 3), (4, 5, 6), arguments, 77, shared=8)
+    assert fake.log == []
+    launch()
+    launch()
+    first, second = fake.log
+    assert first == second
+    name, config, *rest = first
+    assert (name, rest) == ("launch after", ["handle", arguments.address, 0])
+    gc.collect()
+    _ = [bytes(64) for _ in range(1000)]  # would take the place of an attribute that is gone
+    # CUlaunchConfig, as the driver reads it.
+    words = (ctypes.c_uint32 * 14).from_address(config.getPtr())
+    assert list(words[:7]) == [1, 2, 3, 4, 5, 6, 8]
+    stream, attributes = (ctypes.c_uint64 * 2).from_address(config.getPtr() + 32)
+    assert (stream, words[12]) == (77, 1)
+    known = fake.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    identity, _, allowed = (ctypes.c_uint32 * 3).from_address(attributes)
+    assert (identity, allowed) == (int(known), 1)
+
+
+def test_a_refused_dependent_launch_is_named(fake: FakeDriver) -> None:
+    fake.launched = Code(1)
+    function = Function("handle", "fill")
+    launch = function.dependent((9, 1, 1), (32, 1, 1), function.pack(), 0)
+    words = r"^dependent launch of fill on \(9, 1, 1\) blocks of \(32, 1, 1\): CUDA_ERROR_INVALID_VALUE$"
+    with pytest.raises(LaunchError, match=words):
+        launch()
 
 
 class Code(int):

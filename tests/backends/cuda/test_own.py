@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,6 +50,9 @@ class _Function:
 
     def launch(self, grid: Any, block: Any, argument: GemmArgs, stream: int, shared: int = 0) -> None:
         self.log.append((self.name, grid, block, argument, stream, shared))
+
+    def dependent(self, *how: Any) -> Callable[[], None]:
+        return lambda: self.log.append(("dependent", self.name, *how))
 
 
 class _Module:
@@ -121,12 +125,57 @@ def test_the_transposed_product_changes_sides(log: list[Any]) -> None:
 def test_slices_of_k_are_added_by_a_second_launch(log: list[Any]) -> None:
     kernel = _loaded(DECODE, {**GEMV, "splits": 4}, FakeDevice())
     assert kernel.workspace_bytes == 4 * 4096 * 4
-    kernel.bind(Operands(16, 32, 48, 64, 80, 1.0, 1.0), 4096)()
-    first, second = log[1:]
+    launch = kernel.bind(Operands(16, 32, 48, 64, 80, 1.0, 1.0), 4096)
+    launch()
+    launch()
+    first, second, *again = log[1:]
+    assert again == [first, second]
     assert first[:3] == ("gemm", (2048, 4, 1), (256, 1, 1))
-    assert second[:3] == ("reduce", (16, 1, 1), (256, 1, 1))
-    assert first[3] is second[3]
+    assert second == ("dependent", "reduce", (16, 1, 1), (256, 1, 1), first[3], FakeDevice.stream, 0)
     assert (first[3].partial, first[3].splits) == (4096, 4)
+    with pytest.raises(LaunchError, match=r"^the workspace at 0x1008 is not aligned to 16 bytes$"):
+        kernel.bind(Operands(16, 32, 48, 64, 80, 1.0, 1.0), 4104)
+    _loaded(DECODE, GEMV, FakeDevice()).bind(Operands(16, 32, 48, 64, 80, 1.0, 1.0), 4104)
+
+
+def test_before_sm_90_launches_wait_for_one_another(log: list[Any]) -> None:
+    device = FakeDevice()
+    device.environment = replace(ENVIRONMENT, arch="sm_89")
+    _loaded(DECODE, {**GEMV, "splits": 4}, device).bind(Operands(16, 32, 48, 64, 80, 1.0, 1.0), 4096)()
+    first, second = log[1:]
+    assert second == ("reduce", (16, 1, 1), (256, 1, 1), first[3], device.stream, 0)
+
+
+#: 320 tiles of 160 units on 132 multiprocessors.
+UNEVEN = from_linear(2048, 2560, 5120, "bf16")
+STREAM: dict[str, Any] = {
+    "tile_m": 128, "tile_n": 128, "tile_k": 32, "warp_m": 64, "warp_n": 64, "stages": 4, "group": 8,
+    "blocks_per_unit": 1,
+}  # fmt: skip
+
+
+def test_as_many_blocks_as_the_device_runs_at_once_share_tiles(log: list[Any]) -> None:
+    device = FakeDevice()
+    kernel = _loaded(UNEVEN, STREAM, device, "stream-k")
+    assert kernel.workspace_bytes == 2 * 132 * 128 * 128 * 4
+    kernel.bind(Operands(16, 32, 0, 64, 0, 1.0, 0.0), 4096)()
+    assert log[1] == ("allow", "gemm", 4 * 2 * 128 * 64)
+    first, second = log[2:]
+    assert first[:3] == ("gemm", (132, 1, 1), (128, 1, 1))
+    argument = first[3]
+    streamed = 320 - 132
+    assert (argument.blocks, argument.whole) == (132, 132)
+    assert (argument.share, argument.extra) == divmod(streamed * 160, 132)
+    assert second == (
+        "dependent", "reduce", (streamed, 4, 1), (128, 1, 1), argument, device.stream, 4 * 16 * 68 * 4,
+    )  # fmt: skip
+    # On as many multiprocessors as divide the tiles there is nothing to add.
+    device.environment = replace(ENVIRONMENT, units=160)
+    even = _loaded(UNEVEN, STREAM, device, "stream-k")
+    assert even.workspace_bytes == 0
+    even.bind(Operands(16, 32, 0, 64, 0, 1.0, 0.0), 0)()
+    name, grid, _, argument, *_ = log[-1]
+    assert (name, grid, argument.whole, argument.share, argument.extra) == ("gemm", (160, 1, 1), 320, 0, 0)
 
 
 def test_batches_beyond_the_grids_z_go_along_its_y(log: list[Any]) -> None:
@@ -230,6 +279,9 @@ LARGE = {
     "cores, odd across k": from_mm(515, 1027, 771, "fp16"),
     "cores, tf32": from_mm(520, 776, 1032, "tf32", beta=1.0),
     "cores, tf32 odd": from_mm(513, 777, 1031, "tf32"),
+    "cores, uneven": from_linear(2177, 2310, 3072, "bf16", bias="bf16", activation="relu"),
+    "cores, uneven batch": from_bmm(5, 640, 776, 520, "fp16", beta=1.0),
+    "cores, uneven and odd": from_mm(2049, 2049, 2049, "bf16"),
 }
 
 

@@ -13,7 +13,6 @@ from backends.environment import Environment
 from backends.errors import LaunchError
 from backends.kernels.families import HEADERS
 from backends.kernels.family import Configuration
-from backends.kernels.legality import REDUCE_THREADS
 from backends.operands import Operands
 from tests.backends.cuda.devices import HostBuffer
 
@@ -89,16 +88,18 @@ def compiled(text: str, path: Path, warp: int = 32, headers: Path = HEADERS) -> 
 
 class HostKernel:
     """A backends.protocol.Kernel that runs on fibers: as on a GPU, or (`other_way`) its warps in reverse and
-    a batch's products along the grid's y, one more than there are, as where its z is too short for them."""
+    a batch's products along the grid's y, one more than there are, as where its z is too short for them. A
+    launch of as many blocks as run at once is one for so many `units` (multiprocessors)."""
 
     partial_sums = 1
 
-    def __init__(self, built: Built, other_way: bool) -> None:
+    def __init__(self, built: Built, other_way: bool, units: int = 3) -> None:
         self._built, self._other_way = built, other_way
-        self.workspace_bytes = built.found.product.partial_bytes(built.found.splits)
+        self._found = built.found.on(units)
+        self.workspace_bytes = self._found.workspace_bytes
 
     def bind(self, operands: Operands, workspace: int) -> Callable[[], None]:
-        found = self._built.found
+        found = self._found
         args = found.arguments(operands, workspace)
         grid = found.grid
         if self._other_way and not found.spans_batch:
@@ -113,8 +114,8 @@ class HostKernel:
 
         def launch() -> None:
             run(self._built.gemm, grid, found.threads, found.shared_bytes)
-            if found.splits > 1:
-                run(self._built.reduce, found.reduce_grid, REDUCE_THREADS, 0)
+            if found.reduces:
+                run(self._built.reduce, found.reduce_grid, found.reduce_threads, found.reduce_shared_bytes)
 
         return launch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from backends.cache import BinaryCache
-from backends.cuda.compiler import compile_unit
+from backends.cuda.compiler import compile_unit, nvrtc
 from backends.environment import Environment
 from backends.errors import CompileError
 from backends.kernels.families import FAMILIES, HEADERS
@@ -67,6 +68,7 @@ def test_python_and_the_header_agree_over_the_whole_legal_space(name: str, warp:
         "small-batch": SAMPLED[5:],
         "async-copy": (*SAMPLED[3:5], from_mm(99, 63, 99)),
         "tile-mma": BROAD,
+        "stream-k": BROAD,
     }
     problems = parts.get(name, SAMPLED[:3] if isinstance(family, StreamFamily) else SAMPLED[3:4])
     asserted: dict[str, Configuration] = {}
@@ -92,6 +94,56 @@ def test_python_and_the_header_agree_over_the_whole_legal_space(name: str, warp:
         [*command, "-x", "c++", "-"], input="\n".join(lines), text=True, capture_output=True, check=False
     )
     assert done.returncode == 0, done.stderr[:3000]
+
+
+def _ptx(unit: str, arch: str) -> dict[str, str]:
+    """The text of each entry point, as NVRTC hands it to the assembler."""
+    headers = {path.name: path.read_text() for path in HEADERS.glob("*.h")}
+    api = nvrtc()
+    _, program = api.nvrtcCreateProgram(
+        unit.encode(), b"unit.cu", len(headers), [text.encode() for text in headers.values()],
+        [name.encode() for name in headers],
+    )  # fmt: skip
+    flags = [f"--gpu-architecture={arch.replace('sm', 'compute')}".encode(), b"--std=c++17"]
+    assert api.nvrtcCompileProgram(program, len(flags), flags)[0].name == "NVRTC_SUCCESS"
+    text = bytes(api.nvrtcGetPTXSize(program)[1])
+    api.nvrtcGetPTX(program, text)
+    api.nvrtcDestroyProgram(program)
+    _, *entries = text.decode().split(".visible .entry ")
+    return {entry.split("(")[0]: entry for entry in entries}
+
+
+#: A family, a problem and parameters with a second launch.
+IN_TWO: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = (
+    ("gemv", SAMPLED[0], {"splits": 2}), ("skinny", SAMPLED[1], {"splits": 2}),
+    ("skinny-mma", SAMPLED[2], {"splits": 2}), ("async-copy", SAMPLED[3], {"splits": 2}),
+    ("tile-mma", BROAD[0], {"splits": 2}), ("stream-k", BROAD[0], {}), ("stream-k", BROAD[1], {}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "problem", "given"), IN_TWO)
+def test_a_second_launch_waits_before_it_reads_and_may_come_early(
+    name: str, problem: GemmProblem, given: dict[str, Parameter]
+) -> None:
+    """From sm_90 on: the first lets it come before its last stores, and the second waits for all of the
+    first's before it touches memory."""
+    family = FAMILIES[name]
+    values = legal_values(family, problem, H200, 1)[0] | given
+    unit = family.configuration(problem, values).unit
+    entries = _ptx(unit, "sm_90")
+    assert set(entries) == {"gemm", "reduce"}
+    first, second = entries["gemm"], entries["reduce"]
+    assert "griddepcontrol.launch_dependents" in first
+    assert re.search(r"\bst\.global", first.rsplit("griddepcontrol.launch_dependents", 1)[1])
+    assert "griddepcontrol.wait" not in first
+    assert "griddepcontrol.launch" not in second
+    assert second.count("griddepcontrol.wait") == 1
+    before, after = second.split("griddepcontrol.wait")
+    # Every thread waits: none has ended, none has read or written what another launch may write or read.
+    assert not re.search(r"\b(ld|st)\.(global|volatile|u|f|b|v)|\bret;", before)
+    assert re.search(r"\bld\.(global|v4|f32)", after)
+    assert "ld.global.nc" not in after, "not by the path of what no launch changes"
+    assert "griddepcontrol" not in "".join(_ptx(unit, "sm_80").values())
 
 
 def _legal(

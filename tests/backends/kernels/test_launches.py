@@ -52,20 +52,22 @@ def plain(launch: Any) -> dict[str, Any]:
 # ---- our own kernels -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["naive", "gemv", "skinny", "vectorized", "tile-mma", "small-batch"])
+@pytest.mark.parametrize(
+    "family", ["naive", "gemv", "skinny", "vectorized", "tile-mma", "stream-k", "small-batch"]
+)
 def test_the_struct_is_the_arguments_bytes(family: str) -> None:
     pack, met = program().pack, set()
     for problem in PROBLEMS.values():
         if not FAMILIES[family].supports(problem):
             continue
         for values in legal_values(FAMILIES[family], problem, H200, 2):
-            found = FAMILIES[family].configuration(problem, values)
+            found = FAMILIES[family].configuration(problem, values).on(132)
             scalars = problem.scalars
             operands = Operands.at({name: ADDRESSES[name] for name in layouts(problem)}, scalars)
-            workspace = WORKSPACE if found.splits > 1 else 0
+            workspace = WORKSPACE if found.workspace_bytes else 0
             given = {**filled(problem, *scalars), **({"workspace": workspace} if workspace else {})}
             assert pack(own_argument(found).to_dict(), given) == bytes(found.arguments(operands, workspace))
-            met.add((found.product.mirrored, found.splits > 1, problem.beta))
+            met.add((found.product.mirrored, found.reduces, problem.beta))
     assert len(met) > 1
 
 
@@ -106,17 +108,37 @@ def test_slices_are_added_by_a_second_launch() -> None:
     values: dict[str, Any] = {"stream": "a", "rows": 1, "unroll": 4, "warps_m": 2, "warps_k": 4, "splits": 3}
     found = FAMILIES["gemv"].configuration(problem, values)
     taken = {"gemm": Resources(40, 16, 0), "reduce": Resources(20, 0, 0)}
-    first, second = map(plain, own_launches(found, "kernel.cubin", taken, "cuda"))
+    first, second = map(plain, own_launches(found, "kernel.cubin", taken, 90))
     assert (first["entry"], tuple(first["grid"]), first["block"][0]) == ("gemm", found.grid, found.threads)
     assert first["grid"][1] == 3
     assert (second["entry"], second["grid"], second["block"]) == ("reduce", [4, 1, 1], [256, 1, 1])
     assert second["dynamic_shared_bytes"] == 0
+    whose = [launch["may_be_programmatic_dependent_launch"] for launch in (first, second)]
+    assert whose == [False, True]
+    for other in (89, None):
+        assert not own_launches(found, "kernel.cubin", taken, other)[1].waits_itself
     assert first["arguments"] == second["arguments"]
     assert first["resources"] == {"registers": 40, "static_shared_bytes": 16, "spill_bytes": 0}
-    (only,) = own_launches(FAMILIES["gemv"].configuration(problem, {**values, "splits": 1}), "", {}, "cuda")
+    (only,) = own_launches(FAMILIES["gemv"].configuration(problem, {**values, "splits": 1}), "", {}, 90)
     assert plain(only)["resources"] is None
     fields = {field["name"]: field for field in plain(only)["arguments"][0]["fields"]}
     assert fields["partial"]["value"] == 0, "no workspace where nothing is split"
+
+
+def test_tiles_that_blocks_share_are_finished_by_a_second_launch() -> None:
+    problem = from_linear(2048, 2560, 5120, "bf16")
+    values: dict[str, Any] = {
+        "tile_m": 128, "tile_n": 128, "tile_k": 32, "warp_m": 64, "warp_n": 64, "stages": 4, "group": 8,
+        "blocks_per_unit": 1,
+    }  # fmt: skip
+    found = FAMILIES["stream-k"].configuration(problem, values)
+    first, second = map(plain, own_launches(found.on(132), "kernel.cubin", {}, 90))
+    assert (first["grid"], second["grid"][0]) == ([132, 1, 1], 320 - 132)
+    assert second["dynamic_shared_bytes"] == found.reduce_shared_bytes > 0
+    fields = {field["name"]: field for field in first["arguments"][0]["fields"]}
+    assert (fields["blocks"]["value"], fields["partial"]["fill"]) == (132, "workspace")
+    (only,) = own_launches(found.on(160), "kernel.cubin", {}, 90)
+    assert plain(only)["grid"] == [160, 1, 1]
 
 
 def test_more_shared_memory_than_a_block_has_unasked() -> None:
@@ -124,9 +146,9 @@ def test_more_shared_memory_than_a_block_has_unasked() -> None:
     family = FAMILIES["tile-mma"]
     found = [family.configuration(problem, v) for v in legal_values(family, problem, H200, 60)]
     for one in found:
-        (launch, *_) = own_launches(one, "kernel.cubin", {}, "cuda")
+        (launch, *_) = own_launches(one, "kernel.cubin", {}, 90)
         assert plain(launch)["needs_shared_memory_attribute"] == (one.shared_bytes > 49152)
-        (launch, *_) = own_launches(one, "kernel.hsaco", {}, "hip")
+        (launch, *_) = own_launches(one, "kernel.hsaco", {}, None)
         assert not plain(launch)["needs_shared_memory_attribute"]
     assert {one.shared_bytes > 49152 for one in found} == {True, False}
 

@@ -30,6 +30,7 @@ CORES = {
     "group": 8,
     "splits": 1,
 }
+STREAM = {**{name: value for name, value in CORES.items() if name != "splits"}, "blocks_per_unit": 1}
 BROAD = from_linear(2049, 2049, 2049, "bf16")
 TILE = {"tile_m": 128, "tile_n": 128, "tile_k": 16, "thread_m": 8, "thread_n": 8}
 WARP = {**TILE, "warp_m": 64, "warp_n": 32}
@@ -47,8 +48,9 @@ def refusal(name: str, problem: GemmProblem, values: dict[str, Any], **environme
 @pytest.mark.parametrize(
     ("name", "problem", "values"),
     [("gemv", DECODE, GEMV), ("skinny", SKINNY, GEMV),
-     ("skinny-mma", SKINNY, MMA), ("tile-mma", BROAD, CORES), ("vectorized", SQUARE, TILE),
-     ("double-buffered", SQUARE, WARP), ("async-copy", SQUARE, PIPE), ("small-batch", BATCH, TEAM)],
+     ("skinny-mma", SKINNY, MMA), ("tile-mma", BROAD, CORES), ("stream-k", BROAD, STREAM),
+     ("vectorized", SQUARE, TILE), ("double-buffered", SQUARE, WARP), ("async-copy", SQUARE, PIPE),
+     ("small-batch", BATCH, TEAM)],
 )  # fmt: skip
 def test_what_the_rules_below_are_broken_from_is_legal(
     name: str, problem: GemmProblem, values: dict[str, Any]
@@ -95,6 +97,16 @@ def test_what_the_rules_below_are_broken_from_is_legal(
          "368640 bytes of shared memory; sm_90 has"),
         ("tile-mma", BROAD, {**CORES, "tile_m": 256, "tile_n": 256, "stages": 2, "tile_k": 32},
          "operands and sums take 192 registers; 512 threads have 96"),
+        ("stream-k", BROAD, {**STREAM, "splits": 1}, "a stream-k solution has the parameters tile_m, "),
+        ("stream-k", BROAD, {**STREAM, "tile_k": 16}, "tile_k is 64 or 128 bytes of bf16, not 32"),
+        ("stream-k", BROAD, {**STREAM, "blocks_per_unit": 3, "warp_n": 32},
+         "3 blocks take 334848 bytes of shared memory; a multiprocessor of sm_90 has 233472"),
+        ("stream-k", BROAD, {**STREAM, "blocks_per_unit": 3, "stages": 2},
+         "operands and sums take 192 registers; 384 threads have 138 each for them"),
+        ("stream-k", from_bmm(2**20, 2**10, 2**16, 64, "bf16"), {**STREAM, "tile_m": 32, "warp_m": 32},
+         "blocks; a launch has 2147483647 at most"),
+        ("stream-k", from_linear(1500, 1500, 2**30, "bf16"), STREAM,
+         "2415919104 steps along k are shared; blocks count to 2147483647"),
         ("vectorized", SQUARE, {**TILE, "thread_m": 16, "thread_n": 16},
          "operands and sums take .* registers"),
         ("vectorized", SQUARE, {**TILE, "thread_m": 1, "thread_n": 1}, "32 to 1024 threads, not 16384"),
@@ -180,7 +192,7 @@ def test_what_is_listed_is_legal_distinct_and_not_too_much(problem: GemmProblem)
         for one in found:
             assert family.illegal(problem, one, H200) is None
             configuration = family.configuration(problem, one.parameters)
-            assert one.workspace_bytes == configuration.product.partial_bytes(configuration.splits)
+            assert one.workspace_bytes == configuration.on(H200.units).workspace_bytes
             assert one.deterministic is True
             assert (one.family, one.build) == (name, None)
 
@@ -196,15 +208,16 @@ def test_what_is_listed_is_legal_distinct_and_not_too_much(problem: GemmProblem)
         (from_mm(8, 4096, 4096, "bf16"), {"skinny"}),
         (from_linear(48, 4096, 4096, "bf16"),
          {"skinny-mma", "tile-mma", "vectorized", "warp-tile", "double-buffered"}),
-        (from_linear(4096, 4096, 4096, "bf16"), {"tile-mma"}),
+        (from_linear(4096, 4096, 4096, "bf16"), {"tile-mma", "stream-k"}),
         (from_linear(16, 4096, 4096, "bf16"), {"skinny", "skinny-mma"}),
-        (SQUARE, set(FAMILIES) - {"gemv", "skinny", "skinny-mma", "small-batch", "tile-mma"}),
+        (SQUARE, set(FAMILIES) - {"gemv", "skinny", "skinny-mma", "small-batch", "tile-mma", "stream-k"}),
         (from_mm(8192, 8192, 8192), {"vectorized", "warp-tile", "double-buffered", "async-copy"}),
-        (BATCH, set(FAMILIES) - {"gemv", "skinny", "skinny-mma", "tile-mma"}),
+        (BATCH, set(FAMILIES) - {"gemv", "skinny", "skinny-mma", "tile-mma", "stream-k"}),
         (from_bmm(1000, 64, 64, 64, "bf16"),
          {"small-batch", "tile-mma", "vectorized", "warp-tile", "double-buffered"}),
         (from_bmm(1000, 16, 64, 65, "bf16"), {"skinny"}),
-        (from_mm(32, 32, 32), set(FAMILIES) - {"gemv", "skinny", "skinny-mma", "small-batch", "tile-mma"}),
+        (from_mm(32, 32, 32),
+         set(FAMILIES) - {"gemv", "skinny", "skinny-mma", "small-batch", "tile-mma", "stream-k"}),
         (from_mm(64, 64, 64, "fp64"), set()),
         (from_linear(64, 64, 64, "tf32"), {"tile-mma"}),
     ],

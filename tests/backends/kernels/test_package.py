@@ -149,6 +149,25 @@ def test_a_kernel_of_tritons(solution: Solution, entries: Mapping[str, str], cac
         assert first["grid"] == [32, 4 if solution.family == "triton-split-k" else 1, 1]
 
 
+def test_tiles_that_blocks_share_are_for_as_many_multiprocessors(cache: BinaryCache) -> None:
+    values: dict[str, Any] = {
+        "tile_m": 64, "tile_n": 64, "tile_k": 32, "warp_m": 32, "warp_n": 32, "stages": 3, "group": 8,
+        "blocks_per_unit": 1,
+    }  # fmt: skip
+    shared = Solution("stream-k", 1, values)
+    told, files = opened(build(LAYER, shared, "sm_90a", 20, cache))
+    assert list(files) == ["kernel.cubin"]
+    assert told["multiprocessors"] == 20
+    assert [launch["entry"] for launch in told["launches"]] == ["gemm", "reduce"]
+    assert told["launches"][0]["grid"] == [20, 1, 1]
+    assert told["workspace"]["bytes"] == 2 * 20 * 64 * 64 * 4
+    even, _ = opened(build(LAYER, shared, "sm_90a", 16, cache))
+    assert [launch["entry"] for launch in even["launches"]] == ["gemm"]
+    assert even["workspace"]["bytes"] == 0
+    with pytest.raises(ValueError, match="units must be given"):
+        build(LAYER, shared, "sm_90a", None, cache)
+
+
 @pytest.mark.clang
 def test_a_code_object_for_amd(cache: BinaryCache) -> None:
     told, files = opened(build(DECODE, GEMV, "gfx942", None, cache))
@@ -237,6 +256,7 @@ def test_what_follows_the_multiprocessors() -> None:
     assert follows_units(triton(**LOOP))
     assert not follows_units(triton(split_k=2))
     assert not follows_units(GEMV)
+    assert follows_units(Solution("stream-k", 1, {"blocks_per_unit": 2}))
 
 
 # ---- the program of the documentation ------------------------------------------------------------
