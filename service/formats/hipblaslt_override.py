@@ -58,7 +58,7 @@ _SEEN = re.compile(
 )
 #: Headers whose meaning is remembered (a file has one or two, repeated), problems of each, and their row's
 #: length.
-_LAYOUTS, _PROBLEMS, _SHORT = 64, 4096, 1024
+_LAYOUTS, _PROBLEMS, _SHORT = 64, 2**15, 1024
 #: Columns by which the library takes a row, all of them needed.
 _MATCHED = (
     "transA", "transB", "batch_count", "m", "n", "k", "a_type", "b_type", "c_type", "compute_type",
@@ -160,7 +160,7 @@ class _Layout:
     time: int = field(init=False)
     arch: int = field(init=False)
     units: int = field(init=False)
-    known: dict[tuple[str, ...], tuple[GemmProblem, str]] = field(default_factory=dict)
+    known: dict[str, tuple[GemmProblem, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if "schema_version" in self.columns:
@@ -194,13 +194,14 @@ class _Layout:
     def problem(self, cells: list[str]) -> tuple[GemmProblem, str]:
         """A row's problem and its key's text. Raises BadLineError or InvalidProblem."""
         asked = self.pick(cells)
-        found = self.known.get(asked)
+        text = ",".join(asked)  # one text: as a tuple of cells it would take ten times the memory
+        found = self.known.get(text)
         if found is None:
             found = _problem(dict(zip(self.names, asked, strict=True)))
             if len(self.known) >= _PROBLEMS:
                 self.known.clear()
-            if sum(map(len, asked)) <= _SHORT:
-                self.known[asked] = found
+            if len(text) <= _SHORT:
+                self.known[text] = found
         return found
 
 

@@ -58,7 +58,7 @@ _COMPUTE |= {"f32_c": "fp32", "f64_c": "fp64"}
 _HEADERS = {",".join(columns) for columns in (COLUMNS, STRIDED)}
 _INDEX = re.compile("-?[1-9][0-9]{0,9}")
 #: Rows whose problem is remembered, and their length.
-_REMEMBERED, _SHORT = 4096, 1024
+_REMEMBERED, _SHORT = 2**15, 1024
 
 
 @dataclass(frozen=True)
