@@ -194,6 +194,14 @@ GEMMTUNE_DEVICE unsigned short float_to_half(float value) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out) : "f"(value));
     return out;
 }
+#if __CUDA_ARCH__ >= 800
+#define GEMMTUNE_BF16_CONVERSION
+GEMMTUNE_DEVICE unsigned short float_to_bf16(float value) {
+    unsigned short out;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out) : "f"(value));
+    return out;
+}
+#endif
 // The hardware's approximations: their error, some 2 units in the last place of e^x, is below what an
 // epilogue is allowed, and the exact functions are calls that would stand once an element in a tile's code.
 GEMMTUNE_DEVICE float exponential(float x) {
@@ -214,6 +222,15 @@ GEMMTUNE_DEVICE float quotient(float x, float y) { return __fdividef(x, y); }
 #endif
 
 namespace gemmtune {
+
+#if !defined(GEMMTUNE_BF16_CONVERSION)
+GEMMTUNE_DEVICE unsigned short float_to_bf16(float value) {
+    const unsigned bits = as_unsigned(value);
+    // A NaN whose payload lies in the lower half must not become an infinity.
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<unsigned short>(bits >> 16 | 0x40u);
+    return static_cast<unsigned short>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+#endif
 
 #if !defined(GEMMTUNE_HOST) && !defined(GEMMTUNE_ASYNC_COPIES)
 // No copy that goes on by itself, but loads and stores: what a thread copies is there at once.

@@ -29,10 +29,7 @@ GEMMTUNE_DEVICE Half narrow<Half>(float value) {
 }
 template <>
 GEMMTUNE_DEVICE Bf16 narrow<Bf16>(float value) {
-    const unsigned bits = as_unsigned(value);
-    // A NaN whose payload lies in the lower half must not become an infinity.
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return {static_cast<unsigned short>(bits >> 16 | 0x40u)};
-    return {static_cast<unsigned short>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
+    return {float_to_bf16(value)};
 }
 
 // Elements of 16 bytes.
