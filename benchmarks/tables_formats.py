@@ -10,7 +10,7 @@ from typing import Any
 Document = Mapping[str, Any]
 
 
-def section(results: Path, source: Callable[[Document], str]) -> str:
+def section(results: Path, source: Callable[[dict[str, Any]], str]) -> str:
     """A row a format."""
     read, write, fuzz = (
         json.loads((results / f"formats-{name}.json").read_text()) for name in ("read", "write", "fuzz")

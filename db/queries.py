@@ -3,14 +3,14 @@ only grows (or a name), so that a page never shifts under its reader."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Select, Text, and_, case, cast, func, or_, select
+from sqlalchemy import Connection, Select, and_, case, func, or_, select
 
 from backends.environment import DeviceClass
 from db import models
-from db.values import among, chunks, measured_workspace, table
+from db.values import among, chunks, table
 
 _class = table(models.DeviceClass)
 _environment = table(models.Environment)
@@ -288,52 +288,6 @@ def transfer(
     return _rows(connection, query)
 
 
-def export_rows(
-    connection: Connection, device_class_id: str, policy_id: str | None
-) -> Iterator[Mapping[str, Any]]:
-    """Best rows with all that a file may need, streamed in the order of problem ids: the verdict's columns,
-    winner_family, ... and baseline_family, ... of its two solutions, with the workspaces of its session. JSON
-    columns come as text: most rows share their solutions with others, and parsing would take longer than
-    reading."""
-    winner, baseline = _solution.alias("winner"), _solution.alias("baseline")
-
-    def columns(which: Any, prefix: str) -> list[Any]:
-        found = [
-            which.c[name].label(f"{prefix}_{name}")
-            for name in ("family", "version", "build", "deterministic")
-        ]
-        size = measured_workspace(_verdict.c.session_id, which).label(f"{prefix}_workspace_bytes")
-        return [*found, size, cast(which.c.parameters, Text).label(f"{prefix}_parameters")]
-
-    names: tuple[str, ...] = (
-        "problem_id", "policy_id", "session_id", "judgement", "winner_id", "baseline_id", "baseline_name",
-        "seconds", "baseline_seconds", "created_at",
-    )  # fmt: skip
-    query = (
-        select(
-            *(_verdict.c[name] for name in names), cast(_verdict.c.content, Text).label("content"),
-            cast(_problem.c.content, Text).label("problem"),
-            _best.c.environment_id, _provenance.c.kind.label("provenance_kind"),
-            _provenance.c.source.label("provenance_source"),
-            *columns(winner, "winner"), *columns(baseline, "baseline"),
-        )
-        .select_from(_best)
-        .join(_problem, _problem.c.id == _best.c.problem_id)
-        .join(_verdict, _verdict.c.number == _best.c.verdict_number)
-        .join(winner, winner.c.id == _verdict.c.winner_id)
-        .join(baseline, baseline.c.id == _verdict.c.baseline_id)
-        .outerjoin(_provenance, _provenance.c.number == _best.c.provenance_number)
-        .where(_best.c.device_class_id == device_class_id)
-        .order_by(_best.c.problem_id)
-    )  # fmt: skip
-    if policy_id is not None:
-        query = query.where(_best.c.policy_id == policy_id)
-    names = tuple(column.name for column in query.selected_columns)
-    with connection.execute(query.execution_options(yield_per=1000)) as rows:
-        for row in rows:
-            yield dict(zip(names, row, strict=True))
-
-
 def best_environments(connection: Connection, device_class_id: str, policy_id: str, limit: int) -> list[Row]:
     """The environments that the class's best rows were measured in, the one measured in last first."""
     last = (
@@ -360,43 +314,6 @@ def best_policies(connection: Connection, device_class_id: str) -> list[tuple[st
         .order_by(func.count().desc(), _best.c.policy_id)
     )
     return [(policy_id, count) for policy_id, count in connection.execute(query)]
-
-
-def claim_rows(
-    connection: Connection, device_class_id: str, problem_ids: Sequence[str] | None = None
-) -> Iterator[Row]:
-    """Imported claims of a class, the latest of each problem first, with solution, problem and provenance.
-    Workspace and determinism are what the file says, else what the solution is stored with."""
-    query = (
-        select(_claim, _problem.c.content.label("problem"), _provenance.c.source, _provenance.c.format,
-               _provenance.c.header, _solution.c.family, _solution.c.version, _solution.c.parameters,
-               _solution.c.build, _solution.c.deterministic, _solution.c.workspace_bytes)
-        .join(_problem, _problem.c.id == _claim.c.problem_id)
-        .join(_provenance, _provenance.c.number == _claim.c.provenance_number)
-        .outerjoin(_solution, _solution.c.id == _claim.c.solution_id)
-        .where(_claim.c.device_class_id == device_class_id)
-        .order_by(_claim.c.problem_id, _claim.c.number.desc())
-    )  # fmt: skip
-    if problem_ids is not None:
-        query = query.where(_claim.c.problem_id.in_(list(problem_ids)))
-    with connection.execute(query.execution_options(yield_per=1000)) as rows:
-        for row in rows.mappings():
-            said = row["content"] or {}
-            yield {**row, **{n: said[n] for n in ("workspace_bytes", "deterministic") if n in said}}
-
-
-def problem_keys(
-    connection: Connection, fmt: str, problem_ids: Sequence[str]
-) -> dict[str, list[tuple[str, int]]]:
-    """A format's own keys (with call counts) of problems."""
-    found: dict[str, list[tuple[str, int]]] = {}
-    for part in chunks(problem_ids):
-        query = select(_key.c.problem_id, _key.c.key, _key.c.count).where(
-            _key.c.format == fmt, among(connection, _key.c.problem_id, part)
-        )
-        for problem_id, key, count in connection.execute(query.order_by(_key.c.problem_id, _key.c.key)):
-            found.setdefault(problem_id, []).append((key, count))
-    return found
 
 
 def environment_contents(connection: Connection, ids: Sequence[str]) -> dict[str, Any]:

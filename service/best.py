@@ -24,7 +24,7 @@ from backends.problem import GemmProblem
 from backends.protocol import Family
 from backends.solution import Solution
 from backends.wire import problem_from_wire
-from db import queries
+from db import exported, queries
 from db.values import kind_of, neighbour_buckets
 from service.formats.row_text import problem_wire
 
@@ -149,7 +149,7 @@ class _Search:
     # ---- imported ----------------------------------------------------------------------------------
 
     def _claim(self) -> dict[str, Any] | None:
-        rows = queries.claim_rows(self._connection, str(self._asked.device), [self._problem.id])
+        rows = exported.claim_rows(self._connection, str(self._asked.device), [self._problem.id])
         for row in rows:
             solution = None if row["solution_id"] is None else _claimed_solution(row)
             if row["policy_id"] in ("", self._asked.policy_id) and self._asked.filters.admit(solution):

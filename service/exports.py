@@ -20,7 +20,7 @@ from backends.canonical import slug
 from backends.environment import DeviceClass, Environment
 from backends.problem import GemmProblem
 from backends.solution import Solution
-from db import queries
+from db import exported, queries
 from db.engine import reading
 from service.formats import WRITERS, ExportOptions, ExportRefused, ExportReport, ExportRow, Writer
 from service.formats.export import IMPORTED, MEASURED
@@ -171,7 +171,7 @@ def _rows(
     with reading(engine) as connection:
         shared = _Shared(connection, chosen)
         written: set[str] = set()
-        measured = queries.export_rows(connection, str(chosen.device), chosen.policy_id)
+        measured = exported.export_rows(connection, str(chosen.device), chosen.policy_id)
         while part := list(islice(measured, _ROWS)):
             keys = _keys(connection, key_formats, [row["problem_id"] for row in part])
             for row in part:
@@ -194,7 +194,7 @@ def _claims(
     stack's own default there is nothing to write."""
     claims = (
         row
-        for row in queries.claim_rows(connection, str(chosen.device))
+        for row in exported.claim_rows(connection, str(chosen.device))
         if row["policy_id"] in ("", chosen.policy_id)
     )
     while part := list(islice(claims, _ROWS)):
@@ -215,7 +215,7 @@ def _keys(
     """The tool's own texts for problems, and their calls."""
     found: dict[str, tuple[tuple[str, ...], int]] = {}
     for name in formats:
-        for problem_id, pairs in queries.problem_keys(connection, name, ids).items():
+        for problem_id, pairs in exported.problem_keys(connection, name, ids).items():
             texts, count = found.get(problem_id, ((), 0))
             new = tuple(key for key, _ in pairs if key and key not in texts)
             found[problem_id] = (texts + new, count + sum(calls for _, calls in pairs))

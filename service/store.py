@@ -16,7 +16,7 @@ from backends.errors import StorageError
 from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem
 from backends.solution import Solution
-from db import queries, sessions, tunings
+from db import exported, sessions, tunings
 from db.engine import DatabaseUnavailable, writing
 from db.tunings import StartedJob
 from tuners.journal import StoredSession, session_key
@@ -53,7 +53,7 @@ def claimed_solutions(connection: Connection, start: sessions.SessionStart) -> l
     """What imported files claim for the session's problem and device class, the latest first."""
     device = str(start.environment.device_class)
     found: dict[str, Solution] = {}
-    for row in queries.claim_rows(connection, device, [start.problem.id]):
+    for row in exported.claim_rows(connection, device, [start.problem.id]):
         if row["solution_id"] is not None and len(found) < MOST_SEEDS:
             names = ("family", "version", "parameters", "build", "workspace_bytes", "deterministic")
             found.setdefault(row["solution_id"], Solution(**{name: row[name] for name in names}))

@@ -19,7 +19,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, inspect, text
 
-from db import queries, schema
+from db import exported, queries, schema
 from db.engine import DatabaseBroken, open_engine, reading, writing
 from db.schema import StaleSchema
 from db.sessions import rebuild_best, stored_outcomes
@@ -246,10 +246,10 @@ def test_a_released_files_measurements_are_replayed_and_served(released: Engine)
         assert set(documents) == set(ids)
         assert '"kind":"measured"' in documents[FIRST.id]
         assert '"kind":"node","source":"node.jsonl"' in documents[SECOND.id]
-        exported = list(queries.export_rows(connection, samples.CLASS, None))
-        winners = {row["problem_id"]: (row["winner_id"], row["winner_family"]) for row in exported}
+        rows = list(exported.export_rows(connection, samples.CLASS, None))
+        winners = {row["problem_id"]: (row["winner_id"], row["winner_family"]) for row in rows}
         assert winners == {FIRST.id: (asset.WINNER.id, "packed"), SECOND.id: (samples.BASELINE.id, "numpy")}
-        (claim,) = queries.claim_rows(connection, samples.CLASS)
+        (claim,) = exported.claim_rows(connection, samples.CLASS)
         assert (claim["source"], claim["seconds"], claim["family"]) == ("tuned.csv", 2e-6, "tunableop")
         (alternative, *_) = queries.alternatives(connection, verdict["session_id"])
         assert alternative["solution"]["workspace_bytes"] == asset.WINNER.workspace_bytes

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Engine, delete, func, select, text, update
 from backends.environment import Environment
 from backends.outcome import Outcome, Phase, Status
 from backends.wire import problem_to_wire
-from db import models, queries, sessions
+from db import exported, models, queries, sessions
 from db.engine import reading, writing
 from db.values import table
 from tests.db.samples import (
@@ -241,7 +241,7 @@ def test_what_is_found_of_determinism_is_shown_by_all_best_rows(engine: Engine) 
         assert all(b > a for a, b in zip(revisions, after, strict=True)), "exports have changed"
         store_session(connection, start(problem(21)), told)
         assert best(connection, problem(21).id)["solution"]["deterministic"] is False, "it stays"
-        assert {row["winner_deterministic"] for row in queries.export_rows(connection, CLASS, None)} == {
+        assert {row["winner_deterministic"] for row in exported.export_rows(connection, CLASS, None)} == {
             False,
             None,
         }
