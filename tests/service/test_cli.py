@@ -112,12 +112,10 @@ def test_an_output_file_is_gone_on_from(kernels: BinaryCache, tmp_path: Path) ->
     output = str(tmp_path / "out.jsonl")
     assert run(kernels, "tune", *SMALL, "--output", output)[0] == 0
     size = Path(output).stat().st_size
-    begin = time.monotonic()
     code, out, _ = run(kernels, "tune", *SMALL, "--output", output, "--json")
     assert code == 0
     assert len(json.loads(out)["results"]) == 1
     assert Path(output).stat().st_size == size, "nothing was measured again"
-    assert time.monotonic() - begin < 30
 
 
 def test_ctrl_c_ends_it_with_what_was_measured_kept(kernels: BinaryCache, tmp_path: Path) -> None:

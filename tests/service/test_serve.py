@@ -123,8 +123,8 @@ def test_a_worker_that_does_not_hear_is_killed(
     wait(pids)
     begin = time.monotonic()
     worker.stop()
-    wait(lambda: not alive(pids()[0]), 5)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 20  # it would wait for 25 s
+    wait(lambda: not alive(pids()[0]), 20)
 
 
 # ---- the whole ---------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -253,11 +252,3 @@ def test_a_line_that_is_no_text_spoils_its_call_only(bad: bytes, why: str) -> No
     first, second = (part for part in found if isinstance(part, Rejected))
     assert why in first.reason
     assert (first.line, second.line, second.reason) == (5, 1, "the call has no argument m")
-
-
-def test_many_lines_take_little_time() -> None:
-    raw = [line.encode() for line in lines_of("cublasGemmEx", EX)]
-    calls = 20_000 // len(raw)
-    started = time.monotonic()
-    assert sum(1 for _ in READER.read(raw * calls)) == calls
-    assert time.monotonic() - started < 6

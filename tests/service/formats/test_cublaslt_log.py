@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -337,12 +336,10 @@ def test_a_file_with_other_output_in_it() -> None:
     assert [(bad.line, bad.text) for bad in imported.rejected] == [(1, "step 1")]
 
 
-def test_many_lines_take_little_time_and_memory() -> None:
+def test_many_lines_take_little_memory() -> None:
     lines = 20_000
     raw = [call(at=(f"0X{16 * at:X}", "0X10", "0X20")).encode() for at in range(lines)]
-    started = time.monotonic()
     assert sum(isinstance(found, Entry) for found in READER.read(raw)) == lines
-    assert time.monotonic() - started < 6  # 60 s a million, on a machine five times as slow
     tracemalloc.start()
     try:
         for _ in READER.read(call(A.replace("ld=64", f"ld={at}")).encode() for at in range(64, 5000)):

@@ -145,4 +145,4 @@ def test_a_stopping_service_ends_its_streams(settings: Settings, engine: Engine)
     with serving(settings) as client, client.stream("GET", submit(client)["links"]["events"]) as response:
         next(response.iter_text())
         begin = time.monotonic()
-    assert time.monotonic() - begin < 8
+    assert time.monotonic() - begin < 30  # it would hang
