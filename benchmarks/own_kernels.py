@@ -2,8 +2,9 @@
 
     python -m benchmarks.own_kernels decode   one to 16 rows in bf16: gemv, skinny, skinny-mma
     python -m benchmarks.own_kernels ladder   fp32 squares: every step of the ladder
+    python -m benchmarks.own_kernels squares  large bf16 squares: tile-mma, stream-k, Triton's
     python -m benchmarks.own_kernels batched  batches of small products: small-batch
-    python -m benchmarks.own_kernels all      all three, one document
+    python -m benchmarks.own_kernels all      all four, one document
 
 Each family is tuned by itself (its likeliest candidates first, verified, cold operands, graphs) against the
 baselines, which are timed in turns with it; `cublaslt` is one of the families, and where there is a batch `cublas`
@@ -22,6 +23,9 @@ from typing import Any
 from backends.environment import Environment
 from backends.errors import DeviceError, GemmtuneError
 from backends.kernels.families import FAMILIES
+from backends.kernels.family import KernelFamily
+from backends.kernels.triton.families import FAMILIES as TRITON
+from backends.kernels.triton.families import TritonFamily
 from backends.outcome import Outcome
 from backends.problem import GemmProblem, from_bmm, from_linear, from_mm
 from benchmarks.cuda_tuned import (
@@ -48,6 +52,7 @@ DECODE = (
     (8, 4096, 4096), (16, 4096, 4096), (16, 1280, 8192), (16, 4096, 14336), (17, 4097, 4095),
 )  # fmt: skip
 LADDER = ((2048, 2048, 2048), (4096, 4096, 4096))
+SQUARES = ((4096, 4096, 4096), (8192, 8192, 8192))
 #: m, n, k, batch -> the type of the inputs.
 BATCHED: Mapping[tuple[int, ...], str] = {
     (32, 32, 32, 12960): "fp32", (16, 16, 16, 50000): "fp32", (24, 40, 33, 10000): "fp32", (64, 64, 64, 4096): "bf16",
@@ -55,7 +60,8 @@ BATCHED: Mapping[tuple[int, ...], str] = {
 
 
 def problems(which: str, only: Sequence[tuple[int, ...]], dtype: str | None) -> list[GemmProblem]:
-    """What a command measures: F.linear for decode, plain products for the ladder, strided batches of them."""
+    """What a command measures: F.linear for decode and squares, plain products for the ladder, strided batches
+    of them."""
 
     def shapes(default: Iterable[tuple[int, ...]], numbers: int) -> list[tuple[int, ...]]:
         return [shape for shape in only or default if len(shape) == numbers]
@@ -63,6 +69,8 @@ def problems(which: str, only: Sequence[tuple[int, ...]], dtype: str | None) -> 
     found = []
     if which in ("decode", "all"):
         found += [from_linear(m, n, k, dtype or "bf16") for m, n, k in shapes(DECODE, 3)]
+    if which in ("squares", "all"):
+        found += [from_linear(m, n, k, dtype or "bf16") for m, n, k in shapes(SQUARES, 3)]
     if which in ("ladder", "all"):
         found += [from_mm(m, n, k, dtype or "fp32") for m, n, k in shapes(LADDER, 3)]
     if which in ("batched", "all"):
@@ -74,8 +82,9 @@ def problems(which: str, only: Sequence[tuple[int, ...]], dtype: str | None) -> 
 
 def asked(problem: GemmProblem, environment: Environment, wanted: Sequence[str]) -> list[str]:
     """The families to tune, the libraries' first: all that list something for the problem, or those wanted."""
+    listed: Mapping[str, KernelFamily | TritonFamily] = {**FAMILIES, **TRITON}
     own = [
-        name for name, family in FAMILIES.items() if any(True for _ in family.solutions(problem, environment))
+        name for name, family in listed.items() if any(True for _ in family.solutions(problem, environment))
     ]
     libraries = ["cublaslt"] if problem.batch == 1 else ["cublas", "cublaslt"]
     return [name for name in [*libraries, *own] if not wanted or name in wanted]
@@ -174,13 +183,13 @@ def _shape(text: str) -> tuple[int, ...]:
 def parser() -> argparse.ArgumentParser:
     """The commands."""
     made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    made.add_argument("which", choices=("decode", "ladder", "batched", "all"))
+    made.add_argument("which", choices=("decode", "squares", "ladder", "batched", "all"))
     made.add_argument("--seconds", type=float, default=2.0, help="of measuring, a family and problem (2)")
     made.add_argument("--only", type=_shape, nargs="+", metavar="MxNxK", help="these (MxNxKxBATCH: batches)")
     made.add_argument(
         "--families", type=lambda text: text.split(","), default=[], help="these, comma-separated"
     )
-    made.add_argument("--dtype", help="of the inputs (bf16 for decode, else fp32 or a row's own)")
+    made.add_argument("--dtype", help="of the inputs (bf16 for decode and squares, else fp32 or a row's own)")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument(
         "--output", type=Path, default=RESULTS, help="folder of the result (benchmarks/results)"

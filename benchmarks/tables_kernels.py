@@ -50,8 +50,46 @@ def _cell(row: Mapping[str, Any] | None) -> str:
     return "" if row is None else f"{row['gflops']:,.0f} ({row['ratio']:.2f}x)"
 
 
+def families(document: Mapping[str, Any]) -> str:
+    """Every product's families, the fastest first, over the stack's call and over the best of the libraries'."""
+    lines = [
+        "| m x n x k | family | us | TFLOP/s | GB/s | over the stack | over the library | of the bound |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    timed = [row for row in document["rows"] if row.get("best_us") is not None]
+    base = sorted({row["baseline"] for row in timed})
+    for problem in dict.fromkeys(row["problem"] for row in timed):
+        rows = sorted((row for row in timed if row["problem"] == problem), key=lambda row: row["best_us"])
+        library = min((row["best_us"] for row in rows if row["family"] in LIBRARIES), default=None)
+        for row in rows:
+            over = "" if library is None else f"{library / row['best_us']:.2f}x"
+            share = f"{row['share']:.0%}" if "share" in row else ""
+            lines.append(
+                f"| {_product(row)} | `{row['family']}` | {row['best_us']:.2f} | {row['gflops'] / 1e3:.1f} | "
+                f"{row['gbytes']:,.0f} | {row['ratio']:.2f}x | {over} | {share} |"
+            )
+    return (
+        "\n".join(lines)
+        + "\n\nThe best of each family's candidates, verified, on cold operands; the stack's call is "
+        f"{' / '.join(base)}, the library's the best of {' and '.join(LIBRARIES)} when tuned.\n{source(document)}\n"
+    )
+
+
+def _product(row: Mapping[str, Any]) -> str:
+    """In row-major terms: stored problems are column-major."""
+    size = f"{row['n']} x {row['m']} x {row['k']}"
+    return size if row["batch"] == 1 else f"{row['batch']} of {size}"
+
+
+#: Families that are a library's calls.
+LIBRARIES = ("cublaslt", "cublas")
 #: Mark -> (the result's name, its table).
-BLOCKS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {"ladder": ("cuda-own-ladder", ladder)}
+BLOCKS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
+    "ladder": ("cuda-own-ladder", ladder),
+    "decode": ("cuda-own-decode", families),
+    "squares": ("cuda-own-squares", families),
+    "batched": ("cuda-own-batched", families),
+}
 
 
 def filled(text: str, folder: Path) -> str:

@@ -11,6 +11,7 @@ from backends.problem import from_bmm, from_linear, from_mm
 from benchmarks.own_kernels import (
     BATCHED,
     LADDER,
+    SQUARES,
     asked,
     fastest,
     figures,
@@ -52,16 +53,20 @@ def test_a_family_of_which_nothing_ran() -> None:
 
 def test_what_is_measured() -> None:
     every = problems("all", (), None)
-    assert len(every) == len(problems("decode", (), None)) + len(LADDER) + len(BATCHED)
+    assert len(every) == len(problems("decode", (), None)) + len(LADDER) + len(SQUARES) + len(BATCHED)
     assert [p.batch for p in problems("batched", (), None)] == [shape[-1] for shape in BATCHED]
     shapes = [(1, 2, 3), (4, 5, 6, 7)]
     assert problems("all", shapes, None) == [
-        from_linear(1, 2, 3, "bf16"), from_mm(1, 2, 3, "fp32"), from_bmm(7, 4, 5, 6, "fp32"),
+        from_linear(1, 2, 3, "bf16"), from_linear(1, 2, 3, "bf16"), from_mm(1, 2, 3, "fp32"),
+        from_bmm(7, 4, 5, 6, "fp32"),
     ]  # fmt: skip
     assert problems("batched", shapes, "bf16") == [from_bmm(7, 4, 5, 6, "bf16")]
     assert {p.dtype_a for p in problems("ladder", (), None)} == {"fp32"}
     assert problems("decode", [(1, 2, 3)], "fp16") == [from_linear(1, 2, 3, "fp16")]
-    assert asked(PROBLEM, H200, ()) == ["cublaslt", "gemv"]
+    assert asked(PROBLEM, H200, ())[:3] == ["cublaslt", "gemv", "triton-gemm"]
+    large = ["cublaslt", "tile-mma", "stream-k", "triton-gemm", "triton-persistent"]
+    for square in problems("squares", (), None):
+        assert asked(square, H200, ()) == large
     assert asked(from_mm(512, 512, 512), H200, ["naive", "gemv"]) == ["naive"]
     assert asked(from_bmm(100, 16, 16, 16), H200, ()) == ["cublas", "cublaslt", "skinny", "small-batch"]
     with pytest.raises(SystemExit):
@@ -73,6 +78,8 @@ def test_rows_go_on_after_a_shape_that_fails(monkeypatch: pytest.MonkeyPatch, tm
     options = parser().parse_args(["decode", "--only", "1x512x256", "8x512x256", "--seconds", "0.5"])
     runner = GpuRunner(gpu(0), wrong=["torch", "heuristic"])
     found = rows(runner, options)  # type: ignore[arg-type]
-    assert [row["family"] for row in found[:3]] == ["cublaslt", "gemv", "cublaslt"]
+    families = [row["family"] for row in found]
+    assert families[:3] == ["cublaslt", "gemv", "triton-gemm"]
     assert all("SessionFailed" in row["error"] for row in found)
-    assert {row["family"] for row in found} == {"cublaslt", "gemv", "skinny", "skinny-mma"}
+    assert families.count("cublaslt") == 2
+    assert {"skinny", "skinny-mma", "triton-split-k"} < set(families[families.index("cublaslt", 1) :])

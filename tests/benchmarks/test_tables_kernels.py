@@ -12,7 +12,10 @@ from benchmarks import tables_kernels
 from benchmarks.report import RESULTS
 from tests.benchmarks.gpus import gpu
 
-PAGE = "before\n<!-- figures: ladder -->\nold\n<!-- end -->\nafter\n"
+OTHERS = "".join(
+    f"<!-- figures: {mark} -->\n<!-- end -->\n" for mark in tables_kernels.BLOCKS if mark != "ladder"
+)
+PAGE = f"before\n<!-- figures: ladder -->\nold\n<!-- end -->\nafter\n{OTHERS}"
 
 
 def row(family: str, size: int, **figures: Any) -> dict[str, Any]:
@@ -56,7 +59,7 @@ def test_steps_in_the_ladders_order_beside_the_worklogs(tmp_path: Path) -> None:
     assert page.startswith("before\n<!-- figures: ladder -->\n|")
     assert "old" not in page
     assert "commit 0123456789ab" in page
-    assert page.endswith("<!-- end -->\nafter\n")
+    assert page.endswith(f"<!-- end -->\nafter\n{OTHERS}")
     assert tables_kernels.filled(page, tmp_path) == page
 
 
@@ -64,3 +67,23 @@ def test_without_the_result_the_block_is_empty_and_without_marks_it_is_told(tmp_
     assert tables_kernels.filled(PAGE, tmp_path) == PAGE.replace("old\n", "")
     with pytest.raises(ValueError, match="no block of the figures 'ladder'"):
         tables_kernels.filled("nothing", tmp_path)
+
+
+def test_a_products_families_over_the_best_of_the_libraries(tmp_path: Path) -> None:
+    product = {"problem": "one", "m": 512, "n": 8, "k": 256, "batch": 1, "baseline": "torch 1"}
+    others = {"gflops": 2000.0, "gbytes": 1500.4}
+    rows = [
+        {**product, **others, "family": "cublaslt", "best_us": 4.0, "ratio": 1.5, "share": 0.5},
+        {**product, **others, "family": "gemv", "best_us": 2.0, "ratio": 3.0},
+        {**product, "family": "naive", "best_us": None},
+        {**product, **others, "problem": "two", "batch": 7, "family": "gemv", "best_us": 1.0, "ratio": 1.0},
+    ]
+    _write(tmp_path, *rows)
+    (tmp_path / "cuda-own-ladder.json").rename(tmp_path / "cuda-own-decode.json")
+    page = tables_kernels.filled(PAGE, tmp_path)
+    assert [line for line in page.splitlines() if line.startswith("|")][2:] == [
+        "| 8 x 512 x 256 | `gemv` | 2.00 | 2.0 | 1,500 | 3.00x | 2.00x |  |",
+        "| 8 x 512 x 256 | `cublaslt` | 4.00 | 2.0 | 1,500 | 1.50x | 1.00x | 50% |",
+        "| 7 of 8 x 512 x 256 | `gemv` | 1.00 | 2.0 | 1,500 | 1.00x |  |  |",
+    ]
+    assert tables_kernels.filled(page, tmp_path) == page
