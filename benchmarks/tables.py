@@ -6,6 +6,7 @@ python -m benchmarks.tables
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ def result(name: str) -> dict[str, Any]:
     return document
 
 
-def source(document: dict[str, Any]) -> str:
+def source(document: Mapping[str, Any]) -> str:
     """Where and how a figure was measured."""
     env = document["environment"]
     where = f"{env['product']}, {env['units']} cores, {env['partition']}; {env['libraries']['blas']}"

@@ -19,7 +19,11 @@ class _Events:
     def __init__(self) -> None:
         cu = api()
         self.begin = check(cu.cuEventCreate(0), "cuEventCreate")
-        self.end = check(cu.cuEventCreate(0), "cuEventCreate")
+        try:
+            self.end = check(cu.cuEventCreate(0), "cuEventCreate")
+        except BaseException:
+            cu.cuEventDestroy(self.begin)
+            raise
 
     def seconds(self) -> float:
         """Waits for the region's end."""
@@ -95,9 +99,16 @@ class GraphSeries:
             if collecting:
                 gc.enable()
         self._graph: Any = check(cu.cuStreamEndCapture(device.stream), "capturing the launches")
-        self._exec: Any = check(cu.cuGraphInstantiate(self._graph, 0), "cuGraphInstantiate")
-        check(cu.cuGraphUpload(self._exec, device.stream), "cuGraphUpload")
-        self._events = _Events()
+        self._exec: Any = None
+        try:
+            self._exec = check(cu.cuGraphInstantiate(self._graph, 0), "cuGraphInstantiate")
+            check(cu.cuGraphUpload(self._exec, device.stream), "cuGraphUpload")
+            self._events = _Events()
+        except BaseException:  # nobody has it to close: whatever these say, the fault above is what matters
+            if self._exec is not None:
+                cu.cuGraphExecDestroy(self._exec)
+            cu.cuGraphDestroy(self._graph)
+            raise
 
     def sample(self, warm: bool = True) -> Sample:
         """One replay; `warm`: the candidate runs once before it, on operands of its own."""

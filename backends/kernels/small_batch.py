@@ -118,11 +118,15 @@ class SmallBatch(KernelFamily):
         """Roughly the clocks of a multiprocessor: the memory's, its multiplications', and how well each is
         kept busy. A guess for the order only: what is fast is measured."""
         t, arch = self.teams(problem, values), arch_of(environment)
-        resident = min(
-            _UNIT_BLOCKS,
-            arch.unit_shared_bytes // (t.shared_bytes + _BLOCK_SHARED),
-            UNIT_THREADS // t.threads,
-            UNIT_REGISTERS // ((t.registers + OTHER_REGISTERS) * t.threads),
+        # One at least: where a block may take all of the shared memory, nothing is left for its own beside.
+        resident = max(
+            1,
+            min(
+                _UNIT_BLOCKS,
+                arch.unit_shared_bytes // (t.shared_bytes + _BLOCK_SHARED),
+                UNIT_THREADS // t.threads,
+                UNIT_REGISTERS // ((t.registers + OTHER_REGISTERS) * t.threads),
+            ),
         )
         operands = (problem.m + problem.n) * problem.k * t.product.element_bytes * t.products
         under_way = resident * operands * max(1, t.stages - 1)

@@ -43,6 +43,9 @@ from tuners.budget import Budget, Search
 from tuners.decide import DecisionRule
 from tuners.policy import MeasurementPolicy
 
+#: Rejected lines that are told one by one.
+_SHOWN = 20
+
 
 def best(
     m: Annotated[int, typer.Option(help="Rows of the row-major output.")],
@@ -219,8 +222,8 @@ def _import_here(
 
 
 def _show_import(answer: dict[str, Any]) -> None:
-    for row in answer["rejected"][:20]:
-        err.print(f"line {row['line']}: {row['reason']}", style="yellow", markup=False, highlight=False)
+    for row in answer["rejected"][:_SHOWN]:
+        _tell(f"line {row['line']}: {row['reason']}", "yellow")
     out.print(f"{len(answer['problems'])} problems from a file of format {answer['format']}", markup=False)
     for what in ("claims", "sessions"):
         kept = answer[what]
@@ -230,7 +233,9 @@ def _show_import(answer: dict[str, Any]) -> None:
             )
             out.print("; ".join([words, *kept["reasons"]]), markup=False)
     if answer["rejected"]:
-        out.print(f"{len(answer['rejected'])} lines rejected", style="yellow", markup=False)
+        count = len(answer["rejected"]) + answer["rejected_more"]
+        more = f"; the first {_SHOWN} are told" if count > _SHOWN else ""
+        out.print(f"{count} lines rejected{more}", style="yellow", markup=False)
     if (answer.get("tuning") or {}).get("id"):
         out.print(f"tuning {answer['tuning']['id']}: {answer['tuning']['total']} problems", markup=False)
 
@@ -247,6 +252,7 @@ def export(
         str | None, typer.Option(help="Measurement policy's id; default: the device's.")
     ] = None,
     validator: Annotated[list[str] | None, typer.Option(help="KEY:VALUE of the target (repeat).")] = None,
+    max_workspace: MaxWorkspace = None,
     imported: Annotated[bool, typer.Option("--imported", help="Also what imported files claim.")] = False,
     formats: Annotated[bool, typer.Option("--list", help="List the formats and their targets.")] = False,
     server: Server = None,
@@ -263,6 +269,7 @@ def export(
     asked = {
         "device": device or settings.device, "target": target, "ties": ties, "policy": policy,
         "validator": validator or None, "imported": imported or None,
+        "max_workspace": workspace_limit(max_workspace),
     }  # fmt: skip
     if server is not None:
         with Remote(server) as remote:
@@ -274,10 +281,15 @@ def export(
     if as_json and output is not None:
         print_json(told)
         return
-    err.print(f"{told['written']} rows written", markup=False, highlight=False)
+    _tell(f"{told['written']} rows written")
     for reason, omitted in told["omitted"].items():
         count = omitted["count"] if isinstance(omitted, dict) else omitted
-        err.print(f"{count} left out: {reason}", style="yellow", markup=False, highlight=False)
+        _tell(f"{count} left out: {reason}", "yellow")
+
+
+def _tell(text: str, style: str | None = None) -> None:
+    """A line on standard error, however long: scripts and logs read it."""
+    err.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def _export_here(settings: Settings, format_name: str, output: Path | None, asked: dict[str, Any]) -> Any:
@@ -285,14 +297,14 @@ def _export_here(settings: Settings, format_name: str, output: Path | None, aske
     validators = {}
     for text in asked["validator"] or []:
         key, colon, value = text.partition(":")
-        if not colon:
-            raise InvalidProblem(f"--validator {text!r} is not KEY:VALUE")
+        if not colon or not key or key in validators:
+            raise InvalidProblem(f"--validator {text!r}: it must be KEY:VALUE, each key once")
         validators[key] = value
     with reading(engine) as connection:
         device = resolve(asked["device"], queries.known_classes(connection))
     chosen = exports.Selection(
         device, asked["policy"] or MeasurementPolicy.of(device.vendor).id, bool(asked["imported"]),
-        asked["target"], asked["ties"], validators,
+        asked["target"], asked["ties"], validators, asked["max_workspace"],
     )  # fmt: skip
     made = exports.open_export(engine, format_name, chosen)
     taken = exports.until_written(made)

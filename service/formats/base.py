@@ -36,6 +36,10 @@ HEAD = CHUNK = 64 * 1024
 
 _BOM = b"\xef\xbb\xbf"
 _PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd"}
+#: Byte-order marks of what is not UTF-8; UTF-32's begins with UTF-16's.
+_WIDE = {
+    b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,11 +430,18 @@ def _check_head(head: bytes, shown: str) -> None:
     for magic, packer in _PACKED.items():
         if head.startswith(magic):
             raise ReadError(f"{shown} is compressed with {packer}; decompress it first")
+    for mark, encoding in _WIDE.items():
+        if head.startswith(mark):
+            raise ReadError(f"{shown} is text in {encoding}, as some shells redirect it; save it as UTF-8")
 
 
 def _detect(head: bytes, shown: str, formats: Mapping[str, Format]) -> str:
     for name, fmt in formats.items():
         if fmt.detect(head):
             return name
+    if b"\0" in head:
+        raise ReadError(f"{shown} is no text: byte {head.index(0) + 1} is NUL; send what the tool wrote")
+    if not head.removeprefix(_BOM).strip():
+        raise ReadError(f"{shown} holds blanks alone; check that the program that recorded it had finished")
     known = "; ".join(f"{name} ({fmt.description})" for name, fmt in formats.items())
     raise ReadError(f"the format of {shown} is not recognised; name it if it is one of: {known}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import subprocess
@@ -159,6 +161,11 @@ def test_export_and_its_report(home: Home, tuned: Any, tmp_path: Path) -> None:
     code, _, err = home.run("export", "tunableop", "--target", "torch-2.9.1+rocm")
     assert code == 2
     assert "cpu" in err
+    assert home.run("export", "csv", "--max-workspace", "1GiB")[1] == out
+    code, frugal, err = home.run("export", "csv", "--max-workspace", "0")
+    assert {row["workspace_bytes"] for row in csv.DictReader(io.StringIO(frugal))} <= {"0"}
+    kept = [row for row in csv.DictReader(io.StringIO(out)) if row["workspace_bytes"] == "0"]
+    assert len(list(csv.DictReader(io.StringIO(frugal)))) == len(kept), err
     names = {row["name"] for row in home.json("export", "--list")["formats"]}
     assert names >= {"tunableop", "json", "csv"}
 
@@ -170,6 +177,9 @@ def test_export_and_its_report(home: Home, tuned: Any, tmp_path: Path) -> None:
         (("export", "cobol"), "cobol"),
         (("export", "json", "--device", "cuda"), "no device matches 'cuda'"),
         (("export", "tunableop"), "target"),
+        (("export", "csv", "--validator", "no-colon"), "'no-colon': it must be KEY:VALUE"),
+        (("export", "csv", "--validator", "A:1", "--validator", "A:2"), "'A:2': it must be KEY:VALUE, each"),
+        (("export", "csv", "--max-workspace", "much"), "--max-workspace"),
         (("import", "no-such-file"), "no-such-file"),
         (("import", str(EXAMPLE), "--format", "cobol"), "cobol"),
         (("import", str(EXAMPLE), "--device", "nonsense"), "no device matches 'nonsense'"),

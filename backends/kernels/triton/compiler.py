@@ -135,6 +135,9 @@ class Worker:
     def ask(self, text: str) -> dict[str, Any]:
         """The answer to a request. Raises CompileError where the process ends or does not answer: it is of no
         more use then."""
+        if self._log.tell() > _LOG_BYTES:  # of earlier requests: a process may live for months
+            self._log.seek(0)  # the process writes at the same place
+            self._log.truncate()
         process, start = self._process, self._log.tell()
         if process.stdin is None or process.stdout is None:
             raise RuntimeError("the compiler has no pipes")

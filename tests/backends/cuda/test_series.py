@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from backends.cuda.series import EagerSeries, GraphSeries
-from backends.errors import ContextLost, IllegalSolution, LaunchError
+from backends.errors import ContextLost, DeviceMemoryExceeded, IllegalSolution, LaunchError
 from tests.backends.cuda.fakes import FakeApi, Status
 
 STREAM = 77
@@ -180,6 +180,24 @@ def test_a_graph_that_cannot_be_made(call: str, words: str, fake: FakeApi, devic
     fake.faults[call] = Status(901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED")
     with pytest.raises(LaunchError, match=words):
         series_of(GraphSeries, fake, device)
+
+
+@pytest.mark.parametrize(
+    ("call", "given_back"),
+    [
+        ("GraphInstantiate", [("GraphDestroy", 1001)]),
+        ("GraphUpload", [("GraphExecDestroy", 1002), ("GraphDestroy", 1001)]),
+        ("EventCreate", [("GraphExecDestroy", 1002), ("GraphDestroy", 1001)]),
+    ],
+)
+def test_what_was_made_of_a_graph_goes_when_the_rest_cannot_be_made(
+    call: str, given_back: list[tuple[Any, ...]], fake: FakeApi, device: Any
+) -> None:
+    fake.faults[call] = Status(2, "CUDA_ERROR_OUT_OF_MEMORY")
+    with pytest.raises(DeviceMemoryExceeded, match=f"cu{call}: CUDA_ERROR_OUT_OF_MEMORY"):
+        series_of(GraphSeries, fake, device)
+    assert fake.log[-len(given_back) - 1][0] == call
+    assert fake.log[-len(given_back) :] == given_back
 
 
 @pytest.mark.parametrize("kind", [EagerSeries, GraphSeries])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from backends.archs import GPU_TARGETS
 from backends.kernels.families import FAMILIES
 from backends.kernels.legality import arch_of, registers_rule
 from backends.problem import GemmProblem, from_blas, from_bmm, from_linear, from_mm
@@ -252,6 +253,18 @@ def test_the_likeliest_teams_have_enough_bytes_in_flight() -> None:
         resident = arch_of(H200).unit_shared_bytes // (found.shared_bytes + 1024)
         assert resident * found.shared_bytes * max(1, stages - 1) / stages > 42_000
         assert resident * found.threads >= 12 * 32
+
+
+@pytest.mark.parametrize("arch", [*GPU_TARGETS, "sm_75", "sm_120", "gfx9999"])
+def test_teams_that_take_all_of_the_shared_memory_are_listed(arch: str) -> None:
+    """Nothing is left there for what a block has beside."""
+    environment = replace(H200, vendor="hip" if arch.startswith("gfx") else "cuda", arch=arch)
+    family = FAMILIES["small-batch"]
+    for trans in ("N", "T"):
+        for m, n, k in ((64, 17, 36), (64, 64, 64), (24, 45, 38), (64, 33, 64)):
+            for dtype in ("fp32", "bf16"):
+                problem = from_blas(m=m, n=n, k=k, batch=100, dtype_a=dtype, trans_a=trans, trans_b=trans)
+                assert list(family.solutions(problem, environment))
 
 
 def test_the_larger_operand_is_streamed() -> None:

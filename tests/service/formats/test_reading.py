@@ -114,9 +114,13 @@ def test_line_ends_and_marks(tmp_path: Path, end: bytes, last: bool, bom: bytes)
         (gzip.compress(LINE, mtime=0), "compressed with gzip; decompress it first"),
         (b"PK\x03\x04", "compressed with zip"),
         (b"m,n\n1,2\n", "not recognised; name it if it is one of: tunableop .*; tunableop-untuned"),
-        (b"\n\n", "not recognised"),
-        (LINE.decode().encode("utf-16"), "not recognised"),
-        (b"\0" * 1000, "not recognised"),
+        (b"\n\n", "holds blanks alone; check that"),
+        (b"\xef\xbb\xbf \r\n", "holds blanks alone"),
+        (LINE.decode().encode("utf-16"), "is text in UTF-16.*; save it as UTF-8"),
+        (b"\xfe\xff" + LINE.decode().encode("utf-16-be"), "is text in UTF-16"),
+        (LINE.decode().encode("utf-32"), "is text in UTF-32"),
+        (LINE.decode().encode("utf-16-le"), "is no text: byte 2 is NUL"),
+        (b"\0" * 1000, "is no text: byte 1 is NUL"),
     ],
 )
 def test_unreadable_content(tmp_path: Path, content: bytes, message: str) -> None:

@@ -237,6 +237,23 @@ def test_a_failed_assertions_words_are_the_log(monkeypatch: pytest.MonkeyPatch) 
     assert pool._free == []
 
 
+def test_the_log_of_a_process_does_not_grow_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = (
+        "import os, sys\nfor number, line in enumerate(sys.stdin):\n"
+        "    if number == 9: os.write(2, b'the last words'); os.abort()\n"
+        "    os.write(2, b'x' * 50000); print('{}', flush=True)"
+    )
+    _instead(monkeypatch, program)
+    worker = Worker()
+    for _ in range(9):
+        assert worker.ask("{}") == {}
+        assert os.fstat(worker._log.fileno()).st_size <= compiler._LOG_BYTES + 50_000
+    with pytest.raises(CompileError) as caught:
+        worker.ask("{}")
+    assert caught.value.log == "the last words"
+    worker.close()
+
+
 def test_a_compiler_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     _instead(monkeypatch, "import time; time.sleep(60)")
     monkeypatch.setattr(compiler, "TIMEOUT_SECONDS", 0.2)
