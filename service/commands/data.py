@@ -35,7 +35,7 @@ from service.commands.common import (
     workspace_limit,
 )
 from service.formats import READERS, WRITERS, ExportRefused, ReadOptions
-from service.formats.base import TOKENS
+from service.formats.base import TOKENS, printable, told
 from service.remote import Remote
 from service.settings import Settings
 from service.startup import open_database
@@ -200,11 +200,10 @@ def _import_here(
 ) -> Any:
     settings = Settings()
     engine = open_database(settings)
-    try:
-        with file.open("rb") as stream:
-            done = imports.import_file(engine, stream, str(file), format_name, device, file.name, options)
-    except OSError as error:
-        raise StorageError(f"cannot read {file}: {error.strerror or error}") from error
+    with told(printable(str(file))):
+        stream = file.open("rb")
+    with stream:
+        done = imports.import_file(engine, stream, str(file), format_name, device, file.name, options)
     answer = done.to_dict()
     if tune:
         from service.tunings import open_tunings  # noqa: PLC0415  (the job engine)

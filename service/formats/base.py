@@ -306,7 +306,7 @@ def read_file(
     if "\0" in fspath(path):
         raise ReadError(f"{shown} is no file name: it holds a NUL character")
     options = options if options.file_name else replace(options, file_name=base_name(fsdecode(path)))
-    with _told(shown), BufferedReader(FileIO(path), HEAD) as stream:
+    with told(shown), BufferedReader(FileIO(path), HEAD) as stream:
         return read_stream(stream, shown, formats, format_name, options)
 
 
@@ -320,7 +320,7 @@ def read_stream(
     """Reads a binary stream to its end as read_file() reads a file; messages call it `name_shown`."""
     _check_name(format_name, formats)
     shown = printable(name_shown)
-    with _told(shown):
+    with told(shown):
         head = stream.read(HEAD)
         _check_head(head, shown)
         name = _detect(head, shown, formats) if format_name is None else format_name
@@ -328,8 +328,8 @@ def read_stream(
 
 
 @contextmanager
-def _told(shown: str) -> Iterator[None]:
-    """Turns the operating system's refusals into ReadErrors that say what to do."""
+def told(shown: str) -> Iterator[None]:
+    """Turns the operating system's refusals to read `shown` into ReadErrors that say what to do."""
     try:
         yield
     except FileNotFoundError:

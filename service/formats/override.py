@@ -169,23 +169,24 @@ def refuse_ties(options: ExportOptions, reader: str) -> None:
 @dataclass
 class Keyed:
     """Rows by what the target tells them apart by. Of rows that share a key the one with most calls stands,
-    then the one that takes longest (there is most to win), then the first; the others are told of in the
-    report. `what` says what the target's key leaves out."""
+    then the one whose alpha is 1, then the one that takes longest (there is most to win), then the first; the
+    others are told of in the report. `what` says what the target's key leaves out."""
 
     report: ExportReport
     what: str
-    _held: dict[str, tuple[int, float, GemmProblem, str]] = field(default_factory=dict)
+    _held: dict[str, tuple[int, bool, float, GemmProblem, str]] = field(default_factory=dict)
 
     def put(self, key: str, row: ExportRow, text: str) -> None:
         """A row and its text in the file."""
-        weight = (row.count, row.baseline_seconds or row.seconds or 0.0)
+        plain = row.problem.alpha == "one"  # what nearly every call scales by
+        weight = (row.count, plain, row.baseline_seconds or row.seconds or 0.0)
         held = self._held.get(key)
         if held is not None:
             reason = f"{self.what}: of rows that share a key the one with most calls stands"
-            if weight <= held[:2]:
-                self.report.omit(reason, row.problem, held[2])
+            if weight <= held[:3]:
+                self.report.omit(reason, row.problem, held[3])
                 return
-            self.report.omit(reason, held[2], row.problem)
+            self.report.omit(reason, held[3], row.problem)
         self._held[key] = (*weight, row.problem, text)
 
     def texts(self) -> Iterator[str]:

@@ -126,7 +126,7 @@ def test_the_worker_compiles_and_tunes_without_a_server(images: Images) -> None:
     (device,) = json.loads(images.worker.run("gemmtune", "devices", "--json"))["devices"]
     assert device["environment"]["libraries"]["compiler"]
     shape = ("--m", "8", "--n", "64", "--k", "64")
-    out = images.worker.run("gemmtune", "tune", *shape, "--seconds", "0.5", "--json")
+    out = images.worker.run("gemmtune", "tune", *shape, "--seconds", "0.5", "--candidates", "6", "--json")
     (result,) = json.loads(out)["results"]
     assert result["verdict"]["judgement"] in ("WIN", "TIE", "LOSS")
     assert result["counts"]["compiling_seconds"] > 0
@@ -230,7 +230,7 @@ def test_the_api_and_a_worker_tune_a_problem(images: Images, installation: Insta
         worker = installation.start(images.worker, *images.worker.command)
         with worker:
             _until(lambda: "owns cpu:" in worker.text, 90, api, worker)
-            budget = {"seconds_per_problem": 0.5}
+            budget = {"seconds_per_problem": 0.5, "candidates": 6}
             wanted = {"problems": [SMALL], "device": "cpu", "budget": budget}
             status, created = _ask("POST", f"{url}/v1/tunings", wanted)
             assert status == 202, created

@@ -416,6 +416,23 @@ def test_of_rows_with_one_key_the_report_names_the_one_that_stands() -> None:
     }  # fmt: skip
 
 
+def test_of_as_many_calls_the_plain_product_stands() -> None:
+    slow_and_scaled, plain = (from_blas(64, 32, 16, alpha=alpha) for alpha in (1.5, 1))
+    made = [
+        indexed(p, -20 - n, count=4, seconds=s)
+        for n, (p, s) in enumerate(((slow_and_scaled, 2e-3), (plain, 1e-3)))
+    ]
+    for several in (made, made[::-1]):
+        text, report = written(several)
+        (entry,) = sorted_out(outcomes(FORMAT, text))[0]
+        assert entry.problem == plain
+        assert entry.claim is not None
+        assert entry.claim.solution is not None
+        assert entry.claim.solution.parameters["solution_index"] == -21
+        (omitted,) = report.to_dict()["omitted"].values()
+        assert omitted == {"count": 1, "examples": [f"{slow_and_scaled.slug} ({plain.slug} stands for it)"]}
+
+
 # ---- what the library makes of it ----------------------------------------------------------------
 
 Key = tuple[object, ...]
