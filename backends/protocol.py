@@ -272,6 +272,14 @@ class AskedFamily(Protocol):
         """Legal candidates that differ from `solution` in one choice."""
 
 
+@runtime_checkable
+class NotedFamily(Protocol):
+    """A family that tells people of how its candidates of a problem were come by."""
+
+    def notes(self, problem: GemmProblem, environment: Environment) -> Sequence[str]:
+        """Notes on what solutions() lists; families that say the same are quoted once."""
+
+
 @dataclass(frozen=True)
 class Baseline:
     """A default that verdicts are judged against: `name` says whose (framework, library, ...)."""

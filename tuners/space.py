@@ -9,7 +9,7 @@ from itertools import zip_longest
 from backends.environment import Environment
 from backends.errors import UnsupportedProblem
 from backends.problem import GemmProblem
-from backends.protocol import AskedFamily, Backend, Baseline, Device
+from backends.protocol import AskedFamily, Backend, Baseline, Device, NotedFamily
 from backends.solution import Solution
 from tuners.policy import MeasurementPolicy
 
@@ -59,6 +59,8 @@ def search_space(
             else:
                 listed = family.solutions(problem, environment)
             lists.append([s for s in listed if s.id not in taken])
+            if isinstance(family, NotedFamily):
+                notes += [note for note in family.notes(problem, environment) if note not in notes]
     if families is not None and not lists:
         why = f" ({'; '.join(notes)})" if notes else ""
         raise UnsupportedProblem(f"none of the families {', '.join(families)} runs {problem.slug}{why}")

@@ -152,6 +152,9 @@ class CudaTriton:
     def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
         return self._family.solutions(problem, environment)
 
+    def notes(self, problem: GemmProblem, environment: Environment) -> tuple[str, ...]:
+        return self._family.notes(problem, environment)
+
     def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
         return self._family.illegal(problem, solution, environment)
 

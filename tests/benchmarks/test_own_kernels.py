@@ -64,9 +64,9 @@ def test_what_is_measured() -> None:
     assert {p.dtype_a for p in problems("ladder", (), None)} == {"fp32"}
     assert problems("decode", [(1, 2, 3)], "fp16") == [from_linear(1, 2, 3, "fp16")]
     assert asked(PROBLEM, H200, ())[:3] == ["cublaslt", "gemv", "triton-gemm"]
-    large = ["cublaslt", "tile-mma", "stream-k", "triton-gemm", "triton-persistent"]
+    large = {"cublaslt", "tile-mma", "stream-k", "triton-gemm", "triton-persistent"}
     for square in problems("squares", (), None):
-        assert asked(square, H200, ()) == large
+        assert large <= set(asked(square, H200, ()))
     assert asked(from_mm(512, 512, 512), H200, ["naive", "gemv"]) == ["naive"]
     assert asked(from_bmm(100, 16, 16, 16), H200, ()) == ["cublas", "cublaslt", "skinny", "small-batch"]
     with pytest.raises(SystemExit):

@@ -155,6 +155,25 @@ def test_a_family_that_cannot_run_here_gives_a_note_and_no_candidates() -> None:
     assert tiles(found) == [("short", 0), ("short", 1)]
 
 
+@dataclass
+class TellingFamily(ListedFamily):
+    """One that says how its candidates were come by."""
+
+    def notes(self, problem: GemmProblem, environment: Environment) -> Sequence[str]:
+        assert self.supports(problem), "asked about a problem that it does not support"
+        assert environment == ENVIRONMENT
+        return ("in the order of a model",)
+
+
+def test_what_several_families_say_of_their_candidates_is_quoted_once() -> None:
+    first, second = (TellingFamily(name, [solution(name, 0)]) for name in ("first", "second"))
+    halves = TellingFamily("halves", [solution("halves", 0)], dtypes=("bf16",))
+    gone = TellingFamily("gone", [solution("gone", 0)], "no compiler was found")
+    found = space([halves, first, SHORT, second, gone])
+    assert found.notes == ("in the order of a model", "gone: no compiler was found")
+    assert space([halves, SHORT]).notes == ()
+
+
 def test_a_family_that_does_not_support_the_problem_is_left_out() -> None:
     halves = ListedFamily("halves", [solution("halves", 0)], dtypes=("bf16",))
     assert tiles(space([halves, SHORT])) == [("short", 0), ("short", 1)]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from itertools import product
+from itertools import chain, islice, product, zip_longest
 from typing import ClassVar
 
 from backends.environment import Environment
+from backends.kernels.triton import nvidia_prior
 from backends.kernels.triton.compiler import missing
 from backends.kernels.triton.configuration import Configuration
 from backends.kernels.triton.legality import arch_of, broken, malformed, unsupported, unsupported_arch
@@ -57,16 +58,49 @@ class TritonFamily(ABC):
             return ()
         return self._solutions(problem, environment)
 
+    def notes(self, problem: GemmProblem, environment: Environment) -> tuple[str, ...]:
+        """Who orders the candidates, where NVIDIA's heuristics are installed."""
+        if unsupported(problem) or unsupported_arch(problem, environment):
+            return ()
+        note = nvidia_prior.proposals(problem, environment).note
+        return (note,) if note else ()
+
     def _solutions(self, problem: GemmProblem, environment: Environment) -> Iterator[Solution]:
+        listed: list[Values] = []
+        both = zip_longest(self._proposed(problem, environment), self._estimated(problem, environment))
+        for values in chain.from_iterable(both):  # in turn: neither knows better for every product
+            if values is not None and values not in listed:
+                listed.append(values)
+        for values in listed[:MOST_CANDIDATES]:
+            yield self._solution(problem, values, environment)
+
+    def _solution(self, problem: GemmProblem, values: Values, environment: Environment) -> Solution:
+        one = Configuration.of(problem, values)
+        size = one.partial_bytes + one.scratch_bytes(environment.units)
+        return Solution(self.name, self.version, values, environment.libraries.get(LIBRARY), size, True)
+
+    def _proposed(self, problem: GemmProblem, environment: Environment) -> Iterator[Values]:
+        """What NVIDIA's heuristics propose and this family can do, in their order."""
+        for proposal in nvidia_prior.proposals(problem, environment).values:
+            values = dict(proposal)
+            split = int(values.pop("split_k") or 0)
+            legal = (
+                made
+                for made in self.adopt(problem, values, split, environment)
+                if self.illegal(problem, self._solution(problem, made, environment), environment) is None
+                and holds(Configuration.of(problem, made), environment)
+            )
+            yield from islice(legal, 1)
+
+    def _estimated(self, problem: GemmProblem, environment: Environment) -> list[Values]:
+        """The likeliest by our own model."""
         found = []
         for number, values in enumerate(self._worth_trying(problem, environment)):
             one = Configuration.of(problem, values)
             if broken(one, environment) is None:
-                size = one.partial_bytes + one.scratch_bytes(environment.units)
-                found.append((estimate(one, environment), number, values, size))
+                found.append((estimate(one, environment), number, values))
         found.sort(key=lambda row: row[:2])
-        for _, _, values, size in spread(found):
-            yield Solution(self.name, self.version, values, environment.libraries.get(LIBRARY), size, True)
+        return [values for _, _, values in spread(found)]
 
     def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
         """The rule that the solution breaks, or None."""
@@ -86,7 +120,6 @@ class TritonFamily(ABC):
         """Tiles no larger than the product needs, whose pipeline fills what shared memory there is, or
         half."""
         m, n = (problem.m, problem.n) if swap else (problem.n, problem.m)
-        most = arch_of(environment).block_shared_bytes
         for (bm, bn), bk in product(_shapes(m, n), (32, 64, 128, 256)):
             if bk > 32 and bk >= 2 * problem.k:
                 continue
@@ -96,8 +129,8 @@ class TritonFamily(ABC):
                     "num_stages": stages, "swap": swap,
                 }  # fmt: skip
                 one = Configuration.of(problem, {**values, **dict.fromkeys(self._extra(), 1)})
-                # More stages than steps hold nothing; a single program's beyond the limit do not load.
-                if one.stage_bytes * stages <= most and stages <= max(2, one.steps):
+                # More stages than steps hold nothing.
+                if holds(one, environment) and stages <= max(2, one.steps):
                     yield values
 
     def _extra(self) -> tuple[str, ...]:
@@ -106,6 +139,19 @@ class TritonFamily(ABC):
     @abstractmethod
     def vary(self, problem: GemmProblem, values: Values, environment: Environment) -> Iterator[Values]:
         """The family's own parameters, for a tile."""
+
+    def adopt(
+        self, problem: GemmProblem, values: Values, split: int, environment: Environment
+    ) -> Iterator[Values]:
+        """The same for a tile that NVIDIA's heuristics propose with k in `split` slices, the likeliest first:
+        they know of no other parameter."""
+        if split == 1:
+            yield from self.vary(problem, values, environment)
+
+
+def holds(one: Configuration, environment: Environment) -> bool:
+    """Whether shared memory has room for every stage: else a kernel is legal, and mostly does not load."""
+    return one.stage_bytes * one.stages <= arch_of(environment).block_shared_bytes
 
 
 @lru_cache(maxsize=256)
@@ -119,7 +165,7 @@ def _shapes(m: int, n: int) -> tuple[tuple[int, int], ...]:
     return tuple(shapes)
 
 
-Row = tuple[float, int, Values, int]
+Row = tuple[float, int, Values]
 
 
 def spread(found: list[Row]) -> list[Row]:
@@ -163,6 +209,11 @@ class TritonSplitK(TritonFamily):
         for slices in (2, 3, 4, 6, 8, 12, 16, 32):
             if one.tiles * slices <= 4 * environment.units and one.steps >= 2 * slices:
                 yield {**values, "split_k": slices}
+
+    def adopt(
+        self, problem: GemmProblem, values: Values, split: int, environment: Environment
+    ) -> Iterator[Values]:
+        yield {**values, "split_k": split}  # one slice is no choice of this family's
 
 
 class TritonPersistent(TritonFamily):

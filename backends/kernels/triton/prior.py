@@ -1,4 +1,4 @@
-"""Which configurations are likely: a roofline of one wave after another.
+"""Our own model of which configurations are likely: a roofline of one wave after another.
 
 A wave is as many programs as the device runs at once. It takes as long as its tensor cores, its share of
 L2's and of memory's bandwidth or the latency of its steps along k, whichever is longest; the last wave takes

@@ -256,6 +256,7 @@ def test_the_backend_lists_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))
+@pytest.mark.usefixtures("own_model")  # which leaves room for what Triton lays out beside the pipeline
 @pytest.mark.parametrize("name", list(FAMILIES))
 def test_the_first_candidates_compile_within_the_devices_shared_memory(name: str, cache: BinaryCache) -> None:
     family = CudaBackend().families()[name]

@@ -179,6 +179,7 @@ def test_candidates_are_legal_on_the_problem_and_its_ragged_twin(
     assert counts["triton-gemm"] > 0 or problem.dtype_a.startswith("fp8")
 
 
+@pytest.mark.usefixtures("own_model")
 def test_a_large_product_starts_with_large_tiles_and_a_small_one_with_many_programs() -> None:
     square = from_linear(4096, 4096, 4096, "bf16")
     first = next(iter(FAMILIES["triton-gemm"].solutions(square, H200))).parameters
@@ -190,6 +191,7 @@ def test_a_large_product_starts_with_large_tiles_and_a_small_one_with_many_progr
     assert one.tiles * one.slices >= H200.units // 2
 
 
+@pytest.mark.usefixtures("own_model")
 def test_promoted_sums_are_held_twice() -> None:
     strict = from_linear(512, 6144, 4096, "fp8_e4m3")
     fast = from_linear(512, 6144, 4096, "fp8_e4m3", fast_accumulation=True)
