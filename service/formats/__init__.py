@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from os import PathLike
 
-from service.formats import base
+from service.formats import reading
 from service.formats.aiter import Aiter, AiterUntuned
 from service.formats.aiter_log import AiterLog
 from service.formats.base import (
+    DEFAULTS,
     ByteStream,
     Claim,
     Entry,
@@ -114,18 +115,18 @@ WRITERS: Mapping[str, Writer] = {writer.name: writer for writer in _WRITERS}
 
 
 def read_file(
-    path: str | PathLike[str], format_name: str | None = None, options: ReadOptions = base.DEFAULTS
+    path: str | PathLike[str], format_name: str | None = None, options: ReadOptions = DEFAULTS
 ) -> Imported:
     """Reads `path` in the named format, or in the one its first lines show. Raises ReadError."""
-    return base.read_file(path, READERS, format_name, options)
+    return reading.read_file(path, READERS, format_name, options)
 
 
 def read_stream(
     stream: ByteStream,
     name_shown: str,
     format_name: str | None = None,
-    options: ReadOptions = base.DEFAULTS,
+    options: ReadOptions = DEFAULTS,
 ) -> Imported:
     """Reads a binary stream (an upload, a buffer) to its end in the named format, or in the one its first
     lines show; messages call it `name_shown`. Raises ReadError."""
-    return base.read_stream(stream, name_shown, READERS, format_name, options)
+    return reading.read_stream(stream, name_shown, READERS, format_name, options)

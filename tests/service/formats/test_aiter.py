@@ -9,7 +9,7 @@ import pytest
 
 from backends.problem import GemmProblem, from_blas, from_bmm, from_linear
 from backends.solution import Solution
-from service.formats import Claim, Imported, ReadOptions, base
+from service.formats import Claim, Imported, ReadOptions, base, reading
 from service.formats.aiter import Aiter, AiterUntuned
 from service.formats.aiter_problem import family_of, named_family
 from service.formats.tunableop_signature import BadLineError
@@ -33,7 +33,7 @@ FP8 = {"dtype_d": "bf16", "scale_a": "block_1x128", "scale_b": "block_128x128"}
 
 def read(text: str | bytes, format_name: str | None = None, **options: Any) -> Imported:
     raw = text.encode() if isinstance(text, str) else text
-    return base.read_stream(io.BytesIO(raw), "upload", FORMATS, format_name, ReadOptions(**options))
+    return reading.read_stream(io.BytesIO(raw), "upload", FORMATS, format_name, ReadOptions(**options))
 
 
 def one(header: str, row: str, **options: Any) -> tuple[GemmProblem, Claim]:

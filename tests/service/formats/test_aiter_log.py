@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.problem import GemmProblem, from_bmm, from_linear
-from service.formats import READERS, Entry, Imported, ReadOptions, Rejected, base
+from service.formats import READERS, Entry, Imported, ReadOptions, Rejected, reading
 from service.formats.aiter_log import AiterLog
 
 READER = AiterLog()
@@ -29,7 +29,7 @@ BATCH = "[aiter] shape is B:16, M:1, N:1280, K:8192"
 
 def read(text: str | bytes, format_name: str | None = None, **options: Any) -> Imported:
     raw = text.encode() if isinstance(text, str) else text
-    return base.read_stream(
+    return reading.read_stream(
         io.BytesIO(raw), "log", {READER.name: READER}, format_name, ReadOptions(**options)
     )
 

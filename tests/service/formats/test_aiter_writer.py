@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from backends.problem import GemmProblem, from_blas, from_bmm, from_linear
 from backends.solution import Solution
-from service.formats import ExportOptions, ExportRefused, ExportReport, ExportRow, ReadOptions, base
+from service.formats import ExportOptions, ExportRefused, ExportReport, ExportRow, ReadOptions, base, reading
 from service.formats.aiter import Aiter
 from service.formats.aiter_writer import HEADER
 from tests.service.formats.made import (
@@ -68,7 +68,7 @@ def only_reason(made: ExportRow, **options: Any) -> str:
 
 
 def read(text: str) -> base.Imported:
-    return base.read_stream(io.BytesIO(text.encode()), "export", {"aiter": AITER}, None, ReadOptions())
+    return reading.read_stream(io.BytesIO(text.encode()), "export", {"aiter": AITER}, None, ReadOptions())
 
 
 # ---- what is written -------------------------------------------------------------------------------

@@ -15,8 +15,9 @@ from backends.errors import ReadError
 from backends.problem import GemmProblem, from_linear
 from backends.solution import Solution
 from service.formats import READERS
-from service.formats.base import Imported, ReadOptions, Rejected, read_stream
+from service.formats.base import Imported, ReadOptions, Rejected
 from service.formats.block_fp8 import FAMILY, BlockFp8
+from service.formats.reading import read_stream
 
 READER = BlockFp8()
 NAME = "N=2048,K=4096,device_name=AMD_Instinct_MI300X,dtype=fp8_w8a8,block_shape=[128,128].json"

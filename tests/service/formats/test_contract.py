@@ -30,6 +30,7 @@ from service.formats import (
     base,
     read_file,
     read_stream,
+    reading,
 )
 from service.formats.page import page
 from tests.service.formats.made import CPU, H200, LINEAR, MI300X, outcomes, row, written
@@ -203,7 +204,7 @@ def test_100_mb_in_one_line_take_bounded_memory(name: str) -> None:
 
 
 def test_rejected_lines_beyond_a_limit_are_counted_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "MAX_REJECTED", 10)
+    monkeypatch.setattr(reading, "MAX_REJECTED", 10)
     imported = read_stream(io.BytesIO(b"bad\n" * 25), "upload", "tunableop-untuned")
     assert (len(imported.rejected), imported.rejected_more, imported.lines) == (10, 15, 25)
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from backends.errors import ReadError
 from backends.problem import GemmProblem, from_linear
-from service.formats import Entry, Imported, ReadOptions, Rejected, base
+from service.formats import Entry, Imported, ReadOptions, Rejected, base, reading
 from service.formats.model_architectures import ARCHITECTURES, MAX_LAYERS
 from service.formats.model_config import LOGIT_ROWS, MAX_DOCUMENT, ModelConfig
 from tests.service.formats.made import outcomes
@@ -64,7 +64,9 @@ def refusal(values: object, **how: Any) -> str:
 
 
 def imported(raw: bytes, **how: Any) -> Imported:
-    return base.read_stream(io.BytesIO(raw), "config.json", {READER.name: READER}, options=ReadOptions(**how))
+    return reading.read_stream(
+        io.BytesIO(raw), "config.json", {READER.name: READER}, options=ReadOptions(**how)
+    )
 
 
 def read_or_refused(lines: list[bytes], options: ReadOptions) -> list[Any]:

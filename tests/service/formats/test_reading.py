@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.errors import ReadError
-from service.formats import FORMATS, READERS, Entry, Format, Rejected, base, read_file, read_stream
+from service.formats import FORMATS, READERS, Entry, Format, Rejected, base, read_file, read_stream, reading
 
 LINE = b"GemmTunableOp_Half_TN,tn_8_16_32_ld_32_32_8"
 
@@ -145,7 +145,7 @@ def test_unreadable_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(base, "FileIO", refuse)
+    monkeypatch.setattr(reading, "FileIO", refuse)
     with pytest.raises(ReadError, match="may not be read"):
         read_file(tmp_path / "secret")
 
@@ -157,7 +157,7 @@ def test_a_read_that_fails_midway(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     path = tmp_path / "file"
     path.write_bytes(LINE)
-    monkeypatch.setattr(base, "FileIO", Failing)
+    monkeypatch.setattr(reading, "FileIO", Failing)
     with pytest.raises(ReadError, match="cannot be read: Input/output error"):
         read_file(path)
 
@@ -194,7 +194,7 @@ def test_counts_of_entries_are_summed() -> None:
                 yield Entry(outcome.line, outcome.problem, "k", count=5)
 
     twice: Format = Twice()
-    imported = base.collect(twice, io.BytesIO(LINE + b"\n" + LINE))
+    imported = reading.collect(twice, io.BytesIO(LINE + b"\n" + LINE))
     assert [(p.count, p.keys) for p in imported.problems] == [(10, ("k",))]
 
 
