@@ -36,7 +36,7 @@ def outcomes(planted: FoundDevice, cache: BinaryCache) -> tuple[Session, list[Ou
     """A session over every planted candidate, the baseline's problem having beta = 0."""
     with DeviceRunner(planted, cache, hang_seconds=2.0) as runner:
         problem = from_linear(16, 333, 257, "fp16")
-        session = Session(runner, problem, budget=Budget(60), search=Search(families=("planted",)))
+        session = Session(runner, problem, budget=Budget(12), search=Search(families=("planted",)))
         return session, list(session.run())
 
 
