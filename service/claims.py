@@ -124,7 +124,7 @@ def _claim_row(number: int, item: ImportedClaim, device_class: DeviceClass | Non
                  "decided_at", "provenance", "source")  # fmt: skip
         content = storable({name: getattr(row, name) for name in names})
         content["environment_id"] = row.environment.id
-        content["baseline"] = row.baseline.to_dict()
+        content["baseline"] = None if row.baseline is None else row.baseline.to_dict()
     solution = claim.solution
     if solution is not None and (content, solution.workspace_bytes, solution.deterministic) != (
         None,

@@ -279,7 +279,7 @@ class _Shared:
             environment=self._unknown() if environment_id is None else self._environment(environment_id),
             policy=self._policy,
             solution=solution,
-            baseline=Solution.from_dict(said["baseline"]) if "baseline" in said else solution,
+            baseline=Solution.from_dict(said["baseline"]) if said.get("baseline") else None,
             baseline_name=said.get("baseline_name") or "",
             judgement="",
             seconds=row["seconds"],

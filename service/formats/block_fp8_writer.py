@@ -222,6 +222,8 @@ class _Archive:
                 f"{row.judgement}: left out, so its M takes the nearest entry of its file if there is one "
                 "(ties=default writes the stack's own configuration out)"
             )
+        if row.baseline is None:
+            raise OmittedError(f"{row.judgement}: nothing is said of its baseline but a name")
         return row.baseline
 
     def _check_problem(self, p: GemmProblem) -> None:

@@ -115,7 +115,10 @@ class _Header:
         fault = unwritten(row, self.options.workspace_limit)
         if fault is not None:
             raise OmittedError(fault)
-        index = self._index(row.baseline if stands else row.solution)
+        chosen = row.baseline if stands else row.solution
+        if chosen is None:
+            raise OmittedError(f"{row.judgement}: nothing is said of its baseline but a name")
+        index = self._index(chosen)
         seconds = row.baseline_seconds if stands else row.seconds
         numbers = ", ".join(map(str, problem_numbers(row.problem)))
         text = f"{numbers}}}, {index}, {int(stands)}, {seconds or 0.0!r}, {row.baseline_seconds or 0.0!r}}}"

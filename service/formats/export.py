@@ -39,8 +39,9 @@ class ExportRow:
 
     `keys`: the tool's own texts for the problem, kept when it was imported from one of the writer's
     `key_formats`. `count`: calls, 0 is not known. `solution` is the winner (with a TIE or a LOSS the baseline
-    itself). `judgement`: WIN, TIE, LOSS, or "" for an imported row. `speedup`: low, mid, high of baseline
-    time over winner time; an open end is None. `decided_at`: ISO 8601. `source` says where a row came from,
+    itself); `baseline` is None where an imported file says at most its name. `judgement`: WIN, TIE, LOSS, or
+    "" for an imported row. `speedup`: low, mid, high of baseline time over winner time; an open end is None.
+    `decided_at`: ISO 8601. `source` says where a row came from,
     such as an imported file's name.
     """
 
@@ -50,7 +51,7 @@ class ExportRow:
     environment: Environment
     policy: MeasurementPolicy
     solution: Solution
-    baseline: Solution
+    baseline: Solution | None
     baseline_name: str
     judgement: str
     seconds: float | None

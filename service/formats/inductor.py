@@ -225,7 +225,7 @@ class _Table:
                 raise OmittedError(
                     f"{row.judgement}: Inductor chooses for itself (ties=default writes torch's own call out)"
                 )
-            if row.baseline.family != "torch":
+            if row.baseline is None or row.baseline.family != "torch":
                 raise OmittedError(f"{row.judgement}: its baseline is not torch's own call")
             return _ATEN
         if row.solution.family == "torch":  # torch's call beat another baseline

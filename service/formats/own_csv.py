@@ -356,10 +356,11 @@ class _ResultCells:
     def of(self, row: ExportRow) -> str:
         """The cells."""
         low, mid, high = map(_figure, row.speedup or (None, None, None))
+        baseline = "" if row.baseline is None else self._baselines.of(row.baseline)
         return (
             f"{row.count},{_cell(problem_text(row.problem)[0])},{self._environments.of(row.environment)},"
             f"{self._policies.of(row.policy)},{self._solutions.of(row.solution)},"
-            f"{self._baselines.of(row.baseline)},{_cell(row.baseline_name)},{row.judgement},"
+            f"{baseline},{_cell(row.baseline_name)},{row.judgement},"
             f"{_figure(row.seconds)},{_figure(row.baseline_seconds)},{low},{mid},{high},{row.rounds},"
             f"{_cell(row.session or '')},{_cell(row.decided_at or '')},{row.provenance},{_cell(row.source)}"
         )

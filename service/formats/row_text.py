@@ -132,6 +132,9 @@ class RowTexts:
         self._policies: Texts[MeasurementPolicy] = Texts(_policy_text)
         self._solutions: Texts[Solution] = Texts(lambda solution: dumps(solution.to_dict()))
 
+    def _baseline(self, row: ExportRow) -> str:
+        return "null" if row.baseline is None else self._solutions.of(row.baseline)
+
     def text(self, row: ExportRow) -> str:
         """The row's JSON; row_from_plain() reads it back."""
         problem_id, problem = problem_text(row.problem)
@@ -156,7 +159,7 @@ class RowTexts:
         )
         return (
             f'{{"problem_id":"{problem_id}","wire":{dumps(problem_wire(row.problem))},'
-            f'"solution":{self._solutions.of(row.solution)},"baseline":{self._solutions.of(row.baseline)},'
+            f'"solution":{self._solutions.of(row.solution)},"baseline":{self._baseline(row)},'
             f"{figures[1:-1]},{self._policies.of(row.policy)},{self._environments.of(row.environment)},"
             f'"problem":{problem}}}'
         )

@@ -43,7 +43,9 @@ class Rows:
             environment=self._shared(values, "environment", self._environments, environment_from),
             policy=self._shared(values, "policy", self._policies, policy_from),
             solution=self._shared(values, "solution", self._solutions, solution_from),
-            baseline=self._shared(values, "baseline", self._solutions, solution_from),
+            baseline=None
+            if "baseline" in values and values["baseline"] is None
+            else self._shared(values, "baseline", self._solutions, solution_from),
             baseline_name=_text(values, "baseline_name"),
             judgement=judgement_from(values.get("judgement")),
             seconds=seconds_from(values.get("seconds"), "seconds"),

@@ -260,7 +260,9 @@ def test_any_rows_make_a_header_that_compiles(
     for item, line in zip(here, found, strict=True):
         rivals = [other for other in here if other.problem == item.problem]
         lines = {
-            said(o, o.baseline, True) if o.judgement in ("TIE", "LOSS") else said(o, o.solution)
+            said(o, o.baseline, True)
+            if o.baseline is not None and o.judgement in ("TIE", "LOSS")
+            else said(o, o.solution)
             for o in rivals
         }
         assert line in lines

@@ -43,8 +43,22 @@ def read(text: str | bytes, name: str | None = None) -> Imported:
 def same(a: ExportRow, b: ExportRow) -> bool:
     """Equal in every field, also those that equality of solutions leaves out."""
     pairs = [(getattr(a, f.name), getattr(b, f.name)) for f in fields(ExportRow)]
-    pairs += [(x.to_dict(), y.to_dict()) for x, y in ((a.solution, b.solution), (a.baseline, b.baseline))]
+    for x, y in ((a.solution, b.solution), (a.baseline, b.baseline)):
+        pairs.append((x and x.to_dict(), y and y.to_dict()))
     return all(x == y and type(x) is type(y) for x, y in pairs)
+
+
+@pytest.mark.parametrize("name", ["json", "jsonl"])
+def test_a_baseline_that_is_only_a_name_comes_back_as_that(name: str) -> None:
+    known = row(baseline=None, baseline_name="numpy", judgement="", provenance="imported")
+    text, report = written(name, [known], ties="default")
+    assert (report.written, report.omitted) == (1, {})
+    (claim,) = read(text, name).claims
+    assert claim.claim.row is not None
+    assert same(claim.claim.row, known)
+    assert '"baseline":null,' in text
+    (lost,) = read(text.replace('"baseline":null,', ""), name).rejected
+    assert "baseline" in lost.reason
 
 
 # ---- problems ------------------------------------------------------------------------------------

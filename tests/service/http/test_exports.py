@@ -98,6 +98,7 @@ def test_imported_rows_are_written_where_asked_for(client: httpx.Client, engine:
     assert "nothing was measured" in fault["detail"]
     (row,) = rows_of(client.get("/v1/exports/json", params={"device": "hip", "imported": "true"}))
     assert (row["provenance"], row["judgement"], row["source"]) == ("imported", "", "results.csv")
+    assert row["baseline"] is None, "the file tells nothing of one"
 
 
 def test_claims_of_the_default_are_counted(client: httpx.Client, engine: Engine) -> None:
