@@ -4,6 +4,7 @@ and launched by the driver. Compiling needs no GPU: the parent of the process th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,29 +43,32 @@ class OwnKernel:
 
     def bind(self, operands: Operands, workspace: int) -> Launch:
         """Raises LaunchError for a workspace that kernels would read at addresses which are not aligned."""
-        found, stream, gemm, reduce = self._found, self._device.stream, self._gemm, self._reduce
+        found, gemm, reduce = self._found, self._gemm, self._reduce
         if self.workspace_bytes and workspace % _WORKSPACE_UNIT:
             raise LaunchError(f"the workspace at {workspace:#x} is not aligned to {_WORKSPACE_UNIT} bytes")
         arguments = gemm.pack(found.arguments(operands, workspace))
-        grid, block, shared = found.grid, (found.threads, 1, 1), found.shared_bytes
+        first = self._launch(gemm, found.grid, found.threads, arguments, found.shared_bytes)
         if reduce is None:
-            return lambda: gemm.launch(grid, block, arguments, stream, shared)
-        second = self._second(reduce, arguments)
+            return first
+        second = self._launch(
+            reduce, found.reduce_grid, found.reduce_threads, arguments, found.reduce_shared_bytes
+        )
 
         def both() -> None:
-            # The first launch depends on all before it: the workspace's last reader among them.
-            gemm.launch(grid, block, arguments, stream, shared)
+            first()
             second()
 
         return both
 
-    def _second(self, reduce: Function, arguments: Arguments) -> Launch:
-        """The launch that adds what the first one kept: on its heels, where the device knows how."""
-        found = self._found
-        how = found.reduce_grid, (found.reduce_threads, 1, 1), arguments, self._device.stream
+    def _launch(
+        self, function: Function, grid: tuple[int, int, int], threads: int, arguments: Arguments, shared: int
+    ) -> Launch:
+        """On the heels of what was queued before it, where the device knows how: every kernel of ours waits
+        for that itself (portable.h)."""
+        how = grid, (threads, 1, 1), arguments, self._device.stream, shared
         if capability(self._device.environment) >= DEPENDENT_LAUNCHES:
-            return reduce.dependent(*how, found.reduce_shared_bytes)
-        return lambda: reduce.launch(*how, found.reduce_shared_bytes)
+            return function.dependent(*how)
+        return partial(function.launch, *how)
 
     def prepare(self) -> None:
         pass

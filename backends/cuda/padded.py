@@ -22,6 +22,7 @@ from backends.cuda.library import LibraryFamily
 from backends.dtypes import DTYPES
 from backends.environment import Environment
 from backends.errors import IllegalSolution
+from backends.kernels.legality import DEPENDENT_LAUNCHES, capability
 from backends.operands import Layout, Operands, layouts
 from backends.problem import GemmProblem
 from backends.problem_rules import MAX_SIZE
@@ -383,4 +384,7 @@ class PaddedKernel:
         if launch is None:
             return None
         arguments = self._function.pack(launch.at(addresses))
-        return partial(self._function.launch, *launch.grid, arguments, self._device.stream)
+        how = *launch.grid, arguments, self._device.stream
+        if capability(self._device.environment) >= DEPENDENT_LAUNCHES:
+            return self._function.dependent(*how)
+        return partial(self._function.launch, *how)

@@ -13,7 +13,7 @@ from backends.cache import BinaryCache
 from backends.cuda.driver import Function, Module
 from backends.environment import Environment
 from backends.errors import IllegalSolution, LaunchError
-from backends.kernels.legality import UNASKED_SHARED
+from backends.kernels.legality import DEPENDENT_LAUNCHES, UNASKED_SHARED
 from backends.kernels.triton.compiler import compile_kernels
 from backends.kernels.triton.configuration import Configuration, Step, workspace_align
 from backends.kernels.triton.description import Description, read
@@ -106,9 +106,10 @@ class TritonKernel:
         ]
         block = (step.description.threads, 1, 1)
         arguments, stream = step.function.pack(*packed), self._device.stream
-        return partial(
-            step.function.launch, step.grid, block, arguments, stream, step.description.shared_bytes
-        )
+        how = step.grid, block, arguments, stream, step.description.shared_bytes
+        if capability(self._device.environment) >= DEPENDENT_LAUNCHES:
+            return step.function.dependent(*how)  # kernels.py: DEPENDENT
+        return partial(step.function.launch, *how)
 
 
 def _function(loaded: dict[str, _Loaded], entry: str, device: Any) -> Function:

@@ -265,7 +265,7 @@ inline void stream8(const void* p, unsigned (&out)[2]) {
 }
 inline unsigned stream4(const void* p) { return aligned_load<unsigned>(p, 4); }
 inline Words read16(const void* p) { return aligned_load<Words>(p, 16); }
-inline Words load16(const void* p) { return aligned_load<Words>(p, 16); }
+inline void fetch(const void*) {}
 inline void write16(void* p, Words v) {
     if (reinterpret_cast<u64>(p) % 16) host::fail("a wide store to a misaligned address");
     memcpy(p, &v, 16);
@@ -325,7 +325,9 @@ inline float quotient(float x, float y) { return x / y; }
 // launch_NAME(args, grid, threads, shared bytes, reversed): null, or what went wrong.
 #define GEMMTUNE_KERNEL(NAME, FAMILY)                                                                   \
     static void NAME(const void* args, char* shared) {                                                  \
-        FAMILY::run(*static_cast<const gemmtune::GemmArgs*>(args), shared);                             \
+        const auto& all = *static_cast<const gemmtune::GemmArgs*>(args);                                \
+        gemmtune::begin<FAMILY>(all);                                                                   \
+        FAMILY::run(all, shared);                                                                       \
     }                                                                                                   \
     extern "C" const char* launch_##NAME(const void* args, const unsigned* grid, int threads,           \
                                          unsigned long long shared, int reversed) {                     \

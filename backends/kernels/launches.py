@@ -137,15 +137,16 @@ def own_launches(
     def asks(size: int) -> bool:
         return capability is not None and size > UNASKED_SHARED
 
+    waits = (capability or 0) >= DEPENDENT_LAUNCHES
     launches = [
         Launch(file, ENTRY, found.grid, (found.threads, 1, 1), found.shared_bytes, asks(found.shared_bytes),
-               argument, resources.get(ENTRY)),
+               argument, resources.get(ENTRY), waits_itself=waits),
     ]  # fmt: skip
     if found.reduces:
         size = found.reduce_shared_bytes
         launches.append(
             Launch(file, REDUCE, found.reduce_grid, (found.reduce_threads, 1, 1), size, asks(size), argument,
-                   resources.get(REDUCE), waits_itself=(capability or 0) >= DEPENDENT_LAUNCHES)
+                   resources.get(REDUCE), waits_itself=waits)
         )  # fmt: skip
     return launches
 
@@ -212,4 +213,5 @@ def _triton_launch(one: Configuration, request: Request, step: Step) -> Launch:
         f"{step.entry}.cubin", told.entry, step.grid, (told.threads, 1, 1), told.shared_bytes,
         told.shared_bytes > UNASKED_SHARED, (*arguments, *last), taken,
         one.programs_per_unit if follows else None, one.tiles if follows else None,
+        waits_itself=bool(request.constants["DEPENDENT"]),
     )  # fmt: skip

@@ -6,15 +6,16 @@
 //   thread_index() block_x() block_y() block_z()  blocks are one-dimensional, grids three-dimensional
 //   block_barrier() warp_barrier() shuffle_xor()  every thread of the block, or of the warp, takes part
 //   stream16() stream8() stream4() read16()       aligned loads: of what is read once, or again
+//   fetch()                                       on its way to L2, on NVIDIA's GPUs: no load, at any time
 //   write16() write8()                            aligned stores
 //   copy_async16() copy_async4()                  from global to shared memory, by nobody's registers: of 16
 //                                                 (4) bytes all or the first so many, then zeros; both aligned
 //   commit_copies() wait_copies<N>()              copies since the last make a group; all but N groups are in
 //                                                 place, as far as this thread's own go
 //   read_shared<T>()                              from shared memory, by a whole warp
-//   load16()                                      an aligned load of what the launch before this one stored
-//   launch_dependents() wait_for_launches()       what two launches of one product tell each other (below)
-//   GEMMTUNE_KERNEL(name, family)                 the entry point of family::run(args, shared)
+//   launch_dependents() wait_for_launches()       what launches tell each other (below)
+//   GEMMTUNE_KERNEL(name, family)                 the entry point of family::run(args, shared), which begins
+//                                                 when all launches before it have ended
 #pragma once
 
 namespace gemmtune {
@@ -80,6 +81,7 @@ GEMMTUNE_DEVICE unsigned stream4(const void* p) {
     return __builtin_nontemporal_load(static_cast<const unsigned*>(p));
 }
 GEMMTUNE_DEVICE Words read16(const void* p) { return *static_cast<const Words*>(p); }
+GEMMTUNE_DEVICE void fetch(const void*) {}
 GEMMTUNE_DEVICE void write16(void* p, Words v) { *static_cast<Words*>(p) = v; }
 GEMMTUNE_DEVICE void write8(void* p, const unsigned (&v)[2]) {
     *static_cast<Vector2*>(p) = Vector2{v[0], v[1]};
@@ -101,6 +103,7 @@ GEMMTUNE_DEVICE float quotient(float x, float y) { return x * __builtin_amdgcn_r
     extern "C" __attribute__((global, amdgpu_flat_work_group_size(1, FAMILY::kThreads)))     \
     void NAME(const gemmtune::GemmArgs args) {                                               \
         extern __attribute__((shared, aligned(16))) char gemmtune_shared[];                  \
+        gemmtune::begin<FAMILY>(args);                                                       \
         FAMILY::run(args, gemmtune_shared);                                                  \
     }
 
@@ -124,27 +127,30 @@ GEMMTUNE_DEVICE float as_float(unsigned bits) { return __uint_as_float(bits); }
 GEMMTUNE_DEVICE unsigned as_unsigned(float value) { return __float_as_uint(value); }
 GEMMTUNE_DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
 
-// volatile: they are issued in the order written, all of them before the first use.
+// volatile: they are issued in the order written, all of them before the first use, and after a wait that
+// precedes them. For the same reason not by the path for what nobody writes (ld.global.nc): the launch before
+// this one may have stored it since this one started.
 GEMMTUNE_DEVICE Words stream16(const void* p) {
     Words v;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(v.at[0]), "=r"(v.at[1]), "=r"(v.at[2]), "=r"(v.at[3]) : "l"(p));
     return v;
 }
 GEMMTUNE_DEVICE void stream8(const void* p, unsigned (&out)[2]) {
-    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(out[0]), "=r"(out[1]) : "l"(p));
+    asm volatile("ld.global.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(out[0]), "=r"(out[1]) : "l"(p));
 }
 GEMMTUNE_DEVICE unsigned stream4(const void* p) {
     unsigned v;
-    asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(p));
+    asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(p));
     return v;
 }
 GEMMTUNE_DEVICE Words read16(const void* p) {
     Words v;
-    asm("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];"
-        : "=r"(v.at[0]), "=r"(v.at[1]), "=r"(v.at[2]), "=r"(v.at[3]) : "l"(p));
+    asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.at[0]), "=r"(v.at[1]), "=r"(v.at[2]), "=r"(v.at[3]) : "l"(p));
     return v;
 }
+GEMMTUNE_DEVICE void fetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 GEMMTUNE_DEVICE void write16(void* p, Words v) { *static_cast<Words*>(p) = v; }
 GEMMTUNE_DEVICE void write8(void* p, const unsigned (&v)[2]) {
     *static_cast<uint2*>(p) = make_uint2(v[0], v[1]);
@@ -180,8 +186,6 @@ GEMMTUNE_DEVICE void wait_copies() {
 
 #if __CUDA_ARCH__ >= 900
 #define GEMMTUNE_DEPENDENT_LAUNCHES
-GEMMTUNE_DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;"); }
-GEMMTUNE_DEVICE void wait_for_launches() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 #endif
 
 GEMMTUNE_DEVICE float half_to_float(unsigned short bits) {
@@ -217,6 +221,7 @@ GEMMTUNE_DEVICE float quotient(float x, float y) { return __fdividef(x, y); }
     extern "C" __global__ void __launch_bounds__(FAMILY::kThreads, FAMILY::kMinBlocks)         \
         NAME(const __grid_constant__ gemmtune::GemmArgs args) {                                \
         extern __shared__ gemmtune::Words gemmtune_shared[];                                   \
+        gemmtune::begin<FAMILY>(args);                                                         \
         FAMILY::run(args, reinterpret_cast<char*>(gemmtune_shared));                           \
     }
 #endif
@@ -258,29 +263,41 @@ GEMMTUNE_DEVICE void wait_copies() {}
 #if !defined(GEMMTUNE_HOST)
 template <typename T>
 GEMMTUNE_DEVICE T read_shared(const void* p) { return *static_cast<const T*>(p); }
-// Not by the path for what nobody writes (read16(), stream16()), which may miss what the launch before has
-// stored since this one started.
-GEMMTUNE_DEVICE Words load16(const void* p) { return *static_cast<const Words*>(p); }
 #endif
 
-// Two launches of one product, of which the second adds what the first one keeps in the workspace. NVIDIA's
-// GPUs from sm_90 on may start the second while the first one ends (programmatic dependent launch), which
-// hides the time that a launch takes; the host queues the second one so (driver.py: dependent()).
-//   launch_dependents()  in the first. Once every block has said so, or has ended, blocks of the second may
-//                        start where there is room. All of the first's have had their place by then, so that
-//                        none of them waits for one of the second's. It promises nothing of memory, and may
-//                        stand before a block's last stores:
-//   wait_for_launches()  in the second, of every thread, before it touches memory and before it may end:
-//                        until all of the first launch has ended and what it stored can be seen. The first
-//                        was queued plainly, and so had waited for all that was queued before it: who waits
-//                        for it waits for that too.
-// For the same reason the workspace may be used again at once: the next product's first launch starts when
-// this one's second, which reads the workspace, has ended.
+// NVIDIA's GPUs from sm_90 on may start a launch while the one before it ends (programmatic dependent launch),
+// which hides the time that a launch takes; the host queues every launch of ours so (driver.py: dependent()).
+//   wait_for_launches()  of every thread of every kernel, before it touches memory and before it may end
+//                        (GEMMTUNE_KERNEL): until all of the launch before has ended and what it stored can be
+//                        seen. Whatever that launch is, it has waited for those before it: who waits for it
+//                        waits for them too, and operands, D and the workspace are as in any other order.
+//   launch_dependents()  in the first of a product's two launches, of which the second adds what the first
+//                        one keeps in the workspace. Once every block has said so, or has ended, blocks of the
+//                        second may start where there is room. All of the first's have had their place by
+//                        then, so that none of them waits for one of the second's. It promises nothing of
+//                        memory, and may stand before a block's last stores. A launch that says nothing lets
+//                        the next one start when its last block ends: products do not overlap.
+// Before it waits a kernel may fetch() what it is going to load: whoever stores there meanwhile stores to L2.
 // Elsewhere launches wait for one another anyway, and these functions do nothing.
 #if !defined(GEMMTUNE_DEPENDENT_LAUNCHES)
 GEMMTUNE_DEVICE void launch_dependents() {}
 GEMMTUNE_DEVICE void wait_for_launches() {}
 #endif
+
+struct GemmArgs;
+
+// What every kernel begins with: FAMILY::ahead(args), where there is one, fetches its first loads.
+template <typename FAMILY>
+GEMMTUNE_DEVICE auto fetch_ahead(const GemmArgs& args, int) -> decltype(FAMILY::ahead(args)) {
+    FAMILY::ahead(args);
+}
+template <typename FAMILY>
+GEMMTUNE_DEVICE void fetch_ahead(const GemmArgs&, long) {}
+template <typename FAMILY>
+GEMMTUNE_DEVICE void begin(const GemmArgs& args) {
+    fetch_ahead<FAMILY>(args, 0);
+    wait_for_launches();
+}
 
 // Unsigned arithmetic: signed division by a power of two costs a block's first loads some of their time.
 GEMMTUNE_DEVICE int lane_index() { return static_cast<int>(thread_index() % static_cast<unsigned>(kWarp)); }

@@ -16,7 +16,7 @@
 namespace gemmtune {
 
 template <typename TYPES, bool B_ALONG_K, bool ALIGNED, int COLUMNS, int ROWS, int UNROLL, int WARPS_M,
-          int WARPS_K>
+          int WARPS_K, int AHEAD>
 struct SkinnyAlongK {
     using T = typename TYPES::Input;
     static constexpr int kThreads = kWarp * WARPS_M * WARPS_K, kMinBlocks = 0;
@@ -30,27 +30,58 @@ struct SkinnyAlongK {
         if (!task.beyond(args)) product(args, task, shared);
     }
 
+    // Before the launch before this one has ended: the first steps' loads of A, on their way to L2.
+    static GEMMTUNE_DEVICE void ahead(const GemmArgs& args) {
+        const Task task(args);
+        if (AHEAD == 0 || task.beyond(args)) return;
+        const T* row[ROWS];
+        find_rows(args, task, warp_index() % WARPS_M, row);
+        const Slice<V> mine(args, task, chunks(args));
+        const int first = mine.begin + warp_index() / WARPS_M * kStep;
+        GEMMTUNE_UNROLL
+        for (int step = 0; step < AHEAD; ++step)
+            fetch_step(row, first + step * WARPS_K * kStep + lane_index(), mine.end);
+    }
+
 private:
-    static GEMMTUNE_DEVICE void product(const GemmArgs& args, Task task, char* shared) {
-        const int lane = lane_index(), warp = warp_index();
-        const int warp_m = warp % WARPS_M, warp_k = warp / WARPS_M;
+    // Whole loads of a line.
+    static GEMMTUNE_DEVICE unsigned chunks(const GemmArgs& args) { return static_cast<unsigned>(args.k) / V; }
+
+    // A step's loads of A, on their way to L2: `at` is the lane's first.
+    static GEMMTUNE_DEVICE void fetch_step(const T* const (&row)[ROWS], int at, int end) {
+        GEMMTUNE_UNROLL
+        for (int u = 0; u < UNROLL; ++u) {
+            if (at + u * kWarp >= end) break;
+            GEMMTUNE_UNROLL
+            for (int r = 0; r < ROWS; ++r) fetch(row[r] + (at + static_cast<i64>(u) * kWarp) * V);
+        }
+    }
+
+    // A warp's rows; those beyond the last are read as the last, and not stored.
+    static GEMMTUNE_DEVICE void find_rows(const GemmArgs& args, Task task, int warp_m, const T* (&row)[ROWS]) {
         const unsigned first = block_x() * kRows + warp_m * ROWS, most = static_cast<unsigned>(args.m) - 1;
         const T* const a = static_cast<const T*>(args.a) + task.batch * args.stride_a;
-        const T* const b = static_cast<const T*>(args.b) + task.batch * args.stride_b;
-        const T* row[ROWS];
         GEMMTUNE_UNROLL
-        for (int r = 0; r < ROWS; ++r) {  // rows beyond the last are read as the last, and not stored
+        for (int r = 0; r < ROWS; ++r) {
             const unsigned i = first + r;
             row[r] = a + (i < most ? i : most) * args.lda;
         }
+    }
+
+    static GEMMTUNE_DEVICE void product(const GemmArgs& args, Task task, char* shared) {
+        const int lane = lane_index(), warp = warp_index();
+        const int warp_m = warp % WARPS_M, warp_k = warp / WARPS_M;
+        const T* const b = static_cast<const T*>(args.b) + task.batch * args.stride_b;
+        const T* row[ROWS];
+        find_rows(args, task, warp_m, row);
         float sum[kSums] = {};
-        const int chunks = static_cast<int>(static_cast<unsigned>(args.k) / V);
-        const Slice<V> mine(args, task, static_cast<unsigned>(chunks));
+        const Slice<V> mine(args, task, chunks(args));
         for (int at = mine.begin + warp_k * kStep; at < mine.end; at += WARPS_K * kStep) {
+            if (AHEAD > 0) fetch_step(row, at + AHEAD * WARPS_K * kStep + lane, mine.end);
             if (mine.end - at >= kStep) step<false>(args, row, b, at + lane, mine.end, sum);
             else step<true>(args, row, b, at + lane, mine.end, sum);
         }
-        const i64 last = static_cast<i64>(chunks) * V + lane;  // the elements after the last whole chunk
+        const i64 last = static_cast<i64>(chunks(args)) * V + lane;  // the elements after the last whole chunk
         if (last < args.k && warp_k == 0 && task.slice + 1 == static_cast<unsigned>(args.splits)) {
             GEMMTUNE_UNROLL
             for (int c = 0; c < COLUMNS; ++c) {

@@ -147,7 +147,6 @@ public:
             i64 i, j;
             const unsigned batch = tiles.place(static_cast<unsigned>(args.whole) + block_x(), i, j);
             const Part part(args, i, j);
-            wait_for_launches();
             const bool finished = stream.begin(block + 1) >= last;  // by the one who had all of it
             if (finished || part.idle) return;
             SumsOfColumns sum = {};
@@ -155,7 +154,7 @@ public:
                 const bool from_start = stream.begin(block) <= first;
                 GEMMTUNE_UNROLL
                 for (int of = 0; of < 2 * Product::kTilesM; ++of) {
-                    const Words four = load16(kept(args, block, from_start, c, of));
+                    const Words four = read16(kept(args, block, from_start, c, of));
                     GEMMTUNE_UNROLL
                     for (int e = 0; e < 4; ++e) sum[of / 2][of % 2][e] += as_float(four.at[e]);
                 }

@@ -141,8 +141,8 @@ __device__ __forceinline__ Chunk loaded(const Copy& copy, i64 number, i64 line, 
     }
     if (base >= 0 && base + (both ? 32 : 16) <= copy.source_bytes) {
         const uint4* const words = reinterpret_cast<const uint4*>(source - shift);
-        chunk.low = __ldg(words);
-        if (both) chunk.high = __ldg(words + 1);
+        chunk.low = *words;  // not by __ldg(): D was stored since this launch started (see pad())
+        if (both) chunk.high = words[1];
     } else {
         chunk.low = gathered(source, from, to);
         shift = 0;
@@ -167,6 +167,9 @@ __device__ __forceinline__ void stored(const Copy& copy, const Chunk& chunk) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 3) pad(const __grid_constant__ Copies copies) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");  // launched while the launch before this one ends
+#endif
     int which = 0;
     while (which + 1 < copies.count && blockIdx.x >= copies.of[which + 1].first) which++;
     const Copy& copy = copies.of[which];

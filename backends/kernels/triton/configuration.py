@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from backends.kernels.legality import DEPENDENT_LAUNCHES
 from backends.kernels.triton.description import Constant, Description, Request
 from backends.kernels.triton.product import POINTERS, WIDEST, Product
 from backends.problem import GemmProblem
@@ -147,6 +148,7 @@ class Configuration:
             "BLOCK_K": self.block_k,
             "GROUP_M": self.group_m,
             "SPLIT": self.slices > 1,
+            "DEPENDENT": capability >= DEPENDENT_LAUNCHES,
             "FLATTEN": self.flatten,
         }
         options = {"num_warps": self.warps, "num_stages": self.stages}
@@ -221,9 +223,11 @@ _EPILOGUE = ("OUT_INTEGER", "ALPHA_ONE", "BETA", "BIAS", "ACTIVATION", "SCALE_A"
 CONSTANTS: Mapping[str, tuple[str, ...]] = {
     "gemm": (
         "A_ALONG_K", "B_ALONG_K", "D_ALONG_N", "EVEN_M", "EVEN_N", "EVEN_K", "WIDE", "INTEGER", "OUT_INTEGER",
-        "IMPRECISE", *_EPILOGUE[1:], "BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "SPLIT",
+        "IMPRECISE", *_EPILOGUE[1:], "BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "SPLIT", "DEPENDENT",
     ),
-    "reduce": ("D_ALONG_N", "EVEN_M", "EVEN_N", "WIDE", "INTEGER", *_EPILOGUE, "BLOCK_M", "BLOCK_N"),
+    "reduce": (
+        "D_ALONG_N", "EVEN_M", "EVEN_N", "WIDE", "INTEGER", *_EPILOGUE, "BLOCK_M", "BLOCK_N", "DEPENDENT",
+    ),
 }  # fmt: skip
 
 

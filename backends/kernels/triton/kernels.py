@@ -3,11 +3,13 @@
 Each kernel computes D[M,N] = scale_d activation(alpha scale_a scale_b A[M,K] B[K,N] + beta C + bias), in
 terms of its own that product.py maps a problem to. An operand is contiguous along one dimension, which a
 *_ALONG_* says; its other stride is its leading dimension. Strides of a batch are always 64 bits wide;
-offsets within a matrix are where WIDE. Masks are left out where a size is known to divide (EVEN_*).
+offsets within a matrix are where WIDE. Masks are left out where a size is known to divide (EVEN_*). DEPENDENT:
+the kernel may be started while the launch before it ends, and waits for that before it touches memory.
 """
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
@@ -160,11 +162,13 @@ def gemm(
     OUT_INTEGER: tl.constexpr, IMPRECISE: tl.constexpr, ALPHA_ONE: tl.constexpr, BETA: tl.constexpr,
     BIAS: tl.constexpr, ACTIVATION: tl.constexpr, SCALE_A: tl.constexpr, SCALE_B: tl.constexpr,
     SCALE_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr, SPLIT: tl.constexpr,
+    GROUP_M: tl.constexpr, SPLIT: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """A tile a program: program_id(0) is the tile of all products of the batch, program_id(1) the slice of k.
     SPLIT: the slice's sums go to `partial`, [slices, batch, D's rows, D's contiguous dimension]; an empty
     slice's are zero. Else one slice is the whole of k, and the epilogue follows."""
+    if DEPENDENT:
+        gdc_wait()
     tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
     index = (tl.program_id(0) // tiles).to(tl.int64)
     row, column = tile_of(tl.program_id(0) % tiles, M, N, BLOCK_M, BLOCK_N, GROUP_M)
@@ -179,6 +183,8 @@ def gemm(
         A_ALONG_K, B_ALONG_K, EVEN_M, EVEN_N, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K, INTEGER, IMPRECISE, WIDE,
     )  # fmt: skip
     if SPLIT:
+        if DEPENDENT:
+            gdc_launch_dependents()
         partial += (tl.program_id(1).to(tl.int64) * batch + index) * M * N
         if D_ALONG_N:
             at = rm[:, None] * N + rn[None, :]
@@ -203,10 +209,12 @@ def reduce(
     D_ALONG_N: tl.constexpr, EVEN_M: tl.constexpr, EVEN_N: tl.constexpr, WIDE: tl.constexpr,
     INTEGER: tl.constexpr, OUT_INTEGER: tl.constexpr, ALPHA_ONE: tl.constexpr, BETA: tl.constexpr,
     BIAS: tl.constexpr, ACTIVATION: tl.constexpr, SCALE_A: tl.constexpr, SCALE_B: tl.constexpr,
-    SCALE_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    SCALE_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The second launch of a split product: adds the slices of `partial` in their order, always the same, and
     finishes."""
+    if DEPENDENT:
+        gdc_wait()
     columns = tl.cdiv(N, BLOCK_N)
     tiles = tl.cdiv(M, BLOCK_M) * columns
     index = (tl.program_id(0) // tiles).to(tl.int64)
@@ -243,10 +251,12 @@ def persistent(
     OUT_INTEGER: tl.constexpr, IMPRECISE: tl.constexpr, ALPHA_ONE: tl.constexpr, BETA: tl.constexpr,
     BIAS: tl.constexpr, ACTIVATION: tl.constexpr, SCALE_A: tl.constexpr, SCALE_B: tl.constexpr,
     SCALE_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr, SPLIT: tl.constexpr, FLATTEN: tl.constexpr,
+    GROUP_M: tl.constexpr, SPLIT: tl.constexpr, DEPENDENT: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
     """As many programs as the device runs at once; each does every so many-th tile, so that a tile's epilogue
     overlaps the next one's loads (FLATTEN: the loops over tiles and over k are one to the pipeliner)."""
+    if DEPENDENT:
+        gdc_wait()
     tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
     steps = tl.cdiv(K, BLOCK_K)
     for number in tl.range(tl.program_id(0), tiles * batch, tl.num_programs(0), flatten=FLATTEN):
@@ -273,11 +283,13 @@ def descriptor(
     OUT_INTEGER: tl.constexpr, IMPRECISE: tl.constexpr, ALPHA_ONE: tl.constexpr, BETA: tl.constexpr,
     BIAS: tl.constexpr, ACTIVATION: tl.constexpr, SCALE_A: tl.constexpr, SCALE_B: tl.constexpr,
     SCALE_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr, SPLIT: tl.constexpr, FLATTEN: tl.constexpr,
+    GROUP_M: tl.constexpr, SPLIT: tl.constexpr, DEPENDENT: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
     """persistent() of one product, its operands loaded by the tensor memory accelerator: every program writes
     the descriptors of A and B into its scratch; what lies outside of a matrix is read as zero, so that loads
     have no masks."""
+    if DEPENDENT:
+        gdc_wait()
     if A_ALONG_K:
         all_a = tl.make_tensor_descriptor(a, [M, K], [lda.to(tl.int64), 1], [BLOCK_M, BLOCK_K])
     else:
