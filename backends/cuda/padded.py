@@ -386,5 +386,6 @@ class PaddedKernel:
         arguments = self._function.pack(launch.at(addresses))
         how = *launch.grid, arguments, self._device.stream
         if capability(self._device.environment) >= DEPENDENT_LAUNCHES:
-            return self._function.dependent(*how)
+            dependent: Launch = self._function.dependent(*how)
+            return dependent
         return partial(self._function.launch, *how)

@@ -17,6 +17,7 @@ from backends.kernels.ladder import (
     Vectorized,
     WarpTile,
 )
+from backends.kernels.skinny_ring import SkinnyRing
 from backends.kernels.small_batch import SmallBatch
 from backends.kernels.stream_k import StreamK
 from backends.kernels.streaming import Gemv, Skinny, SkinnyMma
@@ -30,7 +31,8 @@ HEADERS = Path(__file__).parent
 FAMILIES: Mapping[str, KernelFamily] = {
     family.name: family
     for family in (
-        Gemv(), Skinny(), SkinnyMma(), SmallBatch(), TileMma(), StreamK(), AsyncCopy(), DoubleBuffered(),
-        WarpTile(), Vectorized(), BlockTile2d(), BlockTile1d(), SharedTile(), Coalesced(), Naive(),
+        Gemv(), Skinny(), SkinnyRing(), SkinnyMma(), SmallBatch(), TileMma(), StreamK(), AsyncCopy(),
+        DoubleBuffered(), WarpTile(), Vectorized(), BlockTile2d(), BlockTile1d(), SharedTile(), Coalesced(),
+        Naive(),
     )
 }  # fmt: skip

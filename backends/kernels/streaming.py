@@ -76,7 +76,7 @@ class StreamFamily(KernelFamily):
         return warp * number(values, "warps_m") * number(values, "warps_k")
 
     @abstractmethod
-    def step(self, product: Product) -> int:
+    def step(self, product: Product, values: Values) -> int:
         """Elements of k that a slice is a whole number of."""
 
     @abstractmethod
@@ -116,7 +116,7 @@ class StreamFamily(KernelFamily):
         return Configuration(
             product, self.header, self.instantiation(product, values), self.threads(values, warp),
             self.shared_bytes(product, values, warp), self.blocks(product, values, warp),
-            number(values, "splits"), self.step(product),
+            number(values, "splits"), self.step(product, values),
         )  # fmt: skip
 
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterable[dict[str, Parameter]]:
@@ -126,25 +126,29 @@ class StreamFamily(KernelFamily):
         if columns_rule(product, *self.columns) is not None:
             return
         names = [name for name in self.choices if name != "stream"]
-        warp = arch_of(environment).warp
         found = []
         for row in combinations(*(self.choices[name] for name in names)):
             values = {"stream": stream, **dict(zip(names, row, strict=True))}
             if self.rule(problem, values, environment) is None:
-                found.append((self.cost(product, values, environment.units, warp), values))
+                found.append((self.cost(product, values, environment), values))
         found.sort(key=lambda one: one[0])
         yield from (values for _, values in found[:MOST])
 
-    def cost(self, product: Product, values: Values, units: int, warp: int) -> float:
+    def resident(self, product: Product, values: Values, environment: Environment) -> int:
+        """Blocks that a multiprocessor runs at once."""
+        threads = self.threads(values, arch_of(environment).warp)
+        registers = threads * (self.registers(product, values) + 24)
+        return max(1, min(UNIT_THREADS // threads, UNIT_REGISTERS // registers, 32))
+
+    def cost(self, product: Product, values: Values, environment: Environment) -> float:
         """Roughly the bytes that the slowest multiprocessor reads, over the share of the memory's speed that
         its loads in flight keep up. A guess for the order only: what is fast is measured."""
-        threads, splits = self.threads(values, warp), number(values, "splits")
+        warp, units, splits = arch_of(environment).warp, max(1, environment.units), number(values, "splits")
         blocks = self.blocks(product, values, warp) * splits * product.batch
-        registers = threads * (self.registers(product, values) + 24)
-        resident = max(1, min(UNIT_THREADS // threads, UNIT_REGISTERS // registers, 32))
+        resident = self.resident(product, values, environment)
         here = min(resident, ceil(blocks / units))
         bytes_each, used = self.loads(product, values, warp)
-        speed = min(1.0, here * threads * bytes_each * used / IN_FLIGHT)
+        speed = min(1.0, here * self.threads(values, warp) * bytes_each * used / IN_FLIGHT)
         read = product.m * product.k * product.element_bytes * product.batch
         waves = blocks / (resident * units)
         busiest = read / blocks * ceil(blocks / units)  # the last wave's tail included
@@ -167,7 +171,7 @@ class Skinny(StreamFamily):
         "warps_k": (1, 2, 4, 8, 16), "splits": (1, 2, 4, 8, 16), "ahead": (0, 1, 2),
     }  # fmt: skip
 
-    def step(self, product: Product) -> int:
+    def step(self, product: Product, values: Values) -> int:
         return WIDE // product.element_bytes if product.a_along_k else 1
 
     def _columns(self, product: Product) -> int:
@@ -208,14 +212,15 @@ class Skinny(StreamFamily):
         steps = product.k / slices
         return self._across(product) * product.element_bytes * unroll, steps / (ceil(steps / unroll) * unroll)
 
-    def cost(self, product: Product, values: Values, units: int, warp: int) -> float:
+    def cost(self, product: Product, values: Values, environment: Environment) -> float:
         """What is read of B from the caches for a byte of A, and the multiplications, may be the bound."""
         columns = self._columns(product)
         rows = number(values, "rows") if product.a_along_k else self._across(product)
         cached = (1 + columns / rows) * UNIT_BYTES / CACHE_BYTES
         multiplied = (columns + 1) * UNIT_BYTES / product.element_bytes / LANES
-        found = super().cost(product, values, units, warp) * max(1.0, cached, multiplied)
-        # Seen on an H200: a step ahead gains or costs some per cent of a single column, and mostly costs others.
+        found = super().cost(product, values, environment) * max(1.0, cached, multiplied)
+        # Seen on an H200: a step ahead gains or costs some per cent of a single column, and mostly costs
+        # where there are more.
         return found * (1.0, 1.0 if columns == 1 else 1.1, 1.1)[number(values, "ahead")]
 
     def legal(self, product: Product, values: Values, environment: Environment) -> str | None:
@@ -272,7 +277,7 @@ class SkinnyMma(StreamFamily):
     def supports(self, problem: GemmProblem) -> bool:
         return super().supports(problem) and DTYPES[problem.dtype_a].bytes == 2
 
-    def step(self, product: Product) -> int:
+    def step(self, product: Product, values: Values) -> int:
         return 32
 
     def _column_tiles(self, product: Product) -> int:

@@ -1,0 +1,111 @@
+"""Few columns on tensor cores, operands copied to shared memory ahead of their turn (skinny_ring.h)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import ceil
+from typing import ClassVar
+
+from backends.dtypes import DTYPES
+from backends.environment import Environment
+from backends.kernels.family import Values, number
+from backends.kernels.legality import (
+    UNIT_REGISTERS,
+    arch_of,
+    deep_rule,
+    first,
+    tensor_core_rule,
+)
+from backends.kernels.product import WIDE, Product, flag
+from backends.kernels.streaming import STREAMS, UNIT_BYTES, UNIT_THREADS, StreamFamily
+from backends.problem import GemmProblem
+from backends.solution import Parameter
+
+#: Of a multiprocessor of an H200, a clock: bytes that L2 sends it in practice.
+_L2_BYTES = 40
+#: What a block takes of its multiprocessor's shared memory beside what it asks for.
+_BLOCK_SHARED = 1024
+#: Fewer bytes of a row at once are asked for as often, and longer runs arrive sooner.
+_RUN = 256
+
+
+class SkinnyRing(StreamFamily):
+    """1 to 64 columns on tensor cores, both operands contiguous along k; the large one is streamed once,
+    through rings of asynchronous copies in shared memory.
+
+    Parameters: stream (a | b), rows (of a block), tile_k (elements of k that a warp copies at a time), slots
+    (of its ring), warps (of a block, which share k), splits (blocks along k)."""
+
+    name, header, columns = "skinny-ring", "skinny_ring.h", (1, 64)
+    vendors = ("cuda",)
+    choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
+        "stream": STREAMS, "rows": (8, 16, 32, 64, 128), "tile_k": (64, 128, 256), "slots": (2, 3, 4, 6, 8),
+        "warps": (2, 4, 8, 16), "splits": (1, 2, 4, 8),
+    }  # fmt: skip
+
+    def supports(self, problem: GemmProblem) -> bool:
+        return super().supports(problem) and DTYPES[problem.dtype_a].bytes == 2
+
+    def step(self, product: Product, values: Values) -> int:
+        return number(values, "tile_k")
+
+    def threads(self, values: Values, warp: int) -> int:
+        return 32 * number(values, "warps")
+
+    def rows(self, product: Product, values: Values, warp: int) -> int:
+        return number(values, "rows")
+
+    def _columns(self, product: Product) -> int:
+        """Columns of the instantiation."""
+        return 1 << (product.n - 1).bit_length() if product.n <= 8 else -(-product.n // 8) * 8
+
+    def _whole(self, product: Product) -> bool:
+        return product.whole("a") and product.whole("b")
+
+    def shared_bytes(self, product: Product, values: Values, warp: int) -> int:
+        rows, columns, warps = number(values, "rows"), self._columns(product), number(values, "warps")
+        line = number(values, "tile_k") * 2 + (0 if self._whole(product) else WIDE)
+        rings = warps * number(values, "slots") * (rows + columns) * line
+        return max(rings, warps * columns * (rows + 8) * 4)
+
+    def registers(self, product: Product, values: Values) -> int:
+        """Sums, and a step's columns and row."""
+        groups, tiles = number(values, "rows") // 8, -(-self._columns(product) // 16)
+        return 4 * groups * tiles + 8 * tiles + 8
+
+    def loads(self, product: Product, values: Values, warp: int) -> tuple[int, float]:
+        chunks = product.k / number(values, "tile_k") / number(values, "splits")
+        warps, ring = number(values, "warps"), number(values, "slots") - 1
+        each = number(values, "rows") * number(values, "tile_k") * product.element_bytes // 32
+        turns = max(1, ceil(chunks / warps))
+        return min(ring, turns) * each, chunks / (turns * warps)
+
+    def resident(self, product: Product, values: Values, environment: Environment) -> int:
+        arch, threads = arch_of(environment), self.threads(values, 32)
+        shared = self.shared_bytes(product, values, 32) + _BLOCK_SHARED
+        registers = threads * (self.registers(product, values) + 40)
+        return max(
+            1, min(UNIT_THREADS // threads, UNIT_REGISTERS // registers, arch.unit_shared_bytes // shared)
+        )
+
+    def cost(self, product: Product, values: Values, environment: Environment) -> float:
+        """Columns come with every block's rows from L2; short runs of a row take longer."""
+        rows, run = number(values, "rows"), number(values, "tile_k") * product.element_bytes
+        beside = (1 + self._columns(product) / rows) * UNIT_BYTES / _L2_BYTES
+        short = 1.0 if run >= _RUN else 1.05
+        return super().cost(product, values, environment) * max(1.0, beside) * short
+
+    def legal(self, product: Product, values: Values, environment: Environment) -> str | None:
+        return first(tensor_core_rule(environment), deep_rule(product))
+
+    def instantiation(self, product: Product, values: Values) -> str:
+        names = ("rows", "tile_k", "slots", "warps")
+        numbers = [self._columns(product), *(number(values, name) for name in names)]
+        whole = flag(self._whole(product))
+        return f"SkinnyRing<{product.types}, {whole}, {', '.join(map(str, numbers))}>"
+
+    def candidates(self, problem: GemmProblem, environment: Environment) -> Iterator[dict[str, Parameter]]:
+        """None where k is so short that most of a chunk is beyond it."""
+        for values in super().candidates(problem, environment):
+            if problem.k * 2 > number(values, "tile_k"):
+                yield values
