@@ -33,6 +33,7 @@ struct SkinnyRing {
     static constexpr int kSharedBytes = kRings > kParts ? kRings : kParts;
     static_assert(sizeof(T) == 2 && kWarp == 32, "16-bit elements in fragments of 32 lanes");
     static_assert(ROWS % 8 == 0 && BK % 64 == 0 && SLOTS >= 2, "whole groups, whole widths of the banks");
+    static_assert(BK <= 256, "a line's copies are a warp's at most");
     static_assert(COLUMNS <= 8 || COLUMNS % 8 == 0, "whole halves of tiles");
 
     static GEMMTUNE_DEVICE void run(const GemmArgs& args, char* shared) {
@@ -92,25 +93,36 @@ private:
             return static_cast<int>(at & 15);
         }
 
-        // Starts this lane's copies of a chunk; what lies beyond a line's end is zero.
+        // Starts this lane's copies of a chunk; what lies beyond a line's end is zero. (Places are worked out
+        // on the way: a chunk's are too many to be kept.)
         GEMMTUNE_DEVICE void copy(char* to, int chunk) const {
-            constexpr int kAll = LINES * kUnits;
-            GEMMTUNE_UNROLL
-            for (int begin = 0; begin < kAll; begin += 32) {
-                const int i = begin + lane_index(), line = i / kUnits, unit = i % kUnits;
-                if (kAll % 32 && i >= kAll) break;
-                const char* start = base + (line < last ? line : last) * pitch;
-                int left = bytes - chunk * (BK * 2) - unit * 16, swapped = unit;
-                if (WHOLE) {
-                    swapped ^= line % 2 * 4;
-                } else {
-                    const int before = static_cast<int>(reinterpret_cast<u64>(start) & 15);
-                    start -= before, left += before;
+            constexpr int kAll = LINES * kUnits, kOn = 32 / kUnits;  // kOn: lines from a copy to the next
+            int line = lane_index() / kUnits, unit = lane_index() % kUnits;
+            const int left = bytes - chunk * (BK * 2);
+            const i64 at = static_cast<i64>(chunk) * (BK * 2);
+            if constexpr (WHOLE) {
+                const char* source = base + (line < last ? line : last) * pitch + at + unit * 16;
+                const int there = left > unit * 16 ? 16 : 0;
+                if (!there) source = base;  // nothing is read of it
+                GEMMTUNE_UNROLL
+                for (int begin = 0; begin < kAll; begin += 32) {
+                    if (kAll % 32 && begin + lane_index() >= kAll) break;
+                    copy_async16(to + line * kPitch + (unit ^ line % 2 * 4) * 16, source, there);
+                    line += kOn;
+                    if (line <= last && there) source += kOn * pitch;
                 }
-                const char* const source = start + static_cast<i64>(chunk) * (BK * 2) + unit * 16;
-                // Nothing is read of a unit that is not there; its address is one that is.
-                copy_async16(to + line * kPitch + swapped * 16, left > 0 ? source : start,
-                             left <= 0 ? 0 : left < 16 ? left : 16);
+            } else {
+                GEMMTUNE_ROLL
+                for (int i = lane_index(); i < kAll; i += 32) {
+                    const char* start = base + (line < last ? line : last) * pitch;
+                    const int before = static_cast<int>(reinterpret_cast<u64>(start) & 15);
+                    const int here = left + before - unit * 16;
+                    start -= before;
+                    copy_async16(to + line * kPitch + unit * 16, here > 0 ? start + at + unit * 16 : start,
+                                 here <= 0 ? 0 : here < 16 ? here : 16);
+                    line += kOn, unit += 32 % kUnits;
+                    if (unit >= kUnits) unit -= kUnits, ++line;
+                }
             }
         }
 
