@@ -7,7 +7,7 @@
 namespace gemmtune {
 
 template <typename TYPES, bool B_ALONG_K, bool ALIGNED, int ROWS, int UNROLL, int WARPS_M, int WARPS_K,
-          int AHEAD>
+          bool AHEAD>
 using GemvAlongK = SkinnyAlongK<TYPES, B_ALONG_K, ALIGNED, 1, ROWS, UNROLL, WARPS_M, WARPS_K, AHEAD>;
 
 template <typename TYPES, bool B_ALONG_K, bool WHOLE, int UNROLL, int WARPS_M, int WARPS_K>

@@ -10,6 +10,7 @@
 //   write16() write8()                            aligned stores
 //   copy_async16() copy_async4()                  from global to shared memory, by nobody's registers: of 16
 //                                                 (4) bytes all or the first so many, then zeros; both aligned
+//   copy_near16()                                 copy_async16() of what blocks of a multiprocessor share
 //   commit_copies() wait_copies<N>()              copies since the last make a group; all but N groups are in
 //                                                 place, as far as this thread's own go
 //   read_shared<T>()                              from shared memory, by a whole warp
@@ -169,6 +170,10 @@ GEMMTUNE_DEVICE void copy_async16(void* shared, const void* global, int bytes) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
                  ::"r"(shared_address(shared)), "l"(global), "r"(bytes));
 }
+GEMMTUNE_DEVICE void copy_near16(void* shared, const void* global, int bytes) {
+    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 16, %2;"
+                 ::"r"(shared_address(shared)), "l"(global), "r"(bytes));
+}
 GEMMTUNE_DEVICE void copy_async4(void* shared, const void* global) {
     asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 4;"
                  ::"r"(shared_address(shared)), "l"(global));
@@ -252,6 +257,9 @@ GEMMTUNE_DEVICE void copy_part(char* shared, const char* global, int bytes) {
 GEMMTUNE_DEVICE void copy_async16(void* shared, const void* global, int bytes) {
     if (bytes == 16) copy_async16(shared, global);
     else copy_part<16>(static_cast<char*>(shared), static_cast<const char*>(global), bytes);
+}
+GEMMTUNE_DEVICE void copy_near16(void* shared, const void* global, int bytes) {
+    copy_async16(shared, global, bytes);
 }
 GEMMTUNE_DEVICE void copy_async4(void* shared, const void* global, int bytes) {
     if (bytes == 4) copy_async4(shared, global);

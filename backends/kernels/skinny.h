@@ -16,7 +16,7 @@
 namespace gemmtune {
 
 template <typename TYPES, bool B_ALONG_K, bool ALIGNED, int COLUMNS, int ROWS, int UNROLL, int WARPS_M,
-          int WARPS_K, int AHEAD>
+          int WARPS_K, bool AHEAD>
 struct SkinnyAlongK {
     using T = typename TYPES::Input;
     static constexpr int kThreads = kWarp * WARPS_M * WARPS_K, kMinBlocks = 0;
@@ -30,32 +30,25 @@ struct SkinnyAlongK {
         if (!task.beyond(args)) product(args, task, shared);
     }
 
-    // Before the launch before this one has ended: the first steps' loads of A, on their way to L2.
+    // Before the launch before this one has ended: the first step's loads of A, on their way to L2.
     static GEMMTUNE_DEVICE void ahead(const GemmArgs& args) {
         const Task task(args);
-        if (AHEAD == 0 || task.beyond(args)) return;
+        if (!AHEAD || task.beyond(args)) return;
         const T* row[ROWS];
         find_rows(args, task, warp_index() % WARPS_M, row);
         const Slice<V> mine(args, task, chunks(args));
-        const int first = mine.begin + warp_index() / WARPS_M * kStep;
+        const int at = mine.begin + warp_index() / WARPS_M * kStep + lane_index();
         GEMMTUNE_UNROLL
-        for (int step = 0; step < AHEAD; ++step)
-            fetch_step(row, first + step * WARPS_K * kStep + lane_index(), mine.end);
+        for (int u = 0; u < UNROLL; ++u) {
+            if (at + u * kWarp >= mine.end) break;
+            GEMMTUNE_UNROLL
+            for (int r = 0; r < ROWS; ++r) fetch(row[r] + (at + static_cast<i64>(u) * kWarp) * V);
+        }
     }
 
 private:
     // Whole loads of a line.
     static GEMMTUNE_DEVICE unsigned chunks(const GemmArgs& args) { return static_cast<unsigned>(args.k) / V; }
-
-    // A step's loads of A, on their way to L2: `at` is the lane's first.
-    static GEMMTUNE_DEVICE void fetch_step(const T* const (&row)[ROWS], int at, int end) {
-        GEMMTUNE_UNROLL
-        for (int u = 0; u < UNROLL; ++u) {
-            if (at + u * kWarp >= end) break;
-            GEMMTUNE_UNROLL
-            for (int r = 0; r < ROWS; ++r) fetch(row[r] + (at + static_cast<i64>(u) * kWarp) * V);
-        }
-    }
 
     // A warp's rows; those beyond the last are read as the last, and not stored.
     static GEMMTUNE_DEVICE void find_rows(const GemmArgs& args, Task task, int warp_m, const T* (&row)[ROWS]) {
@@ -77,7 +70,6 @@ private:
         float sum[kSums] = {};
         const Slice<V> mine(args, task, chunks(args));
         for (int at = mine.begin + warp_k * kStep; at < mine.end; at += WARPS_K * kStep) {
-            if (AHEAD > 0) fetch_step(row, at + AHEAD * WARPS_K * kStep + lane, mine.end);
             if (mine.end - at >= kStep) step<false>(args, row, b, at + lane, mine.end, sum);
             else step<true>(args, row, b, at + lane, mine.end, sum);
         }

@@ -42,8 +42,8 @@ struct SkinnyRing {
         const int warp = warp_index();
         const i64 first = static_cast<i64>(block_x()) * ROWS;
         const Slice<BK> mine(args, task, (static_cast<unsigned>(args.k) - 1) / BK + 1);
-        const Lines<ROWS> a(args.a, task.batch * args.stride_a, args.lda, first, args.m, args.k);
-        const Lines<COLUMNS> b(args.b, task.batch * args.stride_b, args.ldb, 0, args.n, args.k);
+        const Lines<ROWS, false> a(args.a, task.batch * args.stride_a, args.lda, first, args.m, args.k);
+        const Lines<COLUMNS, true> b(args.b, task.batch * args.stride_b, args.ldb, 0, args.n, args.k);
         char* const ring = shared + warp * SLOTS * kSlot;
         int next = mine.begin + warp, to = 0;
         const auto copy = [&] {
@@ -73,8 +73,8 @@ private:
     static constexpr int kA = ROWS * kPitch;  // where B's lines begin in a slot
     using Sums = float[kTiles][kGroups][4];
 
-    // LINES lines of an operand from line `first` of `lines` on; those beyond the last are read as it.
-    template <int LINES>
+    // LINES lines of an operand from line `first` of `lines` on; those beyond the last are read as it. NEAR: B's.
+    template <int LINES, bool NEAR>
     struct Lines {
         const char* base;
         i64 pitch;
@@ -96,36 +96,57 @@ private:
         // Starts this lane's copies of a chunk; what lies beyond a line's end is zero. (Places are worked out
         // on the way: a chunk's are too many to be kept.)
         GEMMTUNE_DEVICE void copy(char* to, int chunk) const {
-            constexpr int kAll = LINES * kUnits, kOn = 32 / kUnits;  // kOn: lines from a copy to the next
-            int line = lane_index() / kUnits, unit = lane_index() % kUnits;
-            const int left = bytes - chunk * (BK * 2);
-            const i64 at = static_cast<i64>(chunk) * (BK * 2);
-            if constexpr (WHOLE) {
-                const char* source = base + (line < last ? line : last) * pitch + at + unit * 16;
-                const int there = left > unit * 16 ? 16 : 0;
-                if (!there) source = base;  // nothing is read of it
-                GEMMTUNE_UNROLL
-                for (int begin = 0; begin < kAll; begin += 32) {
-                    if (kAll % 32 && begin + lane_index() >= kAll) break;
-                    copy_async16(to + line * kPitch + (unit ^ line % 2 * 4) * 16, source, there);
-                    line += kOn;
-                    if (line <= last && there) source += kOn * pitch;
-                }
-            } else {
-                GEMMTUNE_ROLL
-                for (int i = lane_index(); i < kAll; i += 32) {
-                    const char* start = base + (line < last ? line : last) * pitch;
-                    const int before = static_cast<int>(reinterpret_cast<u64>(start) & 15);
-                    const int here = left + before - unit * 16;
-                    start -= before;
-                    copy_async16(to + line * kPitch + unit * 16, here > 0 ? start + at + unit * 16 : start,
-                                 here <= 0 ? 0 : here < 16 ? here : 16);
-                    line += kOn, unit += 32 % kUnits;
-                    if (unit >= kUnits) unit -= kUnits, ++line;
-                }
+            constexpr int kBytes = BK * 2, kLanes = BK / 8, kAll = LINES * kLanes, kOn = 32 / kLanes;
+            const int left = bytes - chunk * kBytes, unit = lane_index() % kLanes;
+            const i64 at = static_cast<i64>(chunk) * kBytes;
+            if (!WHOLE && left < kBytes + 16) return copy_some(to, left, at);
+            int line = lane_index() / kLanes;
+            const char* source = base + (line < last ? line : last) * pitch + at + unit * 16;
+            const int there = !WHOLE || left > unit * 16 ? 16 : 0;
+            if (!there) source = base;  // nothing is read of it
+            GEMMTUNE_UNROLL
+            for (int begin = 0; begin < kAll; begin += 32) {
+                if (kAll % 32 && begin + lane_index() >= kAll) break;
+                const int place = WHOLE ? unit ^ line % 2 * 4 : unit;
+                copy_unit(to + line * kPitch + place * 16, WHOLE ? source : down(source), there);
+                line += kOn;
+                if (line <= last && there) source += kOn * pitch;
+            }
+            if (WHOLE) return;
+            GEMMTUNE_UNROLL
+            for (int begin = 0; begin < LINES; begin += 32) {  // what a line's shift makes it longer by
+                const int i = begin + lane_index();
+                if (LINES % 32 && i >= LINES) break;
+                const char* const start = down(base + (i < last ? i : last) * pitch);
+                copy_unit(to + i * kPitch + kBytes, start + at + kBytes, 16);
             }
         }
 
+    private:
+        static GEMMTUNE_DEVICE const char* down(const char* p) {
+            return p - static_cast<int>(reinterpret_cast<u64>(p) & 15);
+        }
+
+        // A's are read once; B's by every block, of which some run side by side.
+        static GEMMTUNE_DEVICE void copy_unit(char* to, const char* source, int there) {
+            if (NEAR) copy_near16(to, source, there);
+            else copy_async16(to, source, there);
+        }
+
+        // The last chunks of lines that start anywhere: `left` bytes from the chunk on.
+        GEMMTUNE_DEVICE void copy_some(char* to, int left, i64 at) const {
+            GEMMTUNE_ROLL
+            for (int i = lane_index(); i < LINES * kUnits; i += 32) {
+                const int line = i / kUnits, unit = i % kUnits;
+                const char* const start = base + (line < last ? line : last) * pitch;
+                const char* const from = down(start);
+                const int here = left + static_cast<int>(start - from) - unit * 16;
+                copy_unit(to + line * kPitch + unit * 16, here > 0 ? from + at + unit * 16 : from,
+                          here <= 0 ? 0 : here < 16 ? here : 16);
+            }
+        }
+
+    public:
         // The lane's eight elements of a line at a step along k: 8 member on.
         GEMMTUNE_DEVICE void read(const char* tile, int line, int step, unsigned (&out)[4]) const {
             const int member = lane_index() % 4;
@@ -147,8 +168,8 @@ private:
         }
     };
 
-    static GEMMTUNE_DEVICE void multiply(const char* slot, const Lines<ROWS>& a, const Lines<COLUMNS>& b,
-                                         Sums& sum) {
+    static GEMMTUNE_DEVICE void multiply(const char* slot, const Lines<ROWS, false>& a,
+                                         const Lines<COLUMNS, true>& b, Sums& sum) {
         const int group = lane_index() / 4;
         GEMMTUNE_UNROLL
         for (int step = 0; step < BK / kDeep; ++step) {

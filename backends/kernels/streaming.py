@@ -23,7 +23,7 @@ from backends.kernels.legality import (
     tensor_core_rule,
     threads_rule,
 )
-from backends.kernels.product import WIDE, Product
+from backends.kernels.product import WIDE, Product, flag
 from backends.problem import GemmProblem
 from backends.solution import Parameter
 
@@ -40,7 +40,7 @@ UNIT_BYTES, CACHE_BYTES, LANES = 20, 64, 128
 #: Threads of a multiprocessor, of which blocks take their part.
 UNIT_THREADS = 2048
 #: What the second launch of a split product costs, in bytes that are read meanwhile by one multiprocessor.
-_SECOND_LAUNCH = 60_000
+SECOND_LAUNCH = 60_000
 
 
 def streamed(problem: GemmProblem, values: Values) -> Product:
@@ -153,7 +153,7 @@ class StreamFamily(KernelFamily):
         waves = blocks / (resident * units)
         busiest = read / blocks * ceil(blocks / units)  # the last wave's tail included
         uneven = busiest if waves <= 1 else (busiest + read / units) / 2
-        return uneven / (speed * used) + (_SECOND_LAUNCH if splits > 1 else 0)
+        return uneven / (speed * used) + (SECOND_LAUNCH if splits > 1 else 0)
 
 
 class Skinny(StreamFamily):
@@ -161,14 +161,14 @@ class Skinny(StreamFamily):
 
     Parameters: stream (a | b), rows (of a warp; 1 where the streamed operand is not contiguous along k),
     unroll (loads in flight of each row), warps_m and warps_k (of a block), splits (blocks along k), ahead
-    (steps on their way to L2 before they are loaded; 0 as rows)."""
+    (whether the first step is on its way to L2 before the launch before has ended; 0 as rows is 1)."""
 
     name, header, columns = "skinny", "skinny.h", (2, 16)
     version = 2
     kernel: ClassVar[str] = "Skinny"
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
         "stream": STREAMS, "rows": (1, 2, 4, 8), "unroll": (1, 2, 4, 8, 16), "warps_m": (1, 2, 4, 8),
-        "warps_k": (1, 2, 4, 8, 16), "splits": (1, 2, 4, 8, 16), "ahead": (0, 1, 2),
+        "warps_k": (1, 2, 4, 8, 16), "splits": (1, 2, 4, 8, 16), "ahead": (0, 1),
     }  # fmt: skip
 
     def step(self, product: Product, values: Values) -> int:
@@ -219,9 +219,8 @@ class Skinny(StreamFamily):
         cached = (1 + columns / rows) * UNIT_BYTES / CACHE_BYTES
         multiplied = (columns + 1) * UNIT_BYTES / product.element_bytes / LANES
         found = super().cost(product, values, environment) * max(1.0, cached, multiplied)
-        # Seen on an H200: a step ahead gains or costs some per cent of a single column, and mostly costs
-        # where there are more.
-        return found * (1.0, 1.0 if columns == 1 else 1.1, 1.1)[number(values, "ahead")]
+        # On an H200 that gains or costs some per cent of a single column, and costs where there are more.
+        return found * (1.1 if columns > 1 and number(values, "ahead") else 1.0)
 
     def legal(self, product: Product, values: Values, environment: Environment) -> str | None:
         if environment.vendor != "cuda" and number(values, "ahead") != 0:
@@ -236,7 +235,7 @@ class Skinny(StreamFamily):
 
     def instantiation(self, product: Product, values: Values) -> str:
         names = (
-            ["rows", "unroll", "warps_m", "warps_k", "ahead"]
+            ["rows", "unroll", "warps_m", "warps_k"]
             if product.a_along_k
             else ["unroll", "warps_m", "warps_k"]
         )
@@ -244,8 +243,10 @@ class Skinny(StreamFamily):
         shape = "AlongK" if product.a_along_k else "AcrossK"
         near = product.aligned("b") or not product.b_along_k
         fast = product.aligned("a") and near if product.a_along_k else product.whole("a")
-        flags = ["true" if flag else "false" for flag in (product.b_along_k, fast)]
+        flags = [flag(product.b_along_k), flag(fast)]
         arguments = [*flags, *self._template_columns(product), *numbers]
+        if product.a_along_k:
+            arguments.append(flag(values["ahead"] == 1))
         return f"{self.kernel}{shape}<{product.types}, {', '.join(map(str, arguments))}>"
 
     def _template_columns(self, product: Product) -> list[int]:

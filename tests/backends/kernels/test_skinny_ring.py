@@ -46,5 +46,7 @@ def test_it_computes_right(name: str, tmp_path: Path) -> None:
     verifier = Verifier(HostDevice())  # type: ignore[arg-type]  # memory is all that it asks for
     for built in build(found, tmp_path, 32):
         for other_way in (False, True):
-            finding = verifier.check(HostKernel(built, other_way), Case(problem, 3, "normal", "exact"), runs=1)
+            finding = verifier.check(
+                HostKernel(built, other_way), Case(problem, 3, "normal", "exact"), runs=1
+            )
             assert finding.wrong == "", (built.found.instantiation, built.found.splits, other_way)
