@@ -141,7 +141,8 @@ def checked(options: argparse.Namespace, environment: Environment, sanitizer: st
                 "missing": why,
                 "pairs": [one.told() for one in pairs],
             }
-            say(f"{name}: {len(ready)} of {len(pairs)} pairs compiled {why or ''}")
+            first = next((pair.error for pair in pairs if pair.error), "")
+            say(f"{name}: {len(ready)} of {len(pairs)} pairs compiled {why or first}")
 
         def one(run: tuple[str, str]) -> dict[str, Any]:
             (name, tool), begin = run, time.monotonic()
