@@ -81,6 +81,21 @@ def _product(row: Mapping[str, Any]) -> str:
     return size if row["batch"] == 1 else f"{row['batch']} of {size}"
 
 
+def sanitizer(document: Mapping[str, Any]) -> str:
+    """What each tool of compute-sanitizer said of each family: 0 where nothing, else its verdict."""
+    tools = document["tools"]
+    lines = [f"| family | pairs | {' | '.join(tools)} |", f"|---|---|{'---|' * len(tools)}"]
+    for row in document["rows"]:
+        said = [row["tools"][tool]["verdict"] for tool in tools]
+        cells = ["0" if verdict == "clean" else verdict for verdict in said]
+        launched = min(row["tools"][tool]["launched"] for tool in tools)
+        lines.append(f"| `{row['family']}` | {launched} | {' | '.join(cells)} |")
+    return (
+        "\n".join(lines) + "\n\nPairs that were launched, and errors and warnings of compute-sanitizer "
+        f"{document['version']}.\n{source(document)}\n"
+    )
+
+
 #: Families that are a library's calls.
 LIBRARIES = ("cublaslt", "cublas")
 #: Mark -> (the result's name, its table).
@@ -89,6 +104,7 @@ BLOCKS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
     "decode": ("cuda-own-decode", families),
     "squares": ("cuda-own-squares", families),
     "batched": ("cuda-own-batched", families),
+    "sanitizer": ("cuda-sanitizer", sanitizer),
 }
 
 

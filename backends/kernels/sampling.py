@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from itertools import product
+from itertools import islice, product
 from random import Random
 from typing import Any, Protocol, TypeVar
 
@@ -77,16 +77,24 @@ def drawn(
         if likeliest is not None:
             yield problem, likeliest
             break
-    rng, legal = Random(family.name), 0
+    yield from islice(legal(family, mine, environment, Random(family.name), build), POOL)
+
+
+def legal(
+    family: SampledFamily,
+    mine: Sequence[GemmProblem],
+    environment: Environment,
+    rng: Random,
+    build: str | None = None,
+) -> Iterator[tuple[GemmProblem, Solution]]:
+    """What is legal of DRAWS draws of the family's whole space, each for one of the problems `mine`, all of
+    which the family supports. One may come twice."""
     for _ in range(DRAWS if mine else 0):
         problem = rng.choice(mine)
         values = {name: rng.choice(known) for name, known in family.choices.items()}
         solution = Solution(family.name, family.version, values, build)
         if family.illegal(problem, solution, environment) is None:
             yield problem, solution
-            legal += 1
-            if legal == POOL:
-                return
 
 
 def spread(pool: Sequence[Item], traits: Callable[[Item], frozenset[str]]) -> Iterator[Item]:

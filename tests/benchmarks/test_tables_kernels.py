@@ -87,3 +87,28 @@ def test_a_products_families_over_the_best_of_the_libraries(tmp_path: Path) -> N
         "| 7 of 8 x 512 x 256 | `gemv` | 1.00 | 2.0 | 1,500 | 1.00x |  |  |",
     ]
     assert tables_kernels.filled(page, tmp_path) == page
+
+
+def test_what_the_sanitizer_said_of_each_family(tmp_path: Path) -> None:
+    def said(memcheck: str, racecheck: str, launched: int) -> dict[str, Any]:
+        verdicts = {"memcheck": memcheck, "racecheck": racecheck}
+        return {tool: {"verdict": verdict, "launched": launched} for tool, verdict in verdicts.items()}
+
+    rows = [
+        {"family": "gemv", "tools": said("clean", "clean", 14)},
+        {"family": "naive", "tools": said("timed out", "2 errors, 1 warnings", 5)},
+    ]
+    rows[1]["tools"]["memcheck"]["launched"] = 3  # type: ignore[index]
+    _write(tmp_path, *rows)
+    document = json.loads((tmp_path / "cuda-own-ladder.json").read_text())
+    document |= {"version": "2025.3", "tools": ["memcheck", "racecheck"]}
+    (tmp_path / "cuda-own-ladder.json").unlink()
+    (tmp_path / "cuda-sanitizer.json").write_text(json.dumps(document))
+    page = tables_kernels.filled(PAGE, tmp_path)
+    assert [line for line in page.splitlines() if line.startswith("|")] == [
+        "| family | pairs | memcheck | racecheck |",
+        "|---|---|---|---|",
+        "| `gemv` | 14 | 0 | 0 |",
+        "| `naive` | 3 | timed out | 2 errors, 1 warnings |",
+    ]
+    assert "compute-sanitizer 2025.3" in page

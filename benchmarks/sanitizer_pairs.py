@@ -1,0 +1,183 @@
+"""What runs under compute-sanitizer: candidates of our own families for small problems of every kind, compiled by one
+process and launched by another."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from backends.cache import BinaryCache
+from backends.cuda.device import CudaDevice
+from backends.environment import Environment
+from backends.errors import CompileError, IllegalSolution
+from backends.kernels.candidates import GPU_FAMILIES, vendors
+from backends.kernels.sampling import legal
+from backends.kernels.triton.configuration import Configuration
+from backends.kernels.triton.families import LIBRARY, TritonFamily, holds
+from backends.operands import Operands, layouts
+from backends.problem import GemmProblem, from_blas, from_bmm, from_linear, from_mm
+from backends.protocol import Device, Family
+from backends.registry import backend
+from backends.solution import Solution
+from backends.wire import problem_to_wire
+from benchmarks.cuda_tuned import kernel_cache
+from tuners.inputs import draw
+
+FAMILIES = tuple(name for name, family in GPU_FAMILIES.items() if "cuda" in vendors(family))
+#: Sizes of one, of no whole tile, of whole 16 bytes and of none; every transpose, type, epilogue and bias axis; k deep
+#: enough that pipelines of tiles go round, and for slices of it.
+PROBLEMS = (
+    from_mm(1, 1, 1), from_mm(1, 6, 1, "bf16"), from_mm(6, 1, 6, "fp16"), from_mm(1, 1, 600, "tf32"),
+    from_blas(37, 21, 45, lda=40, ldb=48, beta=1.0),
+    from_blas(40, 35, 24, trans_b="T", alpha=2.0, beta=3.0, ldc=41, ldd=43),
+    from_blas(133, 36, 300, trans_a="T", bias="fp32", activation="gelu"),
+    from_blas(70, 19, 33, trans_a="T", trans_b="T", bias="fp32", bias_axis="n", activation="silu"),
+    from_mm(130, 67, 1027), from_mm(144, 264, 520, trans_a="T", beta=1.0),
+    from_linear(35, 40, 1160, "bf16", bias="bf16", activation="relu"),
+    from_linear(21, 143, 523, "bf16", dtype_d="fp32", beta=1.0, ldb=525, alignment=2),
+    from_mm(133, 75, 259, "bf16"), from_linear(300, 272, 1032, "bf16", beta=1.0, bias="fp32"),
+    from_blas(136, 72, 640, "fp16", trans_a="T", trans_b="T", bias="fp16"),
+    from_blas(48, 24, 1040, "fp16", trans_b="T", bias="fp32", bias_axis="n"),
+    from_mm(257, 389, 131, "fp16", lda=133, alignment=2),
+    from_bmm(3, 20, 37, 41, "fp16", stride_b=0, beta=1.0), from_bmm(5, 33, 24, 40),
+    from_bmm(7, 16, 16, 64, "bf16", trans_b="T", activation="relu"), from_bmm(300, 24, 40, 33, trans_a="T"),
+    from_mm(65, 70, 515, "tf32", trans_a="T", beta=1.0), from_linear(72, 136, 1032, "tf32"),
+    from_linear(1, 75, 1160, "bf16", bias="bf16", activation="silu"),
+    from_linear(1, 70, 523, "fp16", ldb=525, alignment=2, beta=1.0), from_mm(1, 133, 77, bias="fp32"),
+    from_mm(1, 136, 77, "bf16"), from_blas(1, 66, 300, trans_a="T", beta=2.0, ldd=3),
+    from_blas(40, 1, 66, "bf16", trans_a="T", trans_b="T", ldb=3), from_linear(2, 65, 648, "bf16", beta=1.0),
+    from_mm(3, 136, 130, "fp16", bias="fp16", activation="gelu"), from_linear(5, 37, 267, "bf16", ldb=269),
+    from_mm(9, 100, 50, beta=1.0), from_linear(16, 100, 320, "fp16", dtype_d="fp32", bias="fp16"),
+    from_blas(11, 80, 96, "bf16", trans_a="T", beta=1.0, bias="bf16", bias_axis="n", ldd=13),
+    from_linear(37, 45, 176, "int8"), from_mm(80, 48, 272, "int8", beta=1.0),
+    from_linear(40, 48, 272, "fp8_e4m3", dtype_d="bf16", scale_a="outer", scale_b="tensor"),
+)  # fmt: skip
+#: For families that are listed for more than a wave of tiles alone.
+LARGE = (from_mm(1409, 1561, 519, "bf16"), from_linear(1409, 1561, 1031, "bf16", beta=1.0))
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A candidate and its problem, with its file of kernels, or why it was not compiled."""
+
+    problem: GemmProblem
+    solution: Solution
+    binary: Path | None = None
+    error: str = ""
+
+    def told(self) -> dict[str, Any]:
+        """As results list it."""
+        return {
+            "problem": problem_to_wire(self.problem), "slug": self.problem.slug, "solution": self.solution.id,
+            "parameters": dict(self.solution.parameters), **({"error": self.error} if self.error else {}),
+        }  # fmt: skip
+
+
+def sampled(
+    name: str, environment: Environment, sample: int, seed: int
+) -> list[tuple[GemmProblem, Solution]]:
+    """The family's likeliest candidate for each problem (of LARGE where it has none for the others), then `sample` more of its space (fewer
+    where so many are not found), the same for the same seed. Triton's are such that shared memory may hold."""
+    family = GPU_FAMILIES[name]
+    mine = [problem for problem in PROBLEMS if family.supports(problem)]
+
+    def first(problems: Sequence[GemmProblem]) -> list[tuple[GemmProblem, Solution]]:
+        return [(each, one) for each in problems for one in islice(family.solutions(each, environment), 1)]
+
+    likeliest = first(mine) or first(LARGE)
+    found = dict.fromkeys(likeliest)
+    build = environment.libraries.get(LIBRARY) if isinstance(family, TritonFamily) else None
+    for problem, solution in legal(family, mine, environment, Random(f"{seed} {name}"), build):
+        if len(found) >= len(likeliest) + sample:
+            break
+        if build is None or holds(Configuration.of(problem, solution.parameters), environment):
+            found[problem, solution] = None
+    return list(found)
+
+
+def compiled(
+    wanted: Sequence[tuple[GemmProblem, Solution]],
+    family: Family,
+    environment: Environment,
+    cache: BinaryCache,
+) -> Iterator[Pair]:
+    """Every pair in order, compiled by as many threads as this process has processors. Raises StorageError."""
+
+    def one(pair: tuple[GemmProblem, Solution]) -> Pair:
+        try:
+            found = family.compile(*pair, environment, cache)
+        except CompileError as error:
+            return Pair(*pair, error=str(error))
+        return Pair(*pair, None if found is None else found.resolve())
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        yield from pool.map(one, wanted)
+
+
+def launch(pairs: Sequence[Pair], device: Device) -> None:
+    """Launches each twice, waiting for each, with a line before and a line after. What the device has not the shared
+    memory for is told and left out. Raises GemmtuneError for a launch that fails."""
+    for pair in pairs:
+        print(f"pair {pair.problem.slug} {pair.solution.id}", flush=True)
+        try:
+            _run(pair, device)
+        except IllegalSolution as error:
+            print(f"refused {pair.solution.id}: {error}", flush=True)
+        else:
+            print(f"launched {pair.problem.slug} {pair.solution.id}", flush=True)
+
+
+def _run(pair: Pair, device: Device) -> None:
+    """On operands that are allocations of their own, aligned to what the problem promises and no more."""
+    problem, rng = pair.problem, np.random.default_rng(0)
+    kernel = device.load(problem, pair.solution, pair.binary)
+    with ExitStack() as held:
+        address = {}
+        for name, layout in layouts(problem).items():
+            askew = max(problem.alignment, layout.dtype.bytes) if problem.alignment < 16 else 0
+            buffer = device.allocate(askew + layout.bytes)
+            held.callback(buffer.free)
+            kind = "scale" if name.startswith("scale_") else "normal"
+            buffer.upload(draw(rng, layout.elements, layout.dtype, kind).view(np.uint8), askew)
+            address[name] = buffer.address + askew
+        workspace = 0
+        if kernel.workspace_bytes:
+            buffer = device.allocate(kernel.workspace_bytes)
+            held.callback(buffer.free)
+            workspace = buffer.address
+        start = kernel.bind(Operands.at(address, problem.scalars), workspace)
+        kernel.prepare()
+        for _ in range(2):
+            start()
+            device.synchronize()
+
+
+def to_json(pairs: Sequence[Pair], environment: Environment) -> str:
+    """What launch_file() reads."""
+    rows = [
+        {"problem": one.problem.to_dict(), "solution": one.solution.to_dict(), "binary": str(one.binary)}
+        for one in pairs
+    ]
+    return json.dumps({"environment": environment.to_dict(), "pairs": rows})
+
+
+def launch_file(path: Path) -> None:
+    """Launches what the file lists, on device 0, which is not probed again: nobody's library is to be loaded here.
+    Raises GemmtuneError."""
+    found = json.loads(path.read_text())
+    pairs = [
+        Pair(GemmProblem.from_dict(row["problem"]), Solution.from_dict(row["solution"]), Path(row["binary"]))
+        for row in found["pairs"]
+    ]
+    environment = Environment.from_dict(found["environment"])
+    launch(pairs, CudaDevice(0, environment, backend("cuda").families(), kernel_cache()))
