@@ -278,7 +278,6 @@ inline void write8(void* p, const unsigned (&v)[2]) {
 inline void copy_async16(void* shared, const void* global, int bytes = 16) {
     host::start_copy(shared, global, 16, bytes);
 }
-inline void copy_near16(void* shared, const void* global, int bytes) { copy_async16(shared, global, bytes); }
 inline void copy_async4(void* shared, const void* global, int bytes = 4) {
     host::start_copy(shared, global, 4, bytes);
 }

@@ -10,7 +10,6 @@
 //   write16() write8()                            aligned stores
 //   copy_async16() copy_async4()                  from global to shared memory, by nobody's registers: of 16
 //                                                 (4) bytes all or the first so many, then zeros; both aligned
-//   copy_near16()                                 copy_async16() of what blocks of a multiprocessor share
 //   commit_copies() wait_copies<N>()              copies since the last make a group; all but N groups are in
 //                                                 place, as far as this thread's own go
 //   read_shared<T>()                              from shared memory, by a whole warp
@@ -166,12 +165,10 @@ GEMMTUNE_DEVICE void copy_async16(void* shared, const void* global) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;"
                  ::"r"(shared_address(shared)), "l"(global));
 }
+GEMMTUNE_DEVICE void copy_part(void* shared, const void* global, int bytes);  // below
 GEMMTUNE_DEVICE void copy_async16(void* shared, const void* global, int bytes) {
+    if (bytes != 0 && bytes != 16) return copy_part(shared, global, bytes);
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
-                 ::"r"(shared_address(shared)), "l"(global), "r"(bytes));
-}
-GEMMTUNE_DEVICE void copy_near16(void* shared, const void* global, int bytes) {
-    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 16, %2;"
                  ::"r"(shared_address(shared)), "l"(global), "r"(bytes));
 }
 GEMMTUNE_DEVICE void copy_async4(void* shared, const void* global) {
@@ -244,26 +241,30 @@ GEMMTUNE_DEVICE unsigned short float_to_bf16(float value) {
 }
 #endif
 
+#if !defined(GEMMTUNE_HOST)
+// Part of 16 bytes: by loads and stores. (An asynchronous copy of a part reads the other bytes as well, which
+// at an operand's end are somebody else's.)
+GEMMTUNE_DEVICE void copy_part(void* shared, const void* global, int bytes) {
+    const unsigned short* const from = static_cast<const unsigned short*>(global);
+    GEMMTUNE_UNROLL
+    for (int i = 0; i < 8; ++i)
+        static_cast<unsigned short*>(shared)[i] = 2 * i < bytes ? from[i] : static_cast<unsigned short>(0);
+}
+#endif
+
 #if !defined(GEMMTUNE_HOST) && !defined(GEMMTUNE_ASYNC_COPIES)
 // No copy that goes on by itself, but loads and stores: what a thread copies is there at once.
 GEMMTUNE_DEVICE void copy_async16(void* shared, const void* global) { write16(shared, read16(global)); }
 GEMMTUNE_DEVICE void copy_async4(void* shared, const void* global) {
     *static_cast<unsigned*>(shared) = *static_cast<const unsigned*>(global);
 }
-template <int SIZE>
-GEMMTUNE_DEVICE void copy_part(char* shared, const char* global, int bytes) {
-    for (int i = 0; i < SIZE; ++i) shared[i] = i < bytes ? global[i] : char(0);
-}
 GEMMTUNE_DEVICE void copy_async16(void* shared, const void* global, int bytes) {
     if (bytes == 16) copy_async16(shared, global);
-    else copy_part<16>(static_cast<char*>(shared), static_cast<const char*>(global), bytes);
-}
-GEMMTUNE_DEVICE void copy_near16(void* shared, const void* global, int bytes) {
-    copy_async16(shared, global, bytes);
+    else copy_part(shared, global, bytes);
 }
 GEMMTUNE_DEVICE void copy_async4(void* shared, const void* global, int bytes) {
     if (bytes == 4) copy_async4(shared, global);
-    else copy_part<4>(static_cast<char*>(shared), static_cast<const char*>(global), bytes);
+    else *static_cast<unsigned*>(shared) = 0;
 }
 GEMMTUNE_DEVICE void commit_copies() {}
 template <int N>

@@ -14,6 +14,8 @@
 // halves of 128 bytes exchanged, so that the lines that are read at once lie in different banks. Else a line
 // is copied in the 16-byte words that it lies in, one more than its own length, and keeps in shared memory
 // the shift of its start, which is the same for every eighth line; words are put together when they are read.
+// (Lines are half a width of the banks apart, and those of one half have starts of different words where their
+// leading dimension is odd: what a warp reads lies in different banks then, too.)
 #pragma once
 
 #include "epilogue.h"
@@ -26,7 +28,8 @@ struct SkinnyRing {
     using T = typename TYPES::Input;
     static constexpr int kThreads = 32 * WARPS, kMinBlocks = 0;
     static constexpr int kGroups = ROWS / 8, kTiles = (COLUMNS + 15) / 16, kDeep = 32;  // of a step along k
-    static constexpr int kUnits = BK / 8 + (WHOLE ? 0 : 1), kPitch = 16 * kUnits;       // of a line in a slot
+    static constexpr int kUnits = BK / 8 + (WHOLE ? 0 : 1);           // 16 bytes, of a line in a slot
+    static constexpr int kPitch = BK * 2 + (WHOLE ? 0 : 64);          // from a line to the next
     static constexpr int kSlot = (ROWS + COLUMNS) * kPitch;
     static constexpr int kSumsPitch = ROWS + 8, kPart = COLUMNS * kSumsPitch;  // floats; of a warp's sums
     static constexpr int kRings = WARPS * SLOTS * kSlot, kParts = WARPS * kPart * 4;
@@ -42,8 +45,8 @@ struct SkinnyRing {
         const int warp = warp_index();
         const i64 first = static_cast<i64>(block_x()) * ROWS;
         const Slice<BK> mine(args, task, (static_cast<unsigned>(args.k) - 1) / BK + 1);
-        const Lines<ROWS, false> a(args.a, task.batch * args.stride_a, args.lda, first, args.m, args.k);
-        const Lines<COLUMNS, true> b(args.b, task.batch * args.stride_b, args.ldb, 0, args.n, args.k);
+        const Lines<ROWS> a(args.a, task.batch * args.stride_a, args.lda, first, args.m, args.k);
+        const Lines<COLUMNS> b(args.b, task.batch * args.stride_b, args.ldb, 0, args.n, args.k);
         char* const ring = shared + warp * SLOTS * kSlot;
         int next = mine.begin + warp, to = 0;
         const auto copy = [&] {
@@ -73,8 +76,8 @@ private:
     static constexpr int kA = ROWS * kPitch;  // where B's lines begin in a slot
     using Sums = float[kTiles][kGroups][4];
 
-    // LINES lines of an operand from line `first` of `lines` on; those beyond the last are read as it. NEAR: B's.
-    template <int LINES, bool NEAR>
+    // LINES lines of an operand from line `first` of `lines` on; those beyond the last are read as it.
+    template <int LINES>
     struct Lines {
         const char* base;
         i64 pitch;
@@ -108,7 +111,7 @@ private:
             for (int begin = 0; begin < kAll; begin += 32) {
                 if (kAll % 32 && begin + lane_index() >= kAll) break;
                 const int place = WHOLE ? unit ^ line % 2 * 4 : unit;
-                copy_unit(to + line * kPitch + place * 16, WHOLE ? source : down(source), there);
+                copy_async16(to + line * kPitch + place * 16, WHOLE ? source : down(source), there);
                 line += kOn;
                 if (line <= last && there) source += kOn * pitch;
             }
@@ -118,19 +121,13 @@ private:
                 const int i = begin + lane_index();
                 if (LINES % 32 && i >= LINES) break;
                 const char* const start = down(base + (i < last ? i : last) * pitch);
-                copy_unit(to + i * kPitch + kBytes, start + at + kBytes, 16);
+                copy_async16(to + i * kPitch + kBytes, start + at + kBytes, 16);
             }
         }
 
     private:
         static GEMMTUNE_DEVICE const char* down(const char* p) {
             return p - static_cast<int>(reinterpret_cast<u64>(p) & 15);
-        }
-
-        // A's are read once; B's by every block, of which some run side by side.
-        static GEMMTUNE_DEVICE void copy_unit(char* to, const char* source, int there) {
-            if (NEAR) copy_near16(to, source, there);
-            else copy_async16(to, source, there);
         }
 
         // The last chunks of lines that start anywhere: `left` bytes from the chunk on.
@@ -141,7 +138,7 @@ private:
                 const char* const start = base + (line < last ? line : last) * pitch;
                 const char* const from = down(start);
                 const int here = left + static_cast<int>(start - from) - unit * 16;
-                copy_unit(to + line * kPitch + unit * 16, here > 0 ? from + at + unit * 16 : from,
+                copy_async16(to + line * kPitch + unit * 16, here > 0 ? from + at + unit * 16 : from,
                           here <= 0 ? 0 : here < 16 ? here : 16);
             }
         }
@@ -168,8 +165,8 @@ private:
         }
     };
 
-    static GEMMTUNE_DEVICE void multiply(const char* slot, const Lines<ROWS, false>& a,
-                                         const Lines<COLUMNS, true>& b, Sums& sum) {
+    static GEMMTUNE_DEVICE void multiply(const char* slot, const Lines<ROWS>& a,
+                                         const Lines<COLUMNS>& b, Sums& sum) {
         const int group = lane_index() / 4;
         GEMMTUNE_UNROLL
         for (int step = 0; step < BK / kDeep; ++step) {

@@ -16,7 +16,7 @@ from backends.kernels.legality import (
     first,
     tensor_core_rule,
 )
-from backends.kernels.product import WIDE, Product, flag
+from backends.kernels.product import Product, flag
 from backends.kernels.streaming import (
     IN_FLIGHT,
     SECOND_LAUNCH,
@@ -31,6 +31,8 @@ from backends.solution import Parameter
 #: Bytes that L2 sends a multiprocessor of an H200 in a clock, in practice; how much faster than its share of
 #: the memory's speed one reads while others idle; which part of the chunks on their way delays the rest.
 _L2_BYTES, _FASTER, _FILL_SHARE = 40, 2.0, 0.15
+#: Bytes that lines which start anywhere are farther apart in shared memory (skinny_ring.h: kPitch).
+_APART = 64
 #: What a block takes of its multiprocessor's shared memory beside what it asks for.
 _BLOCK_SHARED = 1024
 
@@ -45,8 +47,8 @@ class SkinnyRing(StreamFamily):
     name, header, columns = "skinny-ring", "skinny_ring.h", (1, 64)
     vendors = ("cuda",)
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
-        "stream": STREAMS, "rows": (8, 16, 32, 64, 128), "tile_k": (64, 128, 256), "slots": (2, 3, 4, 6, 8),
-        "warps": (2, 4, 8, 16), "splits": (1, 2, 4, 8),
+        "stream": STREAMS, "rows": (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128), "tile_k": (64, 128, 256),
+        "slots": (2, 3, 4, 6, 8), "warps": (2, 4, 8, 16), "splits": (1, 2, 4, 8),
     }  # fmt: skip
 
     def supports(self, problem: GemmProblem) -> bool:
@@ -70,7 +72,7 @@ class SkinnyRing(StreamFamily):
 
     def shared_bytes(self, product: Product, values: Values, warp: int) -> int:
         rows, columns, warps = number(values, "rows"), self._columns(product), number(values, "warps")
-        line = number(values, "tile_k") * 2 + (0 if self._whole(product) else WIDE)
+        line = number(values, "tile_k") * 2 + (0 if self._whole(product) else _APART)
         rings = warps * number(values, "slots") * (rows + columns) * line
         return max(rings, warps * columns * (rows + 8) * 4)
 

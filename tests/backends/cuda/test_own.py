@@ -300,7 +300,7 @@ def test_every_family_on_a_gpu(name: str, family: str, cache: BinaryCache) -> No
     if not drawn and not listed:
         pytest.skip(f"{family} has nothing for {problem.slug}")
     for values in [*listed, *drawn]:
-        solution = Solution(family, 1, values)
+        solution = Solution(family, FAMILIES[family].version, values)
 
         def right(case: Any, solution: Solution = solution) -> bool:
             if one.illegal(case.problem, solution, here):
