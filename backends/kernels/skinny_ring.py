@@ -47,8 +47,8 @@ class SkinnyRing(StreamFamily):
     name, header, columns = "skinny-ring", "skinny_ring.h", (1, 64)
     vendors = ("cuda",)
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
-        "stream": STREAMS, "rows": (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128), "tile_k": (64, 128, 256),
-        "slots": (2, 3, 4, 6, 8), "warps": (2, 4, 8, 16), "splits": (1, 2, 4, 8),
+        "stream": STREAMS, "rows": (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128),
+        "tile_k": (64, 128, 256), "slots": (2, 3, 4, 6, 8), "warps": (2, 4, 8, 16), "splits": (1, 2, 4, 8),
     }  # fmt: skip
 
     def supports(self, problem: GemmProblem) -> bool:
