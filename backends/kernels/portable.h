@@ -186,6 +186,8 @@ GEMMTUNE_DEVICE void wait_copies() {
 
 #if __CUDA_ARCH__ >= 900
 #define GEMMTUNE_DEPENDENT_LAUNCHES
+GEMMTUNE_DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;"); }
+GEMMTUNE_DEVICE void wait_for_launches() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 #endif
 
 GEMMTUNE_DEVICE float half_to_float(unsigned short bits) {

@@ -215,7 +215,7 @@ class Skinny(StreamFamily):
         cached = (1 + columns / rows) * UNIT_BYTES / CACHE_BYTES
         multiplied = (columns + 1) * UNIT_BYTES / product.element_bytes / LANES
         found = super().cost(product, values, units, warp) * max(1.0, cached, multiplied)
-        # Seen on an H200: a step ahead gains or costs some per cent of a single column, and mostly costs others.
+        # Seen on an H200: a step ahead gains or costs a single column some per cent, and mostly costs more.
         return found * (1.0, 1.0 if columns == 1 else 1.1, 1.1)[number(values, "ahead")]
 
     def legal(self, product: Product, values: Values, environment: Environment) -> str | None:

@@ -3,8 +3,9 @@
 Each kernel computes D[M,N] = scale_d activation(alpha scale_a scale_b A[M,K] B[K,N] + beta C + bias), in
 terms of its own that product.py maps a problem to. An operand is contiguous along one dimension, which a
 *_ALONG_* says; its other stride is its leading dimension. Strides of a batch are always 64 bits wide;
-offsets within a matrix are where WIDE. Masks are left out where a size is known to divide (EVEN_*). DEPENDENT:
-the kernel may be started while the launch before it ends, and waits for that before it touches memory.
+offsets within a matrix are where WIDE. Masks are left out where a size is known to divide (EVEN_*).
+DEPENDENT: the kernel may be started while the launch before it ends, and waits for that before it touches
+memory.
 """
 
 import triton
