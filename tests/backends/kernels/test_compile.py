@@ -115,12 +115,13 @@ IN_TWO: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = (
 )  # fmt: skip
 
 
+FETCHED: tuple[dict[str, Parameter], ...] = tuple({"splits": 1, "ahead": ahead} for ahead in (0, 1, 2))
 #: One of every other family, and those that fetch ahead.
 IN_ONE: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = (
     *((name, SAMPLED[3], {}) for name in LADDER),
     ("small-batch", SAMPLED[5], {}),
-    *(("gemv", SAMPLED[0], {"splits": 1, "ahead": ahead}) for ahead in (0, 1, 2)),
-    *(("skinny", from_linear(4, 512, 512, "bf16"), {"splits": 1, "ahead": ahead}) for ahead in (0, 1, 2)),
+    *(("gemv", SAMPLED[0], given) for given in FETCHED),
+    *(("skinny", from_linear(4, 512, 512, "bf16"), given) for given in FETCHED),
     ("gemv", from_linear(1, 4097, 4095, "bf16"), {"ahead": 1}), ("skinny", SAMPLED[2], {"ahead": 2}),
     ("gemv", from_mm(1, 512, 512), {}), ("skinny", SAMPLED[1], {}),
 )  # fmt: skip
@@ -147,6 +148,10 @@ def test_a_second_launch_waits_before_it_reads_and_may_come_early(
     assert "griddepcontrol" not in older
     assert TOUCHES.search(older)
     assert "ld.global.nc" not in older
+
+
+def test_no_family_is_left_out_of_those_whose_waits_are_looked_for() -> None:
+    assert {name for name, _, _ in (*IN_ONE, *IN_TWO)} == set(FAMILIES)
 
 
 @pytest.mark.parametrize(("name", "problem", "given"), IN_ONE)

@@ -174,7 +174,7 @@ def test_a_pipeline_is_right_in_every_transpose_and_depth(warp: int, tmp_path: P
     """Whole loads and ragged ones, k of several tiles and of less than one; blocks of several sets of
     products and an end of the batch within one. Copies come as late as a wait allows, and at once."""
     environment = H200 if warp == 32 else MI300X
-    made: dict[str, list[GemmProblem]] = {
+    asked: dict[str, list[GemmProblem]] = {
         # Tiles within D and beyond it.
         "async-copy": [*_transposes("fp32", (260, 264, 84, 2)), *_transposes("fp32", (67, 130, 77, 1)),
                        *_transposes("fp32", (64, 128, 5, 1))[2:]],
@@ -183,7 +183,7 @@ def test_a_pipeline_is_right_in_every_transpose_and_depth(warp: int, tmp_path: P
                         *_transposes("bf16", (64, 8, 48, 9)), *_transposes("bf16", (24, 40, 56, 9)),
                         *_transposes("fp16", (11, 50, 21, 9)), from_bmm(21, 8, 16, 24, "bf16", stride_a=0)],
     }  # fmt: skip
-    for name, problems in made.items():
+    for name, problems in asked.items():
         family = FAMILIES[name]
         found = [
             (problem, family.configuration(problem, values, warp))
