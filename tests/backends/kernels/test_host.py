@@ -77,6 +77,8 @@ def test_every_size_may_be_one(tmp_path: Path) -> None:
 AHEAD = {
     "no whole load": from_linear(1, 40, 5, "bf16"),
     "a load": from_linear(3, 5, 8, "bf16"),
+    "several steps": from_linear(1, 9, 4168, "bf16"),
+    "several steps of more columns": from_linear(3, 9, 4168, "fp16"),
     **{name: PROBLEMS[name] for name in ("one column", "one column, odd", "two columns", "five columns, odd",
                                          "seven columns batch")},
 }  # fmt: skip
