@@ -51,8 +51,10 @@ class Package:
             self._functions.append(function)
 
     def run(self, filled: Mapping, stream: int | None = None) -> None:
-        """Launches on a stream. `filled`: the operands' device addresses by name, "workspace" where its size
-        is not 0, and alpha and beta where the problem leaves them open."""
+        """Launches on a stream, plainly: kernels that would wait for the launch before them
+        ("may_be_programmatic_dependent_launch") have nothing to wait for then. `filled`: the operands' device
+        addresses by name, "workspace" where its size is not 0, and alpha and beta where the problem leaves
+        them open."""
         for launch, function in zip(self.told["launches"], self._functions, strict=True):
             packed = [pack(one, filled) for one in launch["arguments"]]
             buffers = [ctypes.create_string_buffer(data, len(data)) for data in packed]

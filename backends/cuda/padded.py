@@ -386,6 +386,6 @@ class PaddedKernel:
         arguments = self._function.pack(launch.at(addresses))
         how = *launch.grid, arguments, self._device.stream
         if capability(self._device.environment) >= DEPENDENT_LAUNCHES:
-            dependent: Launch = self._function.dependent(*how)
-            return dependent
+            on_its_heels: Launch = self._function.dependent(*how)  # pad.cu waits itself
+            return on_its_heels
         return partial(self._function.launch, *how)

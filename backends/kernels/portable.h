@@ -9,7 +9,7 @@
 //   fetch()                                       on its way to L2, on NVIDIA's GPUs: no load, at any time
 //   write16() write8()                            aligned stores
 //   copy_async16() copy_async4()                  from global to shared memory, by nobody's registers: of 16
-//                                                 (4) bytes all or the first so many, then zeros; both aligned
+//                                                 (4) bytes all or the first so many, then zeros; aligned
 //   commit_copies() wait_copies<N>()              copies since the last make a group; all but N groups are in
 //                                                 place, as far as this thread's own go
 //   read_shared<T>()                              from shared memory, by a whole warp
@@ -276,18 +276,19 @@ template <typename T>
 GEMMTUNE_DEVICE T read_shared(const void* p) { return *static_cast<const T*>(p); }
 #endif
 
-// NVIDIA's GPUs from sm_90 on may start a launch while the one before it ends (programmatic dependent launch),
-// which hides the time that a launch takes; the host queues every launch of ours so (driver.py: dependent()).
+// NVIDIA's GPUs from sm_90 on may start a launch while the one before it ends (programmatic dependent
+// launch), which hides the time that a launch takes; the host queues every launch of ours so (driver.py:
+// dependent()).
 //   wait_for_launches()  of every thread of every kernel, before it touches memory and before it may end
-//                        (GEMMTUNE_KERNEL): until all of the launch before has ended and what it stored can be
-//                        seen. Whatever that launch is, it has waited for those before it: who waits for it
-//                        waits for them too, and operands, D and the workspace are as in any other order.
+//                        (GEMMTUNE_KERNEL): until all of the launch before has ended and what it stored can
+//                        be seen. Whatever that launch is, it has waited for those before it: who waits for
+//                        it waits for them too, and operands, D and the workspace are as in any other order.
 //   launch_dependents()  in the first of a product's two launches, of which the second adds what the first
-//                        one keeps in the workspace. Once every block has said so, or has ended, blocks of the
-//                        second may start where there is room. All of the first's have had their place by
-//                        then, so that none of them waits for one of the second's. It promises nothing of
-//                        memory, and may stand before a block's last stores. A launch that says nothing lets
-//                        the next one start when its last block ends: products do not overlap.
+//                        one keeps in the workspace. Once every block has said so, or has ended, blocks of
+//                        the second may start where there is room. All of the first's have had their place
+//                        by then, so that none of them waits for one of the second's. It promises nothing
+//                        of memory, and may stand before a block's last stores. A launch that says nothing
+//                        lets the next one start when its last block ends: products do not overlap.
 // Before it waits a kernel may fetch() what it is going to load: whoever stores there meanwhile stores to L2.
 // Elsewhere launches wait for one another anyway, and these functions do nothing.
 #if !defined(GEMMTUNE_DEPENDENT_LAUNCHES)

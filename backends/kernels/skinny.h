@@ -51,7 +51,8 @@ private:
     static GEMMTUNE_DEVICE unsigned chunks(const GemmArgs& args) { return static_cast<unsigned>(args.k) / V; }
 
     // A warp's rows; those beyond the last are read as the last, and not stored.
-    static GEMMTUNE_DEVICE void find_rows(const GemmArgs& args, Task task, int warp_m, const T* (&row)[ROWS]) {
+    static GEMMTUNE_DEVICE void find_rows(const GemmArgs& args, Task task, int warp_m,
+                                          const T* (&row)[ROWS]) {
         const unsigned first = block_x() * kRows + warp_m * ROWS, most = static_cast<unsigned>(args.m) - 1;
         const T* const a = static_cast<const T*>(args.a) + task.batch * args.stride_a;
         GEMMTUNE_UNROLL
@@ -73,7 +74,7 @@ private:
             if (mine.end - at >= kStep) step<false>(args, row, b, at + lane, mine.end, sum);
             else step<true>(args, row, b, at + lane, mine.end, sum);
         }
-        const i64 last = static_cast<i64>(chunks(args)) * V + lane;  // the elements after the last whole chunk
+        const i64 last = static_cast<i64>(chunks(args)) * V + lane;  // what is after the last whole chunk
         if (last < args.k && warp_k == 0 && task.slice + 1 == static_cast<unsigned>(args.splits)) {
             GEMMTUNE_UNROLL
             for (int c = 0; c < COLUMNS; ++c) {

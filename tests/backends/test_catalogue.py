@@ -72,4 +72,4 @@ def test_it_is_plain_json() -> None:
     first = rows[0]
     assert first["name"] == "gemv"
     assert first["parameters"]["stream"] == ["a", "b"]
-    assert (first["vendors"], first["space"]) == (["cuda", "hip"], 4000)
+    assert (first["vendors"], first["space"]) == (["cuda", "hip"], 12000)

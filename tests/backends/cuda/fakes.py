@@ -54,6 +54,9 @@ class FakeFunction:
     def launch(self, grid: Any, block: Any, arguments: Any, stream: int, shared: int = 0) -> None:
         self._log.append((self._name, grid, block, arguments, stream))
 
+    def dependent(self, grid: Any, block: Any, arguments: Any, stream: int, shared: int = 0) -> Any:
+        return lambda: self._log.append((("dependent", *self._name), grid, block, arguments, stream))
+
 
 class FakeDevice:
     """What a family asks of a device."""

@@ -29,7 +29,9 @@ from tests.backends.kernels.samples import PROBLEMS, legal_values
 
 READY = replace(ENVIRONMENT, libraries={**ENVIRONMENT.libraries, "nvrtc": "13.0"})
 DECODE = from_linear(1, 4096, 4096, "bf16", beta=1.0, bias="bf16")
-GEMV: dict[str, Any] = {"stream": "a", "rows": 1, "unroll": 4, "warps_m": 2, "warps_k": 4, "splits": 1}
+GEMV: dict[str, Any] = {
+    "stream": "a", "rows": 1, "unroll": 4, "warps_m": 2, "warps_k": 4, "splits": 1, "ahead": 0,
+}  # fmt: skip
 BY_NAME = {family.name: family for family in own_families()}
 
 
@@ -78,7 +80,8 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def _loaded(problem: GemmProblem, values: dict[str, Any], device: Any, family: str = "gemv") -> OwnKernel:
-    return BY_NAME[family].load(problem, Solution(family, 1, values), Path("one.cubin"), device)
+    version = FAMILIES[family].version
+    return BY_NAME[family].load(problem, Solution(family, version, values), Path("one.cubin"), device)
 
 
 def test_every_family_of_cudas_is_there() -> None:
@@ -103,8 +106,9 @@ def test_a_launch_is_one_kernel_with_its_argument(log: list[Any]) -> None:
     loaded, *launches = log
     assert loaded == ("load", Path("one.cubin"))
     assert len(launches) == 2
-    name, grid, block, argument, stream, shared = launches[0]
-    assert (name, grid, block, stream, shared) == ("gemm", (2048, 1, 1), (256, 1, 1), device.stream, 32)
+    how, name, grid, block, argument, stream, shared = launches[0]
+    assert (how, name, grid, block) == ("dependent", "gemm", (2048, 1, 1), (256, 1, 1))
+    assert (stream, shared) == (device.stream, 32)
     assert (argument.a, argument.b, argument.c, argument.d, argument.bias) == (16, 32, 48, 64, 80)
     assert (argument.m, argument.n, argument.k, argument.batch) == (4096, 1, 4096, 1)
     assert (argument.lda, argument.c_row, argument.d_row, argument.bias_row) == (4096, 1, 1, 1)
@@ -116,7 +120,7 @@ def test_the_transposed_product_changes_sides(log: list[Any]) -> None:
     rows = from_mm(4096, 1, 512, "bf16", trans_a="N", bias="bf16", ldd=3)
     kernel = _loaded(rows, {**GEMV, "stream": "b"}, FakeDevice())
     kernel.bind(Operands(16, 32, 0, 64, 80, 1.0, 0.0), 0)()
-    argument = log[-1][3]
+    argument = log[-1][4]
     assert (argument.a, argument.b, argument.m, argument.n) == (32, 16, 4096, 1)
     assert (argument.d_row, argument.d_column) == (3, 1)
     assert (argument.bias_row, argument.bias_column) == (0, 1)
@@ -130,9 +134,10 @@ def test_slices_of_k_are_added_by_a_second_launch(log: list[Any]) -> None:
     launch()
     first, second, *again = log[1:]
     assert again == [first, second]
-    assert first[:3] == ("gemm", (2048, 4, 1), (256, 1, 1))
-    assert second == ("dependent", "reduce", (16, 1, 1), (256, 1, 1), first[3], FakeDevice.stream, 0)
-    assert (first[3].partial, first[3].splits) == (4096, 4)
+    assert first[:4] == ("dependent", "gemm", (2048, 4, 1), (256, 1, 1))
+    assert first[5:] == (FakeDevice.stream, 32)
+    assert second == ("dependent", "reduce", (16, 1, 1), (256, 1, 1), first[4], FakeDevice.stream, 0)
+    assert (first[4].partial, first[4].splits) == (4096, 4)
     with pytest.raises(LaunchError, match=r"^the workspace at 0x1008 is not aligned to 16 bytes$"):
         kernel.bind(Operands(16, 32, 48, 64, 80, 1.0, 1.0), 4104)
     _loaded(DECODE, GEMV, FakeDevice()).bind(Operands(16, 32, 48, 64, 80, 1.0, 1.0), 4104)
@@ -143,6 +148,8 @@ def test_before_sm_90_launches_wait_for_one_another(log: list[Any]) -> None:
     device.environment = replace(ENVIRONMENT, arch="sm_89")
     _loaded(DECODE, {**GEMV, "splits": 4}, device).bind(Operands(16, 32, 48, 64, 80, 1.0, 1.0), 4096)()
     first, second = log[1:]
+    assert first[:3] == ("gemm", (2048, 4, 1), (256, 1, 1))
+    assert first[4:] == (device.stream, 32)
     assert second == ("reduce", (16, 1, 1), (256, 1, 1), first[3], device.stream, 0)
 
 
@@ -161,8 +168,8 @@ def test_as_many_blocks_as_the_device_runs_at_once_share_tiles(log: list[Any]) -
     kernel.bind(Operands(16, 32, 0, 64, 0, 1.0, 0.0), 4096)()
     assert log[1] == ("allow", "gemm", 4 * 2 * 128 * 64)
     first, second = log[2:]
-    assert first[:3] == ("gemm", (132, 1, 1), (128, 1, 1))
-    argument = first[3]
+    assert first[:4] == ("dependent", "gemm", (132, 1, 1), (128, 1, 1))
+    argument = first[4]
     streamed = 320 - 132
     assert (argument.blocks, argument.whole) == (132, 132)
     assert (argument.share, argument.extra) == divmod(streamed * 160, 132)
@@ -174,7 +181,7 @@ def test_as_many_blocks_as_the_device_runs_at_once_share_tiles(log: list[Any]) -
     even = _loaded(UNEVEN, STREAM, device, "stream-k")
     assert even.workspace_bytes == 0
     even.bind(Operands(16, 32, 0, 64, 0, 1.0, 0.0), 0)()
-    name, grid, _, argument, *_ = log[-1]
+    _, name, grid, _, argument, *_ = log[-1]
     assert (name, grid, argument.whole, argument.share, argument.extra) == ("gemm", (160, 1, 1), 320, 0, 0)
 
 
@@ -182,7 +189,7 @@ def test_batches_beyond_the_grids_z_go_along_its_y(log: list[Any]) -> None:
     many = from_bmm(100_000, 17, 20, 32)
     values = {"tile_m": 32, "tile_n": 8}
     _loaded(many, values, FakeDevice(), "coalesced").bind(Operands(16, 32, 0, 64, 0, 1.0, 0.0), 0)()
-    _, grid, _, argument, *_ = log[-1]
+    _, _, grid, _, argument, *_ = log[-1]
     assert grid == (1 * 3, 2, 65535)
     assert (argument.batch, argument.batch_blocks, argument.batch_groups) == (100_000, 65535, 2)
 
@@ -191,7 +198,7 @@ def test_blocks_of_several_products_span_the_batch(log: list[Any]) -> None:
     many = from_bmm(100_000, 32, 32, 32)
     values = {"thread_m": 8, "thread_n": 4, "threads": 64, "rounds": 4, "stages": 2}
     _loaded(many, values, FakeDevice(), "small-batch").bind(Operands(16, 32, 0, 64, 0, 1.0, 0.0), 0)()
-    _, grid, block, argument, _, shared = log[-1]
+    _, _, grid, block, argument, _, shared = log[-1]
     assert (grid, block) == ((100_000 // 8, 1, 1), (64, 1, 1))
     assert argument.batch == 100_000
     assert shared == 2 * 2 * (32 * 32 + 32 * 36) * 4
@@ -222,7 +229,7 @@ def test_a_binary_is_loaded_once_a_device(log: list[Any]) -> None:
 
 def test_a_binary_must_be_there(log: list[Any]) -> None:
     with pytest.raises(LaunchError, match=r"^gemv-.* has no binary$"):
-        BY_NAME["gemv"].load(DECODE, Solution("gemv", 1, GEMV), None, FakeDevice())
+        BY_NAME["gemv"].load(DECODE, Solution("gemv", 2, GEMV), None, FakeDevice())
 
 
 def test_what_a_kernel_takes_of_a_multiprocessor(log: list[Any]) -> None:
@@ -253,7 +260,7 @@ def test_the_driver_is_asked_for_attributes_and_occupancy(monkeypatch: pytest.Mo
 
 
 def test_compiling_needs_no_gpu(tmp_path: Path) -> None:
-    solution = Solution("gemv", 1, GEMV)
+    solution = Solution("gemv", 2, GEMV)
     cache = BinaryCache(tmp_path)
     path = BY_NAME["gemv"].compile(DECODE, solution, READY, cache)
     assert path is not None

@@ -34,6 +34,7 @@ from backends.problem import GemmProblem, from_blas, from_bmm, from_linear
 from backends.protocol import Launch
 from backends.solution import Solution
 from tests.backends.cuda.fakes import ENVIRONMENT, FakeDevice
+from tests.backends.kernels.ptx import compiled, waits_first
 
 #: Odd rows everywhere: both inputs and D are misaligned.
 BOTH = from_linear(64, 99, 129, "bf16")
@@ -232,7 +233,7 @@ def test_a_launch_copies_in_multiplies_and_copies_out() -> None:
     assert kernel.partial_sums == 3
     starts, size = buffers(BOTH, "all")
     names = [entry[0] for entry in device.log]
-    pad = ("pad.cu", "pad", (("UNIT", "2"),))
+    pad = ("dependent", "pad.cu", "pad", (("UNIT", "2"),))
     assert names == [pad, "multiply", pad]
     _, inside, workspace = device.log[1]
     assert (inside.a, inside.b, inside.d) == tuple(0x100000 + starts[name] for name in "abd")
@@ -247,6 +248,16 @@ def test_a_launch_copies_in_multiplies_and_copies_out() -> None:
     # Launches bound before keep their own addresses.
     kernel.bind(replace(operands, a=0x5000), 0x200000)
     assert (a.source, a.target) == (0x1000, inside.a)
+
+
+def test_before_sm_90_a_copy_is_a_plain_launch() -> None:
+    device = FakeDevice()
+    device.environment = replace(ENVIRONMENT, arch="sm_89")
+    family = PaddedCublasLt(Inner())
+    first = next(family.listed(BOTH, device, None))
+    family.load(BOTH, first, None, device).bind(Operands(0x1000, 0x2000, 0, 0x3000, 0, 1.0, 0.0), 0x100000)()
+    pad = ("pad.cu", "pad", (("UNIT", "2"),))
+    assert [entry[0] for entry in device.log] == [pad, "multiply", pad]
 
 
 def test_a_pad_without_candidates_leaves_the_others() -> None:
@@ -468,6 +479,9 @@ class _HostFunction:
     def launch(self, grid: Any, block: Any, argument: Copies, stream: int) -> None:
         self._library.run(ctypes.byref(argument), ctypes.c_uint(grid[0]))
 
+    def dependent(self, *how: Any) -> Launch:
+        return lambda: self.launch(*how)
+
 
 class _HostDevice(FakeDevice):
     def __init__(self, libraries: dict[str, Any]) -> None:
@@ -544,6 +558,16 @@ def test_products_on_copies_are_the_products(
     assert np.array_equal(work[:work_start], guard[:work_start])
     end = work_start + kernel.workspace_bytes
     assert np.array_equal(work[end:], guard[end:])
+
+
+@pytest.mark.parametrize("unit", [1, 2, 4, 8])
+def test_copies_wait_before_they_touch_memory(unit: int) -> None:
+    text, flags = (KERNELS / "pad.cu").read_text(), [f"-DUNIT={unit}"]
+    (entry,) = compiled(text, "sm_90", list(KERNELS.glob("*.h")), flags).values()
+    waits_first(entry)
+    (older,) = compiled(text, "sm_80", list(KERNELS.glob("*.h")), flags).values()
+    assert "griddepcontrol" not in older
+    assert "ld.global.nc" not in older
 
 
 @pytest.mark.cuda

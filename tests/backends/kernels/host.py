@@ -49,6 +49,11 @@ def build(
 ) -> list[Built]:
     """Compiles them for warps of 32 or 64 threads, with the headers' own warnings as errors."""
     library = compiled(source(configurations), folder / f"kernels-{warp}.so", warp, headers)
+    return built(library, configurations)
+
+
+def built(library: ctypes.CDLL, configurations: Sequence[Configuration]) -> list[Built]:
+    """The configurations of a library of their source()."""
     found = []
     for index, one in enumerate(configurations):
         calls = [getattr(library, f"launch_{name}_{index}") for name in ("gemm", "reduce")]

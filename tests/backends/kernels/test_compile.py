@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from backends.cache import BinaryCache
-from backends.cuda.compiler import compile_unit, nvrtc
+from backends.cuda.compiler import compile_unit
 from backends.environment import Environment
 from backends.errors import CompileError
 from backends.kernels.families import FAMILIES, HEADERS
@@ -19,9 +19,15 @@ from backends.kernels.streaming import StreamFamily
 from backends.problem import GemmProblem, from_bmm, from_linear, from_mm
 from backends.solution import Parameter
 from tests.backends.kernels.host import H200, source
+from tests.backends.kernels.ptx import EARLY, TOUCHES, WAIT, compiled, waits_first
 from tests.backends.kernels.samples import every_value, legal_values
 from tests.backends.kernels.test_host import MI300X
 
+#: Families of every product of fp32.
+LADDER = (
+    "naive", "coalesced", "shared-tile", "block-tile-1d", "block-tile-2d", "vectorized", "warp-tile",
+    "double-buffered", "async-copy",
+)  # fmt: skip
 SAMPLED = (
     from_linear(1, 4096, 4096, "bf16"), from_mm(4, 4096, 4096, "fp16", beta=1.0),
     from_linear(9, 4097, 4095, "bf16"),
@@ -98,19 +104,7 @@ def test_python_and_the_header_agree_over_the_whole_legal_space(name: str, warp:
 
 def _ptx(unit: str, arch: str) -> dict[str, str]:
     """The text of each entry point, as NVRTC hands it to the assembler."""
-    headers = {path.name: path.read_text() for path in HEADERS.glob("*.h")}
-    api = nvrtc()
-    _, program = api.nvrtcCreateProgram(
-        unit.encode(), b"unit.cu", len(headers), [text.encode() for text in headers.values()],
-        [name.encode() for name in headers],
-    )  # fmt: skip
-    flags = [f"--gpu-architecture={arch.replace('sm', 'compute')}".encode(), b"--std=c++17"]
-    assert api.nvrtcCompileProgram(program, len(flags), flags)[0].name == "NVRTC_SUCCESS"
-    text = bytes(api.nvrtcGetPTXSize(program)[1])
-    api.nvrtcGetPTX(program, text)
-    api.nvrtcDestroyProgram(program)
-    _, *entries = text.decode().split(".visible .entry ")
-    return {entry.split("(")[0]: entry for entry in entries}
+    return compiled(unit, arch, list(HEADERS.glob("*.h")))
 
 
 #: A family, a problem and parameters with a second launch.
@@ -121,29 +115,66 @@ IN_TWO: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = (
 )  # fmt: skip
 
 
+FETCHED: tuple[dict[str, Parameter], ...] = tuple({"splits": 1, "ahead": ahead} for ahead in (0, 1, 2))
+#: One of every other family, and those that fetch ahead.
+IN_ONE: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = (
+    *((name, SAMPLED[3], {}) for name in LADDER),
+    ("small-batch", SAMPLED[5], {}),
+    *(("gemv", SAMPLED[0], given) for given in FETCHED),
+    *(("skinny", from_linear(4, 512, 512, "bf16"), given) for given in FETCHED),
+    ("gemv", from_linear(1, 4097, 4095, "bf16"), {"ahead": 1}), ("skinny", SAMPLED[2], {"ahead": 2}),
+    ("gemv", from_mm(1, 512, 512), {}), ("skinny", SAMPLED[1], {}),
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(("name", "problem", "given"), IN_TWO)
 def test_a_second_launch_waits_before_it_reads_and_may_come_early(
     name: str, problem: GemmProblem, given: dict[str, Parameter]
 ) -> None:
-    """From sm_90 on: the first lets it come before its last stores, and the second waits for all of the
-    first's before it touches memory."""
+    """From sm_90 on: the first lets it come before its last stores, and both wait for all of the
+    launch before them before they touch memory."""
     family = FAMILIES[name]
     values = legal_values(family, problem, H200, 1)[0] | given
     unit = family.configuration(problem, values).unit
     entries = _ptx(unit, "sm_90")
     assert set(entries) == {"gemm", "reduce"}
     first, second = entries["gemm"], entries["reduce"]
-    assert "griddepcontrol.launch_dependents" in first
-    assert re.search(r"\bst\.global", first.rsplit("griddepcontrol.launch_dependents", 1)[1])
-    assert "griddepcontrol.wait" not in first
-    assert "griddepcontrol.launch" not in second
-    assert second.count("griddepcontrol.wait") == 1
-    before, after = second.split("griddepcontrol.wait")
-    # Every thread waits: none has ended, none has read or written what another launch may write or read.
-    assert not re.search(r"\b(ld|st)\.(global|volatile|u|f|b|v)|\bret;", before)
-    assert re.search(r"\bld\.(global|v4|f32)", after)
-    assert "ld.global.nc" not in after, "not by the path of what no launch changes"
-    assert "griddepcontrol" not in "".join(_ptx(unit, "sm_80").values())
+    waits_first(first)
+    waits_first(second)
+    assert first.index(WAIT) < first.index(EARLY), "whoever comes early comes within this product"
+    assert re.search(r"\bst\.global", first.rsplit(EARLY, 1)[1])
+    assert EARLY not in second
+    older = "".join(_ptx(unit, "sm_80").values())
+    assert "griddepcontrol" not in older
+    assert TOUCHES.search(older)
+    assert "ld.global.nc" not in older
+
+
+def test_no_family_is_left_out_of_those_whose_waits_are_looked_for() -> None:
+    assert {name for name, _, _ in (*IN_ONE, *IN_TWO)} == set(FAMILIES)
+
+
+@pytest.mark.parametrize(("name", "problem", "given"), IN_ONE)
+def test_every_launch_waits_before_it_touches_memory(
+    name: str, problem: GemmProblem, given: dict[str, Parameter]
+) -> None:
+    """What it touches it may have fetched before, which is no load."""
+    family = FAMILIES[name]
+    values = legal_values(family, problem, H200, 1)[0] | given
+    assert family.rule(problem, values, H200) is None
+    unit = family.configuration(problem, values).unit
+    entries = _ptx(unit, "sm_90")
+    for entry in entries.values():
+        waits_first(entry)
+    before, after = (part.count("prefetch.global.L2") for part in entries["gemm"].split(WAIT))
+    ahead = values.get("ahead", 0)
+    assert bool(before) == bool(after) == bool(ahead)
+    if ahead:  # as many steps as are said, of which the loop fetches one a turn
+        assert before == ahead * after
+    assert "prefetch" not in entries.get("reduce", "")
+    older = _ptx(unit, "sm_80")
+    assert "griddepcontrol" not in "".join(older.values())
+    assert older["gemm"].count("prefetch.global.L2") == before + after
 
 
 def _legal(

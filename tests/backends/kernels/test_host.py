@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
+import shutil
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
 
-from backends.kernels.families import FAMILIES
+from backends.kernels.families import FAMILIES, HEADERS
 from backends.kernels.family import Configuration
 from backends.kernels.legality import arch_of
 from backends.kernels.streaming import StreamFamily
-from backends.problem import GemmProblem, from_blas, from_bmm
-from tests.backends.kernels.host import H200, HostDevice, HostKernel, build
+from backends.operands import Operands, layouts
+from backends.problem import GemmProblem, from_blas, from_bmm, from_linear
+from backends.solution import Parameter
+from tests.backends.cuda.devices import HostBuffer
+from tests.backends.kernels.host import H200, HostDevice, HostKernel, build, built, compiled, source
 from tests.backends.kernels.samples import PROBLEMS, legal_values, sizes_of_one
 from tuners.inputs import Case
 from tuners.verify import Verifier
@@ -39,11 +45,11 @@ def _sample(problem: GemmProblem, warp: int, seed: int) -> list[Configuration]:
 
 def _check(problem: GemmProblem, sample: list[Configuration], folder: Path, warp: int) -> None:
     verifier = Verifier(HostDevice())  # type: ignore[arg-type]  # memory is all that it asks for
-    for built in build(sample, folder, warp):
+    for one in build(sample, folder, warp):
         for other_way in (False, True):
             case = Case(problem, 3, "normal", "exact")
-            finding = verifier.check(HostKernel(built, other_way), case, runs=1)
-            assert finding.wrong == "", (built.found.instantiation, built.found.splits, other_way)
+            finding = verifier.check(HostKernel(one, other_way), case, runs=1)
+            assert finding.wrong == "", (one.found.instantiation, one.found.splits, other_way)
 
 
 @pytest.mark.parametrize(("name", "warp"), [(name, 32) for name in PROBLEMS] + [(name, 64) for name in WIDE])
@@ -67,6 +73,95 @@ def test_every_size_may_be_one(tmp_path: Path) -> None:
         _check(problem, sample, folder, 32)
 
 
+#: Of few columns: whole loads and none, less than a step and several, a batch; by skinny's or gemv's family.
+AHEAD = {
+    "no whole load": from_linear(1, 40, 5, "bf16"),
+    "a load": from_linear(3, 5, 8, "bf16"),
+    "several steps": from_linear(1, 9, 4168, "bf16"),
+    "several steps of more columns": from_linear(3, 9, 4168, "fp16"),
+    **{name: PROBLEMS[name] for name in ("one column", "one column, odd", "two columns", "five columns, odd",
+                                         "seven columns batch")},
+}  # fmt: skip
+FEW: dict[str, Parameter] = {"stream": "a", "rows": 2, "unroll": 2, "warps_m": 2, "warps_k": 2}
+
+
+def _few(problem: GemmProblem, aheads: tuple[int, ...]) -> list[Configuration]:
+    """Configurations of one and of two slices that fetch so many steps ahead."""
+    found = []
+    for splits, ahead in product((1, 2), aheads):
+        values = {**FEW, "splits": splits, "ahead": ahead}
+        family = FAMILIES["gemv" if problem.n == 1 else "skinny"]
+        assert family.rule(problem, values, H200) is None
+        found.append(family.configuration(problem, values))
+    return found
+
+
+@pytest.mark.parametrize("name", AHEAD)
+def test_fetching_ahead_changes_no_sum(name: str, tmp_path: Path) -> None:
+    problem = AHEAD[name]
+    _check(problem, _few(problem, (0, 1, 2)), tmp_path, 32)
+
+
+#: Of the host's header: what is fetched, and what is loaded of the operand that is read once.
+SEES = """
+extern "C" {
+__attribute__((weak)) unsigned long long fetched[1 << 20], loaded[1 << 20];
+__attribute__((weak)) int fetches = 0, loads = 0, late = 0;
+}
+inline void fetch(const void* p) { fetched[fetches++] = reinterpret_cast<u64>(p); }
+inline Words stream16(const void* p) {
+    loaded[loads++] = reinterpret_cast<u64>(p);
+    bool known = false;
+    for (int at = 0; at < fetches && !known; ++at) known = fetched[at] == reinterpret_cast<u64>(p);
+    late += !known;
+    return aligned_load<Words>(p, 16);
+}
+"""
+
+
+def _seeing(folder: Path) -> Path:
+    """The headers, of which the host's writes down what is fetched and loaded."""
+    shutil.copytree(HEADERS, folder, ignore=shutil.ignore_patterns("*.py", "triton", "__pycache__"))
+    text = (folder / "host.h").read_text()
+    plain = "inline Words stream16(const void* p) { return aligned_load<Words>(p, 16); }\n"
+    for line in ("inline void fetch(const void*) {}\n", plain):
+        assert text.count(line) == 1
+        text = text.replace(line, "")
+    place = "inline void stream8("
+    assert text.count(place) == 1
+    (folder / "host.h").write_text(text.replace(place, SEES + place))
+    return folder
+
+
+@pytest.mark.parametrize("name", AHEAD)
+def test_what_is_fetched_ahead_is_what_is_loaded(name: str, tmp_path: Path) -> None:
+    """Every load of the streamed operand once and no other, each before it is loaded; where lines start
+    anywhere, nothing outside of the operand."""
+    problem = AHEAD[name]
+    sample = _few(problem, (0, 1, 2))
+    library = compiled(source(sample), tmp_path / "seen.so", 32, _seeing(tmp_path / "headers"))
+    counts = {kind: ctypes.c_int.in_dll(library, kind) for kind in ("fetches", "loads", "late")}
+    memory = {part: HostBuffer(layout.bytes) for part, layout in layouts(problem).items()}
+    start = memory["a"].address
+    for one, other_way in product(built(library, sample), (False, True)):
+        for count in counts.values():
+            count.value = 0
+        kernel = HostKernel(one, other_way)
+        operands = Operands.at({part: buffer.address for part, buffer in memory.items()}, problem.scalars)
+        workspace = HostBuffer(kernel.workspace_bytes)
+        kernel.bind(operands, workspace.address)()
+        fetched, loaded = (
+            sorted((ctypes.c_ulonglong * (1 << 20)).in_dll(library, kind)[: counts[number].value])
+            for kind, number in (("fetched", "fetches"), ("loaded", "loads"))
+        )
+        ahead = ", 0>" not in one.found.instantiation
+        assert bool(fetched) == (ahead and problem.k > 7)
+        assert all(start <= at and at + 16 <= start + memory["a"].size for at in fetched)
+        if ahead and one.found.product.aligned("a"):
+            assert fetched == loaded
+            assert counts["late"].value == 0
+
+
 def _transposes(dtype: str, sizes: tuple[int, int, int, int]) -> list[GemmProblem]:
     """A batch in every transpose; of no whole loads where sizes are odd."""
     m, n, k, batch = sizes
@@ -81,7 +176,7 @@ def test_a_pipeline_is_right_in_every_transpose_and_depth(warp: int, tmp_path: P
     """Whole loads and ragged ones, k of several tiles and of less than one; blocks of several sets of
     products and an end of the batch within one. Copies come as late as a wait allows, and at once."""
     environment = H200 if warp == 32 else MI300X
-    made: dict[str, list[GemmProblem]] = {
+    asked: dict[str, list[GemmProblem]] = {
         # Tiles within D and beyond it.
         "async-copy": [*_transposes("fp32", (260, 264, 84, 2)), *_transposes("fp32", (67, 130, 77, 1)),
                        *_transposes("fp32", (64, 128, 5, 1))[2:]],
@@ -90,7 +185,7 @@ def test_a_pipeline_is_right_in_every_transpose_and_depth(warp: int, tmp_path: P
                         *_transposes("bf16", (64, 8, 48, 9)), *_transposes("bf16", (24, 40, 56, 9)),
                         *_transposes("fp16", (11, 50, 21, 9)), from_bmm(21, 8, 16, 24, "bf16", stride_a=0)],
     }  # fmt: skip
-    for name, problems in made.items():
+    for name, problems in asked.items():
         family = FAMILIES[name]
         found = [
             (problem, family.configuration(problem, values, warp))
@@ -101,9 +196,9 @@ def test_a_pipeline_is_right_in_every_transpose_and_depth(warp: int, tmp_path: P
         folder = tmp_path / name
         folder.mkdir()
         verifier = Verifier(HostDevice())  # type: ignore[arg-type]  # memory is all that it asks for
-        for (problem, one), built in zip(found, build([one for _, one in found], folder, warp), strict=True):
+        for (problem, one), made in zip(found, build([one for _, one in found], folder, warp), strict=True):
             for other_way in (False, True):
                 finding = verifier.check(
-                    HostKernel(built, other_way), Case(problem, 3, "normal", "exact"), runs=1
+                    HostKernel(made, other_way), Case(problem, 3, "normal", "exact"), runs=1
                 )
                 assert finding.wrong == "", (one.instantiation, problem.slug, other_way)

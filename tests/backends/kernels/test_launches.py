@@ -105,7 +105,9 @@ def test_offsets_are_the_structs_in_c_and_here() -> None:
 
 def test_slices_are_added_by_a_second_launch() -> None:
     problem = from_linear(1, 1000, 4096, "bf16")
-    values: dict[str, Any] = {"stream": "a", "rows": 1, "unroll": 4, "warps_m": 2, "warps_k": 4, "splits": 3}
+    values: dict[str, Any] = {
+        "stream": "a", "rows": 1, "unroll": 4, "warps_m": 2, "warps_k": 4, "splits": 3, "ahead": 0,
+    }  # fmt: skip
     found = FAMILIES["gemv"].configuration(problem, values)
     taken = {"gemm": Resources(40, 16, 0), "reduce": Resources(20, 0, 0)}
     first, second = map(plain, own_launches(found, "kernel.cubin", taken, 90))
@@ -113,14 +115,14 @@ def test_slices_are_added_by_a_second_launch() -> None:
     assert first["grid"][1] == 3
     assert (second["entry"], second["grid"], second["block"]) == ("reduce", [4, 1, 1], [256, 1, 1])
     assert second["dynamic_shared_bytes"] == 0
-    whose = [launch["may_be_programmatic_dependent_launch"] for launch in (first, second)]
-    assert whose == [False, True]
-    for other in (89, None):
-        assert not own_launches(found, "kernel.cubin", taken, other)[1].waits_itself
+    for capability, waits in ((90, True), (100, True), (89, False), (None, False)):
+        asked = map(plain, own_launches(found, "kernel.cubin", taken, capability))
+        assert [one["may_be_programmatic_dependent_launch"] for one in asked] == [waits, waits]
     assert first["arguments"] == second["arguments"]
     assert first["resources"] == {"registers": 40, "static_shared_bytes": 16, "spill_bytes": 0}
     (only,) = own_launches(FAMILIES["gemv"].configuration(problem, {**values, "splits": 1}), "", {}, 90)
     assert plain(only)["resources"] is None
+    assert plain(only)["may_be_programmatic_dependent_launch"] is True
     fields = {field["name"]: field for field in plain(only)["arguments"][0]["fields"]}
     assert fields["partial"]["value"] == 0, "no workspace where nothing is split"
 
@@ -209,6 +211,7 @@ def test_tritons_parameters_are_what_we_pass(case: str, fake: RecordingApi, tmp_
             done.name, done.grid, done.block,
         )  # fmt: skip
         assert launch["dynamic_shared_bytes"] == done.shared
+        assert launch["may_be_programmatic_dependent_launch"] == done.dependent is True
         asked = ("FuncSetAttribute", done.name, "shared", done.shared) in fake.log
         assert launch["needs_shared_memory_attribute"] == asked
 
@@ -226,6 +229,17 @@ def test_types_are_those_of_the_entry() -> None:
             assert floats == [kind == "f32" for kind in step.description.parameters]
             whole = [isinstance(each.get("value", 0), int) for each in arguments]
             assert all(is_float or is_whole for is_float, is_whole in zip(floats, whole, strict=True))
+
+
+def test_before_sm_90_tritons_kernels_wait_for_nobody() -> None:
+    for problem, changed, other in CASES.values():
+        one = Configuration.of(problem, {**TILE, **changed})
+        kernels = {entry: told(problem, entry, changed, **other) for entry in one.entries}
+        steps, _ = one.launches(kernels, 132)
+        for capability, waits in ((80, False), (89, False), (90, True), (120, True)):
+            requests = one.requests(capability)
+            assert {request.constants["DEPENDENT"] for request in requests.values()} == {waits}
+            assert {launch.waits_itself for launch in triton_launches(one, requests, steps)} == {waits}
 
 
 def test_only_persistent_programs_follow_the_device() -> None:

@@ -19,7 +19,7 @@ from tests.backends.kernels.samples import PROBLEMS
 DECODE = from_linear(1, 4096, 4096, "bf16")
 SKINNY = from_linear(8, 4096, 4096, "bf16")
 SQUARE = from_mm(512, 512, 512)
-GEMV = {"stream": "a", "rows": 1, "unroll": 4, "warps_m": 1, "warps_k": 4, "splits": 1}
+GEMV = {"stream": "a", "rows": 1, "unroll": 4, "warps_m": 1, "warps_k": 4, "splits": 1, "ahead": 0}
 MMA = {"stream": "a", "row_tiles": 1, "unroll": 4, "warps_m": 1, "warps_k": 4, "splits": 1}
 CORES = {
     "tile_m": 128,
@@ -42,7 +42,7 @@ TEAM = {"thread_m": 8, "thread_n": 4, "threads": 64, "rounds": 4, "stages": 2}
 
 
 def refusal(name: str, problem: GemmProblem, values: dict[str, Any], **environment: Any) -> str | None:
-    solution = Solution(name, int(values.pop("version", 1)), values)
+    solution = Solution(name, int(values.pop("version", FAMILIES[name].version)), values)
     return FAMILIES[name].illegal(problem, solution, replace(H200, **environment))
 
 
@@ -62,7 +62,8 @@ def test_what_the_rules_below_are_broken_from_is_legal(
 @pytest.mark.parametrize(
     ("name", "problem", "values", "words"),
     [
-        ("gemv", DECODE, {**GEMV, "version": 2}, "version 2 of gemv is another kernel; this is 1"),
+        ("gemv", DECODE, {**GEMV, "version": 1}, "version 1 of gemv is another kernel; this is 2"),
+        ("skinny", SKINNY, {**GEMV, "version": 1}, "version 1 of skinny is another kernel; this is 2"),
         ("gemv", DECODE, {**GEMV, "extra": 1}, "a gemv solution has the parameters stream, rows"),
         ("gemv", DECODE, {}, "a gemv solution has the parameters"),
         ("gemv", DECODE, {**GEMV, "rows": True}, "rows must be one of 1, 2, 4, 8, not True"),
@@ -78,6 +79,13 @@ def test_what_the_rules_below_are_broken_from_is_legal(
          "operands and sums take .* registers; 128 threads"),
         ("gemv", from_mm(1, 4096, 4096, "bf16"), {**GEMV, "rows": 2},
          "rows must be 1 where the streamed operand"),
+        ("gemv", DECODE, {**GEMV, "ahead": 3}, "ahead must be one of 0, 1, 2, not 3"),
+        ("gemv", DECODE, {name: value for name, value in GEMV.items() if name != "ahead"},
+         "a gemv solution has the parameters .*, ahead"),
+        ("gemv", from_mm(1, 4096, 4096, "bf16"), {**GEMV, "ahead": 1},
+         "ahead must be 0 where the streamed operand is contiguous along m, not 1"),
+        ("skinny", from_mm(4, 4096, 4096, "bf16"), {**GEMV, "ahead": 2},
+         "ahead must be 0 where the streamed operand is contiguous along m, not 2"),
         ("skinny", DECODE, GEMV, "2 to 16 columns beside the streamed operand, not 1"),
         ("skinny-mma", from_linear(8, 64, 64), MMA, "tensor cores multiply 16-bit floats, not fp32"),
         ("skinny-mma", from_mm(8, 64, 64, "bf16"), MMA, "both operands must be contiguous along k"),
@@ -160,6 +168,24 @@ def test_rules_of_the_architecture() -> None:
         assert (refusal("tile-mma", BROAD, dict(CORES), arch=arch) is None) == legal
     assert refusal("skinny-mma", SKINNY, dict(MMA), vendor="hip", arch="gfx942") is not None
     assert arch_of(replace(H200, arch="sm_90a")).name == "sm_90"
+
+
+def test_steps_are_fetched_ahead_where_a_kernel_can_say_so() -> None:
+    for name, problem in (("gemv", DECODE), ("skinny", SKINNY)):
+        for ahead in (1, 2):
+            values = {**GEMV, "ahead": ahead}
+            for arch in ("sm_75", "sm_80", "sm_90", "sm_120"):
+                assert refusal(name, problem, dict(values), arch=arch) is None
+            words = f"ahead must be 0 where nothing is fetched ahead of its load, not {ahead}"
+            assert refusal(name, problem, dict(values), vendor="hip", arch="gfx942") == words
+        assert refusal(name, problem, dict(GEMV), vendor="hip", arch="gfx942") is None
+        amd = replace(H200, vendor="hip", arch="gfx942")
+        listed = {
+            vendor: {one.parameters["ahead"] for one in FAMILIES[name].solutions(problem, environment)}
+            for vendor, environment in (("cuda", H200), ("hip", amd))
+        }
+        assert {0, 1} <= listed["cuda"]
+        assert listed["hip"] == {0}
 
 
 def test_registers_are_shared_by_the_threads_of_a_block() -> None:

@@ -29,7 +29,9 @@ from backends.wire import problem_from_wire
 from tests.backends.kernels.packages import opened, program
 
 DECODE = from_linear(1, 1000, 4096, "bf16", bias="bf16", beta=1.0)
-GEMV = Solution("gemv", 1, {"stream": "a", "rows": 1, "unroll": 4, "warps_m": 2, "warps_k": 4, "splits": 4})
+GEMV = Solution(
+    "gemv", 2, {"stream": "a", "rows": 1, "unroll": 4, "warps_m": 2, "warps_k": 4, "splits": 4, "ahead": 0}
+)
 LAYER = from_linear(256, 512, 1024, "bf16")
 TILE: dict[str, Any] = {
     "block_m": 64, "block_n": 64, "block_k": 64, "group_m": 8, "num_warps": 4, "num_stages": 3, "swap": False,
@@ -91,6 +93,7 @@ def test_a_kernel_of_our_own(cache: BinaryCache) -> None:
     assert told["workspace"] == {"bytes": 4 * 1000 * 4, "alignment": 16}
     for launch in told["launches"]:
         assert 16 <= launch["resources"]["registers"] <= 255
+        assert launch["may_be_programmatic_dependent_launch"] is True
     assert set(told["operands"]) == {"a", "b", "c", "d", "bias"}
     weight = told["operands"]["a"]
     assert (weight["row_major"], weight["rows"], weight["columns"], weight["ld"]) == ("b", 4096, 1000, 4096)
@@ -132,6 +135,7 @@ def test_a_kernel_of_tritons(solution: Solution, entries: Mapping[str, str], cac
         assert INSTALLED not in cubin, "where it is compiled is nobody's business"
     assert told["compiler"] == {"name": "triton", "version": triton_build()}
     assert Solution.from_dict(told["solution"]) == solution
+    assert all(launch["may_be_programmatic_dependent_launch"] for launch in told["launches"])
     first = told["launches"][0]
     assert first["resources"]["registers"] >= 16
     assert first["block"] == [128, 1, 1]
@@ -204,7 +208,7 @@ def test_families_of_cpus_are_named() -> None:
     ("problem", "solution", "arch", "rule"),
     [
         (LAYER, GEMV, "sm_90a", "1 to 1 columns beside the streamed operand, not 256"),
-        (DECODE, replace(GEMV, version=2), "sm_90a", "version 2 of gemv is another kernel; this is 1"),
+        (DECODE, replace(GEMV, version=1), "sm_90a", "version 1 of gemv is another kernel; this is 2"),
         (DECODE, replace(GEMV, parameters={}), "sm_90a", "a gemv solution has the parameters stream"),
         (LAYER, Solution("tile-mma", 1, {}), "gfx942", "tile-mma has kernels for cuda, not for gfx942"),
         (LAYER, triton(), "gfx942", "triton-gemm has kernels for cuda, not for gfx942"),

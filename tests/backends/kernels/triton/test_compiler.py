@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +23,7 @@ from backends.kernels.triton.compiler import Worker, WorkerPool, compile_kernels
 from backends.kernels.triton.configuration import MAIN, REDUCE, Configuration
 from backends.kernels.triton.description import Compiled, Description, Request, read, write
 from backends.problem import GemmProblem, from_bmm, from_linear
+from tests.backends.kernels.ptx import EARLY, TOUCHES, WAIT, entries, waits_first
 
 needs_triton = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 TILE: dict[str, Any] = {
@@ -102,6 +105,67 @@ def test_a_sample_compiles(name: str, arch: str, cache: BinaryCache) -> None:
     one_stage = Configuration.of(problem, {**TILE, **changed}).stage_bytes
     # A pipeline of three stages holds two of them at least: loads of whole 16 bytes are asynchronous copies.
     assert not aligned or found[MAIN].description.shared_bytes >= 2 * one_stage
+
+
+#: Answers each line with the PTX that Triton made of a request.
+TELLS_PTX = """
+import json, sys
+import triton
+from backends.kernels.triton import worker
+made, compile = [], triton.compile
+triton.compile = lambda *given, **named: made.append(compile(*given, **named)) or made[-1]
+for line in sys.stdin:
+    worker.compile_kernel(json.loads(line))
+    print(json.dumps(made[-1].asm["ptx"]))
+"""
+
+
+def ptx(asked: Sequence[Request], folder: Path) -> list[str]:
+    """What Triton hands to the assembler for each request."""
+    lines = "\n".join(one.to_json() for one in asked)
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-c", TELLS_PTX],
+        input=lines,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('"')]
+
+
+@needs_triton
+def test_from_sm_90_on_every_kernel_waits_before_it_touches_memory(tmp_path: Path) -> None:
+    layer = from_linear(256, 512, 1024, "bf16", bias="bf16", beta=1.0)
+    odd = from_linear(255, 511, 1023, "bf16")
+    cases: list[tuple[GemmProblem, dict[str, Any]]] = [
+        (layer, {}), (odd, {"split_k": 4}), (layer, {"split_k": 4, "swap": True}), (layer, LOOP), (odd, LOOP),
+        (layer, {**TMA, "block_m": 128, "num_warps": 8}),
+    ]  # fmt: skip
+    asked = [one for problem, changed in cases for one in requests(problem, 90, **changed).values()]
+    older = [
+        one
+        for problem, changed in cases
+        if changed.get("loads") != "tma"
+        for one in requests(problem, 80, **changed).values()
+    ]
+    texts = ptx([*asked, *older], tmp_path)
+    assert len(texts) == len(asked) + len(older)
+    assert {one.kernel for one in asked} == {"gemm", "reduce", "persistent", "descriptor"}
+    for one, text in zip(asked, texts, strict=False):
+        (entry,) = entries(text).values()
+        waits_first(entry)
+        after = entry.split(WAIT)[1]
+        early = one.constants.get("SPLIT", False)
+        assert entry.count(EARLY) == int(bool(early)), "within a product alone"
+        if early:
+            assert re.search(r"\bst\.global", after.split(EARLY)[1]), "before the last stores"
+            assert not re.search(r"\bst\.global", after.split(EARLY)[0])
+    for text in texts[len(asked) :]:
+        assert "griddepcontrol" not in text
+        assert TOUCHES.search(text)
 
 
 @needs_triton

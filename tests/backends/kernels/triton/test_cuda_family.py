@@ -74,7 +74,24 @@ class RecordingApi(FakeApi):
             kinds[kind].from_address(at or 0).value for kind, at in zip(self.kinds, pointers, strict=True)
         ]
         self.launches.append(SimpleNamespace(name=name, grid=grid, block=block, shared=shared, stream=stream,
-                                             values=values))  # fmt: skip
+                                             values=values, dependent=False))  # fmt: skip
+        return ()
+
+    CUlaunchAttributeID = SimpleNamespace(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION="dependent")
+    CUlaunchConfig = SimpleNamespace
+
+    @staticmethod
+    def CUlaunchAttribute() -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(value=SimpleNamespace())
+
+    def _cuLaunchKernelEx(self, config: Any, name: str, address: int, extra: int) -> tuple[()]:  # noqa: N802
+        (attribute,) = config.attrs
+        assert (config.numAttrs, attribute.id) == (1, "dependent")
+        assert attribute.value.programmaticStreamSerializationAllowed == 1
+        grid = config.gridDimX, config.gridDimY, config.gridDimZ
+        block = config.blockDimX, config.blockDimY, config.blockDimZ
+        self._cuLaunchKernel(name, *grid, *block, config.sharedMemBytes, config.hStream, address, extra)
+        self.launches[-1].dependent = True
         return ()
 
 
@@ -101,13 +118,15 @@ def solution(**changed: Any) -> Solution:
     return Solution(family, 1, {**TILE, **changed}, "3.6.0")
 
 
-def load(path: Path, one: Solution, problem: GemmProblem = PROBLEM, **other: Any) -> Any:
+def load(
+    path: Path, one: Solution, problem: GemmProblem = PROBLEM, device: Any = DEVICE, **other: Any
+) -> Any:
     changed = {name: value for name, value in one.parameters.items() if name not in TILE}
     entries = (MAIN, REDUCE) if "split_k" in changed else (MAIN,)
     kernels = {name: Compiled(name.encode(), told(problem, name, changed, **other)) for name in entries}
     write(path / "one.zip", "sm_90", "triton 3.6.0", kernels)
     family: CudaTriton = dict(CudaBackend().families())[one.family]  # type: ignore[assignment]
-    return family.load(problem, one, path / "one.zip", DEVICE)
+    return family.load(problem, one, path / "one.zip", device)
 
 
 def test_one_launch(fake: RecordingApi, tmp_path: Path) -> None:
@@ -128,6 +147,7 @@ def test_one_launch(fake: RecordingApi, tmp_path: Path) -> None:
         1000,
         77,
     )
+    assert one.dependent
     assert one.values == [
         0x2000, 0x1000, 0x3000, 0x4000, 0, 0, 0, 0, 0, 300, 500, 700, 1, 700, 700, 500, 500, 0, 0, 0, 0,
         1.5, -0.5, 11, 0, 0,
@@ -165,6 +185,18 @@ def test_slices_are_two_launches_with_a_workspace(fake: RecordingApi, tmp_path: 
     assert (second.name, second.grid) == ("reduce", (75 * 4, 1, 1))
     assert second.values[:6] == [0x3000, 0x4000, 0, 0, 0, 0]
     assert second.values[-3] == 4
+    assert first.dependent
+    assert second.dependent
+
+
+def test_before_sm_90_a_launch_waits_for_the_one_before(fake: RecordingApi, tmp_path: Path) -> None:
+    older = SimpleNamespace(**{**vars(DEVICE), "environment": replace(ENVIRONMENT, arch="sm_89")})
+    launch = load(tmp_path, solution(), device=older).bind(OPERANDS, 0)
+    fake.kinds = told(PROBLEM, MAIN, {}).parameters
+    launch()
+    (one,) = fake.launches
+    assert (one.name, one.block, one.shared, one.stream) == ("gemm", (128, 1, 1), 1000, 77)
+    assert not one.dependent
 
 
 def test_descriptors_are_written_to_scratch_in_the_workspace(fake: RecordingApi, tmp_path: Path) -> None:
