@@ -236,6 +236,8 @@ inline unsigned block_x() { return host::machine.block[0]; }
 inline unsigned block_y() { return host::machine.block[1]; }
 inline unsigned block_z() { return host::machine.block[2]; }
 inline void block_barrier() { host::wait(host::kAtBlock); }
+template <int THREADS>
+inline void meet() { block_barrier(); }
 
 template <typename To, typename From>
 inline To same_bits(From value) {

@@ -5,6 +5,7 @@
 //   GEMMTUNE_ROLL                                 a loop that must stay one
 //   thread_index() block_x() block_y() block_z()  blocks are one-dimensional, grids three-dimensional
 //   block_barrier() warp_barrier() shuffle_xor()  every thread of the block, or of the warp, takes part
+//   meet<THREADS>()                               block_barrier() of so many threads, wherever they call it
 //   stream16() stream8() stream4() read16()       aligned loads: of what is read once, or again
 //   fetch()                                       on its way to L2, on NVIDIA's GPUs: no load, at any time
 //   write16() write8()                            aligned stores
@@ -55,6 +56,9 @@ GEMMTUNE_DEVICE void block_barrier() {
     __builtin_amdgcn_s_barrier();
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
+
+template <int THREADS>
+GEMMTUNE_DEVICE void meet() { block_barrier(); }
 
 GEMMTUNE_DEVICE float as_float(unsigned bits) { return __builtin_bit_cast(float, bits); }
 GEMMTUNE_DEVICE unsigned as_unsigned(float value) { return __builtin_bit_cast(unsigned, value); }
@@ -121,6 +125,10 @@ GEMMTUNE_DEVICE unsigned block_x() { return blockIdx.x; }
 GEMMTUNE_DEVICE unsigned block_y() { return blockIdx.y; }
 GEMMTUNE_DEVICE unsigned block_z() { return blockIdx.z; }
 GEMMTUNE_DEVICE void block_barrier() { __syncthreads(); }
+template <int THREADS>
+GEMMTUNE_DEVICE void meet() {  // __syncthreads() is one place in the program for all
+    asm volatile("barrier.cta.sync.aligned 1, %0;" ::"n"(THREADS) : "memory");
+}
 GEMMTUNE_DEVICE void warp_barrier() { __syncwarp(); }
 
 GEMMTUNE_DEVICE float as_float(unsigned bits) { return __uint_as_float(bits); }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,9 @@ from backends.cuda import compiler as module
 from backends.cuda.compiler import KERNELS, compile_cubin, compile_unit, nvrtc, nvrtc_build, told
 from backends.errors import CompileError, CompilerMissing
 from backends.kernels import resources
+from backends.kernels.families import FAMILIES, HEADERS
 from backends.kernels.resources import Resources
+from backends.problem import from_mm
 
 #: e_flags of a cubin: the arch's number is in the lowest byte or, from newer compilers, in the second.
 _FLAGS_AT = 48
@@ -130,6 +133,22 @@ def test_a_short_text_of_the_compilers_is_written_into_bytes_of_its_own(
     for size in (0, 1, 2, 9):
         assert len(module._buffer(size)) >= 2
         assert module._buffer(size) is not module._buffer(size)
+
+
+def test_a_log_that_lacks_a_kernel_is_asked_for_once_more(
+    own: BinaryCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, logs = module._compile, ["", None]
+
+    def forgetful(*inputs: Any) -> tuple[bytes, str]:
+        cubin, log = real(*inputs)
+        lost = logs.pop(0)
+        return cubin, log if lost is None else lost
+
+    monkeypatch.setattr(module, "_compile", forgetful)
+    unit = FAMILIES["naive"].configuration(from_mm(8, 8, 8), {"tile_m": 16, "tile_n": 16}).unit
+    assert set(resources.read(compile_unit(unit, HEADERS, "sm_90", own))) == {"gemm", "reduce"}
+    assert logs == []
 
 
 def test_an_arch_that_the_compiler_does_not_know(own: BinaryCache) -> None:
