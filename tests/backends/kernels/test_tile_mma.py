@@ -86,7 +86,7 @@ def test_addresses_batches_and_single_lines(tmp_path: Path) -> None:
     ("header", "text", "wrong"),
     [
         ("tile_product.h", "wait_copies<STAGES - 2>()", "wait_copies<STAGES - 1>()"),
-        ("tile_product.h", "            block_barrier();\n        };", "        };"),
+        ("tile_product.h", "            meet<kThreads>();  // idle warps", "            // idle warps"),
         ("tile_product.h", "stage < STAGES - 1; ++stage) copy()", "stage < STAGES; ++stage) copy()"),
         ("operand_tile.h", "row % 2 ? 4 + even / 2 : row % 8 / 2", "row % 2 ? even / 2 : row % 8 / 2"),
         ("operand_tile.h", "left < 0 ? 0 : least(left, kUnit)", "kUnit"),
