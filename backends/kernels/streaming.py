@@ -29,8 +29,10 @@ from backends.solution import Parameter
 
 #: The operand that is streamed: the problem's A, or (the transposed product) its B.
 STREAMS = ("a", "b")
-#: At most so many candidates are listed.
-MOST = 128
+#: At most so many candidates are listed; of families that another one mostly beats, on what it runs too.
+MOST, MOST_BEATEN = 128, 24
+#: Columns from which tensor cores multiply faster than what skinny has.
+_MANY_COLUMNS = 5
 #: Bytes on their way that a multiprocessor needs for its share of the memory's speed: 4.6 TB/s over 132 of
 #: them for 800 ns, and half as much again because loads do not come evenly.
 IN_FLIGHT = 42_000
@@ -132,7 +134,11 @@ class StreamFamily(KernelFamily):
             if self.rule(problem, values, environment) is None:
                 found.append((self.cost(product, values, environment), values))
         found.sort(key=lambda one: one[0])
-        yield from (values for _, values in found[:MOST])
+        yield from (values for _, values in found[: self.most(product, environment)])
+
+    def most(self, product: Product, environment: Environment) -> int:
+        """At most so many candidates are listed."""
+        return MOST
 
     def resident(self, product: Product, values: Values, environment: Environment) -> int:
         """Blocks that a multiprocessor runs at once."""
@@ -222,6 +228,10 @@ class Skinny(StreamFamily):
         # On an H200 that gains or costs some per cent of a single column, and costs where there are more.
         return found * (1.1 if columns > 1 and number(values, "ahead") else 1.0)
 
+    def most(self, product: Product, environment: Environment) -> int:
+        others = tensor_core_rule(environment) or deep_rule(product)
+        return MOST_BEATEN if product.n >= _MANY_COLUMNS and others is None else MOST
+
     def legal(self, product: Product, values: Values, environment: Environment) -> str | None:
         if environment.vendor != "cuda" and number(values, "ahead") != 0:
             return f"ahead must be 0 where nothing is fetched ahead of its load, not {values['ahead']}"
@@ -299,6 +309,9 @@ class SkinnyMma(StreamFamily):
         steps = product.k / 32 / (number(values, "warps_k") * number(values, "splits"))
         unroll = number(values, "unroll")
         return 2 * WIDE * number(values, "row_tiles") * unroll, steps / (ceil(steps / unroll) * unroll)
+
+    def most(self, product: Product, environment: Environment) -> int:
+        return MOST_BEATEN  # by skinny-ring
 
     def legal(self, product: Product, values: Values, environment: Environment) -> str | None:
         return first(tensor_core_rule(environment), deep_rule(product))
