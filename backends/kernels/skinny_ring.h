@@ -14,8 +14,8 @@
 // halves of 128 bytes exchanged, so that the lines that are read at once lie in different banks. Else a line
 // is copied in the 16-byte words that it lies in, one more than its own length, and keeps in shared memory
 // the shift of its start, which is the same for every eighth line; words are put together when they are read.
-// (Lines are half a width of the banks apart, and those of one half have starts of different words where their
-// leading dimension is odd: what a warp reads lies in different banks then, too.)
+// (Lines are half a width of the banks apart, and those of one half have starts of different words where
+// their leading dimension is odd: what a warp reads lies in different banks then, too.)
 #pragma once
 
 #include "epilogue.h"
@@ -81,8 +81,8 @@ private:
     struct Lines {
         const char* base;
         i64 pitch;
-        int last, k, shift;  // from the first line on: the last line's number; a line's elements; where within
-                             // 16 bytes the line starts that the lane reads, of eight
+        int last, k, shift;  // from the first line on: the last line's number; a line's elements; where
+                             // within 16 bytes the line starts that the lane reads, of eight
 
         GEMMTUNE_DEVICE Lines(const void* operand, i64 batch, i64 ld, i64 first, int lines, int k) : k(k) {
             const i64 left = lines - 1 - first;
@@ -92,7 +92,7 @@ private:
         }
 
         GEMMTUNE_DEVICE int shift_of(int line) const {
-            const i64 at = static_cast<i64>(reinterpret_cast<u64>(base)) + (line < last ? line : last) * pitch;
+            const u64 at = reinterpret_cast<u64>(base + (line < last ? line : last) * pitch);
             return static_cast<int>(at & 15);
         }
 
@@ -131,8 +131,8 @@ private:
             return p - static_cast<int>(reinterpret_cast<u64>(p) & 15);
         }
 
-        // The last chunks of lines that start anywhere: `left` bytes from the chunk on. (What a word has before
-        // its line is read as well: it lies in the operand's own allocation, which begins at 16 bytes.)
+        // The last chunks of lines that start anywhere: `left` bytes from the chunk on. (What a word has
+        // before its line is read as well: that lies in the operand's allocation, which begins at 16 bytes.)
         GEMMTUNE_DEVICE void copy_some(char* to, int left, i64 at) const {
             GEMMTUNE_ROLL
             for (int i = lane_index(); i < LINES * kUnits; i += 32) {
