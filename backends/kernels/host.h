@@ -3,7 +3,8 @@
 // fault or with garbage ends the launch with words: a misaligned wide load, a barrier or a shuffle that not
 // every thread reaches. Shared memory starts as NaN and ends where a page begins that nobody may touch. An
 // asynchronous copy is done as late as its thread's wait allows or (in reverse) at once: who reads too early
-// finds NaN or what was there before, and who writes too early overwrites what others still read.
+// finds NaN or what was there before, and who writes too early overwrites what others still read. (A part of
+// 16 bytes, which a GPU does at once, is treated alike: kernels must be right either way.)
 #pragma once
 
 #include <math.h>
@@ -195,6 +196,7 @@ inline void start_copy(void* shared, const void* global, int size, int bytes) {
     if ((reinterpret_cast<u64>(shared) | reinterpret_cast<u64>(global)) % static_cast<u64>(size))
         fail("an asynchronous copy from or to a misaligned address");
     if (bytes < 0 || bytes > size) fail("an asynchronous copy of more than there is place for");
+    if (bytes % (size == 16 ? 2 : size)) fail("an asynchronous copy of a part that no GPU's copies");
     Fiber& fiber = machine.fibers[machine.current];
     const Copy copy{static_cast<char*>(shared), static_cast<const char*>(global), size, bytes, fiber.groups};
     if (machine.reversed) return perform(copy);

@@ -9,8 +9,10 @@
 //   stream16() stream8() stream4() read16()       aligned loads: of what is read once, or again
 //   fetch()                                       on its way to L2, on NVIDIA's GPUs: no load, at any time
 //   write16() write8()                            aligned stores
-//   copy_async16() copy_async4()                  from global to shared memory, by nobody's registers: of 16
-//                                                 (4) bytes all or the first so many, then zeros; aligned
+//   copy_async16() copy_async4()                  from global to shared memory, by nobody's registers: 16 (4)
+//                                                 bytes, or as many zeros; aligned. Or the first so many of
+//                                                 16 (an even number), then zeros: by loads and stores,
+//                                                 which read no other bytes and are done at once
 //   commit_copies() wait_copies<N>()              copies since the last make a group; all but N groups are in
 //                                                 place, as far as this thread's own go
 //   read_shared<T>()                              from shared memory, by a whole warp

@@ -14,8 +14,8 @@
 // halves of 128 bytes exchanged, so that the lines that are read at once lie in different banks. Else a line
 // is copied in the 16-byte words that it lies in, one more than its own length, and keeps in shared memory
 // the shift of its start, which is the same for every eighth line; words are put together when they are read.
-// (Lines are half a width of the banks apart, and those of one half have starts of different words where their
-// leading dimension is odd: what a warp reads lies in different banks then, too.)
+// (Lines are half a width of the banks apart, and those of one half have starts of different words where
+// their leading dimension is odd: what a warp reads lies in different banks then, too.)
 #pragma once
 
 #include "epilogue.h"
@@ -81,18 +81,18 @@ private:
     struct Lines {
         const char* base;
         i64 pitch;
-        int last, bytes, shift;  // of the first line: the last line's number, a line's bytes, and the start's
-                                 // place within 16 bytes, of the lane's group of eight lines
+        int last, k, shift;  // from the first line on: the last line's number; a line's elements; where
+                             // within 16 bytes the line starts that the lane reads, of eight
 
-        GEMMTUNE_DEVICE Lines(const void* operand, i64 batch, i64 ld, i64 first, int lines, int k) {
+        GEMMTUNE_DEVICE Lines(const void* operand, i64 batch, i64 ld, i64 first, int lines, int k) : k(k) {
             const i64 left = lines - 1 - first;
             base = static_cast<const char*>(operand) + (batch + first * ld) * 2;
-            pitch = ld * 2, last = static_cast<int>(left < LINES ? left : LINES), bytes = k * 2;
-            shift = WHOLE ? 0 : shift_of(lane_index() / 4);
+            pitch = ld * 2, last = static_cast<int>(left < LINES ? left : LINES);
+            shift = WHOLE ? 0 : shift_of(lane_index() / 4 % LINES);
         }
 
         GEMMTUNE_DEVICE int shift_of(int line) const {
-            const i64 at = static_cast<i64>(reinterpret_cast<u64>(base)) + (line < last ? line : last) * pitch;
+            const u64 at = reinterpret_cast<u64>(base + (line < last ? line : last) * pitch);
             return static_cast<int>(at & 15);
         }
 
@@ -100,7 +100,8 @@ private:
         // on the way: a chunk's are too many to be kept.)
         GEMMTUNE_DEVICE void copy(char* to, int chunk) const {
             constexpr int kBytes = BK * 2, kLanes = BK / 8, kAll = LINES * kLanes, kOn = 32 / kLanes;
-            const int left = bytes - chunk * kBytes, unit = lane_index() % kLanes;
+            const int elements = k - chunk * BK;  // left; a line may have more bytes than an int counts
+            const int left = (elements < 2 * BK ? elements : 2 * BK) * 2, unit = lane_index() % kLanes;
             const i64 at = static_cast<i64>(chunk) * kBytes;
             if (!WHOLE && left < kBytes + 16) return copy_some(to, left, at);
             int line = lane_index() / kLanes;
@@ -130,7 +131,8 @@ private:
             return p - static_cast<int>(reinterpret_cast<u64>(p) & 15);
         }
 
-        // The last chunks of lines that start anywhere: `left` bytes from the chunk on.
+        // The last chunks of lines that start anywhere: `left` bytes from the chunk on. (What a word has
+        // before its line is read as well: that lies in the operand's allocation, which begins at 16 bytes.)
         GEMMTUNE_DEVICE void copy_some(char* to, int left, i64 at) const {
             GEMMTUNE_ROLL
             for (int i = lane_index(); i < LINES * kUnits; i += 32) {
@@ -139,7 +141,7 @@ private:
                 const char* const from = down(start);
                 const int here = left + static_cast<int>(start - from) - unit * 16;
                 copy_async16(to + line * kPitch + unit * 16, here > 0 ? from + at + unit * 16 : from,
-                          here <= 0 ? 0 : here < 16 ? here : 16);
+                             here <= 0 ? 0 : here < 16 ? here : 16);
             }
         }
 

@@ -44,6 +44,10 @@ def test_what_is_said_of_a_family_is_its_own() -> None:
     assert (mma.vendors, mma.input_types, mma.language) == (("cuda",), ("fp16", "bf16"), "C++")
     assert (mma.files, mma.version) == (("backends/kernels/skinny_mma.h",), 1)
     assert mma.space == prod(map(len, FAMILIES["skinny-mma"].choices.values())) == 960
+    ring = entries["skinny-ring"]
+    assert (ring.vendors, ring.input_types, ring.language) == (("cuda",), ("fp16", "bf16"), "C++")
+    assert (ring.files, ring.version) == (("backends/kernels/skinny_ring.h",), 1)
+    assert ring.space == prod(map(len, FAMILIES["skinny-ring"].choices.values())) == 5760
     assert entries["gemv"].vendors == ("cuda", "hip")
     assert entries["naive"].input_types == ("fp32", "fp16", "bf16")
     split = entries["triton-split-k"]
@@ -72,4 +76,4 @@ def test_it_is_plain_json() -> None:
     first = rows[0]
     assert first["name"] == "gemv"
     assert first["parameters"]["stream"] == ["a", "b"]
-    assert (first["vendors"], first["space"]) == (["cuda", "hip"], 12000)
+    assert (first["vendors"], first["space"]) == (["cuda", "hip"], 8000)

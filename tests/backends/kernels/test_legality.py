@@ -21,6 +21,10 @@ SKINNY = from_linear(8, 4096, 4096, "bf16")
 SQUARE = from_mm(512, 512, 512)
 GEMV = {"stream": "a", "rows": 1, "unroll": 4, "warps_m": 1, "warps_k": 4, "splits": 1, "ahead": 0}
 MMA = {"stream": "a", "row_tiles": 1, "unroll": 4, "warps_m": 1, "warps_k": 4, "splits": 1}
+RING = {"stream": "a", "rows": 32, "tile_k": 128, "slots": 4, "warps": 4, "splits": 1}
+#: Who is for few columns, and who is for 16-bit floats: what a product of many columns in fp32 has not.
+NARROW = {"gemv", "skinny", "skinny-ring", "skinny-mma"}
+HALVES = {"tile-mma", "stream-k"}
 CORES = {
     "tile_m": 128,
     "tile_n": 128,
@@ -49,7 +53,10 @@ def refusal(name: str, problem: GemmProblem, values: dict[str, Any], **environme
 @pytest.mark.parametrize(
     ("name", "problem", "values"),
     [("gemv", DECODE, GEMV), ("skinny", SKINNY, GEMV),
-     ("skinny-mma", SKINNY, MMA), ("tile-mma", BROAD, CORES), ("stream-k", BROAD, STREAM),
+     ("skinny-mma", SKINNY, MMA), ("skinny-ring", SKINNY, RING), ("skinny-ring", DECODE, RING),
+     ("skinny-ring", SKINNY, {**RING, "rows": 48}),
+     ("skinny-ring", from_linear(64, 4095, 4097, "fp16"), {**RING, "slots": 2, "warps": 2}),
+     ("tile-mma", BROAD, CORES), ("stream-k", BROAD, STREAM),
      ("vectorized", SQUARE, TILE), ("double-buffered", SQUARE, WARP), ("async-copy", SQUARE, PIPE),
      ("small-batch", BATCH, TEAM)],
 )  # fmt: skip
@@ -79,18 +86,35 @@ def test_what_the_rules_below_are_broken_from_is_legal(
          "operands and sums take .* registers; 128 threads"),
         ("gemv", from_mm(1, 4096, 4096, "bf16"), {**GEMV, "rows": 2},
          "rows must be 1 where the streamed operand"),
-        ("gemv", DECODE, {**GEMV, "ahead": 3}, "ahead must be one of 0, 1, 2, not 3"),
+        ("gemv", DECODE, {**GEMV, "ahead": 2}, "ahead must be one of 0, 1, not 2"),
         ("gemv", DECODE, {name: value for name, value in GEMV.items() if name != "ahead"},
          "a gemv solution has the parameters .*, ahead"),
         ("gemv", from_mm(1, 4096, 4096, "bf16"), {**GEMV, "ahead": 1},
          "ahead must be 0 where the streamed operand is contiguous along m, not 1"),
-        ("skinny", from_mm(4, 4096, 4096, "bf16"), {**GEMV, "ahead": 2},
-         "ahead must be 0 where the streamed operand is contiguous along m, not 2"),
+        ("skinny", from_mm(4, 4096, 4096, "bf16"), {**GEMV, "ahead": 1},
+         "ahead must be 0 where the streamed operand is contiguous along m, not 1"),
         ("skinny", DECODE, GEMV, "2 to 16 columns beside the streamed operand, not 1"),
         ("skinny-mma", from_linear(8, 64, 64), MMA, "tensor cores multiply 16-bit floats, not fp32"),
         ("skinny-mma", from_mm(8, 64, 64, "bf16"), MMA, "both operands must be contiguous along k"),
         ("skinny-mma", from_linear(65, 640, 64, "bf16"), MMA,
          "2 to 64 columns beside the streamed operand, not 65"),
+        ("skinny-ring", SKINNY, {**RING, "version": 2}, "version 2 of skinny-ring is another kernel"),
+        ("skinny-ring", SKINNY, {**RING, "ahead": 0}, "a skinny-ring solution has the parameters stream"),
+        ("skinny-ring", SKINNY, {**RING, "rows": 20}, "rows must be one of 8, 16, 24, .*, not 20"),
+        ("skinny-ring", SKINNY, {**RING, "slots": 1}, "slots must be one of 2, 3, 4, 6, 8, not 1"),
+        ("skinny-ring", from_linear(65, 640, 64, "bf16"), RING,
+         "1 to 64 columns beside the streamed operand, not 65"),
+        ("skinny-ring", SKINNY, {**RING, "stream": "b"},
+         "1 to 64 columns beside the streamed operand, not 4096"),
+        ("skinny-ring", from_linear(8, 64, 64), RING, "tensor cores multiply 16-bit floats, not fp32"),
+        ("skinny-ring", from_mm(8, 64, 64, "bf16"), RING, "both operands must be contiguous along k"),
+        ("skinny-ring", SKINNY, {**RING, "rows": 128, "tile_k": 256},
+         "1114112 bytes of shared memory; sm_90 has 232448 for a block"),
+        # Lines that start anywhere take 64 bytes more.
+        ("skinny-ring", from_linear(8, 4096, 4097, "bf16"), {**RING, "rows": 48},
+         "286720 bytes of shared memory; sm_90 has 232448 for a block"),
+        ("skinny-ring", from_linear(64, 4096, 4096, "bf16"),
+         {**RING, "rows": 128, "tile_k": 64, "slots": 2}, "operands and sums take 296 registers"),
         ("tile-mma", SQUARE, CORES,
          "our kernels multiply fp16 in fp32, bf16 in fp32, fp32 in tf32, not fp32 x fp32 in fp32"),
         ("tile-mma", BROAD, {**CORES, "warp_m": 48}, "tile_m 128 is no multiple of warp_m 48"),
@@ -167,24 +191,30 @@ def test_rules_of_the_architecture() -> None:
         assert (refusal("skinny-mma", SKINNY, dict(MMA), arch=arch) is None) == legal
         assert (refusal("tile-mma", BROAD, dict(CORES), arch=arch) is None) == legal
     assert refusal("skinny-mma", SKINNY, dict(MMA), vendor="hip", arch="gfx942") is not None
+    for vendor, arch in (("cuda", "sm_75"), ("hip", "gfx942")):
+        words = f"mma.sync on bf16 needs sm_80 or later, not {arch}"
+        assert refusal("skinny-ring", SKINNY, dict(RING), vendor=vendor, arch=arch) == words
+    for arch in ("sm_80", "sm_90", "sm_100a"):
+        assert refusal("skinny-ring", SKINNY, dict(RING), arch=arch) is None
+    words = "163840 bytes of shared memory; sm_86 has 101376 for a block"
+    assert refusal("skinny-ring", SKINNY, dict(RING), arch="sm_86") == words
     assert arch_of(replace(H200, arch="sm_90a")).name == "sm_90"
 
 
-def test_steps_are_fetched_ahead_where_a_kernel_can_say_so() -> None:
+def test_the_first_step_is_fetched_ahead_where_a_kernel_can_say_so() -> None:
     for name, problem in (("gemv", DECODE), ("skinny", SKINNY)):
-        for ahead in (1, 2):
-            values = {**GEMV, "ahead": ahead}
-            for arch in ("sm_75", "sm_80", "sm_90", "sm_120"):
-                assert refusal(name, problem, dict(values), arch=arch) is None
-            words = f"ahead must be 0 where nothing is fetched ahead of its load, not {ahead}"
-            assert refusal(name, problem, dict(values), vendor="hip", arch="gfx942") == words
+        values = {**GEMV, "ahead": 1}
+        for arch in ("sm_75", "sm_80", "sm_90", "sm_120"):
+            assert refusal(name, problem, dict(values), arch=arch) is None
+        words = "ahead must be 0 where nothing is fetched ahead of its load, not 1"
+        assert refusal(name, problem, dict(values), vendor="hip", arch="gfx942") == words
         assert refusal(name, problem, dict(GEMV), vendor="hip", arch="gfx942") is None
         amd = replace(H200, vendor="hip", arch="gfx942")
         listed = {
             vendor: {one.parameters["ahead"] for one in FAMILIES[name].solutions(problem, environment)}
             for vendor, environment in (("cuda", H200), ("hip", amd))
         }
-        assert {0, 1} <= listed["cuda"]
+        assert listed["cuda"] == {0, 1}
         assert listed["hip"] == {0}
 
 
@@ -227,24 +257,26 @@ def test_what_is_listed_is_legal_distinct_and_not_too_much(problem: GemmProblem)
 @pytest.mark.parametrize(
     ("problem", "names"),
     [
-        (DECODE, {"gemv"}),
+        (DECODE, {"gemv", "skinny-ring"}),
         (from_mm(1, 4096, 4096, "fp32"), {"gemv"}),
-        (from_blas(1, 4096, 512, "fp16", trans_a="T"), {"gemv"}),
+        (from_blas(1, 4096, 512, "fp16", trans_a="T"), {"gemv", "skinny-ring"}),
         (from_linear(4, 4096, 4096, "fp32"), {"skinny"}),
-        (SKINNY, {"skinny", "skinny-mma"}),
+        (SKINNY, {"skinny", "skinny-ring", "skinny-mma"}),
         (from_mm(8, 4096, 4096, "bf16"), {"skinny"}),
         (from_linear(48, 4096, 4096, "bf16"),
-         {"skinny-mma", "tile-mma", "vectorized", "warp-tile", "double-buffered"}),
+         {"skinny-ring", "skinny-mma", "tile-mma", "vectorized", "warp-tile", "double-buffered"}),
         (from_linear(4096, 4096, 4096, "bf16"), {"tile-mma", "stream-k"}),
-        (from_linear(16, 4096, 4096, "bf16"), {"skinny", "skinny-mma"}),
-        (SQUARE, set(FAMILIES) - {"gemv", "skinny", "skinny-mma", "small-batch", "tile-mma", "stream-k"}),
+        (from_linear(16, 4096, 4096, "bf16"), {"skinny", "skinny-ring", "skinny-mma"}),
+        # Most of a chunk is beyond so short a k.
+        (from_linear(16, 4096, 32, "bf16"), {"skinny", "skinny-mma"}),
+        (from_linear(16, 4096, 33, "bf16"), {"skinny", "skinny-ring", "skinny-mma"}),
+        (SQUARE, set(FAMILIES) - NARROW - HALVES - {"small-batch"}),
         (from_mm(8192, 8192, 8192), {"vectorized", "warp-tile", "double-buffered", "async-copy"}),
-        (BATCH, set(FAMILIES) - {"gemv", "skinny", "skinny-mma", "tile-mma", "stream-k"}),
+        (BATCH, set(FAMILIES) - NARROW - HALVES),
         (from_bmm(1000, 64, 64, 64, "bf16"),
          {"small-batch", "tile-mma", "vectorized", "warp-tile", "double-buffered"}),
         (from_bmm(1000, 16, 64, 65, "bf16"), {"skinny"}),
-        (from_mm(32, 32, 32),
-         set(FAMILIES) - {"gemv", "skinny", "skinny-mma", "small-batch", "tile-mma", "stream-k"}),
+        (from_mm(32, 32, 32), set(FAMILIES) - NARROW - HALVES - {"small-batch"}),
         (from_mm(64, 64, 64, "fp64"), set()),
         (from_linear(64, 64, 64, "tf32"), {"tile-mma"}),
     ],

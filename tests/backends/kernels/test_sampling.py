@@ -115,6 +115,10 @@ def test_a_few_candidates_show_every_branch_of_the_streaming_kernels() -> None:
     assert arguments(found, "SkinnyMma", 1) == {"gemmtune::Half", "gemmtune::Bf16"}
     assert arguments(found, "SkinnyMma", 5) == both
     assert len(arguments(found, "SkinnyMma", 6)) >= 4, "tiles of columns"
+    found = first("skinny-ring")
+    assert arguments(found, "SkinnyRing", 1) == {"gemmtune::Half", "gemmtune::Bf16"}
+    assert arguments(found, "SkinnyRing", 5) == both
+    assert len(arguments(found, "SkinnyRing", 6)) >= 4, "columns"
 
 
 @pytest.mark.parametrize("name", ["vectorized", "warp-tile", "double-buffered", "block-tile-2d"])

@@ -1,14 +1,23 @@
-"""skinny-ring on the host: rings that wrap around, lines that start anywhere, columns of every kind."""
+"""skinny-ring on the host: rings that wrap around, lines that start anywhere, columns of every kind; its
+shared memory, and lines that are longer than an int counts."""
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from backends.kernels.families import FAMILIES
+from backends.cache import BinaryCache
+from backends.cuda.compiler import compile_unit
+from backends.errors import CompileError
+from backends.kernels.families import FAMILIES, HEADERS
 from backends.problem import GemmProblem, from_bmm, from_linear
-from tests.backends.kernels.host import H200, HostDevice, HostKernel, build
+from backends.solution import Parameter
+from tests.backends.kernels.host import H200, HostDevice, HostKernel, build, built, compiled, source
 from tests.backends.kernels.samples import legal_values
 from tuners.inputs import Case
 from tuners.verify import Verifier
@@ -44,9 +53,101 @@ def test_it_computes_right(name: str, tmp_path: Path) -> None:
     assert sample
     found = [FAMILY.configuration(problem, values) for values in sample]
     verifier = Verifier(HostDevice())  # type: ignore[arg-type]  # memory is all that it asks for
-    for built in build(found, tmp_path, 32):
+    for one in build(found, tmp_path, 32):
         for other_way in (False, True):
-            finding = verifier.check(
-                HostKernel(built, other_way), Case(problem, 3, "normal", "exact"), runs=1
+            finding = verifier.check(HostKernel(one, other_way), Case(problem, 3, "normal", "exact"), runs=1)
+            assert finding.wrong == "", (one.found.instantiation, one.found.splits, other_way)
+
+
+#: Lines that start at 16 bytes, and that start at every element.
+WHOLE, ODD = from_linear(8, 40, 1048, "bf16"), from_linear(8, 40, 1037, "bf16")
+CHOSEN: dict[str, Parameter] = {
+    "stream": "a", "rows": 24, "tile_k": 64, "slots": 3, "warps": 2, "splits": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("problem", "line"), [(WHOLE, 128), (ODD, 128 + 64)], ids=["whole", "odd"])
+def test_the_compiler_knows_the_shared_memory_that_python_derives(
+    problem: GemmProblem, line: int, tmp_path: Path
+) -> None:
+    """A ring a warp, of as many lines a slot as there are rows and columns."""
+    found = FAMILY.configuration(problem, CHOSEN)
+    assert found.shared_bytes == 2 * 3 * (24 + 8) * line
+    cache = BinaryCache(tmp_path)
+    compile_unit(found.unit, HEADERS, "sm_90", cache)
+    for wrong in (-16, 16):
+        with pytest.raises(CompileError, match="as derived"):
+            compile_unit(
+                replace(found, shared_bytes=found.shared_bytes + wrong).unit, HEADERS, "sm_90", cache
             )
-            assert finding.wrong == "", (built.found.instantiation, built.found.splits, other_way)
+
+
+WAYS = """
+extern "C" int ways() {
+    const int found = gemmtune::host::machine.ways;
+    gemmtune::host::machine.ways = 0;
+    return found;
+}
+"""
+
+
+@pytest.mark.parametrize("tile_k", [64, 128, 256])
+def test_banks_of_shared_memory(tile_k: int, tmp_path: Path) -> None:
+    """Lanes that read at once read from different banks, of lines that are whole and of lines of odd lengths;
+    of those that are two or four elements more than eights apart, from as many of one as there are then."""
+    problems = [
+        (from_linear(columns, 24, k, "bf16"), most)
+        for columns in (1, 2, 4, 8, 16)
+        for k, most in ((520, 1), (523, 1), (525, 1), (522, 2), (524, 4))
+    ]
+    found = [FAMILY.configuration(problem, {**CHOSEN, "tile_k": tile_k}) for problem, _ in problems]
+    library = compiled(source(found) + WAYS, tmp_path / "kernels.so")
+    library.ways()  # libraries of one process may share their counters
+    verifier = Verifier(HostDevice())  # type: ignore[arg-type]  # memory is all that it asks for
+    for one, (problem, most) in zip(built(library, found), problems, strict=True):
+        assert verifier.check(HostKernel(one, False), Case(problem, 3, "normal", "exact"), runs=1).wrong == ""
+        assert library.ways() == most, problem.slug
+
+
+#: Linux's MAP_NORESERVE, which Python's module has no name for: nobody holds 4 GiB ready for so few pages.
+NO_RESERVE = 0x4000
+#: One line of k elements: the first of a slot's lines as lanes copy it.
+COPY = """
+#include "epilogue.h"
+#include "mma.h"
+#define private public
+#include "skinny_ring.h"
+#undef private
+template <bool WHOLE>
+void copy(const void* operand, int k, int chunk, char* to) {
+    using B = gemmtune::Bf16;
+    using Ring = gemmtune::SkinnyRing<gemmtune::Types<B, B, B, B>, WHOLE, 1, 8, 64, 2, 2>;
+    auto& machine = gemmtune::host::machine;
+    machine.fibers.resize(32), machine.fault = nullptr, machine.reversed = true;  // copies are done at once
+    for (machine.current = 0; machine.current < 32; ++machine.current)
+        typename Ring::template Lines<8>(operand, 0, k, 0, 1, k).copy(to, chunk);
+}
+extern "C" void copy_whole(const void* from, int k, int chunk, char* to) { copy<true>(from, k, chunk, to); }
+extern "C" void copy_odd(const void* from, int k, int chunk, char* to) { copy<false>(from, k, chunk, to); }
+"""
+
+
+def test_lines_of_more_bytes_than_an_int_counts(tmp_path: Path) -> None:
+    """Every chunk is copied from where it is, to the last, which ends within the line."""
+    library = compiled(COPY, tmp_path / "copy.so")
+    k = 2**31 - 24
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
+    memory = np.frombuffer(mmap.mmap(-1, 2 * k + 4096, flags=flags), np.uint8)
+    last, data = (k - 1) // 64, np.random.default_rng(3).integers(1, 256, 384, np.uint8)
+    for chunk in (0, last // 2, last - 1, last):
+        place = chunk * 128
+        for name, shift in (("whole", 0), ("odd", 0), ("odd", 6)):
+            memory[shift + place : shift + place + 384] = data[: memory.size - shift - place]
+            slot = np.full(8 * (128 + 64), 0xAA, np.uint8)
+            getattr(library, f"copy_{name}")(
+                ctypes.c_void_p(int(memory.ctypes.data) + shift), k, chunk, ctypes.c_void_p(slot.ctypes.data)
+            )
+            there = min(128, 2 * k - place)
+            assert there == (80 if chunk == last else 128)
+            assert (slot[shift : shift + there] == data[:there]).all(), (chunk, name)
+            assert not slot[shift + there : shift + 128].any(), (chunk, name)
