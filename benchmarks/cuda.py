@@ -9,7 +9,7 @@
     python -m benchmarks.cuda repeat     6 shapes tuned twice: is the second winner in the first tie set
 
 `lists` keeps its rows in OUTPUT/.partial as they come: the same command goes on where a run was cut off, and
-with --resume FILE where one on another machine was. On a machine without git GEMMTUNE_COMMIT names the commit.
+with --resume FILE where one on another machine was (--kept: its rows are all, and no GPU is needed). On a machine without git GEMMTUNE_COMMIT names the commit.
 No service is needed: backends, tuners, numpy and the CUDA libraries. Ratios compare within one session, from
 samples interleaved with the baseline's.
 """
@@ -175,14 +175,17 @@ def lists(options: argparse.Namespace) -> None:
     names = [part for part in options.lists.split(",") if part] if options.lists else None
     partial = Partial(options.output / ".partial" / f"{name}.jsonl", options.resume)
     limit = None if options.limit_minutes is None else options.limit_minutes * 60
-    found = machine(options.device, options.gpus)
-    shapes = read_shapes(options.shapes, names)
+    found = [] if options.kept else machine(options.device, options.gpus)
+    shapes = [] if options.kept else read_shapes(options.shapes, names)
     everything = read_shapes(options.shapes)
     run = Lists(
         found, shapes, options.dtype, options.seconds, partial, limit, options.any_commit, everything,
         options.families,
     )  # fmt: skip
-    write(name, *lists_document(run, run.run()), options.output)
+    rows = run.run()
+    if not rows:
+        raise SystemExit(f"no rows: {partial.path} has none of this budget, type and commit")
+    write(name, *lists_document(run, rows), options.output)
 
 
 def lists_document(run: Lists, rows: Sequence[dict[str, Any]]) -> tuple[list[Environment], dict[str, Any]]:
@@ -375,6 +378,9 @@ def parser() -> argparse.ArgumentParser:
     of_lists.add_argument("--resume", type=Path, metavar="FILE", help="go on from this partial file")
     of_lists.add_argument(
         "--any-commit", action="store_true", help="keep partial rows that another commit measured"
+    )
+    of_lists.add_argument(
+        "--kept", action="store_true", help="measure nothing: the document of the rows kept so far"
     )
     of_lists.add_argument("--limit-minutes", type=float, help="end after so long with the rows so far")
     return made

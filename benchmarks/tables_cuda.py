@@ -18,7 +18,11 @@ TITLES: Mapping[str, str] = {
 }
 #: List (or "serving": decode and prefill together) -> the geometric mean that is aimed at; shown
 #: beside what was measured.
-BARS: Mapping[str, float] = {"serving": 1.03, "odd": 2.0}
+BARS: Mapping[str, float] = {
+    "decode_m1": 1.28, "decode_small": 1.10, "decode_large": 1.05, "prefill": 1.04, "odd": 3.0,
+}  # fmt: skip
+#: The same where libraries' candidates are all.
+LIBRARY_BARS: Mapping[str, float] = {"serving": 1.03, "odd": 2.0}
 
 
 def result(folder: Path, name: str) -> dict[str, Any] | None:
@@ -47,8 +51,8 @@ def source(document: Mapping[str, Any]) -> str:
 def sections(folder: Path) -> list[str]:
     """Every section whose file exists."""
     found = []
-    for path in sorted(folder.glob("cuda-lists-*.json")):
-        found += lists(json.loads(path.read_text()))
+    for path in sorted(folder.glob("cuda-lists-*.json"), key=lambda path: (len(path.stem), path.stem)):
+        found += lists(json.loads(path.read_text()), path.stem.endswith("-libraries"))
     for name, make in (
         ("screening", screening),
         ("repeat", repeat),
@@ -73,31 +77,32 @@ _HEAD = (
 # ---- lists ---------------------------------------------------------------------------------------
 
 
-def lists(document: Mapping[str, Any]) -> list[str]:
-    """The summary of all lists, then a table a list."""
+def lists(document: Mapping[str, Any], libraries: bool = False) -> list[str]:
+    """The summary of all lists, then a table a list (of `libraries`' candidates alone the summary is all)."""
     dtype, rows = document["dtype"], document["rows"]
-    found = [_summary(document)]
-    for name in document["lists"]:
+    found = [_summary(document, libraries)]
+    for name in () if libraries else document["lists"]:
         mine = [row for row in rows if row["list"] == name]
         if mine:
             found.append(_list(TITLES.get(name, name), dtype, mine))
     return found
 
 
-def _summary(document: Mapping[str, Any]) -> str:
+def _summary(document: Mapping[str, Any], libraries: bool) -> str:
     groups = {name: figures for name, figures in document["lists"].items() if figures["shapes"]}
     serving = document["serving"]
     named = [(TITLES.get(name, name), name, figures) for name, figures in groups.items()]
     if serving["shapes"]:
         named.append(("**Decode and prefill together**", "serving", serving))
-    bars = any(name in BARS for _, name, _ in named)
+    wanted = LIBRARY_BARS if libraries else BARS
+    bars = any(name in wanted for _, name, _ in named)
     heads = ["list", "shapes", "over the default (geometric mean)", *(["bar"] if bars else []), "least", "most",
              "over cuBLASLt's heuristic", "WIN / TIE / LOSS", "share of bound (median)",
              "configurations a shape (median)"]  # fmt: skip
     lines = []
     for title, name, figures in named:
         verdicts = figures["verdicts"]
-        bar = [f"{BARS[name]:.2f}x" if name in BARS else "-"] if bars else []
+        bar = [f"{wanted[name]:.2f}x" if name in wanted else "-"] if bars else []
         lines.append(
             [title, str(figures["shapes"]), f"**{figures['geometric_mean']:.3f}x**", *bar, f"{figures['minimum']:.2f}x",
              f"{figures['maximum']:.2f}x", _times(figures["geometric_mean_heuristic"], 3),
@@ -105,16 +110,25 @@ def _summary(document: Mapping[str, Any]) -> str:
              _percent(figures["share_median"]), f"{figures['configurations_median']:.0f}"]
         )  # fmt: skip
     parts = [
-        f"## Linear layers of served models, {document['dtype']}: tuned over {_baselines(document['rows'])}\n",
+        f"## Linear layers of served models, {document['dtype']}: tuned over {_baselines(document['rows'])}"
+        f"{', by libraries alone' if libraries else ''}\n",
         f"{document['shapes_done']} of {document['shapes_wanted']} shapes, {document['seconds']:g} s of measuring each"
         f"{'' if document['complete'] else ' (**not all of them yet**)'}; {document['all'].get('configurations', 0):,} "
         f"configurations verified and timed, {document['all'].get('wrong_results', 0):,} thrown out for wrong results.\n",
         _table(heads, lines),
         *_ceilings(document, document["dtype"]),
         source(document),
-        "",
+        _rows_of(document),
     ]
     return "\n".join(parts)
+
+
+def _rows_of(document: Mapping[str, Any]) -> str:
+    """Of which commits the rows are, where they are of several."""
+    commits = document["commits"]
+    return (
+        f"\nRows are of the commits {', '.join(one[:12] for one in commits)}.\n" if len(commits) > 1 else ""
+    )
 
 
 def _baselines(rows: Iterable[Mapping[str, Any]]) -> str:

@@ -124,10 +124,11 @@ public:
     }
     GEMMTUNE_DEVICE void advance() { from_ += tile_, from_last_ += tile_, left_ -= BK; }
 
-    // Starts the copies of the next tile: of all of it, where that is there, else of what is, and zeros.
-    // (The latter is a loop, and so a branch: predicates on either would double the steps of every tile.)
-    // A chunk that begins before its row does is read whole: it lies in the operand's own allocation, which
-    // begins at a multiple of 16 bytes.
+    // Starts the copies of the next tile: of all of it, where that is there, else of what is, and zeros
+    // beyond k. (The latter is a loop, and so a branch: predicates on either would double the steps of every
+    // tile.) A chunk that begins before its row does is read whole: it lies in the operand's own allocation,
+    // which begins at a multiple of 16 bytes. So is one that goes on beyond the tile, or beyond the last line
+    // (whose products nobody stores), where that is before the operand's `end`: parts of chunks are slow.
     GEMMTUNE_DEVICE void copy_whole(char* to) const {
         GEMMTUNE_UNROLL
         for (int n = 0; n < kCopies; ++n) copy_one<true>(to, n);
@@ -135,41 +136,48 @@ public:
         GEMMTUNE_UNROLL
         for (int on = 0; on < kRows; on += THREADS) copy_last<true>(to, on);
     }
-    GEMMTUNE_DEVICE void copy_some(char* to) const {
+    GEMMTUNE_DEVICE void copy_some(char* to, const char* end) const {
         GEMMTUNE_ROLL
-        for (int n = 0; n < kCopies; ++n) copy_one<false>(to, n);
+        for (int n = 0; n < kCopies; ++n) copy_one<false>(to, n, end);
         GEMMTUNE_ROLL
-        for (int on = 0; kShifted && on < kRows; on += THREADS) copy_last<false>(to, on);
+        for (int on = 0; kShifted && on < kRows; on += THREADS) copy_last<false>(to, on, end);
     }
 
 private:
     GEMMTUNE_DEVICE int rows() const { return ALONG_K ? lines_ : least(left_, BK); }
+    // Of a row from the tile's first element on; along k more than the tile has of it, where it goes on.
     GEMMTUNE_DEVICE int row_bytes() const {
-        return least(ALONG_K ? left_ : lines_, ALONG_K ? BK : LINES) * kSize;
+        return least(ALONG_K ? left_ : lines_, ALONG_K ? BK + 16 / kSize : LINES) * kSize;
+    }
+    // Of a unit, of which `left` bytes are the row's.
+    static GEMMTUNE_DEVICE int unit_bytes(const char* source, int left, const char* end) {
+        if (left <= 0) return 0;
+        return left >= kUnit || (!ALONG_K && source + kUnit <= end) ? kUnit : left;
     }
 
     template <bool WHOLE>
-    GEMMTUNE_DEVICE void copy_one(char* to, int n) const {
+    GEMMTUNE_DEVICE void copy_one(char* to, int n, const char* end = nullptr) const {
         const int on = n % kTurns * kPass, beside = n / kTurns * kSides * kLanes;
         const int unit = unit_ + beside, row = row_ + on;
         // (Across k passes are powers of two that are no part of the first row's number.)
         char* const at = to + (kAlike ? to_ + place_of(on, 0, 0) * kPitch + beside * kUnit
                                       : offset_of(row, row, unit));
         const char* const source = from_ + n % kTurns * pass_ + beside * kUnit;
-        const int left = row_bytes() + own_ - unit * kUnit, some = left < 0 ? 0 : least(left, kUnit);
-        const int bytes = WHOLE ? kUnit : row < rows() ? some : 0;
+        const int left = row < rows() ? row_bytes() + own_ - unit * kUnit : 0;
+        const int bytes = WHOLE ? kUnit : unit_bytes(source, left, end);
         if (kUnit == 16) copy_async16(at, source, bytes);
         else copy_async4(at, source, bytes);
     }
 
     // A row's last chunk, where its start is shifted.
     template <bool WHOLE>
-    GEMMTUNE_DEVICE void copy_last(char* to, int on) const {
+    GEMMTUNE_DEVICE void copy_last(char* to, int on, const char* end = nullptr) const {
         const int row = on + static_cast<int>(thread_index());
         if (kRows % THREADS && row >= kRows) return;
+        const char* const source = from_last_ + on / kPass * pass_;
         const int left = row < rows() ? row_bytes() + last_ - kRowBytes : 0;
-        copy_async16(to + place_of(row, shift_, ld_) * kPitch + kRowBytes, from_last_ + on / kPass * pass_,
-                     WHOLE ? 16 : left < 0 ? 0 : least(left, 16));
+        copy_async16(to + place_of(row, shift_, ld_) * kPitch + kRowBytes, source,
+                     WHOLE ? 16 : unit_bytes(source, left, end));
     }
 
 public:

@@ -83,8 +83,8 @@ struct TileProduct {
         const i64 p = static_cast<i64>(begin) * BK;
         TileA a(args.a, batch * args.stride_a, args.lda, part.i - part.row, args.m, p, args.k);
         TileB b(args.b, batch * args.stride_b, args.ldb, part.j - part.column, args.n, p, args.k);
-        if (part.idle) multiply_tiles<true>(a, b, shared, end - begin, part.row, part.column, sum);
-        else multiply_tiles<false>(a, b, shared, end - begin, part.row, part.column, sum);
+        if (part.idle) multiply_tiles<true>(args, a, b, shared, end - begin, part.row, part.column, sum);
+        else multiply_tiles<false>(args, a, b, shared, end - begin, part.row, part.column, sum);
         block_barrier();
     }
 
@@ -141,8 +141,8 @@ private:
     };
 
     template <bool IDLE>
-    static GEMMTUNE_DEVICE void multiply_tiles(TileA& a, TileB& b, char* shared, int tiles, int row,
-                                               int column, Sums& sum) {
+    static GEMMTUNE_DEVICE void multiply_tiles(const GemmArgs& args, TileA& a, TileB& b, char* shared,
+                                               int tiles, int row, int column, Sums& sum) {
         int copied = 0;
         char *to = shared, *from = shared;
         const auto next = [&](char*& stage) {
@@ -151,7 +151,10 @@ private:
         };
         const auto copy = [&] {
             const bool more = copied < tiles, whole = a.whole() && b.whole();
-            if (more && !whole) a.copy_some(to), b.copy_some(to + TileA::kBytes);
+            if (more && !whole) {
+                a.copy_some(to, static_cast<const char*>(args.a) + args.a_bytes);
+                b.copy_some(to + TileA::kBytes, static_cast<const char*>(args.b) + args.b_bytes);
+            }
             if (more && whole) a.copy_whole(to), b.copy_whole(to + TileA::kBytes);
             commit_copies();  // an empty group too: they are counted
             a.advance(), b.advance(), ++copied, next(to);

@@ -11,6 +11,7 @@ import pytest
 from backends.cuda.cublaslt_algorithms import Configuration
 from backends.problem import from_linear
 from backends.registry import FoundDevice
+from benchmarks import cuda
 from benchmarks.cuda import Lists, lists_document, parser
 from benchmarks.cuda_calls import host_seconds
 from benchmarks.cuda_jobs import Jobs, Partial, spread
@@ -163,6 +164,23 @@ def test_a_limit_ends_it_with_the_rows_so_far(tmp_path: Path) -> None:
     rows = run.run()
     environments, figures = lists_document(run, rows)
     assert (rows, figures["complete"], len(environments)) == ([], False, 2)
+
+
+def test_rows_that_are_kept_make_a_document_without_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody(*asked: object) -> list[FoundDevice]:
+        raise AssertionError("no device is asked for")
+
+    _lists(tmp_path).run()
+    monkeypatch.setattr(cuda, "machine", nobody)
+    monkeypatch.setattr(cuda, "read_shapes", lambda *asked: SHAPES)
+    given = ["lists", "--kept", "--any-commit", "--seconds", "1", "--output", str(tmp_path)]
+    cuda.main([*given, "--resume", str(tmp_path / "part.jsonl")])
+    figures = json.loads((tmp_path / "cuda-lists-bf16.json").read_text())
+    assert (figures["complete"], figures["shapes_done"]) == (True, 3)
+    with pytest.raises(SystemExit, match="no rows"):
+        cuda.main([*given[:-1], str(tmp_path / "elsewhere")])
 
 
 def test_the_published_lists_are_read() -> None:

@@ -44,6 +44,14 @@ def test_lists_become_a_summary_and_a_table_each(tmp_path: Path, monkeypatch: py
     assert "| a/b c |" in page
     assert "reading 4.00 TB/s, multiplying 1,000.00 TFLOP/s bf16" in page
     assert "Imagined (sm_90, 132 SMs)" in page
+    assert "Rows are of the commits" in page
+
+    report.write("cuda-lists-bf16-libraries", environments, {**figures, "commits": ["y"]}, tmp_path)
+    both = tables_cuda.sections(tmp_path)
+    assert "\n".join(both[: len(both) - 1]) == page, "what every candidate gives goes first"
+    assert ", by libraries alone" in both[-1]
+    assert "| **Decode and prefill together** | 1 | **2.000x** | 1.03x |" in both[-1]
+    assert "Rows are of the commits" not in both[-1]
 
 
 def test_every_other_result_becomes_a_section(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_addresses_batches_and_single_lines(tmp_path: Path) -> None:
         ("tile_product.h", "            meet<kThreads>();  // idle warps", "            // idle warps"),
         ("tile_product.h", "stage < STAGES - 1; ++stage) copy()", "stage < STAGES; ++stage) copy()"),
         ("operand_tile.h", "row % 2 ? 4 + even / 2 : row % 8 / 2", "row % 2 ? even / 2 : row % 8 / 2"),
-        ("operand_tile.h", "left < 0 ? 0 : least(left, kUnit)", "kUnit"),
+        ("operand_tile.h", "(!ALONG_K && source + kUnit <= end) ? kUnit : left", "true ? kUnit : left"),
     ],
 )
 def test_a_mistake_shows(header: str, text: str, wrong: str, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ struct Probe {
     using Tile = OperandTile<T, OF_B, ALONG_K, START, DEEP, LINES, BK, 64>;
     static void run(const GemmArgs& args, char* shared) {
         Tile tile(args.a, 0, args.lda, 0, args.m, 0, args.k);
-        tile.copy_some(shared);
+        tile.copy_some(shared, static_cast<const char*>(args.a));
         commit_copies();
         wait_copies<0>();
         block_barrier();
