@@ -2,12 +2,15 @@
 
 Libraries' spaces have far more candidates than a list can hold: their lists are samples. After OPENING
 candidates of the list (or all of a shorter one), the fastest LEADERS are expanded one by one, the fastest
-first; whoever beats the one being expanded by GAIN is expanded at once. When no leader is left to expand, the
-list goes on. Without neighbours this is the exhaustive order.
+first; whoever beats the one being expanded by GAIN is expanded at once. Every NEAR_TURNS neighbours the list
+has a turn, with a candidate of another family than theirs: a family that tells no neighbours is not passed
+over because one that does was fast early. When no leader is left to expand, the list goes on. Without
+neighbours this is the exhaustive order.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from backends.outcome import Outcome, Status
@@ -20,6 +23,8 @@ OPENING = 48
 LEADERS = 10
 #: Relative gain that is worth turning to a new leader before the old one's neighbours are all tried.
 GAIN = 0.01
+#: Neighbours between two candidates of the list.
+NEAR_TURNS = 2
 
 
 class Local:
@@ -29,6 +34,12 @@ class Local:
         self, candidates: Sequence[Solution], seed: int = 0, neighbours: Neighbours = no_neighbours
     ) -> None:
         self._listed = {solution.id: solution for solution in reversed(candidates)}
+        #: The same by family, the next one last; families in the order of their turns.
+        self._queues: dict[str, list[str]] = {}
+        for name, solution in self._listed.items():
+            self._queues.setdefault(solution.family, []).append(name)
+        self._families = deque(dict.fromkeys(solution.family for solution in candidates))
+        self._turns = 0
         self._near: dict[str, Solution] = {}
         self._neighbours = neighbours
         self._times: dict[str, tuple[float, Solution]] = {}
@@ -45,15 +56,33 @@ class Local:
             opened = len(self._asked) >= OPENING or not self._listed
             if opened and (improved or not self._near):
                 self._expand()
-            source = self._near or self._listed
-            if not source:
+            name = self._next()
+            if name is None:
                 break
-            name = next(iter(self._near)) if self._near else next(reversed(self._listed))
-            solution = source.pop(name)
-            self._listed.pop(name, None)
+            near, listed = self._near.pop(name, None), self._listed.pop(name, None)
+            found.extend(one for one in (near or listed,) if one is not None)
             self._asked.add(name)
-            found.append(solution)
         return found
+
+    def _next(self) -> str | None:
+        """The candidate whose turn it is."""
+        if not self._near:
+            return next(reversed(self._listed), None)
+        name, solution = next(iter(self._near.items()))
+        self._turns += 1
+        other = self._other(solution.family) if self._turns % (NEAR_TURNS + 1) == 0 else None
+        return name if other is None else other
+
+    def _other(self, family: str) -> str | None:
+        """The next of the list that is of another family, families by turns."""
+        for _ in range(len(self._families)):
+            name = self._families[0]
+            self._families.rotate(-1)
+            queue = self._queues[name] if name != family else []
+            while queue:
+                if (found := queue.pop()) in self._listed:
+                    return found
+        return None
 
     def tell(self, outcome: Outcome) -> None:
         """See Strategy."""

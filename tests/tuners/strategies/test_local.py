@@ -9,7 +9,7 @@ import pytest
 from backends.outcome import Outcome, Phase, Status
 from backends.solution import Solution
 from tuners.strategies.exhaustive import Exhaustive
-from tuners.strategies.local import GAIN, LEADERS, OPENING, Local
+from tuners.strategies.local import GAIN, LEADERS, NEAR_TURNS, OPENING, Local
 
 LISTED = [Solution("family", 1, {"name": f"listed{i}"}) for i in range(OPENING + 30)]
 
@@ -152,3 +152,31 @@ def test_without_neighbours_it_is_the_exhaustive_order(count: int) -> None:
 
 def test_the_seed_changes_nothing() -> None:
     assert Local(LISTED, 1).ask(OPENING) == Local(LISTED, 2).ask(OPENING)
+
+
+def test_families_that_tell_no_neighbours_have_their_turns() -> None:
+    """Three families' lists in turns, of which the fastest's alone tells neighbours, and far more than time
+    allows."""
+    families = ("asked", "tiled", "streamed")
+    listed = [Solution(name, 1, {"name": f"{name}{i}"}) for i in range(40) for name in families]
+
+    def many(origin: Solution) -> list[Solution]:
+        return [Solution("asked", 1, {"name": f"near{i}"}) for i in range(90)]
+
+    strategy = Local(listed, 0, lambda origin: many(origin) if origin.family == "asked" else [])
+    for place, solution in enumerate(strategy.ask(OPENING)):
+        tell(strategy, solution, 0.5 + place / 1000)
+    asked = names(strategy.ask(6 * (NEAR_TURNS + 1)))
+    others = [name for name in asked if not name.startswith("near")]
+    assert others == [f"{name}{i}" for i in (16, 17, 18) for name in ("tiled", "streamed")]
+    assert [name for name in asked if name.startswith("near")] == [f"near{i}" for i in range(6 * NEAR_TURNS)]
+    assert asked.index(others[0]) == NEAR_TURNS, "neighbours first"
+
+
+def test_the_turns_of_others_end_with_their_lists() -> None:
+    few = [Solution("asked", 1, {"name": "asked"}), Solution("tiled", 1, {"name": "tiled"})]
+    more = [Solution("asked", 1, {"name": f"near{i}"}) for i in range(5)]
+    strategy = Local(few, 0, lambda origin: more)
+    for solution in strategy.ask(2):
+        tell(strategy, solution, 1.0)
+    assert names(strategy.ask(10)) == [f"near{i}" for i in range(5)]
