@@ -39,6 +39,16 @@ GEMMTUNE_DEVICE unsigned funnel(unsigned low, unsigned high, unsigned bits) {
     return static_cast<unsigned>((static_cast<u64>(high) << 32 | low) >> bits);
 }
 
+// In which of eight places a row lies that starts anywhere, an odd number of chunks apart: four neighbours
+// have starts in different words. `shift` is row 0's start within 16 bytes, `ld` the way from row to row, in
+// elements of 16 bits. (Even rows in order; an odd one four on from the even one whose shift has the same
+// half. ld is its own inverse modulo 8.)
+GEMMTUNE_DEVICE constexpr int order_of(int row, int shift, int ld) {
+    if (ld % 2 == 0) return row;
+    const int even = (row - (shift % 2 ? -ld : ld)) & 7;
+    return row / 8 * 8 + (row % 2 ? 4 + even / 2 : row % 8 / 2);
+}
+
 // DEEP: where one of the operands starts anywhere, both have the order along k that it is read in. OF_B: the
 // tile is B's; the two operands differ in the order of an instruction's words alone.
 template <typename T, bool OF_B, bool ALONG_K, int START, bool DEEP, int LINES, int BK, int THREADS>
@@ -77,11 +87,7 @@ struct OperandTile {
     static GEMMTUNE_DEVICE constexpr int place_of(int row, int shift, int ld) {
         if (!kShifted) return row;
         if (!ALONG_K) return row / 32 * 32 + row % 8 * 4 + row / 8 % 4;
-        if (ld % 2 == 0) return row;
-        // Even rows in order; an odd one four on from the even one whose shift has the same half. (ld is its
-        // own inverse modulo 8.)
-        const int even = (row - (shift % 2 ? -ld : ld)) & 7;
-        return row / 8 * 8 + (row % 2 ? 4 + even / 2 : row % 8 / 2);
+        return order_of(row, shift, ld);
     }
     static GEMMTUNE_DEVICE constexpr int offset_of(int place, int row, int unit) {
         constexpr int kParts = 16 / kUnit;

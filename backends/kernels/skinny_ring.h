@@ -14,12 +14,12 @@
 // halves of 128 bytes exchanged, so that the lines that are read at once lie in different banks. Else a line
 // is copied in the 16-byte words that it lies in, one more than its own length, and keeps in shared memory
 // the shift of its start, which is the same for every eighth line; words are put together when they are read.
-// (Lines are half a width of the banks apart, and those of one half have starts of different words where
-// their leading dimension is odd: what a warp reads lies in different banks then, too.)
+// (operand_tile.h: in an order in which what a warp reads lies in different banks, too, where their leading
+// dimension is odd.)
 #pragma once
 
 #include "epilogue.h"
-#include "mma.h"
+#include "operand_tile.h"
 
 namespace gemmtune {
 
@@ -29,7 +29,7 @@ struct SkinnyRing {
     static constexpr int kThreads = 32 * WARPS, kMinBlocks = 0;
     static constexpr int kGroups = ROWS / 8, kTiles = (COLUMNS + 15) / 16, kDeep = 32;  // of a step along k
     static constexpr int kUnits = BK / 8 + (WHOLE ? 0 : 1);           // 16 bytes, of a line in a slot
-    static constexpr int kPitch = BK * 2 + (WHOLE ? 0 : 64);          // from a line to the next
+    static constexpr int kPitch = BK * 2 + (WHOLE ? 0 : 16);          // from a line to the next
     static constexpr int kSlot = (ROWS + COLUMNS) * kPitch;
     static constexpr int kSumsPitch = ROWS + 8, kPart = COLUMNS * kSumsPitch;  // floats; of a warp's sums
     static constexpr int kRings = WARPS * SLOTS * kSlot, kParts = WARPS * kPart * 4;
@@ -82,13 +82,21 @@ private:
         const char* base;
         i64 pitch;
         int last, k, shift;  // from the first line on: the last line's number; a line's elements; where
-                             // within 16 bytes the line starts that the lane reads, of eight
+                             // within 16 bytes the line starts that the lane reads, of eight,
+        int place;           // and in which place it lies
 
         GEMMTUNE_DEVICE Lines(const void* operand, i64 batch, i64 ld, i64 first, int lines, int k) : k(k) {
             const i64 left = lines - 1 - first;
             base = static_cast<const char*>(operand) + (batch + first * ld) * 2;
             pitch = ld * 2, last = static_cast<int>(left < LINES ? left : LINES);
             shift = WHOLE ? 0 : shift_of(lane_index() / 4 % LINES);
+            place = place_of(lane_index() / 4 % LINES);
+        }
+
+        GEMMTUNE_DEVICE int place_of(int line) const {
+            if (WHOLE || LINES < 8) return line;
+            const int start = static_cast<int>(reinterpret_cast<u64>(base) & 15) / 2;
+            return order_of(line, start, static_cast<int>(pitch / 2 & 7));
         }
 
         GEMMTUNE_DEVICE int shift_of(int line) const {
@@ -100,6 +108,7 @@ private:
         // on the way: a chunk's are too many to be kept.)
         GEMMTUNE_DEVICE void copy(char* to, int chunk) const {
             constexpr int kBytes = BK * 2, kLanes = BK / 8, kAll = LINES * kLanes, kOn = 32 / kLanes;
+            constexpr int kTurns = 8 / kOn;  // copies of eight lines
             const int elements = k - chunk * BK;  // left; a line may have more bytes than an int counts
             const int left = (elements < 2 * BK ? elements : 2 * BK) * 2, unit = lane_index() % kLanes;
             const i64 at = static_cast<i64>(chunk) * kBytes;
@@ -108,11 +117,15 @@ private:
             const char* source = base + (line < last ? line : last) * pitch + at + unit * 16;
             const int there = !WHOLE || left > unit * 16 ? 16 : 0;
             if (!there) source = base;  // nothing is read of it
+            int places[kTurns];
+            GEMMTUNE_UNROLL
+            for (int turn = 0; turn < kTurns; ++turn) places[turn] = place_of(line + turn * kOn);
             GEMMTUNE_UNROLL
             for (int begin = 0; begin < kAll; begin += 32) {
                 if (kAll % 32 && begin + lane_index() >= kAll) break;
-                const int place = WHOLE ? unit ^ line % 2 * 4 : unit;
-                copy_async16(to + line * kPitch + place * 16, WHOLE ? source : down(source), there);
+                const int turn = begin / 32, at_line = places[turn % kTurns] + turn / kTurns * 8;
+                const int at_unit = WHOLE ? unit ^ line % 2 * 4 : unit;
+                copy_async16(to + at_line * kPitch + at_unit * 16, WHOLE ? source : down(source), there);
                 line += kOn;
                 if (line <= last && there) source += kOn * pitch;
             }
@@ -122,7 +135,7 @@ private:
                 const int i = begin + lane_index();
                 if (LINES % 32 && i >= LINES) break;
                 const char* const start = down(base + (i < last ? i : last) * pitch);
-                copy_async16(to + i * kPitch + kBytes, start + at + kBytes, 16);
+                copy_async16(to + place_of(i) * kPitch + kBytes, start + at + kBytes, 16);
             }
         }
 
@@ -140,18 +153,18 @@ private:
                 const char* const start = base + (line < last ? line : last) * pitch;
                 const char* const from = down(start);
                 const int here = left + static_cast<int>(start - from) - unit * 16;
-                copy_async16(to + line * kPitch + unit * 16, here > 0 ? from + at + unit * 16 : from,
-                             here <= 0 ? 0 : here < 16 ? here : 16);
+                copy_async16(to + place_of(line) * kPitch + unit * 16,
+                             here > 0 ? from + at + unit * 16 : from, here <= 0 ? 0 : here < 16 ? here : 16);
             }
         }
 
     public:
-        // The lane's eight elements of a line at a step along k: 8 member on.
-        GEMMTUNE_DEVICE void read(const char* tile, int line, int step, unsigned (&out)[4]) const {
+        // The lane's eight elements at a step along k, 8 member on, of its line of the eight from `first` on.
+        GEMMTUNE_DEVICE void read(const char* tile, int first, int step, unsigned (&out)[4]) const {
             const int member = lane_index() % 4;
-            const char* const at = tile + line * kPitch;
+            const char* const at = tile + (first + place) * kPitch;
             if constexpr (WHOLE) {
-                const Words all = read_shared<Words>(at + ((step * 4 + member) ^ line % 2 * 4) * 16);
+                const Words all = read_shared<Words>(at + ((step * 4 + member) ^ place % 2 * 4) * 16);
                 GEMMTUNE_UNROLL
                 for (int i = 0; i < 4; ++i) out[i] = all.at[i];
             } else {
@@ -160,7 +173,7 @@ private:
                 GEMMTUNE_UNROLL
                 for (int i = 0; i < 4; ++i) {
                     const unsigned high = read_shared<unsigned>(word + 4 * i + 4);
-                    out[i] = static_cast<unsigned>((static_cast<u64>(high) << 32 | low) >> shift % 4 * 8);
+                    out[i] = funnel(low, high, static_cast<unsigned>(shift % 4 * 8));
                     low = high;
                 }
             }
@@ -169,20 +182,18 @@ private:
 
     static GEMMTUNE_DEVICE void multiply(const char* slot, const Lines<ROWS>& a,
                                          const Lines<COLUMNS>& b, Sums& sum) {
-        const int group = lane_index() / 4;
         GEMMTUNE_UNROLL
         for (int step = 0; step < BK / kDeep; ++step) {
             unsigned column[kTiles][2][4] = {};  // of a tile: lines 0-7 and 8-15
             GEMMTUNE_UNROLL
             for (int half = 0; half < (COLUMNS + 7) / 8; ++half) {
-                // Fewer than eight: lanes of those that are not there read one that is.
-                const int line = half * 8 + (COLUMNS < 8 ? group % COLUMNS : group);
-                b.read(slot + kA, line, step, column[half / 2][half % 2]);
+                // Of fewer than eight: lanes of those that are not there read one that is.
+                b.read(slot + kA, half * 8, step, column[half / 2][half % 2]);
             }
             GEMMTUNE_UNROLL
             for (int g = 0; g < kGroups; ++g) {
                 unsigned row[4];
-                a.read(slot, g * 8 + group, step, row);
+                a.read(slot, g * 8, step, row);
                 GEMMTUNE_UNROLL
                 for (int t = 0; t < kTiles; ++t) {
                     const unsigned(&low)[4] = column[t][0], (&high)[4] = column[t][1];

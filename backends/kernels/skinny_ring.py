@@ -16,7 +16,7 @@ from backends.kernels.legality import (
     first,
     tensor_core_rule,
 )
-from backends.kernels.product import Product, flag
+from backends.kernels.product import WIDE, Product, flag
 from backends.kernels.streaming import (
     IN_FLIGHT,
     SECOND_LAUNCH,
@@ -31,8 +31,6 @@ from backends.solution import Parameter
 #: Bytes that L2 sends a multiprocessor of an H200 in a clock, in practice; how much faster than its share of
 #: the memory's speed one reads while others idle; which part of the chunks on their way delays the rest.
 _L2_BYTES, _FASTER, _FILL_SHARE = 40, 2.0, 0.15
-#: Bytes that lines which start anywhere are farther apart in shared memory (skinny_ring.h: kPitch).
-_APART = 64
 #: What a block takes of its multiprocessor's shared memory beside what it asks for.
 _BLOCK_SHARED = 1024
 
@@ -72,7 +70,7 @@ class SkinnyRing(StreamFamily):
 
     def shared_bytes(self, product: Product, values: Values, warp: int) -> int:
         rows, columns, warps = number(values, "rows"), self._columns(product), number(values, "warps")
-        line = number(values, "tile_k") * 2 + (0 if self._whole(product) else _APART)
+        line = number(values, "tile_k") * 2 + (0 if self._whole(product) else WIDE)
         rings = warps * number(values, "slots") * (rows + columns) * line
         return max(rings, warps * columns * (rows + 8) * 4)
 

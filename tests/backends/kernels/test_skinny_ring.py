@@ -66,7 +66,7 @@ CHOSEN: dict[str, Parameter] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("problem", "line"), [(WHOLE, 128), (ODD, 128 + 64)], ids=["whole", "odd"])
+@pytest.mark.parametrize(("problem", "line"), [(WHOLE, 128), (ODD, 128 + 16)], ids=["whole", "odd"])
 def test_the_compiler_knows_the_shared_memory_that_python_derives(
     problem: GemmProblem, line: int, tmp_path: Path
 ) -> None:
@@ -94,11 +94,12 @@ extern "C" int ways() {
 @pytest.mark.parametrize("tile_k", [64, 128, 256])
 def test_banks_of_shared_memory(tile_k: int, tmp_path: Path) -> None:
     """Lanes that read at once read from different banks, of lines that are whole and of lines of odd lengths;
-    of those that are two or four elements more than eights apart, from as many of one as there are then."""
+    of those that are four elements more than eights apart, from two of one, as of four columns of odd
+    lengths."""
     problems = [
-        (from_linear(columns, 24, k, "bf16"), most)
+        (from_linear(columns, 24, k, "bf16"), 2 if (columns, k) == (4, 523) else most)
         for columns in (1, 2, 4, 8, 16)
-        for k, most in ((520, 1), (523, 1), (525, 1), (522, 2), (524, 4))
+        for k, most in ((520, 1), (523, 1), (525, 1), (522, 1), (524, 2))
     ]
     found = [FAMILY.configuration(problem, {**CHOSEN, "tile_k": tile_k}) for problem, _ in problems]
     library = compiled(source(found) + WAYS, tmp_path / "kernels.so")
@@ -114,7 +115,7 @@ NO_RESERVE = 0x4000
 #: One line of k elements: the first of a slot's lines as lanes copy it.
 COPY = """
 #include "epilogue.h"
-#include "mma.h"
+#include "operand_tile.h"
 #define private public
 #include "skinny_ring.h"
 #undef private
@@ -143,7 +144,7 @@ def test_lines_of_more_bytes_than_an_int_counts(tmp_path: Path) -> None:
         place = chunk * 128
         for name, shift in (("whole", 0), ("odd", 0), ("odd", 6)):
             memory[shift + place : shift + place + 384] = data[: memory.size - shift - place]
-            slot = np.full(8 * (128 + 64), 0xAA, np.uint8)
+            slot = np.full(8 * (128 + 16), 0xAA, np.uint8)
             getattr(library, f"copy_{name}")(
                 ctypes.c_void_p(int(memory.ctypes.data) + shift), k, chunk, ctypes.c_void_p(slot.ctypes.data)
             )
