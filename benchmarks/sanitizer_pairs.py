@@ -165,7 +165,11 @@ def _run(pair: Pair, device: Device) -> None:
 def to_json(pairs: Sequence[Pair], environment: Environment) -> str:
     """What launch_file() reads."""
     rows = [
-        {"problem": one.problem.to_dict(), "solution": one.solution.to_dict(), "binary": str(one.binary)}
+        {
+            "problem": one.problem.to_dict(),
+            "solution": one.solution.to_dict(),
+            "binary": None if one.binary is None else str(one.binary),
+        }
         for one in pairs
     ]
     return json.dumps({"environment": environment.to_dict(), "pairs": rows})
@@ -176,7 +180,11 @@ def launch_file(path: Path) -> None:
     Raises GemmtuneError."""
     found = json.loads(path.read_text())
     pairs = [
-        Pair(GemmProblem.from_dict(row["problem"]), Solution.from_dict(row["solution"]), Path(row["binary"]))
+        Pair(
+            GemmProblem.from_dict(row["problem"]),
+            Solution.from_dict(row["solution"]),
+            None if row["binary"] is None else Path(row["binary"]),
+        )
         for row in found["pairs"]
     ]
     environment = Environment.from_dict(found["environment"])

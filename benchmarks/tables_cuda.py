@@ -60,6 +60,7 @@ def sections(folder: Path) -> list[str]:
         ("types", types),
         ("floor", floor),
         ("trap", trap),
+        ("profile", profile),
     ):
         document = result(folder, f"cuda-{name}")
         if document is not None:
@@ -331,3 +332,40 @@ def _interval(ends: Sequence[float | None] | None) -> str:
 
 def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
+
+
+# ---- profile -------------------------------------------------------------------------------------
+
+#: Column -> Nsight Compute's section and metric, and what its base unit is divided by.
+_PROFILED: Mapping[str, tuple[str, float]] = {
+    "us": ("GPU Speed Of Light Throughput: Duration", 1e3),
+    "DRAM %": ("GPU Speed Of Light Throughput: DRAM Throughput", 1.0),
+    "L2 %": ("GPU Speed Of Light Throughput: L2 Cache Throughput", 1.0),
+    "SM %": ("GPU Speed Of Light Throughput: Compute (SM) Throughput", 1.0),
+    "SM GHz": ("GPU Speed Of Light Throughput: SM Frequency", 1e9),
+    "waves": ("Launch Statistics: Waves Per SM", 1.0),
+    "occupancy %": ("Occupancy: Achieved Occupancy", 1.0),
+}
+
+
+def profile(document: Mapping[str, Any]) -> str:
+    """A line a kernel: what it takes of the hardware."""
+    lines = []
+    for row in document["rows"]:
+        size = f"{row['m']} x {row['n']} x {row['k']}"
+        for kernel in row.get("kernels", ()):
+            cells = []
+            for name, by in _PROFILED.values():
+                value = kernel["figures"].get(name, [None])[0]
+                cells.append(f"{value / by:.2f}" if isinstance(value, (int, float)) else "-")
+            name = kernel["kernel"].split("(")[0].split("<")[0][:40]
+            lines.append([size, f"{row['which']}: {row['family']}", f"`{name}`", *cells])
+        if "error" in row:
+            lines.append([size, f"{row['which']}: {row['family']}", row["error"].replace("|", "/")[:80],
+                          *["-"] * len(_PROFILED)])  # fmt: skip
+    return (
+        "## What the hardware does, by Nsight Compute\n\nEach kernel of one launch, caches flushed before it, clocks left "
+        "alone: shares are of the hardware's own peaks.\n\n"
+        + _table(["m x n x k", "call", "kernel", *_PROFILED], lines)
+        + f"\n{source(document)}\n"
+    )

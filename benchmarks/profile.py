@@ -1,0 +1,180 @@
+"""What the hardware does under a launch: Nsight Compute's figures of the default's call and of the tuned winner.
+
+    python -m benchmarks.profile llama3-8b/4096x4096/m1 odd/1000x1000x1000
+    python -m benchmarks.profile launch --pairs F      what runs under ncu: launches what F lists
+
+For shapes of the published lists, named as in shapes.json: the default's call and the winner that cuda-lists-bf16.json
+has, each launched twice under `ncu` in a process of its own; the second launch's kernels are kept. Caches are flushed
+before each kernel, clocks are left alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from backends.cache import BinaryCache
+from backends.errors import GemmtuneError
+from backends.problem import GemmProblem
+from backends.registry import FoundDevice, backend
+from backends.solution import Solution
+from benchmarks.cuda_tuned import Shape, kernel_cache, machine, read_shapes, say
+from benchmarks.report import RESULTS, write
+from benchmarks.sanitizer import heard
+from benchmarks.sanitizer_pairs import Pair, launch_file, to_json
+
+SECTIONS = ("SpeedOfLight", "MemoryWorkloadAnalysis", "ComputeWorkloadAnalysis", "Occupancy", "LaunchStats")
+#: Where CUDA's toolkit has it, on the path or not.
+ELSEWHERE = "/usr/local/cuda/bin/ncu"
+#: Of a solution's kernel: ids hold it, and rows of the lists only the id.
+_VERSIONS = range(1, 10)
+_COLUMNS = ("ID", "Kernel Name", "Block Size", "Grid Size", "Section Name", "Metric Name", "Metric Unit",
+            "Metric Value")  # fmt: skip
+
+
+def located() -> str:
+    """ncu's path. Ends the program where there is none."""
+    path = shutil.which("ncu") or shutil.which(ELSEWHERE)
+    if path is None:
+        raise SystemExit("ncu (Nsight Compute, of CUDA's toolkit) is not installed: nothing was profiled")
+    return path
+
+
+def command(ncu: str, pairs: Path) -> list[str]:
+    """ncu's. Units are the base ones: ns, bytes a second, percent."""
+    sections = [word for name in SECTIONS for word in ("--section", name)]
+    options = ["--csv", "--page", "details", "--print-units", "base", "--clock-control", "none"]
+    child = [sys.executable, "-m", "benchmarks.profile", "launch", "--pairs", str(pairs)]
+    return [ncu, *options, "--cache-control", "all", *sections, *child]
+
+
+def kernels(output: str) -> list[dict[str, Any]]:
+    """Every kernel of ncu's table in order: name, block, grid, and figures, "Section: Metric" -> [value, unit]. Text
+    before and around the table is passed over. Raises ValueError where there is no table."""
+    lines = output.splitlines()
+    begin = next((at for at, line in enumerate(lines) if line.startswith('"ID",')), None)
+    if begin is None:
+        raise ValueError("ncu printed no table")
+    found: dict[str, dict[str, Any]] = {}
+    for row in csv.DictReader(line for line in lines[begin:] if line.startswith('"')):
+        number, name, block, grid, section, metric, unit, value = (row.get(key) or "" for key in _COLUMNS)
+        one = found.setdefault(number, {"kernel": name, "block": block, "grid": grid, "figures": {}})
+        if metric:
+            one["figures"][f"{section}: {metric}"] = [_number(value), unit]
+    return list(found.values())
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return text
+
+
+def winner(row: Mapping[str, Any]) -> Solution:
+    """A row's winner as a solution. Raises ValueError for one whose id no version of its family gives."""
+    for version in _VERSIONS:
+        found = Solution(row["family"], version, row["parameters"], row["build"], row["workspace_bytes"])
+        if found.id == row["winner"]:
+            return found
+    raise ValueError(f"{row['name']}: no version of {row['family']} gives the id {row['winner']}")
+
+
+def profiled(
+    ncu: str, found: FoundDevice, problem: GemmProblem, solution: Solution, cache: BinaryCache, timeout: float
+) -> dict[str, Any]:
+    """The kernels of one launch, or the error."""
+    family = backend(found.backend).families()[solution.family]
+    try:
+        binary = family.compile(problem, solution, found.environment, cache)
+    except GemmtuneError as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "pairs.json")
+        pair = Pair(problem, solution, None if binary is None else binary.resolve())
+        path.write_text(to_json([pair], found.environment))
+        status, output = heard(command(ncu, path), timeout)
+    if status is None:
+        return {"error": f"timed out after {timeout:g} s"}
+    try:
+        seen = kernels(output)
+    except ValueError as error:
+        return {"error": f"{error}, exit status {status}", "report": output.splitlines()[-20:]}
+    if f"launched {problem.slug} {solution.id}" not in output:
+        return {"error": "it was not launched", "report": output.splitlines()[-20:]}
+    return {"kernels": seen[len(seen) // 2 :]}
+
+
+def rows(
+    ncu: str,
+    found: FoundDevice,
+    shapes: Sequence[Shape],
+    tuned: Mapping[str, Mapping[str, Any]],
+    timeout: float,
+) -> list[dict[str, Any]]:
+    """Two rows a shape: the default's call, and the winner where the lists have one that is another."""
+    cache, made = kernel_cache(), []
+    for shape in shapes:
+        problem = shape.problem("bf16")
+        default = backend(found.backend).baselines(problem, found.environment)[0]
+        asked = {"default": default.solution}
+        if (row := tuned.get(shape.name)) is not None and "winner" in row:
+            asked["tuned"] = winner(row)
+        for which, solution in asked.items():
+            if which == "tuned" and solution.id == default.solution.id:
+                continue
+            figures = profiled(ncu, found, problem, solution, cache, timeout)
+            say(f"{shape.name} {which} {solution.id}: {figures.get('error') or len(figures['kernels'])}")
+            made.append({"name": shape.name, "m": shape.m, "n": shape.n, "k": shape.k, "which": which,
+                         "family": solution.family, "solution": solution.id, **figures})  # fmt: skip
+    return made
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    made.add_argument("shapes", nargs="+", help="names of the published lists' shapes, or: launch")
+    made.add_argument("--pairs", type=Path, help=argparse.SUPPRESS)
+    made.add_argument(
+        "--lists", type=Path, default=RESULTS / "cuda-lists-bf16.json", help="the document with the winners"
+    )
+    made.add_argument("--timeout", type=float, default=120.0, help="seconds of a process (120)")
+    made.add_argument(
+        "--output", type=Path, default=RESULTS, help="folder of the result (benchmarks/results)"
+    )
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Profiles the shapes; exits with 1 where one could not be."""
+    options = parser().parse_args(arguments)
+    if options.shapes == ["launch"]:
+        launch_file(options.pairs)
+        return
+    known = {shape.name: shape for shape in read_shapes()}
+    unknown = [name for name in options.shapes if name not in known]
+    if unknown:
+        raise SystemExit(f"no shape {unknown[0]!r} in the lists; one of them is {next(iter(known))}")
+    tuned: dict[str, Any] = {}
+    if options.lists.exists():
+        tuned = {row["name"]: row for row in json.loads(options.lists.read_text())["rows"]}
+    ncu, found = located(), machine("cuda", 1)[0]
+    made = rows(ncu, found, [known[name] for name in options.shapes], tuned, options.timeout)
+    write(
+        "cuda-profile", found.environment,
+        {"what": "Nsight Compute's figures of a launch's kernels, caches flushed before each", "rows": made},
+        options.output,
+    )  # fmt: skip
+    if any("error" in row for row in made):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""What Nsight Compute prints, and what becomes of it: no GPU, no ncu."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from backends.problem import from_linear
+from backends.solution import Solution
+from benchmarks import profile, tables_cuda
+from benchmarks.cuda_tuned import Shape
+from tests.benchmarks.gpus import gpu
+
+TABLE = """==PROF== Connected to process 1
+launched {launched}
+"ID","Kernel Name","Block Size","Grid Size","Section Name","Metric Name","Metric Unit","Metric Value"
+"0","cold","(32, 1, 1)","(7, 1, 1)","GPU Speed Of Light Throughput","Duration","ns","99,000"
+"1","gemm(Args)","(256, 1, 1)","(512, 1, 1)","GPU Speed Of Light Throughput","Duration","ns","9,500"
+"1","gemm(Args)","(256, 1, 1)","(512, 1, 1)","GPU Speed Of Light Throughput","DRAM Throughput","%","86.5"
+"1","gemm(Args)","(256, 1, 1)","(512, 1, 1)","Launch Statistics","Function Cache","","CachePreferNone"
+"1","gemm(Args)","(256, 1, 1)","(512, 1, 1)","Occupancy","","",""
+==PROF== Disconnected
+"""
+SHAPE = Shape("decode_m1", "layer", 1, 64, 64, True)
+CALL = Solution("torch", 1, {"call": "mm"})
+WINNER = Solution("gemv", 2, {"rows": 1}, None, 0)
+
+
+def test_the_table_is_read_among_other_lines() -> None:
+    first, second = profile.kernels(TABLE)
+    assert first["kernel"] == "cold"
+    assert second["block"] == "(256, 1, 1)"
+    assert second["figures"]["GPU Speed Of Light Throughput: Duration"] == [9500.0, "ns"]
+    assert second["figures"]["Launch Statistics: Function Cache"] == ["CachePreferNone", ""]
+    assert len(second["figures"]) == 3
+    with pytest.raises(ValueError, match="no table"):
+        profile.kernels("==ERROR== no kernels were profiled")
+
+
+def test_a_winner_is_known_by_its_id() -> None:
+    row = {"name": "layer", "family": "gemv", "parameters": {"rows": 1}, "build": None, "workspace_bytes": 0}
+    assert profile.winner({**row, "winner": WINNER.id}) == WINNER
+    with pytest.raises(ValueError, match="no version of gemv gives the id gemv-other"):
+        profile.winner({**row, "winner": "gemv-other"})
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What ncu answers, and what it was asked."""
+    answers: dict[str, Any] = {"status": 0, "output": TABLE, "asked": []}
+    compiling = SimpleNamespace(compile=lambda *given: None)
+    known = SimpleNamespace(
+        families=lambda: {"torch": compiling, "gemv": compiling},
+        baselines=lambda problem, environment: [SimpleNamespace(solution=CALL)],
+    )
+
+    def heard(arguments: list[str], timeout: float) -> tuple[int | None, str]:
+        pairs = json.loads(Path(arguments[-1]).read_text())["pairs"]
+        answers["asked"].append((arguments, pairs))
+        problem, solution = from_linear(1, 64, 64, "bf16"), Solution.from_dict(pairs[0]["solution"])
+        return answers["status"], answers["output"].replace("{launched}", f"{problem.slug} {solution.id}")
+
+    monkeypatch.setattr(profile, "backend", lambda name: known)
+    monkeypatch.setattr(profile, "heard", heard)
+    return answers
+
+
+def _rows() -> list[dict[str, Any]]:
+    tuned = {"name": "layer", "winner": WINNER.id, "family": "gemv", "parameters": {"rows": 1}, "build": None}
+    return profile.rows("ncu", gpu(0), [SHAPE], {"layer": {**tuned, "workspace_bytes": 0}}, 9.0)
+
+
+def test_the_default_and_the_winner_are_profiled_each_by_itself(said: dict[str, Any]) -> None:
+    default, tuned = _rows()
+    assert (default["which"], default["family"], tuned["which"], tuned["family"]) == (
+        "default", "torch", "tuned", "gemv",
+    )  # fmt: skip
+    assert [one["kernel"] for one in tuned["kernels"]] == ["gemm(Args)"], "of two launches the second"
+    (arguments, pairs), _ = said["asked"]
+    assert arguments[0] == "ncu"
+    assert arguments[-3:-1] == ["launch", "--pairs"]
+    assert "--section" in arguments
+    assert [one["binary"] for one in pairs] == [None]
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"status": None}, "timed out after 9 s"),
+        ({"output": "==ERROR== ERR_NVGPUCTRPERM", "status": 1}, "ncu printed no table, exit status 1"),
+        ({"output": TABLE.replace("launched ", "refused ")}, "it was not launched"),
+    ],
+)
+def test_what_went_wrong_is_told(said: dict[str, Any], changed: dict[str, Any], words: str) -> None:
+    said.update(changed)
+    assert {row["error"] for row in _rows()} == {words}
+    assert not any("kernels" in row for row in _rows())
+
+
+def test_no_ncu_and_no_such_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.profile.shutil.which", lambda name: None)
+    with pytest.raises(SystemExit, match=r"ncu .* is not installed"):
+        profile.located()
+    with pytest.raises(SystemExit, match="no shape 'nothing' in the lists"):
+        profile.main(["nothing"])
+
+
+def test_a_line_a_kernel(said: dict[str, Any]) -> None:
+    rows = [*_rows(), {"m": 1, "n": 2, "k": 3, "which": "tuned", "family": "gemv", "error": "it | was not"}]
+    environment = gpu(0).environment.to_dict()
+    page = tables_cuda.profile(
+        {"rows": rows, "environment": environment, "command": "c", "commit": "d", "measured_at": "2026-11-22"}
+    )
+    assert "| 1 x 64 x 64 | tuned: gemv | `gemm` | 9.50 | 86.50 | - | - | - | - | - |" in page
+    assert "| 1 x 2 x 3 | tuned: gemv | it / was not | - |" in page
