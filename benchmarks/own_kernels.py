@@ -20,6 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from backends.cuda.padded import misaligned
 from backends.environment import Environment
 from backends.errors import DeviceError, GemmtuneError
 from backends.kernels.families import FAMILIES
@@ -87,6 +88,8 @@ def asked(problem: GemmProblem, environment: Environment, wanted: Sequence[str])
         name for name, family in listed.items() if any(True for _ in family.solutions(problem, environment))
     ]
     libraries = ["cublaslt"] if problem.batch == 1 else ["cublas", "cublaslt"]
+    if misaligned(problem):
+        libraries.append("cublaslt-padded")
     return [name for name in [*libraries, *own] if not wanted or name in wanted]
 
 

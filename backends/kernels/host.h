@@ -57,6 +57,7 @@ struct Machine {
     const void* args = nullptr;
     char* shared = nullptr;
     const char* fault = nullptr;
+    struct { const char *begin, *end; } operands[2] = {};  // what copies may read of: A's and B's bytes
     bool reversed = false;
     int ways = 0;  // how often a bank of shared memory was asked for words at once, at most (read_shared())
 };
@@ -188,6 +189,11 @@ inline const char* launch(void (*entry)(const void*, char*), const void* args, c
     return machine.fault;
 }
 
+// An operand, and the start of its first 16 bytes: allocations begin at a multiple of as many.
+inline void may_copy(int number, const void* operand, i64 bytes) {
+    const char* const begin = static_cast<const char*>(operand);
+    machine.operands[number] = {begin - reinterpret_cast<u64>(begin) % 16, begin + bytes};
+}
 inline void perform(const Copy& copy) {
     memcpy(copy.to, copy.from, copy.bytes);
     memset(copy.to + copy.bytes, 0, copy.size - copy.bytes);
@@ -197,8 +203,12 @@ inline void start_copy(void* shared, const void* global, int size, int bytes) {
         fail("an asynchronous copy from or to a misaligned address");
     if (bytes < 0 || bytes > size) fail("an asynchronous copy of more than there is place for");
     if (bytes % (size == 16 ? 2 : size)) fail("an asynchronous copy of a part that no GPU's copies");
+    const char* const from = static_cast<const char*>(global);
+    bool within = bytes == 0;
+    for (const auto& one : machine.operands) within |= one.begin <= from && from + size <= one.end;
+    if (!within) fail("an asynchronous copy that begins or ends beyond its operand");
     Fiber& fiber = machine.fibers[machine.current];
-    const Copy copy{static_cast<char*>(shared), static_cast<const char*>(global), size, bytes, fiber.groups};
+    const Copy copy{static_cast<char*>(shared), from, size, bytes, fiber.groups};
     if (machine.reversed) return perform(copy);
     memset(copy.to, 0xff, size);  // whoever still reads what was there reads NaN
     fiber.copies.push_back(copy);
@@ -282,6 +292,11 @@ inline void write8(void* p, const unsigned (&v)[2]) {
 inline void copy_async16(void* shared, const void* global, int bytes = 16) {
     host::start_copy(shared, global, 16, bytes);
 }
+inline void copy_first(void* shared, const char* global, int bytes, const char* end) {
+    if (bytes % 16 == 0 || global + 16 <= end) return copy_async16(shared, global, bytes);
+    memset(shared, 0, 16);
+    memcpy(shared, global, static_cast<size_t>(bytes));
+}
 inline void copy_async4(void* shared, const void* global, int bytes = 4) {
     host::start_copy(shared, global, 4, bytes);
 }
@@ -336,5 +351,8 @@ inline float quotient(float x, float y) { return x / y; }
     extern "C" const char* launch_##NAME(const void* args, const unsigned* grid, int threads,           \
                                          unsigned long long shared, int reversed) {                     \
         const unsigned sizes[3] = {grid[0], grid[1], grid[2]};                                          \
+        const auto& all = *static_cast<const gemmtune::GemmArgs*>(args);                                \
+        gemmtune::host::may_copy(0, all.a, all.a_bytes);                                                \
+        gemmtune::host::may_copy(1, all.b, all.b_bytes);                                                \
         return gemmtune::host::launch(NAME, args, sizes, threads, shared, reversed != 0);               \
     }

@@ -133,8 +133,7 @@ public:
     // Starts the copies of the next tile: of all of it, where that is there, else of what is, and zeros
     // beyond k. (The latter is a loop, and so a branch: predicates on either would double the steps of every
     // tile.) A chunk that begins before its row does is read whole: it lies in the operand's own allocation,
-    // which begins at a multiple of 16 bytes. So is one that goes on beyond the tile, or beyond the last line
-    // (whose products nobody stores), where that is before the operand's `end`: parts of chunks are slow.
+    // which begins at a multiple of 16 bytes. The operand ends at `end`.
     GEMMTUNE_DEVICE void copy_whole(char* to) const {
         GEMMTUNE_UNROLL
         for (int n = 0; n < kCopies; ++n) copy_one<true>(to, n);
@@ -156,10 +155,7 @@ private:
         return least(ALONG_K ? left_ : lines_, ALONG_K ? BK + 16 / kSize : LINES) * kSize;
     }
     // Of a unit, of which `left` bytes are the row's.
-    static GEMMTUNE_DEVICE int unit_bytes(const char* source, int left, const char* end) {
-        if (left <= 0) return 0;
-        return left >= kUnit || (!ALONG_K && source + kUnit <= end) ? kUnit : left;
-    }
+    static GEMMTUNE_DEVICE int unit_bytes(int left) { return left <= 0 ? 0 : least(left, kUnit); }
 
     template <bool WHOLE>
     GEMMTUNE_DEVICE void copy_one(char* to, int n, const char* end = nullptr) const {
@@ -170,9 +166,10 @@ private:
                                       : offset_of(row, row, unit));
         const char* const source = from_ + n % kTurns * pass_ + beside * kUnit;
         const int left = row < rows() ? row_bytes() + own_ - unit * kUnit : 0;
-        const int bytes = WHOLE ? kUnit : unit_bytes(source, left, end);
-        if (kUnit == 16) copy_async16(at, source, bytes);
-        else copy_async4(at, source, bytes);
+        const int bytes = WHOLE ? kUnit : unit_bytes(left);
+        if (kUnit != 16) copy_async4(at, source, bytes);
+        else if (WHOLE) copy_async16(at, source);
+        else copy_first(at, source, bytes, end);
     }
 
     // A row's last chunk, where its start is shifted.
@@ -182,8 +179,9 @@ private:
         if (kRows % THREADS && row >= kRows) return;
         const char* const source = from_last_ + on / kPass * pass_;
         const int left = row < rows() ? row_bytes() + last_ - kRowBytes : 0;
-        copy_async16(to + place_of(row, shift_, ld_) * kPitch + kRowBytes, source,
-                     WHOLE ? 16 : unit_bytes(source, left, end));
+        char* const at = to + place_of(row, shift_, ld_) * kPitch + kRowBytes;
+        if (WHOLE) copy_async16(at, source);
+        else copy_first(at, source, unit_bytes(left), end);
     }
 
 public:

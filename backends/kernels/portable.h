@@ -11,8 +11,9 @@
 //   write16() write8()                            aligned stores
 //   copy_async16() copy_async4()                  from global to shared memory, by nobody's registers: 16 (4)
 //                                                 bytes, or as many zeros; aligned. Or the first so many of
-//                                                 16 (an even number), then zeros: by loads and stores,
-//                                                 which read no other bytes and are done at once
+//                                                 16, then zeros: all 16 are the operand's
+//   copy_first()                                  the same (of an even number) of an operand that ends where
+//                                                 it says: beyond that it reads nothing
 //   commit_copies() wait_copies<N>()              copies since the last make a group; all but N groups are in
 //                                                 place, as far as this thread's own go
 //   read_shared<T>()                              from shared memory, by a whole warp
@@ -175,9 +176,7 @@ GEMMTUNE_DEVICE void copy_async16(void* shared, const void* global) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;"
                  ::"r"(shared_address(shared)), "l"(global));
 }
-GEMMTUNE_DEVICE void copy_part(void* shared, const void* global, int bytes);  // below
 GEMMTUNE_DEVICE void copy_async16(void* shared, const void* global, int bytes) {
-    if (bytes != 0 && bytes != 16) return copy_part(shared, global, bytes);
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
                  ::"r"(shared_address(shared)), "l"(global), "r"(bytes));
 }
@@ -252,8 +251,7 @@ GEMMTUNE_DEVICE unsigned short float_to_bf16(float value) {
 #endif
 
 #if !defined(GEMMTUNE_HOST)
-// Part of 16 bytes: by loads and stores. (An asynchronous copy of a part reads the other bytes as well, which
-// at an operand's end are somebody else's.)
+// The first bytes of 16, then zeros: by loads and stores, which the thread waits for.
 GEMMTUNE_DEVICE void copy_part(void* shared, const void* global, int bytes) {
     const unsigned short* const from = static_cast<const unsigned short*>(global);
     GEMMTUNE_UNROLL
@@ -279,6 +277,15 @@ GEMMTUNE_DEVICE void copy_async4(void* shared, const void* global, int bytes) {
 GEMMTUNE_DEVICE void commit_copies() {}
 template <int N>
 GEMMTUNE_DEVICE void wait_copies() {}
+#endif
+
+#if !defined(GEMMTUNE_HOST)
+// An asynchronous copy of a part may not begin within 16 bytes of the operand's end: what it leaves out is
+// an access as well, as compute-sanitizer's memcheck sees it.
+GEMMTUNE_DEVICE void copy_first(void* shared, const char* global, int bytes, const char* end) {
+    if (bytes % 16 != 0 && global + 16 > end) copy_part(shared, global, bytes);
+    else copy_async16(shared, global, bytes);
+}
 #endif
 
 #if !defined(GEMMTUNE_HOST)

@@ -50,7 +50,10 @@ struct SkinnyRing {
         char* const ring = shared + warp * SLOTS * kSlot;
         int next = mine.begin + warp, to = 0;
         const auto copy = [&] {
-            if (next < mine.end) a.copy(ring + to * kSlot, next), b.copy(ring + to * kSlot + kA, next);
+            if (next < mine.end) {
+                a.copy(ring + to * kSlot, next, static_cast<const char*>(args.a) + args.a_bytes);
+                b.copy(ring + to * kSlot + kA, next, static_cast<const char*>(args.b) + args.b_bytes);
+            }
             commit_copies();  // an empty group too: they are counted
             next += WARPS, to = to + 1 == SLOTS ? 0 : to + 1;
         };
@@ -104,15 +107,15 @@ private:
             return static_cast<int>(at & 15);
         }
 
-        // Starts this lane's copies of a chunk; what lies beyond a line's end is zero. (Places are worked out
-        // on the way: a chunk's are too many to be kept.)
-        GEMMTUNE_DEVICE void copy(char* to, int chunk) const {
+        // Starts this lane's copies of a chunk of an operand that ends at `end`; what lies beyond a line's end
+        // is zero. (Places are worked out on the way: a chunk's are too many to be kept.)
+        GEMMTUNE_DEVICE void copy(char* to, int chunk, const char* end) const {
             constexpr int kBytes = BK * 2, kLanes = BK / 8, kAll = LINES * kLanes, kOn = 32 / kLanes;
             constexpr int kTurns = 8 / kOn;  // copies of eight lines
             const int elements = k - chunk * BK;  // left; a line may have more bytes than an int counts
             const int left = (elements < 2 * BK ? elements : 2 * BK) * 2, unit = lane_index() % kLanes;
             const i64 at = static_cast<i64>(chunk) * kBytes;
-            if (!WHOLE && left < kBytes + 16) return copy_some(to, left, at);
+            if (!WHOLE && left < kBytes + 16) return copy_some(to, left, at, end);
             int line = lane_index() / kLanes;
             const char* source = base + (line < last ? line : last) * pitch + at + unit * 16;
             const int there = !WHOLE || left > unit * 16 ? 16 : 0;
@@ -146,15 +149,16 @@ private:
 
         // The last chunks of lines that start anywhere: `left` bytes from the chunk on. (What a word has
         // before its line is read as well: that lies in the operand's allocation, which begins at 16 bytes.)
-        GEMMTUNE_DEVICE void copy_some(char* to, int left, i64 at) const {
+        GEMMTUNE_DEVICE void copy_some(char* to, int left, i64 at, const char* end) const {
             GEMMTUNE_ROLL
             for (int i = lane_index(); i < LINES * kUnits; i += 32) {
                 const int line = i / kUnits, unit = i % kUnits;
                 const char* const start = base + (line < last ? line : last) * pitch;
                 const char* const from = down(start);
                 const int here = left + static_cast<int>(start - from) - unit * 16;
-                copy_async16(to + place_of(line) * kPitch + unit * 16,
-                             here > 0 ? from + at + unit * 16 : from, here <= 0 ? 0 : here < 16 ? here : 16);
+                copy_first(to + place_of(line) * kPitch + unit * 16,
+                           here > 0 ? from + at + unit * 16 : from, here <= 0 ? 0 : here < 16 ? here : 16,
+                           end);
             }
         }
 

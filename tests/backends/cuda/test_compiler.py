@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -135,20 +135,20 @@ def test_a_short_text_of_the_compilers_is_written_into_bytes_of_its_own(
         assert module._buffer(size) is not module._buffer(size)
 
 
-def test_a_log_that_lacks_a_kernel_is_asked_for_once_more(
+def test_what_the_drivers_cache_had_is_compiled_past_it(
     own: BinaryCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, logs = module._compile, ["", None]
+    real, past = module._compile, []
 
-    def forgetful(*inputs: Any) -> tuple[bytes, str]:
-        cubin, log = real(*inputs)
-        lost = logs.pop(0)
-        return cubin, log if lost is None else lost
+    def cached(source: str, texts: Mapping[str, str], flags: list[str]) -> tuple[bytes, str]:
+        cubin, log = real(source, texts, flags)
+        past.append("--no-cache" in flags)
+        return cubin, log if past[-1] else ""
 
-    monkeypatch.setattr(module, "_compile", forgetful)
+    monkeypatch.setattr(module, "_compile", cached)
     unit = FAMILIES["naive"].configuration(from_mm(8, 8, 8), {"tile_m": 16, "tile_n": 16}).unit
     assert set(resources.read(compile_unit(unit, HEADERS, "sm_90", own))) == {"gemm", "reduce"}
-    assert logs == []
+    assert past == [False, True]
 
 
 def test_an_arch_that_the_compiler_does_not_know(own: BinaryCache) -> None:

@@ -125,8 +125,10 @@ void copy(const void* operand, int k, int chunk, char* to) {
     using Ring = gemmtune::SkinnyRing<gemmtune::Types<B, B, B, B>, WHOLE, 1, 8, 64, 2, 2>;
     auto& machine = gemmtune::host::machine;
     machine.fibers.resize(32), machine.fault = nullptr, machine.reversed = true;  // copies are done at once
+    const char* const end = static_cast<const char*>(operand) + 2LL * k;
+    gemmtune::host::may_copy(0, operand, 2LL * k);
     for (machine.current = 0; machine.current < 32; ++machine.current)
-        typename Ring::template Lines<8>(operand, 0, k, 0, 1, k).copy(to, chunk);
+        typename Ring::template Lines<8>(operand, 0, k, 0, 1, k).copy(to, chunk, end);
 }
 extern "C" void copy_whole(const void* from, int k, int chunk, char* to) { copy<true>(from, k, chunk, to); }
 extern "C" void copy_odd(const void* from, int k, int chunk, char* to) { copy<false>(from, k, chunk, to); }

@@ -89,7 +89,8 @@ def test_addresses_batches_and_single_lines(tmp_path: Path) -> None:
         ("tile_product.h", "            meet<kThreads>();  // idle warps", "            // idle warps"),
         ("tile_product.h", "stage < STAGES - 1; ++stage) copy()", "stage < STAGES; ++stage) copy()"),
         ("operand_tile.h", "row % 2 ? 4 + even / 2 : row % 8 / 2", "row % 2 ? even / 2 : row % 8 / 2"),
-        ("operand_tile.h", "(!ALONG_K && source + kUnit <= end) ? kUnit : left", "true ? kUnit : left"),
+        ("operand_tile.h", "left <= 0 ? 0 : least(left, kUnit)", "left <= 0 ? 0 : kUnit"),
+        ("operand_tile.h", "copy_first(at, source, bytes, end)", "copy_async16(at, source, bytes)"),
     ],
 )
 def test_a_mistake_shows(header: str, text: str, wrong: str, tmp_path: Path) -> None:
@@ -116,7 +117,7 @@ struct Probe {
     using Tile = OperandTile<T, OF_B, ALONG_K, START, DEEP, LINES, BK, 64>;
     static void run(const GemmArgs& args, char* shared) {
         Tile tile(args.a, 0, args.lda, 0, args.m, 0, args.k);
-        tile.copy_some(shared, static_cast<const char*>(args.a));
+        tile.copy_some(shared, static_cast<const char*>(args.a) + args.a_bytes);
         commit_copies();
         wait_copies<0>();
         block_barrier();
@@ -165,7 +166,10 @@ def test_banks_of_shared_memory(tmp_path: Path) -> None:
         run.restype = ctypes.c_char_p
         k = depth // size
         for more, shift in ROWS if start == ANYWHERE else ((0, 0),):
-            args = GemmArgs(a=base + shift * size, lda=(k if along_k else extent) + more, m=extent, k=k)
+            rows, row = (extent, k) if along_k else (k, extent)
+            args = GemmArgs(
+                a=base + shift * size, lda=row + more, a_bytes=rows * (row + more) * size, m=extent, k=k
+            )
             sizes = (ctypes.c_uint * 3)(1, 1, 1)
             shared = 2 * (extent + 8) * (depth + 32) + 2 * k * 64
             fault = run(ctypes.byref(args), sizes, 64, ctypes.c_ulonglong(shared), 0)
