@@ -9,7 +9,7 @@ import pytest
 from backends.outcome import Outcome, Phase, Status
 from backends.solution import Solution
 from tuners.strategies.exhaustive import Exhaustive
-from tuners.strategies.local import GAIN, LEADERS, NEAR_TURNS, OPENING, Local
+from tuners.strategies.local import FAR, GAIN, LEADERS, NEAR_TURNS, OPENING, TRIED, Local
 
 LISTED = [Solution("family", 1, {"name": f"listed{i}"}) for i in range(OPENING + 30)]
 
@@ -180,3 +180,43 @@ def test_the_turns_of_others_end_with_their_lists() -> None:
     for solution in strategy.ask(2):
         tell(strategy, solution, 1.0)
     assert names(strategy.ask(10)) == [f"near{i}" for i in range(5)]
+
+
+@pytest.mark.parametrize("seconds", [FAR + 0.01, None])
+def test_a_family_far_behind_waits_for_the_others(seconds: float | None) -> None:
+    """Two families in turns; of one the candidates are slow, or none runs."""
+    families, count = ("fast", "slow"), TRIED + 20
+    listed = [Solution(name, 1, {"name": f"{name}{i}"}) for i in range(count) for name in families]
+    strategy, asked = Local(listed), []
+    while batch := strategy.ask(1):
+        asked += batch
+        slow = batch[0].family == "slow"
+        tell(
+            strategy,
+            batch[0],
+            seconds or 1.0 if slow else 1.0,
+            Status.OK if seconds or not slow else Status.CRASH,
+        )
+    assert set(asked) == set(listed), "nobody is lost"
+    assert asked[: 2 * TRIED] == listed[: 2 * TRIED]
+    assert [one.family for one in asked[2 * TRIED :]] == ["fast"] * 20 + ["slow"] * 20
+
+
+def test_a_family_not_far_behind_goes_on() -> None:
+    families = ("fast", "slow")
+    listed = [Solution(name, 1, {"name": f"{name}{i}"}) for i in range(TRIED + 9) for name in families]
+    strategy, asked = Local(listed), []
+    while batch := strategy.ask(1):
+        asked += batch
+        tell(strategy, batch[0], FAR - 0.01 if batch[0].family == "slow" else 1.0)
+    assert asked == listed
+
+
+def test_neighbours_are_not_interrupted_by_a_family_far_behind() -> None:
+    families = ("asked", "slow")
+    listed = [Solution(name, 1, {"name": f"{name}{i}"}) for i in range(OPENING) for name in families]
+    more = [Solution("asked", 1, {"name": f"near{i}"}) for i in range(30)]
+    strategy = Local(listed, 0, lambda origin: more)
+    for solution in strategy.ask(OPENING):
+        tell(strategy, solution, 1.0 if solution.family == "asked" else 2.0)
+    assert names(strategy.ask(30)) == [f"near{i}" for i in range(30)]
