@@ -1,34 +1,49 @@
-"""The space's own order first, then the neighbours of whatever is fastest so far.
+"""The space's own order first, then mostly what is like the fastest so far.
 
-Libraries' spaces have far more candidates than a list can hold: their lists are samples. After OPENING
-candidates of the list (or all of a shorter one), the fastest LEADERS are expanded one by one, the fastest
-first; whoever beats the one being expanded by GAIN is expanded at once. Every NEAR_TURNS neighbours the list
-has a turn, with a candidate of another family than theirs: a family that tells no neighbours is not passed
-over because one that does was fast early. When no leader is left to expand, the list goes on. A family that
-is far behind after TRIED candidates has no turns until all others are through: what its own take, and what
-their compiling takes, the others need. Where none is, and without neighbours, this is the exhaustive order.
+Families take turns. After OPENING candidates of the list (or all of a shorter one) LEAD_TURNS of them go to
+the family of the fastest, of those that have something left, and the next one to another family, one after
+the other: a family is not passed over because one that was fast early has much to try. A family that is FAR
+behind after TRIED candidates has no turns until all others are through: what its own take, and what their
+compiling takes, the others need.
+
+A family's turn is a neighbour of its fastest candidates, LEADERS of them, the fastest first; whoever beats
+the one being expanded by GAIN is expanded at once (libraries' spaces have far more candidates than a list can
+hold: their lists are samples). Where it tells none, or no leader is left to expand, it is its list's next.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
+from math import inf
 
 from backends.outcome import Outcome, Status
 from backends.solution import Solution
 from tuners.strategies.base import Neighbours, no_neighbours
 
-#: Candidates of the list that are tried before the first expansion.
+#: Candidates of the list that are tried before any is expanded.
 OPENING = 48
-#: How many of the fastest are expanded.
+#: Turns of the fastest's family between two of the others'.
+LEAD_TURNS = 2
+#: Candidates of a family, its likeliest, that tell what it can do; and how many times the fastest's seconds
+#: its best may take for it to have turns.
+TRIED, FAR = 16, 1.5
+#: How many of a family's fastest are expanded.
 LEADERS = 10
 #: Relative gain that is worth turning to a new leader before the old one's neighbours are all tried.
 GAIN = 0.01
-#: Neighbours between two candidates of the list.
-NEAR_TURNS = 2
-#: Candidates of a family, its likeliest, that tell what it can do; and how many times the fastest's seconds
-#: its best may take for it to go on.
-TRIED, FAR = 16, 1.5
+
+
+class _Family:
+    """What is left of a family, and what was told of it."""
+
+    def __init__(self) -> None:
+        self.listed: deque[str] = deque()
+        self.near: dict[str, Solution] = {}
+        #: Its LEADERS fastest: seconds, id.
+        self.leaders: list[tuple[float, str]] = []
+        #: Seconds of its fastest, and of the fastest when one was expanded last.
+        self.best = self.origin = inf
 
 
 class Local:
@@ -37,102 +52,89 @@ class Local:
     def __init__(
         self, candidates: Sequence[Solution], seed: int = 0, neighbours: Neighbours = no_neighbours
     ) -> None:
-        self._listed = {solution.id: solution for solution in reversed(candidates)}
-        #: The same by family, the next one last; families in the order of their turns.
-        self._queues: dict[str, list[str]] = {}
+        self._listed = {solution.id: solution for solution in candidates}
+        self._families: dict[str, _Family] = {}
         for name, solution in self._listed.items():
-            self._queues.setdefault(solution.family, []).append(name)
-        self._families = deque(dict.fromkeys(solution.family for solution in candidates))
+            self._of(solution).listed.append(name)
+        self._order = deque(self._families)  # whose turn it is among the others
         self._turns = 0
-        #: What is left of families that were far behind.
-        self._later: dict[str, Solution] = {}
-        #: By family: how many outcomes were told, and the least seconds.
-        self._told: Counter[str] = Counter()
-        self._best: dict[str, float] = {}
-        self._near: dict[str, Solution] = {}
         self._neighbours = neighbours
-        self._times: dict[str, tuple[float, Solution]] = {}
+        self._told: Counter[str] = Counter()
+        self._timed: dict[str, Solution] = {}
         self._asked: set[str] = set()
         self._expanded: set[str] = set()
-        #: Seconds of the leader that was expanded last, and of the fastest.
-        self._origin = self._fastest = float("inf")
 
     def ask(self, count: int) -> list[Solution]:
         """See Strategy."""
         found: list[Solution] = []
-        while len(found) < count:
-            improved = self._fastest < (1 - GAIN) * self._origin
-            opened = len(self._asked) >= OPENING or not self._listed
-            if opened and (improved or not self._near):
-                self._expand()
-            name = self._next()
-            if name is None:
-                break
-            queues = (self._near, self._listed, self._later)
-            found.append(next(queue[name] for queue in queues if name in queue))
-            self._forget(name)
-            self._asked.add(name)
+        while len(found) < count and (one := self._next()) is not None:
+            found.append(one)
+            self._forget(one)
         return found
-
-    def _next(self) -> str | None:
-        """The candidate whose turn it is."""
-        if not self._near:
-            return self._next_listed()
-        name, solution = next(iter(self._near.items()))
-        self._turns += 1
-        other = self._other(solution.family) if self._turns % (NEAR_TURNS + 1) == 0 else None
-        return name if other is None else other
-
-    def _next_listed(self) -> str | None:
-        """The list's next; of families far behind when there is no other."""
-        while self._listed:
-            name, solution = next(reversed(self._listed.items()))
-            if not self._far(solution.family):
-                return name
-            self._later[name] = self._listed.pop(name)
-        return next(iter(self._later), None)
-
-    def _far(self, family: str) -> bool:
-        """Whether a family is far behind."""
-        return self._told[family] >= TRIED and self._best.get(family, float("inf")) > FAR * self._fastest
-
-    def _other(self, family: str) -> str | None:
-        """The next of the list that is of another family, families by turns."""
-        for _ in range(len(self._families)):
-            name = self._families[0]
-            self._families.rotate(-1)
-            queue = self._queues[name] if name != family and not self._far(name) else []
-            while queue:
-                if (found := queue.pop()) in self._listed:
-                    return found
-        return None
 
     def tell(self, outcome: Outcome) -> None:
         """See Strategy."""
-        name = outcome.solution.id
-        family = outcome.solution.family
-        self._asked.add(name)
-        self._forget(name)
-        self._told[family] += 1
+        solution = outcome.solution
+        family = self._of(solution)
+        self._forget(solution)
+        self._told[solution.family] += 1
         if outcome.status is Status.OK and outcome.seconds is not None:
-            self._times[name] = (outcome.seconds, outcome.solution)
-            self._fastest = min(self._fastest, outcome.seconds)
-            self._best[family] = min(self._best.get(family, float("inf")), outcome.seconds)
+            self._timed[solution.id] = solution
+            kept = [one for one in family.leaders if one[1] != solution.id]
+            family.leaders = sorted([*kept, (outcome.seconds, solution.id)])[:LEADERS]
+            family.best = min(family.best, outcome.seconds)
 
-    def _forget(self, name: str) -> None:
-        """Out of every queue."""
-        for queue in (self._near, self._listed, self._later):
-            queue.pop(name, None)
+    def _of(self, solution: Solution) -> _Family:
+        return self._families.setdefault(solution.family, _Family())
 
-    def _expand(self) -> None:
+    def _forget(self, solution: Solution) -> None:
+        """It was asked for, and is not again."""
+        self._asked.add(solution.id)
+        self._listed.pop(solution.id, None)
+        self._of(solution).near.pop(solution.id, None)
+
+    def _next(self) -> Solution | None:
+        """The candidate whose turn it is."""
+        if self._listed and len(self._asked) < OPENING:
+            return next(iter(self._listed.values()))
+        self._turns += 1
+        by_time = sorted(self._families, key=lambda name: (self._families[name].best, name))
+        leaders = (one for name in by_time if (one := self._turn(name)) is not None)
+        leader = next(leaders, None)
+        if leader is None or self._turns % (LEAD_TURNS + 1):
+            return leader
+        return self._other(leader.family) or leader
+
+    def _other(self, leader: str) -> Solution | None:
+        """Of another family than the leader's, and none far behind, families by turns."""
+        fastest = min(family.best for family in self._families.values())
+        for _ in range(len(self._order)):
+            name = self._order[0]
+            self._order.rotate(-1)
+            far = self._told[name] >= TRIED and self._families[name].best > FAR * fastest
+            if name != leader and not far and (one := self._turn(name)) is not None:
+                return one
+        return None
+
+    def _turn(self, name: str) -> Solution | None:
+        """A family's next: a neighbour, or of its list."""
+        family = self._families[name]
+        if not family.near or family.best < (1 - GAIN) * family.origin:
+            self._expand(family)
+        if family.near:
+            return next(iter(family.near.values()))
+        while family.listed and family.listed[0] not in self._listed:
+            family.listed.popleft()
+        return self._listed[family.listed[0]] if family.listed else None
+
+    def _expand(self, family: _Family) -> None:
         """Queues the neighbours of the fastest leader that was not expanded yet, before what is queued."""
-        self._origin = self._fastest
-        leaders = sorted(self._times, key=lambda name: (self._times[name][0], name))[:LEADERS]
-        for name in leaders:
+        family.origin = family.best
+        for _, name in family.leaders:
             if name in self._expanded:
                 continue
             self._expanded.add(name)
-            near = {s.id: s for s in self._neighbours(self._times[name][1]) if s.id not in self._asked}
+            near = {s.id: s for s in self._neighbours(self._timed[name]) if s.id not in self._asked}
             if near:
-                self._near = near | {key: s for key, s in self._near.items() if key not in near}
+                family.near = near | {key: s for key, s in family.near.items() if key not in near}
                 return

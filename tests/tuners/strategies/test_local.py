@@ -9,7 +9,7 @@ import pytest
 from backends.outcome import Outcome, Phase, Status
 from backends.solution import Solution
 from tuners.strategies.exhaustive import Exhaustive
-from tuners.strategies.local import FAR, GAIN, LEADERS, NEAR_TURNS, OPENING, TRIED, Local
+from tuners.strategies.local import FAR, GAIN, LEAD_TURNS, LEADERS, OPENING, TRIED, Local
 
 LISTED = [Solution("family", 1, {"name": f"listed{i}"}) for i in range(OPENING + 30)]
 
@@ -166,17 +166,17 @@ def test_families_that_tell_no_neighbours_have_their_turns() -> None:
     strategy = Local(listed, 0, lambda origin: many(origin) if origin.family == "asked" else [])
     for place, solution in enumerate(strategy.ask(OPENING)):
         tell(strategy, solution, 0.5 + place / 1000)
-    asked = names(strategy.ask(6 * (NEAR_TURNS + 1)))
+    asked = names(strategy.ask(6 * (LEAD_TURNS + 1)))
     others = [name for name in asked if not name.startswith("near")]
     assert others == [f"{name}{i}" for i in (16, 17, 18) for name in ("tiled", "streamed")]
-    assert [name for name in asked if name.startswith("near")] == [f"near{i}" for i in range(6 * NEAR_TURNS)]
-    assert asked.index(others[0]) == NEAR_TURNS, "neighbours first"
+    assert [name for name in asked if name.startswith("near")] == [f"near{i}" for i in range(6 * LEAD_TURNS)]
+    assert asked.index(others[0]) == LEAD_TURNS, "neighbours first"
 
 
 def test_the_turns_of_others_end_with_their_lists() -> None:
     few = [Solution("asked", 1, {"name": "asked"}), Solution("tiled", 1, {"name": "tiled"})]
     more = [Solution("asked", 1, {"name": f"near{i}"}) for i in range(5)]
-    strategy = Local(few, 0, lambda origin: more)
+    strategy = Local(few, 0, lambda origin: more if origin.family == "asked" else [])
     for solution in strategy.ask(2):
         tell(strategy, solution, 1.0)
     assert names(strategy.ask(10)) == [f"near{i}" for i in range(5)]
@@ -184,39 +184,49 @@ def test_the_turns_of_others_end_with_their_lists() -> None:
 
 @pytest.mark.parametrize("seconds", [FAR + 0.01, None])
 def test_a_family_far_behind_waits_for_the_others(seconds: float | None) -> None:
-    """Two families in turns; of one the candidates are slow, or none runs."""
-    families, count = ("fast", "slow"), TRIED + 20
-    listed = [Solution(name, 1, {"name": f"{name}{i}"}) for i in range(count) for name in families]
-    strategy, asked = Local(listed), []
-    while batch := strategy.ask(1):
-        asked += batch
-        slow = batch[0].family == "slow"
-        tell(
-            strategy,
-            batch[0],
-            seconds or 1.0 if slow else 1.0,
-            Status.OK if seconds or not slow else Status.CRASH,
-        )
-    assert set(asked) == set(listed), "nobody is lost"
-    assert asked[: 2 * TRIED] == listed[: 2 * TRIED]
-    assert [one.family for one in asked[2 * TRIED :]] == ["fast"] * 20 + ["slow"] * 20
-
-
-def test_a_family_not_far_behind_goes_on() -> None:
-    families = ("fast", "slow")
+    """Three families in turns; of one the candidates are slow, or none runs."""
+    families = ("fast", "slow", "near")
     listed = [Solution(name, 1, {"name": f"{name}{i}"}) for i in range(TRIED + 9) for name in families]
     strategy, asked = Local(listed), []
     while batch := strategy.ask(1):
         asked += batch
-        tell(strategy, batch[0], FAR - 0.01 if batch[0].family == "slow" else 1.0)
-    assert asked == listed
+        slow = batch[0].family == "slow"
+        status = Status.CRASH if slow and seconds is None else Status.OK
+        tell(strategy, batch[0], {"fast": 1.0, "near": 1.1}.get(batch[0].family, seconds or 1.0), status)
+    assert set(asked) == set(listed), "nobody is lost"
+    assert asked[:OPENING] == listed[:OPENING]
+    rest = [one.family for one in asked[OPENING:]]
+    assert rest[:18].count("fast") == rest[:18].count("near") == 9
+    assert rest[18:] == ["slow"] * 9
+
+
+def test_the_fastests_family_has_most_turns_though_another_tells_neighbours() -> None:
+    families = ("asked", "fast")
+    listed = [Solution(name, 1, {"name": f"{name}{i}"}) for i in range(60) for name in families]
+    more = [Solution("asked", 1, {"name": f"near{i}"}) for i in range(30)]
+    strategy = Local(listed, 0, lambda origin: more if origin.family == "asked" else [])
+    for solution in strategy.ask(OPENING):
+        tell(strategy, solution, 1.0 if solution.family == "fast" else 1.2)
+    asked = names(strategy.ask(3 * (LEAD_TURNS + 1)))
+    assert [name for name in asked if name.startswith("near")] == ["near0", "near1", "near2"]
+    assert [name for name in asked if name.startswith("fast")] == [f"fast{24 + i}" for i in range(6)]
+
+
+def test_a_baseline_that_is_fastest_has_nothing_to_try_and_the_next_family_leads() -> None:
+    listed = [Solution(name, 1, {"name": f"{name}{i}"}) for i in range(40) for name in ("first", "second")]
+    strategy = Local(listed)
+    tell(strategy, Solution("library", 1, {}), 0.5)
+    for solution in strategy.ask(OPENING - 1):
+        tell(strategy, solution, 0.6 if solution.family == "second" else 0.7)
+    asked = [one.family for one in strategy.ask(LEAD_TURNS + 1)]
+    assert asked == ["second"] * LEAD_TURNS + ["first"]
 
 
 def test_neighbours_are_not_interrupted_by_a_family_far_behind() -> None:
     families = ("asked", "slow")
     listed = [Solution(name, 1, {"name": f"{name}{i}"}) for i in range(OPENING) for name in families]
     more = [Solution("asked", 1, {"name": f"near{i}"}) for i in range(30)]
-    strategy = Local(listed, 0, lambda origin: more)
+    strategy = Local(listed, 0, lambda origin: more if origin.family == "asked" else [])
     for solution in strategy.ask(OPENING):
         tell(strategy, solution, 1.0 if solution.family == "asked" else 2.0)
     assert names(strategy.ask(30)) == [f"near{i}" for i in range(30)]
