@@ -13,6 +13,7 @@ from backends.environment import Environment
 from backends.problem import GemmProblem
 from backends.solution import Solution
 from db import models, sessions
+from db.best import best_row
 from db.engine import now, writing
 from db.values import kind_of, put_policy, put_solutions, table
 from tuners.policy import MeasurementPolicy
@@ -101,7 +102,7 @@ def _store(
             **row, **winner.to_dict(), "problem": problem.to_dict(), "environment_id": environment.id,
             "provenance_kind": None, "provenance_source": None, "provenance_number": None,
         }  # fmt: skip
-        rows[models.Best].append(sessions.best_row(joined))
+        rows[models.Best].append(best_row(joined))
     with writing(engine) as connection:
         problem_id = table(models.Problem).c.id
         known = set(connection.scalars(select(problem_id).limit(1)))  # the first came with its session

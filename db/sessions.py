@@ -1,47 +1,30 @@
-"""Sessions, their measurements and verdicts, and the best rows derived from them.
+"""Sessions, their measurements and verdicts; best rows follow (best.py).
 
 Every write may be repeated: what is there already stays as it is.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, islice
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, delete, func, select, update
+from sqlalchemy import Connection, func, select, update
 
 from backends.canonical import short_hash
 from backends.environment import Environment
 from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem
 from backends.solution import Solution
-from backends.wire import problem_to_wire
 from db import models
+from db.best import refresh_best, refresh_winners
 from db.engine import now
-from db.values import (
-    CHUNK,
-    among,
-    bucket_of,
-    chunks,
-    insert_new,
-    kind_of,
-    measured_workspace,
-    put_environment,
-    put_policy,
-    put_problems,
-    put_solutions,
-    storable,
-    table,
-)
+from db.values import insert_new, put_environment, put_policy, put_problems, put_solutions, storable, table
 
 _session = table(models.Session)
 _measurement = table(models.Measurement)
 _verdict = table(models.Verdict)
-_best = table(models.Best)
 _solution = table(models.Solution)
 
 
@@ -178,7 +161,7 @@ def append_outcomes(
         )
     insert_new(connection, models.Measurement, rows)
     if changed:
-        _refresh_winners(connection, changed)
+        refresh_winners(connection, changed)
 
 
 def end_session(connection: Connection, start: SessionStart, result: Mapping[str, Any]) -> None:
@@ -234,211 +217,4 @@ def _weight(request: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "restricted": bool(search.get("families")) or budget.get("candidates") is not None,
         "budget_seconds": float(budget.get("seconds", 0.0)),
-    }
-
-
-def refresh_best(connection: Connection, problem_id: str, device_class_id: str, policy_id: str) -> None:
-    """Makes one best row anew from its verdicts, of which there is at least one."""
-    mine = (
-        _best.c.problem_id == problem_id,
-        _best.c.device_class_id == device_class_id,
-        _best.c.policy_id == policy_id,
-    )
-    query = _weights_query().where(
-        _verdict.c.problem_id == problem_id,
-        _verdict.c.device_class_id == device_class_id,
-        _verdict.c.policy_id == policy_id,
-    )
-
-    def derived() -> dict[str, Any]:
-        chosen = _best_query().where(_verdict.c.number == _choose(connection.execute(query).all()))
-        return best_row(connection.execute(chosen).mappings().one())
-
-    insert_new(connection, models.Best, [derived()])
-    # Two sessions of one problem may end at once: the second to get the row's lock sees both verdicts.
-    connection.execute(select(_best.c.problem_id).where(*mine).with_for_update()).all()
-    connection.execute(update(_best).where(*mine).values(derived()))
-    touch(connection, device_class_id)
-
-
-def _refresh_winners(connection: Connection, solution_ids: Sequence[str]) -> None:
-    """Makes the documents of all best rows anew whose winners are among the solutions."""
-    key = (_best.c.problem_id, _best.c.device_class_id, _best.c.policy_id)
-    won: set[tuple[str, ...]] = set()
-    classes: set[str] = set()
-    for part in chunks(solution_ids):
-        # From the measurements, which are found by their solution: neither verdicts nor best rows are.
-        measured = among(connection, _measurement.c.solution_id, part)
-        query = (
-            select(*key)
-            .select_from(_measurement)
-            .join(
-                _verdict,
-                and_(
-                    _verdict.c.session_id == _measurement.c.session_id,
-                    _verdict.c.winner_id == _measurement.c.solution_id,
-                ),
-            )
-            .join(
-                _best,
-                and_(
-                    _best.c.problem_id == _verdict.c.problem_id,
-                    _best.c.device_class_id == _verdict.c.device_class_id,
-                    _best.c.policy_id == _verdict.c.policy_id,
-                    _best.c.verdict_number == _verdict.c.number,
-                ),
-            )
-            .where(measured)
-        )
-        won |= {tuple(row) for row in connection.execute(query)}
-        met = select(_session.c.device_class_id).distinct()
-        met = met.join(_measurement, _measurement.c.session_id == _session.c.id).where(measured)
-        classes |= set(connection.scalars(met))
-    for ids in chunks(sorted({row[0] for row in won})):
-        # In one order, and as they are once they are locked: another verdict may have come.
-        held = select(*key, _best.c.verdict_number).where(among(connection, _best.c.problem_id, ids))
-        rows = connection.execute(held.order_by(*key).with_for_update()).all()
-        numbers = [row.verdict_number for row in rows if tuple(row[:3]) in won]
-        chosen = _best_query().where(_verdict.c.number.in_(numbers))
-        made = [best_row(row) for row in connection.execute(chosen).mappings()]
-        if made:
-            connection.execute(
-                update(_best)
-                .where(*(column == bindparam(f"its_{column.name}") for column in key))
-                .values(document=bindparam("its_document")),
-                [
-                    {f"its_{name}": row[name] for name in (*(column.name for column in key), "document")}
-                    for row in made
-                ],
-            )
-    for class_id in sorted(classes):
-        touch(connection, class_id)
-
-
-def _weights_query() -> Any:
-    return select(
-        _verdict.c.number,
-        _verdict.c.problem_id,
-        _verdict.c.device_class_id,
-        _verdict.c.policy_id,
-        _verdict.c.restricted,
-        _verdict.c.budget_seconds,
-        _session.c.environment_id,
-    ).join(_session, _session.c.id == _verdict.c.session_id)
-
-
-def _choose(weights: Sequence[Any]) -> int:
-    """The number of the verdict that makes the best row: see models.Verdict."""
-    newest = max(weights, key=lambda row: row.number)
-    present = [row for row in weights if row.environment_id == newest.environment_id]
-    chosen = max(present, key=lambda row: (not row.restricted, row.budget_seconds, row.number))
-    return int(chosen.number)
-
-
-def touch(connection: Connection, device_class_id: str) -> None:
-    """The class's exports have changed."""
-    device_class = table(models.DeviceClass)
-    connection.execute(
-        update(device_class)
-        .where(device_class.c.id == device_class_id)
-        .values(revision=device_class.c.revision + 1)
-    )
-
-
-def rebuild_best(connection: Connection) -> int:
-    """Derives every best row anew from the verdicts; how many there are."""
-    connection.execute(delete(_best))
-    key = (_verdict.c.problem_id, _verdict.c.device_class_id, _verdict.c.policy_id)
-    query = _weights_query().order_by(*key).execution_options(yield_per=1000)
-    groups = groupby(connection.execute(query), key=lambda row: tuple(row[1:4]))
-    count = 0
-    for numbers in _batches(_choose(list(rows)) for _, rows in groups):
-        chosen = _best_query().where(_verdict.c.number.in_(numbers))
-        insert_new(connection, models.Best, [best_row(row) for row in connection.execute(chosen).mappings()])
-        count += len(numbers)
-    for class_id in connection.scalars(select(table(models.DeviceClass).c.id)).all():
-        touch(connection, class_id)
-    return count
-
-
-def _batches(numbers: Iterator[int]) -> Iterator[list[int]]:
-    while part := list(islice(numbers, CHUNK)):
-        yield part
-
-
-def _best_query() -> Any:
-    problem, provenance = table(models.Problem), table(models.Provenance)
-    return (
-        select(
-            _verdict,
-            _solution.c.family,
-            _solution.c.version,
-            _solution.c.parameters,
-            _solution.c.build,
-            _solution.c.deterministic,
-            problem.c.content.label("problem"),
-            _session.c.environment_id,
-            _session.c.provenance_number,
-            provenance.c.kind.label("provenance_kind"),
-            provenance.c.source.label("provenance_source"),
-            measured_workspace(_verdict.c.session_id, _solution).label("workspace_bytes"),
-        )
-        .join(_solution, _solution.c.id == _verdict.c.winner_id)
-        .join(problem, problem.c.id == _verdict.c.problem_id)
-        .join(_session, _session.c.id == _verdict.c.session_id)
-        .outerjoin(provenance, provenance.c.number == _session.c.provenance_number)
-    )
-
-
-def best_row(row: Mapping[Any, Any]) -> dict[str, Any]:
-    """The best row of a verdict that is joined as _best_query() joins it."""
-    problem = GemmProblem.from_dict(row["problem"])
-    verdict = row["content"]
-    document = {
-        "problem_id": problem.id,
-        "problem": problem_to_wire(problem),
-        "device_class": row["device_class_id"],
-        "policy_id": row["policy_id"],
-        "solution": {
-            "id": row["winner_id"],
-            "family": row["family"],
-            "version": row["version"],
-            "parameters": row["parameters"],
-            "build": row["build"],
-            "workspace_bytes": row["workspace_bytes"],
-            "deterministic": row["deterministic"],
-        },
-        "seconds": row["seconds"],
-        "judgement": row["judgement"],
-        "baseline": {
-            "name": row["baseline_name"],
-            "solution_id": row["baseline_id"],
-            "seconds": row["baseline_seconds"],
-        },
-        "speedup": verdict["speedup"],
-        "tie_set": verdict["tie_set"],
-        "rounds": verdict["rounds"],
-        "reason": verdict["reason"],
-        "roofline": None
-        if row["roofline_share"] is None
-        else {"share": row["roofline_share"], "binds": row["binds"]},
-        "session_id": row["session_id"],
-        "environment_id": row["environment_id"],
-        "decided_at": row["created_at"],
-        "provenance": {"kind": row["provenance_kind"] or "measured", "source": row["provenance_source"]},
-    }
-    return {
-        "problem_id": problem.id,
-        "device_class_id": row["device_class_id"],
-        "policy_id": row["policy_id"],
-        "verdict_number": row["number"],
-        "environment_id": row["environment_id"],
-        "provenance_number": row["provenance_number"],
-        "kind": kind_of(problem),
-        "m": problem.m,
-        "n": problem.n,
-        "k": problem.k,
-        "batch": problem.batch,
-        "bucket": bucket_of(problem.m, problem.n, problem.k),
-        "document": json.dumps(document, separators=(",", ":")),
     }

@@ -1,15 +1,13 @@
-"""Tunings and their jobs: made, shared, started, ended, cancelled, each step in one transaction.
+"""Tunings and the jobs that they make, share and cancel, each step in one transaction; what jobs.py runs.
 
-A job that ends tells every tuning that refers to it, with an event and in its counters; both happen in the
-transaction that ends it, so that nothing is told twice or lost. Row locks are always taken in the order job,
-then tunings by number.
+Row locks are always taken in the order job, then tunings by number.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -21,8 +19,6 @@ from db import models
 from db.engine import now
 from db.values import among, chunks, insert_new, put_policy, put_problems, storable, table
 
-#: A job whose worker died this often is failed.
-MAX_ATTEMPTS = 3
 ACTIVE = ("queued", "running")
 LIVE = ("idle", "measuring")
 
@@ -32,10 +28,6 @@ _link = table(models.TuningJob)
 _event = table(models.Event)
 _session = table(models.Session)
 _worker = table(models.Worker)
-
-
-class Fenced(Exception):
-    """Another worker has taken the job over (or it was ended): this one's writes are refused."""
 
 
 @dataclass(frozen=True)
@@ -66,23 +58,6 @@ class Created:
     total: int
     shared: int
     known: int
-
-
-@dataclass(frozen=True)
-class StartedJob:
-    """What a worker needs of the job it starts; `attempt` is its ticket for every later write."""
-
-    number: int
-    id: str
-    attempt: int
-    problem_id: str
-    problem: Mapping[str, Any]
-    policy_id: str
-    policy: Mapping[str, Any]
-    request: Mapping[str, Any]
-    session_id: str | None
-    stop_requested: bool = False
-    earlier: Mapping[str, Any] = field(default_factory=dict)
 
 
 def request_key(problem_id: str, request: Request) -> str:
@@ -257,140 +232,6 @@ def emit(connection: Connection, tuning_number: int, kind: str, content: Mapping
     }
     connection.execute(insert(_event).values(row))
     return number
-
-
-def emit_to_all(connection: Connection, job_number: int, kind: str, content: Mapping[str, Any]) -> None:
-    """Adds an event to every active tuning that refers to the job."""
-    for tuning_number in _followers(connection, job_number):
-        emit(connection, tuning_number, kind, content)
-
-
-def _followers(connection: Connection, job_number: int) -> Sequence[int]:
-    query = (
-        select(_tuning.c.number)
-        .join(_link, _link.c.tuning_number == _tuning.c.number)
-        .where(_link.c.job_number == job_number, _tuning.c.status.in_(ACTIVE))
-        .order_by(_tuning.c.number)
-    )
-    return connection.scalars(query).all()
-
-
-# ---- running -------------------------------------------------------------------------------------
-
-
-def start_job(connection: Connection, job_id: str, worker_id: str) -> StartedJob | None:
-    """Takes the job for this worker; None for one that has ended (or never was)."""
-    problem, policy = table(models.Problem), table(models.Policy)
-    query = (
-        select(_job, problem.c.content.label("problem"), policy.c.content.label("policy"))
-        .join(problem, problem.c.id == _job.c.problem_id)
-        .join(policy, policy.c.id == _job.c.policy_id)
-        .where(_job.c.id == job_id, _job.c.status.in_(ACTIVE))
-        .with_for_update(of=_job)
-    )
-    row = connection.execute(query).mappings().first()
-    if row is None:
-        return None
-    # A start that was stored, but whose acknowledgement was lost, is not a second one.
-    again = row["status"] == "running" and row["worker_id"] == worker_id
-    attempt = row["attempt"] + (0 if again else 1)
-    connection.execute(
-        update(_job)
-        .where(_job.c.number == row["number"])
-        .values(
-            status="running",
-            attempt=attempt,
-            worker_id=worker_id,
-            started_at=func.coalesce(_job.c.started_at, now()),
-        )
-    )
-    first = row["started_at"] is None
-    content = {"job_id": job_id, "problem_id": row["problem_id"], "attempt": attempt, "worker_id": worker_id}
-    for tuning_number in [] if again else _followers(connection, row["number"]):
-        started = _tuning.c.started + (1 if first else 0)
-        connection.execute(
-            update(_tuning).where(_tuning.c.number == tuning_number).values(status="running", started=started)
-        )
-        emit(connection, tuning_number, "started", content)
-    return StartedJob(
-        number=row["number"],
-        id=job_id,
-        attempt=attempt,
-        problem_id=row["problem_id"],
-        problem=row["problem"],
-        policy_id=row["policy_id"],
-        policy=row["policy"],
-        request=row["request"],
-        session_id=row["session_id"],
-        stop_requested=row["stop_requested"],
-        earlier={"worker_id": row["worker_id"], "evidence": row["evidence"]},
-    )
-
-
-def hold(connection: Connection, job: StartedJob, **values: Any) -> None:
-    """Locks the job for this transaction's writes. Raises Fenced where it is no longer this worker's."""
-    mine = and_(_job.c.number == job.number, _job.c.attempt == job.attempt, _job.c.status == "running")
-    done = connection.execute(update(_job).where(mine).values(attempt=job.attempt, **values))
-    if done.rowcount != 1:
-        raise Fenced(job.id)
-
-
-def end_job(
-    connection: Connection,
-    job: StartedJob,
-    status: str,
-    summary: Mapping[str, Any],
-    error: str | None = None,
-    evidence: Mapping[str, Any] | None = None,
-    broken: bool = False,
-) -> None:
-    """Ends the job (succeeded: it has a verdict | failed | cancelled) and tells its tunings. `broken`: it
-    failed for no reason of the problem's own, which fails its tunings too. Raises Fenced."""
-    hold(
-        connection,
-        job,
-        status=status,
-        in_flight=None,
-        error=storable(error),
-        evidence=storable(evidence),
-        ended_at=now(),
-    )
-    content = {"job_id": job.id, "problem_id": job.problem_id, "status": status, "error": error, **summary}
-    for tuning_number in _followers(connection, job.number):
-        emit(connection, tuning_number, "finished", content)
-        row = connection.execute(
-            update(_tuning)
-            .where(_tuning.c.number == tuning_number)
-            .values(
-                succeeded=_tuning.c.succeeded + int(status == "succeeded"),
-                failed=_tuning.c.failed + int(status != "succeeded"),
-                broken=_tuning.c.broken + int(broken),
-            )
-            .returning(_tuning.c.total, _tuning.c.succeeded, _tuning.c.failed, _tuning.c.broken)
-        ).one()
-        if row.succeeded + row.failed >= row.total:
-            outcome = "failed" if row.broken else "succeeded"
-            connection.execute(
-                update(_tuning)
-                .where(_tuning.c.number == tuning_number)
-                .values(status=outcome, ended_at=now())
-            )
-            emit(connection, tuning_number, "ended", {"status": outcome})
-
-
-def release_job(connection: Connection, job: StartedJob) -> None:
-    """Gives the job back unharmed (its worker was told to stop): this start does not count."""
-    hold(connection, job, status="queued", worker_id=None)
-    connection.execute(update(_job).where(_job.c.number == job.number).values(attempt=job.attempt - 1))
-
-
-def stop_requested(connection: Connection, job: StartedJob) -> bool:
-    """Whether the job is to stop: nobody refers to it any more, or it is no longer this worker's."""
-    query = select(_job.c.stop_requested).where(
-        _job.c.number == job.number, _job.c.attempt == job.attempt, _job.c.status == "running"
-    )
-    row = connection.execute(query).first()
-    return row is None or bool(row[0])
 
 
 # ---- cancelling ----------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from backends.environment import DeviceClass, resolve
 from backends.errors import UnknownDevice
 from backends.problem import GemmProblem
 from db import models, queries, sessions
+from db.best import touch
 from db.engine import now, writing
 from db.values import (
     insert_new,
@@ -116,7 +117,7 @@ def import_file(
         # Exports write a tool's own keys and, where asked to, claims.
         with writing(engine) as connection:
             for row in queries.device_classes(connection):
-                sessions.touch(connection, row["id"])
+                touch(connection, row["id"])
     shown = {**provenance, "device_class": provenance["device_class_id"] or None, "new": new}
     del shown["device_class_id"]
     return ImportAnswer(read, shown, claims, kept)

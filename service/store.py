@@ -16,9 +16,9 @@ from backends.errors import StorageError
 from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem
 from backends.solution import Solution
-from db import exported, sessions, tunings
+from db import exported, jobs, sessions
 from db.engine import DatabaseUnavailable, writing
-from db.tunings import StartedJob
+from db.jobs import StartedJob
 from tuners.journal import StoredSession, session_key
 from tuners.policy import MeasurementPolicy
 
@@ -111,7 +111,7 @@ class DirectStore:
 
 
 class JobStore:
-    """The campaign's SessionStore for one job. Raises tunings.Fenced where the job is another's by now."""
+    """The campaign's SessionStore for one job. Raises jobs.Fenced where the job is another's by now."""
 
     def __init__(
         self,
@@ -137,9 +137,9 @@ class JobStore:
         """What earlier starts of this job measured in the same environment."""
 
         def read(connection: Connection) -> tuple[list[Outcome], int, list[Solution]]:
-            tunings.hold(connection, self.job)
+            jobs.hold(connection, self.job)
             session_id = sessions.begin_session(connection, self.start)
-            tunings.hold(connection, self.job, session_id=session_id)
+            jobs.hold(connection, self.job, session_id=session_id)
             outcomes = sessions.stored_outcomes(connection, session_id)
             seeds = claimed_solutions(connection, self.start)
             return outcomes, sessions.takes(connection, session_id), seeds
@@ -163,10 +163,10 @@ class JobStore:
 
         def append(connection: Connection) -> Counter[str]:
             seen = self._seen.copy()  # an attempt that failed must not count
-            tunings.hold(connection, self.job)
+            jobs.hold(connection, self.job)
             sessions.append_outcomes(connection, self.start.id, [outcome], self._first_take, seen)
             if tell:
-                tunings.emit_to_all(connection, self.job.number, "measured", self._progress())
+                jobs.emit_to_all(connection, self.job.number, "measured", self._progress())
             return seen
 
         self._seen = self._write(append)
@@ -178,11 +178,11 @@ class JobStore:
         summary = {"session_id": self.start.id, "outcomes": dict(self._statuses), "verdict": verdict}
 
         def end(connection: Connection) -> None:
-            tunings.hold(connection, self.job)
+            jobs.hold(connection, self.job)
             sessions.end_session(connection, self.start, result)
             sessions.close(connection, self.job.id, "stopped", "the job went on in another environment")
             status = "failed" if verdict is None else "succeeded"
-            tunings.end_job(connection, self.job, status, summary, result["error"])
+            jobs.end_job(connection, self.job, status, summary, result["error"])
 
         self._write(end)
 

@@ -24,9 +24,9 @@ from backends.cache import BinaryCache
 from backends.errors import DeviceLost, StorageError
 from backends.problem import GemmProblem
 from backends.registry import FoundDevice
-from db import sessions, tunings, workers
+from db import jobs, sessions, tunings, workers
 from db.engine import DatabaseUnavailable, reading, writing
-from db.tunings import MAX_ATTEMPTS, StartedJob
+from db.jobs import MAX_ATTEMPTS, StartedJob
 from service.device_lock import DeviceLock, locks_folder
 from service.jobs import Executor, JobQueue
 from service.requests import read_request
@@ -116,7 +116,7 @@ class Worker:
         job, campaign = self._job, self._campaign
         if job is not None and campaign is not None and not campaign.stopped:
             with reading(self._engine) as connection:
-                if tunings.stop_requested(connection, job):
+                if jobs.stop_requested(connection, job):
                     campaign.stop()
 
     def _beat(self) -> None:
@@ -194,7 +194,7 @@ class Worker:
         self._idle.clear()
         try:
             self._one(job_id)
-        except tunings.Fenced:
+        except jobs.Fenced:
             _log.warning("job %s is another worker's by now", job_id)
         except Stopping:
             pass
@@ -219,10 +219,10 @@ class Worker:
         job = self._job
         if job is not None:
             with (
-                suppress(tunings.Fenced, StorageError, DatabaseUnavailable),
+                suppress(jobs.Fenced, StorageError, DatabaseUnavailable),
                 writing(self._engine) as connection,
             ):
-                tunings.release_job(connection, job)
+                jobs.release_job(connection, job)
 
     def _never(self) -> None:
         threading.Event().wait()
@@ -230,7 +230,7 @@ class Worker:
     def _one(self, job_id: str) -> None:
         def start() -> StartedJob | None:
             with writing(self._engine) as connection:
-                return tunings.start_job(connection, job_id, self.id)
+                return jobs.start_job(connection, job_id, self.id)
 
         job = patiently(self._stop, start)
         if job is None:
@@ -253,7 +253,7 @@ class Worker:
             return
         try:
             self._measure(job)
-        except (tunings.Fenced, Stopping, StorageError, DeviceLost):
+        except (jobs.Fenced, Stopping, StorageError, DeviceLost):
             raise
         except Exception as error:  # a fault of ours ends this job, not the queue
             _log.exception("job %s failed", job_id)
@@ -280,7 +280,7 @@ class Worker:
         if finished:
             return
         if self._stop.is_set():
-            self._write(lambda connection: tunings.release_job(connection, job))
+            self._write(lambda connection: jobs.release_job(connection, job))
         else:
             self._end(job, "cancelled", "every tuning that asked for it was cancelled")
 
@@ -293,7 +293,7 @@ class Worker:
         broken: bool = False,
     ) -> None:
         def end(connection: Connection) -> None:
-            tunings.end_job(connection, job, status, {}, error, evidence, broken=broken)
+            jobs.end_job(connection, job, status, {}, error, evidence, broken=broken)
             sessions.close(connection, job.id, "stopped" if status == "cancelled" else "failed", error)
 
         self._write(end)

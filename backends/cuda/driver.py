@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 from weakref import finalize
 
 from backends.errors import ContextLost, DeviceLost, DeviceMemoryExceeded, LaunchError
+from backends.kernels.legality import DEPENDENT_LAUNCHES, capability
 
 #: After these the context answers nothing any more: the process must end (CUDA driver API, CUresult).
 CONTEXT_LOST = frozenset(
@@ -199,6 +200,23 @@ class Arguments:
         self._values = tuple(values)
         self._pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         self.address = ctypes.addressof(self._pointers)
+
+
+def on_heels(
+    function: Function,
+    device: Any,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    arguments: Arguments,
+    shared: int = 0,
+) -> Callable[[], None]:
+    """A launch on the device's stream, made ready once, on the heels of what was queued before it where the
+    device knows how, else plain. Only for kernels that wait for that themselves. Calling what is returned
+    queues it, and raises LaunchError."""
+    how = grid, block, arguments, device.stream, shared
+    if capability(device.environment) >= DEPENDENT_LAUNCHES:
+        return function.dependent(*how)
+    return partial(function.launch, *how)
 
 
 class Module:

@@ -4,18 +4,17 @@ and launched by the driver. Compiling needs no GPU: the parent of the process th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from backends.cache import BinaryCache
 from backends.cuda.compiler import compile_unit
-from backends.cuda.driver import Arguments, Function, Module
+from backends.cuda.driver import Module, on_heels
 from backends.environment import Environment
 from backends.errors import LaunchError
 from backends.kernels.families import FAMILIES, HEADERS
 from backends.kernels.family import ENTRY, REDUCE, Configuration, KernelFamily
-from backends.kernels.legality import DEPENDENT_LAUNCHES, UNASKED_SHARED, capability
+from backends.kernels.legality import UNASKED_SHARED
 from backends.operands import Operands
 from backends.problem import GemmProblem
 from backends.protocol import Launch
@@ -43,32 +42,22 @@ class OwnKernel:
 
     def bind(self, operands: Operands, workspace: int) -> Launch:
         """Raises LaunchError for a workspace that kernels would read at addresses which are not aligned."""
-        found, gemm, reduce = self._found, self._gemm, self._reduce
+        found, gemm, reduce, device = self._found, self._gemm, self._reduce, self._device
         if self.workspace_bytes and workspace % _WORKSPACE_UNIT:
             raise LaunchError(f"the workspace at {workspace:#x} is not aligned to {_WORKSPACE_UNIT} bytes")
         arguments = gemm.pack(found.arguments(operands, workspace))
-        first = self._launch(gemm, found.grid, found.threads, arguments, found.shared_bytes)
+        # Every kernel of ours waits itself (portable.h).
+        first = on_heels(gemm, device, found.grid, (found.threads, 1, 1), arguments, found.shared_bytes)
         if reduce is None:
             return first
-        second = self._launch(
-            reduce, found.reduce_grid, found.reduce_threads, arguments, found.reduce_shared_bytes
-        )
+        block = (found.reduce_threads, 1, 1)
+        second = on_heels(reduce, device, found.reduce_grid, block, arguments, found.reduce_shared_bytes)
 
         def both() -> None:
             first()
             second()
 
         return both
-
-    def _launch(
-        self, function: Function, grid: tuple[int, int, int], threads: int, arguments: Arguments, shared: int
-    ) -> Launch:
-        """On the heels of what was queued before it, where the device knows how: every kernel of ours waits
-        for that itself (portable.h)."""
-        how = grid, (threads, 1, 1), arguments, self._device.stream, shared
-        if capability(self._device.environment) >= DEPENDENT_LAUNCHES:
-            return function.dependent(*how)
-        return partial(function.launch, *how)
 
     def prepare(self) -> None:
         pass

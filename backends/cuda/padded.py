@@ -18,11 +18,11 @@ from typing import Any
 from backends.cache import BinaryCache
 from backends.cuda.compiler import compile_cubin
 from backends.cuda.cublaslt import CublasLt
+from backends.cuda.driver import on_heels
 from backends.cuda.library import LibraryFamily
 from backends.dtypes import DTYPES
 from backends.environment import Environment
 from backends.errors import IllegalSolution
-from backends.kernels.legality import DEPENDENT_LAUNCHES, capability
 from backends.operands import Layout, Operands, layouts
 from backends.problem import GemmProblem
 from backends.problem_rules import MAX_SIZE
@@ -384,8 +384,4 @@ class PaddedKernel:
         if launch is None:
             return None
         arguments = self._function.pack(launch.at(addresses))
-        how = *launch.grid, arguments, self._device.stream
-        if capability(self._device.environment) >= DEPENDENT_LAUNCHES:
-            on_its_heels: Launch = self._function.dependent(*how)  # pad.cu waits itself
-            return on_its_heels
-        return partial(self._function.launch, *how)
+        return on_heels(self._function, self._device, *launch.grid, arguments)  # pad.cu waits itself

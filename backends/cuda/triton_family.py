@@ -5,15 +5,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from backends.cache import BinaryCache
-from backends.cuda.driver import Function, Module
+from backends.cuda.driver import Function, Module, on_heels
 from backends.environment import Environment
 from backends.errors import IllegalSolution, LaunchError
-from backends.kernels.legality import DEPENDENT_LAUNCHES, UNASKED_SHARED
+from backends.kernels.legality import UNASKED_SHARED
 from backends.kernels.triton.compiler import compile_kernels
 from backends.kernels.triton.configuration import Configuration, Step, workspace_align
 from backends.kernels.triton.description import Description, read
@@ -105,11 +104,9 @@ class TritonKernel:
             for kind, value in zip(kinds, [*values, workspace + step.scratch, 0], strict=True)
         ]
         block = (step.description.threads, 1, 1)
-        arguments, stream = step.function.pack(*packed), self._device.stream
-        how = step.grid, block, arguments, stream, step.description.shared_bytes
-        if capability(self._device.environment) >= DEPENDENT_LAUNCHES:
-            return step.function.dependent(*how)  # kernels.py: DEPENDENT
-        return partial(step.function.launch, *how)
+        arguments, shared = step.function.pack(*packed), step.description.shared_bytes
+        # The kernel waits itself (kernels.py: DEPENDENT).
+        return on_heels(step.function, self._device, step.grid, block, arguments, shared)
 
 
 def _function(loaded: dict[str, _Loaded], entry: str, device: Any) -> Function:

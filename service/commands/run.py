@@ -11,8 +11,8 @@ import typer
 
 from backends.registry import matching_devices
 from db import schema
+from db.best import rebuild_best
 from db.engine import writing
-from db.sessions import rebuild_best
 from service.commands.common import Device, Index, OwnDevice, out
 from service.device_lock import DeviceLock, locks_folder
 from service.settings import Settings

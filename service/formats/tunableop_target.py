@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from backends.canonical import slug
 from backends.environment import Environment
 from service.formats.export import ExportOptions, ExportRefused
-from service.formats.tunableop_signature import Grammar
+from service.formats.tunableop_key import Grammar
 
 #: Releases whose forms are known, oldest and newest.
 _OLDEST, _NEWEST = (2, 4), (2, 15)

@@ -15,7 +15,8 @@ from backends.errors import InvalidProblem
 from backends.problem import GemmProblem
 from service.formats.export import ExportOptions, ExportRefused, ExportReport, ExportRow
 from service.formats.override import OmittedError, with_environments
-from service.formats.tunableop_signature import BadLineError, Grammar, NoKeyError, build_key, fits, parse_key
+from service.formats.tunableop_key import Grammar, NoKeyError, build_key, fits
+from service.formats.tunableop_signature import BadLineError, parse_key
 from service.formats.tunableop_solution import BUILD_OF, DEFAULT, solution_name
 from service.formats.tunableop_target import Target, build_text, contradicts, parse_target, settle
 

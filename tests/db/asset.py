@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Engine, insert
 
 from backends.outcome import Status
 from backends.solution import Solution
-from db import models, schema, sessions, tunings, workers
+from db import jobs, models, schema, sessions, tunings, workers
 from db.engine import open_engine, writing
 from db.values import put_problems, put_solutions, table
 from service.settings import Settings
@@ -66,9 +66,9 @@ def fill(engine: Engine) -> None:
     with writing(engine) as connection:
         _refuse(connection, refused)
     with writing(engine) as connection:
-        job = tunings.start_job(connection, second, "worker-1")
+        job = jobs.start_job(connection, second, "worker-1")
         assert job is not None
-        tunings.release_job(connection, job)
+        jobs.release_job(connection, job)
     with writing(engine) as connection:
         tunings.cancel_tuning(connection, created.id)
         tunings.cancel_tuning(connection, shared.id)
@@ -79,27 +79,27 @@ def fill(engine: Engine) -> None:
 
 
 def _measure(connection: Connection, job_id: str, winner: Solution) -> None:
-    job = tunings.start_job(connection, job_id, "worker-1")
+    job = jobs.start_job(connection, job_id, "worker-1")
     assert job is not None
     begun = samples.start(FIRST, job_id)
     sessions.begin_session(connection, begun)
-    tunings.hold(connection, job, session_id=begun.id)
+    jobs.hold(connection, job, session_id=begun.id)
     failed = [
         screened(candidate(tile), status=status)
         for tile, status in enumerate((Status.COMPILE_ERROR, Status.WRONG_RESULT, Status.TIMEOUT), 1)
     ]
     samples.store_session(connection, begun, winner, 1e-6, failed)
-    tunings.end_job(connection, job, "succeeded", {"session_id": begun.id, "verdict": None, "outcomes": {}})
+    jobs.end_job(connection, job, "succeeded", {"session_id": begun.id, "verdict": None, "outcomes": {}})
 
 
 def _refuse(connection: Connection, job_id: str) -> None:
-    job = tunings.start_job(connection, job_id, "worker-1")
+    job = jobs.start_job(connection, job_id, "worker-1")
     assert job is not None
     begun, result = samples.start(REFUSED, job_id), samples.lost(REFUSED)
     sessions.begin_session(connection, begun)
-    tunings.hold(connection, job, session_id=begun.id)
+    jobs.hold(connection, job, session_id=begun.id)
     sessions.end_session(connection, begun, result)
-    tunings.end_job(connection, job, "failed", {"session_id": begun.id}, result["error"])
+    jobs.end_job(connection, job, "failed", {"session_id": begun.id}, result["error"])
 
 
 def _import(connection: Connection) -> None:

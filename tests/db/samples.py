@@ -1,21 +1,22 @@
-"""Plausible values to store: problems, environments, outcomes, results."""
+"""Plausible values to store: problems, environments, outcomes, results; and the best rows made of them."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, select
 
 from backends.environment import Environment
 from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem, from_linear
 from backends.solution import Solution
-from db import sessions, tunings
+from db import models, queries, sessions, tunings
 from db.engine import writing
-from db.values import put_device_class
+from db.values import put_device_class, table
 from service.requests import request_content
 from tuners.budget import Budget, Search
 from tuners.campaign import Result
@@ -99,6 +100,19 @@ def store_session(
     sessions.append_outcomes(connection, begun.id, outcomes, 1, Counter())
     sessions.end_session(connection, begun, won(begun.problem, winner, seconds))
     return begun.id
+
+
+def best(connection: Connection, of: str = problem().id) -> dict[str, Any]:
+    """The served answer."""
+    found = queries.best_documents(connection, [of], CLASS, POLICY.id)
+    document: dict[str, Any] = json.loads(found[of])
+    return document
+
+
+def best_rows(connection: Connection) -> list[tuple[Any, ...]]:
+    """All of them, by their problems."""
+    found = connection.execute(select(table(models.Best)).order_by(table(models.Best).c.problem_id))
+    return [tuple(row) for row in found]
 
 
 def request(priority: int = 10, force: bool = False, seed: int = 0) -> tunings.Request:

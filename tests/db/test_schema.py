@@ -20,9 +20,10 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, inspect, text
 
 from db import exported, queries, schema
+from db.best import rebuild_best
 from db.engine import DatabaseBroken, open_engine, reading, writing
 from db.schema import StaleSchema
-from db.sessions import rebuild_best, stored_outcomes
+from db.sessions import stored_outcomes
 from service.settings import Settings
 from service.startup import open_database, upgrade
 from tests.db import asset, samples

@@ -1,90 +1,38 @@
-"""Tunings and their jobs: shared, started, ended and cancelled, each step whole, whoever comes at once."""
+"""Tunings and their jobs: shared, told, known and cancelled, each step whole, whoever comes at once."""
 
 from __future__ import annotations
 
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from threading import Barrier
-from typing import Any
 
 import pytest
-from sqlalchemy import Engine, select, update
+from sqlalchemy import Engine, select
 
-from db import models, queries, sessions, tunings, workers
+from db import jobs, models, queries, tunings, workers
 from db.engine import reading, writing
-from db.tunings import Created, Fenced, StartedJob
+from db.jobs import StartedJob
+from db.tunings import Created
 from db.values import table
-from tests.db.samples import BASELINE, CLASS, HERE, UPDATED, problem, request, start, store_session, submit
-
-A, B, C = problem(1), problem(2), problem(3)
-Row = dict[str, Any]
-
-
-def tuning(engine: Engine, created: Created | str) -> Row:
-    with reading(engine) as connection:
-        row = queries.tuning(connection, created if isinstance(created, str) else created.id)
-    assert row is not None
-    return row
-
-
-def job(engine: Engine, job_id: str) -> Row:
-    with reading(engine) as connection:
-        row = connection.execute(select(table(models.Job)).where(table(models.Job).c.id == job_id))
-        return dict(row.mappings().one())
-
-
-def jobs_of(engine: Engine, created: Created) -> list[Row]:
-    with reading(engine) as connection:
-        return queries.tuning_jobs(connection, created.number, -1, 1000)
-
-
-def events(engine: Engine, created: Created) -> list[Row]:
-    """Numbered from 1 without gaps, whatever a test did."""
-    with reading(engine) as connection:
-        rows = queries.events(connection, created.number, 0, 10_000)
-    assert [row["number"] for row in rows] == list(range(1, len(rows) + 1))
-    assert tuning(engine, created)["last_event"] == len(rows)
-    return rows
-
-
-def told(engine: Engine, created: Created) -> list[str]:
-    return [row["kind"] for row in events(engine, created)]
-
-
-def begin(engine: Engine, job_id: str, worker: str = "worker-1") -> StartedJob:
-    with writing(engine) as connection:
-        started = tunings.start_job(connection, job_id, worker)
-    assert started is not None
-    return started
-
-
-def end(engine: Engine, started: StartedJob, status: str = "succeeded", broken: bool = False) -> None:
-    """Ends a job as a worker does: a verdict is stored in the same transaction."""
-    of = next(p for p in (A, B, C) if p.id == started.problem_id)
-    with writing(engine) as connection:
-        begun = start(of, started.id)
-        error = None if status == "succeeded" else "planted"
-        if status == "succeeded":
-            sessions.begin_session(connection, begun)
-            tunings.hold(connection, started, session_id=begun.id)
-            store_session(connection, begun)
-        tunings.end_job(connection, started, status, {"session_id": begun.id}, error, broken=broken)
-
-
-def cancel(engine: Engine, created: Created) -> list[str] | None:
-    with writing(engine) as connection:
-        return tunings.cancel_tuning(connection, created.id)
-
-
-def known_worker(engine: Engine, environment: Any = HERE, name: str = "worker-1") -> None:
-    with writing(engine) as connection:
-        workers.register(connection, name, "host", 1, environment)
-
+from tests.db.samples import CLASS, HERE, UPDATED, problem, request, submit
+from tests.db.steps import (
+    A,
+    B,
+    C,
+    begin,
+    cancel,
+    end,
+    events,
+    job,
+    jobs_of,
+    known_worker,
+    together,
+    told,
+    tuning,
+)
 
 # ---- one tuning --------------------------------------------------------------------------------
 
@@ -182,7 +130,7 @@ def test_a_tuning_that_shares_a_running_job_counts_it_as_started(engine: Engine)
     row = tuning(engine, second)
     assert (row["status"], row["started"], second.shared) == ("running", 1, 2)
     with writing(engine) as connection:
-        tunings.release_job(connection, running)
+        jobs.release_job(connection, running)
     third = submit(engine, [A, B])
     end(engine, begin(engine, running.id))
     end(engine, begin(engine, first.new_jobs[1]))
@@ -263,7 +211,7 @@ def test_cancelling_detaches_and_the_other_tuning_gets_its_verdict(engine: Engin
     assert [r["status"] for r in jobs_of(engine, first)] == ["cancelled", "queued"]
     running = begin(engine, first.new_jobs[1])
     with reading(engine) as connection:
-        assert not tunings.stop_requested(connection, running)
+        assert not jobs.stop_requested(connection, running)
     end(engine, running)
     assert (tuning(engine, first)["status"], tuning(engine, second)["status"]) == ("cancelled", "succeeded")
     assert told(engine, first) == ["queued", "ended"], "an ended tuning is told nothing more"
@@ -276,10 +224,10 @@ def test_a_running_job_that_nobody_waits_for_is_asked_to_stop(engine: Engine) ->
     running = begin(engine, first.new_jobs[0])
     assert cancel(engine, first) == []
     with reading(engine) as connection:
-        assert not tunings.stop_requested(connection, running)
+        assert not jobs.stop_requested(connection, running)
     assert cancel(engine, second) == []
     with reading(engine) as connection:
-        assert tunings.stop_requested(connection, running)
+        assert jobs.stop_requested(connection, running)
     row = job(engine, running.id)
     assert (row["status"], row["stop_requested"], row["in_flight"]) == ("running", True, None)
     later = submit(engine, [A])
@@ -304,8 +252,8 @@ def test_a_cancelled_job_is_never_started(engine: Engine) -> None:
     row = job(engine, created.new_jobs[0])
     assert (row["status"], row["in_flight"], row["attempt"]) == ("cancelled", None, 0)
     with writing(engine) as connection:
-        assert tunings.start_job(connection, created.new_jobs[0], "worker-1") is None
-        assert tunings.start_job(connection, "job-unknown", "worker-1") is None
+        assert jobs.start_job(connection, created.new_jobs[0], "worker-1") is None
+        assert jobs.start_job(connection, "job-unknown", "worker-1") is None
 
 
 def test_cancelling_again_or_what_is_unknown_or_ended_changes_nothing(engine: Engine) -> None:
@@ -323,114 +271,7 @@ def test_cancelling_again_or_what_is_unknown_or_ended_changes_nothing(engine: En
     assert tuning(engine, done) == row
 
 
-# ---- tickets -----------------------------------------------------------------------------------
-
-
-def test_a_worker_whose_job_was_taken_over_is_fenced(engine: Engine) -> None:
-    created = submit(engine, [A])
-    slow = begin(engine, created.new_jobs[0], "worker-1")
-    fast = begin(engine, created.new_jobs[0], "worker-2")
-    assert (slow.attempt, fast.attempt, fast.earlier["worker_id"]) == (1, 2, "worker-1")
-    before = job(engine, slow.id)
-    writes: list[Callable[[Any], None]] = [
-        lambda connection: tunings.hold(connection, slow),
-        lambda connection: tunings.hold(connection, slow, session_id="x"),
-        lambda connection: tunings.release_job(connection, slow),
-        lambda connection: tunings.end_job(connection, slow, "succeeded", {}),
-    ]
-    for write in writes:
-        with pytest.raises(Fenced), writing(engine) as connection:
-            write(connection)
-    with reading(engine) as connection:
-        assert tunings.stop_requested(connection, slow), "and is told to stop"
-        assert not tunings.stop_requested(connection, fast)
-    assert job(engine, slow.id) == before
-    end(engine, fast)
-    with pytest.raises(Fenced), writing(engine) as connection:
-        tunings.end_job(connection, fast, "failed", {})  # it has ended
-    assert job(engine, fast.id)["status"] == "succeeded"
-    assert tuning(engine, created)["succeeded"] == 1
-
-
-def test_a_fenced_write_takes_all_of_its_transaction_back(engine: Engine) -> None:
-    created = submit(engine, [A])
-    slow = begin(engine, created.new_jobs[0], "worker-1")
-    begin(engine, created.new_jobs[0], "worker-2")
-    begun = start(A, slow.id)
-    with pytest.raises(Fenced), writing(engine) as connection:  # noqa: PT012
-        sessions.begin_session(connection, begun)
-        store_session(connection, begun)
-        tunings.end_job(connection, slow, "succeeded", {})
-    with reading(engine) as connection:
-        assert queries.session(connection, begun.id) is None
-        assert queries.solution(connection, BASELINE.id) is None
-
-
-def test_a_start_that_was_given_back_does_not_count(engine: Engine) -> None:
-    created = submit(engine, [A])
-    for _ in range(5):
-        started = begin(engine, created.new_jobs[0])
-        assert started.attempt == 1
-        with writing(engine) as connection:
-            tunings.release_job(connection, started)
-        row = job(engine, started.id)
-        assert (row["status"], row["attempt"], row["worker_id"]) == ("queued", 0, None)
-        with pytest.raises(Fenced), writing(engine) as connection:
-            tunings.hold(connection, started)
-    assert tuning(engine, created)["started"] == 1, "a job is started once, however often"
-
-
-def test_every_start_whose_worker_died_counts(engine: Engine) -> None:
-    created = submit(engine, [A])
-    attempts = [begin(engine, created.new_jobs[0], f"worker-{n}").attempt for n in range(4)]
-    assert attempts == [1, 2, 3, 4]
-    assert attempts[-1] > tunings.MAX_ATTEMPTS
-    last = begin(engine, created.new_jobs[0], "worker-5")
-    assert last.earlier["worker_id"] == "worker-3"
-    with writing(engine) as connection:
-        evidence = {"attempts": 3, "log": "a\0b"}
-        tunings.end_job(connection, last, "failed", {}, "its worker died", evidence, broken=True)
-    (row,) = jobs_of(engine, created)
-    assert (row["error"], row["evidence"]) == ("its worker died", {"attempts": 3, "log": "a\ufffdb"})
-    assert tuning(engine, created)["status"] == "failed"
-    started = job(engine, last.id)["started_at"]
-    assert started is not None
-    assert started <= job(engine, last.id)["ended_at"]
-
-
-def test_a_start_whose_acknowledgement_was_lost_is_one_start(engine: Engine) -> None:
-    created = submit(engine, [A])
-    first, again = (begin(engine, created.new_jobs[0]) for _ in range(2))
-    assert (first.attempt, again.attempt) == (1, 1)
-    assert told(engine, created) == ["queued", "started"]
-    assert tuning(engine, created)["started"] == 1
-    with writing(engine) as connection:
-        tunings.hold(connection, again)
-
-
-def test_progress_reaches_every_tuning_that_still_waits(engine: Engine) -> None:
-    first, second, third = (submit(engine, [A]) for _ in range(3))
-    running = begin(engine, first.new_jobs[0])
-    cancel(engine, second)
-    with writing(engine) as connection:
-        tunings.emit_to_all(connection, running.number, "measured", {"outcomes": {"ok": 1}})
-    assert told(engine, first) == told(engine, third) == ["queued", "started", "measured"]
-    assert told(engine, second) == ["queued", "started", "ended"]
-
-
 # ---- at once -----------------------------------------------------------------------------------
-
-
-def together(actions: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Runs them at once, each in a thread; whatever one raises is raised."""
-    barrier = Barrier(len(actions))
-
-    def one(action: Callable[[], Any]) -> Any:
-        barrier.wait(20)
-        return action()
-
-    with ThreadPoolExecutor(len(actions)) as pool:
-        return list(pool.map(one, actions))
 
 
 def test_overlapping_sets_submitted_at_once_make_each_job_once(engine: Engine) -> None:
@@ -484,13 +325,6 @@ def test_cancelling_while_the_job_ends_leaves_no_job_behind(engine: Engine) -> N
             assert told(engine, created)[-1] == "ended"
 
 
-def test_two_workers_that_start_one_job_get_two_tickets(engine: Engine) -> None:
-    created = submit(engine, [A])
-    started = together([lambda: begin(engine, created.new_jobs[0], threading.current_thread().name)] * 6)
-    assert sorted(one.attempt for one in started) == [1, 2, 3, 4, 5, 6]
-    assert told(engine, created) == ["queued", *["started"] * 6]
-
-
 def test_events_from_everywhere_are_numbered_without_gaps(engine: Engine) -> None:
     """A reader that has seen number n has seen every number below it."""
     created = submit(engine, [A, B, C])
@@ -510,8 +344,8 @@ def test_events_from_everywhere_are_numbered_without_gaps(engine: Engine) -> Non
     def emit(started: StartedJob) -> None:
         for number in range(15):
             with writing(engine) as connection:
-                tunings.hold(connection, started)
-                tunings.emit_to_all(connection, started.number, "measured", {"number": number})
+                jobs.hold(connection, started)
+                jobs.emit_to_all(connection, started.number, "measured", {"number": number})
         end(engine, started)
 
     with ThreadPoolExecutor(1) as pool:
@@ -551,7 +385,7 @@ def test_many_shared_jobs_are_attached_and_cancelled_at_once(engine: Engine) -> 
 
 def test_a_clock_that_jumps_changes_no_order(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     clocks = iter(f"{year}-01-01T00:00:00.000Z" for year in (2031, 2030, 1970, 2029, 1999) * 40)
-    for module in ("db.tunings", "db.sessions", "db.values", "db.workers"):
+    for module in ("db.tunings", "db.jobs", "db.sessions", "db.values", "db.workers"):
         monkeypatch.setattr(f"{module}.now", lambda: next(clocks))
     known_worker(engine)
     made = [submit(engine, [A], request(force=True, seed=seed)) for seed in range(4)]
@@ -567,13 +401,3 @@ def test_a_clock_that_jumps_changes_no_order(engine: Engine, monkeypatch: pytest
         assert latest == job(engine, made[-1].new_jobs[0])["session_id"]
         documents = queries.best_documents(connection, [A.id], CLASS, request().policy_id)
         assert latest in documents[A.id]
-
-
-def test_a_job_is_updated_only_through_its_ticket(engine: Engine) -> None:
-    """hold() refuses a job that is not running, whatever its attempt says."""
-    created = submit(engine, [A])
-    started = begin(engine, created.new_jobs[0])
-    with writing(engine) as connection:
-        connection.execute(update(table(models.Job)).values(status="queued"))
-    with pytest.raises(Fenced), writing(engine) as connection:
-        tunings.hold(connection, started)

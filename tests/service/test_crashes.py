@@ -19,8 +19,8 @@ from sqlalchemy import Engine, func, select
 
 from backends.cache import BinaryCache
 from db import models, queries
+from db.best import rebuild_best
 from db.engine import reading, writing
-from db.sessions import rebuild_best
 from db.values import table
 
 JOBS, TUNINGS, KILLS = 200, 8, 10

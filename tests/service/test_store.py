@@ -16,9 +16,9 @@ from sqlalchemy import Connection, Engine, select
 from backends.errors import StorageError
 from backends.outcome import Status
 from backends.problem import from_linear
-from db import models, queries, sessions, tunings
+from db import jobs, models, queries, sessions
 from db.engine import DatabaseBroken, DatabaseUnavailable, reading, writing
-from db.tunings import Fenced, StartedJob
+from db.jobs import Fenced, StartedJob
 from db.values import table
 from service import store as module
 from service.imports import import_file
@@ -54,7 +54,7 @@ def begun(engine: Engine) -> StartedJob:
     """A tuning's only job, started."""
     created = submit(engine, [PROBLEM])
     with writing(engine) as connection:
-        job = tunings.start_job(connection, created.new_jobs[0], "worker-1")
+        job = jobs.start_job(connection, created.new_jobs[0], "worker-1")
     assert job is not None
     return job
 
@@ -209,7 +209,7 @@ def test_result_and_end_of_the_job_are_one(engine: Engine, monkeypatch: pytest.M
         raise ZeroDivisionError
 
     with monkeypatch.context() as patched:
-        patched.setattr(tunings, "emit", breaks)  # the last thing that happens
+        patched.setattr(jobs, "emit", breaks)  # the last thing that happens
         with pytest.raises(ZeroDivisionError):
             store.write("result", "key", won(PROBLEM))
     with reading(engine) as connection:
@@ -231,7 +231,7 @@ def test_a_worker_that_lost_its_job_writes_nothing_more(engine: Engine) -> None:
     store.stored("key")
     store.write("outcome", "key", OUTCOMES[0].to_dict())
     with writing(engine) as connection:
-        taken = tunings.start_job(connection, job.id, "worker-2")
+        taken = jobs.start_job(connection, job.id, "worker-2")
     assert taken is not None
     for kind, values in (("outcome", OUTCOMES[1].to_dict()), ("result", won(PROBLEM))):
         with pytest.raises(Fenced):

@@ -13,6 +13,7 @@ from backends.problem import GemmProblem
 from db import models, queries
 from db import tunings as rows
 from db.engine import DatabaseUnavailable, reading, writing
+from db.jobs import start_job
 from db.tunings import Created
 from db.values import table
 from service.jobs import JobQueue
@@ -161,7 +162,7 @@ def test_a_crash_before_the_queue_is_told_leaves_a_job_that_nobody_starts(
             tunings.cancel(created.id)
     assert [status for _, status, _ in queued(engine)] == ["ENQUEUED"]
     with writing(engine) as connection:
-        assert rows.start_job(connection, created.new_jobs[0], "worker-1") is None
+        assert start_job(connection, created.new_jobs[0], "worker-1") is None
     assert job(engine, created.new_jobs[0])["status"] == "cancelled"
 
 

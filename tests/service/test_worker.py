@@ -17,7 +17,7 @@ from backends.errors import DeviceError, DeviceLost
 from backends.problem import GemmProblem, from_linear
 from db import models, queries, sessions
 from db.engine import DatabaseUnavailable, reading
-from db.tunings import MAX_ATTEMPTS
+from db.jobs import MAX_ATTEMPTS
 from db.values import table
 from service.jobs import JobQueue
 from service.tunings import Tunings

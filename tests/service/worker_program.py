@@ -177,11 +177,11 @@ def fork(target: Callable[..., None], *arguments: Any) -> ForkServerProcess:
 
 
 def _let_the_clock_jump() -> None:
-    from db import sessions, tunings, values, workers
+    from db import jobs, sessions, tunings, values, workers
 
     count = iter(range(10**9))
     steady = time.time
-    for module in (sessions, tunings, values, workers):
+    for module in (jobs, sessions, tunings, values, workers):
         assert vars(module)["now"] is now
         vars(module)["now"] = lambda: _JUMPS[next(count) % len(_JUMPS)]
     time.time = lambda: steady() + (next(count) % 3 - 1) * 1e8

@@ -6,6 +6,7 @@ import ctypes
 import gc
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -23,9 +24,11 @@ from backends.cuda.driver import (
     Module,
     api,
     check,
+    on_heels,
     raise_for,
 )
 from backends.errors import ContextLost, DeviceLost, DeviceMemoryExceeded, GemmtuneError, LaunchError
+from tests.backends.cuda.fakes import ENVIRONMENT
 
 SUCCESS = SimpleNamespace(name="CUDA_SUCCESS")
 
@@ -307,6 +310,26 @@ def test_a_refused_dependent_launch_is_named(fake: FakeDriver) -> None:
     words = r"^dependent launch of fill on \(9, 1, 1\) blocks of \(32, 1, 1\): CUDA_ERROR_INVALID_VALUE$"
     with pytest.raises(LaunchError, match=words):
         launch()
+
+
+@pytest.mark.parametrize(
+    ("arch", "how"), [("sm_89", "launch"), ("sm_90a", "launch after"), ("sm_120", "launch after")]
+)
+def test_a_launch_is_dependent_where_the_device_knows_how(fake: FakeDriver, arch: str, how: str) -> None:
+    device = SimpleNamespace(environment=replace(ENVIRONMENT, arch=arch), stream=77)
+    function = Function("handle", "fill")
+    arguments = function.pack(ctypes.c_int(1))
+    launch = on_heels(function, device, (1, 2, 3), (4, 5, 6), arguments, 8)
+    assert fake.log == []
+    launch()
+    launch()
+    assert [call[0] for call in fake.log] == [how, how]
+    if how == "launch":
+        assert fake.log[0][1:] == ("handle", 1, 2, 3, 4, 5, 6, 8, 77, arguments.address, 0)
+    else:
+        words = (ctypes.c_uint32 * 7).from_address(fake.log[0][1].getPtr())
+        assert list(words) == [1, 2, 3, 4, 5, 6, 8]
+        assert int(fake.log[0][1].hStream) == 77
 
 
 class Code(int):

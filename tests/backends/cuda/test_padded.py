@@ -476,7 +476,7 @@ class _HostFunction:
     def pack(self, argument: Copies) -> Copies:
         return argument
 
-    def launch(self, grid: Any, block: Any, argument: Copies, stream: int) -> None:
+    def launch(self, grid: Any, block: Any, argument: Copies, stream: int, shared: int = 0) -> None:
         self._library.run(ctypes.byref(argument), ctypes.c_uint(grid[0]))
 
     def dependent(self, *how: Any) -> Launch:

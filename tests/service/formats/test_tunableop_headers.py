@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 
 from backends.problem import GemmProblem
-from service.formats.tunableop_signature import Grammar, NoKeyError, build_key
+from service.formats.tunableop_key import Grammar, NoKeyError, build_key
 from service.formats.tunableop_solution import solution_name
 from service.formats.tunableop_target import parse_target
 from tests.service.formats.made import CUBLASLT, HIPBLASLT, LINEAR, ROCBLAS, problems

@@ -16,8 +16,8 @@ from backends.outcome import Outcome, Phase, Status
 from backends.registry import BACKENDS
 from backends.solution import Solution
 from db import models, sessions
+from db.best import refresh_best, touch
 from db.engine import writing
-from db.sessions import touch
 from db.values import put_solutions, table
 from service import answers
 from service.best import MAX_TRIED
@@ -243,7 +243,7 @@ def test_a_solution_that_is_illegal_here_is_passed_over(client: httpx.Client, en
         put_solutions(connection, [made])
         winner = table(models.Verdict)
         connection.execute(update(winner).where(winner.c.problem_id == near.id).values(winner_id=made.id))
-        sessions.refresh_best(connection, near.id, CLASS, MeasurementPolicy().id)
+        refresh_best(connection, near.id, CLASS, MeasurementPolicy().id)
     found = best(client, m=22)
     assert (found["match"], found["problem_id"]) == ("nearest", far.id)
     note, workspace = found["notes"]

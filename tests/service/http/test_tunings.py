@@ -13,8 +13,8 @@ from sqlalchemy import Engine, select
 from backends.environment import Environment
 from db import models
 from db.engine import reading, writing
+from db.jobs import end_job, start_job
 from db.queries import policy_content
-from db.tunings import end_job, start_job
 from db.values import table
 from service import answers
 from service.settings import Settings

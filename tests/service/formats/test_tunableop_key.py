@@ -9,14 +9,8 @@ from hypothesis import example, given, settings
 
 from backends.errors import InvalidProblem
 from backends.problem import GemmProblem, from_blas, from_linear
-from service.formats.tunableop_signature import (
-    BadLineError,
-    Grammar,
-    NoKeyError,
-    build_key,
-    fits,
-    parse_key,
-)
+from service.formats.tunableop_key import Grammar, NoKeyError, build_key, fits
+from service.formats.tunableop_signature import BadLineError, parse_key
 from service.formats.tunableop_target import parse_target
 from tests.service.formats.made import problems
 
