@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 @dataclass(frozen=True)
 class Budget:
     """seconds: of measuring a problem; compiling is reported apart. candidates: at most this many.
-    final_share: of the seconds that is kept for the final."""
+    final_share: of the seconds that is kept for the final. Screening the baselines and the rounds that decide
+    a final may take more (session.py says how much)."""
 
     seconds: float = 2.0
     candidates: int | None = None

@@ -176,7 +176,7 @@ def decide(
         reason = f"faster in the paired test, by more than the margin of {rule.margin:.0%}"
     else:
         winner = baseline
-        judgement, reason = _no_winner(baseline, fastest(times), against_base, slower, enough, rule)
+        judgement, reason = _no_winner(baseline, fastest(times), against_base, slower, count, rule)
     to_winner = {name: paired(values, times[winner], confidence) for name, values in times.items()}
     ties = [name for name in times if name == winner or to_winner[name].low <= 1 + rule.margin]
     won = against_base[winner]
@@ -203,14 +203,15 @@ def _no_winner(
     leader: str,
     against_base: Mapping[str, Interval],
     slower: Sequence[str],
-    enough: bool,
+    count: int,
     rule: DecisionRule,
 ) -> tuple[Judgement, str]:
     others = [ratio for name, ratio in against_base.items() if name != baseline]
     if not others and not slower:
         return Judgement.TIE, "no candidate besides the baseline reached the final"
-    if not enough:
-        return Judgement.TIE, "too few rounds fitted the budget to decide"
+    needed = rule.rounds_needed(len(others) + len(slower))
+    if count < needed:
+        return Judgement.TIE, f"too few rounds fitted the budget to decide: {count} of {needed}"
     if all(ratio.low > 1.0 and ratio.mid >= 1 + rule.margin for ratio in others):
         return Judgement.LOSS, "every candidate was shown slower than the baseline"
     if leader != baseline and against_base[leader].high < 1.0:

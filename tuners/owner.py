@@ -187,9 +187,12 @@ def screen(task: Task, batch: Sequence[tuple[Solution, Binaries]], best: float |
     return found
 
 
-def sample(task: Task, solution: Solution, binaries: Binaries) -> Outcome:
-    """One sample for a final; a disturbed one is taken again a few times, then handed back as unstable."""
-    return _guarded(Phase.FINAL, solution, lambda: trial.sample(_state().open(task), solution, binaries))
+def sample(task: Task, solution: Solution, binaries: Binaries, again: bool) -> Outcome:
+    """One sample for a final; a disturbed one is handed back as unstable, with `again` only after it was
+    taken again a few times."""
+    return _guarded(
+        Phase.FINAL, solution, lambda: trial.sample(_state().open(task), solution, binaries, again)
+    )
 
 
 def prove(task: Task, solution: Solution, binaries: Binaries, seeds: int) -> Outcome:

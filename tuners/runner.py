@@ -93,8 +93,8 @@ class Runner(Protocol):
     def screen(self, solutions: Sequence[Solution], best: float | None) -> list[Outcome]:
         """For each: one seed verified, then timed."""
 
-    def sample(self, solution: Solution) -> Outcome:
-        """One timed sample."""
+    def sample(self, solution: Solution, again: bool = True) -> Outcome:
+        """One timed sample; `again`: a disturbed one is taken again."""
 
     def prove(self, solution: Solution, seeds: int) -> Outcome:
         """`seeds` seeds verified."""
@@ -276,8 +276,8 @@ class DeviceRunner:
         by_id = {solution.id: outcome for (solution, _), outcome in zip(batch, found, strict=True)}
         return [failed.get(s.id) or by_id[s.id] for s in solutions]
 
-    def sample(self, solution: Solution) -> Outcome:
-        return self._candidate(owner.sample, Phase.FINAL, solution)
+    def sample(self, solution: Solution, again: bool = True) -> Outcome:
+        return self._candidate(owner.sample, Phase.FINAL, solution, again)
 
     def prove(self, solution: Solution, seeds: int) -> Outcome:
         return self._candidate(owner.prove, Phase.PROOF, solution, seeds)

@@ -41,9 +41,10 @@ SCREEN_SHOWS = 1.25
 PROOF_SEEDS = 5
 #: What a sample costs beside its launches and its warm-up: the call to the child.
 _CALL_SECONDS = 0.5e-3
-#: A final may take this many budgets to reach the rounds that decide (a baseline of a tenth of a second
-#: alone takes one): a verdict a little late is worth more than none.
-OVERTIME = 2.0
+#: A final goes on over the budget until it has the rounds that decide: a verdict a little late is worth more
+#: than none, and the screening of a slow baseline alone can use a budget up. From so many budgets on it
+#: hurries. Once it has itself taken so many, or so many seconds where that is more, it ends with that round.
+OVERTIME, OVERTIME_SECONDS = 2.0, 20.0
 
 
 class Session:
@@ -163,9 +164,9 @@ class Session:
             timed = [o for o in timed if o.solution.id not in out]
             fixed = [s for s in fixed if s.id not in out]
 
-    def _sample(self, solution: Solution) -> Outcome:
+    def _sample(self, solution: Solution, again: bool) -> Outcome:
         begin = self._clock()
-        outcome = self.runner.sample(solution)
+        outcome = self.runner.sample(solution, again)
         if outcome.status in (Status.TIMEOUT, Status.CRASH):
             self.counts.lost_seconds += self._clock() - begin
         return outcome
@@ -194,6 +195,10 @@ class Session:
     def _run(self, race: Race, fixed: Sequence[str]) -> Iterator[Outcome]:
         """Heats, then the final; yields who failed or was shown slower, then the others' times."""
         begin, spent, lost = self._clock(), self.counts.measuring_seconds, self.counts.lost_seconds
+
+        def took() -> float:
+            return self._clock() - begin - (self.counts.lost_seconds - lost)
+
         try:
             while len(race.times) - len(fixed) > FINALISTS:
                 aim = race.rounds + HEAT_ROUNDS
@@ -203,17 +208,18 @@ class Session:
                         return
                 race.halve(fixed)
             race.start_final()
+            heats = took()
             while race.rounds < self.rule.max_rounds:
-                yield from race.round()
+                yield from race.round(hurried=spent + took() > OVERTIME * self.budget.seconds)
                 if self._stopped:
                     return
-                here = self._clock() - begin - (self.counts.lost_seconds - lost)
-                self.counts.measuring_seconds = spent + here
+                self.counts.measuring_seconds = spent + took()
                 if race.rounds >= DROP_AFTER and race.rounds % 2 == 0:
                     yield from race.drop_slower(self.rule)
-                over = self.counts.measuring_seconds / self.budget.seconds
+                over = self.counts.measuring_seconds > self.budget.seconds
+                late = took() - heats > max(OVERTIME * self.budget.seconds, OVERTIME_SECONDS)
                 needed = self.rule.rounds_needed(len(race.times) + len(race.slower) - 1)
-                if race.rounds and (over > OVERTIME or (over > 1 and race.rounds >= needed)):
+                if race.rounds and (late or (over and race.rounds >= needed)):
                     break
         except BaselineFailed as error:
             failed: Outcome = error.args[0]

@@ -30,6 +30,8 @@ SCREEN_CHECKS = 12
 #: are sampled, FEWEST do: launches that long vary little.
 SCREEN_SAMPLES, MAX_TRIES = 5, 20
 FEWEST, LONG_SECONDS = 3, 0.1
+#: A sample of a final that stays disturbed was taken so often.
+SAMPLE_TRIES = 3
 #: A candidate whose fastest sample is this much slower than the best so far is not sampled further:
 #: far off after one sample, shown slower after three.
 PRUNE_FIRST, PRUNE_THIRD = 2.0, 1.6
@@ -147,10 +149,10 @@ def screen(owner: Owner, solution: Solution, binaries: Binaries, best: float | N
     return Outcome(solution, Phase.SCREEN, Status.UNSTABLE, (*clean, *disturbed), evidence)
 
 
-def sample(owner: Owner, solution: Solution, binaries: Binaries) -> Outcome:
+def sample(owner: Owner, solution: Solution, binaries: Binaries, again: bool) -> Outcome:
     timer = owner.timer(solution, binaries)
     seen: list[float] = []
-    for _ in range(3):
+    for _ in range(SAMPLE_TRIES if again else 1):
         taken = timer.sample()
         if not taken.disturbed:
             return Outcome(solution, Phase.FINAL, Status.OK, (taken.seconds,), {"launches": taken.launches})

@@ -108,7 +108,7 @@ class RecordedRunner:
     def screen(self, solutions: Sequence[Solution], best: float | None) -> list[Outcome]:
         return [self._answer(solution, Phase.SCREEN, 5) for solution in solutions]
 
-    def sample(self, solution: Solution) -> Outcome:
+    def sample(self, solution: Solution, again: bool = True) -> Outcome:
         self._samples += 1
         self.on_sample(self._samples)
         return self._answer(solution, Phase.FINAL, 1)

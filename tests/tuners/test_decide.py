@@ -184,7 +184,7 @@ def test_a_final_just_short_of_the_rounds_needed_is_a_tie(ratio: float) -> None:
     ):
         verdict = judge({"base": steady(1.0, rounds), "other": steady(ratio, rounds)})
         assert verdict.judgement is judgement
-        assert ("too few rounds" in verdict.reason) == (judgement is Judgement.TIE)
+        assert (f": {rounds} of {needed}" in verdict.reason) == (judgement is Judgement.TIE)
 
 
 def test_finalists_that_left_as_slower_count_as_comparisons_and_are_no_ties() -> None:

@@ -48,9 +48,9 @@ class Compiling(RecordedRunner):
         assert all(map(self.ready, solutions)), "whoever is screened was compiled"
         return {}
 
-    def sample(self, solution: Solution) -> Outcome:
+    def sample(self, solution: Solution, again: bool = True) -> Outcome:
         assert self.settled, "no compiler works beside a final"
-        return super().sample(solution)
+        return super().sample(solution, again)
 
 
 def screened(run: Session) -> list[str]:

@@ -137,6 +137,89 @@ def test_too_few_rounds_decide_nothing() -> None:
     assert "too few rounds fitted the budget" in run.verdict.reason
 
 
+def slow(seconds: float) -> list[float]:
+    """A quiet series of a baseline that takes so long."""
+    return [value * seconds / 1e-3 for value in quiet()]
+
+
+@pytest.mark.parametrize(("seconds", "budget"), [(0.1, 0.2), (0.5, 1.5), (1.6, 1.5), (6.0, 40.0)])
+def test_a_baseline_that_uses_the_budget_up_has_the_rounds_that_decide(seconds: float, budget: float) -> None:
+    runner = RecordedRunner(slow(seconds), speed=dict.fromkeys(("a", "b", "c"), 0.012))
+    run = session(runner, budget=Budget(budget))
+    list(run.run())
+    assert run.verdict is not None
+    assert run.verdict.judgement is Judgement.WIN
+    finalists = len({name for phase, name in runner.calls if phase == "final"}) - 1
+    assert run.verdict.rounds == run.rule.rounds_needed(finalists), "and not one more"
+
+
+@pytest.mark.parametrize("gain", [0.0, 0.004, 0.015])
+def test_rounds_over_the_budget_show_no_more_than_others(gain: float) -> None:
+    run = session(RecordedRunner(slow(0.5), speed={"a": 1 - gain}), ("base", "a"), budget=Budget(1.5))
+    list(run.run())
+    assert run.verdict is not None
+    assert run.verdict.rounds == run.rule.rounds_needed(1)
+    assert run.verdict.judgement is Judgement.TIE
+    assert "too few" not in run.verdict.reason
+
+
+@pytest.mark.parametrize("budget", [0.1, 1.5, 10.0])
+def test_a_final_that_cannot_have_its_rounds_ends_and_says_so(budget: float) -> None:
+    runner = RecordedRunner(slow(6.0), speed={"a": 0.012})
+    run = session(runner, ("base", "a"), budget=Budget(budget))
+    list(run.run())
+    assert run.verdict is not None
+    assert run.verdict.judgement is Judgement.TIE
+    assert run.verdict.rounds == 4  # the fourth is under way when OVERTIME_SECONDS are over
+    assert run.verdict.reason == "too few rounds fitted the budget to decide: 4 of 8"
+
+
+class Busy(RecordedRunner):
+    """A machine that disturbs every sample."""
+
+    def __init__(self, *arguments: object, **options: object) -> None:
+        super().__init__(*arguments, **options)  # type: ignore[arg-type]
+        self.agains: list[bool] = []
+
+    def sample(self, solution: Solution, again: bool = True) -> Outcome:
+        self.agains.append(again)
+        for _ in range(2 if again else 0):
+            super().sample(solution)
+        return replace(super().sample(solution), status=Status.UNSTABLE)
+
+
+def test_a_final_far_over_the_budget_takes_samples_as_they_come() -> None:
+    runner = Busy(slow(1.0), speed={"a": 0.012})
+    run = session(runner, ("base", "a"), budget=Budget(1.5))
+    times = [o for o in run.run() if o.phase is Phase.FINAL]
+    assert run.verdict is not None
+    assert run.verdict.judgement is Judgement.WIN
+    assert set(runner.agains) == {False}, "screening the baseline took more than two budgets"
+    assert [dict(o.evidence) for o in times] == [{"disturbed": 8, "rounds_discarded": 0}] * 2
+
+
+@pytest.mark.parametrize(("budget", "discarded"), [(1000.0, 60), (4.0, 2)])
+def test_disturbed_samples_are_taken_again_up_to_two_budgets(budget: float, discarded: int) -> None:
+    runner = Busy(slow(0.5), speed={"a": 0.012})
+    run = session(runner, ("base", "a"), budget=Budget(budget))
+    times = [o for o in run.run() if o.phase is Phase.FINAL]
+    assert run.verdict is not None
+    assert run.verdict.judgement is Judgement.WIN
+    assert {o.evidence["rounds_discarded"] for o in times} == {discarded}
+    careful = 2 * (discarded + discarded)  # of two samples a round half are discarded
+    assert runner.agains == [True] * careful + [False] * (len(runner.agains) - careful)
+
+
+def test_who_races_after_a_failed_proof_has_the_rounds_that_decide() -> None:
+    fails = {("b", Phase.PROOF): Status.WRONG_RESULT}
+    runner = RecordedRunner(slow(1.0), speed={"a": 0.02, "b": 0.01, "c": 2.0}, fails=fails)
+    run = session(runner, budget=Budget(1.5))
+    proofs = [o.status for o in run.run() if o.phase is Phase.PROOF]
+    assert proofs == [Status.WRONG_RESULT, Status.OK]
+    assert run.verdict is not None
+    assert (run.verdict.judgement, run.verdict.winner) == (Judgement.WIN, solution("a").id)
+
+
 def test_stopped_after_any_outcome_and_replayed_it_measures_nothing_twice() -> None:
     whole = RecordedRunner(quiet(), speed={"b": 0.8})
     total = len(list(session(whole).run()))
@@ -315,9 +398,11 @@ def test_neighbours_that_may_vary_are_left_out_where_the_policy_says_so() -> Non
     assert "b.1" not in screened
 
 
-def test_a_clone_of_the_baseline_does_not_win_on_recorded_noise() -> None:
+@pytest.mark.parametrize("budget", [10, 1e-3])
+def test_a_clone_of_the_baseline_does_not_win_on_recorded_noise(budget: float) -> None:
     """The A/A test: 500 sessions, each on another stretch of noise recorded from real runs. Candidates are
-    the baseline's own clones; a WIN is false. At most 1% may be."""
+    the baseline's own clones; a WIN is false. At most 1% may be: with time for every round, and with none
+    but for those that decide."""
     noise = recorded_noise()
     rng = random.Random(20)
     sessions, false_wins = 500, 0
@@ -325,9 +410,10 @@ def test_a_clone_of_the_baseline_does_not_win_on_recorded_noise() -> None:
         series = noise[sorted(noise)[number % len(noise)]]
         runner = RecordedRunner(series, start=rng.randrange(len(series)))
         clones = ("base", *(f"clone{i}" for i in range((1, 8, 30)[number % 3])))
-        run = session(runner, clones, search=Search(seed=number))
+        run = session(runner, clones, search=Search(seed=number), budget=Budget(budget))
         list(run.run())
         assert run.verdict is not None
+        assert "too few" not in run.verdict.reason
         false_wins += run.verdict.judgement is Judgement.WIN
         assert len(run.verdict.tie_set) >= 1
     assert false_wins <= sessions * 0.01, f"{false_wins} false wins in {sessions}"
