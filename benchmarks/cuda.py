@@ -4,7 +4,8 @@
     python -m benchmarks.cuda screening  configurations verified and timed within 3 s of wall clock
     python -m benchmarks.cuda launch     host microseconds to launch a stored cuBLASLt solution from Python
     python -m benchmarks.cuda trap       algorithm 66's splits of k: which are wrong, and are they foretold
-    python -m benchmarks.cuda floor      what padding the odd shapes costs by itself, and so its limit
+    python -m benchmarks.cuda floor      what padding the odd shapes costs by itself, and reading one token's
+                                         weights: how far products can go
     python -m benchmarks.cuda types      a problem of every combination of types, tuned or its stated error
     python -m benchmarks.cuda repeat     6 shapes tuned twice: is the second winner in the first tie set
 
@@ -30,6 +31,7 @@ from backends.problem import GemmProblem, from_linear
 from backends.registry import FoundDevice
 from benchmarks import cuda_calls, cuda_floor, cuda_trap
 from benchmarks.cuda_jobs import Jobs, Partial, spread
+from benchmarks.cuda_reading import reading
 from benchmarks.cuda_tuned import (
     SHAPES,
     TIMED,
@@ -324,15 +326,16 @@ def trap(options: argparse.Namespace) -> None:
 
 
 def floor(options: argparse.Namespace) -> None:
-    """What padding the odd shapes costs by itself."""
+    """What padding the odd shapes costs by itself, and reading the weights of one token's."""
     device = machine(options.device, 1)[0]
     with DeviceRunner(device, kernel_cache()) as runner:
         ceilings = ceilings_of(runner, [options.dtype])
     if ceilings is None:
         raise SystemExit("the device's ceilings could not be measured")
-    shapes = [(shape.name, shape.problem(options.dtype)) for shape in read_shapes(lists=["odd"])]
-    figures = cuda_floor.floor(device, shapes, ceilings)
-    write(f"{options.device}-floor", device.environment, figures, options.output)
+    for name, which, measured in (("floor", "odd", cuda_floor.floor), ("reading", "decode_m1", reading)):
+        shapes = [(shape.name, shape.problem(options.dtype)) for shape in read_shapes(lists=[which])]
+        figures = measured(device, shapes, ceilings)
+        write(f"{options.device}-{name}", device.environment, figures, options.output)
 
 
 def _shape(text: str) -> tuple[int, int, int]:
@@ -346,8 +349,7 @@ def parser() -> argparse.ArgumentParser:
     commands = made.add_subparsers(dest="which", required=True)
     runs: dict[str, tuple[Callable[[argparse.Namespace], None], float]] = {
         "lists": (lists, 6.0), "screening": (screening, 3.0), "launch": (launch, 0.0), "trap": (trap, 60.0),
-        "floor": (floor, 0.0),
-        "types": (types, 1.5), "repeat": (repeat, 6.0),
+        "floor": (floor, 0.0), "types": (types, 1.5), "repeat": (repeat, 6.0),
     }  # fmt: skip
     for name, (run, seconds) in runs.items():
         one = commands.add_parser(name, help=(run.__doc__ or "").splitlines()[0])

@@ -59,11 +59,11 @@ def _one(
     kernel = family.load(problem, solution, None, device)
     workspace = device.allocate(kernel.workspace_bytes)
     steps = [kernel.steps(operands, workspace.address) for operands in sets.sets]
-    into, back = (_seconds(device, [one[part] for one in steps]) for part in ("into", "back"))
+    into, back = (seconds(device, [one[part] for one in steps]) for part in ("into", "back"))
     baseline = backend(found.backend).baselines(problem, found.environment)[0]
     default = device.load(problem, baseline.solution, None)
     space = device.allocate(max(default.workspace_bytes, 1))
-    theirs = _seconds(device, [default.bind(operands, space.address) for operands in sets.sets])
+    theirs = seconds(device, [default.bind(operands, space.address) for operands in sets.sets])
     least = bound(problem, ceilings).seconds
     for held in (sets, workspace, space):
         held.free()
@@ -76,13 +76,13 @@ def _one(
     return row
 
 
-def _seconds(device: Device, launches: Sequence[Launch | None]) -> float:
-    """Median seconds a launch; 0 where there is nothing to launch."""
+def seconds(device: Device, launches: Sequence[Launch | None], samples: int = _SAMPLES) -> float:
+    """Median seconds a launch, by graphs of them; 0 where there is nothing to launch."""
     some = [launch for launch in launches if launch is not None]
     if not some:
         return 0.0
     some *= max(1, 64 // len(some))
     series = device.series(_Step(), some, "graph", some[-1])
-    times = sorted(series.sample().seconds for _ in range(_SAMPLES))
+    times = sorted(series.sample().seconds for _ in range(samples))
     series.close()
     return times[len(times) // 2]

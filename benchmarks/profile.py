@@ -4,7 +4,7 @@
     python -m benchmarks.profile launch --pairs F      what runs under ncu: launches what F lists
 
 For shapes of the published lists, named as in shapes.json: the default's call and the winner that cuda-lists-bf16.json
-has, each launched twice under `ncu` in a process of its own; the second launch's kernels are kept. Caches are flushed
+(or --lists: cuda-lists-bf16-libraries.json gives cuda-profile-libraries.json) has, each launched twice under `ncu` in a process of its own; the second launch's kernels are kept. Caches are flushed
 before each kernel, clocks are left alone.
 """
 
@@ -167,9 +167,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         tuned = {row["name"]: row for row in json.loads(options.lists.read_text())["rows"]}
     ncu, found = located(), machine("cuda", 1)[0]
     made = rows(ncu, found, [known[name] for name in options.shapes], tuned, options.timeout)
+    lists = options.lists.stem
     write(
-        "cuda-profile", found.environment,
-        {"what": "Nsight Compute's figures of a launch's kernels, caches flushed before each", "rows": made},
+        lists.replace("cuda-lists-bf16", "cuda-profile"), found.environment,
+        {"what": "Nsight Compute's figures of a launch's kernels, caches flushed before each", "lists": lists,
+         "rows": made},
         options.output,
     )  # fmt: skip
     if any("error" in row for row in made):

@@ -59,8 +59,10 @@ def sections(folder: Path) -> list[str]:
         ("launch", launch),
         ("types", types),
         ("floor", floor),
+        ("reading", reading),
         ("trap", trap),
         ("profile", profile),
+        ("profile-libraries", profile),
     ):
         document = result(folder, f"cuda-{name}")
         if document is not None:
@@ -277,6 +279,22 @@ def floor(document: Mapping[str, Any]) -> str:
     )
 
 
+def reading(document: Mapping[str, Any]) -> str:
+    """How far one token's products can go."""
+    lines = [
+        [f"{row['m']} x {row['n']} x {row['k']}", _us(row["default_us"]), _us(row["bound_us"]), _us(row["reading_us"]),
+         f"{row['limit']:.2f}x", row["kernel"]]
+        for row in document["rows"]
+    ]  # fmt: skip
+    heads = ["m x n x k", "default us", "bound us", "reading alone us", "limit", "fastest reader"]
+    return (
+        "## How far products of one token can go\n\nA launch that reads the weights, and does nothing else, in the same "
+        "graphs over cold operands, the fastest of many grids: against it the default is "
+        f"**{document['limit_geometric_mean']:.3f}x** slower (geometric mean). A product that multiplies what it reads, "
+        f"and stores the sums, takes longer.\n\n{_table(heads, lines)}\n{source(document)}\n"
+    )
+
+
 def trap(document: Mapping[str, Any]) -> str:
     """Splits of k that compute wrong results."""
     lines = [
@@ -363,8 +381,9 @@ def profile(document: Mapping[str, Any]) -> str:
         if "error" in row:
             lines.append([size, f"{row['which']}: {row['family']}", row["error"].replace("|", "/")[:80],
                           *["-"] * len(_PROFILED)])  # fmt: skip
+    whose = ": libraries' winners" if "libraries" in document["lists"] else ""
     return (
-        "## What the hardware does, by Nsight Compute\n\nEach kernel of one launch, caches flushed before it, clocks left "
+        f"## What the hardware does, by Nsight Compute{whose}\n\nEach kernel of one launch, caches flushed before it, clocks left "
         "alone: shares are of the hardware's own peaks.\n\n"
         + _table(["m x n x k", "call", "kernel", *_PROFILED], lines)
         + f"\n{source(document)}\n"

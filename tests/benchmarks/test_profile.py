@@ -112,8 +112,17 @@ def test_no_ncu_and_no_such_shape(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_line_a_kernel(said: dict[str, Any]) -> None:
     rows = [*_rows(), {"m": 1, "n": 2, "k": 3, "which": "tuned", "family": "gemv", "error": "it | was not"}]
     environment = gpu(0).environment.to_dict()
-    page = tables_cuda.profile(
-        {"rows": rows, "environment": environment, "command": "c", "commit": "d", "measured_at": "2026-11-22"}
+    document = {
+        "rows": rows,
+        "environment": environment,
+        "command": "c",
+        "commit": "d",
+        "measured_at": "2026-11-22",
+    }
+    page = tables_cuda.profile({**document, "lists": "cuda-lists-bf16"})
+    assert "## What the hardware does, by Nsight Compute\n" in page
+    assert "Compute: libraries' winners\n" in tables_cuda.profile(
+        {**document, "lists": "cuda-lists-bf16-libraries"}
     )
     assert "| 1 x 64 x 64 | tuned: gemv | `gemm` | 9.50 | 86.50 | - | - | - | - | - |" in page
     assert "| 1 x 2 x 3 | tuned: gemv | it / was not | - |" in page

@@ -1,9 +1,24 @@
 // Reading and copying as fast as the memory goes: every thread has several 16-byte loads in flight before it
 // uses the first.
+//
+// IN_FLIGHT: how many. AHEAD: reading, a thread's first ones are on their way to L2 before the launch before
+// this one has ended.
 
 typedef unsigned long long u64;
 
-constexpr int IN_FLIGHT = 8;
+#ifndef IN_FLIGHT
+#define IN_FLIGHT 8
+#endif
+#ifndef AHEAD
+#define AHEAD 0
+#endif
+
+// Until the launch before this one has ended, where one may begin earlier.
+__device__ __forceinline__ void wait_for_launches() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 __device__ __forceinline__ uint4 load(const uint4* p) {
     uint4 v;
@@ -16,6 +31,11 @@ __device__ __forceinline__ uint4 load(const uint4* p) {
 extern "C" __global__ void __launch_bounds__(512) read_words(const uint4* source, u64 count, unsigned* sink) {
     const u64 stride = (u64)gridDim.x * blockDim.x;
     u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+#pragma unroll
+    for (int i = 0; AHEAD && i < IN_FLIGHT; i++) {
+        if (at + i * stride < count) asm volatile("prefetch.global.L2 [%0];" ::"l"(source + at + i * stride));
+    }
+    wait_for_launches();
     unsigned sum = 0;
     for (; at + (IN_FLIGHT - 1) * stride < count; at += IN_FLIGHT * stride) {
         uint4 v[IN_FLIGHT];
@@ -32,6 +52,7 @@ extern "C" __global__ void __launch_bounds__(512) read_words(const uint4* source
 }
 
 extern "C" __global__ void __launch_bounds__(512) copy_words(const uint4* source, uint4* target, u64 count) {
+    wait_for_launches();
     const u64 stride = (u64)gridDim.x * blockDim.x;
     u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     for (; at + (IN_FLIGHT - 1) * stride < count; at += IN_FLIGHT * stride) {
