@@ -273,6 +273,14 @@ class AskedFamily(Protocol):
 
 
 @runtime_checkable
+class NearFamily(Protocol):
+    """A family that knows without a device which candidates are like one."""
+
+    def near(self, problem: GemmProblem, solution: Solution, environment: Environment) -> Iterable[Solution]:
+        """Legal candidates that differ from `solution` in one choice, by a step."""
+
+
+@runtime_checkable
 class NotedFamily(Protocol):
     """A family that tells people of how its candidates of a problem were come by."""
 

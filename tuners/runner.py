@@ -29,7 +29,7 @@ from backends.errors import (
     GemmtuneError,
 )
 from backends.outcome import Outcome, Phase, Status
-from backends.protocol import AskedFamily, Backend
+from backends.protocol import AskedFamily, Backend, NearFamily
 from backends.registry import BACKENDS, FoundDevice, backend
 from backends.solution import Solution
 from tuners import owner
@@ -152,6 +152,7 @@ class DeviceRunner:
         self._compilers = Compilers(self.backend, self.environment, cache)
         known = self.backend.families().items()
         self._asked = {name for name, family in known if isinstance(family, AskedFamily)}
+        self._near = {name: family for name, family in known if isinstance(family, NearFamily)}
         self._task: Task | None = None
         self._typical = 0.0
         self._awake = False
@@ -213,12 +214,14 @@ class DeviceRunner:
         return search_space(task.problem, self.backend, self.environment, task.policy, families)
 
     def tells_neighbours(self, family: str) -> bool:
-        return family in self._asked
+        return family in self._asked or family in self._near
 
     def neighbours(self, task: Task, solution: Solution) -> Sequence[Solution]:
-        if not self.tells_neighbours(solution.family):
-            return []
-        return self._setup(owner.neighbours, task, solution)
+        if solution.family in self._asked:
+            return self._setup(owner.neighbours, task, solution)
+        family, limit = self._near.get(solution.family), task.policy.max_workspace_bytes
+        near = family.near(task.problem, solution, self.environment) if family else ()
+        return [one for one in near if limit is None or one.workspace_bytes <= limit]
 
     @property
     def compile_seconds(self) -> float:

@@ -88,6 +88,9 @@ class OwnFamily:
     def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
         return self._family.solutions(problem, environment)
 
+    def near(self, problem: GemmProblem, solution: Solution, environment: Environment) -> Iterable[Solution]:
+        return self._family.near(problem, solution, environment)
+
     def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
         return self._family.illegal(problem, solution, environment)
 

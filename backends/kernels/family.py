@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from ctypes import sizeof
 from dataclasses import dataclass
 from typing import ClassVar
@@ -123,11 +123,27 @@ class KernelFamily(ABC):
         if not self.supports(problem):
             return
         for values in self.candidates(problem, environment):
-            solution = Solution(self.name, self.version, values)
-            if self.illegal(problem, solution, environment) is None:
-                found = self.configuration(problem, values, arch_of(environment).warp)
-                size = found.on(environment.units).workspace_bytes
-                yield Solution(self.name, self.version, values, None, size, True)
+            if (made := self._made(problem, values, environment)) is not None:
+                yield made
+
+    def near(self, problem: GemmProblem, solution: Solution, environment: Environment) -> Iterator[Solution]:
+        """Legal candidates that differ from `solution` in one parameter, by a step among its choices."""
+        for name, choices in self.choices.items():
+            place = choices.index(solution.parameters[name])
+            for other in choices[max(0, place - 1) : place + 2]:
+                if other == choices[place]:
+                    continue
+                made = self._made(problem, {**solution.parameters, name: other}, environment)
+                if made is not None:
+                    yield made
+
+    def _made(self, problem: GemmProblem, values: Values, environment: Environment) -> Solution | None:
+        """The candidate, if it is legal."""
+        if self.illegal(problem, Solution(self.name, self.version, values), environment) is not None:
+            return None
+        found = self.configuration(problem, values, arch_of(environment).warp)
+        size = found.on(environment.units).workspace_bytes
+        return Solution(self.name, self.version, values, None, size, True)
 
     def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
         """The rule that the solution breaks, or None."""

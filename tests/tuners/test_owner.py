@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +14,10 @@ import pytest
 
 from backends import registry
 from backends.cache import BinaryCache
+from backends.environment import Environment
 from backends.errors import DeviceLost
 from backends.outcome import Outcome, Phase, Status
-from backends.problem import from_linear
+from backends.problem import GemmProblem, from_linear
 from backends.protocol import Sample
 from backends.registry import FoundDevice, find_device
 from backends.solution import Solution
@@ -280,6 +282,24 @@ def test_candidates_are_listed_where_the_device_is_open(asked: DeviceRunner) -> 
     baseline = space.baselines[0].solution
     assert (asked.tells_neighbours("told"), asked.tells_neighbours(baseline.family)) == (True, False)
     assert asked.neighbours(TASK, baseline) == []
+
+
+def test_a_family_that_knows_its_neighbours_is_not_asked_on_the_device(
+    asked: DeviceRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Knows:
+        def near(
+            self, problem: GemmProblem, solution: Solution, environment: Environment
+        ) -> Iterable[Solution]:
+            assert (problem, environment) == (PROBLEM, asked.environment)
+            return [replace(solution, workspace_bytes=size) for size in (0, 64, 65)]
+
+    monkeypatch.setitem(asked._near, "knows", Knows())
+    assert asked.tells_neighbours("knows")
+    solution = Solution("knows", 1, {})
+    assert [one.workspace_bytes for one in asked.neighbours(TASK, solution)] == [0, 64, 65]
+    limited = replace(TASK, policy=replace(TASK.policy, max_workspace_bytes=64))
+    assert [one.workspace_bytes for one in asked.neighbours(limited, solution)] == [0, 64]
 
 
 def test_neighbours_reach_the_search_and_are_replayed(asked: DeviceRunner) -> None:
