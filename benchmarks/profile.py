@@ -167,11 +167,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         tuned = {row["name"]: row for row in json.loads(options.lists.read_text())["rows"]}
     ncu, found = located(), machine("cuda", 1)[0]
     made = rows(ncu, found, [known[name] for name in options.shapes], tuned, options.timeout)
-    lists = options.lists.stem
     write(
-        lists.replace("cuda-lists-bf16", "cuda-profile"), found.environment,
-        {"what": "Nsight Compute's figures of a launch's kernels, caches flushed before each", "lists": lists,
-         "rows": made},
+        options.lists.stem.replace("cuda-lists-bf16", "cuda-profile"), found.environment,
+        {"what": "Nsight Compute's figures of a launch's kernels, caches flushed before each", "rows": made},
         options.output,
     )  # fmt: skip
     if any("error" in row for row in made):

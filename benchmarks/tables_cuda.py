@@ -381,7 +381,7 @@ def profile(document: Mapping[str, Any]) -> str:
         if "error" in row:
             lines.append([size, f"{row['which']}: {row['family']}", row["error"].replace("|", "/")[:80],
                           *["-"] * len(_PROFILED)])  # fmt: skip
-    whose = ": libraries' winners" if "libraries" in document["lists"] else ""
+    whose = ": libraries' winners" if "libraries" in document["command"] else ""
     return (
         f"## What the hardware does, by Nsight Compute{whose}\n\nEach kernel of one launch, caches flushed before it, clocks left "
         "alone: shares are of the hardware's own peaks.\n\n"

@@ -119,10 +119,9 @@ def test_a_line_a_kernel(said: dict[str, Any]) -> None:
         "commit": "d",
         "measured_at": "2026-11-22",
     }
-    page = tables_cuda.profile({**document, "lists": "cuda-lists-bf16"})
+    page = tables_cuda.profile(document)
     assert "## What the hardware does, by Nsight Compute\n" in page
-    assert "Compute: libraries' winners\n" in tables_cuda.profile(
-        {**document, "lists": "cuda-lists-bf16-libraries"}
-    )
+    libraries = tables_cuda.profile({**document, "command": "c --lists cuda-lists-bf16-libraries.json"})
+    assert "Compute: libraries' winners\n" in libraries
     assert "| 1 x 64 x 64 | tuned: gemv | `gemm` | 9.50 | 86.50 | - | - | - | - | - |" in page
     assert "| 1 x 2 x 3 | tuned: gemv | it / was not | - |" in page
