@@ -23,6 +23,10 @@ from tuners.trial import Binaries
 NICENESS = 10
 
 
+class _DroppedError(Exception):
+    """The search ended before a candidate was compiled."""
+
+
 class Compilers:
     """Solution -> its binaries, for one task at a time. `asked` families compile nothing that is worth a
     thread: what they need is made once a problem.
@@ -38,8 +42,9 @@ class Compilers:
         # The process that drives the device has a processor to itself.
         self._pool = ThreadPoolExecutor(max(1, here - 1 if self._beside else here), initializer=self._be_nice)
         self._task: Task | None = None
-        self._jobs: dict[str, Future[Binaries | Outcome]] = {}
+        self._jobs: dict[str, Future[Binaries | Outcome | None]] = {}
         self._made: dict[str, Binaries | Outcome] = {}
+        self._settling = False
         #: Spent waiting for compilers.
         self.seconds = 0.0
 
@@ -66,7 +71,7 @@ class Compilers:
             if isinstance(family, AskedFamily) or not family.compiles:
                 self._made[name] = self._compiled(task, solution)
             else:
-                self._jobs[name] = self._pool.submit(self._compiled, task, solution)
+                self._jobs[name] = self._pool.submit(self._job, task, solution)
         if not self._beside:
             self._wait([self._jobs[s.id] for s in solutions if s.id in self._jobs], None, all_of_them=True)
             self._collect()
@@ -101,9 +106,14 @@ class Compilers:
         return made
 
     def settle(self) -> None:
-        """Drops what is queued and waits for what is being compiled: nothing works beside the device then."""
+        """Drops what is queued, and of what is being compiled the binaries that are not begun, and waits for
+        those that are: nothing works beside the device then."""
         running = [job for job in self._jobs.values() if not job.cancel()]
-        self._wait(running, None, all_of_them=True)
+        self._settling = True
+        try:
+            self._wait(running, None, all_of_them=True)
+        finally:
+            self._settling = False
         self._collect()
         self._jobs.clear()
 
@@ -112,7 +122,7 @@ class Compilers:
         self._pool.shutdown(cancel_futures=True)
 
     def _wait(
-        self, jobs: Sequence[Future[Binaries | Outcome]], seconds: float | None, all_of_them: bool
+        self, jobs: Sequence[Future[Binaries | Outcome | None]], seconds: float | None, all_of_them: bool
     ) -> None:
         begin = time.monotonic()
         wait(jobs, seconds, return_when="ALL_COMPLETED" if all_of_them else FIRST_COMPLETED)
@@ -124,8 +134,16 @@ class Compilers:
             job = self._jobs.get(name)
             if job is not None and job.done():
                 del self._jobs[name]
-                if not job.cancelled():
-                    self._made[name] = job.result()
+                made = None if job.cancelled() else job.result()
+                if made is not None:
+                    self._made[name] = made
+
+    def _job(self, task: Task, solution: Solution) -> Binaries | Outcome | None:
+        """A thread's: None where the search ended first."""
+        try:
+            return self._compiled(task, solution)
+        except _DroppedError:
+            return None
 
     def _compiled(self, task: Task, solution: Solution, every: bool = False) -> Binaries | Outcome:
         """The binaries of a candidate for each problem that it is verified on, or what became of it."""
@@ -144,7 +162,11 @@ class Compilers:
             checks = screening_cases(task.problem, task.seed, every or not self._beside)
             problems = [case.problem for case in applicable(checks, legal)]
         try:
-            found = {p.id: family.compile(p, solution, here, self._cache) for p in dict.fromkeys(problems)}
+            found = {}
+            for problem in dict.fromkeys(problems):
+                if self._settling:
+                    raise _DroppedError
+                found[problem.id] = family.compile(problem, solution, here, self._cache)
         except (CompileError, CompilerMissing) as error:
             log = getattr(error, "log", "")[-4000:]
             evidence = {"error": str(error), "log": log}

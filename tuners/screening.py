@@ -28,6 +28,9 @@ RESERVED = 0.3
 #: The search waits for compilers, with nothing to screen, at most this many budgets, or so many seconds where
 #: that is more: the first kernels take some of them, however short the budget.
 PATIENCE, PATIENCE_SECONDS = 1.0, 5.0
+#: And before that so long for the first, without whom there is no search: where compilers have the machine to
+#: themselves it comes within seconds.
+FIRST_PATIENCE_SECONDS = 60.0
 
 
 class Screening:
@@ -54,6 +57,7 @@ class Screening:
         #: Asked for and not screened yet.
         self._waiting: dict[str, Solution] = {}
         self._patience = max(PATIENCE * budget.seconds, PATIENCE_SECONDS)
+        self._patience_for_first = FIRST_PATIENCE_SECONDS
         self._took: list[float] = []
 
     def replay(self, outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
@@ -122,24 +126,28 @@ class Screening:
             if ready:
                 for solution in ready:
                     del self._waiting[solution.id]
+                self._patience_for_first = 0.0
                 return ready
             open_to_all = self._counts.measuring_seconds < reserved_from or self._patience <= 0
             if more and (open_to_all or not self._waiting):
                 before = len(self._waiting)
                 self._ask()
                 more = len(self._waiting) > before
+            elif self._waiting and self._patience_for_first > 0:
+                self._patience_for_first = self._wait(self._patience_for_first)
             elif self._waiting and self._patience > 0:
-                self._wait()
+                self._patience = self._wait(self._patience)
             else:
                 break
         return []
 
-    def _wait(self) -> None:
+    def _wait(self, seconds: float) -> float:
+        """For any of those that are compiled, so long at most; the seconds that are left, in whole ms."""
         begin = self._clock()
-        self._runner.await_any(list(self._waiting.values()), self._patience)
+        self._runner.await_any(list(self._waiting.values()), seconds)
         took = self._clock() - begin
         self._counts.compiling_seconds += took
-        self._patience -= took
+        return max(0.0, round(seconds - took, 3))
 
     def _imported(self, seeds: Sequence[Solution], limit: float) -> Iterator[Outcome]:
         """Within their share of the search, in which what hangs counts as well."""

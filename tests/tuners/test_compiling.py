@@ -146,7 +146,7 @@ def test_a_failure_is_an_outcome_with_the_log_and_is_kept(make: Make) -> None:
     assert slow.started._value == 3, "once for a, twice for b"
 
 
-def test_settling_drops_the_queued_and_waits_for_the_running(
+def test_settling_drops_what_is_not_begun_and_waits_for_what_is(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 2)  # one compiler
@@ -155,6 +155,8 @@ def test_settling_drops_the_queued_and_waits_for_the_running(
     assert slow.started.acquire(timeout=30)
     threading.Timer(0.05, slow.gate.set).start()
     compilers.settle()
-    assert [compilers.ready(one(name)) for name in "ab"] == [True, False]
-    assert {name for name, _ in slow.compiled} == {"a"}
-    assert compilers.compile(TASK, [one("b")]) == {}, "it can be asked for again"
+    assert [compilers.ready(one(name)) for name in "ab"] == [False, False]
+    assert [name for name, _ in slow.compiled] == ["a"], "of two binaries the one that was begun"
+    assert compilers.compile(TASK, [one("a"), one("b")]) == {}, "they can be asked for again"
+    assert sorted(name for name, _ in slow.compiled) == ["a", "a", "a", "b", "b"]
+    assert all(compilers.binaries(one(name)) for name in "ab")

@@ -12,7 +12,7 @@ from tests.tuners.recorded import RecordedRunner, solution
 from tests.tuners.test_session import quiet, session
 from tuners.budget import Budget
 from tuners.owner import Task
-from tuners.screening import PATIENCE, PATIENCE_SECONDS, RESERVED
+from tuners.screening import FIRST_PATIENCE_SECONDS, PATIENCE, PATIENCE_SECONDS, RESERVED
 from tuners.session import Session
 
 
@@ -94,6 +94,20 @@ def test_patience_ends(seconds: float, patience: float) -> None:
     assert run.counts.compiling_seconds == pytest.approx(patience)
     assert run.counts.measuring_seconds <= 1.05 * seconds
     assert "1 candidates were asked for and not compiled in time" in run.notes
+    assert run.verdict is not None
+
+
+def test_the_first_is_waited_for_though_it_takes_longer_than_all_the_rest_may() -> None:
+    slow = {"first": PATIENCE_SECONDS + 20.0, "second": 1.0, "third": PATIENCE_SECONDS + 1.0}
+    run = session(Compiling([1e-3], slow), ("base", *slow), budget=Budget(2.0))
+    assert screened(run) == ["base", "first", "second"], "from then on patience is what it is"
+    assert "1 candidates were asked for and not compiled in time" in run.notes
+
+
+def test_patience_for_the_first_ends() -> None:
+    run = session(Compiling([1e-3], {"never": 1e9}), ("base", "never"), budget=Budget(2.0))
+    assert screened(run) == ["base"]
+    assert run.counts.compiling_seconds == pytest.approx(FIRST_PATIENCE_SECONDS + PATIENCE_SECONDS)
     assert run.verdict is not None
 
 
