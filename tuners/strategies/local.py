@@ -8,7 +8,9 @@ compiling takes, the others need.
 
 A family's turn is a neighbour of its fastest candidates, LEADERS of them, the fastest first; whoever beats
 the one being expanded by GAIN is expanded at once (libraries' spaces have far more candidates than a list can
-hold: their lists are samples). Where it tells none, or no leader is left to expand, it is its list's next.
+hold: their lists are samples). Where it tells none, or no leader is left to expand, it is its list's next; so
+is the turn after NEAR_TURNS neighbours: neighbours are all of one algorithm, and the first of a list need not
+have the best one.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ TRIED, FAR = 16, 1.5
 LEADERS = 10
 #: Relative gain that is worth turning to a new leader before the old one's neighbours are all tried.
 GAIN = 0.01
+#: A family's neighbours between two candidates of its list.
+NEAR_TURNS = 2
 
 
 class _Family:
@@ -44,6 +48,8 @@ class _Family:
         self.leaders: list[tuple[float, str]] = []
         #: Seconds of its fastest, and of the fastest when one was expanded last.
         self.best = self.origin = inf
+        #: Neighbours that were asked for since its list's last turn.
+        self.turns = 0
 
 
 class Local:
@@ -69,6 +75,8 @@ class Local:
         found: list[Solution] = []
         while len(found) < count and (one := self._next()) is not None:
             found.append(one)
+            family = self._of(one)
+            family.turns = 0 if one.id in self._listed else family.turns + 1
             self._forget(one)
         return found
 
@@ -121,10 +129,10 @@ class Local:
         family = self._families[name]
         if not family.near or family.best < (1 - GAIN) * family.origin:
             self._expand(family)
-        if family.near:
-            return next(iter(family.near.values()))
         while family.listed and family.listed[0] not in self._listed:
             family.listed.popleft()
+        if family.near and (family.turns < NEAR_TURNS or not family.listed):
+            return next(iter(family.near.values()))
         return self._listed[family.listed[0]] if family.listed else None
 
     def _expand(self, family: _Family) -> None:

@@ -9,7 +9,7 @@ import pytest
 from backends.outcome import Outcome, Phase, Status
 from backends.solution import Solution
 from tuners.strategies.exhaustive import Exhaustive
-from tuners.strategies.local import FAR, GAIN, LEAD_TURNS, LEADERS, OPENING, TRIED, Local
+from tuners.strategies.local import FAR, GAIN, LEAD_TURNS, LEADERS, NEAR_TURNS, OPENING, TRIED, Local
 
 LISTED = [Solution("family", 1, {"name": f"listed{i}"}) for i in range(OPENING + 30)]
 
@@ -40,6 +40,11 @@ def names(solutions: Sequence[Solution]) -> list[str]:
     return [str(solution.parameters["name"]) for solution in solutions]
 
 
+def neighbours(solutions: Sequence[Solution]) -> list[str]:
+    """The names of those that near() made."""
+    return [name for name in names(solutions) if "." in name]
+
+
 @pytest.mark.parametrize("count", [1, 7, OPENING])
 def test_the_opening_is_the_lists_own_order(count: int) -> None:
     strategy = Local(LISTED, 0, near)
@@ -54,18 +59,57 @@ def test_the_opening_is_the_lists_own_order(count: int) -> None:
 
 def test_then_the_neighbours_of_the_fastest_and_of_the_next() -> None:
     strategy = opened({5: 0.5, 30: 0.6})
-    first = strategy.ask(3)
-    assert names(first) == ["listed5.0", "listed5.1", "listed5.2"]
+    first = strategy.ask(4)
+    assert neighbours(first) == ["listed5.0", "listed5.1", "listed5.2"]
     for solution in first:
         tell(strategy, solution, 0.9)
-    assert names(strategy.ask(2)) == ["listed30.0", "listed30.1"]
+    assert neighbours(strategy.ask(3)) == ["listed30.0", "listed30.1"]
+
+
+def test_the_list_has_a_turn_after_some_neighbours() -> None:
+    asked = names(opened({5: 0.5}, lambda origin: near(origin, 90)).ask(4 * (NEAR_TURNS + 1)))
+    assert asked[NEAR_TURNS :: NEAR_TURNS + 1] == [f"listed{OPENING + i}" for i in range(4)]
+    assert len([name for name in asked if "." in name]) == 4 * NEAR_TURNS
+
+
+def test_neighbours_do_not_hide_what_a_list_has() -> None:
+    """Two libraries' families and five whose candidates compile; neighbours are of their origin's algorithm.
+    The best one is not in the opening: the first of its list are of another. (2049^3 in bf16: the answers of
+    cuBLASLt's heuristic for padded operands.)"""
+    others = [f"own{i}" for i in range(5)]
+    listed = [
+        Solution(family, 1, {"algorithm": place, "near": ""})
+        for place in range(60)
+        for family in ("library", "padded", *others)
+    ]
+
+    def many(origin: Solution) -> list[Solution]:
+        if origin.family in others:
+            return []
+        first = f"{origin.parameters['near']}."
+        return [Solution(origin.family, 1, {**origin.parameters, "near": f"{first}{i}"}) for i in range(40)]
+
+    def seconds(solution: Solution) -> float:
+        fast = solution.family == "padded" and int(solution.parameters["algorithm"] or 0) >= 12
+        return 0.25 if fast else 1.1 if solution.family == "padded" else 1.0
+
+    strategy = Local(listed, 0, many)
+    asked: list[Solution] = []
+    while len(asked) < 500:
+        for solution in strategy.ask(24):
+            tell(strategy, solution, seconds(solution))
+            asked.append(solution)
+    fast = [place for place, solution in enumerate(asked) if seconds(solution) < 1.0]
+    assert fast
+    assert fast[0] < 400
+    assert len(fast) > (500 - fast[0]) // 2, "and from then on it leads"
 
 
 def test_a_better_leader_is_turned_to_at_once_and_the_rest_comes_after() -> None:
     strategy = opened({5: 0.5})
     (first,) = strategy.ask(1)
     tell(strategy, first, 0.5 * (1 - GAIN) - 1e-6)
-    found = names(strategy.ask(5))
+    found = neighbours(strategy.ask(7))
     assert found == ["listed5.0.0", "listed5.0.1", "listed5.0.2", "listed5.1", "listed5.2"]
 
 
@@ -73,7 +117,7 @@ def test_a_gain_too_small_waits_for_its_turn() -> None:
     strategy = opened({5: 0.5})
     (first,) = strategy.ask(1)
     tell(strategy, first, 0.5 * (1 - GAIN / 2))
-    assert names(strategy.ask(3)) == ["listed5.1", "listed5.2", "listed5.0.0"]
+    assert neighbours(strategy.ask(4)) == ["listed5.1", "listed5.2", "listed5.0.0"]
 
 
 @pytest.mark.parametrize("status", [Status.PRUNED, Status.UNSTABLE, Status.WRONG_RESULT, Status.CRASH])
@@ -81,7 +125,7 @@ def test_who_did_not_run_well_leads_nowhere(status: Status) -> None:
     strategy = opened({5: 0.5})
     (first,) = strategy.ask(1)
     tell(strategy, first, 0.001, status)
-    assert names(strategy.ask(2)) == ["listed5.1", "listed5.2"]
+    assert neighbours(strategy.ask(3)) == ["listed5.1", "listed5.2"]
 
 
 def test_when_no_leader_is_left_the_list_goes_on() -> None:
@@ -116,7 +160,7 @@ def test_outcomes_told_unasked_open_and_lead() -> None:
     strategy = Local(LISTED, 0, near)
     for place, solution in enumerate(LISTED[:OPENING]):
         tell(strategy, solution, 0.5 if place == 9 else 1.0)
-    assert names(strategy.ask(3)) == ["listed9.0", "listed9.1", "listed9.2"]
+    assert neighbours(strategy.ask(4)) == ["listed9.0", "listed9.1", "listed9.2"]
 
 
 def test_replayed_neighbours_are_not_asked_again_and_lead() -> None:
@@ -124,7 +168,7 @@ def test_replayed_neighbours_are_not_asked_again_and_lead() -> None:
     for place, solution in enumerate(LISTED[:OPENING]):
         tell(strategy, solution, 0.5 if place == 9 else 1.0)
     tell(strategy, near(LISTED[9])[1], 0.3)
-    assert names(strategy.ask(4)) == ["listed9.1.0", "listed9.1.1", "listed9.1.2", "listed9.0"]
+    assert neighbours(strategy.ask(6)) == ["listed9.1.0", "listed9.1.1", "listed9.1.2", "listed9.0"]
 
 
 @pytest.mark.parametrize("count", [1, 3, 24])
@@ -167,9 +211,12 @@ def test_families_that_tell_no_neighbours_have_their_turns() -> None:
     for place, solution in enumerate(strategy.ask(OPENING)):
         tell(strategy, solution, 0.5 + place / 1000)
     asked = names(strategy.ask(6 * (LEAD_TURNS + 1)))
-    others = [name for name in asked if not name.startswith("near")]
+    others = [name for name in asked if not name.startswith(("near", "asked"))]
     assert others == [f"{name}{i}" for i in (16, 17, 18) for name in ("tiled", "streamed")]
-    assert [name for name in asked if name.startswith("near")] == [f"near{i}" for i in range(6 * LEAD_TURNS)]
+    lead = [name for name in asked if name not in others]
+    assert len(lead) == 6 * LEAD_TURNS
+    assert [name for name in lead if name.startswith("near")] == [f"near{i}" for i in range(8)]
+    assert [name for name in lead if name.startswith("asked")] == [f"asked{i}" for i in range(16, 20)]
     assert asked.index(others[0]) == LEAD_TURNS, "neighbours first"
 
 
@@ -208,7 +255,7 @@ def test_the_fastests_family_has_most_turns_though_another_tells_neighbours() ->
     for solution in strategy.ask(OPENING):
         tell(strategy, solution, 1.0 if solution.family == "fast" else 1.2)
     asked = names(strategy.ask(3 * (LEAD_TURNS + 1)))
-    assert [name for name in asked if name.startswith("near")] == ["near0", "near1", "near2"]
+    assert [name for name in asked if not name.startswith("fast")] == ["near0", "near1", "asked24"]
     assert [name for name in asked if name.startswith("fast")] == [f"fast{24 + i}" for i in range(6)]
 
 
@@ -229,4 +276,6 @@ def test_neighbours_are_not_interrupted_by_a_family_far_behind() -> None:
     strategy = Local(listed, 0, lambda origin: more if origin.family == "asked" else [])
     for solution in strategy.ask(OPENING):
         tell(strategy, solution, 1.0 if solution.family == "asked" else 2.0)
-    assert names(strategy.ask(30)) == [f"near{i}" for i in range(30)]
+    asked = names(strategy.ask(30))
+    assert [name for name in asked if name.startswith("near")] == [f"near{i}" for i in range(20)]
+    assert not [name for name in asked if name.startswith("slow")]
