@@ -267,10 +267,12 @@ def floor(document: Mapping[str, Any]) -> str:
     """How far padding can go."""
     lines = [
         [row["name"], _us(row["default_us"]), _us(row["copies_in_us"]), _us(row["product_bound_us"]),
-         _us(row["copy_back_us"]), f"{row['limit']:.2f}x"]
+         _us(row.get("product_us")), _us(row["copy_back_us"]), f"{row['limit']:.2f}x",
+         _times(row.get("library_limit"))]
         for row in document["rows"]
     ]  # fmt: skip
-    heads = ["shape", "default us", "copies in us", "product at its bound us", "copy of D back us", "limit"]
+    heads = ["shape", "default us", "copies in us", "product at its bound us", "by cuBLASLt us",
+             "copy of D back us", "limit", "with cuBLASLt"]  # fmt: skip
     return (
         "## How far padding misaligned operands can go\n\nEach copy timed by itself, the product taken at its bound: "
         f"padding reaches at most **{document['limit_geometric_mean']:.2f}x** the default over these shapes (geometric "

@@ -73,9 +73,8 @@ def test_the_list_has_a_turn_after_some_neighbours() -> None:
 
 
 def test_neighbours_do_not_hide_what_a_list_has() -> None:
-    """Two libraries' families and five whose candidates compile; neighbours are of their origin's algorithm.
-    The best one is not in the opening: the first of its list are of another. (2049^3 in bf16: the answers of
-    cuBLASLt's heuristic for padded operands.)"""
+    """Two libraries' families and five whose candidates compile; neighbours are of their origin's algorithm,
+    as cuBLASLt's. The best one is not in the opening: the first of its list are of another."""
     others = [f"own{i}" for i in range(5)]
     listed = [
         Solution(family, 1, {"algorithm": place, "near": ""})
