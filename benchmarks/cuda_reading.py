@@ -2,13 +2,15 @@
 
 Every weight is read by kernels of many grids, block sizes, loads in flight and with or without the first ones
 ahead of the launch's turn; the fastest is timed as candidates are, in a graph over cold operands, beside the
-default. A product that multiplies what it reads takes longer, whatever it does.
+default, and once more with a word that every block stores at its end. A product that multiplies what it reads
+takes longer, whatever it does.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product as combinations
 from typing import Any
 
@@ -28,8 +30,8 @@ from tuners.roofline import bound
 _THREADS, _IN_FLIGHT, _AHEAD = (128, 256, 512), (1, 2, 4, 8), (0, 1)
 #: Blocks a multiprocessor; None: as many as have no second turn.
 _BLOCKS = (1, 2, 4, 8, 16, None)
-#: Samples of every kernel, and how many of the fastest are timed again.
-_FIRST, _AGAIN = 3, 4
+#: Samples of every kernel, how many of the fastest are timed again, and by how many samples.
+_FIRST, _AGAIN, _LAST = 3, 4, 9
 
 
 def reading(
@@ -44,18 +46,36 @@ def reading(
     }  # fmt: skip
 
 
+@dataclass(frozen=True, order=True)
+class _Reader:
+    """A kernel and its grid."""
+
+    threads: int
+    in_flight: int
+    ahead: int
+    blocks: int
+
+    def __str__(self) -> str:
+        ahead = ", ahead" if self.ahead else ""
+        return f"{self.blocks} blocks of {self.threads} threads, {self.in_flight} loads each{ahead}"
+
+
 def _one(
     name: str, problem: GemmProblem, device: Any, ceilings: Ceilings, found: FoundDevice
 ) -> dict[str, Any]:
     sets = OperandSets(device, problem, MeasurementPolicy.of(found.environment.vendor), 0)
-    sink = device.allocate(16)
     words = layouts(problem)["a"].bytes // 16
     weights = [operands.a for operands in sets.sets]
-    tried = [
-        (seconds(device, launches, _FIRST), index, launches, how)
-        for index, (launches, how) in enumerate(_kernels(device, weights, words, sink.address))
-    ]
-    best = min((seconds(device, launches), how) for _, _, launches, how in sorted(tried)[:_AGAIN])
+    readers = list(_readers(words, device.units))
+    sink = device.allocate(4 * max(reader.blocks for reader in readers))
+
+    def timed(reader: _Reader, store: int, samples: int) -> float:
+        launches = _launches(device, reader, store, weights, words, sink.address)
+        return seconds(device, launches, samples)
+
+    tried = sorted((timed(reader, 0, _FIRST), reader) for reader in readers)
+    best, reader = min((timed(reader, 0, _LAST), reader) for _, reader in tried[:_AGAIN])
+    storing = min(timed(reader, 1, _LAST) for _, reader in tried[:_AGAIN])
     baseline = backend(found.backend).baselines(problem, found.environment)[0]
     default = device.load(problem, baseline.solution, None)
     space = device.allocate(max(default.workspace_bytes, 1))
@@ -64,27 +84,32 @@ def _one(
         held.free()
     row = {
         "name": name, "m": problem.n, "n": problem.m, "k": problem.k, "baseline": baseline.name,
-        "default_us": theirs * 1e6, "reading_us": best[0] * 1e6, "kernel": best[1],
-        "bound_us": bound(problem, ceilings).seconds * 1e6, "limit": theirs / best[0], "tried": len(tried),
+        "default_us": theirs * 1e6, "reading_us": best * 1e6, "storing_us": storing * 1e6, "kernel": str(reader),
+        "bound_us": bound(problem, ceilings).seconds * 1e6, "limit": theirs / best, "tried": len(tried),
     }  # fmt: skip
-    say(f"{name}: {row['default_us']:.2f} us; reading alone {row['reading_us']:.2f} us ({best[1]})")
+    say(
+        f"{name}: {row['default_us']:.2f} us; reading alone {row['reading_us']:.2f} us, and storing "
+        f"{row['storing_us']:.2f} us ({reader})"
+    )
     return row
 
 
-def _kernels(
-    device: Any, weights: Sequence[int], words: int, sink: int
-) -> Iterator[tuple[list[Launch | None], str]]:
-    """(a launch for every operand set, the kernel in words)"""
+def _readers(words: int, units: int) -> Iterator[_Reader]:
     for threads, in_flight, ahead in combinations(_THREADS, _IN_FLIGHT, _AHEAD):
-        defines = {"IN_FLIGHT": str(in_flight), "AHEAD": str(ahead)}
-        function = device.function("bandwidth.cu", "read_words", defines)
         once = -(-words // (threads * in_flight))
-        for blocks in dict.fromkeys(min(once, (each or once) * device.units) for each in _BLOCKS):
-            launches: list[Launch | None] = []
-            for address in weights:
-                arguments = function.pack(
-                    ctypes.c_void_p(address), ctypes.c_uint64(words), ctypes.c_void_p(sink)
-                )
-                launches.append(on_heels(function, device, (blocks, 1, 1), (threads, 1, 1), arguments))
-            said = f"{blocks} blocks of {threads} threads, {in_flight} loads each{', ahead' * ahead}"
-            yield launches, said
+        for blocks in dict.fromkeys(min(once, (each or once) * units) for each in _BLOCKS):
+            yield _Reader(threads, in_flight, ahead, blocks)
+
+
+def _launches(
+    device: Any, reader: _Reader, store: int, weights: Sequence[int], words: int, sink: int
+) -> list[Launch | None]:
+    """One for every operand set."""
+    defines = {"IN_FLIGHT": str(reader.in_flight), "AHEAD": str(reader.ahead), "STORE": str(store)}
+    function = device.function("bandwidth.cu", "read_words", defines)
+    grid, block = (reader.blocks, 1, 1), (reader.threads, 1, 1)
+    found: list[Launch | None] = []
+    for address in weights:
+        packed = function.pack(ctypes.c_void_p(address), ctypes.c_uint64(words), ctypes.c_void_p(sink))
+        found.append(on_heels(function, device, grid, block, packed))
+    return found

@@ -285,10 +285,18 @@ def reading(document: Mapping[str, Any]) -> str:
     """How far one token's products can go."""
     lines = [
         [f"{row['m']} x {row['n']} x {row['k']}", _us(row["default_us"]), _us(row["bound_us"]), _us(row["reading_us"]),
-         f"{row['limit']:.2f}x", row["kernel"]]
+         _us(row.get("storing_us")), f"{row['limit']:.2f}x", row["kernel"]]
         for row in document["rows"]
     ]  # fmt: skip
-    heads = ["m x n x k", "default us", "bound us", "reading alone us", "limit", "fastest reader"]
+    heads = [
+        "m x n x k",
+        "default us",
+        "bound us",
+        "reading alone us",
+        "and storing us",
+        "limit",
+        "fastest reader",
+    ]
     return (
         "## How far products of one token can go\n\nA launch that reads the weights, and does nothing else, in the same "
         "graphs over cold operands, the fastest of many grids: against it the default is "

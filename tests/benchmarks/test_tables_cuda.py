@@ -78,7 +78,7 @@ def test_every_other_result_becomes_a_section(tmp_path: Path) -> None:
     read = {"default_us": 9.0, "bound_us": 5.0, "reading_us": 6.0, "limit": 1.5, "kernel": "8 blocks"}
     _write(tmp_path, "cuda-reading", limit_geometric_mean=1.5, rows=[{**size, **read}])
     page = "\n".join(tables_cuda.sections(tmp_path))
-    assert "| 1 x 64 x 32 | 9.00 | 5.00 | 6.00 | 1.50x | 8 blocks |" in page
+    assert "| 1 x 64 x 32 | 9.00 | 5.00 | 6.00 | - | 1.50x | 8 blocks |" in page
     assert "the default is **1.500x** slower" in page
     assert "| odd/3 | 9.00 | 1.00 | 1.50 | - | 0.50 | 3.00x | - |" in page
     assert "| 1 x 64 x 32 | 9.50 | **321** | 3.00 | 40 ok, 2 wrong result |" in page
