@@ -30,8 +30,8 @@ __device__ __forceinline__ uint4 load(const uint4* p) {
     return v;
 }
 
-// Reads `count` 16-byte words. `sink`: a word, written only if they sum to a value that random data never does;
-// with STORE a word a block.
+// Reads `count` 16-byte words. `sink`: a word, written only if they sum to a value that random data never
+// does; with STORE a word a block.
 extern "C" __global__ void __launch_bounds__(512) read_words(const uint4* source, u64 count, unsigned* sink) {
     const u64 stride = (u64)gridDim.x * blockDim.x;
     u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x;
