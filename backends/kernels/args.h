@@ -45,7 +45,7 @@ struct Types {
 struct Task {
     unsigned batch, slice;
     GEMMTUNE_DEVICE explicit Task(const GemmArgs& args) : batch(block_z()), slice(block_y()) {
-        if (args.batch_groups > 1) {
+        if (GEMMTUNE_RARELY(args.batch_groups > 1)) {
             const unsigned splits = static_cast<unsigned>(args.splits);
             batch += slice / splits * static_cast<unsigned>(args.batch_blocks);
             slice %= splits;

@@ -5,11 +5,13 @@
 
 namespace gemmtune {
 
+// Values are chosen, not ways: of a chain of branches compilers make a jump through a table in memory, which is
+// in no cache when a short kernel gets there.
 GEMMTUNE_DEVICE float activate(float x, int activation) {
-    if (activation == kRelu) return x < 0.0f ? 0.0f : x;  // a NaN stays
     // x / (1 + e^-s): silu with s = x, and gelu's 0.5 x (1 + tanh(u)) with s = 2u.
     const float s = activation == kSilu ? x : x * (1.59576912f + 0.0713548163f * (x * x));
-    return quotient(x, 1.0f + exponential(-s));
+    const float smooth = quotient(x, 1.0f + exponential(-s));
+    return activation == kRelu ? (x < 0.0f ? 0.0f : x) : smooth;  // a NaN stays
 }
 
 // A place in D from which elements are finished, so that a thread with many of them works out their
@@ -43,7 +45,7 @@ struct Finish {
     // Stores the element `row` rows and `column` columns on; those beyond D are dropped.
     GEMMTUNE_DEVICE void store(int row, int column, float sum) const {
         if (row >= rows || column >= columns) return;
-        const float result = value(row, column, sum);
+        const float result = GEMMTUNE_RARELY(!plain) ? value(row, column, sum) : args.alpha * sum;
         d[row * step(args.d_row) + column * args.d_column] = narrow<typename TYPES::D>(result);
     }
 

@@ -258,6 +258,8 @@ inline To same_bits(From value) {
     memcpy(&out, &value, sizeof out);
     return out;
 }
+template <typename T>
+inline void work_out(T&) {}
 inline float as_float(unsigned bits) { return same_bits<float>(bits); }
 inline unsigned as_unsigned(float value) { return same_bits<unsigned>(value); }
 inline void warp_barrier() { host::wait(host::kAtWarp); }

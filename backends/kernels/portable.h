@@ -3,10 +3,13 @@
 //
 //   GEMMTUNE_DEVICE, GEMMTUNE_UNROLL, kWarp       a function's qualifiers, a loop's, threads a warp
 //   GEMMTUNE_ROLL                                 a loop that must stay one
+//   GEMMTUNE_RARELY(condition)                    the condition; what it leads to is kept out of the way
+//   work_out(value)                               is known here, and not first where it is used
 //   thread_index() block_x() block_y() block_z()  blocks are one-dimensional, grids three-dimensional
 //   block_barrier() warp_barrier() shuffle_xor()  every thread of the block, or of the warp, takes part
 //   meet<THREADS>()                               block_barrier() of so many threads, wherever they call it
 //   stream16() stream8() stream4() read16()       aligned loads: of what is read once, or again
+//   stream16(p, there)                            the same, or zeros; no branch, so that many are in flight
 //   fetch()                                       on its way to L2, on NVIDIA's GPUs: no load, at any time
 //   write16() write8()                            aligned stores
 //   copy_async16() copy_async4()                  from global to shared memory, by nobody's registers: 16 (4)
@@ -33,6 +36,8 @@ struct alignas(16) Words {
 };
 
 }  // namespace gemmtune
+
+#define GEMMTUNE_RARELY(CONDITION) __builtin_expect(!!(CONDITION), 0)
 
 #if defined(GEMMTUNE_HOST)
 #include "host.h"
@@ -63,6 +68,8 @@ GEMMTUNE_DEVICE void block_barrier() {
 template <int THREADS>
 GEMMTUNE_DEVICE void meet() { block_barrier(); }
 
+template <typename T>
+GEMMTUNE_DEVICE void work_out(T&) {}
 GEMMTUNE_DEVICE float as_float(unsigned bits) { return __builtin_bit_cast(float, bits); }
 GEMMTUNE_DEVICE unsigned as_unsigned(float value) { return __builtin_bit_cast(unsigned, value); }
 
@@ -134,6 +141,9 @@ GEMMTUNE_DEVICE void meet() {  // __syncthreads() is one place in the program fo
 }
 GEMMTUNE_DEVICE void warp_barrier() { __syncwarp(); }
 
+GEMMTUNE_DEVICE void work_out(int& value) { asm volatile("" : "+r"(value)); }
+template <typename T>
+GEMMTUNE_DEVICE void work_out(T*& pointer) { asm volatile("" : "+l"(pointer)); }
 GEMMTUNE_DEVICE float as_float(unsigned bits) { return __uint_as_float(bits); }
 GEMMTUNE_DEVICE unsigned as_unsigned(float value) { return __float_as_uint(value); }
 GEMMTUNE_DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
@@ -145,6 +155,15 @@ GEMMTUNE_DEVICE Words stream16(const void* p) {
     Words v;
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(v.at[0]), "=r"(v.at[1]), "=r"(v.at[2]), "=r"(v.at[3]) : "l"(p));
+    return v;
+}
+GEMMTUNE_DEVICE Words stream16(const void* p, bool there) {
+    Words v = {{0, 0, 0, 0}};
+    asm volatile("{ .reg .pred there;\n"
+                 "setp.ne.s32 there, %5, 0;\n"
+                 "@there ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4]; }"
+                 : "+r"(v.at[0]), "+r"(v.at[1]), "+r"(v.at[2]), "+r"(v.at[3])
+                 : "l"(p), "r"(static_cast<int>(there)));
     return v;
 }
 GEMMTUNE_DEVICE void stream8(const void* p, unsigned (&out)[2]) {
@@ -288,6 +307,12 @@ GEMMTUNE_DEVICE void copy_first(void* shared, const char* global, int bytes, con
 }
 #endif
 
+#if defined(GEMMTUNE_HOST) || defined(__HIP__) || defined(__HIPCC_RTC__)
+GEMMTUNE_DEVICE Words stream16(const void* p, bool there) {
+    return there ? stream16(p) : Words{{0, 0, 0, 0}};
+}
+#endif
+
 #if !defined(GEMMTUNE_HOST)
 template <typename T>
 GEMMTUNE_DEVICE T read_shared(const void* p) { return *static_cast<const T*>(p); }
@@ -315,7 +340,8 @@ GEMMTUNE_DEVICE void wait_for_launches() {}
 
 struct GemmArgs;
 
-// What every kernel begins with: FAMILY::ahead(args), where there is one, fetches its first loads.
+// What every kernel begins with: FAMILY::ahead(args), where there is one, fetches its first loads. A family that
+// says kWaits does all of this itself.
 template <typename FAMILY>
 GEMMTUNE_DEVICE auto fetch_ahead(const GemmArgs& args, int) -> decltype(FAMILY::ahead(args)) {
     FAMILY::ahead(args);
@@ -323,9 +349,15 @@ GEMMTUNE_DEVICE auto fetch_ahead(const GemmArgs& args, int) -> decltype(FAMILY::
 template <typename FAMILY>
 GEMMTUNE_DEVICE void fetch_ahead(const GemmArgs&, long) {}
 template <typename FAMILY>
+GEMMTUNE_DEVICE constexpr bool waits_itself(decltype(FAMILY::kWaits)*) { return FAMILY::kWaits; }
+template <typename FAMILY>
+GEMMTUNE_DEVICE constexpr bool waits_itself(...) { return false; }
+template <typename FAMILY>
 GEMMTUNE_DEVICE void begin(const GemmArgs& args) {
-    fetch_ahead<FAMILY>(args, 0);
-    wait_for_launches();
+    if constexpr (!waits_itself<FAMILY>(nullptr)) {
+        fetch_ahead<FAMILY>(args, 0);
+        wait_for_launches();
+    }
 }
 
 // Unsigned arithmetic: signed division by a power of two costs a block's first loads some of their time.

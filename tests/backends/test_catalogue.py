@@ -74,6 +74,6 @@ def test_a_compiler_that_is_missing_is_an_answer(monkeypatch: pytest.MonkeyPatch
 def test_it_is_plain_json() -> None:
     rows = json.loads(json.dumps([entry.to_dict() for entry in catalogue()]))
     first = rows[0]
-    assert first["name"] == "gemv"
+    assert first["name"] == "gemv-persistent"
     assert first["parameters"]["stream"] == ["a", "b"]
-    assert (first["vendors"], first["space"]) == (["cuda", "hip"], 8000)
+    assert (first["vendors"], first["space"]) == (["cuda", "hip"], 1872)

@@ -63,7 +63,10 @@ def test_a_unit_that_python_derives_wrongly_does_not_compile(tmp_path: Path) -> 
             compile_unit(bad.unit, HEADERS, "sm_90", BinaryCache(tmp_path))
 
 
-@pytest.mark.parametrize(("name", "warp"), [*((name, 32) for name in FAMILIES), ("gemv", 64), ("skinny", 64)])
+@pytest.mark.parametrize(
+    ("name", "warp"),
+    [*((name, 32) for name in FAMILIES), ("gemv-persistent", 64), ("gemv", 64), ("skinny", 64)],
+)
 def test_python_and_the_header_agree_over_the_whole_legal_space(name: str, warp: int) -> None:
     """Threads and shared memory of every legal configuration, asserted by the header's own constants."""
     family = FAMILIES[name]
@@ -71,6 +74,7 @@ def test_python_and_the_header_agree_over_the_whole_legal_space(name: str, warp:
     # Types and layouts change neither in the ladder but in its last step, which pads what it transposes.
     parts: dict[str, tuple[GemmProblem, ...]]
     parts = {
+        "gemv-persistent": SPANNED,
         "small-batch": SAMPLED[5:],
         "async-copy": (*SAMPLED[3:5], from_mm(99, 63, 99)),
         "tile-mma": BROAD,
@@ -116,12 +120,16 @@ IN_TWO: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = (
 )  # fmt: skip
 
 
+#: Matrix times vector of k that threads span by as many loads each, or some by one less; of words of both sizes.
+SPANNED = (SAMPLED[0], from_linear(1, 75, 1160, "bf16"), from_linear(1, 75, 4096, "fp32"))
+
 FETCHED: tuple[dict[str, Parameter], ...] = tuple({"splits": 1, "ahead": ahead} for ahead in (0, 1))
 #: One of every other family, and those that fetch ahead.
 IN_ONE: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = (
     *((name, SAMPLED[3], {}) for name in LADDER),
     ("small-batch", SAMPLED[5], {}),
     *(("gemv", SAMPLED[0], given) for given in FETCHED),
+    *(("gemv-persistent", SPANNED[1], {"ahead": ahead}) for ahead in (0, 1)),
     *(("skinny", from_linear(4, 512, 512, "bf16"), given) for given in FETCHED),
     ("gemv", from_linear(1, 4097, 4095, "bf16"), {"ahead": 1}), ("skinny", SAMPLED[2], {"ahead": 1}),
     ("gemv", from_mm(1, 512, 512), {}), ("skinny", SAMPLED[1], {}),
@@ -164,12 +172,13 @@ def test_every_launch_waits_before_it_touches_memory(
     family = FAMILIES[name]
     values = legal_values(family, problem, H200, 1)[0] | given
     assert family.rule(problem, values, H200) is None
-    unit = family.configuration(problem, values).unit
+    found = family.configuration(problem, values)
+    unit, whole_line = found.unit, -(-problem.k * 2 // (16 * found.threads))
     entries = _ptx(unit, "sm_90")
     for entry in entries.values():
         waits_first(entry)
     before, after = (part.count("prefetch") for part in entries["gemm"].split(WAIT))
-    step = int(values.get("rows") or 0) * int(values.get("unroll") or 0) if values.get("ahead") else 0
+    step = int(values["rows"] or 0) * int(values.get("unroll") or whole_line) if values.get("ahead") else 0
     assert (before, after) == (step, 0)
     assert "prefetch" not in entries.get("reduce", "")
     older = _ptx(unit, "sm_80")

@@ -20,10 +20,11 @@ DECODE = from_linear(1, 4096, 4096, "bf16")
 SKINNY = from_linear(8, 4096, 4096, "bf16")
 SQUARE = from_mm(512, 512, 512)
 GEMV = {"stream": "a", "rows": 1, "unroll": 4, "warps_m": 1, "warps_k": 4, "splits": 1, "ahead": 0}
+STAY = {"stream": "a", "rows": 2, "warps": 8, "blocks_per_unit": 4, "ahead": 1}
 MMA = {"stream": "a", "row_tiles": 1, "unroll": 4, "warps_m": 1, "warps_k": 4, "splits": 1}
 RING = {"stream": "a", "rows": 32, "tile_k": 128, "slots": 4, "warps": 4, "splits": 1}
 #: Who is for few columns, and who is for 16-bit floats: what a product of many columns in fp32 has not.
-NARROW = {"gemv", "skinny", "skinny-ring", "skinny-mma"}
+NARROW = {"gemv-persistent", "gemv", "skinny", "skinny-ring", "skinny-mma"}
 HALVES = {"tile-mma", "stream-k"}
 CORES = {
     "tile_m": 128,
@@ -52,7 +53,7 @@ def refusal(name: str, problem: GemmProblem, values: dict[str, Any], **environme
 
 @pytest.mark.parametrize(
     ("name", "problem", "values"),
-    [("gemv", DECODE, GEMV), ("skinny", SKINNY, GEMV),
+    [("gemv-persistent", DECODE, STAY), ("gemv", DECODE, GEMV), ("skinny", SKINNY, GEMV),
      ("skinny-mma", SKINNY, MMA), ("skinny-ring", SKINNY, RING), ("skinny-ring", DECODE, RING),
      ("skinny-ring", SKINNY, {**RING, "rows": 48}),
      ("skinny-ring", from_linear(64, 4095, 4097, "fp16"), {**RING, "slots": 2, "warps": 2}),
@@ -69,6 +70,18 @@ def test_what_the_rules_below_are_broken_from_is_legal(
 @pytest.mark.parametrize(
     ("name", "problem", "values", "words"),
     [
+        ("gemv-persistent", SKINNY, STAY, "1 to 1 columns beside the streamed operand, not 8"),
+        ("gemv-persistent", from_mm(1, 4096, 4096, "bf16"), STAY, "the matrix must be contiguous along k"),
+        ("gemv-persistent", from_linear(1, 4096, 4095, "bf16"), STAY,
+         "lines must start at multiples of 16 bytes and be whole numbers of them"),
+        ("gemv-persistent", replace(DECODE, alignment=8), STAY, "lines must start at multiples of 16 bytes"),
+        ("gemv-persistent", from_bmm(2, 1, 64, 64, "bf16", trans_b="T", stride_a=68), STAY,
+         "the vector must start at a multiple of 16 bytes"),
+        ("gemv-persistent", from_linear(1, 4096, 32768, "bf16"), STAY,
+         "256 threads have 16 loads each of a line of k = 32768; at most 8"),
+        ("gemv-persistent", from_linear(1, 4096, 8192, "bf16"), {**STAY, "rows": 8, "warps": 4},
+         "operands and sums take 312 registers; 128 threads have 223 each for them"),
+        ("gemv-persistent", DECODE, {**STAY, "ahead": 2}, "ahead must be one of 0, 1, not 2"),
         ("gemv", DECODE, {**GEMV, "version": 1}, "version 1 of gemv is another kernel; this is 2"),
         ("skinny", SKINNY, {**GEMV, "version": 1}, "version 1 of skinny is another kernel; this is 2"),
         ("gemv", DECODE, {**GEMV, "extra": 1}, "a gemv solution has the parameters stream, rows"),
@@ -257,9 +270,9 @@ def test_what_is_listed_is_legal_distinct_and_not_too_much(problem: GemmProblem)
 @pytest.mark.parametrize(
     ("problem", "names"),
     [
-        (DECODE, {"gemv", "skinny-ring"}),
+        (DECODE, {"gemv-persistent", "gemv", "skinny-ring"}),
         (from_mm(1, 4096, 4096, "fp32"), {"gemv"}),
-        (from_blas(1, 4096, 512, "fp16", trans_a="T"), {"gemv", "skinny-ring"}),
+        (from_blas(1, 4096, 512, "fp16", trans_a="T"), {"gemv-persistent", "gemv", "skinny-ring"}),
         (from_linear(4, 4096, 4096, "fp32"), {"skinny"}),
         (SKINNY, {"skinny", "skinny-ring", "skinny-mma"}),
         (from_mm(8, 4096, 4096, "bf16"), {"skinny"}),

@@ -1,0 +1,180 @@
+"""Matrix times vector by blocks that stay, the vector in their registers (gemv_persistent.h)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product as combinations
+from math import ceil, log2
+from typing import ClassVar
+
+from backends.environment import Environment
+from backends.kernels.family import Configuration, KernelFamily, Values, number
+from backends.kernels.legality import (
+    UNIT_REGISTERS,
+    arch_of,
+    columns_rule,
+    first,
+    grid_rule,
+    registers_rule,
+    shared_rule,
+    threads_rule,
+)
+from backends.kernels.product import WIDE, GemmArgs, Product, flag
+from backends.kernels.streaming import IN_FLIGHT, STREAMS, UNIT_THREADS, likelier_stream, streamed
+from backends.operands import Operands
+from backends.problem import GemmProblem
+from backends.solution import Parameter
+
+#: At most so many candidates are listed.
+MOST = 96
+#: Loads of a row that a thread may have in flight.
+MOST_UNROLL = 8
+#: Bytes that blocks of a multiprocessor ask for at first, all together: what was fastest on an H200 of eight
+#: products of 4 to 90 MB. How much a factor of two costs, loads that are not ahead, and blocks that do not stay.
+_FIRST, _OFF, _NOT_AHEAD, _ONCE = 64 * 1024, 0.02, 0.04, 0.03
+
+
+@dataclass(frozen=True)
+class Staying(Configuration):
+    """A configuration of so many blocks a multiprocessor (0: one for every turn), on one multiprocessor until
+    on() tells how many there are. `turns`: groups of rows."""
+
+    turns: int = 1
+    blocks_per_unit: int = 0
+
+    def on(self, units: int) -> Staying:
+        most = self.blocks_per_unit * max(1, units) or self.turns
+        return replace(self, blocks=min(self.turns, most))
+
+    def arguments(self, operands: Operands, workspace: int) -> GemmArgs:
+        found = super().arguments(operands, workspace)
+        found.blocks = self.blocks
+        return found
+
+
+class GemvPersistent(KernelFamily):
+    """Matrix times vector by blocks that stay: they go through the matrix side by side, the vector in registers.
+
+    The matrix's lines are contiguous along k and whole numbers of 16 bytes. Parameters: stream (a | b, the
+    matrix), rows (of a block's turn), warps (of a block, which together span k), blocks_per_unit (of a
+    multiprocessor; 0: one for every turn), ahead (whether the first loads are on their way to L2 before the
+    launch before has ended)."""
+
+    name, header = "gemv-persistent", "gemv_persistent.h"
+    choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
+        "stream": STREAMS, "rows": (1, 2, 4, 8), "warps": (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16),
+        "blocks_per_unit": (0, 1, 2, 3, 4, 6, 8, 12, 16), "ahead": (0, 1),
+    }  # fmt: skip
+
+    def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
+        product, arch = streamed(problem, values), arch_of(environment)
+        broken = first(columns_rule(product, 1, 1), self._lines(product), self._ahead(values, environment))
+        if broken is not None:
+            return broken
+        threads, unroll = self._threads(values, arch.warp), self._unroll(product, values, arch.warp)
+        if unroll > MOST_UNROLL:
+            return f"{threads} threads have {unroll} loads each of a line of k = {product.k}; at most {MOST_UNROLL}"
+        return first(
+            threads_rule(threads, arch),
+            shared_rule(self._shared_bytes(values), arch),
+            registers_rule(self._registers(values, unroll), threads),
+            grid_rule(self._turns(product, values), product),
+        )
+
+    def _lines(self, product: Product) -> str | None:
+        if not product.a_along_k:
+            return "the matrix must be contiguous along k"
+        if not product.whole("a"):
+            return f"lines must start at multiples of {WIDE} bytes and be whole numbers of them"
+        if product.b_along_k and not product.aligned("b"):
+            return f"the vector must start at a multiple of {WIDE} bytes"
+        return None
+
+    def _ahead(self, values: Values, environment: Environment) -> str | None:
+        if environment.vendor != "cuda" and number(values, "ahead") != 0:
+            return f"ahead must be 0 where nothing is fetched ahead of its load, not {values['ahead']}"
+        return None
+
+    def _threads(self, values: Values, warp: int) -> int:
+        return warp * number(values, "warps")
+
+    def _unroll(self, product: Product, values: Values, warp: int) -> int:
+        """Loads of a line of each thread."""
+        return -(-product.k * product.element_bytes // (WIDE * self._threads(values, warp)))
+
+    def _turns(self, product: Product, values: Values) -> int:
+        return -(-product.m // number(values, "rows"))
+
+    def _once(self, values: Values) -> bool:
+        return number(values, "blocks_per_unit") == 0
+
+    def _shared_bytes(self, values: Values) -> int:
+        """A turn's sums, and the next one's."""
+        warps = number(values, "warps")
+        return 0 if warps == 1 else 2 * warps * number(values, "rows") * 4
+
+    def _registers(self, values: Values, unroll: int) -> int:
+        """Rows in flight, the vector, sums, and what is being multiplied."""
+        rows = number(values, "rows")
+        return 4 * unroll * (rows + 1) + rows + WIDE
+
+    def configuration(self, problem: GemmProblem, values: Values, warp: int = 32) -> Staying:
+        product = streamed(problem, values)
+        threads, unroll = self._threads(values, warp), self._unroll(product, values, warp)
+        full = product.k * product.element_bytes == WIDE * threads * unroll
+        arguments = (
+            product.types, flag(product.b_along_k), flag(full), number(values, "rows"), unroll,
+            number(values, "warps"), flag(number(values, "ahead") == 1),
+        )  # fmt: skip
+        turns = self._turns(product, values)
+        return Staying(
+            product, self.header, f"GemvPersistent<{', '.join(map(str, arguments))}>", threads,
+            self._shared_bytes(values), turns, turns=turns, blocks_per_unit=number(values, "blocks_per_unit"),
+        )  # fmt: skip
+
+    def candidates(self, problem: GemmProblem, environment: Environment) -> Iterator[dict[str, Parameter]]:
+        """By cost(), with the larger operand streamed; blocks that are not all there at once do not stay."""
+        stream = likelier_stream(problem)
+        product = Product(problem, stream == "b")
+        if first(columns_rule(product, 1, 1), self._lines(product)) is not None:
+            return
+        names, found = [name for name in self.choices if name != "stream"], []
+        for row in combinations(*(self.choices[name] for name in names)):
+            values = {"stream": stream, **dict(zip(names, row, strict=True))}
+            if self.rule(problem, values, environment) is None and self._sensible(
+                product, values, environment
+            ):
+                found.append((self.cost(product, values, environment), values))
+        found.sort(key=lambda one: one[0])
+        yield from (values for _, values in found[:MOST])
+
+    def _resident(self, product: Product, values: Values, environment: Environment) -> int:
+        """Blocks that a multiprocessor runs at once."""
+        warp = arch_of(environment).warp
+        threads = self._threads(values, warp)
+        registers = threads * (self._registers(values, self._unroll(product, values, warp)) + 16)
+        return max(1, min(UNIT_THREADS // threads, UNIT_REGISTERS // registers, 32))
+
+    def _sensible(self, product: Product, values: Values, environment: Environment) -> bool:
+        """Whether blocks that stay are all there at once, and have a second turn."""
+        blocks, units = number(values, "blocks_per_unit"), max(1, environment.units)
+        staying = blocks * units < self._turns(product, values) * product.batch
+        return self._once(values) or (staying and blocks <= self._resident(product, values, environment))
+
+    def cost(self, product: Product, values: Values, environment: Environment) -> float:
+        """Roughly the bytes that the slowest multiprocessor reads, over the share of the memory's speed that
+        its loads in flight keep up. A guess for the order only: what is fast is measured."""
+        units = max(1, environment.units)
+        rows, once, turns = number(values, "rows"), self._once(values), self._turns(product, values)
+        here = self._resident(product, values, environment) if once else number(values, "blocks_per_unit")
+        here = min(here, ceil(turns * product.batch / units))
+        line = product.k * product.element_bytes
+        each = ceil(turns * product.batch / units) if once else here * ceil(turns / (here * units))
+        asked = here * rows * line
+        cost = each * rows * line / min(1.0, asked / IN_FLIGHT)
+        if once:  # of few bytes, all on their way at once, there is nothing to fetch ahead
+            few = turns * rows * line * product.batch <= units * IN_FLIGHT
+            return cost * (1 + (_OFF if few == (number(values, "ahead") == 1) else 0) + (0 if few else _ONCE))
+        slow = 0 if number(values, "ahead") or environment.vendor != "cuda" else _NOT_AHEAD
+        return cost * (1 + _OFF * abs(log2(asked / _FIRST)) + slow)
