@@ -31,7 +31,7 @@ MOST = 96
 #: Loads of a row that a thread may have in flight.
 MOST_UNROLL = 8
 #: Bytes that blocks of a multiprocessor ask for at first, all together: what was fastest on an H200 of eight
-#: products of 4 to 90 MB. How much a factor of two costs, loads that are not ahead, and blocks that do not stay.
+#: products of 4 to 90 MB. How much a factor of two costs, loads that are not ahead, blocks that do not stay.
 _FIRST, _OFF, _NOT_AHEAD, _ONCE = 64 * 1024, 0.02, 0.04, 0.03
 
 
@@ -54,7 +54,7 @@ class Staying(Configuration):
 
 
 class GemvPersistent(KernelFamily):
-    """Matrix times vector by blocks that stay: they go through the matrix side by side, the vector in registers.
+    """Matrix times vector: blocks that stay go through the matrix side by side, the vector in registers.
 
     The matrix's lines are contiguous along k and whole numbers of 16 bytes. Parameters: stream (a | b, the
     matrix), rows (of a block's turn), warps (of a block, which together span k), blocks_per_unit (of a
@@ -74,7 +74,8 @@ class GemvPersistent(KernelFamily):
             return broken
         threads, unroll = self._threads(values, arch.warp), self._unroll(product, values, arch.warp)
         if unroll > MOST_UNROLL:
-            return f"{threads} threads have {unroll} loads each of a line of k = {product.k}; at most {MOST_UNROLL}"
+            each = f"{threads} threads have {unroll} loads each"
+            return f"{each} of a line of k = {product.k}; at most {MOST_UNROLL}"
         return first(
             threads_rule(threads, arch),
             shared_rule(self._shared_bytes(values), arch),

@@ -43,7 +43,8 @@ def test_it_computes_right(name: str, tmp_path: Path) -> None:
     sample = legal_values(FAMILY, problem, H200, 40, seed=len(name))
     stay = [values for values in sample if values["blocks_per_unit"] in (1, 2)][:2]
     once = [values for values in sample if values["blocks_per_unit"] == 0][:2]
-    assert stay and once
+    assert stay
+    assert once
     for warp in (32, 64):
         found = [FAMILY.configuration(problem, values, warp) for values in stay + once]
         for built, other_way, units in product(build(found, tmp_path, warp), (False, True), (1, 3)):
@@ -56,8 +57,9 @@ def test_it_computes_right(name: str, tmp_path: Path) -> None:
 def test_blocks_are_those_of_the_device_and_no_more_than_turns() -> None:
     problem = from_linear(1, 4096, 4096, "bf16")
     for values, units, blocks in (
-        (STAY, 132, 528), (STAY, 0, 4), ({**STAY, "blocks_per_unit": 16}, 132, 2048), ({**STAY, "rows": 8}, 132, 512),
-        ({**STAY, "blocks_per_unit": 0}, 132, 2048), ({**STAY, "blocks_per_unit": 0, "rows": 4}, 1, 1024),
+        (STAY, 132, 528), (STAY, 0, 4), ({**STAY, "blocks_per_unit": 16}, 132, 2048),
+        ({**STAY, "rows": 8}, 132, 512), ({**STAY, "blocks_per_unit": 0}, 132, 2048),
+        ({**STAY, "blocks_per_unit": 0, "rows": 4}, 1, 1024),
     ):  # fmt: skip
         one = FAMILY.configuration(problem, values).on(units)
         assert one.grid == (blocks, 1, 1)
@@ -67,8 +69,8 @@ def test_blocks_are_those_of_the_device_and_no_more_than_turns() -> None:
 
 @pytest.mark.parametrize(
     ("k", "warps", "arguments"),
-    [(4096, 8, "true, 2, 2, 8"), (4096, 7, "false, 2, 3, 7"), (4104, 8, "false, 2, 3, 8"), (256, 1, "true, 2, 1, 1"),
-     (248, 1, "false, 2, 1, 1")],
+    [(4096, 8, "true, 2, 2, 8"), (4096, 7, "false, 2, 3, 7"), (4104, 8, "false, 2, 3, 8"),
+     (256, 1, "true, 2, 1, 1"), (248, 1, "false, 2, 1, 1")],
 )  # fmt: skip
 def test_threads_have_as_many_loads_as_span_k(k: int, warps: int, arguments: str) -> None:
     """And all of them, or some but the last."""
@@ -86,7 +88,8 @@ def test_what_is_listed(m: int, k: int) -> None:
     for values in listed:
         found = FAMILY.configuration(problem, values).on(H200.units)
         blocks, rows = values["blocks_per_unit"], values["rows"]
-        assert isinstance(blocks, int) and isinstance(rows, int)
+        assert isinstance(blocks, int)
+        assert isinstance(rows, int)
         assert blocks * found.threads <= 2048
         assert blocks == 0 or found.blocks == blocks * H200.units < -(-m // rows)
         assert -(-k * 2 // (16 * found.threads)) <= MOST_UNROLL
