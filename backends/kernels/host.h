@@ -292,6 +292,9 @@ inline void write8(void* p, const unsigned (&v)[2]) {
 inline void copy_async16(void* shared, const void* global, int bytes = 16) {
     host::start_copy(shared, global, 16, bytes);
 }
+inline void copy_async16_if(bool wanted, void* shared, const void* global) {
+    if (wanted) copy_async16(shared, global);
+}
 inline void copy_first(void* shared, const char* global, int bytes, const char* end) {
     if (bytes % 16 == 0 || global + 16 <= end) return copy_async16(shared, global, bytes);
     memset(shared, 0, 16);

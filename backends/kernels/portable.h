@@ -14,9 +14,12 @@
 //                                                 16, then zeros: all 16 are the operand's
 //   copy_first()                                  the same (of an even number) of an operand that ends where
 //                                                 it says: beyond that it reads nothing
+//   copy_async16_if()                             all 16 of them, if that is wanted: without a branch
 //   commit_copies() wait_copies<N>()              copies since the last make a group; all but N groups are in
 //                                                 place, as far as this thread's own go
 //   read_shared<T>()                              from shared memory, by a whole warp
+//   keep(x)                                       x, worked out here once: compilers would rather do so again
+//   keep_shared(p)                                in every turn of a loop that uses it (p: shared memory)
 //   launch_dependents() wait_for_launches()       what launches tell each other (below)
 //   GEMMTUNE_KERNEL(name, family)                 the entry point of family::run(args, shared), which begins
 //                                                 when all launches before it have ended
@@ -134,6 +137,25 @@ GEMMTUNE_DEVICE void meet() {  // __syncthreads() is one place in the program fo
 }
 GEMMTUNE_DEVICE void warp_barrier() { __syncwarp(); }
 
+#define GEMMTUNE_KEEPING
+GEMMTUNE_DEVICE int keep(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+GEMMTUNE_DEVICE i64 keep(i64 x) {
+    asm volatile("" : "+l"(x));
+    return x;
+}
+GEMMTUNE_DEVICE const char* keep(const char* p) {
+    asm volatile("" : "+l"(p));
+    return p;
+}
+GEMMTUNE_DEVICE char* keep_shared(char* p) {
+    unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(p));
+    asm volatile("" : "+r"(at));
+    return static_cast<char*>(__cvta_shared_to_generic(at));
+}
+
 GEMMTUNE_DEVICE float as_float(unsigned bits) { return __uint_as_float(bits); }
 GEMMTUNE_DEVICE unsigned as_unsigned(float value) { return __float_as_uint(value); }
 GEMMTUNE_DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
@@ -179,6 +201,11 @@ GEMMTUNE_DEVICE void copy_async16(void* shared, const void* global) {
 GEMMTUNE_DEVICE void copy_async16(void* shared, const void* global, int bytes) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
                  ::"r"(shared_address(shared)), "l"(global), "r"(bytes));
+}
+GEMMTUNE_DEVICE void copy_async16_if(bool wanted, void* shared, const void* global) {
+    asm volatile("{ .reg .pred wanted; setp.ne.b32 wanted, %2, 0;"
+                 "  @wanted cp.async.cg.shared.global.L2::128B [%0], [%1], 16; }"
+                 ::"r"(shared_address(shared)), "l"(global), "r"(static_cast<int>(wanted)));
 }
 GEMMTUNE_DEVICE void copy_async4(void* shared, const void* global) {
     asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 4;"
@@ -274,6 +301,9 @@ GEMMTUNE_DEVICE void copy_async4(void* shared, const void* global, int bytes) {
     if (bytes == 4) copy_async4(shared, global);
     else *static_cast<unsigned*>(shared) = 0;
 }
+GEMMTUNE_DEVICE void copy_async16_if(bool wanted, void* shared, const void* global) {
+    if (wanted) copy_async16(shared, global);
+}
 GEMMTUNE_DEVICE void commit_copies() {}
 template <int N>
 GEMMTUNE_DEVICE void wait_copies() {}
@@ -286,6 +316,12 @@ GEMMTUNE_DEVICE void copy_first(void* shared, const char* global, int bytes, con
     if (bytes % 16 != 0 && global + 16 > end) copy_part(shared, global, bytes);
     else copy_async16(shared, global, bytes);
 }
+#endif
+
+#if !defined(GEMMTUNE_KEEPING)
+template <typename T>
+GEMMTUNE_DEVICE T keep(T x) { return x; }
+GEMMTUNE_DEVICE char* keep_shared(char* p) { return p; }
 #endif
 
 #if !defined(GEMMTUNE_HOST)
