@@ -292,13 +292,16 @@ inline void write8(void* p, const unsigned (&v)[2]) {
 inline void copy_async16(void* shared, const void* global, int bytes = 16) {
     host::start_copy(shared, global, 16, bytes);
 }
-inline void copy_async16_if(bool wanted, void* shared, const void* global) {
-    if (wanted) copy_async16(shared, global);
+inline void copy_async16_if(bool wanted, void* shared, const void* global, int bytes = 16) {
+    if (wanted) copy_async16(shared, global, bytes);
+}
+inline void copy_part(void* shared, const void* global, int bytes) {
+    memset(shared, 0, 16);
+    memcpy(shared, global, static_cast<size_t>(bytes));
 }
 inline void copy_first(void* shared, const char* global, int bytes, const char* end) {
     if (bytes % 16 == 0 || global + 16 <= end) return copy_async16(shared, global, bytes);
-    memset(shared, 0, 16);
-    memcpy(shared, global, static_cast<size_t>(bytes));
+    copy_part(shared, global, bytes);
 }
 inline void copy_async4(void* shared, const void* global, int bytes = 4) {
     host::start_copy(shared, global, 4, bytes);

@@ -14,7 +14,8 @@
 //                                                 16, then zeros: all 16 are the operand's
 //   copy_first()                                  the same (of an even number) of an operand that ends where
 //                                                 it says: beyond that it reads nothing
-//   copy_async16_if()                             all 16 of them, if that is wanted: without a branch
+//   copy_part()                                   the same of fewer than 16, by this thread's registers
+//   copy_async16_if()                             copy_async16(), where that is wanted: without a branch
 //   commit_copies() wait_copies<N>()              copies since the last make a group; all but N groups are in
 //                                                 place, as far as this thread's own go
 //   read_shared<T>()                              from shared memory, by a whole warp
@@ -207,6 +208,11 @@ GEMMTUNE_DEVICE void copy_async16_if(bool wanted, void* shared, const void* glob
                  "  @wanted cp.async.cg.shared.global.L2::128B [%0], [%1], 16; }"
                  ::"r"(shared_address(shared)), "l"(global), "r"(static_cast<int>(wanted)));
 }
+GEMMTUNE_DEVICE void copy_async16_if(bool wanted, void* shared, const void* global, int bytes) {
+    asm volatile("{ .reg .pred wanted; setp.ne.b32 wanted, %2, 0;"
+                 "  @wanted cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %3; }"
+                 ::"r"(shared_address(shared)), "l"(global), "r"(static_cast<int>(wanted)), "r"(bytes));
+}
 GEMMTUNE_DEVICE void copy_async4(void* shared, const void* global) {
     asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 4;"
                  ::"r"(shared_address(shared)), "l"(global));
@@ -303,6 +309,9 @@ GEMMTUNE_DEVICE void copy_async4(void* shared, const void* global, int bytes) {
 }
 GEMMTUNE_DEVICE void copy_async16_if(bool wanted, void* shared, const void* global) {
     if (wanted) copy_async16(shared, global);
+}
+GEMMTUNE_DEVICE void copy_async16_if(bool wanted, void* shared, const void* global, int bytes) {
+    if (wanted) copy_async16(shared, global, bytes);
 }
 GEMMTUNE_DEVICE void commit_copies() {}
 template <int N>

@@ -115,27 +115,38 @@ private:
         }
     }
 
-    // The last chunks of lines, `left` bytes of each. (Loops, for so little: code that is long is late.)
+    // The last chunks of lines, `left` bytes of each.
     GEMMTUNE_DEVICE void copy_some(char* to, int left, i64 at, const char* end) const {
         GEMMTUNE_UNROLL
         for (int turn = 0; turn < kTurns; ++turn) {
-            const int line = line_of(turn);
-            copy_words<8>(to + to_[turn], line, from_[turn], unit() * 16, left, at, end);
+            const int words = unit() * 16, here = left + shift_of(line_of(turn)) - words;
+            copy_words<8>(to + to_[turn], left_ - turn * kOn, from_[turn], words, here, at, end);
         }
-        if (!WHOLE) copy_words<32>(to + to_last_, lane_index(), from_last_, kPiece, left, at, end);
+        const int here = left + shift_of(lane_index()) - kPiece;
+        if (!WHOLE) copy_words<32>(to + to_last_, left_last_, from_last_, kPiece, here, at, end);
     }
 
-    // A word of every STEP-th line, `on` bytes from the first of its line's piece.
+    // A word of every STEP-th of so many lines, `on` bytes from the first of its line's piece, of which there
+    // are `here` bytes left.
     template <int STEP>
-    GEMMTUNE_DEVICE void copy_words(char* to, int line, const char* from, int on, int left, i64 at,
+    GEMMTUNE_DEVICE void copy_words(char* to, int lines, const char* from, int on, int here, i64 at,
                                     const char* end) const {
-        const int here = left + shift_of(line) - on, bytes = here < 0 ? 0 : least(here, 16);
+        const int bytes = here < 0 ? 0 : least(here, 16);
         const char* source = here > 0 ? from + at : from - on;  // of no bytes: from the operand nonetheless
-        GEMMTUNE_ROLL
-        for (; line < lines_; line += STEP) {
-            if (WHOLE) copy_async16(to, source, bytes);
-            else copy_first(to, source, bytes, end);
-            to += STEP * kPitch, source += STEP / 8 * eight_;
+        const i64 step = STEP / 8 * eight_;
+        if (!WHOLE && bytes % 16 != 0) {  // the operand's last words, which are not all its own
+            GEMMTUNE_ROLL
+            for (int line = (lines - 1) / STEP; lines > 0; --line) {
+                const char* const last = source + line * step;
+                if (last + 16 <= end) break;
+                copy_part(to + line * STEP * kPitch, last, bytes);
+                lines = line * STEP;
+            }
+        }
+        GEMMTUNE_UNROLL
+        for (int line = 0; line < LINES; line += STEP) {
+            copy_async16_if(line < lines, to + line * kPitch, source, bytes);
+            source += step;
         }
     }
 };

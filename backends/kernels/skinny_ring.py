@@ -31,7 +31,7 @@ from backends.solution import Parameter
 #: Bytes that L2 sends a multiprocessor of an H200 in a clock, in practice; how much faster than its share of
 #: the memory's speed one reads while others idle; which part of the chunks on their way delays the rest.
 _L2_BYTES, _FASTER, _FILL_SHARE = 40, 2.0, 0.15
-#: Of lines that start anywhere: a warp's instructions for 512 bytes of one. Clocks between two of a warp's, and
+#: Of lines that start anywhere: instructions for 512 bytes of one. Clocks between two of a warp's, and
 #: how many a multiprocessor issues in one at most, in practice.
 _RAGGED_INSTRUCTIONS, _ISSUE_CLOCKS, _ISSUED = 14, 6.0, 2.0
 #: What a block takes of its multiprocessor's shared memory beside what it asks for.
@@ -81,8 +81,9 @@ class SkinnyRing(StreamFamily):
 
     def registers(self, product: Product, values: Values) -> int:
         """Sums, and a step's columns and row."""
-        groups, tiles = number(values, "rows") // 8, -(-self._columns(product) // 16)
-        return 4 * groups * tiles + 8 * tiles + 8
+        rows, columns = number(values, "rows") // 8, -(-self._columns(product) // 8)  # by eights
+        tiles = min(-(-rows // 2) * columns, rows * -(-columns // 2))
+        return 4 * tiles + 4 * columns + 8
 
     def loads(self, product: Product, values: Values, warp: int) -> tuple[int, float]:
         chunks = product.k / number(values, "tile_k") / number(values, "splits")
@@ -94,7 +95,7 @@ class SkinnyRing(StreamFamily):
     def resident(self, product: Product, values: Values, environment: Environment) -> int:
         arch, threads = arch_of(environment), self.threads(values, 32)
         shared = self.shared_bytes(product, values, 32) + _BLOCK_SHARED
-        registers = threads * (self.registers(product, values) + 40)
+        registers = threads * (self.registers(product, values) + (40 if self._whole(product) else 100))
         return max(
             1, min(UNIT_THREADS // threads, UNIT_REGISTERS // registers, arch.unit_shared_bytes // shared)
         )
