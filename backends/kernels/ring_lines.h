@@ -38,12 +38,14 @@ struct RingLines {
             from_[turn] = keep(base + (line * ld * 2 - shift_of(line) + unit() * 16));
             to_[turn] = keep(place_of(line) * kPitch + (unit() ^ exchanged(line)) * 16);
         }
-        const int last = lane_index(), mine = lane_index() / 4 % LINES, member = lane_index() % 4;
-        from_last_ = keep(base + (last * ld * 2 - shift_of(last) + kPiece));
-        to_last_ = keep(place_of(last) * kPitch + kPiece);
-        left_ = keep(lines_ - lane_index() / kLanes), left_last_ = keep(lines_ - last);
+        left_ = keep(lines_ - lane_index() / kLanes);
+        const int mine = lane_index() / 4 % LINES, member = lane_index() % 4;
         read_ = keep(place_of(mine) * kPitch + shift_of(mine) / 4 * 4 + (member ^ exchanged(mine)) * 16);
+        if (WHOLE) return;
         bits_ = keep(shift_of(mine) % 4 * 8);
+        const int last = lane_index();
+        from_last_ = keep(base + (last * ld * 2 - shift_of(last) + kPiece));
+        to_last_ = keep(place_of(last) * kPitch + kPiece), left_last_ = keep(lines_ - last);
     }
 
     // Starts this lane's copies of a chunk of an operand that ends at `end`; what lies beyond a line's end is
