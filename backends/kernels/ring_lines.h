@@ -20,7 +20,7 @@ namespace gemmtune {
 template <bool WHOLE, int LINES, int BK>
 struct RingLines {
     static constexpr int kPiece = BK * 2, kPitch = kPiece + (WHOLE ? 0 : 16);  // bytes of a line in a slot
-    static constexpr int kLanes = BK / 8, kOn = 32 / kLanes;                   // lanes of a line, lines of a copy
+    static constexpr int kLanes = BK / 8, kOn = 32 / kLanes;  // lanes of a line, lines of a copy
     static constexpr int kTurns = (least(LINES, 8) + kOn - 1) / kOn;
     static_assert(BK % 64 == 0 && BK <= 256, "whole widths of the banks; a line's copies are a warp's at most");
     static_assert(LINES <= 8 || LINES % 8 == 0, "every turn has its eighth lines");

@@ -7,8 +7,9 @@
 // nobody waits for until their turn: no warp waits for another before the sums are added.
 //
 // Of the instruction's sixteen rows and eight columns either may be A's rows, and the others B's columns:
-// what takes fewer instructions for eights of both (kRowsFirst). An instruction adds products over k in any order, as long as A and B agree: so a lane reads 16 contiguous bytes of a line,
-// eight elements, and hands them to two instructions, two elements at each of their places along k.
+// what takes fewer instructions for eights of both (kRowsFirst). An instruction adds products over k in any
+// order, as long as A and B agree: so a lane reads 16 contiguous bytes of a line, eight elements, and hands
+// them to two instructions, two elements at each of their places along k.
 //
 // How lines are copied and read: ring_lines.h.
 #pragma once
@@ -23,7 +24,7 @@ template <typename TYPES, bool WHOLE, int COLUMNS, int ROWS, int BK, int SLOTS, 
 struct SkinnyRing {
     using T = typename TYPES::Input;
     static constexpr int kThreads = 32 * WARPS, kMinBlocks = 0;
-    static constexpr int kDeep = 32;                                    // of a step along k
+    static constexpr int kDeep = 32;                                       // of a step along k
     static constexpr int kGroups = ROWS / 8, kHalves = (COLUMNS + 7) / 8;  // eights of rows and of columns
     static constexpr bool kRowsFirst = (kGroups + 1) / 2 * kHalves < kGroups * ((kHalves + 1) / 2);
     template <int LINES>
