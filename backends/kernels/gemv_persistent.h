@@ -65,7 +65,7 @@ private:
         GEMMTUNE_DEVICE Mine(const GemmArgs& args, Task task, unsigned first)
             : from(static_cast<const T*>(args.a) + task.batch * args.stride_a + first * args.lda + begin()),
               lda(args.lda), rows(args.m - static_cast<int>(first)), elements(args.k - begin()) {
-            work_out(from);
+            from = keep(from);
         }
 
         static GEMMTUNE_DEVICE int begin() { return static_cast<int>(thread_index()) * V; }
@@ -106,7 +106,7 @@ private:
             : apart(args.d_row), row(static_cast<i64>(first) + mine()),
               rows(mine() < ROWS ? args.m - static_cast<int>(first) - mine() : 0),
               plain(args.beta == 0.0f && !args.bias && args.activation == kNone), alpha(args.alpha) {
-            work_out(plain);
+            plain = keep(plain);
             at = static_cast<typename TYPES::D*>(args.d) + task.batch * args.stride_d + row * apart;
         }
 

@@ -258,8 +258,6 @@ inline To same_bits(From value) {
     memcpy(&out, &value, sizeof out);
     return out;
 }
-template <typename T>
-inline void work_out(T&) {}
 inline float as_float(unsigned bits) { return same_bits<float>(bits); }
 inline unsigned as_unsigned(float value) { return same_bits<unsigned>(value); }
 inline void warp_barrier() { host::wait(host::kAtWarp); }
@@ -294,10 +292,16 @@ inline void write8(void* p, const unsigned (&v)[2]) {
 inline void copy_async16(void* shared, const void* global, int bytes = 16) {
     host::start_copy(shared, global, 16, bytes);
 }
-inline void copy_first(void* shared, const char* global, int bytes, const char* end) {
-    if (bytes % 16 == 0 || global + 16 <= end) return copy_async16(shared, global, bytes);
+inline void copy_async16_if(bool wanted, void* shared, const void* global, int bytes = 16) {
+    if (wanted) copy_async16(shared, global, bytes);
+}
+inline void copy_part(void* shared, const void* global, int bytes) {
     memset(shared, 0, 16);
     memcpy(shared, global, static_cast<size_t>(bytes));
+}
+inline void copy_first(void* shared, const char* global, int bytes, const char* end) {
+    if (bytes % 16 == 0 || global + 16 <= end) return copy_async16(shared, global, bytes);
+    copy_part(shared, global, bytes);
 }
 inline void copy_async4(void* shared, const void* global, int bytes = 4) {
     host::start_copy(shared, global, 4, bytes);

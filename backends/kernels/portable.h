@@ -4,7 +4,6 @@
 //   GEMMTUNE_DEVICE, GEMMTUNE_UNROLL, kWarp       a function's qualifiers, a loop's, threads a warp
 //   GEMMTUNE_ROLL                                 a loop that must stay one
 //   GEMMTUNE_RARELY(condition)                    the condition; what it leads to is kept out of the way
-//   work_out(value)                               is known here, and not first where it is used
 //   thread_index() block_x() block_y() block_z()  blocks are one-dimensional, grids three-dimensional
 //   block_barrier() warp_barrier() shuffle_xor()  every thread of the block, or of the warp, takes part
 //   meet<THREADS>()                               block_barrier() of so many threads, wherever they call it
@@ -17,9 +16,13 @@
 //                                                 16, then zeros: all 16 are the operand's
 //   copy_first()                                  the same (of an even number) of an operand that ends where
 //                                                 it says: beyond that it reads nothing
+//   copy_part()                                   the same of fewer than 16, by this thread's registers
+//   copy_async16_if()                             copy_async16(), where that is wanted: without a branch
 //   commit_copies() wait_copies<N>()              copies since the last make a group; all but N groups are in
 //                                                 place, as far as this thread's own go
 //   read_shared<T>()                              from shared memory, by a whole warp
+//   keep(x)                                       x, worked out here once: compilers would rather do so again
+//   keep_shared(p)                                in every turn of a loop that uses it (p: shared memory)
 //   launch_dependents() wait_for_launches()       what launches tell each other (below)
 //   GEMMTUNE_KERNEL(name, family)                 the entry point of family::run(args, shared), which begins
 //                                                 when all launches before it have ended
@@ -68,8 +71,6 @@ GEMMTUNE_DEVICE void block_barrier() {
 template <int THREADS>
 GEMMTUNE_DEVICE void meet() { block_barrier(); }
 
-template <typename T>
-GEMMTUNE_DEVICE void work_out(T&) {}
 GEMMTUNE_DEVICE float as_float(unsigned bits) { return __builtin_bit_cast(float, bits); }
 GEMMTUNE_DEVICE unsigned as_unsigned(float value) { return __builtin_bit_cast(unsigned, value); }
 
@@ -141,9 +142,26 @@ GEMMTUNE_DEVICE void meet() {  // __syncthreads() is one place in the program fo
 }
 GEMMTUNE_DEVICE void warp_barrier() { __syncwarp(); }
 
-GEMMTUNE_DEVICE void work_out(int& value) { asm volatile("" : "+r"(value)); }
+#define GEMMTUNE_KEEPING
+GEMMTUNE_DEVICE int keep(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+GEMMTUNE_DEVICE i64 keep(i64 x) {
+    asm volatile("" : "+l"(x));
+    return x;
+}
 template <typename T>
-GEMMTUNE_DEVICE void work_out(T*& pointer) { asm volatile("" : "+l"(pointer)); }
+GEMMTUNE_DEVICE T* keep(T* p) {
+    asm volatile("" : "+l"(p));
+    return p;
+}
+GEMMTUNE_DEVICE char* keep_shared(char* p) {
+    unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(p));
+    asm volatile("" : "+r"(at));
+    return static_cast<char*>(__cvta_shared_to_generic(at));
+}
+
 GEMMTUNE_DEVICE float as_float(unsigned bits) { return __uint_as_float(bits); }
 GEMMTUNE_DEVICE unsigned as_unsigned(float value) { return __float_as_uint(value); }
 GEMMTUNE_DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
@@ -198,6 +216,16 @@ GEMMTUNE_DEVICE void copy_async16(void* shared, const void* global) {
 GEMMTUNE_DEVICE void copy_async16(void* shared, const void* global, int bytes) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
                  ::"r"(shared_address(shared)), "l"(global), "r"(bytes));
+}
+GEMMTUNE_DEVICE void copy_async16_if(bool wanted, void* shared, const void* global) {
+    asm volatile("{ .reg .pred wanted; setp.ne.b32 wanted, %2, 0;"
+                 "  @wanted cp.async.cg.shared.global.L2::128B [%0], [%1], 16; }"
+                 ::"r"(shared_address(shared)), "l"(global), "r"(static_cast<int>(wanted)));
+}
+GEMMTUNE_DEVICE void copy_async16_if(bool wanted, void* shared, const void* global, int bytes) {
+    asm volatile("{ .reg .pred wanted; setp.ne.b32 wanted, %2, 0;"
+                 "  @wanted cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %3; }"
+                 ::"r"(shared_address(shared)), "l"(global), "r"(static_cast<int>(wanted)), "r"(bytes));
 }
 GEMMTUNE_DEVICE void copy_async4(void* shared, const void* global) {
     asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 4;"
@@ -293,6 +321,12 @@ GEMMTUNE_DEVICE void copy_async4(void* shared, const void* global, int bytes) {
     if (bytes == 4) copy_async4(shared, global);
     else *static_cast<unsigned*>(shared) = 0;
 }
+GEMMTUNE_DEVICE void copy_async16_if(bool wanted, void* shared, const void* global) {
+    if (wanted) copy_async16(shared, global);
+}
+GEMMTUNE_DEVICE void copy_async16_if(bool wanted, void* shared, const void* global, int bytes) {
+    if (wanted) copy_async16(shared, global, bytes);
+}
 GEMMTUNE_DEVICE void commit_copies() {}
 template <int N>
 GEMMTUNE_DEVICE void wait_copies() {}
@@ -311,6 +345,12 @@ GEMMTUNE_DEVICE void copy_first(void* shared, const char* global, int bytes, con
 GEMMTUNE_DEVICE Words stream16(const void* p, bool there) {
     return there ? stream16(p) : Words{{0, 0, 0, 0}};
 }
+#endif
+
+#if !defined(GEMMTUNE_KEEPING)
+template <typename T>
+GEMMTUNE_DEVICE T keep(T x) { return x; }
+GEMMTUNE_DEVICE char* keep_shared(char* p) { return p; }
 #endif
 
 #if !defined(GEMMTUNE_HOST)

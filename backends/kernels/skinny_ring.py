@@ -31,6 +31,9 @@ from backends.solution import Parameter
 #: Bytes that L2 sends a multiprocessor of an H200 in a clock, in practice; how much faster than its share of
 #: the memory's speed one reads while others idle; which part of the chunks on their way delays the rest.
 _L2_BYTES, _FASTER, _FILL_SHARE = 40, 2.0, 0.15
+#: Of lines that start anywhere: instructions for 512 bytes of one. Clocks between two of a warp's, and
+#: how many a multiprocessor issues in one at most, in practice.
+_RAGGED_INSTRUCTIONS, _ISSUE_CLOCKS, _ISSUED = 14, 6.0, 2.0
 #: What a block takes of its multiprocessor's shared memory beside what it asks for.
 _BLOCK_SHARED = 1024
 
@@ -43,10 +46,12 @@ class SkinnyRing(StreamFamily):
     (of its ring), warps (of a block, which share k), splits (blocks along k)."""
 
     name, header, columns = "skinny-ring", "skinny_ring.h", (1, 64)
+    version = 2
     vendors = ("cuda",)
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
         "stream": STREAMS, "rows": (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128),
-        "tile_k": (64, 128, 256), "slots": (2, 3, 4, 6, 8), "warps": (2, 4, 8, 16), "splits": (1, 2, 4, 8),
+        "tile_k": (64, 128, 256), "slots": (2, 3, 4, 6, 8), "warps": (2, 4, 8, 12, 16),
+        "splits": (1, 2, 4, 8),
     }  # fmt: skip
 
     def supports(self, problem: GemmProblem) -> bool:
@@ -76,8 +81,9 @@ class SkinnyRing(StreamFamily):
 
     def registers(self, product: Product, values: Values) -> int:
         """Sums, and a step's columns and row."""
-        groups, tiles = number(values, "rows") // 8, -(-self._columns(product) // 16)
-        return 4 * groups * tiles + 8 * tiles + 8
+        rows, columns = number(values, "rows") // 8, -(-self._columns(product) // 8)  # by eights
+        tiles = min(-(-rows // 2) * columns, rows * -(-columns // 2))
+        return 4 * tiles + 4 * columns + 8
 
     def loads(self, product: Product, values: Values, warp: int) -> tuple[int, float]:
         chunks = product.k / number(values, "tile_k") / number(values, "splits")
@@ -89,7 +95,7 @@ class SkinnyRing(StreamFamily):
     def resident(self, product: Product, values: Values, environment: Environment) -> int:
         arch, threads = arch_of(environment), self.threads(values, 32)
         shared = self.shared_bytes(product, values, 32) + _BLOCK_SHARED
-        registers = threads * (self.registers(product, values) + 40)
+        registers = threads * (self.registers(product, values) + (40 if self._whole(product) else 100))
         return max(
             1, min(UNIT_THREADS // threads, UNIT_REGISTERS // registers, arch.unit_shared_bytes // shared)
         )
@@ -97,7 +103,8 @@ class SkinnyRing(StreamFamily):
     def cost(self, product: Product, values: Values, environment: Environment) -> float:
         """Roughly the bytes that a multiprocessor reads, as for the other families; columns come with every
         block's rows from L2, rings that fill and drain take their time, and so does a multiprocessor with few
-        warps. Fitted to what an H200 showed of 9 products."""
+        warps; words that start anywhere are put together by instructions. Fitted to what an H200 showed of 9
+        products."""
         p, warps, splits = product, number(values, "warps"), number(values, "splits")
         units, rows, columns = max(1, environment.units), number(values, "rows"), self._columns(p)
         blocks = self.blocks(p, values, 32) * splits * p.batch
@@ -107,6 +114,10 @@ class SkinnyRing(StreamFamily):
         speed = min(1.0, here * 32 * warps * bytes_each * used / IN_FLIGHT)
         beside = max(1.0, (1 + columns / rows) * UNIT_BYTES / _L2_BYTES)
         found = max(read / units * beside, read / blocks * ceil(blocks / units) / _FASTER) / speed
+        if not self._whole(p):
+            issued = min(_ISSUED, here * warps / _ISSUE_CLOCKS)
+            lines = ceil(blocks / units) * (rows + columns) * p.k * p.element_bytes / 512 / splits
+            found = max(found, lines * _RAGGED_INSTRUCTIONS / issued * UNIT_BYTES)
         chunks = here * warps * (rows + columns) * number(values, "tile_k") * p.element_bytes
         found += chunks * _FILL_SHARE
         found *= 1.15 if here * warps < 6 else 1.05 if here * warps < 8 else 1.0

@@ -111,7 +111,7 @@ def test_what_the_rules_below_are_broken_from_is_legal(
         ("skinny-mma", from_mm(8, 64, 64, "bf16"), MMA, "both operands must be contiguous along k"),
         ("skinny-mma", from_linear(65, 640, 64, "bf16"), MMA,
          "2 to 64 columns beside the streamed operand, not 65"),
-        ("skinny-ring", SKINNY, {**RING, "version": 2}, "version 2 of skinny-ring is another kernel"),
+        ("skinny-ring", SKINNY, {**RING, "version": 1}, "version 1 of skinny-ring is another kernel"),
         ("skinny-ring", SKINNY, {**RING, "ahead": 0}, "a skinny-ring solution has the parameters stream"),
         ("skinny-ring", SKINNY, {**RING, "rows": 20}, "rows must be one of 8, 16, 24, .*, not 20"),
         ("skinny-ring", SKINNY, {**RING, "slots": 1}, "slots must be one of 2, 3, 4, 6, 8, not 1"),

@@ -82,6 +82,27 @@ def test_the_compiler_knows_the_shared_memory_that_python_derives(
             )
 
 
+#: Rows of A first in the instruction, or columns of B; eights of either that no other goes with.
+SIDES = [(8, 4, 2), (8, 16, 2), (24, 3, 4), (24, 17, 2), (32, 17, 12), (40, 20, 2), (32, 33, 2), (16, 8, 4)]
+
+
+@pytest.mark.parametrize("k", [520, 523, 522], ids=["whole", "odd", "even"])
+def test_either_operand_is_the_rows_of_the_instruction(k: int, tmp_path: Path) -> None:
+    """Lines that are not there leave the others' sums alone: theirs are of what nobody copied."""
+    problems = [from_linear(columns, 2 * rows + 5, k, "bf16") for rows, columns, _ in SIDES]
+    found = [
+        FAMILY.configuration(problem, {**CHOSEN, "rows": rows, "warps": warps})
+        for problem, (rows, _, warps) in zip(problems, SIDES, strict=True)
+    ]
+    verifier = Verifier(HostDevice())  # type: ignore[arg-type]  # memory is all that it asks for
+    for one, problem in zip(build(found, tmp_path, 32), problems, strict=True):
+        for other_way in (False, True):
+            case = Case(problem, 3, "normal", "exact")
+            assert verifier.check(HostKernel(one, other_way), case, runs=1).wrong == "", (
+                one.found.instantiation
+            )
+
+
 WAYS = """
 extern "C" int ways() {
     const int found = gemmtune::host::machine.ways;
@@ -130,6 +151,14 @@ void copy(const void* operand, int k, int chunk, char* to) {
     for (machine.current = 0; machine.current < 32; ++machine.current)
         typename Ring::template Lines<8>(operand, 0, k, 0, 1, k).copy(to, chunk, end);
 }
+extern "C" void copy_three(const void* operand, int chunk, char* to) {  // lines of 515 elements, for eight
+    auto& machine = gemmtune::host::machine;
+    machine.fibers.resize(32), machine.fault = nullptr, machine.reversed = true;
+    const char* const end = static_cast<const char*>(operand) + 2 * 3 * 515;
+    gemmtune::host::may_copy(0, operand, 2 * 3 * 515);
+    for (machine.current = 0; machine.current < 32; ++machine.current)
+        gemmtune::RingLines<false, 8, 128>(operand, 0, 515, 0, 3, 515).copy(to, chunk, end);
+}
 extern "C" void copy_whole(const void* from, int k, int chunk, char* to) { copy<true>(from, k, chunk, to); }
 extern "C" void copy_odd(const void* from, int k, int chunk, char* to) { copy<false>(from, k, chunk, to); }
 """
@@ -154,3 +183,23 @@ def test_lines_of_more_bytes_than_an_int_counts(tmp_path: Path) -> None:
             assert there == (80 if chunk == last else 128)
             assert (slot[shift : shift + there] == data[:there]).all(), (chunk, name)
             assert not slot[shift + there : shift + 128].any(), (chunk, name)
+
+
+def test_lines_that_are_not_there_are_not_copied(tmp_path: Path) -> None:
+    """Not as zeros either, in whole chunks and in the last: what is asked of L2 is what there is."""
+    library = compiled(COPY, tmp_path / "copy.so")
+    memory = np.random.default_rng(3).integers(1, 256, 2 * 3 * 515 + 14, np.uint8)
+    start = -int(memory.ctypes.data) % 16
+    for chunk in (0, 3, 4):
+        slot = np.full((8, 256 + 16), 0xAA, np.uint8)
+        library.copy_three(
+            ctypes.c_void_p(int(memory.ctypes.data) + start), chunk, ctypes.c_void_p(slot.ctypes.data)
+        )
+        there = min(256, 2 * 515 - 256 * chunk)
+        for line in range(3):
+            shift = 2 * 3 * line  # and so its place: even shifts' lines first, in elements 0, 3, 6
+            place, at = (0, 5, 3)[line], start + line * 2 * 515 + 256 * chunk
+            assert (slot[place, shift : shift + there] == memory[at : at + there]).all(), (chunk, line)
+            assert not slot[place, shift + there : shift + 256].any(), (chunk, line)
+        for place in (1, 2, 4, 6, 7):
+            assert (slot[place] == 0xAA).all(), (chunk, place)
