@@ -351,7 +351,7 @@ inline float quotient(float x, float y) { return x / y; }
 #define GEMMTUNE_KERNEL(NAME, FAMILY)                                                                   \
     static void NAME(const void* args, char* shared) {                                                  \
         const auto& all = *static_cast<const gemmtune::GemmArgs*>(args);                                \
-        gemmtune::begin<FAMILY>(all);                                                                   \
+        gemmtune::begin<FAMILY>();                                                                      \
         FAMILY::run(all, shared);                                                                       \
     }                                                                                                   \
     extern "C" const char* launch_##NAME(const void* args, const unsigned* grid, int threads,           \

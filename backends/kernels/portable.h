@@ -118,7 +118,7 @@ GEMMTUNE_DEVICE float quotient(float x, float y) { return x * __builtin_amdgcn_r
     extern "C" __attribute__((global, amdgpu_flat_work_group_size(1, FAMILY::kThreads)))     \
     void NAME(const gemmtune::GemmArgs args) {                                               \
         extern __attribute__((shared, aligned(16))) char gemmtune_shared[];                  \
-        gemmtune::begin<FAMILY>(args);                                                       \
+        gemmtune::begin<FAMILY>();                                                       \
         FAMILY::run(args, gemmtune_shared);                                                  \
     }
 
@@ -281,7 +281,7 @@ GEMMTUNE_DEVICE float quotient(float x, float y) { return __fdividef(x, y); }
     extern "C" __global__ void __launch_bounds__(FAMILY::kThreads, FAMILY::kMinBlocks)         \
         NAME(const __grid_constant__ gemmtune::GemmArgs args) {                                \
         extern __shared__ gemmtune::Words gemmtune_shared[];                                   \
-        gemmtune::begin<FAMILY>(args);                                                         \
+        gemmtune::begin<FAMILY>();                                                         \
         FAMILY::run(args, reinterpret_cast<char*>(gemmtune_shared));                           \
     }
 #endif
@@ -378,26 +378,15 @@ GEMMTUNE_DEVICE void launch_dependents() {}
 GEMMTUNE_DEVICE void wait_for_launches() {}
 #endif
 
-struct GemmArgs;
-
-// What every kernel begins with: FAMILY::ahead(args), where there is one, fetches its first loads. A family that
-// says kWaits does all of this itself.
-template <typename FAMILY>
-GEMMTUNE_DEVICE auto fetch_ahead(const GemmArgs& args, int) -> decltype(FAMILY::ahead(args)) {
-    FAMILY::ahead(args);
-}
-template <typename FAMILY>
-GEMMTUNE_DEVICE void fetch_ahead(const GemmArgs&, long) {}
+// What every kernel begins with. A family that says kWaits waits by itself, once, and has done by then what needs
+// no memory.
 template <typename FAMILY>
 GEMMTUNE_DEVICE constexpr bool waits_itself(decltype(FAMILY::kWaits)*) { return FAMILY::kWaits; }
 template <typename FAMILY>
 GEMMTUNE_DEVICE constexpr bool waits_itself(...) { return false; }
 template <typename FAMILY>
-GEMMTUNE_DEVICE void begin(const GemmArgs& args) {
-    if constexpr (!waits_itself<FAMILY>(nullptr)) {
-        fetch_ahead<FAMILY>(args, 0);
-        wait_for_launches();
-    }
+GEMMTUNE_DEVICE void begin() {
+    if constexpr (!waits_itself<FAMILY>(nullptr)) wait_for_launches();
 }
 
 // Unsigned arithmetic: signed division by a power of two costs a block's first loads some of their time.

@@ -25,25 +25,19 @@ struct SkinnyAlongK {
     static constexpr int kSharedBytes = WARPS_K == 1 ? 0 : WARPS_K * WARPS_M * kSums * 4;
     static constexpr int V = kChunk<T>, kStep = kWarp * UNROLL;  // elements a load; loads of a row at a time
 
+    // Before the launch before this one has ended: which rows are a warp's and, AHEAD, the first step's loads of
+    // A on their way to L2.
+    static constexpr bool kWaits = true;
+
     static GEMMTUNE_DEVICE void run(const GemmArgs& args, char* shared) {
         const Task task(args);
-        if (!task.beyond(args)) product(args, task, shared);
-    }
-
-    // Before the launch before this one has ended: the first step's loads of A, on their way to L2.
-    static GEMMTUNE_DEVICE void ahead(const GemmArgs& args) {
-        const Task task(args);
-        if (!AHEAD || task.beyond(args)) return;
+        const bool beyond = task.beyond(args);
         const T* row[ROWS];
         find_rows(args, task, warp_index() % WARPS_M, row);
         const Slice<V> mine(args, task, chunks(args));
-        const int at = mine.begin + warp_index() / WARPS_M * kStep + lane_index();
-        GEMMTUNE_UNROLL
-        for (int u = 0; u < UNROLL; ++u) {
-            if (at + u * kWarp >= mine.end) break;
-            GEMMTUNE_UNROLL
-            for (int r = 0; r < ROWS; ++r) fetch(row[r] + (at + static_cast<i64>(u) * kWarp) * V);
-        }
+        if (AHEAD && !beyond) fetch_first(row, mine);
+        wait_for_launches();
+        if (!beyond) product(args, task, row, mine, shared);
     }
 
 private:
@@ -62,14 +56,22 @@ private:
         }
     }
 
-    static GEMMTUNE_DEVICE void product(const GemmArgs& args, Task task, char* shared) {
+    static GEMMTUNE_DEVICE void fetch_first(const T* const (&row)[ROWS], Slice<V> mine) {
+        const int at = mine.begin + warp_index() / WARPS_M * kStep + lane_index();
+        GEMMTUNE_UNROLL
+        for (int u = 0; u < UNROLL; ++u) {
+            if (at + u * kWarp >= mine.end) break;
+            GEMMTUNE_UNROLL
+            for (int r = 0; r < ROWS; ++r) fetch(row[r] + (at + static_cast<i64>(u) * kWarp) * V);
+        }
+    }
+
+    static GEMMTUNE_DEVICE void product(const GemmArgs& args, Task task, const T* const (&row)[ROWS],
+                                        Slice<V> mine, char* shared) {
         const int lane = lane_index(), warp = warp_index();
         const int warp_m = warp % WARPS_M, warp_k = warp / WARPS_M;
         const T* const b = static_cast<const T*>(args.b) + task.batch * args.stride_b;
-        const T* row[ROWS];
-        find_rows(args, task, warp_m, row);
         float sum[kSums] = {};
-        const Slice<V> mine(args, task, chunks(args));
         for (int at = mine.begin + warp_k * kStep; at < mine.end; at += WARPS_K * kStep) {
             if (mine.end - at >= kStep) step<false>(args, row, b, at + lane, mine.end, sum);
             else step<true>(args, row, b, at + lane, mine.end, sum);

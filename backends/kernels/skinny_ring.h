@@ -38,9 +38,11 @@ struct SkinnyRing {
     static_assert(BK <= 256, "a line's copies are a warp's at most");
     static_assert(COLUMNS <= 8 || COLUMNS % 8 == 0, "whole halves of tiles");
 
+    // Where lines lie is worked out while the launch before this one ends.
+    static constexpr bool kWaits = true;
+
     static GEMMTUNE_DEVICE void run(const GemmArgs& args, char* shared) {
         const Task task(args);
-        if (task.beyond(args)) return;
         const int warp = warp_index();
         const i64 first = static_cast<i64>(block_x()) * ROWS;
         const Slice<BK> mine(args, task, (static_cast<unsigned>(args.k) - 1) / BK + 1);
@@ -51,6 +53,8 @@ struct SkinnyRing {
         // The first turns copy only. (In one loop with the others: this is most of the kernel's code.)
         const int end = keep(mine.end);
         int next = keep(mine.begin + warp), to = 0, from = 0;
+        wait_for_launches();
+        if (task.beyond(args)) return;
         GEMMTUNE_ROLL
         for (int ahead = 1 - SLOTS; next < end + (SLOTS - 1) * WARPS; ++ahead) {
             if (next < end) {
