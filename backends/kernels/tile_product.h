@@ -52,6 +52,7 @@ struct TileProduct {
     static constexpr int kPatch = kColumns * kPitch * 4;
     static constexpr int kPipeline = STAGES * kStage, kPatches = kWarps * kPatch;
     static constexpr int kSharedBytes = kPipeline > kPatches ? kPipeline : kPatches;
+    static constexpr int kAhead = STAGES - 1;  // tiles that are on their way while one is multiplied
     static constexpr int kSteps = BK / TileA::kStep;  // an instruction's depth each
     static constexpr int kTilesM = WM / 16, kTilesN = WN / 16;
     static_assert(BM % WM == 0 && BN % WN == 0 && WM % 16 == 0 && WN % 16 == 0, "whole warps");
@@ -152,19 +153,28 @@ private:
         const auto copy = [&] {
             const bool more = copied < tiles, whole = a.whole() && b.whole();
             if (more && !whole) {
-                a.copy_some(to, static_cast<const char*>(args.a) + args.a_bytes);
-                b.copy_some(to + TileA::kBytes, static_cast<const char*>(args.b) + args.b_bytes);
+                if (a.deep() && b.deep()) {
+                    a.copy_lines(to), b.copy_lines(to + TileA::kBytes);
+                } else {
+                    a.copy_some(to, static_cast<const char*>(args.a) + args.a_bytes);
+                    b.copy_some(to + TileA::kBytes, static_cast<const char*>(args.b) + args.b_bytes);
+                }
             }
             if (more && whole) a.copy_whole(to), b.copy_whole(to + TileA::kBytes);
             commit_copies();  // an empty group too: they are counted
             a.advance(), b.advance(), ++copied, next(to);
         };
         const auto arrived = [&] {
-            wait_copies<STAGES - 2>();
+            wait_copies<kAhead - 1>();
             meet<kThreads>();  // idle warps come from another place in the program
         };
-        GEMMTUNE_UNROLL
-        for (int stage = 0; stage < STAGES - 1; ++stage) copy();
+        if constexpr (kDeep) {  // whose copies are long programs, to be fetched as often as they stand here
+            GEMMTUNE_ROLL
+            for (int stage = 0; stage < kAhead; ++stage) copy();
+        } else {
+            GEMMTUNE_UNROLL
+            for (int stage = 0; stage < kAhead; ++stage) copy();
+        }
         arrived();
         Fragments fragments[2];
         const auto read = [&](int step) {

@@ -85,12 +85,18 @@ def test_addresses_batches_and_single_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("header", "text", "wrong"),
     [
-        ("tile_product.h", "wait_copies<STAGES - 2>()", "wait_copies<STAGES - 1>()"),
+        ("tile_product.h", "wait_copies<kAhead - 1>()", "wait_copies<kAhead>()"),
         ("tile_product.h", "            meet<kThreads>();  // idle warps", "            // idle warps"),
-        ("tile_product.h", "stage < STAGES - 1; ++stage) copy()", "stage < STAGES; ++stage) copy()"),
+        ("tile_product.h", "kAhead = STAGES - 1;", "kAhead = STAGES;"),
         ("operand_tile.h", "row % 2 ? 4 + even / 2 : row % 8 / 2", "row % 2 ? even / 2 : row % 8 / 2"),
         ("operand_tile.h", "left <= 0 ? 0 : least(left, kUnit)", "left <= 0 ? 0 : kUnit"),
-        ("operand_tile.h", "copy_first(at, source, bytes, end)", "copy_async16(at, source, bytes)"),
+        (
+            "operand_tile.h",
+            "copy_first(place(to, on, beside), source, size, end)",
+            "copy_async16(place(to, on, beside), source, size)",
+        ),
+        ("operand_tile.h", "left_ >= BK + 8", "left_ >= 1"),
+        ("operand_tile.h", "ALONG_K ? row < lines_ :", "ALONG_K ? row <= lines_ :"),
     ],
 )
 def test_a_mistake_shows(header: str, text: str, wrong: str, tmp_path: Path) -> None:
