@@ -134,29 +134,36 @@ public:
     GEMMTUNE_DEVICE void advance() { from_ += tile_, from_last_ += tile_, left_ -= BK; }
 
     // Starts the copies of the next tile: of all of it, where it is whole(); of the lines that there are,
-    // where it is deep(); else of what is there, and zeros beyond k. (The last is a loop, and so a branch:
-    // its arithmetic would double the steps of every tile.) Of lines beyond the operand the buffer keeps what
+    // where it is deep(); else of what is there, and zeros beyond k. (Near the operand's end one by one:
+    // where most blocks' tiles are not whole, copy_first()'s arithmetic would double their steps.) Of lines beyond the operand the buffer keeps what
     // it had: so do sums that nobody stores. A chunk that begins before its row does is read whole: it lies
     // in the operand's own allocation, which begins at a multiple of 16 bytes. The operand ends at `end`.
     GEMMTUNE_DEVICE void copy_whole(char* to) const { copy_deep<true>(to); }
     GEMMTUNE_DEVICE void copy_lines(char* to) const { copy_deep<false>(to); }
     GEMMTUNE_DEVICE void copy_some(char* to, const char* end) const {
-        GEMMTUNE_ROLL
+        GEMMTUNE_UNROLL
         for (int side = 0; side < kCopies / kTurns; ++side) {
             const int beside = side * kSides * kLanes, bytes = unit_bytes(own_, unit_ + beside);
             const char* source = from_ + beside * kUnit;
-            GEMMTUNE_ROLL
-            for (int on = 0; on < kTurns * kPass && !(ALONG_K && row_ + on >= lines_); on += kPass) {
-                const int size = ALONG_K || row_ + on < left_ ? bytes : 0;
-                if (kUnit == 16) copy_first(place(to, on, beside), source, size, end);
-                else copy_async4(place(to, on, beside), source, size);
-                source += pass_;
+            const auto size = [&](int on) { return row_ + on < rows() ? bytes : 0; };
+            const auto missing = [&](int on) { return ALONG_K && row_ + on >= lines_; };
+            if (!kShifted || (bytes % 16 != 0 && source + furthest() + 16 > end)) {
+                GEMMTUNE_ROLL
+                for (int on = 0; on < kTurns * kPass && !missing(on); on += kPass, source += pass_) {
+                    if (kUnit != 16) copy_async4(place(to, on, beside), source, size(on));
+                    else copy_first(place(to, on, beside), source, size(on), end);
+                }
+            } else {
+                GEMMTUNE_UNROLL
+                for (int on = 0; on < kTurns * kPass; on += kPass, source += pass_) {
+                    if (!missing(on)) copy_async16(place(to, on, beside), source, size(on));
+                }
             }
         }
         GEMMTUNE_ROLL
         for (int on = 0; kShifted && on < kRows; on += THREADS) {
             const int row = on + static_cast<int>(thread_index());
-            if (kRows % THREADS && row >= kRows) return;
+            if (row >= (ALONG_K ? least(lines_, kRows) : kRows)) return;
             const int bytes = row < rows() ? unit_bytes(last_, kChunks) : 0;
             copy_first(last_place(to, row), from_last_ + on / kPass * pass_, bytes, end);
         }
@@ -168,6 +175,8 @@ private:
     GEMMTUNE_DEVICE int row_bytes() const {
         return least(ALONG_K ? left_ : lines_, ALONG_K ? BK + 16 / kSize : LINES) * kSize;
     }
+    // Bytes from this thread's first row to its last one that is there.
+    GEMMTUNE_DEVICE i64 furthest() const { return (least(rows(), kRows) - 1 - row_) / kPass * pass_; }
     // Bytes of a row's unit, whose first one begins `own` bytes before the row.
     GEMMTUNE_DEVICE int unit_bytes(int own, int unit) const {
         const int left = row_bytes() + own - unit * kUnit;

@@ -95,18 +95,24 @@ struct TileProduct {
     template <typename WRITE>
     static GEMMTUNE_DEVICE void transpose(const SumsOfColumns& sum, const Part& part, int c, char* shared,
                                           const WRITE& write) {
-        // (Pitch: a lane's column is 2 member, 2 pitches = 8 banks on.)
-        static_assert(2 * kPitch % 32 == 8 || 2 * kPitch % 32 == 24, "members' columns lie in other banks");
-        float* const patch = reinterpret_cast<float*>(shared + warp_index() * kPatch);
-        const int lane = lane_index(), group = lane / 4, member = lane % 4;
-        if (c > 0) warp_barrier();  // the columns before these are read
-        GEMMTUNE_UNROLL
-        for (int at = 0; at < kTilesM * 8; ++at) {
-            const int tile = at / 8, n = at / 4 % 2, e = at % 4;
-            patch[(n * 8 + member * 2 + e % 2) * kPitch + tile * 16 + e / 2 * 8 + group] = sum[tile][n][e];
-        }
-        warp_barrier();
+        float* const patch = lay_out(sum, shared);
         write(part.j + c * kColumns, patch);
+    }
+
+    // The same of all of a warp's columns. write() stands in the program once, not as often as columns do:
+    // most blocks come by there once, and wait for what they have not been through before.
+    template <typename WRITE>
+    static GEMMTUNE_DEVICE void transpose_all(const Sums& sum, const Part& part, char* shared,
+                                              const WRITE& write) {
+        GEMMTUNE_ROLL
+        for (int c = 0; c < kTilesN; ++c) {
+            float* patch = nullptr;
+            if (c > 0) warp_barrier();  // the columns before these are read
+            GEMMTUNE_UNROLL
+            for (int here = 0; here < kTilesN; ++here)
+                if (here == c) patch = lay_out(sum[here], shared);
+            write(part.j + c * kColumns, patch);
+        }
     }
 
     // Stores a warp's columns of D from column j on, as transpose() left them, past the epilogue.
@@ -115,28 +121,59 @@ struct TileProduct {
         if (args.beta == 0.0f && !args.bias && args.activation == kNone) {
             using D = typename TYPES::D;
             D* const to = static_cast<D*>(args.d) + batch * args.stride_d + j * args.d_column + part.i;
-            each(args, part, j, [&](int row, int column) {
-                to[column * args.d_column + row] = narrow<D>(args.alpha * patch[column * kPitch + row]);
-            });
+            const float alpha = args.alpha;
+            store(args, part, j, patch, to, args.d_column, [=](float x) { return narrow<D>(alpha * x); });
         } else {
             const Finish<TYPES, 1> here(args, batch, part.i, j);
-            each(args, part, j,
-                 [&](int row, int column) { here.store(row, column, patch[column * kPitch + row]); });
+            const int rows = rows_of(args, part), columns = columns_of(args, j);
+            for (int column = 0; column < columns; ++column)
+                for (int row = lane_index(); row < rows; row += 32)
+                    here.store(row, column, patch[column * kPitch + row]);
         }
     }
 
-    // Calls for every (row, column) of a lane's that are in D, of kColumns columns from j on: neighbouring
-    // lanes in neighbouring rows.
-    template <typename DO>
-    static GEMMTUNE_DEVICE void each(const GemmArgs& args, const Part& part, i64 j, const DO& what) {
-        static_assert(kColumns * WM % 32 == 0, "whole warps");
-        const int rows = static_cast<int>(args.m - part.i < WM ? args.m - part.i : WM);
-        const int columns = static_cast<int>(args.n - j < kColumns ? args.n - j : kColumns);
-        for (int column = 0; column < columns; ++column)
-            for (int row = lane_index(); row < rows; row += 32) what(row, column);
+    // Stores what make() makes of the sums of kColumns columns from j on, those that are in D: the first of
+    // them to `to`, columns `apart` from each other. Neighbouring lanes have neighbouring rows.
+    template <typename TO, typename MAKE>
+    static GEMMTUNE_DEVICE void store(const GemmArgs& args, const Part& part, i64 j, const float* patch,
+                                      TO* to, i64 apart, const MAKE& make) {
+        const int lane = lane_index(), rows = rows_of(args, part) - lane, columns = columns_of(args, j);
+        to += lane, patch += lane;
+        for (int column = 0; column < columns; ++column) {
+            GEMMTUNE_UNROLL
+            for (int row = 0; row < WM; row += 32) {
+                // (A comparison for the store alone, where what is read beyond D's rows is the patch's.)
+                if (row + 32 > WM && row >= rows) continue;
+                const TO made = make(patch[row]);
+                if (row < rows) to[row] = made;
+            }
+            to += apart, patch += kPitch;
+        }
     }
 
 private:
+    // How many rows of D a warp has, and how many of kColumns columns from j on.
+    static GEMMTUNE_DEVICE int rows_of(const GemmArgs& args, const Part& part) {
+        return static_cast<int>(args.m - part.i < WM ? args.m - part.i : WM);
+    }
+    static GEMMTUNE_DEVICE int columns_of(const GemmArgs& args, i64 j) {
+        return static_cast<int>(args.n - j < kColumns ? args.n - j : kColumns);
+    }
+
+    static GEMMTUNE_DEVICE float* lay_out(const SumsOfColumns& sum, char* shared) {
+        // (Pitch: a lane's column is 2 member, 2 pitches = 8 banks on.)
+        static_assert(2 * kPitch % 32 == 8 || 2 * kPitch % 32 == 24, "members' columns lie in other banks");
+        float* const patch = reinterpret_cast<float*>(shared + warp_index() * kPatch);
+        const int lane = lane_index(), group = lane / 4, member = lane % 4;
+        GEMMTUNE_UNROLL
+        for (int at = 0; at < kTilesM * 8; ++at) {
+            const int tile = at / 8, n = at / 4 % 2, e = at % 4;
+            patch[(n * 8 + member * 2 + e % 2) * kPitch + tile * 16 + e / 2 * 8 + group] = sum[tile][n][e];
+        }
+        warp_barrier();
+        return patch;
+    }
+
     struct Fragments {
         unsigned a[kTilesM][4], b[kTilesN][4];
     };

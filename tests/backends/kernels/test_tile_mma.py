@@ -92,8 +92,8 @@ def test_addresses_batches_and_single_lines(tmp_path: Path) -> None:
         ("operand_tile.h", "left <= 0 ? 0 : least(left, kUnit)", "left <= 0 ? 0 : kUnit"),
         (
             "operand_tile.h",
-            "copy_first(place(to, on, beside), source, size, end)",
-            "copy_async16(place(to, on, beside), source, size)",
+            "copy_first(place(to, on, beside), source, size(on), end)",
+            "copy_async16(place(to, on, beside), source, size(on))",
         ),
         ("operand_tile.h", "left_ >= BK + 8", "left_ >= 1"),
         ("operand_tile.h", "ALONG_K ? row < lines_ :", "ALONG_K ? row <= lines_ :"),
