@@ -197,14 +197,17 @@ private:
     template <bool WHOLE>
     GEMMTUNE_DEVICE void copy_deep(char* to) const {
         GEMMTUNE_UNROLL
-        for (int n = 0; n < kCopies; ++n) {
-            const int on = n % kTurns * kPass, beside = n / kTurns * kSides * kLanes;
-            const bool there = ALONG_K ? row_ + on < lines_
-                                       : (unit_ + beside) * kUnit < lines_ * kSize + own_;
-            if (!WHOLE && !there) continue;
-            const char* const source = from_ + n % kTurns * pass_ + beside * kUnit;
-            if (kUnit == 16) copy_async16(place(to, on, beside), source);
-            else copy_async4(place(to, on, beside), source);
+        for (int side = 0; side < kCopies / kTurns; ++side) {
+            const int beside = side * kSides * kLanes;
+            const char* source = from_ + beside * kUnit;
+            GEMMTUNE_UNROLL
+            for (int on = 0; on < kTurns * kPass; on += kPass, source += pass_) {
+                const bool there = ALONG_K ? row_ + on < lines_
+                                           : (unit_ + beside) * kUnit < lines_ * kSize + own_;
+                if (!WHOLE && !there) continue;
+                if (kUnit == 16) copy_async16(place(to, on, beside), source);
+                else copy_async4(place(to, on, beside), source);
+            }
         }
         if (!kShifted || last_ == 0) return;
         GEMMTUNE_UNROLL

@@ -84,8 +84,11 @@ struct TileProduct {
         const i64 p = static_cast<i64>(begin) * BK;
         TileA a(args.a, batch * args.stride_a, args.lda, part.i - part.row, args.m, p, args.k);
         TileB b(args.b, batch * args.stride_b, args.ldb, part.j - part.column, args.n, p, args.k);
-        if (part.idle) multiply_tiles<true>(args, a, b, shared, end - begin, part.row, part.column, sum);
-        else multiply_tiles<false>(args, a, b, shared, end - begin, part.row, part.column, sum);
+        // (A constant, each, where a program of their own lets copies stand among multiplications. Where
+        // operands start anywhere, copies are programs of several branches, to be fetched once.)
+        if (kDeep) multiply_tiles(args, a, b, shared, end - begin, part, part.idle, sum);
+        else if (part.idle) multiply_tiles(args, a, b, shared, end - begin, part, true, sum);
+        else multiply_tiles(args, a, b, shared, end - begin, part, false, sum);
         block_barrier();
     }
 
@@ -178,9 +181,8 @@ private:
         unsigned a[kTilesM][4], b[kTilesN][4];
     };
 
-    template <bool IDLE>
     static GEMMTUNE_DEVICE void multiply_tiles(const GemmArgs& args, TileA& a, TileB& b, char* shared,
-                                               int tiles, int row, int column, Sums& sum) {
+                                               int tiles, const Part& part, bool idle, Sums& sum) {
         int copied = 0;
         char *to = shared, *from = shared;
         const auto next = [&](char*& stage) {
@@ -205,28 +207,26 @@ private:
             wait_copies<kAhead - 1>();
             meet<kThreads>();  // idle warps come from another place in the program
         };
-        if constexpr (kDeep) {  // whose copies are long programs, to be fetched as often as they stand here
-            GEMMTUNE_ROLL
-            for (int stage = 0; stage < kAhead; ++stage) copy();
-        } else {
-            GEMMTUNE_UNROLL
-            for (int stage = 0; stage < kAhead; ++stage) copy();
-        }
+        GEMMTUNE_UNROLL
+        for (int stage = 0; stage < kAhead; ++stage) copy();
         arrived();
         Fragments fragments[2];
         const auto read = [&](int step) {
-            if (IDLE) return;
-            a.read(from, row, step, fragments[step % 2].a);
-            b.read(from + TileA::kBytes, column, step, fragments[step % 2].b);
+            a.read(from, part.row, step, fragments[step % 2].a);
+            b.read(from + TileA::kBytes, part.column, step, fragments[step % 2].b);
         };
-        read(0);
+        if (!idle) read(0);
         for (int tile = 0; tile < tiles; ++tile) {
+            copy();
+            if (idle) {
+                arrived(), next(from);
+                continue;
+            }
             GEMMTUNE_UNROLL
             for (int step = 0; step < kSteps; ++step) {
                 if (step == kSteps - 1) arrived(), next(from);
-                if (step == 0) copy();
                 read((step + 1) % kSteps);  // after the last tile of one that is not there, and not used
-                if (!IDLE) multiply(fragments[step % 2], sum);
+                multiply(fragments[step % 2], sum);
             }
         }
         wait_copies<0>();
