@@ -82,6 +82,28 @@ def test_addresses_batches_and_single_lines(tmp_path: Path) -> None:
     assert _findings(found, tmp_path) == [""] * len(found)
 
 
+@pytest.mark.parametrize("sides", ["NN", "NT", "TN", "TT"])
+def test_operands_end_anywhere(sides: str, tmp_path: Path) -> None:
+    """A tile is copied in one of three ways, by how much of k and of its lines is there: up to and beyond
+    where each begins, for lines without a gap, which the operand's last one ends."""
+    found: list[tuple[GemmProblem, dict[str, Parameter]]] = []
+    for k, lines in (
+        (32, 65),
+        (33, 64),
+        (39, 63),
+        (40, 33),
+        (41, 63),
+        (64, 17),
+        (71, 129),
+        (73, 127),
+        (105, 47),
+    ):
+        problem = from_blas(lines, lines + k % 3, k, "bf16", trans_a=sides[0], trans_b=sides[1], alignment=2)
+        for tile_k in (32, 64):
+            found.append((problem, {**CHOSEN, "tile_k": tile_k, "splits": 1 + len(found) % 4 // 3}))
+    assert _findings(found, tmp_path) == [""] * len(found)
+
+
 @pytest.mark.parametrize(
     ("header", "text", "wrong"),
     [
