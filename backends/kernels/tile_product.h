@@ -84,10 +84,8 @@ struct TileProduct {
         const i64 p = static_cast<i64>(begin) * BK;
         TileA a(args.a, batch * args.stride_a, args.lda, part.i - part.row, args.m, p, args.k);
         TileB b(args.b, batch * args.stride_b, args.ldb, part.j - part.column, args.n, p, args.k);
-        // (A constant, each, where a program of their own lets copies stand among multiplications. Where
-        // operands start anywhere, copies are programs of several branches, to be fetched once.)
-        if (kDeep) multiply_tiles(args, a, b, shared, end - begin, part, part.idle, sum);
-        else if (part.idle) multiply_tiles(args, a, b, shared, end - begin, part, true, sum);
+        // (A program each: branches around every step would keep copies from standing among multiplications.)
+        if (part.idle) multiply_tiles(args, a, b, shared, end - begin, part, true, sum);
         else multiply_tiles(args, a, b, shared, end - begin, part, false, sum);
         block_barrier();
     }
@@ -207,8 +205,13 @@ private:
             wait_copies<kAhead - 1>();
             meet<kThreads>();  // idle warps come from another place in the program
         };
-        GEMMTUNE_UNROLL
-        for (int stage = 0; stage < kAhead; ++stage) copy();
+        if constexpr (kDeep) {  // copies are long programs, to be fetched as often as they stand here
+            GEMMTUNE_ROLL
+            for (int stage = 0; stage < kAhead; ++stage) copy();
+        } else {
+            GEMMTUNE_UNROLL
+            for (int stage = 0; stage < kAhead; ++stage) copy();
+        }
         arrived();
         Fragments fragments[2];
         const auto read = [&](int step) {
@@ -217,13 +220,13 @@ private:
         };
         if (!idle) read(0);
         for (int tile = 0; tile < tiles; ++tile) {
-            copy();
             if (idle) {
-                arrived(), next(from);
+                copy(), arrived(), next(from);
                 continue;
             }
             GEMMTUNE_UNROLL
             for (int step = 0; step < kSteps; ++step) {
+                if (step == 0) copy();
                 if (step == kSteps - 1) arrived(), next(from);
                 read((step + 1) % kSteps);  // after the last tile of one that is not there, and not used
                 multiply(fragments[step % 2], sum);
