@@ -128,24 +128,45 @@ public:
     GEMMTUNE_DEVICE bool whole() const {
         return lines_ >= LINES + (kShifted && ALONG_K) && left_ >= BK + (kShifted && !ALONG_K);
     }
+    // Whether all of the next tile's k is there, and enough after it that every chunk with an element of the
+    // tile is the operand's: what is missing are lines, as it is for all tiles of a block but the last ones.
+    GEMMTUNE_DEVICE bool deep() const { return left_ >= BK + 8; }
     GEMMTUNE_DEVICE void advance() { from_ += tile_, from_last_ += tile_, left_ -= BK; }
 
-    // Starts the copies of the next tile: of all of it, where that is there, else of what is, and zeros
-    // beyond k. (The latter is a loop, and so a branch: predicates on either would double the steps of every
-    // tile.) A chunk that begins before its row does is read whole: it lies in the operand's own allocation,
-    // which begins at a multiple of 16 bytes. The operand ends at `end`.
-    GEMMTUNE_DEVICE void copy_whole(char* to) const {
-        GEMMTUNE_UNROLL
-        for (int n = 0; n < kCopies; ++n) copy_one<true>(to, n);
-        if (!kShifted || last_ == 0) return;
-        GEMMTUNE_UNROLL
-        for (int on = 0; on < kRows; on += THREADS) copy_last<true>(to, on);
-    }
+    // Starts the copies of the next tile: of all of it, where it is whole(); of the lines that there are,
+    // where it is deep(); else of what is there, and zeros beyond k. (Near the operand's end one by one:
+    // where most blocks' tiles are not whole, copy_first()'s arithmetic would double their steps.) Of lines beyond the operand the buffer keeps what
+    // it had: so do sums that nobody stores. A chunk that begins before its row does is read whole: it lies
+    // in the operand's own allocation, which begins at a multiple of 16 bytes. The operand ends at `end`.
+    GEMMTUNE_DEVICE void copy_whole(char* to) const { copy_deep<true>(to); }
+    GEMMTUNE_DEVICE void copy_lines(char* to) const { copy_deep<false>(to); }
     GEMMTUNE_DEVICE void copy_some(char* to, const char* end) const {
+        GEMMTUNE_UNROLL
+        for (int side = 0; side < kCopies / kTurns; ++side) {
+            const int beside = side * kSides * kLanes, bytes = unit_bytes(own_, unit_ + beside);
+            const char* source = from_ + beside * kUnit;
+            const auto size = [&](int on) { return row_ + on < rows() ? bytes : 0; };
+            const auto missing = [&](int on) { return ALONG_K && row_ + on >= lines_; };
+            if (!kShifted || (bytes % 16 != 0 && source + furthest() + 16 > end)) {
+                GEMMTUNE_ROLL
+                for (int on = 0; on < kTurns * kPass && !missing(on); on += kPass, source += pass_) {
+                    if (kUnit != 16) copy_async4(place(to, on, beside), source, size(on));
+                    else copy_first(place(to, on, beside), source, size(on), end);
+                }
+            } else {
+                GEMMTUNE_UNROLL
+                for (int on = 0; on < kTurns * kPass; on += kPass, source += pass_) {
+                    if (!missing(on)) copy_async16(place(to, on, beside), source, size(on));
+                }
+            }
+        }
         GEMMTUNE_ROLL
-        for (int n = 0; n < kCopies; ++n) copy_one<false>(to, n, end);
-        GEMMTUNE_ROLL
-        for (int on = 0; kShifted && on < kRows; on += THREADS) copy_last<false>(to, on, end);
+        for (int on = 0; kShifted && on < kRows; on += THREADS) {
+            const int row = on + static_cast<int>(thread_index());
+            if (row >= (ALONG_K ? least(lines_, kRows) : kRows)) return;
+            const int bytes = row < rows() ? unit_bytes(last_, kChunks) : 0;
+            copy_first(last_place(to, row), from_last_ + on / kPass * pass_, bytes, end);
+        }
     }
 
 private:
@@ -154,34 +175,48 @@ private:
     GEMMTUNE_DEVICE int row_bytes() const {
         return least(ALONG_K ? left_ : lines_, ALONG_K ? BK + 16 / kSize : LINES) * kSize;
     }
-    // Of a unit, of which `left` bytes are the row's.
-    static GEMMTUNE_DEVICE int unit_bytes(int left) { return left <= 0 ? 0 : least(left, kUnit); }
-
-    template <bool WHOLE>
-    GEMMTUNE_DEVICE void copy_one(char* to, int n, const char* end = nullptr) const {
-        const int on = n % kTurns * kPass, beside = n / kTurns * kSides * kLanes;
-        const int unit = unit_ + beside, row = row_ + on;
-        // (Across k passes are powers of two that are no part of the first row's number.)
-        char* const at = to + (kAlike ? to_ + place_of(on, 0, 0) * kPitch + beside * kUnit
-                                      : offset_of(row, row, unit));
-        const char* const source = from_ + n % kTurns * pass_ + beside * kUnit;
-        const int left = row < rows() ? row_bytes() + own_ - unit * kUnit : 0;
-        const int bytes = WHOLE ? kUnit : unit_bytes(left);
-        if (kUnit != 16) copy_async4(at, source, bytes);
-        else if (WHOLE) copy_async16(at, source);
-        else copy_first(at, source, bytes, end);
+    // Bytes from this thread's first row to its last one that is there.
+    GEMMTUNE_DEVICE i64 furthest() const { return (least(rows(), kRows) - 1 - row_) / kPass * pass_; }
+    // Bytes of a row's unit, whose first one begins `own` bytes before the row.
+    GEMMTUNE_DEVICE int unit_bytes(int own, int unit) const {
+        const int left = row_bytes() + own - unit * kUnit;
+        return left <= 0 ? 0 : least(left, kUnit);
     }
 
-    // A row's last chunk, where its start is shifted.
+    // Where in a tile this thread's copy of the row `on` rows on goes, `beside` units beside its first.
+    GEMMTUNE_DEVICE char* place(char* to, int on, int beside) const {
+        // (Across k passes are powers of two that are no part of the first row's number.)
+        if (kAlike) return to + (to_ + place_of(on, 0, 0) * kPitch + beside * kUnit);
+        return to + offset_of(row_ + on, row_ + on, unit_ + beside);
+    }
+    // And a row's last chunk, where its start is shifted.
+    GEMMTUNE_DEVICE char* last_place(char* to, int row) const {
+        return to + place_of(row, shift_, ld_) * kPitch + kRowBytes;
+    }
+
     template <bool WHOLE>
-    GEMMTUNE_DEVICE void copy_last(char* to, int on, const char* end = nullptr) const {
-        const int row = on + static_cast<int>(thread_index());
-        if (kRows % THREADS && row >= kRows) return;
-        const char* const source = from_last_ + on / kPass * pass_;
-        const int left = row < rows() ? row_bytes() + last_ - kRowBytes : 0;
-        char* const at = to + place_of(row, shift_, ld_) * kPitch + kRowBytes;
-        if (WHOLE) copy_async16(at, source);
-        else copy_first(at, source, unit_bytes(left), end);
+    GEMMTUNE_DEVICE void copy_deep(char* to) const {
+        GEMMTUNE_UNROLL
+        for (int side = 0; side < kCopies / kTurns; ++side) {
+            const int beside = side * kSides * kLanes;
+            const char* source = from_ + beside * kUnit;
+            GEMMTUNE_UNROLL
+            for (int on = 0; on < kTurns * kPass; on += kPass, source += pass_) {
+                const bool there = ALONG_K ? row_ + on < lines_
+                                           : (unit_ + beside) * kUnit < lines_ * kSize + own_;
+                if (!WHOLE && !there) continue;
+                if (kUnit == 16) copy_async16(place(to, on, beside), source);
+                else copy_async4(place(to, on, beside), source);
+            }
+        }
+        if (!kShifted || last_ == 0) return;
+        GEMMTUNE_UNROLL
+        for (int on = 0; on < kRows; on += THREADS) {
+            const int row = on + static_cast<int>(thread_index());
+            if (kRows % THREADS && row >= kRows) return;
+            const bool there = ALONG_K ? row < lines_ : kRowBytes < lines_ * kSize + last_;
+            if (WHOLE || there) copy_async16(last_place(to, row), from_last_ + on / kPass * pass_);
+        }
     }
 
 public:

@@ -122,12 +122,10 @@ private:
         const auto finish = [&](i64 column, const float* patch) {
             Product::finish(args, batch, part, column, patch);
         };
-        if (!part.idle) {
+        if (!part.idle && all) Product::transpose_all(sum, part, shared, finish);
+        if (!part.idle && !all) {
             GEMMTUNE_UNROLL
-            for (int c = 0; c < Product::kTilesN; ++c) {
-                if (all) Product::transpose(sum[c], part, c, shared, finish);
-                else keep(args, piece.begin == 0, c, sum[c]);
-            }
+            for (int c = 0; c < Product::kTilesN; ++c) keep(args, piece.begin == 0, c, sum[c]);
         }
         block_barrier();  // the patches are read: the next piece's tiles are copied to where they lie
     }

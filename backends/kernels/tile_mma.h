@@ -24,13 +24,10 @@ struct TileMma {
         Product::multiply(args, task.batch, part, mine.begin, mine.end, shared, sum);
         release_reduce(args);
         if (part.idle) return;
-        GEMMTUNE_UNROLL
-        for (int c = 0; c < Product::kTilesN; ++c) {
-            Product::transpose(sum[c], part, c, shared, [&](i64 column, const float* patch) {
-                if (args.splits > 1) keep(args, task, part, column, patch);
-                else Product::finish(args, task.batch, part, column, patch);
-            });
-        }
+        Product::transpose_all(sum, part, shared, [&](i64 column, const float* patch) {
+            if (args.splits > 1) keep(args, task, part, column, patch);
+            else Product::finish(args, task.batch, part, column, patch);
+        });
     }
 
 private:
@@ -39,9 +36,7 @@ private:
                                      i64 j, const float* patch) {
         const i64 product = static_cast<i64>(task.slice) * args.batch + task.batch;
         float* const to = args.partial + (product * args.n + j) * args.m + part.i;
-        Product::each(args, part, j, [&](int row, int column) {
-            to[static_cast<i64>(column) * args.m + row] = patch[column * Product::kPitch + row];
-        });
+        Product::store(args, part, j, patch, to, args.m, [](float sum) { return sum; });
     }
 };
 

@@ -52,6 +52,7 @@ struct TileProduct {
     static constexpr int kPatch = kColumns * kPitch * 4;
     static constexpr int kPipeline = STAGES * kStage, kPatches = kWarps * kPatch;
     static constexpr int kSharedBytes = kPipeline > kPatches ? kPipeline : kPatches;
+    static constexpr int kAhead = STAGES - 1;  // tiles that are on their way while one is multiplied
     static constexpr int kSteps = BK / TileA::kStep;  // an instruction's depth each
     static constexpr int kTilesM = WM / 16, kTilesN = WN / 16;
     static_assert(BM % WM == 0 && BN % WN == 0 && WM % 16 == 0 && WN % 16 == 0, "whole warps");
@@ -83,8 +84,9 @@ struct TileProduct {
         const i64 p = static_cast<i64>(begin) * BK;
         TileA a(args.a, batch * args.stride_a, args.lda, part.i - part.row, args.m, p, args.k);
         TileB b(args.b, batch * args.stride_b, args.ldb, part.j - part.column, args.n, p, args.k);
-        if (part.idle) multiply_tiles<true>(args, a, b, shared, end - begin, part.row, part.column, sum);
-        else multiply_tiles<false>(args, a, b, shared, end - begin, part.row, part.column, sum);
+        // (A program each: branches around every step would keep copies from standing among multiplications.)
+        if (part.idle) multiply_tiles(args, a, b, shared, end - begin, part, true, sum);
+        else multiply_tiles(args, a, b, shared, end - begin, part, false, sum);
         block_barrier();
     }
 
@@ -94,18 +96,24 @@ struct TileProduct {
     template <typename WRITE>
     static GEMMTUNE_DEVICE void transpose(const SumsOfColumns& sum, const Part& part, int c, char* shared,
                                           const WRITE& write) {
-        // (Pitch: a lane's column is 2 member, 2 pitches = 8 banks on.)
-        static_assert(2 * kPitch % 32 == 8 || 2 * kPitch % 32 == 24, "members' columns lie in other banks");
-        float* const patch = reinterpret_cast<float*>(shared + warp_index() * kPatch);
-        const int lane = lane_index(), group = lane / 4, member = lane % 4;
-        if (c > 0) warp_barrier();  // the columns before these are read
-        GEMMTUNE_UNROLL
-        for (int at = 0; at < kTilesM * 8; ++at) {
-            const int tile = at / 8, n = at / 4 % 2, e = at % 4;
-            patch[(n * 8 + member * 2 + e % 2) * kPitch + tile * 16 + e / 2 * 8 + group] = sum[tile][n][e];
-        }
-        warp_barrier();
+        float* const patch = lay_out(sum, shared);
         write(part.j + c * kColumns, patch);
+    }
+
+    // The same of all of a warp's columns. write() stands in the program once, not as often as columns do:
+    // most blocks come by there once, and wait for what they have not been through before.
+    template <typename WRITE>
+    static GEMMTUNE_DEVICE void transpose_all(const Sums& sum, const Part& part, char* shared,
+                                              const WRITE& write) {
+        GEMMTUNE_ROLL
+        for (int c = 0; c < kTilesN; ++c) {
+            float* patch = nullptr;
+            if (c > 0) warp_barrier();  // the columns before these are read
+            GEMMTUNE_UNROLL
+            for (int here = 0; here < kTilesN; ++here)
+                if (here == c) patch = lay_out(sum[here], shared);
+            write(part.j + c * kColumns, patch);
+        }
     }
 
     // Stores a warp's columns of D from column j on, as transpose() left them, past the epilogue.
@@ -114,35 +122,65 @@ struct TileProduct {
         if (args.beta == 0.0f && !args.bias && args.activation == kNone) {
             using D = typename TYPES::D;
             D* const to = static_cast<D*>(args.d) + batch * args.stride_d + j * args.d_column + part.i;
-            each(args, part, j, [&](int row, int column) {
-                to[column * args.d_column + row] = narrow<D>(args.alpha * patch[column * kPitch + row]);
-            });
+            const float alpha = args.alpha;
+            store(args, part, j, patch, to, args.d_column, [=](float x) { return narrow<D>(alpha * x); });
         } else {
             const Finish<TYPES, 1> here(args, batch, part.i, j);
-            each(args, part, j,
-                 [&](int row, int column) { here.store(row, column, patch[column * kPitch + row]); });
+            const int rows = rows_of(args, part), columns = columns_of(args, j);
+            for (int column = 0; column < columns; ++column)
+                for (int row = lane_index(); row < rows; row += 32)
+                    here.store(row, column, patch[column * kPitch + row]);
         }
     }
 
-    // Calls for every (row, column) of a lane's that are in D, of kColumns columns from j on: neighbouring
-    // lanes in neighbouring rows.
-    template <typename DO>
-    static GEMMTUNE_DEVICE void each(const GemmArgs& args, const Part& part, i64 j, const DO& what) {
-        static_assert(kColumns * WM % 32 == 0, "whole warps");
-        const int rows = static_cast<int>(args.m - part.i < WM ? args.m - part.i : WM);
-        const int columns = static_cast<int>(args.n - j < kColumns ? args.n - j : kColumns);
-        for (int column = 0; column < columns; ++column)
-            for (int row = lane_index(); row < rows; row += 32) what(row, column);
+    // Stores what make() makes of the sums of kColumns columns from j on, those that are in D: the first of
+    // them to `to`, columns `apart` from each other. Neighbouring lanes have neighbouring rows.
+    template <typename TO, typename MAKE>
+    static GEMMTUNE_DEVICE void store(const GemmArgs& args, const Part& part, i64 j, const float* patch,
+                                      TO* to, i64 apart, const MAKE& make) {
+        const int lane = lane_index(), rows = rows_of(args, part) - lane, columns = columns_of(args, j);
+        to += lane, patch += lane;
+        for (int column = 0; column < columns; ++column) {
+            GEMMTUNE_UNROLL
+            for (int row = 0; row < WM; row += 32) {
+                // (A comparison for the store alone, where what is read beyond D's rows is the patch's.)
+                if (row + 32 > WM && row >= rows) continue;
+                const TO made = make(patch[row]);
+                if (row < rows) to[row] = made;
+            }
+            to += apart, patch += kPitch;
+        }
     }
 
 private:
+    // How many rows of D a warp has, and how many of kColumns columns from j on.
+    static GEMMTUNE_DEVICE int rows_of(const GemmArgs& args, const Part& part) {
+        return static_cast<int>(args.m - part.i < WM ? args.m - part.i : WM);
+    }
+    static GEMMTUNE_DEVICE int columns_of(const GemmArgs& args, i64 j) {
+        return static_cast<int>(args.n - j < kColumns ? args.n - j : kColumns);
+    }
+
+    static GEMMTUNE_DEVICE float* lay_out(const SumsOfColumns& sum, char* shared) {
+        // (Pitch: a lane's column is 2 member, 2 pitches = 8 banks on.)
+        static_assert(2 * kPitch % 32 == 8 || 2 * kPitch % 32 == 24, "members' columns lie in other banks");
+        float* const patch = reinterpret_cast<float*>(shared + warp_index() * kPatch);
+        const int lane = lane_index(), group = lane / 4, member = lane % 4;
+        GEMMTUNE_UNROLL
+        for (int at = 0; at < kTilesM * 8; ++at) {
+            const int tile = at / 8, n = at / 4 % 2, e = at % 4;
+            patch[(n * 8 + member * 2 + e % 2) * kPitch + tile * 16 + e / 2 * 8 + group] = sum[tile][n][e];
+        }
+        warp_barrier();
+        return patch;
+    }
+
     struct Fragments {
         unsigned a[kTilesM][4], b[kTilesN][4];
     };
 
-    template <bool IDLE>
     static GEMMTUNE_DEVICE void multiply_tiles(const GemmArgs& args, TileA& a, TileB& b, char* shared,
-                                               int tiles, int row, int column, Sums& sum) {
+                                               int tiles, const Part& part, bool idle, Sums& sum) {
         int copied = 0;
         char *to = shared, *from = shared;
         const auto next = [&](char*& stage) {
@@ -152,34 +190,46 @@ private:
         const auto copy = [&] {
             const bool more = copied < tiles, whole = a.whole() && b.whole();
             if (more && !whole) {
-                a.copy_some(to, static_cast<const char*>(args.a) + args.a_bytes);
-                b.copy_some(to + TileA::kBytes, static_cast<const char*>(args.b) + args.b_bytes);
+                if (a.deep() && b.deep()) {
+                    a.copy_lines(to), b.copy_lines(to + TileA::kBytes);
+                } else {
+                    a.copy_some(to, static_cast<const char*>(args.a) + args.a_bytes);
+                    b.copy_some(to + TileA::kBytes, static_cast<const char*>(args.b) + args.b_bytes);
+                }
             }
             if (more && whole) a.copy_whole(to), b.copy_whole(to + TileA::kBytes);
             commit_copies();  // an empty group too: they are counted
             a.advance(), b.advance(), ++copied, next(to);
         };
         const auto arrived = [&] {
-            wait_copies<STAGES - 2>();
+            wait_copies<kAhead - 1>();
             meet<kThreads>();  // idle warps come from another place in the program
         };
-        GEMMTUNE_UNROLL
-        for (int stage = 0; stage < STAGES - 1; ++stage) copy();
+        if constexpr (kDeep) {  // copies are long programs, to be fetched as often as they stand here
+            GEMMTUNE_ROLL
+            for (int stage = 0; stage < kAhead; ++stage) copy();
+        } else {
+            GEMMTUNE_UNROLL
+            for (int stage = 0; stage < kAhead; ++stage) copy();
+        }
         arrived();
         Fragments fragments[2];
         const auto read = [&](int step) {
-            if (IDLE) return;
-            a.read(from, row, step, fragments[step % 2].a);
-            b.read(from + TileA::kBytes, column, step, fragments[step % 2].b);
+            a.read(from, part.row, step, fragments[step % 2].a);
+            b.read(from + TileA::kBytes, part.column, step, fragments[step % 2].b);
         };
-        read(0);
+        if (!idle) read(0);
         for (int tile = 0; tile < tiles; ++tile) {
+            if (idle) {
+                copy(), arrived(), next(from);
+                continue;
+            }
             GEMMTUNE_UNROLL
             for (int step = 0; step < kSteps; ++step) {
-                if (step == kSteps - 1) arrived(), next(from);
                 if (step == 0) copy();
+                if (step == kSteps - 1) arrived(), next(from);
                 read((step + 1) % kSteps);  // after the last tile of one that is not there, and not used
-                if (!IDLE) multiply(fragments[step % 2], sum);
+                multiply(fragments[step % 2], sum);
             }
         }
         wait_copies<0>();

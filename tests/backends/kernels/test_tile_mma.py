@@ -82,15 +82,43 @@ def test_addresses_batches_and_single_lines(tmp_path: Path) -> None:
     assert _findings(found, tmp_path) == [""] * len(found)
 
 
+@pytest.mark.parametrize("sides", ["NN", "NT", "TN", "TT"])
+def test_operands_end_anywhere(sides: str, tmp_path: Path) -> None:
+    """A tile is copied in one of three ways, by how much of k and of its lines is there: up to and beyond
+    where each begins, for lines without a gap, which the operand's last one ends."""
+    found: list[tuple[GemmProblem, dict[str, Parameter]]] = []
+    for k, lines in (
+        (32, 65),
+        (33, 64),
+        (39, 63),
+        (40, 33),
+        (41, 63),
+        (64, 17),
+        (71, 129),
+        (73, 127),
+        (105, 47),
+    ):
+        problem = from_blas(lines, lines + k % 3, k, "bf16", trans_a=sides[0], trans_b=sides[1], alignment=2)
+        for tile_k in (32, 64):
+            found.append((problem, {**CHOSEN, "tile_k": tile_k, "splits": 1 + len(found) % 4 // 3}))
+    assert _findings(found, tmp_path) == [""] * len(found)
+
+
 @pytest.mark.parametrize(
     ("header", "text", "wrong"),
     [
-        ("tile_product.h", "wait_copies<STAGES - 2>()", "wait_copies<STAGES - 1>()"),
+        ("tile_product.h", "wait_copies<kAhead - 1>()", "wait_copies<kAhead>()"),
         ("tile_product.h", "            meet<kThreads>();  // idle warps", "            // idle warps"),
-        ("tile_product.h", "stage < STAGES - 1; ++stage) copy()", "stage < STAGES; ++stage) copy()"),
+        ("tile_product.h", "kAhead = STAGES - 1;", "kAhead = STAGES;"),
         ("operand_tile.h", "row % 2 ? 4 + even / 2 : row % 8 / 2", "row % 2 ? even / 2 : row % 8 / 2"),
         ("operand_tile.h", "left <= 0 ? 0 : least(left, kUnit)", "left <= 0 ? 0 : kUnit"),
-        ("operand_tile.h", "copy_first(at, source, bytes, end)", "copy_async16(at, source, bytes)"),
+        (
+            "operand_tile.h",
+            "copy_first(place(to, on, beside), source, size(on), end)",
+            "copy_async16(place(to, on, beside), source, size(on))",
+        ),
+        ("operand_tile.h", "left_ >= BK + 8", "left_ >= 1"),
+        ("operand_tile.h", "ALONG_K ? row < lines_ :", "ALONG_K ? row <= lines_ :"),
     ],
 )
 def test_a_mistake_shows(header: str, text: str, wrong: str, tmp_path: Path) -> None:
