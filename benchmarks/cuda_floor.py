@@ -2,17 +2,22 @@
 
 For every misaligned shape of a list: the copies in, the copy of D back, the fastest of cuBLASLt's products
 of the copies, and the default's call, each timed by itself in a graph over cold operands. A padded product takes
-at least both copies and the product's bound, whatever multiplies; with cuBLASLt, about as long as all three.
+at least both copies and the product's bound, whatever multiplies; with cuBLASLt, about as long as all three. And
+with whatever copies: each of its launches takes at least what a launch takes that copies 16 bytes, and what it
+moves takes at least as long as the memory's measured speed of copying says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
-from backends.cuda.padded import PaddedCublasLt, misaligned
+from backends.cuda.driver import on_heels
+from backends.cuda.padded import PaddedCublasLt, copied, misaligned, padded_twin
 from backends.errors import IllegalSolution, LaunchError
+from backends.operands import layouts
 from backends.problem import GemmProblem
 from backends.protocol import Device, Launch
 from backends.registry import FoundDevice, backend
@@ -49,7 +54,8 @@ def floor(
     rows = [_one(name, p, device, ceilings, found) for name, p in shapes if misaligned(p)]
     return {
         "what": "least time of a padded product: its copies by themselves and the product at its bound",
-        "limit_geometric_mean": geometric_mean([row["limit"] for row in rows]), "rows": rows,
+        "limit_geometric_mean": geometric_mean([row["limit"] for row in rows]),
+        "ideal_geometric_mean": geometric_mean([row["ideal_limit"] for row in rows]), "rows": rows,
     }  # fmt: skip
 
 
@@ -67,9 +73,14 @@ def _one(
     product = _product(device, problem, sets)
     baseline = backend(found.backend).baselines(problem, found.environment)[0]
     default = device.load(problem, baseline.solution, None)
-    space = device.allocate(max(default.workspace_bytes, 1))
+    space = device.allocate(max(default.workspace_bytes, 64))
     theirs = seconds(device, [default.bind(operands, space.address) for operands in sets.sets])
-    least = bound(problem, ceilings).seconds
+    least, launch = bound(problem, ceilings).seconds, seconds(device, _least_launches(device, space.address))
+    names = copied(problem, "all")
+    ideal = max(least, launch)
+    for part in ([name for name in names if name != "d"], [name for name in names if name == "d"]):
+        moving = _moved(problem, part) / ceilings.copy_bytes_per_second
+        ideal += max(moving, launch) if part else 0.0
     for held in (sets, workspace, space):
         held.free()
     row = {
@@ -77,10 +88,25 @@ def _one(
         "default_us": theirs * 1e6, "copies_in_us": into * 1e6, "copy_back_us": back * 1e6,
         "product_bound_us": least * 1e6, "limit": theirs / (into + back + least),
         "product_us": product * 1e6, "library_limit": theirs / (into + back + product),
+        "launch_us": launch * 1e6, "ideal_us": ideal * 1e6, "ideal_limit": theirs / ideal,
     }  # fmt: skip
     say(f"{name}: {row['default_us']:.1f} us; padded at least {(into + back + least) * 1e6:.1f} us")
     say(f"{name}: by cuBLASLt about {(into + back + product) * 1e6:.1f} us")
     return row
+
+
+def _moved(problem: GemmProblem, names: Iterable[str]) -> int:
+    """Bytes that copying these operands reads and writes."""
+    own, ours = layouts(problem), layouts(padded_twin(problem, "all"))
+    return sum(own[name].bytes + ours[name].bytes for name in names)
+
+
+def _least_launches(device: Any, address: int) -> list[Launch]:
+    """Launches that copy 16 bytes, at `address`."""
+    function = device.function("bandwidth.cu", "copy_words", {})
+    source, target = ctypes.c_void_p(address), ctypes.c_void_p(address + 32)
+    packed = function.pack(source, target, ctypes.c_uint64(1))
+    return [on_heels(function, device, (1, 1, 1), (32, 1, 1), packed)] * 2
 
 
 def _product(device: Device, problem: GemmProblem, sets: OperandSets) -> float:

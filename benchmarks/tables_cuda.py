@@ -268,15 +268,21 @@ def floor(document: Mapping[str, Any]) -> str:
     lines = [
         [row["name"], _us(row["default_us"]), _us(row["copies_in_us"]), _us(row["product_bound_us"]),
          _us(row.get("product_us")), _us(row["copy_back_us"]), f"{row['limit']:.2f}x",
-         _times(row.get("library_limit"))]
+         _times(row.get("library_limit")), _us(row.get("ideal_us")), _times(row.get("ideal_limit"))]
         for row in document["rows"]
     ]  # fmt: skip
     heads = ["shape", "default us", "copies in us", "product at its bound us", "by cuBLASLt us",
-             "copy of D back us", "limit", "with cuBLASLt"]  # fmt: skip
+             "copy of D back us", "limit", "with cuBLASLt", "all at their least us", "limit"]  # fmt: skip
+    ideal = document.get("ideal_geometric_mean")
+    more = "" if ideal is None else (
+        " With whatever copies, each of its launches takes what a launch takes that copies 16 bytes "
+        f"({document['rows'][0]['launch_us']:.2f} us), or what the memory's speed of copying says of its bytes, or the "
+        f"product's bound: so all are at their least, and padding reaches {ideal:.2f}x."
+    )  # fmt: skip
     return (
         "## How far padding misaligned operands can go\n\nEach copy timed by itself, the product taken at its bound: "
         f"padding reaches at most **{document['limit_geometric_mean']:.2f}x** the default over these shapes (geometric "
-        "mean), whatever multiplies. Beyond that lie kernels that load misaligned operands themselves.\n\n"
+        f"mean), whatever multiplies.{more} Beyond that lie kernels that load misaligned operands themselves.\n\n"
         f"{_table(heads, lines)}\n{source(document)}\n"
     )
 

@@ -68,7 +68,15 @@ class Padded:
 
 
 #: Microseconds of a launch by its name.
-TIMES = {"into1": 4.0, "back1": 2.0, "product1": 9.0, "product3": 5.0, "product4": 6.0, "default": 22.0}
+TIMES = {
+    "least": 1.5,
+    "into1": 4.0,
+    "back1": 2.0,
+    "product1": 9.0,
+    "product3": 5.0,
+    "product4": 6.0,
+    "default": 22.0,
+}
 
 
 @pytest.fixture
@@ -95,6 +103,14 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
 
 
 def test_a_padded_products_limits(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    def on_heels(function: Any, device: Any, grid: Any, block: Any, arguments: Any) -> Callable[[], None]:
+        def least() -> None:
+            """Copies 16 bytes."""
+
+        assert (grid, [value.value for value in arguments][1:]) == ((1, 1, 1), [arguments[0].value + 32, 1])
+        return least
+
+    monkeypatch.setattr(cuda_floor, "on_heels", on_heels)
     monkeypatch.setattr(cuda_floor, "PaddedCublasLt", Padded)
     monkeypatch.setattr(Padded, "log", device.log, raising=False)
     assert copied(ODD, "all")
@@ -106,6 +122,14 @@ def test_a_padded_products_limits(device: FakeDevice, monkeypatch: pytest.Monkey
     assert row["library_limit"] == pytest.approx(22.0 / (4.0 + 2.0 + 5.0))
     assert row["limit"] == pytest.approx(22.0 / (4.0 + 2.0 + row["product_bound_us"]))
     assert found["limit_geometric_mean"] == pytest.approx(row["limit"])
+    # Two copies and a product, each a launch at least: of a megabyte copies take what the memory says.
+    assert (row["launch_us"], row["ideal_us"]) == pytest.approx((1.5, 3 * 1.5))
+    assert found["ideal_geometric_mean"] == pytest.approx(row["ideal_limit"]) == pytest.approx(22.0 / 4.5)
+    large = from_linear(17, 4097, 4095, "bf16")
+    (row,) = cuda_floor.floor(gpu(0), [("large", large)], CEILINGS)["rows"]
+    moved = (17 + 4097) * (4095 + 4096) * 2 / CEILINGS.copy_bytes_per_second * 1e6
+    assert row["ideal_us"] == pytest.approx(moved + 1.5 + row["product_bound_us"], rel=1e-3)
+    device.log[:] = device.log[:3]
     assert device.log == [("into", 1), ("into", 3), ("into", 4)], "products have numbers to multiply"
 
 
