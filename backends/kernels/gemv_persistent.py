@@ -1,4 +1,4 @@
-"""Matrix times vector by blocks that stay, the vector in their registers (gemv_persistent.h)."""
+"""Matrix times vector, or a few columns, by blocks that stay, with those in registers (gemv_persistent.h)."""
 
 from __future__ import annotations
 
@@ -62,6 +62,8 @@ class GemvPersistent(KernelFamily):
     launch before has ended)."""
 
     name, header = "gemv-persistent", "gemv_persistent.h"
+    #: Columns of the product, at least and at most.
+    columns: ClassVar[tuple[int, int]] = (1, 1)
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
         "stream": STREAMS, "rows": (1, 2, 4, 8), "warps": (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16),
         "blocks_per_unit": (0, 1, 2, 3, 4, 6, 8, 12, 16), "ahead": (0, 1),
@@ -69,7 +71,9 @@ class GemvPersistent(KernelFamily):
 
     def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
         product, arch = streamed(problem, values), arch_of(environment)
-        broken = first(columns_rule(product, 1, 1), self._lines(product), self._ahead(values, environment))
+        broken = first(
+            columns_rule(product, *self.columns), self._lines(product), self._ahead(values, environment)
+        )
         if broken is not None:
             return broken
         threads, unroll = self._threads(values, arch.warp), self._unroll(product, values, arch.warp)
@@ -78,8 +82,8 @@ class GemvPersistent(KernelFamily):
             return f"{each} of a line of k = {product.k}; at most {MOST_UNROLL}"
         return first(
             threads_rule(threads, arch),
-            shared_rule(self._shared_bytes(values), arch),
-            registers_rule(self._registers(values, unroll), threads),
+            shared_rule(self._shared_bytes(product, values), arch),
+            registers_rule(self._registers(product, values, unroll), threads),
             grid_rule(self._turns(product, values), product),
         )
 
@@ -89,7 +93,7 @@ class GemvPersistent(KernelFamily):
         if not product.whole("a"):
             return f"lines must start at multiples of {WIDE} bytes and be whole numbers of them"
         if product.b_along_k and not product.aligned("b"):
-            return f"the vector must start at a multiple of {WIDE} bytes"
+            return f"columns must start at multiples of {WIDE} bytes"
         return None
 
     def _ahead(self, values: Values, environment: Environment) -> str | None:
@@ -110,35 +114,39 @@ class GemvPersistent(KernelFamily):
     def _once(self, values: Values) -> bool:
         return number(values, "blocks_per_unit") == 0
 
-    def _shared_bytes(self, values: Values) -> int:
-        """A turn's sums, and the next one's."""
-        warps = number(values, "warps")
-        return 0 if warps == 1 else 2 * warps * number(values, "rows") * 4
+    def _columns(self, product: Product) -> int:
+        """Columns of the instantiation."""
+        return 1 << (product.n - 1).bit_length()
 
-    def _registers(self, values: Values, unroll: int) -> int:
-        """Rows in flight, the vector, sums, and what is being multiplied."""
-        rows = number(values, "rows")
-        return 4 * unroll * (rows + 1) + rows + WIDE
+    def _shared_bytes(self, product: Product, values: Values) -> int:
+        """A turn's sums, and the next one's."""
+        warps, sums = number(values, "warps"), number(values, "rows") * self._columns(product)
+        return 0 if warps == 1 else 2 * warps * sums * 4
+
+    def _registers(self, product: Product, values: Values, unroll: int) -> int:
+        """Rows in flight, columns, sums, and what is being multiplied."""
+        rows, columns = number(values, "rows"), self._columns(product)
+        return 4 * unroll * (rows + columns) + rows * columns + WIDE // product.element_bytes * (columns + 1)
 
     def configuration(self, problem: GemmProblem, values: Values, warp: int = 32) -> Staying:
         product = streamed(problem, values)
         threads, unroll = self._threads(values, warp), self._unroll(product, values, warp)
         full = product.k * product.element_bytes == WIDE * threads * unroll
         arguments = (
-            product.types, flag(product.b_along_k), flag(full), number(values, "rows"), unroll,
-            number(values, "warps"), flag(number(values, "ahead") == 1),
+            product.types, flag(product.b_along_k), flag(full), self._columns(product), number(values, "rows"),
+            unroll, number(values, "warps"), flag(number(values, "ahead") == 1),
         )  # fmt: skip
         turns = self._turns(product, values)
         return Staying(
             product, self.header, f"GemvPersistent<{', '.join(map(str, arguments))}>", threads,
-            self._shared_bytes(values), turns, turns=turns, blocks_per_unit=number(values, "blocks_per_unit"),
+            self._shared_bytes(product, values), turns, turns=turns, blocks_per_unit=number(values, "blocks_per_unit"),
         )  # fmt: skip
 
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterator[dict[str, Parameter]]:
         """By cost(), with the larger operand streamed; blocks that are not all there at once do not stay."""
         stream = likelier_stream(problem)
         product = Product(problem, stream == "b")
-        if first(columns_rule(product, 1, 1), self._lines(product)) is not None:
+        if first(columns_rule(product, *self.columns), self._lines(product)) is not None:
             return
         names, found = [name for name in self.choices if name != "stream"], []
         for row in combinations(*(self.choices[name] for name in names)):
@@ -154,7 +162,8 @@ class GemvPersistent(KernelFamily):
         """Blocks that a multiprocessor runs at once."""
         warp = arch_of(environment).warp
         threads = self._threads(values, warp)
-        registers = threads * (self._registers(values, self._unroll(product, values, warp)) + 16)
+        unroll = self._unroll(product, values, warp)
+        registers = threads * (self._registers(product, values, unroll) + 16)
         return max(1, min(UNIT_THREADS // threads, UNIT_REGISTERS // registers, 32))
 
     def _sensible(self, product: Product, values: Values, environment: Environment) -> bool:
@@ -179,3 +188,11 @@ class GemvPersistent(KernelFamily):
             return cost * (1 + (_OFF if few == (number(values, "ahead") == 1) else 0) + (0 if few else _ONCE))
         slow = 0 if number(values, "ahead") or environment.vendor != "cuda" else _NOT_AHEAD
         return cost * (1 + _OFF * abs(log2(asked / _FIRST)) + slow)
+
+
+class SkinnyPersistent(GemvPersistent):
+    """2 to 4 columns by blocks that stay: they go through the matrix side by side, the columns in registers.
+
+    The parameters, and what the matrix must be, are gemv-persistent's."""
+
+    name, columns = "skinny-persistent", (2, 4)
