@@ -18,10 +18,18 @@ from backends.kernels.legality import (
     grid_rule,
     registers_rule,
     shared_rule,
+    tensor_core_rule,
     threads_rule,
 )
 from backends.kernels.product import WIDE, GemmArgs, Product, flag
-from backends.kernels.streaming import IN_FLIGHT, STREAMS, UNIT_THREADS, likelier_stream, streamed
+from backends.kernels.streaming import (
+    IN_FLIGHT,
+    MOST_BEATEN,
+    STREAMS,
+    UNIT_THREADS,
+    likelier_stream,
+    streamed,
+)
 from backends.operands import Operands
 from backends.problem import GemmProblem
 from backends.solution import Parameter
@@ -156,7 +164,12 @@ class GemvPersistent(KernelFamily):
             ):
                 found.append((self.cost(product, values, environment), values))
         found.sort(key=lambda one: one[0])
-        yield from (values for _, values in found[:MOST])
+        yield from (values for _, values in found[: self.most(product, environment)])
+
+    def most(self, product: Product, environment: Environment) -> int:
+        """At most so many candidates are listed: few where skinny-ring is the faster one."""
+        cores = product.element_bytes == 2 and tensor_core_rule(environment) is None
+        return MOST_BEATEN if product.n > 2 and cores else MOST
 
     def _resident(self, product: Product, values: Values, environment: Environment) -> int:
         """Blocks that a multiprocessor runs at once."""

@@ -109,7 +109,7 @@ def test_a_compiler_that_is_missing_is_told_and_the_others_go_on(monkeypatch: py
             "sm_90",
             ("gemv", "gevm"),
             100,
-            "family 'gevm' is unknown; known: gemv-persistent, gemv, skinny, .*triton-gemm",
+            "family 'gevm' is unknown; known: gemv-persistent, gemv, .*, skinny, .*triton-gemm",
         ),
         ("sm_90", ("gemv", "naive"), 1, "limit 1 is less than a compile for each of 2 families; raise it"),
     ],

@@ -75,6 +75,7 @@ def test_python_and_the_header_agree_over_the_whole_legal_space(name: str, warp:
     parts: dict[str, tuple[GemmProblem, ...]]
     parts = {
         "gemv-persistent": SPANNED,
+        "skinny-persistent": (from_linear(2, 75, 1160, "bf16"), from_linear(3, 75, 4096, "fp32")),
         "small-batch": SAMPLED[5:],
         "async-copy": (*SAMPLED[3:5], from_mm(99, 63, 99)),
         "tile-mma": BROAD,
@@ -130,6 +131,7 @@ IN_ONE: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = (
     ("small-batch", SAMPLED[5], {}),
     *(("gemv", SAMPLED[0], given) for given in FETCHED),
     ("gemv-persistent", SPANNED[1], {"ahead": 0}), ("gemv-persistent", SPANNED[1], {"ahead": 1}),
+    ("skinny-persistent", from_linear(4, 75, 1160, "bf16"), {"ahead": 1}),
     *(("skinny", from_linear(4, 512, 512, "bf16"), given) for given in FETCHED),
     ("gemv", from_linear(1, 4097, 4095, "bf16"), {"ahead": 1}), ("skinny", SAMPLED[2], {"ahead": 1}),
     ("gemv", from_mm(1, 512, 512), {}), ("skinny", SAMPLED[1], {}),

@@ -1,4 +1,4 @@
-"""gemv-persistent: who computes which rows, products on the host, what is listed, what it takes of a GPU."""
+"""gemv-persistent and skinny-persistent: who computes which rows, products on the host, what is listed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from backends.kernels.families import FAMILIES
 from backends.kernels.gemv_persistent import MOST, MOST_UNROLL, GemvPersistent
+from backends.kernels.streaming import MOST_BEATEN
 from backends.operands import Operands
 from backends.problem import GemmProblem, from_blas, from_bmm, from_linear
 from backends.solution import Parameter
@@ -17,8 +18,9 @@ from tests.backends.kernels.samples import legal_values
 from tuners.inputs import Case
 from tuners.verify import Verifier
 
-FAMILY = FAMILIES["gemv-persistent"]
+FAMILY, SKINNY = FAMILIES["gemv-persistent"], FAMILIES["skinny-persistent"]
 assert isinstance(FAMILY, GemvPersistent)
+assert isinstance(SKINNY, GemvPersistent)
 NOWHERE = Operands(0, 0, 0, 0, 0, 1.0, 0.0)
 STAY: dict[str, Parameter] = {"stream": "a", "rows": 2, "warps": 8, "blocks_per_unit": 4, "ahead": 1}
 #: Rows and k that are whole for some blocks and not for others; every type, epilogue and way to lie.
@@ -33,6 +35,10 @@ SHAPES: dict[str, GemmProblem] = {
     "rows of D apart": from_blas(1, 66, 300, "fp32", trans_a="T", beta=2.0, ldd=3),
     "a vector with gaps": from_blas(40, 1, 136, "bf16", trans_a="T", trans_b="T", ldb=3),
     "batch": from_bmm(3, 1, 26, 520, "bf16", trans_b="T", beta=1.0),
+    "two columns": from_linear(2, 45, 1160, "bf16", bias="bf16", activation="silu"),
+    "three columns": from_linear(3, 37, 520, "fp16", beta=1.0, ldd=41),
+    "four columns, across k": from_blas(30, 4, 264, trans_a="T", trans_b="T", ldb=5),
+    "three columns, batch": from_bmm(2, 3, 21, 264, "bf16", trans_b="T"),
 }
 
 
@@ -40,13 +46,14 @@ SHAPES: dict[str, GemmProblem] = {
 def test_it_computes_right(name: str, tmp_path: Path) -> None:
     """Of blocks that stay and of blocks of one turn, on one multiprocessor and on several."""
     problem = SHAPES[name]
-    sample = legal_values(FAMILY, problem, H200, 40, seed=len(name))
+    family = SKINNY if "columns" in name else FAMILY
+    sample = legal_values(family, problem, H200, 40, seed=len(name))
     stay = [values for values in sample if values["blocks_per_unit"] in (1, 2)][:2]
     once = [values for values in sample if values["blocks_per_unit"] == 0][:2]
     assert stay
     assert once
     for warp in (32, 64):
-        found = [FAMILY.configuration(problem, values, warp) for values in stay + once]
+        found = [family.configuration(problem, values, warp) for values in stay + once]
         for built, other_way, units in product(build(found, tmp_path, warp), (False, True), (1, 3)):
             verifier = Verifier(HostDevice())  # type: ignore[arg-type]  # memory is all that it asks for
             case = Case(problem, 3, "normal", "exact")
@@ -69,8 +76,8 @@ def test_blocks_are_those_of_the_device_and_no_more_than_turns() -> None:
 
 @pytest.mark.parametrize(
     ("k", "warps", "arguments"),
-    [(4096, 8, "true, 2, 2, 8"), (4096, 7, "false, 2, 3, 7"), (4104, 8, "false, 2, 3, 8"),
-     (256, 1, "true, 2, 1, 1"), (248, 1, "false, 2, 1, 1")],
+    [(4096, 8, "true, 1, 2, 2, 8"), (4096, 7, "false, 1, 2, 3, 7"), (4104, 8, "false, 1, 2, 3, 8"),
+     (256, 1, "true, 1, 2, 1, 1"), (248, 1, "false, 1, 2, 1, 1")],
 )  # fmt: skip
 def test_threads_have_as_many_loads_as_span_k(k: int, warps: int, arguments: str) -> None:
     """And all of them, or some but the last."""
@@ -97,6 +104,15 @@ def test_what_is_listed(m: int, k: int) -> None:
     assert (listed[0]["blocks_per_unit"] == 0 and listed[0]["ahead"] == 0) == few
 
 
+def test_columns_are_a_power_of_two_and_few_are_listed_where_tensor_cores_are_faster() -> None:
+    listed = {n: list(SKINNY.candidates(from_linear(n, 4096, 4096, "bf16"), H200)) for n in (2, 3, 4)}
+    assert [len(found) for found in listed.values()] == [MOST, MOST_BEATEN, MOST_BEATEN]
+    found = SKINNY.configuration(from_linear(3, 4096, 4096, "bf16"), STAY)
+    assert "true, true, 4, 2, 2, 8, true>" in found.instantiation
+    assert found.shared_bytes == 2 * 8 * 2 * 4 * 4
+    assert len(list(SKINNY.candidates(from_linear(4, 4096, 4096), H200))) == MOST, "no tensor core adds fp32"
+
+
 def test_nothing_is_listed_where_lines_are_no_whole_loads() -> None:
-    for problem in (from_linear(1, 4096, 4095, "bf16"), from_linear(2, 4096, 4096, "bf16")):
-        assert list(FAMILY.candidates(problem, H200)) == []
+    for family, n, k in ((FAMILY, 1, 4095), (FAMILY, 2, 4096), (SKINNY, 2, 4095), (SKINNY, 5, 4096)):
+        assert list(family.candidates(from_linear(n, 4096, k, "bf16"), H200)) == []

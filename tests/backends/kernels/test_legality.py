@@ -24,7 +24,7 @@ STAY = {"stream": "a", "rows": 2, "warps": 8, "blocks_per_unit": 4, "ahead": 1}
 MMA = {"stream": "a", "row_tiles": 1, "unroll": 4, "warps_m": 1, "warps_k": 4, "splits": 1}
 RING = {"stream": "a", "rows": 32, "tile_k": 128, "slots": 4, "warps": 4, "splits": 1}
 #: Who is for few columns, and who is for 16-bit floats: what a product of many columns in fp32 has not.
-NARROW = {"gemv-persistent", "gemv", "skinny", "skinny-ring", "skinny-mma"}
+NARROW = {"gemv-persistent", "gemv", "skinny-persistent", "skinny", "skinny-ring", "skinny-mma"}
 HALVES = {"tile-mma", "stream-k"}
 CORES = {
     "tile_m": 128,
@@ -76,11 +76,13 @@ def test_what_the_rules_below_are_broken_from_is_legal(
          "lines must start at multiples of 16 bytes and be whole numbers of them"),
         ("gemv-persistent", replace(DECODE, alignment=8), STAY, "lines must start at multiples of 16 bytes"),
         ("gemv-persistent", from_bmm(2, 1, 64, 64, "bf16", trans_b="T", stride_a=68), STAY,
-         "the vector must start at a multiple of 16 bytes"),
+         "columns must start at multiples of 16 bytes"),
         ("gemv-persistent", from_linear(1, 4096, 32768, "bf16"), STAY,
          "256 threads have 16 loads each of a line of k = 32768; at most 8"),
         ("gemv-persistent", from_linear(1, 4096, 8192, "bf16"), {**STAY, "rows": 8, "warps": 4},
          "operands and sums take 312 registers; 128 threads have 223 each for them"),
+        ("skinny-persistent", DECODE, STAY, "2 to 4 columns beside the streamed operand, not 1"),
+        ("skinny-persistent", SKINNY, STAY, "2 to 4 columns beside the streamed operand, not 8"),
         ("gemv-persistent", DECODE, {**STAY, "ahead": 2}, "ahead must be one of 0, 1, not 2"),
         ("gemv", DECODE, {**GEMV, "version": 1}, "version 1 of gemv is another kernel; this is 2"),
         ("skinny", SKINNY, {**GEMV, "version": 1}, "version 1 of skinny is another kernel; this is 2"),
@@ -273,7 +275,7 @@ def test_what_is_listed_is_legal_distinct_and_not_too_much(problem: GemmProblem)
         (DECODE, {"gemv-persistent", "gemv", "skinny-ring"}),
         (from_mm(1, 4096, 4096, "fp32"), {"gemv"}),
         (from_blas(1, 4096, 512, "fp16", trans_a="T"), {"gemv-persistent", "gemv", "skinny-ring"}),
-        (from_linear(4, 4096, 4096, "fp32"), {"skinny"}),
+        (from_linear(4, 4096, 4096, "fp32"), {"skinny-persistent", "skinny"}),
         (SKINNY, {"skinny", "skinny-ring", "skinny-mma"}),
         (from_mm(8, 4096, 4096, "bf16"), {"skinny"}),
         (from_linear(48, 4096, 4096, "bf16"),
