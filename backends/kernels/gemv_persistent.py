@@ -141,13 +141,14 @@ class GemvPersistent(KernelFamily):
         threads, unroll = self._threads(values, warp), self._unroll(product, values, warp)
         full = product.k * product.element_bytes == WIDE * threads * unroll
         arguments = (
-            product.types, flag(product.b_along_k), flag(full), self._columns(product), number(values, "rows"),
-            unroll, number(values, "warps"), flag(number(values, "ahead") == 1),
+            product.types, flag(product.b_along_k), flag(full), self._columns(product),
+            number(values, "rows"), unroll, number(values, "warps"), flag(number(values, "ahead") == 1),
         )  # fmt: skip
         turns = self._turns(product, values)
         return Staying(
             product, self.header, f"GemvPersistent<{', '.join(map(str, arguments))}>", threads,
-            self._shared_bytes(product, values), turns, turns=turns, blocks_per_unit=number(values, "blocks_per_unit"),
+            self._shared_bytes(product, values), turns, turns=turns,
+            blocks_per_unit=number(values, "blocks_per_unit"),
         )  # fmt: skip
 
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterator[dict[str, Parameter]]:
