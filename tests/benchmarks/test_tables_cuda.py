@@ -73,14 +73,16 @@ def test_every_other_result_becomes_a_section(tmp_path: Path) -> None:
     wrong = {"problem": "tn_256x48x259_bf16", "k": 259, "tried": 3, "wrong": 1, "wrong_splits": [4]}
     _write(tmp_path, "cuda-trap", algorithm=66, tried=3, wrong=1, unforetold=0, undetected=2, rows=[wrong])
     cost = {"default_us": 9.0, "copies_in_us": 1.0, "product_bound_us": 1.5, "copy_back_us": 0.5}
+    cost |= {"product_us": 2.0, "library_limit": 2.57, "launch_us": 0.25, "ideal_us": 2.5}
     floor: dict[str, object] = {"name": "odd/3", "limit": 3.0, **cost}
-    _write(tmp_path, "cuda-floor", limit_geometric_mean=3.0, rows=[floor])
+    _write(tmp_path, "cuda-floor", limit_geometric_mean=3.0, ideal_geometric_mean=3.6, rows=[floor])
     read = {"default_us": 9.0, "bound_us": 5.0, "reading_us": 6.0, "limit": 1.5, "kernel": "8 blocks"}
     _write(tmp_path, "cuda-reading", limit_geometric_mean=1.5, rows=[{**size, **read}])
     page = "\n".join(tables_cuda.sections(tmp_path))
     assert "| 1 x 64 x 32 | 9.00 | 5.00 | 6.00 | - | 1.50x | 8 blocks |" in page
     assert "the default is **1.500x** slower" in page
-    assert "| odd/3 | 9.00 | 1.00 | 1.50 | - | 0.50 | 3.00x | - |" in page
+    assert "| odd/3 | 9.00 | 1.00 | 0.50 | 1.50 | 3.00x | 2.00 | 2.57x | 1.00 | 3.00x |" in page
+    assert "cuBLASLt's fastest product leaves **3.00x**, a product at its bound 3.60x" in page
     assert "| 1 x 64 x 32 | 9.50 | **321** | 3.00 | 40 ok, 2 wrong result |" in page
     assert "**1 of 1** problems" in page
     assert "| cublaslt | 1 x 64 x 32 | **1.75** | 2.00 |" in page
