@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import cells
 from benchmarks.report import geometric_mean
 
 #: List -> what a reader knows it as.
@@ -110,9 +111,9 @@ def _summary(document: Mapping[str, Any], libraries: bool) -> str:
         bar = [f"{wanted[name]:.2f}x" if name in wanted else "-"] if bars else []
         lines.append(
             [title, str(figures["shapes"]), f"**{figures['geometric_mean']:.3f}x**", *bar, f"{figures['minimum']:.2f}x",
-             f"{figures['maximum']:.2f}x", _times(figures["geometric_mean_heuristic"], 3),
+             f"{figures['maximum']:.2f}x", cells.times(figures["geometric_mean_heuristic"], 3),
              " / ".join(str(verdicts.get(kind, 0)) for kind in ("WIN", "TIE", "LOSS")),
-             _percent(figures["share_median"]), f"{figures['configurations_median']:.0f}"]
+             cells.percent(figures["share_median"]), f"{figures['configurations_median']:.0f}"]
         )  # fmt: skip
     parts = [
         f"## Linear layers of served models, {document['dtype']}: tuned over {_baselines(document['rows'])}"
@@ -120,7 +121,7 @@ def _summary(document: Mapping[str, Any], libraries: bool) -> str:
         f"{document['shapes_done']} of {document['shapes_wanted']} shapes, {document['seconds']:g} s of measuring each"
         f"{'' if document['complete'] else ' (**not all of them yet**)'}; {document['all'].get('configurations', 0):,} "
         f"configurations verified and timed, {document['all'].get('wrong_results', 0):,} thrown out for wrong results.\n",
-        _table(heads, lines),
+        cells.table(heads, lines),
         *_ceilings(document, document["dtype"]),
         source(document),
         _rows_of(document),
@@ -169,20 +170,20 @@ def _list(title: str, dtype: str, rows: Sequence[Mapping[str, Any]]) -> str:
     for row in rows:
         size = f"{row['m']} x {row['n']} x {row['k']}"
         if "error" in row:
-            lines.append([size, *["-"] * 5, _cell(row["error"]), "-"])
+            lines.append([size, *["-"] * 5, cells.cell(row["error"]), "-"])
             continue
         won = row["verdict"] == "WIN"
         interval = (
-            _interval(row["interval"])
+            cells.interval(row["interval"])
             if won
-            else f"{row['verdict']}, best library {_times(row['raw_ratio'])}"
+            else f"{row['verdict']}, best library {cells.times(row['raw_ratio'])}"
         )
         share = "-" if row["share"] is None else f"{row['share']:.0%} ({row['binds']})"
         lines.append(
-            [size, _us(row["torch_us"]), _us(row["heuristic_us"]), _us(row["best_us"]), f"{row['ratio']:.2f}x", interval,
+            [size, cells.us(row["torch_us"]), cells.us(row["heuristic_us"]), cells.us(row["best_us"]), f"{row['ratio']:.2f}x", interval,
              row["family"], share]
         )  # fmt: skip
-    return f"### {title}, {dtype}\n\n{_table(heads, lines)}"
+    return f"### {title}, {dtype}\n\n{cells.table(heads, lines)}"
 
 
 # ---- the rest ------------------------------------------------------------------------------------
@@ -191,8 +192,8 @@ def _list(title: str, dtype: str, rows: Sequence[Mapping[str, Any]]) -> str:
 def screening(document: Mapping[str, Any]) -> str:
     """Configurations within some seconds."""
     lines = [
-        [f"{row['m']} x {row['n']} x {row['k']}", _us(row["run_us"]), f"**{row['configurations']}**",
-         f"{row['screening_seconds']:.2f}", _counts(row["by_status"])]
+        [f"{row['m']} x {row['n']} x {row['k']}", cells.us(row["run_us"]), f"**{row['configurations']}**",
+         f"{row['screening_seconds']:.2f}", cells.counts(row["by_status"])]
         for row in document["rows"]
     ]  # fmt: skip
     least = ""
@@ -204,22 +205,22 @@ def screening(document: Mapping[str, Any]) -> str:
     return (
         f"## Screening: configurations verified and timed within {document['seconds']:g} s\n\nWall clock, "
         f"{document['dtype']}, one GPU.{least}\n\n"
-        f"{_table(['m x n x k', 'fastest run us', 'verified and timed', 'seconds', 'outcomes'], lines)}\n{source(document)}\n"
+        f"{cells.table(['m x n x k', 'fastest run us', 'verified and timed', 'seconds', 'outcomes'], lines)}\n{source(document)}\n"
     )
 
 
 def repeat(document: Mapping[str, Any]) -> str:
     """Tuned twice."""
     lines = [
-        [row["problem"], f"{row['first_verdict']} {_us(row['first_us'])} us",
-         f"{row['second_verdict']} {_us(row['second_us'])} us", str(row["ties"]),
+        [row["problem"], f"{row['first_verdict']} {cells.us(row['first_us'])} us",
+         f"{row['second_verdict']} {cells.us(row['second_us'])} us", str(row["ties"]),
          "the same" if row["same"] else "in it" if row["in_tie_set"] else "**not in it**"]
         for row in document["rows"]
     ]  # fmt: skip
     heads = ["problem", "first", "second", "first tie set", "second winner"]
     return (
         f"## Tuned twice\n\nThe second winner lies in the first tie set for **{document['in_tie_set']} of "
-        f"{document['problems']}** problems ({document['same']} the same solution).\n\n{_table(heads, lines)}\n"
+        f"{document['problems']}** problems ({document['same']} the same solution).\n\n{cells.table(heads, lines)}\n"
         f"{source(document)}\n"
     )
 
@@ -243,7 +244,7 @@ def launch(document: Mapping[str, Any]) -> str:
     ]
     return (
         f"## Launching from Python, outside graphs\n\nA stored cuBLASLt solution, loaded and bound, against torch's call; "
-        f"{document['calls']:,} calls a repetition, {document['dtype']}.\n\n{_table(heads, lines)}\n{source(document)}\n"
+        f"{document['calls']:,} calls a repetition, {document['dtype']}.\n\n{cells.table(heads, lines)}\n{source(document)}\n"
     )
 
 
@@ -252,16 +253,16 @@ def types(document: Mapping[str, Any]) -> str:
     lines = []
     for row in document["rows"]:
         if "error" in row:
-            lines.append([row["name"], "not run", "-", "-", "-", _cell(row["error"])])
+            lines.append([row["name"], "not run", "-", "-", "-", cells.cell(row["error"])])
             continue
         lines.append(
-            [row["name"], row["verdict"], f"{row['ratio']:.2f}x", row["baseline"], _us(row["best_us"]),
-             f"{row['family']}; {_counts(row['by_status'])}"]
+            [row["name"], row["verdict"], f"{row['ratio']:.2f}x", row["baseline"], cells.us(row["best_us"]),
+             f"{row['family']}; {cells.counts(row['by_status'])}"]
         )  # fmt: skip
     heads = ["types", "verdict", "ratio", "over", "best us", "winner; screened"]
     return (
         f"## Types, epilogues, layouts\n\n**{document['tuned']} of {document['combinations']}** combinations tuned, "
-        f"{document['seconds']:g} s each.\n\n{_table(heads, lines)}\n{source(document)}\n"
+        f"{document['seconds']:g} s each.\n\n{cells.table(heads, lines)}\n{source(document)}\n"
     )
 
 
@@ -270,9 +271,9 @@ def floor(document: Mapping[str, Any]) -> str:
     rows = document["rows"]
     behind = [row["default_us"] / (_least_copies(row) + row["product_us"]) for row in rows]
     lines = [
-        [row["name"], _us(row["default_us"]), _us(row["copies_in_us"]), _us(row["copy_back_us"]),
-         _us(row["product_bound_us"]), f"{row['limit']:.2f}x", _us(row["product_us"]), _times(row["library_limit"]),
-         _us(_least_copies(row)), _times(limit)]
+        [row["name"], cells.us(row["default_us"]), cells.us(row["copies_in_us"]), cells.us(row["copy_back_us"]),
+         cells.us(row["product_bound_us"]), f"{row['limit']:.2f}x", cells.us(row["product_us"]), cells.times(row["library_limit"]),
+         cells.us(_least_copies(row)), cells.times(limit)]
         for row, limit in zip(rows, behind, strict=True)
     ]  # fmt: skip
     heads = ["shape", "default us", "copies in us", "copy of D back us", "product at its bound us", "limit",
@@ -284,7 +285,7 @@ def floor(document: Mapping[str, Any]) -> str:
         f"copies 16 bytes ({rows[0]['launch_us']:.2f} us), and what the memory's speed of copying says of its bytes. "
         f"Behind copies at that least, cuBLASLt's fastest product leaves **{geometric_mean(behind):.2f}x**, a product "
         f"at its bound {document['ideal_geometric_mean']:.2f}x. Beyond that lie kernels that load misaligned operands "
-        f"themselves.\n\n{_table(heads, lines)}\n{source(document)}\n"
+        f"themselves.\n\n{cells.table(heads, lines)}\n{source(document)}\n"
     )
 
 
@@ -297,8 +298,8 @@ def _least_copies(row: Mapping[str, Any]) -> float:
 def reading(document: Mapping[str, Any]) -> str:
     """How far one token's products can go."""
     lines = [
-        [f"{row['m']} x {row['n']} x {row['k']}", _us(row["default_us"]), _us(row["bound_us"]), _us(row["reading_us"]),
-         _us(row.get("storing_us")), f"{row['limit']:.2f}x", row["kernel"]]
+        [f"{row['m']} x {row['n']} x {row['k']}", cells.us(row["default_us"]), cells.us(row["bound_us"]), cells.us(row["reading_us"]),
+         cells.us(row.get("storing_us")), f"{row['limit']:.2f}x", row["kernel"]]
         for row in document["rows"]
     ]  # fmt: skip
     heads = [
@@ -314,7 +315,7 @@ def reading(document: Mapping[str, Any]) -> str:
         "## How far products of one token can go\n\nA launch that reads the weights, and does nothing else, in the same "
         "graphs over cold operands, the fastest of many grids: against it the default is "
         f"**{document['limit_geometric_mean']:.3f}x** slower (geometric mean). A product that multiplies what it reads, "
-        f"and stores the sums, takes longer.\n\n{_table(heads, lines)}\n{source(document)}\n"
+        f"and stores the sums, takes longer.\n\n{cells.table(heads, lines)}\n{source(document)}\n"
     )
 
 
@@ -339,40 +340,11 @@ def trap(document: Mapping[str, Any]) -> str:
         f"configurations that cublasLtMatmulAlgoCheck passes, on {len(document['rows'])} problems, "
         f"**{document['wrong']:,} give wrong results**: {missed}. The rule: the last k mod splitk_num elements of k are "
         "left out where that is not 0 and k / splitk_num, rounded down, is a whole number of the stage's elements of k. "
-        f"Such configurations are illegal here.\n\n{_table(heads, lines)}\n{source(document)}\n"
+        f"Such configurations are illegal here.\n\n{cells.table(heads, lines)}\n{source(document)}\n"
     )
 
 
 # ---- words ---------------------------------------------------------------------------------------
-
-
-def _table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    rows = [heads, ["---"] * len(heads), *lines]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "/").split())
-
-
-def _us(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}" if value < 100 else f"{value:,.0f}"
-
-
-def _times(value: float | None, digits: int = 2) -> str:
-    return "-" if value is None else f"{value:.{digits}f}x"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"
-
-
-def _interval(ends: Sequence[float | None] | None) -> str:
-    return "-".join("open" if end is None else f"{end:.2f}" for end in ends or (None, None))
-
-
-def _counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
 
 
 # ---- profile -------------------------------------------------------------------------------------
@@ -395,12 +367,12 @@ def profile(document: Mapping[str, Any]) -> str:
     for row in document["rows"]:
         size = f"{row['m']} x {row['n']} x {row['k']}"
         for kernel in row.get("kernels", ()):
-            cells = []
+            found = []
             for name, by in _PROFILED.values():
                 value = kernel["figures"].get(name, [None])[0]
-                cells.append(f"{value / by:.2f}" if isinstance(value, (int, float)) else "-")
+                found.append(f"{value / by:.2f}" if isinstance(value, (int, float)) else "-")
             name = kernel["kernel"].split("(")[0].split("<")[0][:40]
-            lines.append([size, f"{row['which']}: {row['family']}", f"`{name}`", *cells])
+            lines.append([size, f"{row['which']}: {row['family']}", f"`{name}`", *found])
         if "error" in row:
             lines.append([size, f"{row['which']}: {row['family']}", row["error"].replace("|", "/")[:80],
                           *["-"] * len(_PROFILED)])  # fmt: skip
@@ -408,6 +380,6 @@ def profile(document: Mapping[str, Any]) -> str:
     return (
         f"## What the hardware does, by Nsight Compute{whose}\n\nEach kernel of one launch, caches flushed before it, clocks left "
         "alone: shares are of the hardware's own peaks.\n\n"
-        + _table(["m x n x k", "call", "kernel", *_PROFILED], lines)
+        + cells.table(["m x n x k", "call", "kernel", *_PROFILED], lines)
         + f"\n{source(document)}\n"
     )

@@ -1,12 +1,13 @@
-// Matrix times vector, or times a few columns, A contiguous along k: blocks that stay. A block's WARPS warps span
-// k, UNROLL loads of 16 bytes a thread, so that a thread meets the same elements of B in every row: they are
-// loaded once and stay in registers. It takes ROWS rows at a time, and all blocks together go through A from its front to its end, side
-// by side; the next rows are on their way while the threads' sums of these are added up. A product of this kind
-// is over in microseconds, of which what comes before the first load and after the last one is a good part: both
-// are kept short.
+// Matrix times vector, or times a few columns, A contiguous along k: blocks that stay. A block's WARPS warps
+// span k, UNROLL loads of 16 bytes a thread, so that a thread meets the same elements of B in every row: they
+// are loaded once and stay in registers. It takes ROWS rows at a time, and all blocks together go through A
+// from its front to its end, side by side; the next rows are on their way while the threads' sums of these are
+// added up. A product of this kind is over in microseconds, of which what comes before the first load and
+// after the last one is a good part: both are kept short.
 //
-// COLUMNS: n rounded up to a power of two. FULL: every thread has all of its UNROLL loads of a row; else some have not the last one. AHEAD: the first
-// loads are on their way to L2 before the launch before this one has ended.
+// COLUMNS: n rounded up to a power of two. FULL: every thread has all of its UNROLL loads of a row; else some
+// have not the last one. AHEAD: the first loads are on their way to L2 before the launch before this one has
+// ended.
 #pragma once
 
 #include "stream.h"
@@ -28,7 +29,8 @@ struct GemvPersistent {
     static GEMMTUNE_DEVICE void run(const GemmArgs& args, char* shared) {
         const Task task(args);
         const bool beyond = task.beyond(args);
-        const int step = args.blocks * ROWS;
+        const i64 ahead = static_cast<i64>(args.blocks) * ROWS;  // of the next turn; beyond all rows: none
+        const int step = ahead < args.m ? static_cast<int>(ahead) : args.m;
         const unsigned first = block_x() * ROWS;
         Mine mine(args, task, first);
         Out out(args, task, first);
@@ -40,8 +42,8 @@ struct GemvPersistent {
         mine.load(a);
         load_b(args, from_b, mine, b);
         float* const parts = reinterpret_cast<float*>(shared);
-        // Where there is one turn only, this is a loop all the same: of straight code compilers put the loads off
-        // until the products that need them, to save registers, and few are in flight.
+        // Where there is one turn only, this is a loop all the same: of straight code compilers put the loads
+        // off until the products that need them, to save registers, and few are in flight.
         for (int turn = 0;; turn ^= 1) {
             float sum[kSums] = {};
             multiply(a, b, sum);
@@ -93,8 +95,8 @@ private:
         }
     };
 
-    // Where this thread stores in a turn, if it does: of several warps one that adds up, of one a lane that has
-    // a whole sum.
+    // Where this thread stores in a turn, if it does: of several warps one that adds up, of one a lane that
+    // has a whole sum.
     struct Out {
         typename TYPES::D* at;
         i64 apart, row;  // elements from a row to the next; which

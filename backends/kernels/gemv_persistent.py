@@ -41,6 +41,8 @@ MOST_UNROLL = 8
 #: Bytes that blocks of a multiprocessor ask for at first, all together: what was fastest on an H200 of eight
 #: products of 4 to 90 MB. How much a factor of two costs, loads that are not ahead, blocks that do not stay.
 _FIRST, _OFF, _NOT_AHEAD, _ONCE = 64 * 1024, 0.02, 0.04, 0.03
+#: Registers of addresses and counters, beside what operands and sums take.
+_ADDRESSES = 20
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class GemvPersistent(KernelFamily):
     columns: ClassVar[tuple[int, int]] = (1, 1)
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
         "stream": STREAMS, "rows": (1, 2, 4, 8), "warps": (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16),
-        "blocks_per_unit": (0, 1, 2, 3, 4, 6, 8, 12, 16), "ahead": (0, 1),
+        "blocks_per_unit": (1, 2, 3, 4, 6, 8, 12, 16, 0), "ahead": (0, 1),
     }  # fmt: skip
 
     def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
@@ -177,24 +179,31 @@ class GemvPersistent(KernelFamily):
         warp = arch_of(environment).warp
         threads = self._threads(values, warp)
         unroll = self._unroll(product, values, warp)
-        registers = threads * (self._registers(product, values, unroll) + 16)
-        return max(1, min(UNIT_THREADS // threads, UNIT_REGISTERS // registers, 32))
+        # Given out by eights, to the warps of a multiprocessor's quarter from a quarter of its registers.
+        registers = -(-(self._registers(product, values, unroll) + _ADDRESSES) // 8) * 8
+        warps = UNIT_REGISTERS // 4 // (warp * registers) * 4
+        return max(1, min(UNIT_THREADS // threads, warps * warp // threads, 32))
 
     def _sensible(self, product: Product, values: Values, environment: Environment) -> bool:
-        """Whether blocks that stay are all there at once, and have a second turn."""
+        """Whether blocks that stay are all there at once, those of every product of a batch, and have a
+        second turn."""
         blocks, units = number(values, "blocks_per_unit"), max(1, environment.units)
-        staying = blocks * units < self._turns(product, values) * product.batch
-        return self._once(values) or (staying and blocks <= self._resident(product, values, environment))
+        staying = blocks * units < self._turns(product, values)
+        there = blocks * product.batch <= self._resident(product, values, environment)
+        return self._once(values) or (staying and there)
 
     def cost(self, product: Product, values: Values, environment: Environment) -> float:
         """Roughly the bytes that the slowest multiprocessor reads, over the share of the memory's speed that
         its loads in flight keep up. A guess for the order only: what is fast is measured."""
         units = max(1, environment.units)
         rows, once, turns = number(values, "rows"), self._once(values), self._turns(product, values)
-        here = self._resident(product, values, environment) if once else number(values, "blocks_per_unit")
-        here = min(here, ceil(turns * product.batch / units))
-        line = product.k * product.element_bytes
-        each = ceil(turns * product.batch / units) if once else here * ceil(turns / (here * units))
+        stay, line = number(values, "blocks_per_unit"), product.k * product.element_bytes
+        if once:
+            each = ceil(turns * product.batch / units)
+            here = min(self._resident(product, values, environment), each)
+        else:
+            here = stay * product.batch
+            each = here * ceil(turns / (stay * units))
         asked = here * rows * line
         cost = each * rows * line / min(1.0, asked / IN_FLIGHT)
         if once:  # of few bytes, all on their way at once, there is nothing to fetch ahead

@@ -135,9 +135,10 @@ public:
 
     // Starts the copies of the next tile: of all of it, where it is whole(); of the lines that there are,
     // where it is deep(); else of what is there, and zeros beyond k. (Near the operand's end one by one:
-    // where most blocks' tiles are not whole, copy_first()'s arithmetic would double their steps.) Of lines beyond the operand the buffer keeps what
-    // it had: so do sums that nobody stores. A chunk that begins before its row does is read whole: it lies
-    // in the operand's own allocation, which begins at a multiple of 16 bytes. The operand ends at `end`.
+    // where most blocks' tiles are not whole, copy_first()'s arithmetic would double their steps.) Of lines
+    // beyond the operand the buffer keeps what it had: so do sums that nobody stores. A chunk that begins
+    // before its row does is read whole: it lies in the operand's own allocation, which begins at a multiple
+    // of 16 bytes. The operand ends at `end`.
     GEMMTUNE_DEVICE void copy_whole(char* to) const { copy_deep<true>(to); }
     GEMMTUNE_DEVICE void copy_lines(char* to) const { copy_deep<false>(to); }
     GEMMTUNE_DEVICE void copy_some(char* to, const char* end) const {

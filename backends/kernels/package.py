@@ -81,8 +81,9 @@ def family_of(solution: Solution) -> GpuFamily:
 
 
 def follows_units(solution: Solution) -> bool:
-    """Whether a launch depends on the number of multiprocessors: of persistent kernels and of Stream-K."""
-    return any(solution.parameters.get(name) is not None for name in _PER_UNIT)
+    """Whether a launch depends on the number of multiprocessors: of persistent kernels and of Stream-K. (Of
+    blocks that stay none a multiprocessor are one a turn, on whatever device.)"""
+    return any(solution.parameters.get(name) for name in _PER_UNIT)
 
 
 def build(

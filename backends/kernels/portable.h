@@ -118,7 +118,7 @@ GEMMTUNE_DEVICE float quotient(float x, float y) { return x * __builtin_amdgcn_r
     extern "C" __attribute__((global, amdgpu_flat_work_group_size(1, FAMILY::kThreads)))     \
     void NAME(const gemmtune::GemmArgs args) {                                               \
         extern __attribute__((shared, aligned(16))) char gemmtune_shared[];                  \
-        gemmtune::begin<FAMILY>();                                                       \
+        gemmtune::begin<FAMILY>();                                                           \
         FAMILY::run(args, gemmtune_shared);                                                  \
     }
 
@@ -281,7 +281,7 @@ GEMMTUNE_DEVICE float quotient(float x, float y) { return __fdividef(x, y); }
     extern "C" __global__ void __launch_bounds__(FAMILY::kThreads, FAMILY::kMinBlocks)         \
         NAME(const __grid_constant__ gemmtune::GemmArgs args) {                                \
         extern __shared__ gemmtune::Words gemmtune_shared[];                                   \
-        gemmtune::begin<FAMILY>();                                                         \
+        gemmtune::begin<FAMILY>();                                                             \
         FAMILY::run(args, reinterpret_cast<char*>(gemmtune_shared));                           \
     }
 #endif
@@ -378,8 +378,8 @@ GEMMTUNE_DEVICE void launch_dependents() {}
 GEMMTUNE_DEVICE void wait_for_launches() {}
 #endif
 
-// What every kernel begins with. A family that says kWaits waits by itself, once, and has done by then what needs
-// no memory.
+// What every kernel begins with. A family that says kWaits waits by itself, once, and has done by then what
+// needs no memory.
 template <typename FAMILY>
 GEMMTUNE_DEVICE constexpr bool waits_itself(decltype(FAMILY::kWaits)*) { return FAMILY::kWaits; }
 template <typename FAMILY>

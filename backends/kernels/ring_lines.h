@@ -109,9 +109,10 @@ private:
                 source += eight_;
             }
         }
+        if (WHOLE) return;
         const char* source = from_last_ + at;
         GEMMTUNE_UNROLL
-        for (int on = 0; !WHOLE && on < LINES; on += 32) {
+        for (int on = 0; on < LINES; on += 32) {
             copy_async16_if(on < left_last_, to + to_last_ + on * kPitch, source);
             source += 4 * eight_;
         }

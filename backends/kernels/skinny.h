@@ -25,8 +25,8 @@ struct SkinnyAlongK {
     static constexpr int kSharedBytes = WARPS_K == 1 ? 0 : WARPS_K * WARPS_M * kSums * 4;
     static constexpr int V = kChunk<T>, kStep = kWarp * UNROLL;  // elements a load; loads of a row at a time
 
-    // Before the launch before this one has ended: which rows are a warp's and, AHEAD, the first step's loads of
-    // A on their way to L2.
+    // Before the launch before this one has ended: which rows are a warp's and, AHEAD, the first step's loads
+    // of A on their way to L2.
     static constexpr bool kWaits = true;
 
     static GEMMTUNE_DEVICE void run(const GemmArgs& args, char* shared) {

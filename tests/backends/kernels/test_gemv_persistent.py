@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from backends.kernels.families import FAMILIES
-from backends.kernels.gemv_persistent import MOST, MOST_UNROLL, GemvPersistent
+from backends.kernels.gemv_persistent import MOST, MOST_UNROLL, GemvPersistent, Staying
 from backends.kernels.streaming import MOST_BEATEN
 from backends.operands import Operands
 from backends.problem import GemmProblem, from_blas, from_bmm, from_linear
@@ -102,6 +102,27 @@ def test_what_is_listed(m: int, k: int) -> None:
         assert -(-k * 2 // (16 * found.threads)) <= MOST_UNROLL
     few = m * k * 2 <= 40_000 * H200.units
     assert (listed[0]["blocks_per_unit"] == 0 and listed[0]["ahead"] == 0) == few
+
+
+@pytest.mark.parametrize(("batch", "m"), [(8, 4096), (8, 1024), (64, 1024)])
+def test_blocks_of_a_whole_batch_stay_all_at_once(batch: int, m: int) -> None:
+    problem = from_bmm(batch, 1, m, m, "bf16", trans_b="T")
+    launches = set()
+    for values in FAMILY.candidates(problem, H200):
+        found = FAMILY.configuration(problem, values).on(H200.units)
+        launches.add((found.instantiation, found.grid))
+        blocks = values["blocks_per_unit"]
+        assert isinstance(blocks, int)
+        assert blocks * batch * found.threads <= 2048
+        assert isinstance(found, Staying)
+        assert found.grid[0] == (blocks * H200.units or found.turns)
+    assert len(launches) == len(list(FAMILY.candidates(problem, H200))) > 0, "no launch is listed twice"
+
+
+def test_one_block_a_turn_is_the_neighbour_of_many_blocks() -> None:
+    choices = FAMILY.choices["blocks_per_unit"]
+    assert choices[-2:] == (16, 0)
+    assert list(choices[:-1]) == sorted(int(str(one)) for one in choices[:-1])
 
 
 def test_columns_are_a_power_of_two_and_few_are_listed_where_tensor_cores_are_faster() -> None:

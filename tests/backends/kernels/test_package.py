@@ -261,6 +261,8 @@ def test_what_follows_the_multiprocessors() -> None:
     assert not follows_units(triton(split_k=2))
     assert not follows_units(GEMV)
     assert follows_units(Solution("stream-k", 1, {"blocks_per_unit": 2}))
+    assert follows_units(Solution("gemv-persistent", 1, {"blocks_per_unit": 2}))
+    assert not follows_units(Solution("gemv-persistent", 1, {"blocks_per_unit": 0})), "one for every turn"
 
 
 # ---- the program of the documentation ------------------------------------------------------------
