@@ -32,7 +32,7 @@ from backends.solution import Parameter
 #: the memory's speed one reads while others idle; which part of the chunks on their way delays the rest.
 _L2_BYTES, _FASTER, _FILL_SHARE = 40, 2.0, 0.15
 #: Of lines that start anywhere: instructions for 512 bytes of one. Clocks between two of a warp's, and
-#: how many a multiprocessor issues in one at most, in practice.
+#: how many a multiprocessor issues in one at most. By counting, and from one profile: for the order only.
 _RAGGED_INSTRUCTIONS, _ISSUE_CLOCKS, _ISSUED = 14, 6.0, 2.0
 #: What a block takes of its multiprocessor's shared memory beside what it asks for.
 _BLOCK_SHARED = 1024
