@@ -16,6 +16,7 @@ from backends.cuda.cublaslt import CublasLt, CublasLtHeuristic, first_heuristic
 from backends.cuda.driver import DriverMissing, api, check
 from backends.cuda.own import own_families
 from backends.cuda.padded import PaddedCublasLt
+from backends.cuda.padded_own import PaddedTileWgmma
 from backends.cuda.torch_gemm import TorchMatmul, import_torch, torch_build
 from backends.cuda.triton_family import CudaTritonGemm, CudaTritonPersistent, CudaTritonSplitK
 from backends.environment import Environment
@@ -193,5 +194,5 @@ def library_builds() -> tuple[Mapping[str, str], tuple[str, ...]]:
 @lru_cache(maxsize=1)
 def _families() -> Mapping[str, Family]:
     made: list[Family] = [family() for family in _FAMILIES]
-    made += own_families()
+    made += [PaddedTileWgmma(), *own_families()]
     return {family.name: family for family in made}

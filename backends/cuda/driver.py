@@ -14,6 +14,7 @@ from weakref import finalize
 
 from backends.errors import ContextLost, DeviceLost, DeviceMemoryExceeded, LaunchError
 from backends.kernels.legality import DEPENDENT_LAUNCHES, capability
+from backends.kernels.tensor_map import MAP_BYTES, TensorMap
 
 #: After these the context answers nothing any more: the process must end (CUDA driver API, CUresult).
 CONTEXT_LOST = frozenset(
@@ -191,6 +192,27 @@ class Function:
                 check(result, f"dependent launch of {self.name} on {grid} blocks of {block}")
 
         return launch
+
+
+#: gemmtune's type -> CUtensorMapDataType_enum's.
+_TENSOR_TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
+
+
+def encoded_map(found: TensorMap, operand: int) -> bytes:
+    """A map of the operand at that address, as the copy engine takes it. Raises LaunchError."""
+    cu = api()
+    result = cu.cuTensorMapEncodeTiled(
+        getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_TENSOR_TYPES[found.dtype]}"),
+        len(found.sizes), operand,
+        [cu.cuuint64_t(size) for size in found.sizes], [cu.cuuint64_t(size) for size in found.strides],
+        [cu.cuuint32_t(size) for size in found.box], [cu.cuuint32_t(1) for _ in found.box],
+        cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        cu.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )  # fmt: skip
+    made = check(result, f"a map of {found.operand} at {operand:#x}")
+    return ctypes.string_at(made.getPtr(), MAP_BYTES)
 
 
 class Arguments:

@@ -9,12 +9,13 @@ from typing import Any
 
 from backends.cache import BinaryCache
 from backends.cuda.compiler import compile_unit
-from backends.cuda.driver import Module, on_heels
+from backends.cuda.driver import Module, encoded_map, on_heels
 from backends.environment import Environment
 from backends.errors import LaunchError
 from backends.kernels.families import FAMILIES, HEADERS
 from backends.kernels.family import ENTRY, REDUCE, Configuration, KernelFamily
 from backends.kernels.legality import UNASKED_SHARED
+from backends.kernels.tensor_map import encoded
 from backends.operands import Operands
 from backends.problem import GemmProblem
 from backends.protocol import Launch
@@ -45,7 +46,8 @@ class OwnKernel:
         found, gemm, reduce, device = self._found, self._gemm, self._reduce, self._device
         if self.workspace_bytes and workspace % _WORKSPACE_UNIT:
             raise LaunchError(f"the workspace at {workspace:#x} is not aligned to {_WORKSPACE_UNIT} bytes")
-        arguments = gemm.pack(found.arguments(operands, workspace))
+        maps = [encoded_map(one, getattr(operands, one.operand)) for one in found.tensors]
+        arguments = gemm.pack(encoded(found.arguments(operands, workspace), maps))
         # Every kernel of ours waits itself (portable.h).
         first = on_heels(gemm, device, found.grid, (found.threads, 1, 1), arguments, found.shared_bytes)
         if reduce is None:
@@ -97,8 +99,8 @@ class OwnFamily:
     def compile(
         self, problem: GemmProblem, solution: Solution, environment: Environment, cache: BinaryCache
     ) -> Path | None:
-        unit = self._family.configuration(problem, solution.parameters).unit
-        return compile_unit(unit, HEADERS, environment.arch, cache)
+        found = self._family.configuration(problem, solution.parameters)
+        return compile_unit(found.unit, HEADERS, found.target(environment.arch), cache)
 
     def load(self, problem: GemmProblem, solution: Solution, binary: Path | None, device: Any) -> OwnKernel:
         """Raises LaunchError where there is no binary, or the driver refuses it."""

@@ -40,6 +40,8 @@ _THREADS, _IN_FLIGHT, _MOST_COPIES = 256, 4, 8
 _ENOUGH_BLOCKS, _MOST_BLOCKS = 396, 2**26
 #: Chunks of a line that a warp writes; lines of this many chunks are shared by whole blocks.
 _WARP, _LONG = 32, 2**13
+#: Bytes of a cache line; a copy is by at most one so-manieth larger for its columns to start at them.
+_CACHE_LINE, _MOST_EXCESS = 128, 16
 #: Buffers start at multiples of this many bytes, as allocations do.
 _BUFFER = 256
 
@@ -99,8 +101,8 @@ def copied(problem: GemmProblem, pad: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=256)
 def padded_twin(problem: GemmProblem, pad: str) -> GemmProblem:
-    """The same product on the copies, m rounded up where D is one: the least aligned leading dimensions,
-    batches one after another."""
+    """The same product on the copies, m rounded up where D is one: leading dimensions of whole cache lines
+    where those cost little, else the least aligned ones; batches one after another."""
     changed: dict[str, Any] = {"alignment": max(problem.alignment, ALIGNMENT)}
     names, found = copied(problem, pad), layouts(problem)
     more = 0
@@ -112,12 +114,17 @@ def padded_twin(problem: GemmProblem, pad: str) -> GemmProblem:
             layout = found[name]
             in_rows = name in ("c", "d") or (name == "a" and problem.trans_a == "N")
             in_columns = name == "a" and not in_rows
-            unit = max(1, ALIGNMENT // layout.dtype.bytes)
-            ld = _up(layout.rows + more * in_rows, unit)
+            ld = _padded_ld(layout.rows + more * in_rows, layout.dtype.bytes)
             changed[f"ld{name}"] = ld
             columns = layout.columns + more * in_columns
             changed[f"stride_{name}"] = ld * columns if layout.stride else 0
     return replace(problem, **changed)
+
+
+def _padded_ld(rows: int, size: int) -> int:
+    """Tiles are read in cache lines: where columns start within them, one more of every column's part."""
+    least, lines = (_up(rows, max(1, unit // size)) for unit in (ALIGNMENT, _CACHE_LINE))
+    return lines if lines * _MOST_EXCESS <= least * (_MOST_EXCESS + 1) else least
 
 
 class PaddedCublasLt(LibraryFamily):
@@ -187,8 +194,8 @@ class PaddedCublasLt(LibraryFamily):
         self, problem: GemmProblem, solution: Solution, environment: Environment, cache: BinaryCache
     ) -> Path | None:
         """None: the copying kernel is put into the cache, where the device looks for it."""
-        defines = _defines(problem, copied(problem, str(solution.parameters["pad"])))
-        compile_cubin(_SOURCE, environment.arch, cache, defines)
+        source, defines = copying_source(problem, str(solution.parameters["pad"]))
+        compile_cubin(source, environment.arch, cache, defines)
         return None
 
     def load(
@@ -229,6 +236,11 @@ def buffers(problem: GemmProblem, pad: str) -> tuple[Mapping[str, int], int]:
         size = layout.copies * max(layout.stride, layout.ld * layout.columns) * layout.dtype.bytes
         at += _up(size, _BUFFER)
     return starts, at
+
+
+def copying_source(problem: GemmProblem, pad: str) -> tuple[str, Mapping[str, str]]:
+    """The kernel that copies for this padding: its file and its macros."""
+    return _SOURCE, _defines(problem, copied(problem, pad))
 
 
 def _defines(problem: GemmProblem, names: Iterable[str]) -> dict[str, str]:
@@ -339,7 +351,7 @@ def _plan(problem: GemmProblem, pad: str) -> _Plan:
 
 
 class PaddedKernel:
-    """A cuBLASLt kernel between copies."""
+    """A product's kernel between copies."""
 
     def __init__(self, problem: GemmProblem, pad: str, kernel: Kernel, device: Any) -> None:
         self._kernel, self._device, self._plan = kernel, device, _plan(problem, pad)

@@ -31,6 +31,22 @@ struct GemmArgs {
     float alpha, beta;
 };
 
+// What a family's kernel is given: GemmArgs, or what the family says that holds them.
+template <typename>
+struct Always {
+    using Type = void;
+};
+template <typename FAMILY, typename = void>
+struct ArgsOfFamily {
+    using Type = GemmArgs;
+};
+template <typename FAMILY>
+struct ArgsOfFamily<FAMILY, typename Always<typename FAMILY::Args>::Type> {
+    using Type = typename FAMILY::Args;
+};
+template <typename FAMILY>
+using ArgsOf = typename ArgsOfFamily<FAMILY>::Type;
+
 // Types of A and B, C, D, the bias.
 template <typename INPUT, typename C_TYPE, typename D_TYPE, typename BIAS>
 struct Types {

@@ -127,7 +127,7 @@ def _compile_own(found: Configuration, environment: Environment, cache: BinaryCa
         warp = arch_of(environment).warp
         path = clang.compile_unit(found.unit, HEADERS, environment.arch, warp, cache)
     else:
-        path = compile_unit(found.unit, HEADERS, environment.arch, cache)
+        path = compile_unit(found.unit, HEADERS, found.target(environment.arch), cache)
     declared = resources.read(path).get(ENTRY, Resources(None, 0, None))
     return replace(declared, shared_bytes=declared.shared_bytes + found.shared_bytes)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from backends.kernels.async_copy import AsyncCopy
 from backends.kernels.family import KernelFamily
 from backends.kernels.gemv_persistent import GemvPersistent, SkinnyPersistent
+from backends.kernels.hopper import TileWgmma
 from backends.kernels.ladder import (
     BlockTile1d,
     BlockTile2d,
@@ -33,7 +34,7 @@ FAMILIES: Mapping[str, KernelFamily] = {
     family.name: family
     for family in (
         GemvPersistent(), Gemv(), SkinnyPersistent(), Skinny(), SkinnyRing(), SkinnyMma(), SmallBatch(),
-        TileMma(), StreamK(), AsyncCopy(), DoubleBuffered(), WarpTile(), Vectorized(), BlockTile2d(),
-        BlockTile1d(), SharedTile(), Coalesced(), Naive(),
+        TileWgmma(), TileMma(), StreamK(), AsyncCopy(), DoubleBuffered(), WarpTile(), Vectorized(),
+        BlockTile2d(), BlockTile1d(), SharedTile(), Coalesced(), Naive(),
     )
 }  # fmt: skip

@@ -11,6 +11,7 @@ from typing import ClassVar
 from backends.environment import Environment
 from backends.kernels.legality import PLAIN, REDUCE_THREADS, arch_of, malformed, unsupported
 from backends.kernels.product import GemmArgs, Product
+from backends.kernels.tensor_map import TensorMap, argument_type
 from backends.operands import Operands
 from backends.problem import GemmProblem
 from backends.solution import Parameter, Solution
@@ -23,7 +24,9 @@ ENTRY, REDUCE = "gemm", "reduce"
 class Configuration:
     """A family's parameters for one product, with what is derived from them: the instantiation, the block's
     threads and bytes of shared memory, blocks along x, slices of k (blocks along y), the step in elements
-    that slices are whole numbers of, and whether blocks along x are the whole batch's, not each product's."""
+    that slices are whole numbers of, whether blocks along x are the whole batch's, not each product's,
+    whether it has instructions that one architecture alone has, and the maps of operands that its argument
+    ends in."""
 
     product: Product
     header: str
@@ -34,6 +37,12 @@ class Configuration:
     splits: int = 1
     step: int = 1
     spans_batch: bool = False
+    arch_specific: bool = False
+    tensors: tuple[TensorMap, ...] = ()
+
+    def target(self, arch: str) -> str:
+        """What the product is compiled for: an architecture's own instructions need its name with an a."""
+        return f"{arch}a" if self.arch_specific and arch[-1:].isdigit() else arch
 
     def on(self, units: int) -> Configuration:
         """As it is launched on a device of so many multiprocessors, which no compiler is told."""
@@ -81,19 +90,29 @@ class Configuration:
         return f"gemmtune::Reduce<{self.product.types}>"
 
     @property
+    def qualifiers(self) -> str:
+        """What the product's entry point is beside a kernel, after a comma: portable.h has the words."""
+        return ""
+
+    @property
+    def argument_bytes(self) -> int:
+        """Of the product's argument."""
+        return sizeof(argument_type(len(self.tensors)))
+
+    @property
     def unit(self) -> str:
         """The translation unit: an include and an instantiation, held against what is derived here. Nothing
         that a launch can tell (sizes, strides, scalars, the epilogue, slices) is in it."""
         return (
             f'#include "{self.header}"\n'
             f"using Chosen = gemmtune::{self.instantiation};\n"
-            f'static_assert(sizeof(gemmtune::GemmArgs) == {sizeof(GemmArgs)}, "product.py: GemmArgs");\n'
+            f'static_assert(sizeof(gemmtune::ArgsOf<Chosen>) == {self.argument_bytes}, "as in Python");\n'
             f'static_assert(Chosen::kThreads == {self.threads}, "threads as derived in Python");\n'
             f'static_assert(Chosen::kSharedBytes == {self.shared_bytes}, "shared memory as derived");\n'
             f"using Sums = {self.sums};\n"
             f'static_assert(Sums::kThreads == {self.reduce_threads}, "threads of the second launch");\n'
             f'static_assert(Sums::kSharedBytes == {self.reduce_shared_bytes}, "and its shared memory");\n'
-            f"GEMMTUNE_KERNEL({ENTRY}, Chosen)\nGEMMTUNE_KERNEL({REDUCE}, Sums)\n"
+            f"GEMMTUNE_KERNEL({ENTRY}, Chosen{self.qualifiers})\nGEMMTUNE_KERNEL({REDUCE}, Sums)\n"
         )
 
 

@@ -4,7 +4,8 @@
 // every thread reaches. Shared memory starts as NaN and ends where a page begins that nobody may touch. An
 // asynchronous copy is done as late as its thread's wait allows or (in reverse) at once: who reads too early
 // finds NaN or what was there before, and who writes too early overwrites what others still read. (A part of
-// 16 bytes, which a GPU does at once, is treated alike: kernels must be right either way.)
+// 16 bytes, which a GPU does at once, is treated alike: kernels must be right either way.) Blocks of a
+// cluster take turns, each as long as any of its threads can go on.
 #pragma once
 
 #include <math.h>
@@ -29,7 +30,8 @@ constexpr int kWarp = GEMMTUNE_WARP;
 
 namespace host {
 
-enum State : char { kReady, kAtWarp, kAtBlock, kDone };
+// kAtPhase: until machine.ended() of what the fiber waits for. kAtLast: until nobody else can go on.
+enum State : char { kReady, kAtWarp, kAtBlock, kAtCluster, kAtPhase, kAtLast, kDone };
 constexpr size_t kStack = 1 << 17, kMail = 64;
 
 // A copy on its way to shared memory: `size` bytes, the first `bytes` of them from `from`.
@@ -39,23 +41,56 @@ struct Copy {
     int size, bytes, group;
 };
 
+// A thread's part of a product of matrices in shared memory, on its way to the thread's sums.
+struct Multiplication {
+    void (*perform)(float*, u64, u64);
+    float* sums;
+    u64 a, b;
+    int group;
+};
+
 struct Fiber {
     void* stack_pointer;
     State state;
-    int exchanges, groups;  // groups: of copies, closed
+    int exchanges, groups, product_groups;  // groups: of copies, and of products, closed
+    bool multiplies;                        // a group of products is open
+    bool sees;   // what other blocks stored before its last cluster_barrier()
+    bool wrote;  // 16 bytes of shared memory that products do not see yet
+    int shown;   // how often that was made seen
     std::vector<Copy> copies;
+    std::vector<Multiplication> products;
+    const void* barrier;  // kAtPhase: that phase of it
+    unsigned parity;
     alignas(16) char mail[2][kMail];
+};
+
+// What others than threads bring to shared memory: bring(what) does, and says whether that ended a phase.
+struct Arrival {
+    bool (*bring)(const void* what);
+    alignas(8) char what[128];
+};
+
+struct Block {
+    unsigned at[3];
+    char* shared;
+    int first, done;  // its first fiber; how many have ended
 };
 
 struct Machine {
     std::vector<Fiber> fibers;
-    std::vector<char> stacks;
+    char* stacks = nullptr;
+    size_t stack_bytes = 0;
     void* scheduler = nullptr;
-    int current = 0;
-    unsigned block[3] = {0, 0, 0};
+    int current = 0, threads = 0;
+    std::vector<Block> blocks;  // of the cluster; `block` is the one that runs, `first` its first fiber
+    unsigned cluster[2] = {1, 1};
+    int block = 0, first = 0;
+    size_t shared_bytes = 0;
+    std::vector<Arrival> under_way;  // in the order of their start, of which so many have come
+    size_t arrived = 0;
+    bool (*ended)(const void* barrier, unsigned parity) = nullptr;
     void (*entry)(const void*, char*) = nullptr;
     const void* args = nullptr;
-    char* shared = nullptr;
     const char* fault = nullptr;
     struct { const char *begin, *end; } operands[2] = {};  // what copies may read of: A's and B's bytes
     bool reversed = false;
@@ -111,7 +146,9 @@ inline void fail(const char* why) {
 }
 
 inline void run_fiber() {
-    machine.entry(machine.args, machine.shared);
+    Block& mine = machine.blocks[machine.block];
+    machine.entry(machine.args, mine.shared);
+    ++mine.done;
     wait(kDone);
     abort();
 }
@@ -122,12 +159,14 @@ inline bool run_warp(int first, int last) {
     for (;;) {
         bool ready = false, meet = true;
         for (int t = first; t < last && !machine.fault; ++t) {
-            if (machine.fibers[t].state == kReady) {
+            Fiber& fiber = machine.fibers[t];
+            if (fiber.state == kReady ||
+                (fiber.state == kAtPhase && machine.ended(fiber.barrier, fiber.parity))) {
                 machine.current = t;
                 ready = moved = true;
-                gemmtune_switch(&machine.scheduler, machine.fibers[t].stack_pointer);
+                gemmtune_switch(&machine.scheduler, fiber.stack_pointer);
             }
-            meet = meet && machine.fibers[t].state == kAtWarp;
+            meet = meet && fiber.state == kAtWarp;
         }
         if (!meet || machine.fault) return moved;
         if (!ready) return moved;
@@ -135,57 +174,130 @@ inline bool run_warp(int first, int last) {
     }
 }
 
-inline void run_block(int threads) {
-    const int warps = (threads + kWarp - 1) / kWarp;
-    for (int t = 0; t < threads; ++t) {
-        Fiber& fiber = machine.fibers[t];
-        fiber.state = kReady, fiber.exchanges = fiber.groups = 0;
-        fiber.copies.clear();
-        fiber.stack_pointer = fresh_stack(machine.stacks.data() + (t + 1) * kStack, run_fiber);
+// How many fibers are in a state: of a block, or of the cluster.
+inline int count(State state, int first, int last) {
+    int found = 0;
+    for (int t = first; t < last; ++t) found += machine.fibers[t].state == state;
+    return found;
+}
+inline void wake(State state, int first, int last) {
+    for (int t = first; t < last; ++t)
+        if (machine.fibers[t].state == state) machine.fibers[t].state = kReady;
+}
+
+// Runs a block until it ends or waits for others. Whether anybody moved.
+inline bool run_block(int number) {
+    Block& block = machine.blocks[number];
+    const int threads = machine.threads, warps = (threads + kWarp - 1) / kWarp;
+    const int first = block.first, last = first + threads;
+    machine.block = number, machine.first = first;
+    for (bool any = false;;) {
+        bool moved = false;
+        for (int w = 0; w < warps; ++w) {
+            const int from = first + (machine.reversed ? warps - 1 - w : w) * kWarp;
+            moved |= run_warp(from, from + kWarp < last ? from + kWarp : last);
+            if (machine.fault) return true;
+        }
+        any |= moved;
+        if (block.done == threads) return any;
+        if (count(kAtBlock, first, last) == threads) wake(kAtBlock, first, last);
+        else if (!moved) return any;
+    }
+}
+
+// Where nobody can go on by himself: ends what goes on beside threads, products and then copies, and of these
+// as few as bring anybody on: a warp's. Whether there was anything.
+inline bool end_what_is_under_way(int fibers) {
+    for (int t = 0; t < fibers; ++t)
+        if (machine.fibers[t].state == kAtLast) return wake(kAtLast, t, t / kWarp * kWarp + kWarp), true;
+    const bool any = machine.arrived < machine.under_way.size();
+    for (bool ended = false; !ended && !machine.fault && machine.arrived < machine.under_way.size();) {
+        const Arrival& next = machine.under_way[machine.arrived++];
+        ended = next.bring(next.what);
+    }
+    return any;
+}
+
+// The blocks of machine.blocks together.
+inline void run_cluster() {
+    const int count_of = static_cast<int>(machine.blocks.size()), threads = machine.threads;
+    const int last = machine.blocks.back().first + threads, all = count_of * threads;
+    machine.under_way.clear(), machine.arrived = 0;
+    for (Block& block : machine.blocks) {
+        block.done = 0;
+        for (int t = block.first; t < block.first + threads; ++t) {
+            Fiber& fiber = machine.fibers[t];
+            fiber.state = kReady, fiber.exchanges = fiber.groups = fiber.product_groups = 0;
+            fiber.multiplies = fiber.sees = fiber.wrote = false, fiber.shown = 0;
+            fiber.copies.clear(), fiber.products.clear();
+            fiber.stack_pointer = fresh_stack(machine.stacks + (t + 1) * kStack, run_fiber);
+        }
     }
     for (;;) {
         bool moved = false;
-        for (int w = 0; w < warps; ++w) {
-            const int warp = machine.reversed ? warps - 1 - w : w, first = warp * kWarp;
-            moved |= run_warp(first, first + kWarp < threads ? first + kWarp : threads);
+        int done = 0;
+        for (int b = 0; b < count_of; ++b) {
+            const int number = machine.reversed ? count_of - 1 - b : b;
+            moved |= run_block(number);
             if (machine.fault) return;
+            done += machine.blocks[number].done;
         }
-        int waiting = 0, done = 0;
-        for (int t = 0; t < threads; ++t) {
-            waiting += machine.fibers[t].state == kAtBlock;
-            done += machine.fibers[t].state == kDone;
+        if (done == all) {
+            if (machine.arrived < machine.under_way.size())
+                machine.fault = "a block ends while copies to its memory go on";
+            return;
         }
-        if (done == threads) return;
-        if (waiting == threads) {
-            for (int t = 0; t < threads; ++t) machine.fibers[t].state = kReady;
-        } else if (!moved) {
+        if (count(kAtCluster, 0, last) == all) {
+            wake(kAtCluster, 0, last);
+        } else if (!moved && !end_what_is_under_way(last)) {
             machine.fault = "threads wait for others that never come (a barrier or a shuffle in a branch)";
+            if (count(kAtPhase, 0, last)) machine.fault = "threads wait for a phase that nothing ends";
             return;
         }
     }
 }
 
-// Runs a grid; null, or what went wrong.
+// Memory of so many bytes that begins as zeros and takes room where it is touched; null where there is none.
+inline char* mapped(size_t bytes) {
+    void* const found = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return found == MAP_FAILED ? nullptr : static_cast<char*>(found);
+}
+
+// Runs a grid, of clusters of so many blocks along x and y (or 0, for 1); null, or what went wrong.
 inline const char* launch(void (*entry)(const void*, char*), const void* args, const unsigned (&grid)[3],
-                          int threads, size_t shared_bytes, bool reversed) {
-    const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-    const size_t pages = (shared_bytes + page - 1) / page * page;
-    char* memory = static_cast<char*>(
-        mmap(nullptr, pages + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-    if (memory == MAP_FAILED) return "no memory for the host's shared memory";
-    mprotect(memory + pages, page, PROT_NONE);
+                          const unsigned (&cluster)[2], int threads, size_t shared_bytes, bool reversed) {
+    const unsigned wide = cluster[0] ? cluster[0] : 1, high = cluster[1] ? cluster[1] : 1;
+    if (grid[0] % wide || grid[1] % high) return "a grid of no whole clusters";
+    const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE)), blocks = wide * high;
+    const size_t pages = (shared_bytes + page - 1) / page * page, each = pages + page;
+    const size_t fibers = blocks * ((threads + kWarp - 1) / kWarp * kWarp);
+    if (machine.stack_bytes < fibers * kStack) {
+        if (machine.stacks) munmap(machine.stacks, machine.stack_bytes);
+        machine.stack_bytes = fibers * kStack, machine.stacks = mapped(machine.stack_bytes);
+        if (!machine.stacks) return machine.stack_bytes = 0, "no memory for the host's stacks";
+    }
+    char* const memory = mapped(blocks * each);
+    if (!memory) return "no memory for the host's shared memory";
+    for (size_t b = 0; b < blocks; ++b) mprotect(memory + b * each + pages, page, PROT_NONE);
     machine.entry = entry, machine.args = args, machine.fault = nullptr, machine.reversed = reversed;
-    machine.shared = memory + pages - (shared_bytes + 15) / 16 * 16;
-    machine.fibers.resize(static_cast<size_t>(threads));
-    if (machine.stacks.size() < threads * kStack) machine.stacks.resize(threads * kStack);
+    machine.threads = threads, machine.shared_bytes = shared_bytes;
+    machine.cluster[0] = wide, machine.cluster[1] = high;
+    machine.fibers.resize(fibers), machine.blocks.resize(blocks);
+    for (Fiber& fiber : machine.fibers) fiber.state = kDone;  // those beside a block's last warp stay so
     for (unsigned z = 0; z < grid[2]; ++z)
-        for (unsigned y = 0; y < grid[1]; ++y)
-            for (unsigned x = 0; x < grid[0] && !machine.fault; ++x) {
-                memset(memory, 0xff, pages);
-                machine.block[0] = x, machine.block[1] = y, machine.block[2] = z;
-                run_block(threads);
+        for (unsigned y = 0; y < grid[1]; y += high)
+            for (unsigned x = 0; x < grid[0] && !machine.fault; x += wide) {
+                for (unsigned b = 0; b < blocks; ++b) {
+                    char* const begin = memory + b * each;
+                    memset(begin, 0xff, pages);
+                    machine.blocks[b] = {{x + b % wide, y + b / wide, z},
+                                         begin + pages - (shared_bytes + 15) / 16 * 16,
+                                         static_cast<int>(b * (fibers / blocks)), 0};
+                }
+                run_cluster();
             }
-    munmap(memory, pages + page);
+    munmap(memory, blocks * each);
     return machine.fault;
 }
 
@@ -243,10 +355,13 @@ inline Exchanged<T> exchange(const T& mine) {
 
 }  // namespace host
 
-inline unsigned thread_index() { return static_cast<unsigned>(host::machine.current); }
-inline unsigned block_x() { return host::machine.block[0]; }
-inline unsigned block_y() { return host::machine.block[1]; }
-inline unsigned block_z() { return host::machine.block[2]; }
+namespace host {
+inline const Block& block() { return machine.blocks[machine.block]; }
+}  // namespace host
+inline unsigned thread_index() { return static_cast<unsigned>(host::machine.current - host::machine.first); }
+inline unsigned block_x() { return host::block().at[0]; }
+inline unsigned block_y() { return host::block().at[1]; }
+inline unsigned block_z() { return host::block().at[2]; }
 inline void block_barrier() { host::wait(host::kAtBlock); }
 template <int THREADS>
 inline void meet() { block_barrier(); }
@@ -282,6 +397,8 @@ inline Words read16(const void* p) { return aligned_load<Words>(p, 16); }
 inline void fetch(const void*) {}
 inline void write16(void* p, Words v) {
     if (reinterpret_cast<u64>(p) % 16) host::fail("a wide store to a misaligned address");
+    if (reinterpret_cast<u64>(p) - reinterpret_cast<u64>(host::block().shared) < host::machine.shared_bytes)
+        host::machine.fibers[host::machine.current].wrote = true;
     memcpy(p, &v, 16);
 }
 inline void write8(void* p, const unsigned (&v)[2]) {
@@ -347,18 +464,21 @@ inline float quotient(float x, float y) { return x / y; }
 
 }  // namespace gemmtune
 
-// launch_NAME(args, grid, threads, shared bytes, reversed): null, or what went wrong.
-#define GEMMTUNE_KERNEL(NAME, FAMILY)                                                                   \
+#define GEMMTUNE_CLUSTER(X, Y) X, Y
+// launch_NAME(args, grid, threads, shared bytes, reversed): null, or what went wrong. The kernel's argument
+// is a copy, aligned as the kernel's type is. The qualifiers are the cluster's shape, or none.
+#define GEMMTUNE_KERNEL(NAME, FAMILY, ...)                                                              \
     static void NAME(const void* args, char* shared) {                                                  \
-        const auto& all = *static_cast<const gemmtune::GemmArgs*>(args);                                \
         gemmtune::begin<FAMILY>();                                                                      \
-        FAMILY::run(all, shared);                                                                       \
+        FAMILY::run(*static_cast<const gemmtune::ArgsOf<FAMILY>*>(args), shared);                       \
     }                                                                                                   \
     extern "C" const char* launch_##NAME(const void* args, const unsigned* grid, int threads,           \
                                          unsigned long long shared, int reversed) {                     \
-        const unsigned sizes[3] = {grid[0], grid[1], grid[2]};                                          \
-        const auto& all = *static_cast<const gemmtune::GemmArgs*>(args);                                \
-        gemmtune::host::may_copy(0, all.a, all.a_bytes);                                                \
-        gemmtune::host::may_copy(1, all.b, all.b_bytes);                                                \
-        return gemmtune::host::launch(NAME, args, sizes, threads, shared, reversed != 0);               \
+        const unsigned sizes[3] = {grid[0], grid[1], grid[2]}, cluster[2] = {__VA_ARGS__};              \
+        gemmtune::ArgsOf<FAMILY> own;                                                                   \
+        memcpy(static_cast<void*>(&own), args, sizeof own);                                             \
+        const gemmtune::GemmArgs& product = reinterpret_cast<const gemmtune::GemmArgs&>(own);           \
+        gemmtune::host::may_copy(0, product.a, product.a_bytes);                                        \
+        gemmtune::host::may_copy(1, product.b, product.b_bytes);                                        \
+        return gemmtune::host::launch(NAME, &own, sizes, cluster, threads, shared, reversed != 0);      \
     }

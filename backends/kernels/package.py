@@ -48,6 +48,8 @@ CONVENTION = (
 ORDER = "launches run in order on one stream; none needs the workspace to hold anything before"
 #: Families that are compiled for CPUs (backends/cpu/families.py).
 _OF_CPUS = ("packed", "stream")
+#: Of families that are others on copies of their operands (backends/cuda/padded_own.py).
+_COPIES_FIRST = ("tile-wgmma-padded",)
 #: Parameters that count blocks of a multiprocessor.
 _PER_UNIT = ("programs_per_unit", "blocks_per_unit")
 _SWAPPED = {"a": "b", "b": "a", "scale_a": "scale_b", "scale_b": "scale_a"}
@@ -73,6 +75,11 @@ def family_of(solution: Solution) -> GpuFamily:
         raise NoBinary(
             f"{solution.family} is compiled for the CPU that it runs on, into a library that is driven by "
             "gemmtune's own threads: there is no binary to hand out"
+        )
+    if solution.family in _COPIES_FIRST:
+        raise NoBinary(
+            f"{solution.family} copies operands into a workspace before its product: such launches are not "
+            "handed out yet"
         )
     raise NoBinary(
         f"a solution of {solution.family} is a library's call: there is no binary; its attributes are the "
@@ -159,7 +166,7 @@ def _own(
         path = clang.compile_unit(found.unit, HEADERS, environment.arch, warp, cache)
         compiler = {"name": "clang", "version": clang.clang_build()}
     else:
-        path = compile_unit(found.unit, HEADERS, environment.arch, cache)
+        path = compile_unit(found.unit, HEADERS, found.target(environment.arch), cache)
         compiler = {"name": "nvrtc", "version": nvrtc_build()}
     file = f"kernel{path.suffix}"
     known = None if environment.vendor == "hip" else capability(environment)

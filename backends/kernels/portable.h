@@ -81,7 +81,6 @@ GEMMTUNE_DEVICE float shuffle_xor(float value, int mask) {
     const int lane = static_cast<int>(thread_index() % kWarp) ^ mask, bits = __builtin_bit_cast(int, value);
     return __builtin_bit_cast(float, __builtin_amdgcn_ds_bpermute(lane * 4, bits));
 }
-
 typedef unsigned Vector4 __attribute__((ext_vector_type(4)));
 typedef unsigned Vector2 __attribute__((ext_vector_type(2)));
 
@@ -114,7 +113,7 @@ GEMMTUNE_DEVICE float quotient(float x, float y) { return x * __builtin_amdgcn_r
 
 }  // namespace gemmtune
 
-#define GEMMTUNE_KERNEL(NAME, FAMILY)                                                        \
+#define GEMMTUNE_KERNEL(NAME, FAMILY, ...)                                                   \
     extern "C" __attribute__((global, amdgpu_flat_work_group_size(1, FAMILY::kThreads)))     \
     void NAME(const gemmtune::GemmArgs args) {                                               \
         extern __attribute__((shared, aligned(16))) char gemmtune_shared[];                  \
@@ -277,10 +276,11 @@ GEMMTUNE_DEVICE float quotient(float x, float y) { return __fdividef(x, y); }
 
 }  // namespace gemmtune
 
-#define GEMMTUNE_KERNEL(NAME, FAMILY)                                                          \
-    extern "C" __global__ void __launch_bounds__(FAMILY::kThreads, FAMILY::kMinBlocks)         \
-        NAME(const __grid_constant__ gemmtune::GemmArgs args) {                                \
-        extern __shared__ gemmtune::Words gemmtune_shared[];                                   \
+#define GEMMTUNE_CLUSTER(X, Y) __cluster_dims__(X, Y, 1)
+#define GEMMTUNE_KERNEL(NAME, FAMILY, ...)                                                     \
+    extern "C" __global__ void __VA_ARGS__ __launch_bounds__(FAMILY::kThreads, FAMILY::kMinBlocks) \
+        NAME(const __grid_constant__ gemmtune::ArgsOf<FAMILY> args) {                          \
+        extern __shared__ __align__(1024) gemmtune::Words gemmtune_shared[];                   \
         gemmtune::begin<FAMILY>();                                                             \
         FAMILY::run(args, reinterpret_cast<char*>(gemmtune_shared));                           \
     }

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import re
+import struct
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from backends.dtypes import DTYPES
 from backends.environment import Environment
 from backends.errors import LaunchError
 from backends.kernels.families import HEADERS
 from backends.kernels.family import Configuration
+from backends.kernels.tensor_map import MAP_BYTES, TensorMap, encoded
 from backends.operands import Operands
 from tests.backends.cuda.devices import HostBuffer
 
@@ -35,11 +39,7 @@ def source(configurations: Sequence[Configuration]) -> str:
     lines = [f'#include "{header}"' for header in sorted({one.header for one in configurations})]
     for index, one in enumerate(configurations):
         own = one.unit.split("\n", 1)[1]  # without its include
-        for name in ("Chosen", "Sums", "gemm", "reduce"):
-            own = own.replace(f"({name},", f"({name}_{index},").replace(f", {name})", f", {name}_{index})")
-            own = own.replace(f"using {name} ", f"using {name}_{index} ").replace(
-                f"{name}::", f"{name}_{index}::"
-            )
+        own = re.sub(r"\b(Chosen|Sums|gemm|reduce)\b", rf"\1_{index}", own)
         lines.append(own)
     return "\n".join(lines)
 
@@ -91,6 +91,14 @@ def compiled(text: str, path: Path, warp: int = 32, headers: Path = HEADERS) -> 
     return ctypes.CDLL(str(path))
 
 
+def host_map(found: TensorMap, operand: int) -> bytes:
+    """A map of the operand at that address, as hopper_host.h: HostMap lays it out."""
+    made = struct.pack(
+        "<Q3q2q3ii", operand, *found.sizes, *found.strides, *found.box, DTYPES[found.dtype].bytes
+    )
+    return made.ljust(MAP_BYTES, b"\0")
+
+
 class HostKernel:
     """A backends.protocol.Kernel that runs on fibers: as on a GPU, or (`other_way`) its warps in reverse and
     a batch's products along the grid's y, one more than there are, as where its z is too short for them. A
@@ -106,21 +114,25 @@ class HostKernel:
     def bind(self, operands: Operands, workspace: int) -> Callable[[], None]:
         found = self._found
         args = found.arguments(operands, workspace)
-        grid = found.grid
+        (across, down, deep), groups = found.grid, found.product.batch_groups
         if self._other_way and not found.spans_batch:
             args.batch_blocks, args.batch_groups = 1, args.batch + 1
-            grid = (grid[0], found.splits * args.batch_groups, 1)
+            down, deep = down // groups * args.batch_groups, 1
+        whole = encoded(args, [host_map(one, getattr(operands, one.operand)) for one in found.tensors])
 
-        def run(call: Any, grid: tuple[int, int, int], threads: int, shared: int) -> None:
+        def run(call: Any, args: Any, grid: tuple[int, int, int], threads: int, shared: int) -> None:
             sizes = (ctypes.c_uint * 3)(*grid)
             fault = call(ctypes.byref(args), sizes, threads, ctypes.c_ulonglong(shared), int(self._other_way))
             if fault:
                 raise LaunchError(fault.decode())
 
         def launch() -> None:
-            run(self._built.gemm, grid, found.threads, found.shared_bytes)
+            run(self._built.gemm, whole, (across, down, deep), found.threads, found.shared_bytes)
             if found.reduces:
-                run(self._built.reduce, found.reduce_grid, found.reduce_threads, found.reduce_shared_bytes)
+                run(
+                    self._built.reduce, args, found.reduce_grid, found.reduce_threads,
+                    found.reduce_shared_bytes,
+                )  # fmt: skip
 
         return launch
 

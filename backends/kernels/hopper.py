@@ -1,0 +1,247 @@
+"""Families of Hopper alone (sm_90a): wgmma on tiles that its copy engine brings (tile_wgmma.h)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product as choices
+from math import ceil
+from typing import ClassVar
+
+from backends.environment import Environment
+from backends.kernels.family import Configuration, KernelFamily, Values, number
+from backends.kernels.legality import (
+    OTHER_REGISTERS,
+    UNIT_REGISTERS,
+    arch_of,
+    capability,
+    deep_rule,
+    first,
+    grid_rule,
+    registers_rule,
+    shared_rule,
+)
+from backends.kernels.product import MOST_BLOCKS_YZ, WIDE, Product
+from backends.kernels.tensor_map import LINE_BYTES, MOST_STEP, map_of
+from backends.problem import GemmProblem
+from backends.solution import Parameter
+
+#: At most so many candidates are listed, and so many of a tile of D.
+MOST, MOST_OF_TILE = 48, 6
+#: Rows of D of a warpgroup, columns that tiles are multiples of, elements of k a tile.
+_ROWS, _COLUMNS, _DEEP = 64, 8, 64
+#: Slices of k worth trying are so many tiles deep.
+_LEAST_SLICE = 3
+#: Blocks of a cluster that every device has room for.
+MOST_BLOCKS_OF_CLUSTER = 8
+#: Shared memory is given out by so many bytes, and a block has so many beside what it asks for.
+_SHARED_UNIT, _BLOCK_SHARED = 1024, 1024
+_UNIT_THREADS = 2048
+#: Warps are dealt out to four schedulers, each with a quarter of the registers.
+_SCHEDULED = 128
+#: Of the one architecture that has wgmma.
+_CAPABILITY = 90
+#: Of a multiprocessor, a clock: multiplications. Of the device: bytes from L2, and from memory.
+_PRODUCTS, _L2_BYTES, _MEMORY_BYTES = 2048.0, 5000.0, 2400.0
+#: Multiprocessors of a part of the device that a cluster lies within, and those that larger ones have of it.
+_PART, _PART_FOR_CLUSTERS = 18, 16
+#: How much longer L2 takes over lines that do not start at multiples of LINE_BYTES.
+_BETWEEN_LINES = 1.9
+#: Clocks until a first tile is there, between tiles, and from the last sums to the end of the launch: of
+#: every block, and of an element that it stores; more of a cluster whose blocks add their sums.
+_ARRIVAL, _STEP, _END, _STORE, _ADDED = 2200.0, 60.0, 1200.0, 0.06, 2500.0
+
+
+@dataclass(frozen=True)
+class Clustered(Configuration):
+    """A configuration whose blocks are clusters, `share` along x by `slices` along y."""
+
+    share: int = 1
+    slices: int = 1
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        p = self.product
+        return self.blocks, self.slices * p.batch_groups, p.batch_blocks
+
+    @property
+    def qualifiers(self) -> str:
+        if self.share * self.slices == 1:
+            return ""
+        return f", GEMMTUNE_CLUSTER({self.share}, {self.slices})"
+
+
+@dataclass(frozen=True)
+class WgmmaTile:
+    """tile_wgmma.h: TileWgmma's numbers, and what is derived from them for one product."""
+
+    product: Product
+    bm: int
+    bn: int
+    stages: int
+    share: int
+    splits: int
+
+    @property
+    def threads(self) -> int:
+        """Those that multiply, and a warp whose one thread has tiles copied."""
+        return self.bm * 2 + 32
+
+    @property
+    def scheduled_threads(self) -> int:
+        """Threads that the registers are dealt out to."""
+        return -(-self.threads // _SCHEDULED) * _SCHEDULED
+
+    @property
+    def sums(self) -> int:
+        """Registers of a thread's part of the tile."""
+        return self.bn // 2
+
+    @property
+    def stage_bytes(self) -> int:
+        return (self.bm + self.bn) * LINE_BYTES
+
+    @property
+    def shared_bytes(self) -> int:
+        """The pipeline's, or the sums' that lie there at the end, and two barriers a stage."""
+        size = max(self.stages * self.stage_bytes, self.bn * (self.bm + 4) * 4) + 2 * 8 * self.stages
+        return -(-size // _SHARED_UNIT) * _SHARED_UNIT
+
+    @property
+    def blocks(self) -> int:
+        """Along x: tiles, columns of tiles rounded up to whole clusters."""
+        p = self.product
+        return -(-p.m // self.bm) * -(-p.n // (self.bn * self.share)) * self.share
+
+    def resident(self, environment: Environment) -> int:
+        """Blocks that a multiprocessor runs at once."""
+        registers = min(255, self.sums + OTHER_REGISTERS) * self.scheduled_threads
+        room = arch_of(environment).unit_shared_bytes // (self.shared_bytes + _BLOCK_SHARED)
+        return max(1, min(room, UNIT_REGISTERS // registers, _UNIT_THREADS // self.threads))
+
+    def clocks(self, environment: Environment) -> float:
+        """Roughly a launch's clocks: its waves of blocks, each as long as multiplications, traffic with L2 or
+        with memory, or copies' way. For the order of candidates only: what is fast is measured."""
+        p, units = self.product, max(1, environment.units)
+        blocks = self.blocks * self.splits * p.batch
+        cluster = self.share * self.splits
+        if cluster > 2:  # they lie within a part of the device each, and leave some of it out
+            units = max(cluster, units // _PART * (_PART_FOR_CLUSTERS // cluster * cluster))
+        here = min(self.resident(environment), ceil(blocks / units))
+        at_once = min(blocks, here * units)
+        steps = ceil(ceil(p.k / _DEEP) / self.splits)
+        copied = at_once * (self.bm / self.share + self.bn) * LINE_BYTES
+        if p.line_bytes("a") % LINE_BYTES or p.line_bytes("b") % LINE_BYTES:
+            copied *= _BETWEEN_LINES
+        least = (p.m + p.n) * p.k * p.element_bytes * p.batch
+        step = max(
+            here * self.bm * self.bn * _DEEP / _PRODUCTS, copied / _L2_BYTES, _ARRIVAL / 2 / self.stages,
+            least / _MEMORY_BYTES * at_once / blocks / steps,
+        )  # fmt: skip
+        waves = max(1.0, blocks / (units * here))
+        end = _END + self.bm * self.bn * here * _STORE / (1 if self.splits == 1 else 0.6 * self.splits)
+        added = 0.0 if self.splits == 1 else _ADDED
+        return (waves + ceil(waves)) / 2 * (steps * (step + _STEP) + end + added) + _ARRIVAL
+
+
+class TileWgmma(KernelFamily):
+    """Hopper's tensor cores (wgmma) on tiles that its copy engine brings (TMA), in clusters that share them.
+
+    tile_wgmma.h. Parameters: tile_m x tile_n of D a block, stages (tiles of 64 along k in shared memory),
+    share (blocks that have A's tile in common), splits (blocks of a cluster along k, which add their sums
+    through each other's shared memory), group (rows of tiles that blocks go through together)."""
+
+    name, header = "tile-wgmma", "tile_wgmma.h"
+    vendors = ("cuda",)
+    computes = (("fp16", "fp32"), ("bf16", "fp32"))
+    choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
+        "tile_m": (64, 128, 192, 256), "tile_n": tuple(range(8, 257, 8)), "stages": (2, 3, 4, 5, 6, 7, 8),
+        "share": (1, 2, 4), "splits": (1, 2, 3, 4, 5, 6, 7, 8), "group": (1, 8),
+    }  # fmt: skip
+
+    def candidates(self, problem: GemmProblem, environment: Environment) -> Iterable[dict[str, Parameter]]:
+        """By clocks(): of every tile the deepest pipelines that one to three blocks of a multiprocessor have
+        room for."""
+        product = Product(problem)
+        if self.product_rule(product, environment) is not None:
+            return
+        found = [
+            (self.tile(product, values).clocks(environment), values)
+            for values in self._tiles(product, environment)
+            if self.rule(problem, values, environment) is None
+        ]
+        tried: Counter[tuple[Parameter, ...]] = Counter()
+        for _, values in sorted(found, key=lambda one: (one[0], -number(one[1], "stages"))):
+            tile = values["tile_m"], values["tile_n"]
+            if tried[tile] < MOST_OF_TILE and tried.total() < MOST:
+                tried[tile] += 1
+                yield values
+
+    def _tiles(self, product: Product, environment: Environment) -> Iterator[dict[str, Parameter]]:
+        steps, room = ceil(product.k / _DEEP), arch_of(environment).unit_shared_bytes
+        slices = [splits for splits in range(1, 9) if splits == 1 or steps >= _LEAST_SLICE * splits]
+        for bm, bn in self._sides(product):
+            most = {(room // blocks - 2 * _BLOCK_SHARED) // ((bm + bn) * LINE_BYTES) for blocks in (1, 2, 3)}
+            depths = {max(2, min(8, steps, deep)) for deep in most}
+            shares = (1, 2, 4) if product.n > 2 * bn else (1, 2) if product.n > bn else (1,)
+            for stages, share, splits in choices(sorted(depths), shares, slices):
+                yield {
+                    "tile_m": bm, "tile_n": bn, "stages": stages, "share": share, "splits": splits,
+                    "group": 8,
+                }  # fmt: skip
+
+    def _sides(self, product: Product) -> Iterator[tuple[int, int]]:
+        """Tiles that are not mostly beyond D."""
+        for bm in (64, 128, 192, 256):
+            if bm == _ROWS or bm < 2 * product.m:
+                for bn in range(_COLUMNS, min(256, product.n + _COLUMNS - 1) + 1, _COLUMNS):
+                    yield bm, bn
+
+    def tile(self, product: Product, values: Values) -> WgmmaTile:
+        names = ("tile_m", "tile_n", "stages", "share", "splits")
+        return WgmmaTile(product, *(number(values, name) for name in names))
+
+    def product_rule(self, product: Product, environment: Environment) -> str | None:
+        """The rule that every tile of a product breaks."""
+        if capability(environment) != _CAPABILITY:
+            return f"wgmma needs sm_90a, not {environment.arch}"
+        problem = product.problem
+        for operand, stride in (("a", problem.stride_a), ("b", problem.stride_b)):
+            if not product.aligned(operand):
+                return (
+                    f"the copy engine takes lines at multiples of {WIDE} bytes; {operand.upper()}'s are not"
+                )
+            if product.batch > 1 and stride == 0:
+                return f"the copy engine takes no batch that has one {operand.upper()} in common"
+            if max(product.line_bytes(operand), stride * product.element_bytes) >= MOST_STEP:
+                return f"the copy engine takes steps below 2^40 bytes; {operand.upper()} has a longer one"
+        return deep_rule(product)
+
+    def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
+        product = Product(problem)
+        t = self.tile(product, values)
+        broken = self.product_rule(product, environment)
+        if broken is not None:
+            return broken
+        if t.share * t.splits > MOST_BLOCKS_OF_CLUSTER:
+            return f"a cluster has {MOST_BLOCKS_OF_CLUSTER} blocks, not share {t.share} by splits {t.splits}"
+        if t.splits * product.batch_groups > MOST_BLOCKS_YZ:
+            return (
+                f"a batch of {product.batch} by {t.splits} slices of k; a launch has {MOST_BLOCKS_YZ} squared"
+            )
+        return first(
+            shared_rule(t.shared_bytes, arch_of(environment)),
+            registers_rule(t.sums, t.scheduled_threads),
+            grid_rule(t.blocks, product),
+        )
+
+    def configuration(self, problem: GemmProblem, values: Values, warp: int = 32) -> Clustered:
+        product = Product(problem)
+        t = self.tile(product, values)
+        numbers = (t.bm, t.bn, t.stages, t.share, t.splits, number(values, "group"))
+        return Clustered(
+            product, self.header, f"TileWgmma<{product.types}, {', '.join(map(str, numbers))}>", t.threads,
+            t.shared_bytes, t.blocks, arch_specific=True, share=t.share, slices=t.splits,
+            tensors=(map_of(product, "a", t.bm // t.share), map_of(product, "b", t.bn)),
+        )  # fmt: skip
