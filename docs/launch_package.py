@@ -11,7 +11,22 @@ import zipfile
 from collections.abc import Mapping
 
 #: C's type of an argument -> its format in Python's struct.
-FORMATS = {"void *": "Q", "long long": "q", "int": "i", "unsigned int": "I", "float": "f"}
+FORMATS = {
+    "void *": "Q",
+    "long long": "q",
+    "int": "i",
+    "unsigned int": "I",
+    "float": "f",
+    "CUtensorMap": "128s",
+}
+#: Numbers of what a tensor map may say (CUtensorMapDataType, CUtensorMapSwizzle, ...).
+ENUMS = {
+    "data_type": {"FLOAT16": 6, "BFLOAT16": 9},
+    "interleave": {"NONE": 0},
+    "swizzle": {"NONE": 0, "128B": 3},
+    "l2_promotion": {"NONE": 0, "L2_256B": 3},
+    "fill": {"NONE": 0},
+}
 SHARED_MEMORY_ATTRIBUTE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
@@ -22,13 +37,40 @@ def value_of(argument: Mapping, filled: Mapping) -> int | float:
     return filled[argument["fill"]] + argument.get("plus", 0)
 
 
-def pack(argument: Mapping, filled: Mapping) -> bytes:
+def tensor_map(cuda: ctypes.CDLL, told: Mapping, address: int) -> bytes:
+    """The operand at the address as the copy engine sees it (cuTensorMapEncodeTiled)."""
+    space = ctypes.create_string_buffer(192)
+    at = ctypes.addressof(space) + -ctypes.addressof(space) % 64
+    number = {name: ctypes.c_int(known[told[name]]) for name, known in ENUMS.items()}
+    longs = [(ctypes.c_uint64 * len(told[name]))(*told[name]) for name in ("sizes", "strides")]
+    ints = [(ctypes.c_uint32 * len(told[name]))(*told[name]) for name in ("box", "element_strides")]
+    check(
+        cuda.cuTensorMapEncodeTiled(
+            ctypes.c_void_p(at),
+            number["data_type"],
+            ctypes.c_uint32(len(told["sizes"])),
+            ctypes.c_void_p(address),
+            *longs,
+            *ints,
+            number["interleave"],
+            number["swizzle"],
+            number["l2_promotion"],
+            number["fill"],
+        )
+    )
+    return ctypes.string_at(at, 128)
+
+
+def pack(argument: Mapping, filled: Mapping, cuda: ctypes.CDLL | None = None) -> bytes:
     """The bytes of one argument of a kernel: a number, an address, or a struct by value."""
     if "fields" not in argument:
         return struct.pack("<" + FORMATS[argument["type"]], value_of(argument, filled))
     data = bytearray(argument["bytes"])
     for field in argument["fields"]:
-        struct.pack_into("<" + FORMATS[field["type"]], data, field["offset"], value_of(field, filled))
+        value = value_of(field, filled)
+        if "tensor_map" in field:
+            value = tensor_map(cuda, field["tensor_map"], value)
+        struct.pack_into("<" + FORMATS[field["type"]], data, field["offset"], value)
     return bytes(data)
 
 
@@ -56,7 +98,7 @@ class Package:
         addresses by name, "workspace" where its size is not 0, and alpha and beta where the problem leaves
         them open."""
         for launch, function in zip(self.told["launches"], self._functions, strict=True):
-            packed = [pack(one, filled) for one in launch["arguments"]]
+            packed = [pack(one, filled, self._cuda) for one in launch["arguments"]]
             buffers = [ctypes.create_string_buffer(data, len(data)) for data in packed]
             pointers = (ctypes.c_void_p * len(buffers))(*map(ctypes.addressof, buffers))
             sizes = (*launch["grid"], *launch["block"], launch["dynamic_shared_bytes"])

@@ -14,6 +14,7 @@ from backends.kernels.family import Configuration as OwnConfiguration
 from backends.kernels.legality import DEPENDENT_LAUNCHES, UNASKED_SHARED
 from backends.kernels.product import GemmArgs
 from backends.kernels.resources import Resources
+from backends.kernels.tensor_map import MAP_ALIGNMENT, MAP_BYTES, TensorMap, argument_type
 from backends.kernels.triton.configuration import MAIN, Configuration, Step
 from backends.kernels.triton.description import Request
 from backends.kernels.triton.product import POINTERS
@@ -26,9 +27,13 @@ _C_TYPES: Mapping[type[Any], str] = {
     ctypes.c_void_p: "void *", ctypes.c_longlong: "long long", ctypes.c_int: "int",
     ctypes.c_uint: "unsigned int", ctypes.c_float: "float",
 }  # fmt: skip
+#: The type of a field that is encoded.
+TENSOR_MAP = "CUtensorMap"
 #: Triton's types of a signature; all others are addresses.
 _TRITON_TYPES = {"i64": "long long", "i32": "int", "fp32": "float"}
-_BYTES = {name: ctypes.sizeof(kind) for kind, name in _C_TYPES.items()}
+_BYTES = {name: ctypes.sizeof(kind) for kind, name in _C_TYPES.items()} | {TENSOR_MAP: MAP_BYTES}
+#: gemmtune's type -> CUtensorMapDataType's.
+_TENSOR_TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,23 @@ class Fill:
     plus: int = 0
 
 
-Value = int | float | Fill
+@dataclass(frozen=True)
+class Encode:
+    """What the caller fills in by cuTensorMapEncodeTiled: of the operand's address."""
+
+    map: TensorMap
+
+    def to_dict(self) -> dict[str, Any]:
+        """The call's arguments, the contiguous dimension first; strides in bytes, of the others."""
+        one = self.map
+        return {
+            "data_type": _TENSOR_TYPES[one.dtype], "sizes": list(one.sizes), "strides": list(one.strides),
+            "box": list(one.box), "element_strides": [1] * len(one.box),
+            "interleave": "NONE", "swizzle": "128B", "l2_promotion": "L2_256B", "fill": "NONE",
+        }  # fmt: skip
+
+
+Value = int | float | Fill | Encode
 
 
 @dataclass(frozen=True)
@@ -57,6 +78,8 @@ class Argument:
         found: dict[str, Any] = {"name": self.name, "type": self.type, "bytes": _BYTES[self.type]}
         if self.offset is not None:
             found["offset"] = self.offset
+        if isinstance(self.value, Encode):
+            return {**found, "fill": self.value.map.operand, "tensor_map": self.value.to_dict()}
         if not isinstance(self.value, Fill):
             return {**found, "value": self.value}
         return {**found, "fill": self.value.name} | ({"plus": self.value.plus} if self.value.plus else {})
@@ -152,7 +175,7 @@ def own_launches(
 
 
 def own_argument(found: OwnConfiguration) -> Struct:
-    """GemmArgs as Configuration.arguments() fills it."""
+    """GemmArgs as Configuration.arguments() fills it, and maps of operands."""
     problem = found.product.problem
     # Addresses that are none, so that every field tells whose it holds.
     marks = {name: number for number, name in enumerate([*layouts(problem), WORKSPACE], 1)}
@@ -168,8 +191,15 @@ def own_argument(found: OwnConfiguration) -> Struct:
             value = fills.get(value, 0)
         value = scalars.get(name, value)
         fields.append(Argument(name, _C_TYPES[kind], value, getattr(GemmArgs, name).offset))
-    size, alignment = ctypes.sizeof(GemmArgs), ctypes.alignment(GemmArgs)
-    return Struct(GemmArgs.__name__, size, alignment, tuple(fields))
+    if not found.tensors:
+        size, alignment = ctypes.sizeof(GemmArgs), ctypes.alignment(GemmArgs)
+        return Struct(GemmArgs.__name__, size, alignment, tuple(fields))
+    whole = argument_type(len(found.tensors))
+    fields += [
+        Argument(f"maps[{number}]", TENSOR_MAP, Encode(one), whole.maps.offset + number * MAP_BYTES)
+        for number, one in enumerate(found.tensors)
+    ]
+    return Struct(whole.__name__, ctypes.sizeof(whole), MAP_ALIGNMENT, tuple(fields))
 
 
 def _scalars(problem: GemmProblem) -> dict[str, Value]:

@@ -10,8 +10,7 @@
 // multiple of 16 bytes in shared memory. A lane gets word `member` of row `group` of each; TRANSPOSED, of
 // 16-bit elements, those of column `group` in the rows 2 member and 2 member + 1.
 //
-// Hopper's wgmma takes operands straight from shared memory, in layouts and by a descriptor of its own: it
-// belongs in a header beside this one (with the TMA that fills its tiles), and its family beside tile_mma.h.
+// Hopper's wgmma, which takes operands straight from shared memory, is wgmma.h's.
 #pragma once
 
 #include "types.h"

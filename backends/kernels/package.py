@@ -36,7 +36,7 @@ from backends.solution import Solution
 from backends.wire import problem_to_wire
 
 #: Of launch.json; rises with every change that a reader must know of.
-FORMAT = 1
+FORMAT = 2
 DESCRIPTION = "launch.json"
 CONVENTION = (
     "D[m,n] = scale_d activation(alpha scale_a scale_b op(A)[m,k] op(B)[k,n] + beta C[m,n] + bias), batch "

@@ -1,6 +1,6 @@
 """Families for products of any size on tensor cores: mma.sync from sm_80 on (tile_product.h), a block's tile
-or a slice of its k (tile_mma.h). stream_k.py has the one whose blocks share tiles evenly; families of one
-architecture alone (Hopper's wgmma fed by its TMA) are classes beside these."""
+or a slice of its k (tile_mma.h). stream_k.py has the one whose blocks share tiles evenly, hopper.py those of
+Hopper's wgmma alone."""
 
 from __future__ import annotations
 

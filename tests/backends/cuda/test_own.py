@@ -289,6 +289,9 @@ LARGE = {
     "cores, uneven": from_linear(2177, 2310, 3072, "bf16", bias="bf16", activation="relu"),
     "cores, uneven batch": from_bmm(5, 640, 776, 520, "fp16", beta=1.0),
     "cores, uneven and odd": from_mm(2049, 2049, 2049, "bf16"),
+    "cores, along k": from_linear(264, 776, 1096, "fp16", dtype_d="fp32", beta=1.0, bias="fp16"),
+    "cores, along k, ragged": from_linear(301, 1299, 1032, "bf16", activation="gelu", beta=1.0),
+    "cores, batch along k": from_bmm(3, 200, 328, 520, "bf16", trans_b="T", beta=1.0),
 }
 
 

@@ -68,6 +68,9 @@ def test_the_twin_aligns_leading_dimensions_and_the_rows_of_a_copied_d() -> None
     assert (inputs.m, inputs.lda, inputs.ldb, inputs.ldd) == (99, 136, 136, 99)
     assert copied(BOTH, "inputs") == ("a", "b")
     assert misaligned(twin) == ()
+    # Whole cache lines, where those are hardly longer.
+    long = padded_twin(from_linear(64, 99, 2049, "bf16"), "inputs")
+    assert (long.lda, long.ldb, long.ldd) == (2112, 2112, 99)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,9 @@ DECODE = from_linear(1, 1000, 4096, "bf16", bias="bf16", beta=1.0)
 GEMV = Solution(
     "gemv", 2, {"stream": "a", "rows": 1, "unroll": 4, "warps_m": 2, "warps_k": 4, "splits": 4, "ahead": 0}
 )
+WGMMA = Solution(
+    "tile-wgmma", 1, {"tile_m": 128, "tile_n": 64, "stages": 4, "share": 1, "splits": 2, "group": 8}
+)
 LAYER = from_linear(256, 512, 1024, "bf16")
 TILE: dict[str, Any] = {
     "block_m": 64, "block_n": 64, "block_k": 64, "group_m": 8, "num_warps": 4, "num_stages": 3, "swap": False,
@@ -80,7 +83,7 @@ def test_a_kernel_of_our_own(cache: BinaryCache) -> None:
     assert (machine(cubin), compute_capability(cubin)) == (CUDA, 90)
     assert {".text.gemm", ".text.reduce"} <= sections(cubin)
     assert INSTALLED not in cubin
-    assert (told["format"], told["arch"], told["multiprocessors"]) == (1, "sm_90a", None)
+    assert (told["format"], told["arch"], told["multiprocessors"]) == (2, "sm_90a", None)
     assert told["compiler"] == {"name": "nvrtc", "version": nvrtc_build()}
     assert Solution.from_dict(told["solution"]) == GEMV
     assert told["problem"]["id"] == DECODE.id
@@ -316,14 +319,55 @@ def test_the_documents_program_launches_a_package(cache: BinaryCache, tmp_path: 
     assert addresses == [2, 1, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0]
 
 
+def test_a_package_with_maps_of_its_operands(cache: BinaryCache, tmp_path: Path) -> None:
+    """Fields that the driver encodes, and that the document's program has it encode."""
+    data = build(LAYER, WGMMA, "sm_90", None, cache)
+    told, files = opened(data)
+    (launch,) = told["launches"]
+    (argument,) = launch["arguments"]
+    fields = {field["name"]: field for field in argument["fields"]}
+    assert list(files) == ["kernel.cubin"]
+    assert (launch["grid"], launch["block"]) == ([16, 2, 1], [288, 1, 1])
+    assert (argument["bytes"], argument["alignment"]) == (fields["maps[1]"]["offset"] + 128, 64)
+    found = fields["maps[0]"]
+    assert (found["type"], found["bytes"], found["offset"] % 64, found["fill"]) == (
+        "CUtensorMap",
+        128,
+        0,
+        "a",
+    )
+    assert found["tensor_map"] == {
+        "data_type": "BFLOAT16", "sizes": [1024, 512, 1], "strides": [2048, 16], "box": [64, 128, 1],
+        "element_strides": [1, 1, 1], "interleave": "NONE", "swizzle": "128B", "l2_promotion": "L2_256B",
+        "fill": "NONE",
+    }  # fmt: skip
+    asked: list[tuple[int, list[int], list[int]]] = []
+
+    class Encoder:
+        def cuTensorMapEncodeTiled(self, *given: Any) -> int:  # noqa: N802
+            at, kind, rank, address, *rest = given
+            sizes, _, box, _, *enums = rest
+            assert (kind.value, rank.value, [one.value for one in enums]) == (9, 3, [0, 3, 3, 0])
+            asked.append((address.value, list(sizes), list(box)))
+            assert at.value % 64 == 0
+            ctypes.memset(at.value, len(asked), 128)
+            return 0
+
+    filled = {"a": 1 << 20, "b": 2 << 20, "d": 3 << 20}
+    packed = program().pack(argument, filled, Encoder())
+    assert asked == [(1 << 20, [1024, 512, 1], [64, 128, 1]), (2 << 20, [1024, 256, 1], [64, 64, 1])]
+    places = [fields[f"maps[{number}]"]["offset"] for number in (0, 1)]
+    assert [packed[place : place + 128] for place in places] == [b"\1" * 128, b"\2" * 128]
+
+
 @pytest.mark.cuda
-@pytest.mark.parametrize("kind", ["own", "triton"])
+@pytest.mark.parametrize("kind", ["own", "triton", "maps"])
 def test_a_package_on_a_gpu(kind: str, cache: BinaryCache, tmp_path: Path) -> None:
     """By the document's program alone, against numpy."""
     from backends.cuda.backend import CudaBackend
 
     here = CudaBackend().probe().devices[0]
-    solution = GEMV if kind == "own" else triton(split_k=4)
+    solution = {"own": GEMV, "triton": triton(split_k=4), "maps": WGMMA}[kind]
     problem = from_linear(1 if kind == "own" else 64, 512, 1024, "fp16", beta=2.0)
     path = tmp_path / "package.zip"
     path.write_bytes(build(problem, solution, here.arch, None, cache))

@@ -1,0 +1,112 @@
+"""tile-wgmma on copies: which problems have them, and what is charged for them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.cache import BinaryCache
+from backends.cuda.backend import CudaBackend
+from backends.cuda.padded import buffers, padded_twin
+from backends.cuda.padded_own import PaddedTileWgmma, pad_of
+from backends.errors import IllegalSolution
+from backends.kernels.families import FAMILIES
+from backends.problem import GemmProblem, from_bmm, from_linear
+from backends.solution import Solution
+from tests.backends.kernels.host import H200
+from tuners.inputs import Case
+from tuners.verify import Verifier
+
+FAMILY = PaddedTileWgmma()
+ODD = from_linear(301, 299, 513, "bf16")
+VALUES = {"tile_m": 128, "tile_n": 64, "stages": 3, "share": 1, "splits": 1, "group": 8}
+
+
+def chosen(problem: GemmProblem, **changed: Any) -> Solution:
+    size = buffers(problem, str(pad_of(problem)))[1]
+    return Solution(FAMILY.name, 1, {**VALUES, **changed}, None, size, True)
+
+
+@pytest.mark.parametrize(
+    ("problem", "pad"),
+    [
+        (ODD, "inputs"),
+        (from_linear(301, 304, 513, "bf16"), "all"),  # D is aligned: nothing else is copied
+        (from_linear(301, 299, 513, "bf16", beta=1.0), "inputs"),
+        (from_linear(304, 304, 512, "bf16"), None),
+        (from_linear(304, 299, 512, "bf16"), None),  # D alone is misaligned, and needs no copy
+        (from_linear(301, 299, 513, "bf16", alignment=2), None),  # so is D's address
+    ],
+)
+def test_inputs_are_copied_and_d_is_not(problem: GemmProblem, pad: str | None) -> None:
+    assert pad_of(problem) == pad
+    assert FAMILY.supports(problem) == (pad is not None)
+    found = list(FAMILY.solutions(problem, H200))
+    assert bool(found) == (pad is not None)
+    if pad is not None:
+        twin = padded_twin(problem, pad)
+        assert (twin.m, twin.ldd) == (problem.m, problem.ldd)
+        assert {one.workspace_bytes for one in found} == {buffers(problem, pad)[1]}
+        assert not any(FAMILY.illegal(problem, one, H200) for one in found)
+
+
+def test_candidates_are_the_familys_of_the_copies() -> None:
+    twin = padded_twin(ODD, "inputs")
+    inner = [one.parameters for one in FAMILIES["tile-wgmma"].solutions(twin, H200)]
+    assert [one.parameters for one in FAMILY.solutions(ODD, H200)] == inner
+    near = list(FAMILY.near(ODD, chosen(ODD), H200))
+    assert {one.family for one in near} == {"tile-wgmma-padded"}
+    assert {one.parameters["tile_n"] for one in near} == {56, 64, 72}
+    assert list(FAMILY.near(from_linear(304, 304, 512, "bf16"), chosen(ODD), H200)) == []
+
+
+@pytest.mark.parametrize(
+    ("problem", "solution", "rule"),
+    [
+        (from_linear(304, 304, 512, "bf16"), chosen(ODD), "no input of .* is misaligned"),
+        (ODD, Solution("tile-wgmma", 1, VALUES), "none of tile-wgmma-padded"),
+        (ODD, chosen(ODD, tile_m=96), "tile_m must be one of"),
+        (ODD, chosen(ODD, share=4, splits=4), "a cluster has 8 blocks"),
+        (from_bmm(3, 33, 35, 37, "bf16"), chosen(ODD), "contiguous along k"),
+        (from_linear(301, 299, 513, "fp32"), chosen(ODD), "our kernels multiply"),
+    ],
+)
+def test_illegal_solutions_name_the_rule(problem: GemmProblem, solution: Solution, rule: str) -> None:
+    said = FAMILY.illegal(problem, solution, H200)
+    assert said is not None
+    assert re.search(rule, said), said
+
+
+def test_nothing_to_copy_is_refused() -> None:
+    with pytest.raises(IllegalSolution, match=r"no input of .* can be copied alone"):
+        FAMILY.load(from_linear(304, 304, 512, "bf16"), chosen(ODD), None, None)
+
+
+def test_both_kernels_are_compiled_once(tmp_path: Path) -> None:
+    cache = BinaryCache(tmp_path)
+    binary = FAMILY.compile(ODD, chosen(ODD), H200, cache)
+    assert binary is not None
+    known = set(tmp_path.rglob("*.cubin"))
+    assert len(known) == 2, "the product's and the copies'"
+    assert FAMILY.compile(ODD, chosen(ODD), H200, cache) == binary
+    assert set(tmp_path.rglob("*.cubin")) == known
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    "problem",
+    [ODD, from_linear(301, 304, 513, "fp16", beta=1.0), from_linear(129, 1000, 777, "bf16", bias="bf16")],
+)
+def test_products_on_a_gpu(problem: GemmProblem, cache: BinaryCache) -> None:
+    backend = CudaBackend()
+    here = backend.probe().devices[0]
+    device = backend.open(here.index, cache)
+    verifier = Verifier(device)
+    for solution in list(FAMILY.solutions(problem, here.environment))[:6]:
+        binary = FAMILY.compile(problem, solution, here.environment, cache)
+        kernel = FAMILY.load(problem, solution, binary, device)
+        assert kernel.workspace_bytes == solution.workspace_bytes
+        assert verifier.check(kernel, Case(problem, 3, "normal", "exact")).wrong == ""
