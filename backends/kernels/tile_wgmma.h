@@ -61,17 +61,13 @@ struct TileWgmma {
         wait_for_launches();
         if (batch >= static_cast<unsigned>(args.batch)) return;  // as do all of a cluster
         float* const patch = reinterpret_cast<float*>(shared);
-        // Where all meet, nobody reads this block's tiles any more, and nothing is on its way here.
-        if (copies) {
-            if (lane_index() == 0) copy(all, i, j, batch, begin, tiles, full, empty, shared);
-            warp_barrier();
-            meet<kThreads>();
-        } else {
-            float sum[BN / 2] = {};
-            multiply_tiles(shared, tiles, full, empty, sum);
-            meet<kThreads>();
-            lay_out(sum, patch);
-        }
+        float sum[BN / 2] = {};
+        if (!copies) multiply_tiles(shared, tiles, full, empty, sum);
+        else if (lane_index() == 0) copy(all, i, j, batch, begin, tiles, full, empty, shared);
+        warp_barrier();  // the copier's lanes
+        // Nobody reads this block's tiles any more, and nothing is on its way here.
+        block_barrier();
+        if (!copies) lay_out(sum, patch);
         if (SPLITS > 1) cluster_barrier<true>();
         else block_barrier();
         store(args, batch, i, j, static_cast<int>(slice), patch);

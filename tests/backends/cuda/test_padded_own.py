@@ -101,12 +101,10 @@ def test_both_kernels_are_compiled_once(tmp_path: Path) -> None:
     [ODD, from_linear(301, 304, 513, "fp16", beta=1.0), from_linear(129, 1000, 777, "bf16", bias="bf16")],
 )
 def test_products_on_a_gpu(problem: GemmProblem, cache: BinaryCache) -> None:
-    backend = CudaBackend()
-    here = backend.probe().devices[0]
-    device = backend.open(here.index, cache)
+    device = CudaBackend().open(0, cache)
     verifier = Verifier(device)
-    for solution in list(FAMILY.solutions(problem, here.environment))[:6]:
-        binary = FAMILY.compile(problem, solution, here.environment, cache)
+    for solution in list(FAMILY.solutions(problem, device.environment))[:6]:
+        binary = FAMILY.compile(problem, solution, device.environment, cache)
         kernel = FAMILY.load(problem, solution, binary, device)
         assert kernel.workspace_bytes == solution.workspace_bytes
         assert verifier.check(kernel, Case(problem, 3, "normal", "exact")).wrong == ""
