@@ -107,6 +107,7 @@ BLOCKS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
     "squares": ("cuda-own-squares", families),
     "batched": ("cuda-own-batched", families),
     "sanitizer": ("cuda-sanitizer", sanitizer),
+    "sanitizer-hopper": ("cuda-sanitizer-hopper", sanitizer),
 }
 
 

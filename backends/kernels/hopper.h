@@ -14,8 +14,8 @@
 //   fetch_map()               a map on its way to where copies look for it
 //   copy_box()                starts the copy of the box at (x, y, z): what lies beyond the tensor comes as
 //                             zeros, and all of the box counts. x is a multiple of 16 bytes (the hardware
-//                             faults elsewhere). `to` is a multiple of 128 bytes. For every block of `blocks` (bits, by
-//                             their rank in the cluster) to the same place and the same barrier there
+//                             faults elsewhere), `to` of 128. For every block of `blocks` (bits, by their
+//                             rank in the cluster) to the same place and the same barrier there
 //   shared_matrix()           of 16-bit floats in lines of 128 bytes, swizzled as above, from a multiple of
 //                             1024 bytes (eight lines) on; + kMatrixStep is the next 16 of k
 //   begin_products() multiply<T, N>() end_products() wait_products<G>()
@@ -66,7 +66,8 @@ GEMMTUNE_DEVICE void expect_bytes(Barrier* barrier, int bytes) {
 GEMMTUNE_DEVICE void arrive(Barrier* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
-// (Released to this block's threads alone: who waits there orders no access but products', which have ended.)
+// (Released to this block's threads alone: who waits there orders no access but products', which have ended.
+// Released to the cluster's it would be a fence of the whole device.)
 GEMMTUNE_DEVICE void arrive_at(Barrier* barrier, int rank) {
     asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
                  "mbarrier.arrive.shared::cluster.b64 _, [there]; }"

@@ -164,8 +164,8 @@ class TileWgmma(KernelFamily):
         """By clocks(): of every tile the deepest pipelines that one to three blocks of a multiprocessor have
         room for."""
         product = Product(problem)
-        if self.product_rule(product, environment) is not None:
-            return
+        if min(product.m, product.n) < _COLUMNS or self.product_rule(product, environment) is not None:
+            return  # (less than an instruction's columns: the families of streaming.py waste nothing)
         found = [
             (self.tile(product, values).clocks(environment), values)
             for values in self._tiles(product, environment)

@@ -124,36 +124,17 @@ inline bool bring_box(const void* what) {
     return settled(*barrier);
 }
 
-// Bytes as they lie in memory on their way to a block.
-struct Bytes {
-    char* to;
-    const char* from;
-    int size, rank;
-    Barrier* barrier;
-};
-inline bool bring_bytes(const void* what) {
-    Bytes one;
-    memcpy(&one, what, sizeof one);
-    const char* wrong = nullptr;
-    if (has_ended(machine.blocks[one.rank])) wrong = "a copy comes to the memory of a block that has ended";
-    else if (!is_started(*one.barrier)) wrong = "a copy comes to a barrier that nobody has started";
-    if (wrong) return machine.fault = wrong, true;
-    memcpy(one.to, one.from, static_cast<size_t>(one.size));
-    one.barrier->bytes -= one.size;
-    return settled(*one.barrier);
-}
 // As late as it may, or at once.
-template <typename WHAT>
-inline void send(bool (*bring)(const void*), const WHAT& what, size_t size) {
+inline void send(const Box& box) {
     if (machine.reversed) {
-        bring(&what);
+        bring_box(&box);
         return fail_if_any();
     }
-    Arrival arrival{bring, {}};
-    static_assert(sizeof what <= sizeof arrival.what, "what comes is short");
-    memcpy(arrival.what, &what, sizeof what);
+    Arrival arrival{bring_box, {}};
+    static_assert(sizeof box <= sizeof arrival.what, "what comes is short");
+    memcpy(arrival.what, &box, sizeof box);
     machine.under_way.push_back(arrival);
-    memset(what.to, 0xff, size);  // whoever still reads what was there reads NaN
+    memset(box.to, 0xff, box_bytes(box.map));  // whoever still reads what was there reads NaN
 }
 
 // Sums of this lane and what lies at two descriptors: 64 lines and N, 16 elements of each (wgmma.h).
@@ -204,19 +185,7 @@ inline void expect_bytes(Barrier* barrier, int bytes) {
         host::fail("more bytes are expected than a barrier counts");
     host::arrive_once(mine);
 }
-// For the warp, which has met by then: what each lane wrote must be seen by products.
-inline void arrive(Barrier* barrier) {
-    const int first = host::machine.current / kWarp * kWarp;
-    const int shown = host::machine.fibers[host::machine.current].shown;
-    for (int t = first; t < first + kWarp; ++t)
-        if (host::machine.fibers[t].wrote || host::machine.fibers[t].shown < shown)
-            host::fail("products do not see yet what a thread wrote for them");
-    host::arrive_once(host::placed(barrier));
-}
-inline void written_for_products() {
-    host::Fiber& fiber = host::machine.fibers[host::machine.current];
-    fiber.wrote = false, ++fiber.shown;
-}
+inline void arrive(Barrier* barrier) { host::arrive_once(host::placed(barrier)); }
 inline void arrive_at(Barrier* barrier, int rank) { host::arrive_once(*host::peer(barrier, rank)); }
 inline void wait_phase(Barrier* barrier, unsigned parity) {
     if (!host::is_started(host::placed(barrier)))
@@ -250,24 +219,11 @@ inline void copy_box(char* to, const TensorMap* map, int x, int y, int z, Barrie
     for (size_t rank = 0; rank < machine.blocks.size(); ++rank) {
         if (!(blocks >> rank & 1)) continue;
         const int number = static_cast<int>(rank);
-        const Box box{found, {x, y, z}, number, peer(to, number), peer(barrier, number)};
-        send(bring_box, box, box_bytes(found));
+        send({found, {x, y, z}, number, peer(to, number), peer(barrier, number)});
     }
 }
 inline void copy_box(char* to, const TensorMap* map, int x, int y, int z, Barrier* barrier) {
     copy_box(to, map, x, y, z, barrier, 1u << host::machine.block);
-}
-
-inline void copy_bytes(char* to, const char* from, int bytes, Barrier* barrier) {
-    using namespace host;
-    if (bytes <= 0 || bytes % 16 || reinterpret_cast<u64>(from) % 16)
-        fail("a copy that is not of whole 16 bytes");
-    placed(barrier);
-    within(to, static_cast<size_t>(bytes), 16);
-    bool of_one = false;
-    for (const auto& one : machine.operands) of_one |= one.begin <= from && from + bytes <= one.end;
-    if (!of_one) fail("a copy that begins or ends beyond its operand");
-    send(bring_bytes, Bytes{to, from, bytes, machine.block, barrier}, static_cast<size_t>(bytes));
 }
 
 // A descriptor here: the address in 16 bytes.

@@ -54,9 +54,7 @@ struct Fiber {
     State state;
     int exchanges, groups, product_groups;  // groups: of copies, and of products, closed
     bool multiplies;                        // a group of products is open
-    bool sees;   // what other blocks stored before its last cluster_barrier()
-    bool wrote;  // 16 bytes of shared memory that products do not see yet
-    int shown;   // how often that was made seen
+    bool sees;                              // what other blocks stored before its last cluster_barrier()
     std::vector<Copy> copies;
     std::vector<Multiplication> products;
     const void* barrier;  // kAtPhase: that phase of it
@@ -83,7 +81,6 @@ struct Machine {
     void* scheduler = nullptr;
     int current = 0, threads = 0;
     std::vector<Block> blocks;  // of the cluster; `block` is the one that runs, `first` its first fiber
-    unsigned cluster[2] = {1, 1};
     int block = 0, first = 0;
     size_t shared_bytes = 0;
     std::vector<Arrival> under_way;  // in the order of their start, of which so many have come
@@ -228,7 +225,7 @@ inline void run_cluster() {
         for (int t = block.first; t < block.first + threads; ++t) {
             Fiber& fiber = machine.fibers[t];
             fiber.state = kReady, fiber.exchanges = fiber.groups = fiber.product_groups = 0;
-            fiber.multiplies = fiber.sees = fiber.wrote = false, fiber.shown = 0;
+            fiber.multiplies = fiber.sees = false;
             fiber.copies.clear(), fiber.products.clear();
             fiber.stack_pointer = fresh_stack(machine.stacks + (t + 1) * kStack, run_fiber);
         }
@@ -282,7 +279,6 @@ inline const char* launch(void (*entry)(const void*, char*), const void* args, c
     for (size_t b = 0; b < blocks; ++b) mprotect(memory + b * each + pages, page, PROT_NONE);
     machine.entry = entry, machine.args = args, machine.fault = nullptr, machine.reversed = reversed;
     machine.threads = threads, machine.shared_bytes = shared_bytes;
-    machine.cluster[0] = wide, machine.cluster[1] = high;
     machine.fibers.resize(fibers), machine.blocks.resize(blocks);
     for (Fiber& fiber : machine.fibers) fiber.state = kDone;  // those beside a block's last warp stay so
     for (unsigned z = 0; z < grid[2]; ++z)
@@ -397,8 +393,6 @@ inline Words read16(const void* p) { return aligned_load<Words>(p, 16); }
 inline void fetch(const void*) {}
 inline void write16(void* p, Words v) {
     if (reinterpret_cast<u64>(p) % 16) host::fail("a wide store to a misaligned address");
-    if (reinterpret_cast<u64>(p) - reinterpret_cast<u64>(host::block().shared) < host::machine.shared_bytes)
-        host::machine.fibers[host::machine.current].wrote = true;
     memcpy(p, &v, 16);
 }
 inline void write8(void* p, const unsigned (&v)[2]) {

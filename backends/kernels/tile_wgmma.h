@@ -1,6 +1,6 @@
 // Products by Hopper's tensor cores (wgmma, sm_90a) of operands that are contiguous along k and whose lines
-// start at multiples of 16 bytes. One thread has the copy engine bring tiles of A and B, 64 deep, into STAGES
-// buffers in shared memory (TMA); BM / 64 groups of four warps multiply them, 64 rows and all BN columns each,
+// start at multiples of 16 bytes. One thread has the copy engine bring tiles of A and B, 64 deep, to STAGES
+// buffers in shared memory (TMA); BM / 64 groups of four warps multiply them, each 64 rows and all BN columns,
 // and no register of theirs sees an operand.
 //
 // SHARE blocks beside each other (a cluster along x) have A's tile in common: each has a part of it sent to
@@ -94,7 +94,8 @@ private:
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }
     };
-    static constexpr unsigned kFilled = 0, kFree = 1;  // the first phase's parity, and that of one that has ended
+    // The parity of the first phase, and of one before it, which has ended.
+    static constexpr unsigned kFilled = 0, kFree = 1;
 
     static GEMMTUNE_DEVICE void copy(const Args& all, i64 i, i64 j, unsigned batch, int begin, int tiles,
                                      Barrier* full, Barrier* empty, char* shared) {

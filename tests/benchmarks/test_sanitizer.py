@@ -64,7 +64,7 @@ def test_problems_are_of_every_kind() -> None:
         assert sum(GPU_FAMILIES[name].supports(one) for one in PROBLEMS) >= 15, name
 
 
-@pytest.mark.parametrize("name", ["gemv", "tile-mma", "naive"])
+@pytest.mark.parametrize("name", ["gemv", "tile-mma", "tile-wgmma", "naive"])
 def test_the_likeliest_of_each_problem_and_some_of_the_whole_space(name: str) -> None:
     family = GPU_FAMILIES[name]
     found = sampled(name, H200, 6, 0)

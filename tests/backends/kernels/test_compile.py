@@ -28,6 +28,8 @@ LADDER = (
     "naive", "coalesced", "shared-tile", "block-tile-1d", "block-tile-2d", "vectorized", "warp-tile",
     "double-buffered", "async-copy",
 )  # fmt: skip
+#: Of more legal configurations some hundreds are drawn.
+MANY = 10_000
 SAMPLED = (
     from_linear(1, 4096, 4096, "bf16"), from_mm(4, 4096, 4096, "fp16", beta=1.0),
     from_linear(9, 4097, 4095, "bf16"),
@@ -36,6 +38,8 @@ SAMPLED = (
 )  # fmt: skip
 #: Of tensor cores' families.
 BROAD = (from_linear(513, 517, 1031, "bf16"), from_mm(512, 512, 512, "tf32"))
+#: Of Hopper's, whose lines start at multiples of 16 bytes.
+ALIGNED = from_linear(513, 517, 1032, "bf16")
 
 
 def test_one_binary_serves_every_size_scalar_and_epilogue(tmp_path: Path) -> None:
@@ -80,6 +84,7 @@ def test_python_and_the_header_agree_over_the_whole_legal_space(name: str, warp:
         "async-copy": (*SAMPLED[3:5], from_mm(99, 63, 99)),
         "tile-mma": BROAD,
         "stream-k": BROAD,
+        "tile-wgmma": (ALIGNED,),
     }
     problems = parts.get(name, SAMPLED[:3] if isinstance(family, StreamFamily) else SAMPLED[3:4])
     asserted: dict[str, Configuration] = {}
@@ -162,8 +167,15 @@ def test_a_second_launch_waits_before_it_reads_and_may_come_early(
     assert "ld.global.nc" not in older
 
 
+#: Kernels of one architecture alone: blocks for themselves, and clusters.
+ON_HOPPER: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = tuple(
+    ("tile-wgmma", ALIGNED, {"tile_m": 128, "tile_n": 40, "stages": 3, "group": 8, **given})
+    for given in ({"share": 1, "splits": 1}, {"share": 2, "splits": 2})
+)
+
+
 def test_no_family_is_left_out_of_those_whose_waits_are_looked_for() -> None:
-    assert {name for name, _, _ in (*IN_ONE, *IN_TWO)} == set(FAMILIES)
+    assert {name for name, _, _ in (*IN_ONE, *IN_TWO, *ON_HOPPER)} == set(FAMILIES)
 
 
 @pytest.mark.parametrize(("name", "problem", "given"), IN_ONE)
@@ -188,12 +200,32 @@ def test_every_launch_waits_before_it_touches_memory(
     assert older["gemm"].count("prefetch.global.L2") == step
 
 
+@pytest.mark.parametrize(("name", "problem", "given"), ON_HOPPER)
+def test_every_launch_of_hoppers_waits_before_it_touches_memory(
+    name: str, problem: GemmProblem, given: dict[str, Parameter]
+) -> None:
+    """The copy engine, too, of which only its maps are fetched before: no launch writes them."""
+    assert FAMILIES[name].rule(problem, given, H200) is None
+    found = FAMILIES[name].configuration(problem, given)
+    entries = _ptx(found.unit, found.target("sm_90"))
+    for entry in entries.values():
+        waits_first(entry)
+    before, after = entries["gemm"].split(WAIT)
+    assert before.count("prefetch") == before.count("prefetch.tensormap") == 1
+    assert "prefetch" not in after
+    assert (".multicast::cluster" in after) == (given["share"] != 1)
+    for told in ("cp.async.bulk.tensor", "wgmma.mma_async"):
+        assert told not in before
+        assert told in after
+
+
 def _legal(
     family: KernelFamily, problem: GemmProblem, environment: Environment
 ) -> list[dict[str, Parameter]]:
-    """The whole legal space."""
+    """The whole legal space, or of a very large one some."""
     space = every_value(family)
-    return [values for values in space if family.rule(problem, values, environment) is None]
+    found = [values for values in space if family.rule(problem, values, environment) is None]
+    return found if len(found) <= MANY else legal_values(family, problem, environment, MANY // 20)
 
 
 def test_a_sample_is_one_unit_for_the_host() -> None:

@@ -25,7 +25,7 @@ MMA = {"stream": "a", "row_tiles": 1, "unroll": 4, "warps_m": 1, "warps_k": 4, "
 RING = {"stream": "a", "rows": 32, "tile_k": 128, "slots": 4, "warps": 4, "splits": 1}
 #: Who is for few columns, and who is for 16-bit floats: what a product of many columns in fp32 has not.
 NARROW = {"gemv-persistent", "gemv", "skinny-persistent", "skinny", "skinny-ring", "skinny-mma"}
-HALVES = {"tile-mma", "stream-k"}
+HALVES = {"tile-mma", "stream-k", "tile-wgmma"}
 CORES = {
     "tile_m": 128,
     "tile_n": 128,
@@ -272,18 +272,20 @@ def test_what_is_listed_is_legal_distinct_and_not_too_much(problem: GemmProblem)
 @pytest.mark.parametrize(
     ("problem", "names"),
     [
-        (DECODE, {"gemv-persistent", "gemv", "skinny-ring"}),
+        (DECODE, {"gemv-persistent", "gemv", "skinny-ring", "tile-wgmma"}),
         (from_mm(1, 4096, 4096, "fp32"), {"gemv"}),
-        (from_blas(1, 4096, 512, "fp16", trans_a="T"), {"gemv-persistent", "gemv", "skinny-ring"}),
+        (from_blas(1, 4096, 512, "fp16", trans_a="T"),
+         {"gemv-persistent", "gemv", "skinny-ring", "tile-wgmma"}),
         (from_linear(4, 4096, 4096, "fp32"), {"skinny-persistent", "skinny"}),
-        (SKINNY, {"skinny", "skinny-ring", "skinny-mma"}),
+        (SKINNY, {"skinny", "skinny-ring", "skinny-mma", "tile-wgmma"}),
         (from_mm(8, 4096, 4096, "bf16"), {"skinny"}),
         (from_linear(48, 4096, 4096, "bf16"),
-         {"skinny-ring", "skinny-mma", "tile-mma", "vectorized", "warp-tile", "double-buffered"}),
-        (from_linear(4096, 4096, 4096, "bf16"), {"tile-mma", "stream-k"}),
-        (from_linear(16, 4096, 4096, "bf16"), {"skinny", "skinny-ring", "skinny-mma"}),
+         {"skinny-ring", "skinny-mma", "tile-mma", "tile-wgmma", "vectorized", "warp-tile",
+          "double-buffered"}),
+        (from_linear(4096, 4096, 4096, "bf16"), {"tile-mma", "stream-k", "tile-wgmma"}),
+        (from_linear(16, 4096, 4096, "bf16"), {"skinny", "skinny-ring", "skinny-mma", "tile-wgmma"}),
         # Most of a chunk is beyond so short a k.
-        (from_linear(16, 4096, 32, "bf16"), {"skinny", "skinny-mma"}),
+        (from_linear(16, 4096, 32, "bf16"), {"skinny", "skinny-mma", "tile-wgmma"}),
         (from_linear(16, 4096, 33, "bf16"), {"skinny", "skinny-ring", "skinny-mma"}),
         (SQUARE, set(FAMILIES) - NARROW - HALVES - {"small-batch"}),
         (from_mm(8192, 8192, 8192), {"vectorized", "warp-tile", "double-buffered", "async-copy"}),
