@@ -2,7 +2,7 @@
 
     python -m benchmarks.own_kernels decode   one to 16 rows in bf16: gemv, skinny, skinny-mma, skinny-ring
     python -m benchmarks.own_kernels ladder   fp32 squares: every step of the ladder
-    python -m benchmarks.own_kernels squares  large bf16 squares: tile-mma, stream-k, Triton's
+    python -m benchmarks.own_kernels squares  large bf16 squares: tile-wgmma, tile-mma, stream-k, Triton's
     python -m benchmarks.own_kernels batched  batches of small products: small-batch
     python -m benchmarks.own_kernels all      all four, one document
 
@@ -89,7 +89,7 @@ def asked(problem: GemmProblem, environment: Environment, wanted: Sequence[str])
     ]
     libraries = ["cublaslt"] if problem.batch == 1 else ["cublas", "cublaslt"]
     if misaligned(problem):
-        libraries.append("cublaslt-padded")
+        libraries += ["cublaslt-padded", "tile-wgmma-padded"]
     return [name for name in [*libraries, *own] if not wanted or name in wanted]
 
 

@@ -34,6 +34,8 @@ ALIGNMENT = 16
 #: `pad`: every misaligned operand and what m runs along, or misaligned inputs alone (the copy of D costs more
 #: than it may bring), likeliest first.
 PADS = ("all", "inputs")
+#: Of kernels that care for A and B alone.
+FACTORS = "factors"
 _SOURCE, _KERNEL = "pad.cu", "pad"
 _THREADS, _IN_FLIGHT, _MOST_COPIES = 256, 4, 8
 #: Blocks that a large GPU runs at once; and the most of a copy, whose threads then loop.
@@ -93,6 +95,8 @@ def copied(problem: GemmProblem, pad: str) -> tuple[str, ...]:
             return found
         wanted = _along_m(problem).union(found)
         return tuple(name for name in layouts(problem) if name in wanted)
+    if pad == FACTORS:
+        return tuple(name for name in found if name in "ab") if problem.alignment >= ALIGNMENT else ()
     inputs = tuple(name for name in found if name != "d")
     # With addresses misaligned, D is as well: its copy is what makes the twin.
     useful = pad == "inputs" and inputs != found and problem.alignment >= ALIGNMENT
@@ -131,7 +135,8 @@ class PaddedCublasLt(LibraryFamily):
     """cuBLASLt's candidates for the padded twin of a problem with misaligned operands; copying them there,
     and D back, is part of every launch. Parameters: cuBLASLt's, and pad (all | inputs)."""
 
-    name = "cublaslt-padded"
+    #: Copies of version 1 had the least aligned leading dimensions.
+    name, version = "cublaslt-padded", 2
 
     def __init__(self, inner: CublasLt | None = None) -> None:
         self._inner = CublasLt() if inner is None else inner
@@ -149,12 +154,14 @@ class PaddedCublasLt(LibraryFamily):
     def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
         if not self.supports(problem):
             return f"no operand of {problem.slug} is misaligned, or cuBLASLt cannot multiply their copies"
+        if solution.version != self.version:
+            return f"version {solution.version} of {self.name} is another launch; this is {self.version}"
         pad = solution.parameters.get("pad")
-        if not isinstance(pad, str) or not copied(problem, pad):
+        if pad not in PADS or not copied(problem, str(pad)):
             useful = [name for name in PADS if copied(problem, name)]
             return f"pad must be {' or '.join(useful)} for {problem.slug}, not {pad!r}"
-        inner = self._unwrapped(problem, solution, pad)
-        return self._inner.illegal(padded_twin(problem, pad), inner, environment)
+        inner = self._unwrapped(problem, solution, str(pad))
+        return self._inner.illegal(padded_twin(problem, str(pad)), inner, environment)
 
     def listed(
         self, problem: GemmProblem, device: Any, max_workspace_bytes: int | None

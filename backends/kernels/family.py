@@ -90,6 +90,11 @@ class Configuration:
         return f"gemmtune::Reduce<{self.product.types}>"
 
     @property
+    def cluster(self) -> tuple[int, int, int] | None:
+        """Blocks of a cluster along x, y and z; None where there are none."""
+        return None
+
+    @property
     def qualifiers(self) -> str:
         """What the product's entry point is beside a kernel, after a comma: portable.h has the words."""
         return ""

@@ -66,8 +66,12 @@ class Clustered(Configuration):
         return self.blocks, self.slices * p.batch_groups, p.batch_blocks
 
     @property
+    def cluster(self) -> tuple[int, int, int] | None:
+        return None if self.share * self.slices == 1 else (self.share, self.slices, 1)
+
+    @property
     def qualifiers(self) -> str:
-        if self.share * self.slices == 1:
+        if self.cluster is None:
             return ""
         return f", GEMMTUNE_CLUSTER({self.share}, {self.slices})"
 
@@ -213,8 +217,8 @@ class TileWgmma(KernelFamily):
                     f"the copy engine takes lines at multiples of {WIDE} bytes; {operand.upper()}'s are not"
                 )
             if product.batch > 1 and stride == 0:
-                return f"the copy engine takes no batch that has one {operand.upper()} in common"
-            if max(product.line_bytes(operand), stride * product.element_bytes) >= MOST_STEP:
+                return f"its products have an A and a B each: {operand.upper()} is the whole batch's"
+            if max(map_of(product, operand, _COLUMNS).strides) >= MOST_STEP:
                 return f"the copy engine takes steps below 2^40 bytes; {operand.upper()} has a longer one"
         return deep_rule(product)
 

@@ -106,7 +106,7 @@ class Launch:
     """One launch. `asks`: its shared memory has to be asked for by an attribute of the kernel. Where blocks
     along x depend on the device they are the lesser of `most_blocks` and `per_unit` a multiprocessor; else
     both are None. `waits_itself`: the kernel waits for the launch before it, so that it may be a programmatic
-    dependent launch."""
+    dependent launch. `cluster`: blocks of a cluster, as the kernel is compiled for; None: of none."""
 
     file: str
     entry: str
@@ -119,6 +119,7 @@ class Launch:
     per_unit: int | None = None
     most_blocks: int | None = None
     waits_itself: bool = False
+    cluster: tuple[int, int, int] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -131,6 +132,7 @@ class Launch:
             "grid": list(self.grid),
             "grid_depends_on_multiprocessors": units,
             "block": list(self.block),
+            "cluster": None if self.cluster is None else list(self.cluster),
             "dynamic_shared_bytes": self.shared_bytes,
             "needs_shared_memory_attribute": self.asks,
             "may_be_programmatic_dependent_launch": self.waits_itself,
@@ -163,7 +165,7 @@ def own_launches(
     waits = (capability or 0) >= DEPENDENT_LAUNCHES
     launches = [
         Launch(file, ENTRY, found.grid, (found.threads, 1, 1), found.shared_bytes, asks(found.shared_bytes),
-               argument, resources.get(ENTRY), waits_itself=waits),
+               argument, resources.get(ENTRY), waits_itself=waits, cluster=found.cluster),
     ]  # fmt: skip
     if found.reduces:
         size = found.reduce_shared_bytes

@@ -57,13 +57,15 @@ _SWAPPED = {"a": "b", "b": "a", "scale_a": "scale_b", "scale_b": "scale_a"}
 
 @dataclass(frozen=True)
 class Packed:
-    """What is in the zip: files in order, launches, and the workspace that they share."""
+    """What is in the zip: files in order, launches, the workspace that they share, and the architecture's
+    name that binaries were compiled for."""
 
     files: Mapping[str, bytes]
     launches: Sequence[Launch]
     compiler: Mapping[str, str | None]
     workspace_bytes: int
     workspace_align: int
+    target: str
 
 
 def family_of(solution: Solution) -> GpuFamily:
@@ -78,8 +80,8 @@ def family_of(solution: Solution) -> GpuFamily:
         )
     if solution.family in _COPIES_FIRST:
         raise NoBinary(
-            f"{solution.family} copies operands into a workspace before its product: such launches are not "
-            "handed out yet"
+            f"{solution.family} copies operands before its product, by a kernel that is no family's: there "
+            "is no package of it"
         )
     raise NoBinary(
         f"a solution of {solution.family} is a library's call: there is no binary; its attributes are the "
@@ -122,6 +124,7 @@ def build(
         "solution": {name: value for name, value in solution.to_dict().items() if name in _IDENTITY},
         "problem": {"id": problem.id, "wire": problem_to_wire(problem), "canonical": problem.to_dict()},
         "arch": arch,
+        "target": packed.target,
         "multiprocessors": units if follows_units(solution) else None,
         "compiler": dict(packed.compiler),
         "convention": CONVENTION,
@@ -171,7 +174,8 @@ def _own(
     file = f"kernel{path.suffix}"
     known = None if environment.vendor == "hip" else capability(environment)
     launches = own_launches(found, file, resources.read(path), known)
-    return Packed({file: path.read_bytes()}, launches, compiler, found.workspace_bytes, WIDE)
+    target = found.target(environment.arch)
+    return Packed({file: path.read_bytes()}, launches, compiler, found.workspace_bytes, WIDE, target)
 
 
 def _triton(
@@ -195,7 +199,7 @@ def _triton(
     files = {f"{entry}.cubin": compiled[entry].cubin for entry in one.entries}
     launches = triton_launches(one, requests, steps)
     compiler = {"name": "triton", "version": triton.triton_build()}
-    return Packed(files, launches, compiler, size, workspace_align(steps))
+    return Packed(files, launches, compiler, size, workspace_align(steps), environment.arch)
 
 
 def _zip(files: Mapping[str, bytes]) -> bytes:

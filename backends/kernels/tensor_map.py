@@ -38,11 +38,14 @@ def map_of(product: Product, operand: str, lines: int) -> TensorMap:
     problem, size = product.problem, product.element_bytes
     own = {"a": "b", "b": "a"}[operand] if product.mirrored else operand
     stride = problem.stride_a if own == "a" else problem.stride_b
-    # Of a single line or product the step is nobody's, and may be anything.
-    line, each = (-(-max(step, 1) // WIDE) * WIDE for step in (product.line_bytes(operand), stride * size))
     there = product.m if operand == "a" else product.n
+    # Of a single line or product the step is nobody's, and may be anything.
+    steps = (
+        product.line_bytes(operand) if there > 1 else WIDE,
+        stride * size if product.batch > 1 else WIDE,
+    )
     return TensorMap(
-        own, problem.dtype_a, (product.k, there, product.batch), (line, each), (LINE_BYTES // size, lines, 1)
+        own, problem.dtype_a, (product.k, there, product.batch), steps, (LINE_BYTES // size, lines, 1)
     )
 
 

@@ -71,7 +71,7 @@ struct TileWgmma {
         if (SPLITS > 1) cluster_barrier<true>();
         else block_barrier();
         store(args, batch, i, j, static_cast<int>(slice), patch);
-        if (kBlocks > 1) cluster_barrier<false>();  // others read what lies here, or arrive here
+        if (kBlocks > 1) cluster_barrier<false>();  // others read what lies here, and have stored it then
     }
 
 private:
@@ -101,6 +101,7 @@ private:
                                      Barrier* full, Barrier* empty, char* shared) {
         constexpr int kPart = BM / SHARE;
         const int part = static_cast<int>(block_x() % SHARE) * kPart, z = static_cast<int>(batch);
+        // (Beyond 2^31 they are less than zero, which is as far beyond the tensor.)
         const int row = static_cast<int>(i) + part, column = static_cast<int>(j);
         unsigned everyone = 0;
         for (int at = 0; at < SHARE; ++at) everyone |= 1u << sharer(at);
@@ -189,6 +190,7 @@ private:
     static GEMMTUNE_DEVICE void store_fours(const Finish<TYPES, 1>& here, int slice, const float* patch) {
         constexpr int kColumns = (BN + SPLITS - 1) / SPLITS, kFours = BM / 4;
         constexpr int kEach = (kColumns * kFours + kThreads - 1) / kThreads, kAtOnce = kEach < 4 ? kEach : 4;
+        const int columns = here.columns < BN ? here.columns : BN;
         GEMMTUNE_ROLL
         for (int first = 0; first < kEach; first += kAtOnce) {
             float four[kAtOnce][4];
@@ -197,11 +199,13 @@ private:
             for (int n = 0; n < kAtOnce; ++n) {
                 const int unit = static_cast<int>(thread_index()) + (first + n) * kThreads;
                 column[n] = unit / kFours * SPLITS + slice, row[n] = unit % kFours * 4;
-                if (column[n] < BN) added4(patch + column[n] * kPitch + row[n], four[n]);
+                // (Of a peer's nothing that is not stored.)
+                if (SPLITS == 1 ? column[n] < BN : column[n] < columns && row[n] < here.rows)
+                    added4(patch + column[n] * kPitch + row[n], four[n]);
             }
             GEMMTUNE_UNROLL
             for (int n = 0; n < kAtOnce; ++n)
-                if (column[n] < BN) here.store4(row[n], column[n], four[n]);
+                if (column[n] < columns && row[n] < here.rows) here.store4(row[n], column[n], four[n]);
         }
     }
 
@@ -213,13 +217,15 @@ private:
             float value[BM / 32];
             GEMMTUNE_UNROLL
             for (int n = 0; n < BM / 32; ++n) {
+                if (n * 32 >= here.rows) continue;
                 value[n] = SPLITS == 1 ? at[n * 32] : read_peer(at + n * 32, slicer(0));
                 GEMMTUNE_UNROLL
                 for (int other = 1; other < SPLITS; ++other)
                     value[n] += read_peer(at + n * 32, slicer(other));
             }
             GEMMTUNE_UNROLL
-            for (int n = 0; n < BM / 32; ++n) here.store(n * 32 + lane, column, value[n]);
+            for (int n = 0; n < BM / 32; ++n)
+                if (n * 32 < here.rows) here.store(n * 32 + lane, column, value[n]);
         }
     }
 };

@@ -10,8 +10,8 @@ import pytest
 
 from backends.cache import BinaryCache
 from backends.cuda.backend import CudaBackend
-from backends.cuda.padded import buffers, padded_twin
-from backends.cuda.padded_own import PaddedTileWgmma, pad_of
+from backends.cuda.padded import FACTORS, buffers, copied, padded_twin
+from backends.cuda.padded_own import PaddedTileWgmma
 from backends.errors import IllegalSolution
 from backends.kernels.families import FAMILIES
 from backends.problem import GemmProblem, from_bmm, from_linear
@@ -26,35 +26,36 @@ VALUES = {"tile_m": 128, "tile_n": 64, "stages": 3, "share": 1, "splits": 1, "gr
 
 
 def chosen(problem: GemmProblem, **changed: Any) -> Solution:
-    size = buffers(problem, str(pad_of(problem)))[1]
+    size = buffers(problem, FACTORS)[1]
     return Solution(FAMILY.name, 1, {**VALUES, **changed}, None, size, True)
 
 
 @pytest.mark.parametrize(
-    ("problem", "pad"),
+    ("problem", "names"),
     [
-        (ODD, "inputs"),
-        (from_linear(301, 304, 513, "bf16"), "all"),  # D is aligned: nothing else is copied
-        (from_linear(301, 299, 513, "bf16", beta=1.0), "inputs"),
-        (from_linear(304, 304, 512, "bf16"), None),
-        (from_linear(304, 299, 512, "bf16"), None),  # D alone is misaligned, and needs no copy
-        (from_linear(301, 299, 513, "bf16", alignment=2), None),  # so is D's address
+        (ODD, "ab"),
+        (from_linear(301, 304, 513, "bf16"), "ab"),
+        (from_linear(301, 299, 513, "bf16", beta=1.0), "ab"),  # C is read element by element
+        (from_linear(301, 299, 513, "bf16", lda=520), "a"),
+        (from_linear(304, 304, 512, "bf16"), ""),
+        (from_linear(304, 299, 512, "bf16", beta=1.0), ""),  # C and D alone are misaligned
+        (from_linear(301, 299, 513, "bf16", alignment=2), ""),  # and here all addresses
     ],
 )
-def test_inputs_are_copied_and_d_is_not(problem: GemmProblem, pad: str | None) -> None:
-    assert pad_of(problem) == pad
-    assert FAMILY.supports(problem) == (pad is not None)
+def test_inputs_are_copied_and_nothing_else(problem: GemmProblem, names: str) -> None:
+    assert copied(problem, FACTORS) == tuple(names)
+    assert FAMILY.supports(problem) == bool(names)
     found = list(FAMILY.solutions(problem, H200))
-    assert bool(found) == (pad is not None)
-    if pad is not None:
-        twin = padded_twin(problem, pad)
-        assert (twin.m, twin.ldd) == (problem.m, problem.ldd)
-        assert {one.workspace_bytes for one in found} == {buffers(problem, pad)[1]}
+    assert bool(found) == bool(names)
+    if names:
+        twin = padded_twin(problem, FACTORS)
+        assert (twin.m, twin.ldd, twin.ldc) == (problem.m, problem.ldd, problem.ldc)
+        assert {one.workspace_bytes for one in found} == {buffers(problem, FACTORS)[1]}
         assert not any(FAMILY.illegal(problem, one, H200) for one in found)
 
 
 def test_candidates_are_the_familys_of_the_copies() -> None:
-    twin = padded_twin(ODD, "inputs")
+    twin = padded_twin(ODD, FACTORS)
     inner = [one.parameters for one in FAMILIES["tile-wgmma"].solutions(twin, H200)]
     assert [one.parameters for one in FAMILY.solutions(ODD, H200)] == inner
     near = list(FAMILY.near(ODD, chosen(ODD), H200))
@@ -66,8 +67,9 @@ def test_candidates_are_the_familys_of_the_copies() -> None:
 @pytest.mark.parametrize(
     ("problem", "solution", "rule"),
     [
-        (from_linear(304, 304, 512, "bf16"), chosen(ODD), "no input of .* is misaligned"),
+        (from_linear(304, 304, 512, "bf16"), chosen(ODD), "neither A nor B of .* is misaligned"),
         (ODD, Solution("tile-wgmma", 1, VALUES), "none of tile-wgmma-padded"),
+        (ODD, Solution("tile-wgmma-padded", 2, VALUES), "version 2 of tile-wgmma-padded is none of"),
         (ODD, chosen(ODD, tile_m=96), "tile_m must be one of"),
         (ODD, chosen(ODD, share=4, splits=4), "a cluster has 8 blocks"),
         (from_bmm(3, 33, 35, 37, "bf16"), chosen(ODD), "contiguous along k"),
@@ -81,7 +83,7 @@ def test_illegal_solutions_name_the_rule(problem: GemmProblem, solution: Solutio
 
 
 def test_nothing_to_copy_is_refused() -> None:
-    with pytest.raises(IllegalSolution, match=r"no input of .* can be copied alone"):
+    with pytest.raises(IllegalSolution, match=r"neither A nor B of .* is to be copied"):
         FAMILY.load(from_linear(304, 304, 512, "bf16"), chosen(ODD), None, None)
 
 

@@ -272,10 +272,10 @@ def test_what_is_listed_is_legal_distinct_and_not_too_much(problem: GemmProblem)
 @pytest.mark.parametrize(
     ("problem", "names"),
     [
-        (DECODE, {"gemv-persistent", "gemv", "skinny-ring", "tile-wgmma"}),
+        (DECODE, {"gemv-persistent", "gemv", "skinny-ring"}),
         (from_mm(1, 4096, 4096, "fp32"), {"gemv"}),
         (from_blas(1, 4096, 512, "fp16", trans_a="T"),
-         {"gemv-persistent", "gemv", "skinny-ring", "tile-wgmma"}),
+         {"gemv-persistent", "gemv", "skinny-ring"}),
         (from_linear(4, 4096, 4096, "fp32"), {"skinny-persistent", "skinny"}),
         (SKINNY, {"skinny", "skinny-ring", "skinny-mma", "tile-wgmma"}),
         (from_mm(8, 4096, 4096, "bf16"), {"skinny"}),

@@ -18,7 +18,7 @@ from backends.problem import GemmProblem, from_bmm, from_linear
         (from_linear(40, 96, 200, "bf16", lda=208), False, "b", ("b", (200, 40, 1), (416, 16))),
         (from_linear(40, 96, 200, "fp16"), True, "a", ("b", (200, 40, 1), (400, 16))),
         # Of one line the step to the next is nobody's.
-        (from_linear(1, 96, 37, "bf16", lda=40), False, "b", ("b", (37, 1, 1), (80, 16))),
+        (from_linear(1, 96, 37, "bf16", lda=40), False, "b", ("b", (37, 1, 1), (16, 16))),
         (from_bmm(3, 8, 16, 32, "bf16", trans_b="T"), False, "a", ("a", (32, 16, 3), (64, 1024))),
     ],
 )
