@@ -1,9 +1,9 @@
-"""How far one token's products can go: what a launch that reads the weights, and does nothing else, takes.
+"""How far products can go: what a launch that moves their operands, and does nothing else, takes.
 
-Every weight is read by kernels of many grids, block sizes, loads in flight and with or without the first ones
-ahead of the launch's turn; the fastest is timed as candidates are, in a graph over cold operands, beside the
-default, and once more with a word that every block stores at its end. A product that multiplies what it reads
-takes longer, whatever it does.
+Reading: one token's weights, by kernels of many grids, block sizes, loads in flight and with or without the first
+ones ahead of the launch's turn; the fastest is timed as candidates are, in a graph over cold operands, beside the
+default, and once more with a word that every block stores at its end. Moving: A and B are read once, and all of D is
+written, by kernels of as many kinds. A product that multiplies what it reads takes longer, whatever it does.
 """
 
 from __future__ import annotations
@@ -42,6 +42,18 @@ def reading(
     rows = [_one(name, problem, device, ceilings, found) for name, problem in shapes]
     return {
         "what": "the least time of a launch that reads the weights and does nothing else, beside the default's",
+        "limit_geometric_mean": geometric_mean([row["limit"] for row in rows]), "rows": rows,
+    }  # fmt: skip
+
+
+def moving(
+    found: FoundDevice, shapes: Sequence[tuple[str, GemmProblem]], ceilings: Ceilings
+) -> dict[str, Any]:
+    """The limits of named products of two operands: the longer of moving and of multiplying."""
+    device = backend(found.backend).open(found.index, kernel_cache())
+    rows = [_moved(name, problem, device, ceilings, found) for name, problem in shapes]
+    return {
+        "what": "the least time of a launch that reads A and B, writes D and does nothing else, beside the default's",
         "limit_geometric_mean": geometric_mean([row["limit"] for row in rows]), "rows": rows,
     }  # fmt: skip
 
@@ -91,6 +103,47 @@ def _one(
         f"{name}: {row['default_us']:.2f} us; reading alone {row['reading_us']:.2f} us, and storing "
         f"{row['storing_us']:.2f} us ({reader})"
     )
+    return row
+
+
+def _moved(
+    name: str, problem: GemmProblem, device: Any, ceilings: Ceilings, found: FoundDevice
+) -> dict[str, Any]:
+    sets = OperandSets(device, problem, MeasurementPolicy.of(found.environment.vendor), 0)
+    words = {which: layout.bytes // 16 for which, layout in layouts(problem).items()}
+    movers = [one for one in _readers(max(words["a"], words["b"]), device.units) if not one.ahead]
+
+    def timed(mover: _Reader, samples: int) -> float:
+        defines = {"IN_FLIGHT": str(mover.in_flight)}
+        function = device.function("bandwidth.cu", "move_words", defines)
+        launches: list[Launch | None] = []
+        for one in sets.sets:
+            sizes = zip((one.a, one.b, one.d), ("a", "b", "d"), strict=True)
+            packed = function.pack(
+                *(
+                    part
+                    for at, which in sizes
+                    for part in (ctypes.c_void_p(at), ctypes.c_uint64(words[which]))
+                )
+            )
+            launches.append(on_heels(function, device, (mover.blocks, 1, 1), (mover.threads, 1, 1), packed))
+        return seconds(device, launches, samples)
+
+    tried = sorted((timed(mover, _FIRST), mover) for mover in movers)
+    best, mover = min((timed(mover, _LAST), mover) for _, mover in tried[:_AGAIN])
+    baseline = backend(found.backend).baselines(problem, found.environment)[0]
+    default = device.load(problem, baseline.solution, None)
+    space = device.allocate(max(default.workspace_bytes, 1))
+    theirs = seconds(device, [default.bind(operands, space.address) for operands in sets.sets])
+    for held in (sets, space):
+        held.free()
+    limits = bound(problem, ceilings)
+    row = {
+        "name": name, "m": problem.n, "n": problem.m, "k": problem.k, "baseline": baseline.name,
+        "default_us": theirs * 1e6, "moving_us": best * 1e6, "multiplying_us": limits.compute_seconds * 1e6,
+        "kernel": str(mover), "limit": theirs / max(best, limits.compute_seconds), "tried": len(tried),
+    }  # fmt: skip
+    say(f"{name}: {row['default_us']:.2f} us; moving {row['moving_us']:.2f} us ({mover})")
     return row
 
 

@@ -63,6 +63,7 @@ def sections(folder: Path) -> list[str]:
         ("types", types),
         ("floor", floor),
         ("reading", reading),
+        ("moving", moving),
         ("trap", trap),
         ("profile", profile),
         ("profile-libraries", profile),
@@ -316,6 +317,24 @@ def reading(document: Mapping[str, Any]) -> str:
         "graphs over cold operands, the fastest of many grids: against it the default is "
         f"**{document['limit_geometric_mean']:.3f}x** slower (geometric mean). A product that multiplies what it reads, "
         f"and stores the sums, takes longer.\n\n{cells.table(heads, lines)}\n{source(document)}\n"
+    )
+
+
+def moving(document: Mapping[str, Any]) -> str:
+    """How far odd products can go."""
+    lines = [
+        [f"{row['m']} x {row['n']} x {row['k']}", cells.us(row["default_us"]), cells.us(row["moving_us"]),
+         cells.us(row["multiplying_us"]), f"{row['limit']:.2f}x", row["kernel"]]
+        for row in document["rows"]
+    ]  # fmt: skip
+    heads = ["m x n x k", "default us", "moving us", "multiplying us", "limit", "fastest mover"]
+    return (
+        "## How far odd products can go\n\nA launch that reads A and B once, writes D once, in whole aligned words, "
+        "and does nothing else, in the same graphs over cold operands, the fastest of many grids; beside it the "
+        "product's multiplications at the device's measured speed. Against the longer of the two the default is "
+        f"**{document['limit_geometric_mean']:.2f}x** slower (geometric mean): no product of these shapes gains more, "
+        "and what moves lines that start anywhere, multiplies while it moves, or adds up slices gains less.\n\n"
+        f"{cells.table(heads, lines)}\n{source(document)}\n"
     )
 
 

@@ -33,7 +33,8 @@ class PaddedTileWgmma:
     """tile-wgmma on copies of misaligned A and B, whose lines the copy engine takes. Parameters:
     tile-wgmma's. The workspace is the copies'."""
 
-    name, version = "tile-wgmma-padded", 1
+    #: Version 1 had tile-wgmma's parameters of version 1.
+    name, version = "tile-wgmma-padded", 2
     compiles = True
 
     def __init__(self) -> None:

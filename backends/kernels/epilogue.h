@@ -49,6 +49,35 @@ struct Finish {
         d[row * step(args.d_row) + column * args.d_column] = narrow<typename TYPES::D>(result);
     }
 
+    // What becomes of N sums of a row, `apart` columns from each other: all that is read for them is asked for
+    // at once. Of those beyond D anything.
+    template <int N>
+    GEMMTUNE_DEVICE void results(int row, int column, int apart, float (&sum)[N]) const {
+        GEMMTUNE_UNROLL
+        for (int n = 0; n < N; ++n) sum[n] *= args.alpha;
+        const int last = row < rows ? columns : 0;
+        if (args.beta != 0.0f) {
+            float of_c[N];
+            GEMMTUNE_UNROLL
+            for (int n = 0; n < N; ++n) {
+                const int j = column + n * apart;
+                of_c[n] = j < last ? widen(c[row * step(args.c_row) + j * args.c_column]) : 0.0f;
+            }
+            GEMMTUNE_UNROLL
+            for (int n = 0; n < N; ++n) sum[n] += args.beta * of_c[n];
+        }
+        if (bias) {
+            GEMMTUNE_UNROLL
+            for (int n = 0; n < N; ++n) {
+                const int j = column + n * apart;
+                if (j < last) sum[n] += widen(bias[row * args.bias_row + j * args.bias_column]);
+            }
+        }
+        if (args.activation == kNone) return;
+        GEMMTUNE_UNROLL
+        for (int n = 0; n < N; ++n) sum[n] = activate(sum[n], args.activation);
+    }
+
     // Four neighbouring rows', `row` a multiple of four.
     GEMMTUNE_DEVICE void store4(int row, int column, const float (&sum)[4]) const {
         using D = typename TYPES::D;
@@ -63,12 +92,7 @@ struct Finish {
         }
         D* const at = d + row * step(args.d_row) + column * args.d_column;
         if (fours && row + 4 <= rows) {
-            unsigned words[sizeof(D)];  // as many as an element has bytes
-            GEMMTUNE_UNROLL
-            for (int i = 0; i < static_cast<int>(sizeof(D)); ++i)
-                words[i] = Word<D>::pack(four + i * Word<D>::kElements);
-            if constexpr (sizeof(D) == 4) write16(at, Words{{words[0], words[1], words[2], words[3]}});
-            else write8(at, words);
+            write(at, four);
         } else {
             GEMMTUNE_UNROLL
             for (int i = 0; i < 4; ++i)
@@ -76,7 +100,25 @@ struct Finish {
         }
     }
 
+    // Four neighbouring rows' at `to`, where `plain` and `fours`: of threads that know where.
+    GEMMTUNE_DEVICE void write4(typename TYPES::D* to, const float (&sum)[4]) const {
+        typename TYPES::D four[4];
+        GEMMTUNE_UNROLL
+        for (int i = 0; i < 4; ++i) four[i] = narrow<typename TYPES::D>(args.alpha * sum[i]);
+        write(to, four);
+    }
+
 private:
+    template <typename D>
+    static GEMMTUNE_DEVICE void write(D* to, const D (&four)[4]) {
+        unsigned words[sizeof(D)];  // as many as an element has bytes
+        GEMMTUNE_UNROLL
+        for (int i = 0; i < static_cast<int>(sizeof(D)); ++i)
+            words[i] = Word<D>::pack(four + i * Word<D>::kElements);
+        if constexpr (sizeof(D) == 4) write16(to, Words{{words[0], words[1], words[2], words[3]}});
+        else write8(to, words);
+    }
+
     GEMMTUNE_DEVICE float value(int row, int column, float sum) const {
         float value = args.alpha * sum;
         if (args.beta != 0.0f)

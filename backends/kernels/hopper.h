@@ -21,6 +21,8 @@
 //   begin_products() multiply<T, N>() end_products() wait_products<G>()
 //                             of a warpgroup: begin, issue, close a group; until at most G groups go on
 //   cluster_barrier<SEEN>()   every thread of all blocks; SEEN: what was stored before it is seen after it
+//   arrive_at_cluster() wait_for_cluster()
+//                             cluster_barrier<false>() in two parts
 //   read_peer() read_peer4()  fp32s that lie at p in the block of that rank: blocks along x first
 #pragma once
 
@@ -114,13 +116,17 @@ GEMMTUNE_DEVICE void multiply(float (&d)[N / 2], u64 a, u64 b) {
     WgmmaInstruction<T, N>::issue(d, a, b);
 }
 
+GEMMTUNE_DEVICE void arrive_at_cluster() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+GEMMTUNE_DEVICE void wait_for_cluster() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 template <bool SEEN>
 GEMMTUNE_DEVICE void cluster_barrier() {
     if constexpr (SEEN)
         asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;"
                      ::: "memory");
     else
-        asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+        arrive_at_cluster(), wait_for_cluster();
 }
 GEMMTUNE_DEVICE float read_peer(const float* p, int rank) {
     float value;

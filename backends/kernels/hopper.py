@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product as choices
 from math import ceil
 from typing import ClassVar
@@ -21,6 +21,7 @@ from backends.kernels.legality import (
     grid_rule,
     registers_rule,
     shared_rule,
+    whole_rule,
 )
 from backends.kernels.product import MOST_BLOCKS_YZ, WIDE, Product
 from backends.kernels.tensor_map import LINE_BYTES, MOST_STEP, map_of
@@ -31,6 +32,8 @@ from backends.solution import Parameter
 MOST, MOST_OF_TILE = 48, 6
 #: Rows of D of a warpgroup, columns that tiles are multiples of, elements of k a tile.
 _ROWS, _COLUMNS, _DEEP = 64, 8, 64
+#: Lines of the swizzle's pattern, of which parts of a tile are whole numbers.
+_SWIZZLED = 8
 #: Slices of k worth trying are so many tiles deep.
 _LEAST_SLICE = 3
 #: Blocks of a cluster that every device has room for.
@@ -55,9 +58,9 @@ _ARRIVAL, _STEP, _END, _STORE, _ADDED = 2200.0, 60.0, 1200.0, 0.06, 2500.0
 
 @dataclass(frozen=True)
 class Clustered(Configuration):
-    """A configuration whose blocks are clusters, `share` along x by `slices` along y."""
+    """A configuration whose blocks are clusters, `tiles` along x by `slices` along y."""
 
-    share: int = 1
+    tiles: int = 1
     slices: int = 1
 
     @property
@@ -67,13 +70,13 @@ class Clustered(Configuration):
 
     @property
     def cluster(self) -> tuple[int, int, int] | None:
-        return None if self.share * self.slices == 1 else (self.share, self.slices, 1)
+        return None if self.tiles * self.slices == 1 else (self.tiles, self.slices, 1)
 
     @property
     def qualifiers(self) -> str:
         if self.cluster is None:
             return ""
-        return f", GEMMTUNE_CLUSTER({self.share}, {self.slices})"
+        return f", GEMMTUNE_CLUSTER({self.tiles}, {self.slices})"
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,7 @@ class WgmmaTile:
     bn: int
     stages: int
     share: int
+    share_b: int
     splits: int
 
     @property
@@ -108,15 +112,20 @@ class WgmmaTile:
 
     @property
     def shared_bytes(self) -> int:
-        """The pipeline's, or the sums' that lie there at the end, and two barriers a stage."""
-        size = max(self.stages * self.stage_bytes, self.bn * (self.bm + 4) * 4) + 2 * 8 * self.stages
+        """The pipeline's, or the sums' that lie there at the end; two barriers a stage; the tile's place."""
+        size = max(self.stages * self.stage_bytes, self.bn * (self.bm + 4) * 4) + 2 * 8 * self.stages + 16
         return -(-size // _SHARED_UNIT) * _SHARED_UNIT
 
     @property
+    def tiles(self) -> int:
+        """Of a cluster."""
+        return self.share * self.share_b
+
+    @property
     def blocks(self) -> int:
-        """Along x: tiles, columns of tiles rounded up to whole clusters."""
-        p = self.product
-        return -(-p.m // self.bm) * -(-p.n // (self.bn * self.share)) * self.share
+        """Along x: tiles, rows and columns of them rounded up to whole clusters."""
+        p, high, wide = self.product, self.bm * self.share_b, self.bn * self.share
+        return -(-p.m // high) * -(-p.n // wide) * self.tiles
 
     def resident(self, environment: Environment) -> int:
         """Blocks that a multiprocessor runs at once."""
@@ -124,18 +133,30 @@ class WgmmaTile:
         room = arch_of(environment).unit_shared_bytes // (self.shared_bytes + _BLOCK_SHARED)
         return max(1, min(room, UNIT_REGISTERS // registers, _UNIT_THREADS // self.threads))
 
+    @property
+    def all_blocks(self) -> int:
+        """Of the launch."""
+        return self.blocks * self.splits * self.product.batch
+
+    def units(self, environment: Environment) -> int:
+        """Multiprocessors that have blocks: clusters lie within a part of the device each, and large ones
+        leave some of it out."""
+        units, cluster = max(1, environment.units), self.tiles * self.splits
+        of_part = _PART_FOR_CLUSTERS // cluster * cluster
+        return units if cluster <= 2 else max(cluster, units // _PART * of_part)
+
+    def beside(self, environment: Environment) -> int:
+        """Blocks that a multiprocessor has at once of this launch."""
+        return min(self.resident(environment), ceil(self.all_blocks / self.units(environment)))
+
     def clocks(self, environment: Environment) -> float:
         """Roughly a launch's clocks: its waves of blocks, each as long as multiplications, traffic with L2 or
         with memory, or copies' way. For the order of candidates only: what is fast is measured."""
-        p, units = self.product, max(1, environment.units)
-        blocks = self.blocks * self.splits * p.batch
-        cluster = self.share * self.splits
-        if cluster > 2:  # they lie within a part of the device each, and leave some of it out
-            units = max(cluster, units // _PART * (_PART_FOR_CLUSTERS // cluster * cluster))
-        here = min(self.resident(environment), ceil(blocks / units))
+        p, units = self.product, self.units(environment)
+        blocks, here = self.all_blocks, self.beside(environment)
         at_once = min(blocks, here * units)
         steps = ceil(ceil(p.k / _DEEP) / self.splits)
-        copied = at_once * (self.bm / self.share + self.bn) * LINE_BYTES
+        copied = at_once * (self.bm / self.share + self.bn / self.share_b) * LINE_BYTES
         if p.line_bytes("a") % LINE_BYTES or p.line_bytes("b") % LINE_BYTES:
             copied *= _BETWEEN_LINES
         least = (p.m + p.n) * p.k * p.element_bytes * p.batch
@@ -153,33 +174,38 @@ class TileWgmma(KernelFamily):
     """Hopper's tensor cores (wgmma) on tiles that its copy engine brings (TMA), in clusters that share them.
 
     tile_wgmma.h. Parameters: tile_m x tile_n of D a block, stages (tiles of 64 along k in shared memory),
-    share (blocks that have A's tile in common), splits (blocks of a cluster along k, which add their sums
-    through each other's shared memory), group (rows of tiles that blocks go through together)."""
+    share (blocks beside each other that have A's tile in common), share_b (blocks below each other that have
+    B's), splits (blocks of a cluster along k, which add their sums through each other's shared memory), group
+    (rows of tiles that blocks go through together)."""
 
+    #: Version 1 had no share_b.
+    version = 2
     name, header = "tile-wgmma", "tile_wgmma.h"
     vendors = ("cuda",)
     computes = (("fp16", "fp32"), ("bf16", "fp32"))
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
         "tile_m": (64, 128, 192, 256), "tile_n": tuple(range(8, 257, 8)), "stages": (2, 3, 4, 5, 6, 7, 8),
-        "share": (1, 2, 4), "splits": (1, 2, 3, 4, 5, 6, 7, 8), "group": (1, 8),
+        "share": (1, 2, 4), "share_b": (1, 2, 4), "splits": (1, 2, 3, 4, 5, 6, 7, 8), "group": (1, 8),
     }  # fmt: skip
 
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterable[dict[str, Parameter]]:
-        """By clocks(): of every tile the deepest pipelines that one to three blocks of a multiprocessor have
-        room for."""
+        """By clocks(): of every tile and cluster the deepest pipelines that one to three blocks of a
+        multiprocessor have room for, where it has as many."""
         product = Product(problem)
         if min(product.m, product.n) < _COLUMNS or self.product_rule(product, environment) is not None:
             return  # (less than an instruction's columns: the families of streaming.py waste nothing)
         found = [
-            (self.tile(product, values).clocks(environment), values)
+            (self.tile(product, values), values)
             for values in self._tiles(product, environment)
             if self.rule(problem, values, environment) is None
         ]
-        tried: Counter[tuple[Parameter, ...]] = Counter()
-        for _, values in sorted(found, key=lambda one: (one[0], -number(one[1], "stages"))):
-            tile = values["tile_m"], values["tile_n"]
-            if tried[tile] < MOST_OF_TILE and tried.total() < MOST:
-                tried[tile] += 1
+        tried: Counter[tuple[int, int]] = Counter()
+        deepest = set()
+        for t, values in sorted(found, key=lambda one: (one[0].clocks(environment), -one[0].stages)):
+            kind = replace(t, stages=0), t.beside(environment)
+            if tried[t.bm, t.bn] < MOST_OF_TILE and tried.total() < MOST and kind not in deepest:
+                tried[t.bm, t.bn] += 1
+                deepest.add(kind)
                 yield values
 
     def _tiles(self, product: Product, environment: Environment) -> Iterator[dict[str, Parameter]]:
@@ -188,11 +214,11 @@ class TileWgmma(KernelFamily):
         for bm, bn in self._sides(product):
             most = {(room // blocks - 2 * _BLOCK_SHARED) // ((bm + bn) * LINE_BYTES) for blocks in (1, 2, 3)}
             depths = {max(2, min(8, steps, deep)) for deep in most}
-            shares = (1, 2, 4) if product.n > 2 * bn else (1, 2) if product.n > bn else (1,)
-            for stages, share, splits in choices(sorted(depths), shares, slices):
+            clusters = choices(_shares(product.n, bn), _shares(product.m, bm), slices)
+            for stages, (share, share_b, splits) in choices(sorted(depths), clusters):
                 yield {
-                    "tile_m": bm, "tile_n": bn, "stages": stages, "share": share, "splits": splits,
-                    "group": 8,
+                    "tile_m": bm, "tile_n": bn, "stages": stages, "share": share, "share_b": share_b,
+                    "splits": splits, "group": 8,
                 }  # fmt: skip
 
     def _sides(self, product: Product) -> Iterator[tuple[int, int]]:
@@ -203,7 +229,7 @@ class TileWgmma(KernelFamily):
                     yield bm, bn
 
     def tile(self, product: Product, values: Values) -> WgmmaTile:
-        names = ("tile_m", "tile_n", "stages", "share", "splits")
+        names = ("tile_m", "tile_n", "stages", "share", "share_b", "splits")
         return WgmmaTile(product, *(number(values, name) for name in names))
 
     def product_rule(self, product: Product, environment: Environment) -> str | None:
@@ -228,13 +254,15 @@ class TileWgmma(KernelFamily):
         broken = self.product_rule(product, environment)
         if broken is not None:
             return broken
-        if t.share * t.splits > MOST_BLOCKS_OF_CLUSTER:
-            return f"a cluster has {MOST_BLOCKS_OF_CLUSTER} blocks, not share {t.share} by splits {t.splits}"
+        if t.tiles * t.splits > MOST_BLOCKS_OF_CLUSTER:
+            asked = f"share {t.share} by share_b {t.share_b} by splits {t.splits}"
+            return f"a cluster has {MOST_BLOCKS_OF_CLUSTER} blocks, not {asked}"
         if t.splits * product.batch_groups > MOST_BLOCKS_YZ:
             return (
                 f"a batch of {product.batch} by {t.splits} slices of k; a launch has {MOST_BLOCKS_YZ} squared"
             )
         return first(
+            whole_rule(t.bn, _SWIZZLED * t.share_b, "tile_n", "share_b parts of eight lines,"),
             shared_rule(t.shared_bytes, arch_of(environment)),
             registers_rule(t.sums, t.scheduled_threads),
             grid_rule(t.blocks, product),
@@ -243,9 +271,14 @@ class TileWgmma(KernelFamily):
     def configuration(self, problem: GemmProblem, values: Values, warp: int = 32) -> Clustered:
         product = Product(problem)
         t = self.tile(product, values)
-        numbers = (t.bm, t.bn, t.stages, t.share, t.splits, number(values, "group"))
+        numbers = (t.bm, t.bn, t.stages, t.share, t.share_b, t.splits, number(values, "group"))
         return Clustered(
             product, self.header, f"TileWgmma<{product.types}, {', '.join(map(str, numbers))}>", t.threads,
-            t.shared_bytes, t.blocks, arch_specific=True, share=t.share, slices=t.splits,
-            tensors=(map_of(product, "a", t.bm // t.share), map_of(product, "b", t.bn)),
+            t.shared_bytes, t.blocks, arch_specific=True, tiles=t.tiles, slices=t.splits,
+            tensors=(map_of(product, "a", t.bm // t.share), map_of(product, "b", t.bn // t.share_b)),
         )  # fmt: skip
+
+
+def _shares(size: int, tile: int) -> tuple[int, ...]:
+    """Tiles of a cluster along a side of D, which are mostly not beyond it."""
+    return (1, 2, 4) if size > 2 * tile else (1, 2) if size > tile else (1,)

@@ -270,6 +270,14 @@ inline void cluster_barrier() {
     host::machine.fibers[host::machine.current].sees = SEEN;
     host::wait(host::kAtCluster);
 }
+// Every other block meets the rest in the first part, the others in the second: what is made ready after the
+// one, or used before the other, shows.
+inline void arrive_at_cluster() {
+    if (host::machine.block % 2 == 0) cluster_barrier<false>();
+}
+inline void wait_for_cluster() {
+    if (host::machine.block % 2 == 1) cluster_barrier<false>();
+}
 template <typename T>
 inline T read_aligned_peer(const float* p, int rank) {
     if (!host::machine.fibers[host::machine.current].sees)

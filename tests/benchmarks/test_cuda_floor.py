@@ -173,6 +173,38 @@ def test_the_fastest_reader_and_what_it_takes_with_a_store(
     assert buffer.size >= 4 * max(reader.blocks for reader in cuda_reading._readers(words, 132))
 
 
+@pytest.mark.parametrize(
+    ("problem", "moves", "limit"),
+    [(ODD, 4.0, 22.0 / 4.0), (from_linear(2048, 2048, 2048, "bf16"), 4.0, 1.0243)],
+)
+def test_the_longer_of_moving_and_multiplying_is_the_limit(
+    device: FakeDevice, monkeypatch: pytest.MonkeyPatch, problem: GemmProblem, moves: float, limit: float
+) -> None:
+    packed: list[Any] = []
+
+    def function(source: str, name: str, defines: Any) -> Any:
+        assert (source, name) == ("bandwidth.cu", "move_words")
+        return SimpleNamespace(in_flight=int(defines["IN_FLIGHT"]), pack=lambda *all: packed.append(all))
+
+    def on_heels(function: Any, device: Any, grid: Any, block: Any, arguments: Any) -> Launch:
+        fastest = function.in_flight == 4 and block[0] == 512
+        return Launch({"IN_FLIGHT": 2, "AHEAD": 1, "STORE": moves - 3 + (not fastest)}.items(), 264, 256)
+
+    monkeypatch.setattr(device, "function", function)
+    monkeypatch.setattr(cuda_reading, "on_heels", on_heels)
+    found = cuda_reading.moving(gpu(0), [("odd", problem)], CEILINGS)
+    (row,) = found["rows"]
+    assert (row["moving_us"], row["default_us"]) == pytest.approx((moves, 22.0))
+    assert row["multiplying_us"] == pytest.approx(problem.flops / 8e14 * 1e6)
+    assert "512 threads, 4 loads each" in row["kernel"]
+    assert "ahead" not in row["kernel"]
+    assert found["limit_geometric_mean"] == row["limit"] == pytest.approx(limit, rel=1e-3)
+    sizes = [problem.m * problem.k, problem.k * problem.n, problem.m * problem.n]
+    (a, b, d) = (size * 2 // 16 for size in sizes)
+    assert {(values[0].value, values[1].value) for values in packed} == {(at, a) for at in WEIGHTS}
+    assert {(values[3].value, values[5].value) for values in packed} == {(b, d)}
+
+
 def test_readers_cover_the_words_and_none_is_idle() -> None:
     found = list(cuda_reading._readers(5000, 132))
     assert len(found) == len(set(found)), "nobody is tried twice"

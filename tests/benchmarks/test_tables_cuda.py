@@ -78,7 +78,11 @@ def test_every_other_result_becomes_a_section(tmp_path: Path) -> None:
     _write(tmp_path, "cuda-floor", limit_geometric_mean=3.0, ideal_geometric_mean=3.6, rows=[floor])
     read = {"default_us": 9.0, "bound_us": 5.0, "reading_us": 6.0, "limit": 1.5, "kernel": "8 blocks"}
     _write(tmp_path, "cuda-reading", limit_geometric_mean=1.5, rows=[{**size, **read}])
+    moved = {"default_us": 9.0, "moving_us": 3.0, "multiplying_us": 2.0, "limit": 3.0, "kernel": "9 blocks"}
+    _write(tmp_path, "cuda-moving", limit_geometric_mean=3.25, rows=[{**size, **moved}])
     page = "\n".join(tables_cuda.sections(tmp_path))
+    assert "| 1 x 64 x 32 | 9.00 | 3.00 | 2.00 | 3.00x | 9 blocks |" in page
+    assert "the default is **3.25x** slower" in page
     assert "| 1 x 64 x 32 | 9.00 | 5.00 | 6.00 | - | 1.50x | 8 blocks |" in page
     assert "the default is **1.500x** slower" in page
     assert "| odd/3 | 9.00 | 1.00 | 0.50 | 1.50 | 3.00x | 2.00 | 2.57x | 1.00 | 3.00x |" in page
@@ -91,7 +95,7 @@ def test_every_other_result_becomes_a_section(tmp_path: Path) -> None:
     assert "**1 give wrong results**" in page
     assert "| tn_256x48x259_bf16 | 3 | **1** | 4 |" in page
     assert "each is foretold by the rule; 2 that the rule foretells passed" in page
-    assert page.count("2 x Imagined") == 7
+    assert page.count("2 x Imagined") == 8
     (tmp_path / "cuda-trap.json").unlink()
     assert "algorithm 66" not in "\n".join(tables_cuda.sections(tmp_path))
     assert json.loads((tmp_path / "cuda-launch.json").read_text())["calls"] == 2000

@@ -1,4 +1,4 @@
-// Reading and copying as fast as the memory goes: every thread has several 16-byte loads in flight before it
+// Reading, copying and moving a product's operands as fast as the memory goes: every thread has several 16-byte loads in flight before it
 // uses the first.
 //
 // IN_FLIGHT: how many. AHEAD: reading, a thread's first ones are on their way to L2 before the launch before
@@ -54,6 +54,30 @@ extern "C" __global__ void __launch_bounds__(512) read_words(const uint4* source
     }
     if (STORE && threadIdx.x == 0) sink[blockIdx.x] = sum;
     else if (sum == 0x9e3779b9u) *sink = sum;
+}
+
+// Reads all words of `a` and of `b`, then writes all of `d`: what no product of them goes without. Every thread's
+// words of `d` are sums of what it read.
+extern "C" __global__ void __launch_bounds__(512)
+    move_words(const uint4* a, u64 a_words, const uint4* b, u64 b_words, uint4* d, u64 d_words) {
+    const u64 stride = (u64)gridDim.x * blockDim.x, first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    wait_for_launches();
+    uint4 sum = {0, 0, 0, 0};
+    for (int which = 0; which < 2; which++) {
+        const uint4* const source = which ? b : a;
+        const u64 count = which ? b_words : a_words;
+        for (u64 at = first; at < count; at += IN_FLIGHT * stride) {
+            uint4 v[IN_FLIGHT];
+#pragma unroll
+            for (int i = 0; i < IN_FLIGHT; i++) {
+                v[i] = {0, 0, 0, 0};
+                if (at + i * stride < count) v[i] = load(source + at + i * stride);
+            }
+#pragma unroll
+            for (int i = 0; i < IN_FLIGHT; i++) sum.x ^= v[i].x, sum.y ^= v[i].y, sum.z ^= v[i].z, sum.w ^= v[i].w;
+        }
+    }
+    for (u64 at = first; at < d_words; at += stride) d[at] = sum;
 }
 
 extern "C" __global__ void __launch_bounds__(512) copy_words(const uint4* source, uint4* target, u64 count) {

@@ -22,12 +22,12 @@ from tuners.verify import Verifier
 
 FAMILY = PaddedTileWgmma()
 ODD = from_linear(301, 299, 513, "bf16")
-VALUES = {"tile_m": 128, "tile_n": 64, "stages": 3, "share": 1, "splits": 1, "group": 8}
+VALUES = {"tile_m": 128, "tile_n": 64, "stages": 3, "share": 1, "share_b": 1, "splits": 1, "group": 8}
 
 
 def chosen(problem: GemmProblem, **changed: Any) -> Solution:
     size = buffers(problem, FACTORS)[1]
-    return Solution(FAMILY.name, 1, {**VALUES, **changed}, None, size, True)
+    return Solution(FAMILY.name, 2, {**VALUES, **changed}, None, size, True)
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_candidates_are_the_familys_of_the_copies() -> None:
     ("problem", "solution", "rule"),
     [
         (from_linear(304, 304, 512, "bf16"), chosen(ODD), "neither A nor B of .* is misaligned"),
-        (ODD, Solution("tile-wgmma", 1, VALUES), "none of tile-wgmma-padded"),
-        (ODD, Solution("tile-wgmma-padded", 2, VALUES), "version 2 of tile-wgmma-padded is none of"),
+        (ODD, Solution("tile-wgmma", 2, VALUES), "none of tile-wgmma-padded"),
+        (ODD, Solution("tile-wgmma-padded", 1, VALUES), "version 1 of tile-wgmma-padded is none of"),
         (ODD, chosen(ODD, tile_m=96), "tile_m must be one of"),
         (ODD, chosen(ODD, share=4, splits=4), "a cluster has 8 blocks"),
         (from_bmm(3, 33, 35, 37, "bf16"), chosen(ODD), "contiguous along k"),

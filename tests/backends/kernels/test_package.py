@@ -33,8 +33,9 @@ GEMV = Solution(
     "gemv", 2, {"stream": "a", "rows": 1, "unroll": 4, "warps_m": 2, "warps_k": 4, "splits": 4, "ahead": 0}
 )
 WGMMA = Solution(
-    "tile-wgmma", 1, {"tile_m": 128, "tile_n": 64, "stages": 4, "share": 1, "splits": 2, "group": 8}
-)
+    "tile-wgmma", 2,
+    {"tile_m": 128, "tile_n": 64, "stages": 4, "share": 1, "share_b": 1, "splits": 2, "group": 8},
+)  # fmt: skip
 LAYER = from_linear(256, 512, 1024, "bf16")
 TILE: dict[str, Any] = {
     "block_m": 64, "block_n": 64, "block_k": 64, "group_m": 8, "num_warps": 4, "num_stages": 3, "swap": False,
