@@ -70,6 +70,7 @@ class Worker:
         self._idle.set()
         #: Whether it ended because nothing could be kept or measured, or because it was taken for dead.
         self.failed = False
+        self._turn = threading.Lock()
         self._job: StartedJob | None = None
         self._campaign: Campaign | None = None
         self._peers: dict[str, tuple[int, float]] = {}
@@ -189,6 +190,12 @@ class Worker:
     # ---- the engine's thread: one job --------------------------------------------------------------
 
     def _take(self, job_id: str) -> None:
+        # The engine counts a job as running a moment after it has claimed it: within that it may hand over
+        # another. Two at once would measure each other.
+        with self._turn:
+            self._run(job_id)
+
+    def _run(self, job_id: str) -> None:
         if self._stop.is_set():
             self._never()
         self._idle.clear()

@@ -8,32 +8,35 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from backends.cache import BinaryCache
+from tests.service.loaded import ROOT, Loaded, loaded
 
-ROOT = Path(__file__).parent.parent.parent
 EXAMPLE = ROOT / "docs" / "examples" / "gpt2-untuned.csv"
 
 
-def start(cache: BinaryCache, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-    env = {
+def settings(cache: BinaryCache) -> dict[str, str]:
+    return {
         **os.environ,
         "GEMMTUNE_CACHE_DIR": str(cache.root.parent),
         "GEMMTUNE_DATABASE_URL": f"sqlite:///{cache.root.parent}/gemmtune.sqlite",
         "COLUMNS": "200",
-        **environment,
     }
+
+
+def start(cache: BinaryCache, *arguments: str, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "service.cli", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env=env,
+        env={**settings(cache), **environment},
     )
 
 
@@ -49,6 +52,13 @@ def kernels(tmp_path_factory: pytest.TempPathFactory, cache: BinaryCache) -> Bin
     link = tmp_path_factory.mktemp("home") / "kernels"
     link.symlink_to(cache.root.resolve())
     return BinaryCache(link)
+
+
+@pytest.fixture(scope="module")
+def command(kernels: BinaryCache) -> Iterator[Loaded]:
+    """For commands that do nothing but complain."""
+    with loaded(settings(kernels)) as found:
+        yield found
 
 
 #: Few candidates: each is compiled.
@@ -162,8 +172,8 @@ def test_ctrl_c_ends_it_with_what_was_measured_kept(kernels: BinaryCache, tmp_pa
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_bad_input_is_one_clear_line(kernels: BinaryCache, arguments: tuple[str, ...], words: str) -> None:
-    code, out, err = run(kernels, "tune", *arguments)
+def test_bad_input_is_one_clear_line(command: Loaded, arguments: tuple[str, ...], words: str) -> None:
+    code, out, err = command.run("tune", *arguments)
     assert words in " ".join((out + err).split()), (out, err)
     assert "Traceback" not in err
     assert code == 2

@@ -16,7 +16,8 @@ import pytest
 
 from backends.cache import BinaryCache
 from service.demo import running
-from tests.service.test_cli import EXAMPLE, ROOT
+from tests.service.loaded import ROOT, Loaded, loaded
+from tests.service.test_cli import EXAMPLE
 
 SMALL = ("--m", "8", "--n", "48", "--k", "64")
 QUICK = ("--seconds", "0.3")
@@ -56,6 +57,13 @@ def home(tmp_path_factory: pytest.TempPathFactory, cache: BinaryCache) -> Home:
 def tuned(home: Home) -> Any:
     """One problem, tuned here."""
     return home.json("tune", *SMALL, *QUICK)["results"][0]
+
+
+@pytest.fixture(scope="module")
+def command(home: Home, tuned: Any) -> Iterator[Loaded]:
+    """Where something is known, for commands that do nothing but complain."""
+    with loaded(home.environment) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -192,8 +200,8 @@ def test_export_and_its_report(home: Home, tuned: Any, tmp_path: Path) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_bad_input_is_one_clear_line(home: Home, tuned: Any, arguments: tuple[str, ...], words: str) -> None:
-    code, out, err = home.run(*arguments)
+def test_bad_input_is_one_clear_line(command: Loaded, arguments: tuple[str, ...], words: str) -> None:
+    code, out, err = command.run(*arguments)
     assert words in " ".join((out + err).split()), (out, err)
     assert "Traceback" not in err
     assert code == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -419,6 +420,32 @@ def test_a_device_has_one_worker(bench: Bench, workers: Workers) -> None:
     with pytest.raises(DeviceError, match=rf"is in use by the worker with process id {process.pid}; "):
         Worker(workers.plan.settings, bench.engine, workers.plan.device)
     assert process.pid != os.getpid()
+
+
+@ON_SQLITE
+def test_jobs_that_come_at_once_are_measured_one_after_the_other(
+    bench: Bench, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker(workers.plan.settings, bench.engine, workers.plan.device)
+    at_once = 0
+    seen: list[int] = []
+    ended: list[str] = []
+
+    def one(job_id: str) -> None:
+        nonlocal at_once
+        at_once += 1
+        time.sleep(0.05)
+        seen.append(at_once)
+        at_once -= 1
+        ended.append(job_id)
+
+    monkeypatch.setattr(worker, "_one", one)
+    threads = [threading.Thread(target=worker._take, args=(name,)) for name in ("first", "second", "third")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert (seen, sorted(ended)) == ([1, 1, 1], ["first", "second", "third"])
 
 
 # ---- the database goes away --------------------------------------------------------------------

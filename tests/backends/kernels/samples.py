@@ -57,12 +57,21 @@ def legal_values(
 ) -> list[dict[str, Parameter]]:
     """At most so many configurations of the whole legal space, drawn at random: those worth trying on a GPU
     are of little variety."""
+    if not family.supports(problem):
+        return []
     rng = np.random.default_rng(seed)
-    space = every_value(family)
+    places, size = [], 1  # of each parameter, how far its next value lies in every_value()
+    for name, known in reversed(list(family.choices.items())):
+        places.append((name, known, size))
+        size *= len(known)
+    places.reverse()
     found: list[dict[str, Parameter]] = []
-    for index in rng.permutation(len(space)):
-        values = space[index]
-        if family.illegal(problem, Solution(family.name, family.version, values), environment) is None:
+    for index in rng.permutation(size).tolist():
+        values = {name: known[index // step % len(known)] for name, known, step in places}
+        if family.rule(problem, values, environment) is None:
+            # What is made of a family's choices is well-formed, and so all of its rules are kept.
+            solution = Solution(family.name, family.version, values)
+            assert family.illegal(problem, solution, environment) is None
             found.append(values)
             if len(found) == most:
                 break

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from backends.errors import LaunchError
 from backends.kernels.families import FAMILIES, HEADERS
 from backends.kernels.legality import arch_of
 from backends.kernels.stream_k import Streamed, StreamK
@@ -174,7 +175,7 @@ def test_a_mistake_shows(header: str, text: str, wrong: str, tmp_path: Path) -> 
     problem = from_bmm(3, 70, 70, 200, "bf16")
     try:
         said = findings([(problem, CHOSEN)], tmp_path, (4, 50), tmp_path)
-    except Exception as error:  # what the launch itself finds
+    except LaunchError as error:  # what the launch itself finds
         said = [str(error)]
     assert said != []
 

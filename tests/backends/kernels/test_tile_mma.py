@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from backends.errors import LaunchError
 from backends.kernels.families import FAMILIES, HEADERS
 from backends.kernels.product import GemmArgs, Product
 from backends.kernels.tensor_cores import ANYWHERE, AT_4, AT_16, TileMma, start_of
@@ -129,7 +130,7 @@ def test_a_mistake_shows(header: str, text: str, wrong: str, tmp_path: Path) -> 
     (tmp_path / header).write_text(good.replace(text, wrong))
     try:
         found = _findings([(_problem("bf16", "TT", (1, 1)), CHOSEN)], tmp_path, tmp_path)[0]
-    except Exception as error:  # what the launch itself finds
+    except LaunchError as error:  # what the launch itself finds
         found = str(error)
     assert found != ""
 

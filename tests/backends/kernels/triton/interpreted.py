@@ -1,7 +1,8 @@
 """A program: runs candidates through Triton's interpreter and verifies them as a tuner would, without a GPU.
 
-Each line of standard input is {"problem": canonical, "solution": ..., "seeds": ...}; one line comes back for
-each: {"wrong": words or "", "cases": names}. Needs TRITON_INTERPRET=1 and torch.
+Each line of standard input is {"problem": canonical, "solution": ..., "seeds": ..., "mistake": null or
+["function", "text", "wrong text"]}; one line comes back for each: {"wrong": words or "", "cases": names}.
+Needs TRITON_INTERPRET=1 and torch.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import json
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -41,17 +41,16 @@ ENVIRONMENT = Environment(
 )
 
 
-def load_kernels(folder: str) -> Any:
-    """kernels.py; with a mistake planted where GEMMTUNE_TEST_MISTAKE is ["function", "text", "wrong
-    text"]."""
+def load_kernels(folder: str, mistake: list[str] | None) -> Any:
+    """kernels.py, or a copy with a mistake planted."""
     source = Path(configuration.__file__).with_name("kernels.py").read_text()
-    mistake = os.environ.get("GEMMTUNE_TEST_MISTAKE")
     if mistake is not None:
-        name, text, wrong = json.loads(mistake)
+        name, text, wrong = mistake
         start = source.index(f"def {name}(")
         assert text in source[start:]
         source = source[:start] + source[start:].replace(text, wrong, 1)
-    copy = Path(folder, "kernels_under_test.py")  # a file: Triton reads a function's source
+    # Files, each of a name of its own: Triton reads a function's source.
+    copy = Path(folder, f"kernels_under_test_{len(list(Path(folder).glob('*.py')))}.py")
     copy.write_text(source)
     spec = importlib.util.spec_from_file_location(copy.stem, copy)
     if spec is None or spec.loader is None:
@@ -183,9 +182,11 @@ def main() -> None:
     """Answers each line."""
     mend_interpreter()
     with tempfile.TemporaryDirectory() as folder:
-        kernels = load_kernels(folder)
+        right = load_kernels(folder, None)
         for line in sys.stdin:
             asked = json.loads(line)
+            mistake = asked["mistake"]
+            kernels = right if mistake is None else load_kernels(folder, mistake)
             problem, solution = GemmProblem.from_dict(asked["problem"]), Solution.from_dict(asked["solution"])
             rule = FAMILIES[solution.family].illegal(problem, solution, ENVIRONMENT)
             seeds = asked["seeds"]
