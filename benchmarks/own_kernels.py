@@ -1,6 +1,7 @@
 """Our own kernel families against torch and cuBLASLt, a family at a time, on the first GPU of this machine.
 
-    python -m benchmarks.own_kernels decode   one to 16 rows in bf16: gemv, skinny, skinny-mma, skinny-ring
+    python -m benchmarks.own_kernels decode   one to 17 rows in bf16: gemv, skinny, skinny-mma, skinny-ring,
+                                              skinny-shifted
     python -m benchmarks.own_kernels ladder   fp32 squares: every step of the ladder
     python -m benchmarks.own_kernels squares  large bf16 squares: tile-wgmma, tile-mma, stream-k, Triton's
     python -m benchmarks.own_kernels batched  batches of small products: small-batch

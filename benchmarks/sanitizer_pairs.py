@@ -62,8 +62,11 @@ PROBLEMS = (
     from_linear(37, 45, 176, "int8"), from_mm(80, 48, 272, "int8", beta=1.0),
     from_linear(40, 48, 272, "fp8_e4m3", dtype_d="bf16", scale_a="outer", scale_b="tensor"),
 )  # fmt: skip
-#: For families that are listed for more than a wave of tiles alone.
-LARGE = (from_mm(1409, 1561, 519, "bf16"), from_linear(1409, 1561, 1031, "bf16", beta=1.0))
+#: For families that are listed for more than a wave of tiles alone, or for a short k beside many rows and columns.
+LARGE = (
+    from_mm(1409, 1561, 519, "bf16"), from_linear(1409, 1561, 1031, "bf16", beta=1.0), from_linear(133, 517, 129, "bf16"),
+    from_linear(133, 517, 31, "bf16", alignment=2, beta=1.0), from_linear(132, 520, 48, "fp16", bias="fp16", activation="gelu"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

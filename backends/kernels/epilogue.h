@@ -183,19 +183,45 @@ struct Slice {
 };
 
 // The second launch of a product whose k is split among blocks: adds the slices' sums, always in the same
-// order. A thread an element of D.
+// order. A thread an element of D; where that is, it works out while the first launch ends.
 template <typename TYPES>
 struct Reduce {
     static constexpr int kThreads = 256, kMinBlocks = 0, kSharedBytes = 0;
+    static constexpr bool kWaits = true;
 
     static GEMMTUNE_DEVICE void run(const GemmArgs& args, char*) {
-        const i64 size = static_cast<i64>(args.m) * args.n, all = size * args.batch;
-        const i64 at = static_cast<i64>(block_x()) * kThreads + thread_index();
+        const u64 at = static_cast<u64>(block_x()) * kThreads + thread_index();
+        const u64 size = static_cast<u64>(args.m) * static_cast<unsigned>(args.n), all = size * args.batch;
+        // (Division of 64 bits takes longer than all the rest.)
+        const Place here = GEMMTUNE_RARELY(all >> 32) ? place_of<u64>(args, at, size)
+                                                      : place_of<unsigned>(args, at, size);
+        wait_for_launches();
         if (at >= all) return;
+        const float* from = args.partial + at;
         float sum = 0.0f;
-        for (int slice = 0; slice < args.splits; ++slice) sum += args.partial[slice * all + at];
-        const i64 element = at % size;
-        finish<TYPES>(args, at / size, element % args.m, element / args.m, sum);
+        int left = args.splits;
+        for (; left >= kAtOnce; left -= kAtOnce, from += kAtOnce * all) {
+            float part[kAtOnce];
+            GEMMTUNE_UNROLL
+            for (int slice = 0; slice < kAtOnce; ++slice) part[slice] = from[slice * all];
+            GEMMTUNE_UNROLL
+            for (int slice = 0; slice < kAtOnce; ++slice) sum += part[slice];
+        }
+        for (; left > 0; --left, from += all) sum += *from;
+        finish<TYPES>(args, here.batch, here.i, here.j, sum);
+    }
+
+private:
+    static constexpr int kAtOnce = 4;  // slices whose sums are asked for before the first is added
+    struct Place {
+        i64 batch, i, j;
+    };
+    template <typename U>
+    static GEMMTUNE_DEVICE Place place_of(const GemmArgs& args, u64 at, u64 size) {
+        const U one = static_cast<U>(at), batch = args.batch == 1 ? 0 : one / static_cast<U>(size);
+        const U element = one - batch * static_cast<U>(size), j = element / static_cast<U>(args.m);
+        return Place{static_cast<i64>(batch), static_cast<i64>(element - j * static_cast<U>(args.m)),
+                     static_cast<i64>(j)};
     }
 };
 

@@ -89,7 +89,8 @@ struct Machine {
     void (*entry)(const void*, char*) = nullptr;
     const void* args = nullptr;
     const char* fault = nullptr;
-    struct { const char *begin, *end; } operands[2] = {};  // what copies may read of: A's and B's bytes
+    struct { const char *begin, *end, *first; } operands[2] = {};  // what copies may read of: A's and B's
+                                                                   // bytes, which begin at `first`
     bool reversed = false;
     int ways = 0;  // how often a bank of shared memory was asked for words at once, at most (read_shared())
 };
@@ -300,7 +301,7 @@ inline const char* launch(void (*entry)(const void*, char*), const void* args, c
 // An operand, and the start of its first 16 bytes: allocations begin at a multiple of as many.
 inline void may_copy(int number, const void* operand, i64 bytes) {
     const char* const begin = static_cast<const char*>(operand);
-    machine.operands[number] = {begin - reinterpret_cast<u64>(begin) % 16, begin + bytes};
+    machine.operands[number] = {begin - reinterpret_cast<u64>(begin) % 16, begin + bytes, begin};
 }
 inline void perform(const Copy& copy) {
     memcpy(copy.to, copy.from, copy.bytes);
@@ -390,10 +391,31 @@ inline void stream8(const void* p, unsigned (&out)[2]) {
 }
 inline unsigned stream4(const void* p) { return aligned_load<unsigned>(p, 4); }
 inline Words read16(const void* p) { return aligned_load<Words>(p, 16); }
+// What is not wanted is NaN, and what is lies in an operand: not one byte before or behind it.
+inline void within_operand(const void* p, int size) {
+    const char* const from = static_cast<const char*>(p);
+    bool within = false;
+    for (const auto& one : host::machine.operands) within |= one.first <= from && from + size <= one.end;
+    if (!within) host::fail("a load that begins or ends beyond its operand");
+}
+inline Words read16_if(bool wanted, const void* p) {
+    if (!wanted) return {{~0u, ~0u, ~0u, ~0u}};
+    within_operand(p, 16);
+    return read16(p);
+}
+inline unsigned short read2_if(bool wanted, const void* p) {
+    if (!wanted) return 0;
+    within_operand(p, 2);
+    return aligned_load<unsigned short>(p, 2);
+}
 inline void fetch(const void*) {}
 inline void write16(void* p, Words v) {
     if (reinterpret_cast<u64>(p) % 16) host::fail("a wide store to a misaligned address");
     memcpy(p, &v, 16);
+}
+inline void write_global16(void* p, Words v) { write16(p, v); }
+inline void write_shared16_if(bool wanted, void* p, Words v) {
+    if (wanted) write16(p, v);
 }
 inline void write8(void* p, const unsigned (&v)[2]) {
     if (reinterpret_cast<u64>(p) % 8) host::fail("a wide store to a misaligned address");

@@ -9,8 +9,11 @@
 //   meet<THREADS>()                               block_barrier() of so many threads, wherever they call it
 //   stream16() stream8() stream4() read16()       aligned loads: of what is read once, or again
 //   stream16(p, there)                            the same, or zeros; no branch, so that many are in flight
+//   read16_if() read2_if()                        a load where it is wanted (else anything; zero): no branch
+//   write_shared16_if()                           and such a store to shared memory, of what is known anyway
 //   fetch()                                       on its way to L2, on NVIDIA's GPUs: no load, at any time
 //   write16() write8()                            aligned stores
+//   write_global16()                              one to global memory, in one piece whatever stands around it
 //   copy_async16() copy_async4()                  from global to shared memory, by nobody's registers: 16 (4)
 //                                                 bytes, or as many zeros; aligned. Or the first so many of
 //                                                 16, then zeros: all 16 are the operand's
@@ -96,8 +99,16 @@ GEMMTUNE_DEVICE unsigned stream4(const void* p) {
     return __builtin_nontemporal_load(static_cast<const unsigned*>(p));
 }
 GEMMTUNE_DEVICE Words read16(const void* p) { return *static_cast<const Words*>(p); }
+GEMMTUNE_DEVICE Words read16_if(bool wanted, const void* p) { return wanted ? read16(p) : Words{{0, 0, 0, 0}}; }
+GEMMTUNE_DEVICE void write_shared16_if(bool wanted, void* p, Words v) {
+    if (wanted) *static_cast<Words*>(p) = v;
+}
+GEMMTUNE_DEVICE unsigned short read2_if(bool wanted, const void* p) {
+    return wanted ? *static_cast<const unsigned short*>(p) : static_cast<unsigned short>(0);
+}
 GEMMTUNE_DEVICE void fetch(const void*) {}
 GEMMTUNE_DEVICE void write16(void* p, Words v) { *static_cast<Words*>(p) = v; }
+GEMMTUNE_DEVICE void write_global16(void* p, Words v) { write16(p, v); }
 GEMMTUNE_DEVICE void write8(void* p, const unsigned (&v)[2]) {
     *static_cast<Vector2*>(p) = Vector2{v[0], v[1]};
 }
@@ -198,8 +209,33 @@ GEMMTUNE_DEVICE Words read16(const void* p) {
                  : "=r"(v.at[0]), "=r"(v.at[1]), "=r"(v.at[2]), "=r"(v.at[3]) : "l"(p));
     return v;
 }
+GEMMTUNE_DEVICE Words read16_if(bool wanted, const void* p) {
+    Words v;
+    asm volatile("{ .reg .pred wanted; setp.ne.s32 wanted, %5, 0;\n"
+                 "@wanted ld.global.v4.u32 {%0,%1,%2,%3}, [%4]; }"
+                 : "=r"(v.at[0]), "=r"(v.at[1]), "=r"(v.at[2]), "=r"(v.at[3])
+                 : "l"(p), "r"(static_cast<int>(wanted)));
+    return v;
+}
+GEMMTUNE_DEVICE unsigned short read2_if(bool wanted, const void* p) {
+    unsigned short v = 0;
+    asm volatile("{ .reg .pred wanted; setp.ne.s32 wanted, %2, 0;\n"
+                 "@wanted ld.global.u16 %0, [%1]; }" : "+h"(v) : "l"(p), "r"(static_cast<int>(wanted)));
+    return v;
+}
+GEMMTUNE_DEVICE void write_shared16_if(bool wanted, void* p, Words v) {
+    asm volatile("{ .reg .pred wanted; setp.ne.s32 wanted, %5, 0;\n"
+                 "@wanted st.shared.v4.u32 [%4], {%0,%1,%2,%3}; }"
+                 ::"r"(v.at[0]), "r"(v.at[1]), "r"(v.at[2]), "r"(v.at[3]),
+                   "r"(static_cast<unsigned>(__cvta_generic_to_shared(p))), "r"(static_cast<int>(wanted))
+                 : "memory");
+}
 GEMMTUNE_DEVICE void fetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 GEMMTUNE_DEVICE void write16(void* p, Words v) { *static_cast<Words*>(p) = v; }
+GEMMTUNE_DEVICE void write_global16(void* p, Words v) {
+    asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};"
+                 ::"l"(p), "r"(v.at[0]), "r"(v.at[1]), "r"(v.at[2]), "r"(v.at[3]) : "memory");
+}
 GEMMTUNE_DEVICE void write8(void* p, const unsigned (&v)[2]) {
     *static_cast<uint2*>(p) = make_uint2(v[0], v[1]);
 }

@@ -8,6 +8,26 @@
 
 namespace gemmtune {
 
+// 16 bytes from byte `shift` on, an even one of the first 16, of two neighbouring words.
+GEMMTUNE_DEVICE Words joined(const Words& first, const Words& second, u64 shift) {
+    Words out;
+    unsigned all[8];
+    GEMMTUNE_UNROLL
+    for (int i = 0; i < 4; ++i) all[i] = first.at[i], all[i + 4] = second.at[i];
+    GEMMTUNE_UNROLL
+    for (int i = 0; i < 5; ++i) if (shift & 8) all[i] = all[i + 2];
+    if (shift & 8) all[5] = all[7];
+    GEMMTUNE_UNROLL
+    for (int i = 0; i < 5; ++i) if (shift & 4) all[i] = all[i + 1];
+    const unsigned bits = static_cast<unsigned>(shift & 3) * 8;
+    GEMMTUNE_UNROLL
+    for (int i = 0; i < 4; ++i) {
+        const u64 both = static_cast<u64>(all[i + 1]) << 32 | all[i];
+        out.at[i] = static_cast<unsigned>(both >> bits);
+    }
+    return out;
+}
+
 // 16 bytes from an address that is a multiple of an element only: two aligned loads and a funnel shift;
 // where those would leave the operand [begin, end), element by element.
 template <typename T>
@@ -15,25 +35,11 @@ GEMMTUNE_DEVICE Words load_any(const T* source, const char* begin, const char* e
     const u64 shift = reinterpret_cast<u64>(source) & 15;
     const char* const low = reinterpret_cast<const char*>(source) - shift;
     if (shift == 0) return read16(low);
-    Words out;
     if (low >= begin && low + 32 <= end) {
         const Words first = read16(low), second = read16(low + 16);
-        unsigned all[8];
-        GEMMTUNE_UNROLL
-        for (int i = 0; i < 4; ++i) all[i] = first.at[i], all[i + 4] = second.at[i];
-        GEMMTUNE_UNROLL
-        for (int i = 0; i < 5; ++i) if (shift & 8) all[i] = all[i + 2];
-        if (shift & 8) all[5] = all[7];
-        GEMMTUNE_UNROLL
-        for (int i = 0; i < 5; ++i) if (shift & 4) all[i] = all[i + 1];
-        const unsigned bits = static_cast<unsigned>(shift & 3) * 8;
-        GEMMTUNE_UNROLL
-        for (int i = 0; i < 4; ++i) {
-            const u64 both = static_cast<u64>(all[i + 1]) << 32 | all[i];
-            out.at[i] = static_cast<unsigned>(both >> bits);
-        }
-        return out;
+        return joined(first, second, shift);
     }
+    Words out;
     GEMMTUNE_UNROLL
     for (int i = 0; i < 4; ++i) out.at[i] = Word<T>::pack(source + i * Word<T>::kElements);
     return out;

@@ -48,6 +48,14 @@ def test_what_is_said_of_a_family_is_its_own() -> None:
     assert (ring.vendors, ring.input_types, ring.language) == (("cuda",), ("fp16", "bf16"), "C++")
     assert (ring.files, ring.version) == (("backends/kernels/skinny_ring.h",), 2)
     assert ring.space == prod(map(len, FAMILIES["skinny-ring"].choices.values())) == 7200
+    shifted = entries["skinny-shifted"]
+    assert (shifted.vendors, shifted.input_types, shifted.language) == (("cuda",), ("fp16", "bf16"), "C++")
+    assert (shifted.files, shifted.version) == (("backends/kernels/skinny_shifted.h",), 1)
+    assert shifted.space == prod(map(len, FAMILIES["skinny-shifted"].choices.values())) == 12288
+    short = entries["short-k"]
+    assert (short.vendors, short.input_types, short.language) == (("cuda",), ("fp16", "bf16"), "C++")
+    assert (short.files, short.version) == (("backends/kernels/short_k.h",), 1)
+    assert short.space == prod(map(len, FAMILIES["short-k"].choices.values())) == 324
     assert entries["gemv"].vendors == ("cuda", "hip")
     assert entries["naive"].input_types == ("fp32", "fp16", "bf16")
     split = entries["triton-split-k"]

@@ -67,6 +67,7 @@ def test_what_is_measured() -> None:
     large = {"cublaslt", "tile-mma", "stream-k", "triton-gemm", "triton-persistent"}
     for square in problems("squares", (), None):
         assert large <= set(asked(square, H200, ()))
+    assert {"short-k", "tile-mma"} <= set(asked(from_linear(127, 8191, 129, "bf16"), H200, ()))
     assert asked(from_mm(512, 512, 512), H200, ["naive", "gemv"]) == ["naive"]
     assert asked(from_bmm(100, 16, 16, 16), H200, ()) == ["cublas", "cublaslt", "skinny", "small-batch"]
     with pytest.raises(SystemExit):

@@ -40,6 +40,9 @@ SAMPLED = (
 BROAD = (from_linear(513, 517, 1031, "bf16"), from_mm(512, 512, 512, "tf32"))
 #: Of Hopper's, whose lines start at multiples of 16 bytes.
 ALIGNED = from_linear(513, 517, 1032, "bf16")
+#: Of a short k: lines that start anywhere, and whole ones.
+SHORT = (from_linear(127, 1283, 129, "bf16"), from_linear(127, 1280, 64, "fp16"),
+         from_linear(100, 99, 255, "bf16", dtype_d="fp32"), from_linear(100, 99, 5, "bf16"))  # fmt: skip
 
 
 def test_one_binary_serves_every_size_scalar_and_epilogue(tmp_path: Path) -> None:
@@ -85,6 +88,7 @@ def test_python_and_the_header_agree_over_the_whole_legal_space(name: str, warp:
         "tile-mma": BROAD,
         "stream-k": BROAD,
         "tile-wgmma": (ALIGNED,),
+        "short-k": SHORT,
     }
     problems = parts.get(name, SAMPLED[:3] if isinstance(family, StreamFamily) else SAMPLED[3:4])
     asserted: dict[str, Configuration] = {}
@@ -121,6 +125,7 @@ def _ptx(unit: str, arch: str) -> dict[str, str]:
 IN_TWO: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = (
     ("gemv", SAMPLED[0], {"splits": 2}), ("skinny", SAMPLED[1], {"splits": 2}),
     ("skinny-mma", SAMPLED[2], {"splits": 2}), ("skinny-ring", SAMPLED[2], {"splits": 2}),
+    ("skinny-shifted", SAMPLED[2], {"splits": 2, "warps": 2, "direct": 0}),
     ("async-copy", SAMPLED[3], {"splits": 2}),
     ("tile-mma", BROAD[0], {"splits": 2}), ("stream-k", BROAD[0], {}), ("stream-k", BROAD[1], {}),
 )  # fmt: skip
@@ -130,6 +135,9 @@ IN_TWO: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = (
 SPANNED = (SAMPLED[0], from_linear(1, 75, 1160, "bf16"), from_linear(1, 75, 4096, "fp32"))
 
 FETCHED: tuple[dict[str, Parameter], ...] = tuple({"splits": 1, "ahead": ahead} for ahead in (0, 1))
+#: skinny-shifted's, of whom lanes may load the small operand themselves. (Its windows ahead are loads, and no
+#: fetches.)
+NEAR: dict[str, Parameter] = {"lines": 8, "classes": 1, "warps": 8, "ahead": 0, "splits": 1}
 #: One of every other family, and those that fetch ahead.
 IN_ONE: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = (
     *((name, SAMPLED[3], {}) for name in LADDER),
@@ -141,6 +149,9 @@ IN_ONE: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = (
     ("gemv", from_linear(1, 4097, 4095, "bf16"), {"ahead": 1}), ("skinny", SAMPLED[2], {"ahead": 1}),
     ("gemv", from_mm(1, 512, 512), {}), ("skinny", SAMPLED[1], {}),
     ("skinny-ring", from_linear(4, 512, 512, "bf16"), {"splits": 1}),
+    *(("short-k", problem, {}) for problem in SHORT),
+    ("skinny-shifted", from_linear(3, 1000, 777, "bf16"), {**NEAR, "direct": 1}),
+    ("skinny-shifted", from_linear(3, 1000, 777, "bf16"), {**NEAR, "direct": 0}),
 )  # fmt: skip
 
 
@@ -169,9 +180,12 @@ def test_a_second_launch_waits_before_it_reads_and_may_come_early(
 
 #: Kernels of one architecture alone: blocks for themselves, and clusters.
 ON_HOPPER: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = tuple(
-    ("tile-wgmma", ALIGNED, {"tile_m": 128, "tile_n": 40, "stages": 3, "group": 8, **given})
-    for given in ({"share": 1, "splits": 1}, {"share": 2, "splits": 2})
-)
+    ("tile-wgmma", ALIGNED, {"tile_m": 128, "tile_n": 48, "stages": 3, "group": 8, **given})
+    for given in (
+        {"share": 1, "share_b": 1, "splits": 1}, {"share": 2, "share_b": 1, "splits": 2},
+        {"share": 1, "share_b": 2, "splits": 1}, {"share": 4, "share_b": 2, "splits": 1},
+    )
+)  # fmt: skip
 
 
 def test_no_family_is_left_out_of_those_whose_waits_are_looked_for() -> None:
@@ -213,7 +227,9 @@ def test_every_launch_of_hoppers_waits_before_it_touches_memory(
     before, after = entries["gemm"].split(WAIT)
     assert before.count("prefetch") == before.count("prefetch.tensormap") == 1
     assert "prefetch" not in after
-    assert (".multicast::cluster" in after) == (given["share"] != 1)
+    assert "div.u32" in before
+    assert "div.u32" not in after, "nothing that needs no memory stands between the wait and the first copy"
+    assert (".multicast::cluster" in after) == ((given["share"], given["share_b"]) != (1, 1))
     for told in ("cp.async.bulk.tensor", "wgmma.mma_async"):
         assert told not in before
         assert told in after

@@ -23,9 +23,13 @@ GEMV = {"stream": "a", "rows": 1, "unroll": 4, "warps_m": 1, "warps_k": 4, "spli
 STAY = {"stream": "a", "rows": 2, "warps": 8, "blocks_per_unit": 4, "ahead": 1}
 MMA = {"stream": "a", "row_tiles": 1, "unroll": 4, "warps_m": 1, "warps_k": 4, "splits": 1}
 RING = {"stream": "a", "rows": 32, "tile_k": 128, "slots": 4, "warps": 4, "splits": 1}
+SHIFTED = {"stream": "a", "lines": 16, "classes": 8, "unroll": 3, "ahead": 1, "warps": 2, "direct": 0,
+           "splits": 4}  # fmt: skip
+DIRECT = {**SHIFTED, "lines": 8, "classes": 1, "ahead": 0, "warps": 25, "unroll": 1, "direct": 1, "splits": 1}
 #: Who is for few columns, and who is for 16-bit floats: what a product of many columns in fp32 has not.
-NARROW = {"gemv-persistent", "gemv", "skinny-persistent", "skinny", "skinny-ring", "skinny-mma"}
-HALVES = {"tile-mma", "stream-k", "tile-wgmma"}
+NARROW = {"gemv-persistent", "gemv", "skinny-persistent", "skinny", "skinny-ring", "skinny-shifted",
+          "skinny-mma"}  # fmt: skip
+HALVES = {"tile-mma", "stream-k", "tile-wgmma", "short-k"}
 CORES = {
     "tile_m": 128,
     "tile_n": 128,
@@ -38,6 +42,8 @@ CORES = {
 }
 STREAM = {**{name: value for name, value in CORES.items() if name != "splits"}, "blocks_per_unit": 1}
 BROAD = from_linear(2049, 2049, 2049, "bf16")
+SHORT = from_linear(127, 8191, 129, "bf16")
+WHOLE_K = {"tile_m": 64, "tile_n": 128, "warp_m": 32, "warp_n": 32, "warps": 16}
 TILE = {"tile_m": 128, "tile_n": 128, "tile_k": 16, "thread_m": 8, "thread_n": 8}
 WARP = {**TILE, "warp_m": 64, "warp_n": 32}
 PIPE = {"tile_m": 128, "tile_n": 128, "tile_k": 16, "thread_m": 16, "thread_n": 8, "stages": 3, "group": 8,
@@ -57,7 +63,9 @@ def refusal(name: str, problem: GemmProblem, values: dict[str, Any], **environme
      ("skinny-mma", SKINNY, MMA), ("skinny-ring", SKINNY, RING), ("skinny-ring", DECODE, RING),
      ("skinny-ring", SKINNY, {**RING, "rows": 48}),
      ("skinny-ring", from_linear(64, 4095, 4097, "fp16"), {**RING, "slots": 2, "warps": 2}),
-     ("tile-mma", BROAD, CORES), ("stream-k", BROAD, STREAM),
+     ("skinny-shifted", from_linear(17, 4097, 4095, "bf16"), SHIFTED), ("skinny-shifted", DECODE, SHIFTED),
+     ("skinny-shifted", from_linear(3, 1000, 777, "bf16"), DIRECT), ("skinny-shifted", SKINNY, DIRECT),
+     ("tile-mma", BROAD, CORES), ("stream-k", BROAD, STREAM), ("short-k", SHORT, WHOLE_K),
      ("vectorized", SQUARE, TILE), ("double-buffered", SQUARE, WARP), ("async-copy", SQUARE, PIPE),
      ("small-batch", BATCH, TEAM)],
 )  # fmt: skip
@@ -130,6 +138,28 @@ def test_what_the_rules_below_are_broken_from_is_legal(
          "243712 bytes of shared memory; sm_90 has 232448 for a block"),
         ("skinny-ring", from_linear(64, 4096, 4096, "bf16"),
          {**RING, "rows": 128, "tile_k": 64, "slots": 2}, "operands and sums take 296 registers"),
+        ("skinny-shifted", SKINNY, {**SHIFTED, "rows": 8}, "a skinny-shifted solution has the parameters"),
+        ("skinny-shifted", SKINNY, {**SHIFTED, "lines": 12}, "lines must be one of 8, 16, not 12"),
+        ("skinny-shifted", SKINNY, {**SHIFTED, "stream": "b"},
+         "1 to 32 columns beside the streamed operand, not 4096"),
+        ("skinny-shifted", from_linear(33, 640, 65, "bf16"), SHIFTED,
+         "1 to 32 columns beside the streamed operand, not 33"),
+        ("skinny-shifted", from_linear(8, 64, 65), SHIFTED, "tensor cores multiply 16-bit floats, not fp32"),
+        ("skinny-shifted", from_mm(8, 64, 64, "bf16"), SHIFTED, "both operands must be contiguous along k"),
+        ("skinny-shifted", from_linear(9, 640, 65, "bf16"), DIRECT,
+         "lanes load 8 columns at most themselves, not 9"),
+        ("skinny-shifted", SKINNY, {**DIRECT, "lines": 16},
+         "lines must be 8 where lanes load the columns themselves, not 16"),
+        ("skinny-shifted", SKINNY, {**DIRECT, "classes": 2},
+         "classes must be 1 where lanes load the columns themselves, not 2"),
+        ("skinny-shifted", SKINNY, {**DIRECT, "ahead": 1},
+         "ahead must be 0 where lanes load the columns themselves, not 1"),
+        ("skinny-shifted", SKINNY, {**SHIFTED, "warps": 6}, "a block has 32 to 1024 threads, not 1536"),
+        ("skinny-shifted", SKINNY, {**SHIFTED, "warps": 4},
+         "operands and sums take 60 registers; 1024 threads have 32 each for them"),
+        # A slice of every column at once.
+        ("skinny-shifted", from_linear(17, 4097, 20001, "bf16"), SHIFTED,
+         "246144 bytes of shared memory; sm_90 has 232448 for a block"),
         ("tile-mma", SQUARE, CORES,
          "our kernels multiply fp16 in fp32, bf16 in fp32, fp32 in tf32, not fp32 x fp32 in fp32"),
         ("tile-mma", BROAD, {**CORES, "warp_m": 48}, "tile_m 128 is no multiple of warp_m 48"),
@@ -155,6 +185,18 @@ def test_what_the_rules_below_are_broken_from_is_legal(
          "blocks; a launch has 2147483647 at most"),
         ("stream-k", from_linear(1500, 1500, 2**30, "bf16"), STREAM,
          "2415919104 steps along k are shared; blocks count to 2147483647"),
+        ("short-k", from_linear(127, 8191, 129), WHOLE_K,
+         "our kernels multiply fp16 in fp32, bf16 in fp32, not fp32 x fp32"),
+        ("short-k", from_mm(127, 8191, 129, "bf16"), WHOLE_K, "both operands must be contiguous along k"),
+        ("short-k", from_linear(127, 8191, 257, "bf16"), WHOLE_K, "k is 256 at most, not 257"),
+        ("short-k", from_linear(127, 8191, 129, "bf16", ldb=2**24 + 8), WHOLE_K,
+         "64 lines of A lie within 2147483648 bytes, not 2147484672"),
+        ("short-k", SHORT, {**WHOLE_K, "warps": 32}, "warps must be one of 4, 8, 16, not 32"),
+        ("short-k", SHORT, {**WHOLE_K, "tile_m": 32, "warp_m": 64}, "tile_m 32 is no multiple of warp_m 64"),
+        ("short-k", SHORT, {**WHOLE_K, "tile_n": 16}, "tile_n 16 is no multiple of warp_n 32"),
+        ("short-k", SHORT, {**WHOLE_K, "warps": 4}, "a warp has one part of the tile; 4 warps have not 8"),
+        ("short-k", SHORT, {**WHOLE_K, "tile_m": 128, "warp_m": 64, "warp_n": 64, "warps": 4},
+         "operands and sums take 272 registers; 128 threads have 223"),
         ("vectorized", SQUARE, {**TILE, "thread_m": 16, "thread_n": 16},
          "operands and sums take .* registers"),
         ("vectorized", SQUARE, {**TILE, "thread_m": 1, "thread_n": 1}, "32 to 1024 threads, not 16384"),
@@ -213,6 +255,11 @@ def test_rules_of_the_architecture() -> None:
         assert refusal("skinny-ring", SKINNY, dict(RING), arch=arch) is None
     words = "163840 bytes of shared memory; sm_86 has 101376 for a block"
     assert refusal("skinny-ring", SKINNY, dict(RING), arch="sm_86") == words
+    deep, wide = from_linear(128, 8192, 256, "bf16"), {**WHOLE_K, "tile_m": 128}
+    for arch, legal in (("sm_75", False), ("sm_80", True), ("sm_90", True), ("sm_100a", True)):
+        assert (refusal("short-k", deep, {**wide, "tile_n": 64}, arch=arch) is None) == legal
+    words = "135168 bytes of shared memory; sm_86 has 101376 for a block"
+    assert refusal("short-k", deep, dict(wide), arch="sm_86") == words
     assert arch_of(replace(H200, arch="sm_90a")).name == "sm_90"
 
 
@@ -285,8 +332,12 @@ def test_what_is_listed_is_legal_distinct_and_not_too_much(problem: GemmProblem)
         (from_linear(4096, 4096, 4096, "bf16"), {"tile-mma", "stream-k", "tile-wgmma"}),
         (from_linear(16, 4096, 4096, "bf16"), {"skinny", "skinny-ring", "skinny-mma", "tile-wgmma"}),
         # Most of a chunk is beyond so short a k.
-        (from_linear(16, 4096, 32, "bf16"), {"skinny", "skinny-mma", "tile-wgmma"}),
-        (from_linear(16, 4096, 33, "bf16"), {"skinny", "skinny-ring", "skinny-mma"}),
+        (from_linear(16, 4096, 32, "bf16"), {"skinny", "skinny-mma", "short-k", "tile-wgmma"}),
+        (from_linear(16, 4096, 33, "bf16"),
+         {"skinny", "skinny-ring", "skinny-shifted", "skinny-mma", "short-k"}),
+        (from_linear(17, 4097, 4095, "bf16"), {"skinny-ring", "skinny-shifted", "skinny-mma", "tile-mma",
+          "vectorized", "warp-tile", "double-buffered"}),
+        (from_linear(3, 1000, 777, "bf16"), {"skinny", "skinny-ring", "skinny-shifted", "skinny-mma"}),
         (SQUARE, set(FAMILIES) - NARROW - HALVES - {"small-batch"}),
         (from_mm(8192, 8192, 8192), {"vectorized", "warp-tile", "double-buffered", "async-copy"}),
         (BATCH, set(FAMILIES) - NARROW - HALVES),

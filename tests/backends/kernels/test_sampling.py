@@ -119,6 +119,12 @@ def test_a_few_candidates_show_every_branch_of_the_streaming_kernels() -> None:
     assert arguments(found, "SkinnyRing", 1) == {"gemmtune::Half", "gemmtune::Bf16"}
     assert arguments(found, "SkinnyRing", 5) == both
     assert len(arguments(found, "SkinnyRing", 6)) >= 4, "columns"
+    found = first("skinny-shifted", 10)
+    assert arguments(found, "SkinnyShifted", 1) == {"gemmtune::Half", "gemmtune::Bf16"}
+    for place in (5, 10):  # lanes load the small operand; windows are asked for ahead
+        assert arguments(found, "SkinnyShifted", place) == both
+    assert arguments(found, "SkinnyShifted", 6) == {"1", "2", "3", "4"}, "eights of columns"
+    assert arguments(found, "SkinnyShifted", 7) == {"8", "16"}, "lines of a class"
 
 
 @pytest.mark.parametrize("name", ["vectorized", "warp-tile", "double-buffered", "block-tile-2d"])

@@ -1,0 +1,386 @@
+// Products with few columns of B by tensor cores, both operands contiguous along k, where A's lines do not
+// start at multiples of 16 bytes: as skinny_mma.h, but nothing of A is put together from two loads.
+//
+// Every eighth line starts at the same place within 16 bytes, whatever the leading dimension: a *class*, whose
+// shift that is. A warp takes LINES lines of one class and loads the aligned words that they lie in: lane
+// (group, member) the eight elements of k from 32 step + 8 member - shift on. An instruction adds products
+// over k in any order, as long as A and B agree: so it is B, which is small, that is read at the class's
+// shift. Of the instruction's sixteen rows and eight columns either are the lines (16 or 8), and the others
+// B's columns, EIGHTS eights of them. A block has CLASSES neighbouring classes of 8 LINES lines, and WARPS
+// warps of each class share k, UNROLL steps (a *window*) at a time by turns; AHEAD: the next window is asked
+// for before this one is multiplied.
+//
+// B comes through shared memory, a slice of at most STEPS steps at once: columns are copied in the words that
+// they lie in, keep their own shift, and are put together when they are read. Columns lie in an order in which
+// lanes that read at once find different banks (operand_tile.h: along k), kPitch is 4 words more than whole
+// widths of the banks; what a lane's place has of both shifts beyond whole words is in the funnel shift, which
+// for an odd class may be a whole word, so that this holds for every class. DIRECT, of eight columns at most:
+// lanes load their columns' words themselves, and no warp waits for another before the sums are added.
+//
+// Words have elements that are not their line's, which may be anything, NaN too: before its start, and beyond
+// its end. Windows with such words (EDGE) make them zero in both operands, and read words that stick out of an
+// operand element by element; the others have no comparison at all.
+#pragma once
+
+#include "mma.h"
+#include "operand_tile.h"
+#include "stream.h"
+
+namespace gemmtune {
+
+// Which of eight neighbouring elements are a line's: those from `from` on, before `to`.
+struct Within {
+    int from, to;
+
+    // Of the elements from e on, of a line of k.
+    GEMMTUNE_DEVICE Within(i64 e, i64 k)
+        : from(e < 0 ? static_cast<int>(-e) : 0), to(k - e < 8 ? static_cast<int>(k - e) : 8) {}
+
+    GEMMTUNE_DEVICE bool any() const { return from < to; }
+    GEMMTUNE_DEVICE bool has(int i) const { return (i >= from) & (i < to); }  // & is no branch
+    // Of a word of two.
+    GEMMTUNE_DEVICE unsigned mask(int word) const {
+        return (has(2 * word) ? 0xffffu : 0u) | (has(2 * word + 1) ? 0xffff0000u : 0u);
+    }
+    // Them alone of the eight at p, and zeros.
+    template <typename T>
+    GEMMTUNE_DEVICE Words read(const char* p) const {
+        T element[8];
+        GEMMTUNE_UNROLL
+        for (int i = 0; i < 8; ++i) element[i] = has(i) ? reinterpret_cast<const T*>(p)[i] : T{};
+        Words out;
+        GEMMTUNE_UNROLL
+        for (int i = 0; i < 4; ++i) out.at[i] = Word<T>::pack(element + 2 * i);
+        return out;
+    }
+};
+
+// Where an operand lies.
+struct Extent {
+    const char *begin, *end;
+
+    GEMMTUNE_DEVICE Extent(const void* operand, i64 bytes)
+        : begin(static_cast<const char*>(operand)), end(begin + bytes) {}
+    GEMMTUNE_DEVICE bool holds(const char* word) const { return (word >= begin) & (word + 16 <= end); }
+};
+
+template <typename TYPES, bool DIRECT, int EIGHTS, int LINES, int CLASSES, int UNROLL, bool AHEAD, int WARPS,
+          int STEPS>
+struct SkinnyShifted {
+    using T = typename TYPES::Input;
+    static constexpr int kThreads = 32 * CLASSES * WARPS, kMinBlocks = 0;
+    static constexpr int kDeep = 32, kStep = kDeep * 2;  // of k, of a step: four lanes' loads; its bytes
+    static constexpr int kHalves = LINES / 8, kSpan = 8 * LINES, kBeside = 8 / CLASSES;
+    static constexpr bool kAcross = LINES == 8;  // lines are the instruction's columns
+    static constexpr int kTiles = kAcross ? (EIGHTS + 1) / 2 : EIGHTS;
+    // Of a column in shared memory, bytes: 8 elements before the slice, and the steps that its last window
+    // may have beyond it (of what nobody copied).
+    static constexpr int kChunks = 4 * STEPS + 2, kColumn = (16 * (STEPS + UNROLL - 1) + 8) * 4;
+    static constexpr int kPitch = (kColumn + 108) / 128 * 128 + 16;
+    static constexpr int kNear = DIRECT ? 0 : 8 * EIGHTS * kPitch;
+    // Floats: from class to class, from column to column, of a warp of each class. What 32 lanes have of eight
+    // classes lies in different banks, both when it is stored, by sixteens of lines, and when it is added.
+    static constexpr int kClass = LINES + 4, kSumsPitch = CLASSES * kClass + (CLASSES > 1 ? 4 : 0);
+    static constexpr int kPart = 8 * EIGHTS * kSumsPitch, kParts = WARPS * kPart * 4;
+    static constexpr int kSharedBytes = kNear > kParts ? kNear : kParts;
+    static_assert(sizeof(T) == 2 && kWarp == 32, "16-bit elements in fragments of 32 lanes");
+    static_assert((LINES == 8 || LINES == 16) && 8 % CLASSES == 0, "an instruction's lines; whole eights");
+    static_assert(!DIRECT || (EIGHTS == 1 && LINES == 8 && CLASSES == 1 && !AHEAD && STEPS == 0),
+                  "a lane has one column; a window's are loaded with it");
+
+    // Where lines lie is worked out while the launch before this one ends.
+    static constexpr bool kWaits = true;
+
+    static GEMMTUNE_DEVICE void run(const GemmArgs& args, char* shared) {
+        const Task task(args);
+        const int warp = warp_index(), part = warp / CLASSES;
+        const i64 first = static_cast<i64>(block_x() / kBeside) * kSpan + block_x() % kBeside * CLASSES;
+        const unsigned begin = task.slice * (args.slice / kDeep);
+        Lane lane(args, task, first + warp % CLASSES, begin, part * UNROLL, shared);
+        int at = keep(static_cast<int>(begin) + part * UNROLL);
+        Window window[AHEAD ? 2 : 1];
+        Sums sum = {};
+        wait_for_launches();
+        if (task.beyond(args)) return;
+        if constexpr (!DIRECT) {
+            lane.load(args, at, window[0]);
+            copy(args, task, static_cast<int>(begin), shared);
+            commit_copies();
+            wait_copies<0>();
+            block_barrier();
+        }
+        GEMMTUNE_ROLL
+        while (at < lane.end) {
+            if constexpr (AHEAD) {
+                lane.load(args, at + kTurn, window[1]);
+                lane.multiply(args, at, window[0], sum);
+                if ((at += kTurn) >= lane.end) break;
+                lane.load(args, at + kTurn, window[0]);
+                lane.multiply(args, at, window[1], sum);
+                at += kTurn;
+            } else if constexpr (DIRECT) {
+                lane.load(args, at, window[0]);
+                lane.multiply(args, at, window[0], sum);
+                at += kTurn;
+            } else {
+                lane.multiply(args, at, window[0], sum);
+                if ((at += kTurn) < lane.end) lane.load(args, at, window[0]);
+            }
+        }
+        release_reduce(args);
+        if constexpr (!DIRECT) block_barrier();  // sums take B's place
+        store(args, task, first, sum, reinterpret_cast<float*>(shared), warp);
+    }
+
+private:
+    using Sums = float[kTiles][4];
+    static constexpr int kTurn = WARPS * UNROLL;  // steps from one of a warp's windows to the next
+
+    // What a lane has loaded of a window: of its lines, and (DIRECT) of its column.
+    struct Window {
+        Words line[UNROLL][kHalves], column[DIRECT ? UNROLL : 1];
+    };
+
+    struct Lane {
+        const char* line[kHalves];  // words of the next window
+        const char* column;         // and (DIRECT) elements, or where in shared memory this window's lie
+        int own;                    // elements from a step's start to the lane's
+        int end;                    // of the warp's steps
+        int inner, outer;           // steps of which all words are lines' own, and can be loaded
+        unsigned bits;              // of the funnel shift
+
+        // Of the class whose first line is `first`, from the step `begin` of its slice on.
+        GEMMTUNE_DEVICE Lane(const GemmArgs& args, Task task, i64 first, unsigned begin, int ahead,
+                             char* shared) {
+            const int group = lane_index() / 4, member = lane_index() % 4;
+            const i64 on = (static_cast<i64>(begin) + ahead) * kStep;
+            const char* const start = static_cast<const char*>(args.a) +
+                                      (task.batch * args.stride_a + first * args.lda) * 2;
+            const int shift = static_cast<int>(reinterpret_cast<u64>(start) % 16) / 2;
+            own = member * 8 - shift;
+            GEMMTUNE_UNROLL
+            for (int h = 0; h < kHalves; ++h) {  // lines beyond the last: read as the first, not stored
+                const int i = 8 * (group + 8 * h);
+                line[h] = keep(start + ((first + i < args.m ? i * args.lda : 0) + own) * 2 + on);
+            }
+            const unsigned each = args.slice / kDeep, k = static_cast<unsigned>(args.k);
+            const unsigned steps = (k + shift + kDeep - 1) / kDeep;
+            const bool last = task.slice + 1 == static_cast<unsigned>(args.splits) || begin + each > steps;
+            end = keep(static_cast<int>(first >= args.m ? begin : last ? steps : begin + each));
+            // A column's last words may stick out of B where the lines' do not of A, and its first ones.
+            const unsigned whole = DIRECT ? (k < 8 ? 0 : (k - 8) / kDeep) : (k + shift) / kDeep;
+            inner = DIRECT || shift ? 1 : 0, outer = keep(least(static_cast<int>(whole), end));
+            const i64 j = DIRECT && group >= args.n ? args.n - 1 : group;
+            column = static_cast<const char*>(args.b) + (task.batch * args.stride_b + j * args.ldb) * 2;
+            if constexpr (DIRECT) {
+                column = keep(column + own * 2 + on), bits = 0;
+            } else {
+                const int phase = static_cast<int>(reinterpret_cast<u64>(column) % 16) / 2;
+                const int from = 8 + own + phase, word = (from - shift % 2) / 2;
+                const int place = place_of(group, phase, args.ldb);
+                bits = static_cast<unsigned>(from - 2 * word) * 16;
+                column = keep_shared(shared + place * kPitch + word * 4 + ahead * kStep);
+            }
+        }
+
+        GEMMTUNE_DEVICE bool plain(int at) const { return at >= inner && at + UNROLL <= outer; }
+        // Of the lane's elements of a step, or those `on` after them.
+        GEMMTUNE_DEVICE Within within(const GemmArgs& args, int step, int on = 0) const {
+            return Within(static_cast<i64>(step) * kDeep + own + on, step < end ? args.k : 0);
+        }
+
+        GEMMTUNE_DEVICE void load(const GemmArgs& args, int at, Window& window) {
+            if (plain(at)) load<false>(args, at, window);
+            else load<true>(args, at, window);
+        }
+        GEMMTUNE_DEVICE void multiply(const GemmArgs& args, int at, Window& window, Sums& sum) {
+            if (plain(at)) multiply<false>(args, at, window, sum);
+            else multiply<true>(args, at, window, sum);
+        }
+
+        // All loads of a window before the first is waited for.
+        template <bool EDGE>
+        GEMMTUNE_DEVICE void load(const GemmArgs& args, int at, Window& window) {
+            const Extent a(args.a, args.a_bytes), b(args.b, args.b_bytes);
+            GEMMTUNE_UNROLL
+            for (int u = 0; u < UNROLL; ++u) {
+                GEMMTUNE_UNROLL
+                for (int h = 0; h < kHalves; ++h) {
+                    const char* const word = line[h] + u * kStep;
+                    if (!EDGE) window.line[u][h] = stream16(word);
+                    else window.line[u][h] = stream16(word, within(args, at + u).any() & a.holds(word));
+                }
+            }
+            if constexpr (DIRECT) load_columns<EDGE>(args, b, at, window);
+            GEMMTUNE_UNROLL
+            for (int u = 0; u < UNROLL; ++u) {
+                GEMMTUNE_UNROLL
+                for (int h = 0; EDGE && h < kHalves; ++h) {
+                    const char* const word = line[h] + u * kStep;
+                    const Within mine = within(args, at + u);
+                    if (GEMMTUNE_RARELY(mine.any() & !a.holds(word)))
+                        window.line[u][h] = mine.template read<T>(word);
+                }
+            }
+            if (EDGE) warp_barrier();  // lanes went different ways to their loads
+            GEMMTUNE_UNROLL
+            for (int h = 0; h < kHalves; ++h) line[h] += kTurn * kStep;
+        }
+
+        // Of the lane's column, which has a shift of its own: two words a step, put together.
+        template <bool EDGE>
+        GEMMTUNE_DEVICE void load_columns(const GemmArgs& args, const Extent& b, int at, Window& window) {
+            const int shift = static_cast<int>(reinterpret_cast<u64>(column) % 16);
+            Words low[UNROLL], high[UNROLL];
+            bool out[UNROLL];  // a word that is wanted sticks out of B
+            GEMMTUNE_UNROLL
+            for (int u = 0; u < UNROLL; ++u) {
+                const char* const word = column - shift + u * kStep;
+                if constexpr (EDGE) {
+                    const bool first = within(args, at + u, -shift / 2).any();
+                    const bool second = (shift != 0) & within(args, at + u, 8 - shift / 2).any();
+                    low[u] = read16_if(first & b.holds(word), word);
+                    high[u] = read16_if(second & b.holds(word + 16), word + 16);
+                    out[u] = (first & !b.holds(word)) | (second & !b.holds(word + 16));
+                } else {
+                    low[u] = read16(word), high[u] = read16(word + 16);
+                }
+            }
+            GEMMTUNE_UNROLL
+            for (int u = 0; u < UNROLL; ++u) {
+                window.column[u] = joined(low[u], high[u], static_cast<u64>(shift));
+                if constexpr (EDGE) {
+                    if (GEMMTUNE_RARELY(out[u]))
+                        window.column[u] = within(args, at + u).template read<T>(column + u * kStep);
+                }
+            }
+            column += kTurn * kStep;
+        }
+
+        template <bool EDGE>
+        GEMMTUNE_DEVICE void multiply(const GemmArgs& args, int at, Window& window, Sums& sum) {
+            GEMMTUNE_UNROLL
+            for (int u = 0; u < UNROLL; ++u) {
+                const Within mine = within(args, at + u);
+                auto& lines = window.line[u];
+                unsigned x[EIGHTS + 1][4] = {};
+                GEMMTUNE_UNROLL
+                for (int e = 0; e < EIGHTS; ++e) {
+                    if constexpr (DIRECT) {
+                        GEMMTUNE_UNROLL
+                        for (int i = 0; i < 4; ++i) x[e][i] = window.column[u].at[i];
+                    } else {
+                        read(column + e * 8 * kPitch + u * kStep, x[e]);
+                    }
+                }
+                GEMMTUNE_UNROLL
+                for (int i = 0; EDGE && i < 4; ++i) {
+                    const unsigned mask = mine.mask(i);
+                    GEMMTUNE_UNROLL
+                    for (int h = 0; h < kHalves; ++h) lines[h].at[i] &= mask;
+                    GEMMTUNE_UNROLL
+                    for (int e = 0; e < EIGHTS; ++e) x[e][i] &= mask;
+                }
+                GEMMTUNE_UNROLL
+                for (int i = 0; i < 4; i += 2) {
+                    GEMMTUNE_UNROLL
+                    for (int z = 0; z < kTiles; ++z) {
+                        const auto& low = kAcross ? x[kAcross * 2 * z] : lines[0].at;
+                        const auto& high = kAcross ? x[kAcross * 2 * z + 1] : lines[kHalves - 1].at;
+                        const auto& across = kAcross ? lines[0].at : x[z];
+                        const unsigned of_a[4] = {low[i], high[i], low[i + 1], high[i + 1]};
+                        const unsigned of_b[2] = {across[i], across[i + 1]};
+                        mma_16x8x16<T>(sum[z], of_a, of_b);
+                    }
+                }
+            }
+            if (!DIRECT) column += kTurn * kStep;
+        }
+
+        // The lane's eight elements of a step, of its column of an eight. (Of columns beyond the last what
+        // nobody copied: their sums are nobody's.)
+        GEMMTUNE_DEVICE void read(const char* word, unsigned (&out)[4]) const {
+            unsigned low = read_shared<unsigned>(word);
+            GEMMTUNE_UNROLL
+            for (int i = 0; i < 4; ++i) {
+                const unsigned high = read_shared<unsigned>(word + 4 * i + 4);
+                out[i] = funnel(low, high, bits);
+                low = high;
+            }
+        }
+    };
+
+    // (order_of() does the same from a line's number; the shift is known here.)
+    static GEMMTUNE_DEVICE int place_of(int column, int shift, i64 ld) {
+        return ld % 2 == 0 ? column : column / 8 * 8 + shift / 2 + shift % 2 * 4;
+    }
+
+    // A slice of every column, from 8 elements before its first step on: a warp a column, a word a lane.
+    static GEMMTUNE_DEVICE void copy(const GemmArgs& args, Task task, int begin, char* shared) {
+        const Extent b(args.b, args.b_bytes);
+        const int lane = lane_index();
+        GEMMTUNE_ROLL
+        for (int j = warp_index(); j < args.n; j += CLASSES * WARPS) {
+            const char* const column = b.begin + (task.batch * args.stride_b + j * args.ldb) * 2;
+            const int shift = static_cast<int>(reinterpret_cast<u64>(column) % 16) / 2;
+            const int from = begin * kDeep - 8 - shift;  // the element that the first word begins with
+            const char* const source = column + from * 2;
+            char* const target = shared + place_of(j, shift, args.ldb) * kPitch;
+            // Words with an element of the column's; only the first and the last may stick out of B.
+            const int low = begin ? 0 : 1, high = least(kChunks, (args.k - from + 7) / 8);
+            GEMMTUNE_ROLL
+            for (int word = lane; word < high; word += 4 * 32) {
+                GEMMTUNE_UNROLL
+                for (int i = word; i < word + 4 * 32; i += 32) {
+                    const bool wanted = (i >= low) & (i < high) & b.holds(source + i * 16);
+                    copy_async16_if(wanted, target + i * 16, source + i * 16);
+                }
+            }
+            const int i = lane ? high - 1 : low;
+            if (lane < 2 && GEMMTUNE_RARELY(low < high && !b.holds(source + i * 16)))
+                write16(target + i * 16, Within(from + i * 8, args.k).template read<T>(source + i * 16));
+        }
+    }
+
+    // Adds the warps' sums and stores them, neighbours along D's columns by neighbouring threads.
+    static GEMMTUNE_DEVICE void store(const GemmArgs& args, Task task, i64 first, const Sums& sum,
+                                      float* parts, int warp) {
+        const int group = lane_index() / 4, pair = lane_index() % 4 * 2;
+        float* const mine = parts + warp / CLASSES * kPart + warp % CLASSES * kClass;
+        GEMMTUNE_UNROLL
+        for (int z = 0; z < kTiles; ++z) {
+            GEMMTUNE_UNROLL
+            for (int i = 0; i < 4; ++i) {
+                const int down = group + i / 2 * 8, across = pair + i % 2;
+                const int line = kAcross ? across : down, j = kAcross ? z * 16 + down : z * 8 + across;
+                if (kAcross && EIGHTS % 2 && z == kTiles - 1 && i >= 2) continue;
+                mine[j * kSumsPitch + line] = sum[z][i];
+            }
+        }
+        block_barrier();
+        // A thread has the same line of every kApart-th column.
+        constexpr int kLines = CLASSES * LINES, kApart = kThreads / kLines;
+        const int t = static_cast<int>(thread_index()), line = t % kLines / CLASSES, beside = t % CLASSES;
+        const i64 row = first + beside + 8 * line;
+        if (row >= args.m) return;
+        const float* from = parts + t / kLines * kSumsPitch + beside * kClass + line;
+        const auto whole = [&](const float* at) {
+            float sum = 0.0f;
+            GEMMTUNE_UNROLL
+            for (int part = 0; part < WARPS; ++part) sum += at[part * kPart];
+            return sum;
+        };
+        int j = t / kLines;
+        if (args.splits > 1) {
+            const i64 slice = static_cast<i64>(task.slice) * args.batch + task.batch;
+            float* to = args.partial + (slice * args.n + j) * args.m + row;
+            const i64 apart = static_cast<i64>(kApart) * args.m;
+            for (; j < args.n; j += kApart, to += apart, from += kApart * kSumsPitch) *to = whole(from);
+        } else {
+            const Finish<TYPES, 0> here(args, task.batch, row, 0);
+            for (; j < args.n; j += kApart, from += kApart * kSumsPitch) here.store(0, j, whole(from));
+        }
+    }
+};
+
+}  // namespace gemmtune

@@ -1,0 +1,181 @@
+"""Few columns on tensor cores, where lines start anywhere: eight classes of lines that start alike
+(skinny_shifted.h)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import ceil
+from typing import ClassVar
+
+from backends.dtypes import DTYPES
+from backends.environment import Environment
+from backends.kernels.family import Values, number
+from backends.kernels.legality import (
+    UNIT_REGISTERS,
+    arch_of,
+    deep_rule,
+    first,
+    tensor_core_rule,
+)
+from backends.kernels.product import WIDE, Product, flag
+from backends.kernels.streaming import (
+    SECOND_LAUNCH,
+    STREAMS,
+    UNIT_BYTES,
+    UNIT_THREADS,
+    StreamFamily,
+    likelier_stream,
+    streamed,
+)
+from backends.problem import GemmProblem
+from backends.solution import Parameter
+
+#: At most so many candidates are listed.
+MOST = 24
+#: Elements of k of a step; lines that start alike are every eighth.
+_DEEP, _CLASSES = 32, 8
+#: Columns of which lanes load their own.
+_DIRECT_COLUMNS = 8
+#: Of an H200, clocks: what a load takes, what the small operand's way through shared memory adds before the
+#: first multiplication, and between two of a warp's instructions; instructions that a multiprocessor issues
+#: in one at most, and bytes that L2 sends it beside what the memory does. Fitted to two products, for the
+#: order only.
+_LATENCY, _COPIED, _ISSUE_CLOCKS, _ISSUED, _L2_BYTES = 1000, 1000, 6.0, 4.0, 27
+#: The shares of its latency that a later window costs, and one that is asked for a window ahead; of reading
+#: and issuing that of the shorter one which the longer one does not hide; how much faster than its share of
+#: the memory's speed a multiprocessor reads while others idle.
+_LATER, _LATER_AHEAD, _BESIDE, _FASTER = 0.5, 0.15, 0.25, 1.3
+#: What a block takes of its multiprocessor's shared memory beside what it asks for.
+_BLOCK_SHARED = 1024
+
+
+class SkinnyShifted(StreamFamily):
+    """1 to 32 columns on tensor cores, both operands contiguous along k and the large one's lines starting
+    anywhere: warps take every eighth line, which start alike, and read the small operand at their shift.
+
+    Parameters: stream (a | b), lines (of a class: 8 are an instruction's columns, 16 its rows), classes (of a
+    block), unroll (steps of 32 of k of a window), ahead (whether a window is asked for before the one before
+    it is multiplied), warps (of each class, which share k), direct (whether lanes load the small operand
+    themselves), splits (blocks along k)."""
+
+    name, header, columns = "skinny-shifted", "skinny_shifted.h", (1, 32)
+    vendors = ("cuda",)
+    choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
+        "stream": STREAMS, "lines": (8, 16), "classes": (1, 2, 4, 8), "unroll": (1, 2, 3, 4), "ahead": (0, 1),
+        "warps": (1, 2, 3, 4, 6, 8, 10, 13, 16, 20, 25, 32), "direct": (0, 1), "splits": (1, 2, 4, 8),
+    }  # fmt: skip
+
+    def supports(self, problem: GemmProblem) -> bool:
+        return super().supports(problem) and DTYPES[problem.dtype_a].bytes == 2
+
+    def step(self, product: Product, values: Values) -> int:
+        return _DEEP
+
+    def threads(self, values: Values, warp: int) -> int:
+        return 32 * number(values, "classes") * number(values, "warps")
+
+    def rows(self, product: Product, values: Values, warp: int) -> int:
+        return number(values, "lines") * number(values, "classes")
+
+    def blocks(self, product: Product, values: Values, warp: int) -> int:
+        """Of every eight classes' lines as many as they are cut into."""
+        spans = -(-product.m // (_CLASSES * number(values, "lines")))
+        return spans * (_CLASSES // number(values, "classes"))
+
+    def _eights(self, product: Product) -> int:
+        return -(-product.n // 8)
+
+    def _steps(self, product: Product, values: Values) -> int:
+        """Of a slice, at most: the last one has what the largest shift adds."""
+        splits = number(values, "splits")
+        each = -(-product.k // (splits * _DEEP))
+        return max(each, -(-(product.k + 7) // _DEEP) - (splits - 1) * each)
+
+    def shared_bytes(self, product: Product, values: Values, warp: int) -> int:
+        columns, classes = 8 * self._eights(product), number(values, "classes")
+        pitch = classes * (number(values, "lines") + 4) + (4 if classes > 1 else 0)
+        sums = number(values, "warps") * columns * pitch * 4
+        if number(values, "direct"):
+            return sums
+        line = (16 * (self._steps(product, values) + number(values, "unroll") - 1) + 8) * 4
+        return max(sums, columns * ((line + 108) // 128 * 128 + WIDE))
+
+    def registers(self, product: Product, values: Values) -> int:
+        """Windows, sums, and a step's columns; two words of each step's, where lanes load their own."""
+        lines, unroll, eights = number(values, "lines"), number(values, "unroll"), self._eights(product)
+        windows = 4 * unroll * (lines // 8) * (1 + number(values, "ahead"))
+        tiles = -(-eights // 2) if lines == 8 else eights
+        return windows + 4 * tiles + (8 * unroll if number(values, "direct") else 4 * eights + 4)
+
+    def loads(self, product: Product, values: Values, warp: int) -> tuple[int, float]:
+        unroll, steps = number(values, "unroll"), self._steps(product, values)
+        turn = unroll * number(values, "warps")
+        each = WIDE * number(values, "lines") // 8 * unroll * (1 + number(values, "ahead"))
+        return each, steps / (ceil(steps / turn) * turn)
+
+    def most(self, product: Product, environment: Environment) -> int:
+        return MOST
+
+    def resident(self, product: Product, values: Values, environment: Environment) -> int:
+        arch, threads = arch_of(environment), self.threads(values, 32)
+        shared = self.shared_bytes(product, values, 32) + _BLOCK_SHARED
+        registers = threads * (self.registers(product, values) + 32)
+        return max(
+            1, min(UNIT_THREADS // threads, UNIT_REGISTERS // registers, arch.unit_shared_bytes // shared)
+        )
+
+    def cost(self, product: Product, values: Values, environment: Environment) -> float:
+        """Roughly the clocks of a multiprocessor: what it reads or issues, whichever takes longer, and a part
+        of the other; what its blocks wait for; what it has of the small operand; the second launch."""
+        units, splits = max(1, environment.units), number(values, "splits")
+        classes, lines, warps = (number(values, name) for name in ("classes", "lines", "warps"))
+        blocks = self.blocks(product, values, 32) * splits * product.batch
+        busiest = ceil(blocks / units)
+        here = min(self.resident(product, values, environment), busiest)
+        steps, eights = self._steps(product, values), self._eights(product)
+        turns = ceil(steps / (warps * number(values, "unroll")))
+        direct = number(values, "direct")
+
+        whole = product.m * product.k * product.element_bytes * product.batch / units
+        most = busiest * classes * lines * steps * _DEEP * product.element_bytes
+        read = max(whole, most / _FASTER) / UNIT_BYTES
+        tiles = -(-eights // 2) if lines == 8 else eights
+        each = 60 if direct else 9 * eights + 2 * tiles + 2 * lines // 8 + 12  # instructions of a step
+        issued: float = busiest * classes * warps * turns * number(values, "unroll") * each
+        issued /= min(_ISSUED, here * classes * warps / _ISSUE_CLOCKS)
+        busy = max(read, issued) + min(read, issued) * _BESIDE
+        later = _LATER_AHEAD if number(values, "ahead") else _LATER
+        waits = _LATENCY * (1 + later * (turns - 1)) + (0 if direct else _COPIED)
+        near = busiest * product.n * steps * _DEEP * product.element_bytes * (1 + direct) / _L2_BYTES
+        second = SECOND_LAUNCH / UNIT_BYTES if splits > 1 else 0
+        return busy + ceil(busiest / here) * waits + near + second
+
+    def legal(self, product: Product, values: Values, environment: Environment) -> str | None:
+        return first(tensor_core_rule(environment), deep_rule(product), self._direct_rule(product, values))
+
+    def _direct_rule(self, product: Product, values: Values) -> str | None:
+        """A lane has one column, and as many registers for it as for its line."""
+        if not number(values, "direct"):
+            return None
+        if product.n > _DIRECT_COLUMNS:
+            return f"lanes load {_DIRECT_COLUMNS} columns at most themselves, not {product.n}"
+        for name, only in (("lines", 8), ("classes", 1), ("ahead", 0)):
+            if number(values, name) != only:
+                return f"{name} must be {only} where lanes load the columns themselves, not {values[name]}"
+        return None
+
+    def instantiation(self, product: Product, values: Values) -> str:
+        direct = number(values, "direct") == 1
+        numbers = {name: str(number(values, name)) for name in ("lines", "classes", "unroll", "warps")}
+        numbers["ahead"] = flag(number(values, "ahead") == 1)
+        names = ("lines", "classes", "unroll", "ahead", "warps")
+        steps = 0 if direct else self._steps(product, values)
+        arguments = [flag(direct), str(self._eights(product)), *(numbers[name] for name in names), str(steps)]
+        return f"SkinnyShifted<{product.types}, {', '.join(arguments)}>"
+
+    def candidates(self, problem: GemmProblem, environment: Environment) -> Iterator[dict[str, Parameter]]:
+        """Where lines start anywhere (else nothing needs putting together, and skinny-ring has more on its
+        way), and k is not so short that a lane's loads are mostly beyond it."""
+        product = streamed(problem, {"stream": likelier_stream(problem)})
+        if problem.k >= _DEEP and not product.aligned("a"):
+            yield from super().candidates(problem, environment)

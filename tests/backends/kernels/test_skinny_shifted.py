@@ -1,0 +1,294 @@
+"""skinny-shifted on the host: lines and columns that start anywhere, NaNs beside them, reads that stay within
+operands, banks of shared memory, mistakes that must show; its shared memory, and what is listed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from backends.cache import BinaryCache
+from backends.cuda.compiler import compile_unit
+from backends.errors import CompileError, LaunchError
+from backends.kernels.families import FAMILIES, HEADERS
+from backends.kernels.legality import arch_of
+from backends.problem import GemmProblem, from_blas, from_bmm, from_linear
+from backends.solution import Parameter
+from tests.backends.kernels.host import H200, HostDevice, HostKernel, built, compiled, source
+from tests.backends.kernels.samples import legal_values
+from tuners.inputs import Case
+from tuners.verify import Verifier
+
+FAMILY = FAMILIES["skinny-shifted"]
+Values = Mapping[str, Parameter]
+CHOSEN: dict[str, Parameter] = {
+    "stream": "a", "lines": 16, "classes": 8, "unroll": 2, "ahead": 1, "warps": 2, "direct": 0, "splits": 1,
+}  # fmt: skip
+#: Lines that are the instruction's columns; lanes that load their columns themselves.
+ACROSS: dict[str, Parameter] = {**CHOSEN, "lines": 8, "classes": 4, "unroll": 3, "ahead": 0}
+DIRECT: dict[str, Parameter] = {**ACROSS, "classes": 1, "unroll": 2, "warps": 3, "direct": 1}
+KINDS = {"rows": CHOSEN, "columns": ACROSS, "direct": DIRECT}
+
+#: What loads as it is on a GPU: every byte of it lies in an operand.
+CHECKED = """
+#include "mma.h"
+#include "operand_tile.h"
+namespace gemmtune {
+template <typename READ>
+Words checked(bool wanted, const void* p, READ read) {
+    const char* const at = static_cast<const char*>(p);
+    bool within = !wanted;
+    for (const auto& one : host::machine.operands) within |= one.first <= at && at + 16 <= one.end;
+    if (!within) host::fail("a load that leaves its operand");
+    return read();
+}
+inline Words checked_stream(const void* p, bool there = true) {
+    return checked(there, p, [=] { return stream16(p, there); });
+}
+inline Words checked_read(const void* p) { return checked(true, p, [=] { return read16(p); }); }
+inline Words checked_read_if(bool wanted, const void* p) {
+    return checked(wanted, p, [=] { return read16_if(wanted, p); });
+}
+inline void checked_copy(bool wanted, void* to, const void* p) {
+    checked(wanted, p, [=] { return copy_async16_if(wanted, to, p), Words{}; });
+}
+}  // namespace gemmtune
+#define stream16 checked_stream
+#define read16 checked_read
+#define read16_if checked_read_if
+#define copy_async16_if checked_copy
+"""
+WAYS = """
+extern "C" int ways() {
+    const int found = gemmtune::host::machine.ways;
+    gemmtune::host::machine.ways = 0;
+    return found;
+}
+"""
+
+
+def findings(found: Sequence[tuple[GemmProblem, Values]], folder: Path, headers: Path = HEADERS) -> list[str]:
+    """What is wrong of each, its warps in order and in reverse. What lies between lines, before operands and
+    behind them is NaN."""
+    configurations = [FAMILY.configuration(problem, values) for problem, values in found]
+    # One copy of each text, whatever the number of problems.
+    single = {one.unit: one for one in configurations}
+    library = compiled(CHECKED + source(list(single.values())), folder / "kernels.so", 32, headers)
+    kernels = dict(zip(single, built(library, list(single.values())), strict=True))
+    verifier = Verifier(HostDevice())  # type: ignore[arg-type]  # memory is all that it asks for
+    said = []
+    for (problem, values), one in zip(found, configurations, strict=True):
+        kernel = replace(kernels[one.unit], found=one)
+        for other_way in (False, True):
+            case = Case(problem, 3, "normal", "exact")
+            wrong = verifier.check(HostKernel(kernel, other_way), case, runs=1).wrong
+            if wrong:
+                said.append(f"{problem.slug} {dict(values)} {other_way}: {wrong}")
+    return said
+
+
+#: m, n, k of F.linear; batches; lines that start at 16 bytes, too, which is legal if not listed.
+SHAPES: dict[str, GemmProblem] = {
+    "one column": from_linear(1, 140, 515, "bf16", bias="bf16"),
+    "three": from_linear(3, 130, 777, "bf16", beta=1.0),
+    "eight": from_linear(8, 64, 255, "fp16"),
+    "ten": from_linear(10, 72, 1037, "bf16", bias="bf16", activation="silu"),
+    "seventeen": from_linear(17, 129, 651, "bf16", beta=1.0),
+    "twenty-four": from_linear(24, 33, 333, "fp16", dtype_d="fp32"),
+    "thirty-two": from_linear(32, 31, 190, "bf16"),
+    "few of k": from_linear(5, 24, 19, "bf16"),
+    "one of k": from_linear(2, 9, 1, "bf16"),
+    "few lines": from_linear(9, 3, 101, "bf16"),
+    "a line": from_linear(2, 1, 75, "bf16", alignment=2),
+    "padded lines": from_linear(6, 50, 645, "bf16", ldb=656),
+    "addresses of two bytes": from_linear(12, 40, 328, "bf16", alignment=2),
+    "batch": from_bmm(3, 9, 36, 205, "bf16", trans_b="T"),
+    "a batch of one operand": from_bmm(3, 7, 20, 75, "bf16", trans_b="T", stride_b=0, alignment=2),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_it_computes_right(name: str, tmp_path: Path) -> None:
+    """Candidates of every kind, either operand the large one, copies as late as may be and at once."""
+    problem, found = SHAPES[name], []
+    for stream in ("a", "b"):
+        some = [{**one, "stream": stream} for one in legal_values(FAMILY, problem, H200, 80, len(name))]
+        legal = [one for one in some if FAMILY.rule(problem, one, H200) is None]
+        found += [(problem, one) for one in legal if not one["direct"]][:3]
+        found += [(problem, one) for one in legal if one["direct"]][:2]
+    assert found
+    assert findings(found, tmp_path) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("alignment", [2, 4, 8, 16])
+def test_lines_and_columns_start_at_every_element(kind: str, alignment: int, tmp_path: Path) -> None:
+    """Of every leading dimension modulo 16 bytes each, with gaps and without; addresses of so many bytes."""
+    columns = 7 if kind == "direct" else 11
+    found = [
+        (from_blas(75, columns, k, "bf16", trans_a="T", lda=k + more, ldb=k + (3 * more + k) % 8,
+                   alignment=alignment), KINDS[kind])
+        for k in (128, 131) for more in range(8)
+    ]  # fmt: skip
+    assert findings(found, tmp_path) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_end_of_lines(kind: str, tmp_path: Path) -> None:
+    """Of k, and of lines: the last words of the last line, of operands without a gap. Slices that have
+    nothing, and the step that a shift adds to the last one."""
+    columns = 3 if kind == "direct" else 9
+    found = [
+        (from_blas(lines, columns, k, "bf16", trans_a="T", alignment=2), {**KINDS[kind], "splits": splits})
+        for k, lines, splits in (
+            (1, 1, 1), (7, 2, 1), (8, 65, 1), (9, 9, 2), (25, 8, 1), (26, 17, 1), (31, 63, 2), (32, 64, 1),
+            (33, 71, 1), (63, 5, 4), (95, 66, 1), (122, 129, 4), (128, 127, 4), (159, 15, 8), (160, 70, 1),
+        )
+    ]  # fmt: skip
+    assert findings(found, tmp_path) == []
+
+
+@pytest.mark.parametrize("columns", [*range(1, 9), 12, 16, 17, 25, 31])
+def test_columns(columns: int, tmp_path: Path) -> None:
+    kinds = [one for one in KINDS.values() if columns <= 8 or not one["direct"]]
+    problem = from_linear(columns, 70, 203, "bf16", beta=1.0, bias="fp32", activation="gelu")
+    assert findings([(problem, {**one, "splits": 2}) for one in kinds], tmp_path) == []
+
+
+def test_the_last_slice_has_the_step_that_a_shift_adds() -> None:
+    """Four of k = 128 have a step each, and of lines that start at the last element there are five."""
+    found = FAMILY.configuration(from_linear(9, 70, 128, "bf16"), {**CHOSEN, "splits": 4})
+    assert found.instantiation.endswith(", 2>")
+    found = FAMILY.configuration(from_linear(9, 70, 121, "bf16"), {**CHOSEN, "splits": 4})
+    assert found.instantiation.endswith(", 1>")
+
+
+@pytest.mark.parametrize("kind", ["rows", "columns"])
+def test_banks_of_shared_memory(kind: str, tmp_path: Path) -> None:
+    """Lanes that read at once read from different banks, of columns that lie an odd number of elements apart,
+    whatever the class's shift; of others from two or four of one."""
+    problems = [
+        (from_blas(70, n, k, "bf16", trans_a="T", lda=k + k % 2 + 1, ldb=k + apart), most)
+        for n in (1, 8, 12, 24)
+        for k, apart, most in ((131, 0, 1), (133, 0, 1), (130, 0, 1), (132, 0, 2), (128, 0, 4), (131, 2, 1))
+    ]
+    found = [FAMILY.configuration(problem, KINDS[kind]) for problem, _ in problems]
+    library = compiled(source(found) + WAYS, tmp_path / "kernels.so")
+    library.ways()  # libraries of one process may share their counters
+    verifier = Verifier(HostDevice())  # type: ignore[arg-type]  # memory is all that it asks for
+    for one, (problem, most) in zip(built(library, found), problems, strict=True):
+        assert verifier.check(HostKernel(one, False), Case(problem, 3, "normal", "exact"), runs=1).wrong == ""
+        assert library.ways() <= most, problem.slug
+
+
+# ---- mistakes that must show ---------------------------------------------------------------------
+
+#: Text of the header, what replaces it, and who shows it.
+MISTAKES = (
+    ("(i >= from) & (i < to)", "(i >= from)", "rows"),
+    ("(i >= from) & (i < to)", "(i < to)", "columns"),
+    ("lines[h].at[i] &= mask;", "lines[h].at[i] &= mask | ~0u;", "rows"),
+    ("x[e][i] &= mask;", "x[e][i] &= mask | ~0u;", "rows"),
+    ("inner = DIRECT || shift ? 1 : 0", "inner = 0", "rows"),
+    ("inner = DIRECT || shift ? 1 : 0", "inner = shift ? 1 : 0", "direct"),
+    ("k < 8 ? 0 : (k - 8) / kDeep", "(k + shift) / kDeep", "direct"),
+    ("(k + shift) / kDeep;", "(k + shift + kDeep - 1) / kDeep;", "columns"),
+    ("(k + shift + kDeep - 1) / kDeep;", "(k + kDeep - 1) / kDeep;", "rows"),
+    ("first >= args.m ? begin : ", "", "rows"),
+    ("first + i < args.m ? i * args.lda : 0", "first + i <= args.m ? i * args.lda : 0", "rows"),
+    ("step < end ? args.k : 0", "args.k", "rows"),
+    ("(from - shift % 2) / 2", "from / 2 - shift % 2", "rows"),
+    ("within(args, at + u).any() & a.holds(word)", "within(args, at + u).any()", "rows"),
+    ("first & b.holds(word)", "first", "direct"),
+    ("second & b.holds(word + 16)", "second", "direct"),
+    ("& b.holds(source + i * 16);", ";", "rows"),
+    ("const int low = begin ? 0 : 1", "const int low = 0", "columns"),
+    ("lane ? high - 1 : low", "low", "rows"),
+    ("lane ? high - 1 : low", "high - 1", "rows"),
+    ("            wait_copies<0>();\n", "", "rows"),
+    ("            block_barrier();\n", "", "rows"),
+    ("if constexpr (!DIRECT) block_barrier();  // sums", "// sums", "rows"),
+    ("(STEPS + UNROLL - 1)", "(STEPS - 1)", "rows"),
+)
+
+
+@pytest.mark.parametrize("number", range(len(MISTAKES)))
+def test_a_mistake_shows(number: int, tmp_path: Path) -> None:
+    text, wrong, kind = MISTAKES[number]
+    for path in HEADERS.glob("*.h"):
+        shutil.copy(path, tmp_path)
+    good = (HEADERS / "skinny_shifted.h").read_text()
+    assert good.count(text) == 1
+    (tmp_path / "skinny_shifted.h").write_text(good.replace(text, wrong))
+    found = [
+        (from_blas(lines, 7, k, "bf16", trans_a="T", lda=k + more, ldb=k + more, alignment=alignment),
+         {**KINDS[kind], "splits": splits})
+        for lines, k, more, splits, alignment in (
+            (65, 135, 0, 1, 2), (3, 257, 2, 2, 16), (70, 256, 1, 4, 2), (66, 193, 0, 1, 8),
+            (75, 128, 3, 4, 4),
+        )
+    ]  # fmt: skip
+    try:
+        said = findings(found, tmp_path, tmp_path)
+    except LaunchError as error:  # what the launch itself finds
+        said = [str(error)]
+    assert said != []
+
+
+# ---- what is derived, and what is listed -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_compiler_knows_the_shared_memory_that_python_derives(kind: str, tmp_path: Path) -> None:
+    """A slice of every column, or the warps' sums."""
+    found = FAMILY.configuration(from_linear(8, 400, 1037, "bf16"), KINDS[kind])
+    assert found.shared_bytes == {"rows": 8 * 2320, "columns": 8 * 2320, "direct": 3 * 8 * 12 * 4}[kind]
+    cache = BinaryCache(tmp_path)
+    compile_unit(found.unit, HEADERS, "sm_90", cache)
+    for wrong in (-16, 16):
+        with pytest.raises(CompileError, match="as derived"):
+            compile_unit(
+                replace(found, shared_bytes=found.shared_bytes + wrong).unit, HEADERS, "sm_90", cache
+            )
+
+
+@pytest.mark.parametrize(
+    ("problem", "listed"),
+    [
+        (from_linear(17, 4097, 4095, "bf16"), True),
+        (from_blas(32, 4097, 4095, "fp16", trans_a="T"), True),
+        (from_linear(17, 4096, 4096, "bf16", alignment=8), True),
+        (from_linear(17, 4096, 4095, "bf16", ldb=4096), False),  # aligned, if not whole
+        (from_linear(17, 4096, 4096, "bf16", lda=4097), False),  # the large operand's are
+        (from_linear(33, 4097, 4095, "bf16"), False),
+        (from_linear(17, 4097, 31, "bf16"), False),
+        (from_linear(17, 4097, 4095), False),
+    ],
+)
+def test_it_is_listed_where_lines_start_anywhere(problem: GemmProblem, listed: bool) -> None:
+    assert bool(list(FAMILY.solutions(problem, H200))) == listed
+
+
+def test_the_likeliest_are_one_block_a_multiprocessor() -> None:
+    problem = from_linear(17, 4097, 4095, "bf16")
+    found = list(FAMILY.solutions(problem, H200))
+    assert len(found) <= 24
+    for solution in found[:4]:
+        one = FAMILY.configuration(problem, solution.parameters)
+        assert 128 <= one.blocks * one.splits <= 2 * H200.units
+    wanted = {**CHOSEN, "unroll": 3, "splits": 4}
+    assert wanted in [dict(one.parameters) for one in found[:4]]
+
+
+def test_the_likeliest_ask_for_everything_at_once_of_a_small_product() -> None:
+    problem = from_linear(3, 1000, 777, "bf16")
+    for solution in list(FAMILY.solutions(problem, H200))[:4]:
+        values = solution.parameters
+        assert values["direct"] == 1
+        assert int(values["unroll"] or 0) * int(values["warps"] or 0) >= 25
+        one = FAMILY.configuration(problem, values)
+        assert one.blocks * one.splits <= H200.units
+        assert one.threads <= arch_of(H200).block_threads
