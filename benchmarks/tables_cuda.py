@@ -332,8 +332,8 @@ def moving(document: Mapping[str, Any]) -> str:
         "## How far odd products can go\n\nA launch that reads A and B once, writes D once, in whole aligned words, "
         "and does nothing else, in the same graphs over cold operands, the fastest of many grids; beside it the "
         "product's multiplications at the device's measured speed. Against the longer of the two the default is "
-        f"**{document['limit_geometric_mean']:.2f}x** slower (geometric mean): no product of these shapes gains more, "
-        "and what moves lines that start anywhere, multiplies while it moves, or adds up slices gains less.\n\n"
+        f"**{document['limit_geometric_mean']:.2f}x** slower (geometric mean). A product has to move as much, with "
+        "lines that start anywhere as they lie, multiplies while it moves, and adds up slices.\n\n"
         f"{cells.table(heads, lines)}\n{source(document)}\n"
     )
 

@@ -1,7 +1,8 @@
-// hopper.h on the host's fibers (host.h). A copy comes as late as it may: when nobody can go on before it has
-// come; until then what it overwrites is NaN, in every block that it goes to. So do products: their operands
-// are read when a wait for them ends, and that ends when nobody else can go on. In reverse all is done at
-// once. What a GPU would answer with a fault, with garbage or by hanging ends the launch with words.
+// hopper.h on the host's fibers (host_machine.h). A copy comes as late as it may: when nobody can go on
+// before it has come; until then what it overwrites is NaN, in every block that it goes to. So do products:
+// their operands are read when a wait for them ends, and that ends when nobody else can go on. In reverse
+// all is done at once. What a GPU would answer with a fault, with garbage or by hanging ends the launch
+// with words.
 #pragma once
 
 #include "types.h"

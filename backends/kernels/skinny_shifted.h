@@ -34,7 +34,7 @@ struct Within {
 
     // Of the elements from e on, of a line of k.
     GEMMTUNE_DEVICE Within(i64 e, i64 k)
-        : from(e < 0 ? static_cast<int>(-e) : 0), to(k - e < 8 ? static_cast<int>(k - e) : 8) {}
+        : from(e < 0 ? static_cast<int>(-e) : 0), to(k <= e ? 0 : k - e < 8 ? static_cast<int>(k - e) : 8) {}
 
     GEMMTUNE_DEVICE bool any() const { return from < to; }
     GEMMTUNE_DEVICE bool has(int i) const { return (i >= from) & (i < to); }  // & is no branch

@@ -1,4 +1,4 @@
-"""Our kernels on the host: host.h's fibers, many instantiations in one library, behind the verifier."""
+"""Our kernels on the host's fibers (host_machine.h), many in one library, behind the verifier."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@ operands, banks of shared memory, mistakes that must show; its shared memory, an
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -292,3 +293,24 @@ def test_the_likeliest_ask_for_everything_at_once_of_a_small_product() -> None:
         one = FAMILY.configuration(problem, values)
         assert one.blocks * one.splits <= H200.units
         assert one.threads <= arch_of(H200).block_threads
+
+
+WITHIN = """
+#include "epilogue.h"
+#include "skinny_shifted.h"
+extern "C" int own(long long e, long long k) {  // a bit of every element
+    const gemmtune::Within mine(e, k);
+    int found = 0;
+    for (int i = 0; i < 8; ++i) found |= mine.has(i) << i;
+    return mine.any() == (found != 0) ? found : -1;
+}
+"""
+
+
+def test_which_elements_are_a_lines_own_however_long_it_is(tmp_path: Path) -> None:
+    own = compiled(WITHIN, tmp_path / "within.so").own
+    own.argtypes, own.restype = [ctypes.c_longlong] * 2, ctypes.c_int
+    for k in (1, 7, 8, 2**31 - 1):
+        for e in (*range(-9, 10), *range(k - 9, k + 10), 2**31, 2**31 + 1, 2**32 - 3, 2**32 + 3):
+            assert own(e, k) == sum((0 <= e + i < k) << i for i in range(8)), (e, k)
+        assert own(2**31 + 1, 0) == 0, "a step beyond the warp's last"
