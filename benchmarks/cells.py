@@ -1,8 +1,9 @@
-"""Markdown tables, and what a figure looks like in one."""
+"""Markdown tables, what a figure looks like in one, and where it is from."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 
 def table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
@@ -32,3 +33,17 @@ def interval(ends: Sequence[float | None] | None) -> str:
 
 def counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
+
+
+def source(document: Mapping[str, Any]) -> str:
+    """Where and how figures of a GPU were measured."""
+    several = document.get("environments") or [document["environment"]]
+    env = several[0]
+    many = f"{len(several)} x " if len(several) > 1 else ""
+    libraries = ", ".join(
+        f"{name} {env['libraries'][name]}" for name in ("torch", "cublaslt") if name in env["libraries"]
+    )
+    return (
+        f"`{document['command']}`, {document['measured_at'][:10]}, commit {document['commit'][:12]}, {many}{env['product']} "
+        f"({env['arch']}, {env['units']} SMs), driver {env['driver']}, {env['runtime']}; {libraries}"
+    )

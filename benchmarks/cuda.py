@@ -4,8 +4,8 @@
     python -m benchmarks.cuda screening  configurations verified and timed within 3 s of wall clock
     python -m benchmarks.cuda launch     host microseconds to launch a stored cuBLASLt solution from Python
     python -m benchmarks.cuda trap       algorithm 66's splits of k: which are wrong, and are they foretold
-    python -m benchmarks.cuda floor      what padding the odd shapes costs by itself, reading one token's weights
-                                         and moving odd shapes' operands: how far products can go
+    python -m benchmarks.cuda floor      what padding the odd shapes costs by itself, reading one token's weights,
+                                         moving odd shapes' operands and feeding tensor cores: how far products can go
     python -m benchmarks.cuda types      a problem of every combination of types, tuned or its stated error
     python -m benchmarks.cuda repeat     6 shapes tuned twice: is the second winner in the first tie set
 
@@ -30,9 +30,9 @@ from typing import Any
 from backends.environment import Environment
 from backends.problem import GemmProblem, from_linear
 from backends.registry import FoundDevice
-from benchmarks import cuda_calls, cuda_floor, cuda_trap
+from benchmarks import cuda_calls, cuda_trap
 from benchmarks.cuda_jobs import Jobs, Partial, spread
-from benchmarks.cuda_reading import moving, reading
+from benchmarks.cuda_limits import FLOORS, floor
 from benchmarks.cuda_tuned import (
     SHAPES,
     TIMED,
@@ -326,24 +326,6 @@ def trap(options: argparse.Namespace) -> None:
     write(f"{options.device}-trap", device.environment, figures, options.output)
 
 
-def floor(options: argparse.Namespace) -> None:
-    """What padding the odd shapes costs by itself, reading one token's weights, moving odd shapes' operands."""
-    device = machine(options.device, 1)[0]
-    with DeviceRunner(device, kernel_cache()) as runner:
-        ceilings = ceilings_of(runner, [options.dtype])
-    if ceilings is None:
-        raise SystemExit("the device's ceilings could not be measured")
-    for name in options.of:
-        which, measured = _FLOORS[name]
-        shapes = [(shape.name, shape.problem(options.dtype)) for shape in read_shapes(lists=[which])]
-        figures = measured(device, shapes, ceilings)
-        write(f"{options.device}-{name}", device.environment, figures, options.output)
-
-
-#: The list, and what is measured of it.
-_FLOORS = {"floor": ("odd", cuda_floor.floor), "reading": ("decode_m1", reading), "moving": ("odd", moving)}
-
-
 def _shape(text: str) -> tuple[int, int, int]:
     m, n, k = (int(part) for part in text.split("x"))
     return m, n, k
@@ -375,7 +357,7 @@ def parser() -> argparse.ArgumentParser:
         if name in ("screening", "repeat"):
             one.add_argument("--only", type=_shape, nargs="+", metavar="MxNxK", help="these shapes")
     commands.choices["types"].add_argument("--only", nargs="+", metavar="NAME", help="these combinations")
-    commands.choices["floor"].add_argument("--of", nargs="+", choices=_FLOORS, default=list(_FLOORS))
+    commands.choices["floor"].add_argument("--of", nargs="+", choices=FLOORS, default=list(FLOORS))
     commands.choices["trap"].add_argument("--algorithm", type=int, default=66)
     of_lists = commands.choices["lists"]
     of_lists.add_argument("--lists", help="comma-separated names (all)")

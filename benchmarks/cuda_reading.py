@@ -3,7 +3,8 @@
 Reading: one token's weights, by kernels of many grids, block sizes, loads in flight and with or without the first
 ones ahead of the launch's turn; the fastest is timed as candidates are, in a graph over cold operands, beside the
 default, and once more with a word that every block stores at its end. Moving: A and B are read once, and all of D is
-written, by kernels of as many kinds. A product that multiplies what it reads takes longer, whatever it does.
+written, by kernels of as many kinds, with most of D stored before what was read is there or behind it. A product that
+multiplies what it reads takes longer, whatever it does.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _THREADS, _IN_FLIGHT, _AHEAD = (128, 256, 512), (1, 2, 4, 8), (0, 1)
 #: Blocks a multiprocessor; None: as many as have no second turn.
 _BLOCKS = (1, 2, 4, 8, 16, None)
 #: Samples of every kernel, how many of the fastest are timed again, and by how many samples.
-_FIRST, _AGAIN, _LAST = 3, 4, 9
+FIRST, AGAIN, LAST = 3, 4, 9
 
 
 def reading(
@@ -60,7 +61,7 @@ def moving(
 
 @dataclass(frozen=True, order=True)
 class _Reader:
-    """A kernel and its grid."""
+    """A kernel that reads, and its grid."""
 
     threads: int
     in_flight: int
@@ -70,6 +71,16 @@ class _Reader:
     def __str__(self) -> str:
         ahead = ", ahead" if self.ahead else ""
         return f"{self.blocks} blocks of {self.threads} threads, {self.in_flight} loads each{ahead}"
+
+
+@dataclass(frozen=True, order=True)
+class _Mover(_Reader):
+    """One that stores, too; `early`: most of it while its first loads are on their way."""
+
+    early: int = 0
+
+    def __str__(self) -> str:
+        return super().__str__() + (", storing early" if self.early else "")
 
 
 def _one(
@@ -85,9 +96,9 @@ def _one(
         launches = _launches(device, reader, store, weights, words, sink.address)
         return seconds(device, launches, samples)
 
-    tried = sorted((timed(reader, 0, _FIRST), reader) for reader in readers)
-    best, reader = min((timed(reader, 0, _LAST), reader) for _, reader in tried[:_AGAIN])
-    storing = min(timed(reader, 1, _LAST) for _, reader in tried[:_AGAIN])
+    tried = sorted((timed(reader, 0, FIRST), reader) for reader in readers)
+    best, reader = min((timed(reader, 0, LAST), reader) for _, reader in tried[:AGAIN])
+    storing = min(timed(reader, 1, LAST) for _, reader in tried[:AGAIN])
     baseline = backend(found.backend).baselines(problem, found.environment)[0]
     default = device.load(problem, baseline.solution, None)
     space = device.allocate(max(default.workspace_bytes, 1))
@@ -111,10 +122,10 @@ def _moved(
 ) -> dict[str, Any]:
     sets = OperandSets(device, problem, MeasurementPolicy.of(found.environment.vendor), 0)
     words = {which: layout.bytes // 16 for which, layout in layouts(problem).items()}
-    movers = [one for one in _readers(max(words["a"], words["b"]), device.units) if not one.ahead]
+    movers = list(_movers(words["a"] + words["b"], words["d"], device.units))
 
-    def timed(mover: _Reader, samples: int) -> float:
-        defines = {"IN_FLIGHT": str(mover.in_flight)}
+    def timed(mover: _Mover, samples: int) -> float:
+        defines = {name: str(getattr(mover, name.lower())) for name in ("IN_FLIGHT", "AHEAD", "EARLY")}
         function = device.function("bandwidth.cu", "move_words", defines)
         launches: list[Launch | None] = []
         for one in sets.sets:
@@ -129,8 +140,8 @@ def _moved(
             launches.append(on_heels(function, device, (mover.blocks, 1, 1), (mover.threads, 1, 1), packed))
         return seconds(device, launches, samples)
 
-    tried = sorted((timed(mover, _FIRST), mover) for mover in movers)
-    best, mover = min((timed(mover, _LAST), mover) for _, mover in tried[:_AGAIN])
+    tried = sorted((timed(mover, FIRST), mover) for mover in movers)
+    best, mover = min((timed(mover, LAST), mover) for _, mover in tried[:AGAIN])
     baseline = backend(found.backend).baselines(problem, found.environment)[0]
     default = device.load(problem, baseline.solution, None)
     space = device.allocate(max(default.workspace_bytes, 1))
@@ -152,6 +163,12 @@ def _readers(words: int, units: int) -> Iterator[_Reader]:
         once = -(-words // (threads * in_flight))
         for blocks in dict.fromkeys(min(once, (each or once) * units) for each in _BLOCKS):
             yield _Reader(threads, in_flight, ahead, blocks)
+
+
+def _movers(read: int, written: int, units: int) -> Iterator[_Mover]:
+    """Grids of which no block has neither a word to read nor one to write."""
+    for one, early in combinations(_readers(max(read, written), units), (0, 1)):
+        yield _Mover(one.threads, one.in_flight, one.ahead, one.blocks, early)
 
 
 def _launches(

@@ -1,11 +1,13 @@
 """What the hardware does under a launch: Nsight Compute's figures of the default's call and of the tuned winner.
 
     python -m benchmarks.profile llama3-8b/4096x4096/m1 odd/1000x1000x1000
-    python -m benchmarks.profile launch --pairs F      what runs under ncu: launches what F lists
+    python -m benchmarks.profile odd/3x1000x777 --keep    other shapes' rows stay as they were measured
+    python -m benchmarks.profile launch --pairs F         what runs under ncu: launches what F lists
 
 For shapes of the published lists, named as in shapes.json: the default's call and the winner that cuda-lists-bf16.json
 (or --lists: cuda-lists-bf16-libraries.json gives cuda-profile-libraries.json) has, each launched twice under `ncu` in a process of its own; the second launch's kernels are kept. Caches are flushed
-before each kernel, clocks are left alone.
+before each kernel, clocks are left alone. With --keep rows of shapes that are not asked for come from the document that
+is there, in --output or else in benchmarks/results, each with the commit that it was measured at.
 """
 
 from __future__ import annotations
@@ -21,12 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from backends.cache import BinaryCache
+from backends.environment import Environment
 from backends.errors import GemmtuneError
 from backends.problem import GemmProblem
 from backends.registry import FoundDevice, backend
 from backends.solution import Solution
 from benchmarks.cuda_tuned import Shape, kernel_cache, machine, read_shapes, say
-from benchmarks.report import RESULTS, write
+from benchmarks.report import RESULTS, commit, write
 from benchmarks.sanitizer import heard
 from benchmarks.sanitizer_pairs import Pair, launch_file, to_json
 
@@ -137,6 +140,41 @@ def rows(
     return made
 
 
+def earlier(name: str, folder: Path, found: FoundDevice) -> dict[str, Any]:
+    """The document NAME.json, in the folder or else in benchmarks/results, without rows where there is none. Every
+    row says when it was measured, and at which commit. Raises SystemExit for one of another kind of GPU: shares are of
+    the hardware's own peaks."""
+    path = next((at for one in (folder, RESULTS) if (at := one / f"{name}.json").exists()), None)
+    if path is None:
+        return {"environments": [], "rows": []}
+    held = json.loads(path.read_text())
+    environments = held.get("environments") or [held["environment"]]
+    for field in ("product", "arch", "units"):
+        here = getattr(found.environment, field)
+        if other := {one[field] for one in environments} - {here}:
+            raise SystemExit(f"{path} is of {other.pop()}, not {here}: its rows cannot be kept")
+    own = {"commit": held["commit"], "measured_at": held["measured_at"]}
+    return {"environments": environments, "rows": [{**own, **row} for row in held["rows"]]}
+
+
+def document(
+    found: FoundDevice, made: Sequence[dict[str, Any]], kept: Mapping[str, Any], order: Sequence[str]
+) -> tuple[list[Environment], dict[str, Any]]:
+    """The environments that rows are from, this one first, and the figures: what was measured, and kept rows of
+    other shapes, in the order of these names."""
+    new, here = {row["name"] for row in made}, commit()
+    old = [row for row in kept["rows"] if row["name"] not in new]
+    places = {name: place for place, name in enumerate(order)}
+    every = sorted([*made, *old], key=lambda row: places.get(row["name"], len(places)))
+    environments = {found.environment.uuid: found.environment}
+    for one in kept["environments"] if old else ():
+        environments.setdefault(one["uuid"], Environment.from_dict(one))
+    return list(environments.values()), {
+        "what": "Nsight Compute's figures of a launch's kernels, caches flushed before each",
+        "commits": sorted({row.get("commit", here) for row in every}), "rows": every,
+    }  # fmt: skip
+
+
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
     made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -145,6 +183,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--lists", type=Path, default=RESULTS / "cuda-lists-bf16.json", help="the document with the winners"
     )
+    made.add_argument("--keep", action="store_true", help="keep the rows of shapes that are not named")
     made.add_argument("--timeout", type=float, default=120.0, help="seconds of a process (120)")
     made.add_argument(
         "--output", type=Path, default=RESULTS, help="folder of the result (benchmarks/results)"
@@ -166,12 +205,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.lists.exists():
         tuned = {row["name"]: row for row in json.loads(options.lists.read_text())["rows"]}
     ncu, found = located(), machine("cuda", 1)[0]
+    name = options.lists.stem.replace("cuda-lists-bf16", "cuda-profile")
+    kept: dict[str, Any] = {"environments": [], "rows": []}
+    if options.keep:
+        kept = earlier(name, options.output, found)
     made = rows(ncu, found, [known[name] for name in options.shapes], tuned, options.timeout)
-    write(
-        options.lists.stem.replace("cuda-lists-bf16", "cuda-profile"), found.environment,
-        {"what": "Nsight Compute's figures of a launch's kernels, caches flushed before each", "rows": made},
-        options.output,
-    )  # fmt: skip
+    write(name, *document(found, made, kept, list(known)), options.output)
     if any("error" in row for row in made):
         raise SystemExit(1)
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import cells
-from benchmarks.report import geometric_mean
+from benchmarks.cells import source
+from benchmarks.tables_floors import feeding, floor, moving, reading
 
 #: List -> what a reader knows it as.
 TITLES: Mapping[str, str] = {
@@ -37,20 +38,6 @@ def result(folder: Path, name: str) -> dict[str, Any] | None:
     return document
 
 
-def source(document: Mapping[str, Any]) -> str:
-    """Where and how a figure was measured."""
-    several = document.get("environments") or [document["environment"]]
-    env = several[0]
-    many = f"{len(several)} x " if len(several) > 1 else ""
-    libraries = ", ".join(
-        f"{name} {env['libraries'][name]}" for name in ("torch", "cublaslt") if name in env["libraries"]
-    )
-    return (
-        f"`{document['command']}`, {document['measured_at'][:10]}, commit {document['commit'][:12]}, {many}{env['product']} "
-        f"({env['arch']}, {env['units']} SMs), driver {env['driver']}, {env['runtime']}; {libraries}"
-    )
-
-
 def sections(folder: Path) -> list[str]:
     """Every section whose file exists."""
     found = []
@@ -64,6 +51,7 @@ def sections(folder: Path) -> list[str]:
         ("floor", floor),
         ("reading", reading),
         ("moving", moving),
+        ("feeding", feeding),
         ("trap", trap),
         ("profile", profile),
         ("profile-libraries", profile),
@@ -125,14 +113,13 @@ def _summary(document: Mapping[str, Any], libraries: bool) -> str:
         cells.table(heads, lines),
         *_ceilings(document, document["dtype"]),
         source(document),
-        _rows_of(document),
+        _rows_of(document["commits"]),
     ]
     return "\n".join(parts)
 
 
-def _rows_of(document: Mapping[str, Any]) -> str:
+def _rows_of(commits: Sequence[str]) -> str:
     """Of which commits the rows are, where they are of several."""
-    commits = document["commits"]
     return (
         f"\nRows are of the commits {', '.join(one[:12] for one in commits)}.\n" if len(commits) > 1 else ""
     )
@@ -267,77 +254,6 @@ def types(document: Mapping[str, Any]) -> str:
     )
 
 
-def floor(document: Mapping[str, Any]) -> str:
-    """How far padding can go."""
-    rows = document["rows"]
-    behind = [row["default_us"] / (_least_copies(row) + row["product_us"]) for row in rows]
-    lines = [
-        [row["name"], cells.us(row["default_us"]), cells.us(row["copies_in_us"]), cells.us(row["copy_back_us"]),
-         cells.us(row["product_bound_us"]), f"{row['limit']:.2f}x", cells.us(row["product_us"]), cells.times(row["library_limit"]),
-         cells.us(_least_copies(row)), cells.times(limit)]
-        for row, limit in zip(rows, behind, strict=True)
-    ]  # fmt: skip
-    heads = ["shape", "default us", "copies in us", "copy of D back us", "product at its bound us", "limit",
-             "by cuBLASLt us", "limit", "copies at their least us", "cuBLASLt behind those"]  # fmt: skip
-    return (
-        "## How far padding misaligned operands can go\n\nEach copy timed by itself, the product taken at its bound: "
-        f"padding reaches at most **{document['limit_geometric_mean']:.2f}x** the default over these shapes (geometric "
-        "mean), whatever multiplies. With whatever copies: a launch of them takes at least what a launch takes that "
-        f"copies 16 bytes ({rows[0]['launch_us']:.2f} us), and what the memory's speed of copying says of its bytes. "
-        f"Behind copies at that least, cuBLASLt's fastest product leaves **{geometric_mean(behind):.2f}x**, a product "
-        f"at its bound {document['ideal_geometric_mean']:.2f}x. Beyond that lie kernels that load misaligned operands "
-        f"themselves.\n\n{cells.table(heads, lines)}\n{source(document)}\n"
-    )
-
-
-def _least_copies(row: Mapping[str, Any]) -> float:
-    """Microseconds of a padded product's copies, each at its least."""
-    found: float = row["ideal_us"] - max(row["product_bound_us"], row["launch_us"])
-    return found
-
-
-def reading(document: Mapping[str, Any]) -> str:
-    """How far one token's products can go."""
-    lines = [
-        [f"{row['m']} x {row['n']} x {row['k']}", cells.us(row["default_us"]), cells.us(row["bound_us"]), cells.us(row["reading_us"]),
-         cells.us(row.get("storing_us")), f"{row['limit']:.2f}x", row["kernel"]]
-        for row in document["rows"]
-    ]  # fmt: skip
-    heads = [
-        "m x n x k",
-        "default us",
-        "bound us",
-        "reading alone us",
-        "and storing us",
-        "limit",
-        "fastest reader",
-    ]
-    return (
-        "## How far products of one token can go\n\nA launch that reads the weights, and does nothing else, in the same "
-        "graphs over cold operands, the fastest of many grids: against it the default is "
-        f"**{document['limit_geometric_mean']:.3f}x** slower (geometric mean). A product that multiplies what it reads, "
-        f"and stores the sums, takes longer.\n\n{cells.table(heads, lines)}\n{source(document)}\n"
-    )
-
-
-def moving(document: Mapping[str, Any]) -> str:
-    """How far odd products can go."""
-    lines = [
-        [f"{row['m']} x {row['n']} x {row['k']}", cells.us(row["default_us"]), cells.us(row["moving_us"]),
-         cells.us(row["multiplying_us"]), f"{row['limit']:.2f}x", row["kernel"]]
-        for row in document["rows"]
-    ]  # fmt: skip
-    heads = ["m x n x k", "default us", "moving us", "multiplying us", "limit", "fastest mover"]
-    return (
-        "## How far odd products can go\n\nA launch that reads A and B once, writes D once, in whole aligned words, "
-        "and does nothing else, in the same graphs over cold operands, the fastest of many grids; beside it the "
-        "product's multiplications at the device's measured speed. Against the longer of the two the default is "
-        f"**{document['limit_geometric_mean']:.2f}x** slower (geometric mean). A product has to move as much, with "
-        "lines that start anywhere as they lie, multiplies while it moves, and adds up slices.\n\n"
-        f"{cells.table(heads, lines)}\n{source(document)}\n"
-    )
-
-
 def trap(document: Mapping[str, Any]) -> str:
     """Splits of k that compute wrong results."""
     lines = [
@@ -363,9 +279,6 @@ def trap(document: Mapping[str, Any]) -> str:
     )
 
 
-# ---- words ---------------------------------------------------------------------------------------
-
-
 # ---- profile -------------------------------------------------------------------------------------
 
 #: Column -> Nsight Compute's section and metric, and what its base unit is divided by.
@@ -381,24 +294,25 @@ _PROFILED: Mapping[str, tuple[str, float]] = {
 
 
 def profile(document: Mapping[str, Any]) -> str:
-    """A line a kernel: what it takes of the hardware."""
+    """A line a kernel: what it takes of the hardware. Where rows are of several commits, each says of which."""
+    of = [row.get("commit", document["commit"]) for row in document["rows"]]
+    commits = sorted(set(of))
     lines = []
-    for row in document["rows"]:
-        size = f"{row['m']} x {row['n']} x {row['k']}"
+    for row, commit in zip(document["rows"], of, strict=True):
+        head = [f"{row['m']} x {row['n']} x {row['k']}", f"{row['which']}: {row['family']}"]
+        tail = [commit[:12]] if len(commits) > 1 else []
         for kernel in row.get("kernels", ()):
             found = []
             for name, by in _PROFILED.values():
                 value = kernel["figures"].get(name, [None])[0]
                 found.append(f"{value / by:.2f}" if isinstance(value, (int, float)) else "-")
             name = kernel["kernel"].split("(")[0].split("<")[0][:40]
-            lines.append([size, f"{row['which']}: {row['family']}", f"`{name}`", *found])
+            lines.append([*head, f"`{name}`", *found, *tail])
         if "error" in row:
-            lines.append([size, f"{row['which']}: {row['family']}", row["error"].replace("|", "/")[:80],
-                          *["-"] * len(_PROFILED)])  # fmt: skip
+            lines.append([*head, row["error"].replace("|", "/")[:80], *["-"] * len(_PROFILED), *tail])
+    heads = ["m x n x k", "call", "kernel", *_PROFILED, *(["commit"] if len(commits) > 1 else [])]
     whose = ": libraries' winners" if "libraries" in document["command"] else ""
     return (
         f"## What the hardware does, by Nsight Compute{whose}\n\nEach kernel of one launch, caches flushed before it, clocks left "
-        "alone: shares are of the hardware's own peaks.\n\n"
-        + cells.table(["m x n x k", "call", "kernel", *_PROFILED], lines)
-        + f"\n{source(document)}\n"
+        f"alone: shares are of the hardware's own peaks.\n\n{cells.table(heads, lines)}\n{source(document)}\n{_rows_of(commits)}"
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tables_cuda import source
+from benchmarks.cells import source
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "kernels.md"
 #: The worklog's GFLOP/s of 4092^3 on an A6000, by the family that is its step here; None where it has none.

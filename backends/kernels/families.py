@@ -22,6 +22,7 @@ from backends.kernels.ladder import (
 from backends.kernels.short_k import ShortK
 from backends.kernels.skinny_ring import SkinnyRing
 from backends.kernels.skinny_shifted import SkinnyShifted
+from backends.kernels.skinny_short import SkinnyShort
 from backends.kernels.small_batch import SmallBatch
 from backends.kernels.stream_k import StreamK
 from backends.kernels.streaming import Gemv, Skinny, SkinnyMma
@@ -35,8 +36,8 @@ HEADERS = Path(__file__).parent
 FAMILIES: Mapping[str, KernelFamily] = {
     family.name: family
     for family in (
-        GemvPersistent(), Gemv(), SkinnyPersistent(), Skinny(), SkinnyRing(), SkinnyShifted(), SkinnyMma(),
-        SmallBatch(), ShortK(), TileWgmma(), TileMma(), StreamK(), AsyncCopy(), DoubleBuffered(), WarpTile(),
-        Vectorized(), BlockTile2d(), BlockTile1d(), SharedTile(), Coalesced(), Naive(),
+        GemvPersistent(), Gemv(), SkinnyPersistent(), Skinny(), SkinnyShort(), SkinnyRing(), SkinnyShifted(),
+        SkinnyMma(), SmallBatch(), ShortK(), TileWgmma(), TileMma(), StreamK(), AsyncCopy(), DoubleBuffered(),
+        WarpTile(), Vectorized(), BlockTile2d(), BlockTile1d(), SharedTile(), Coalesced(), Naive(),
     )
 }  # fmt: skip

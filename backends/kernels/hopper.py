@@ -79,6 +79,18 @@ class Clustered(Configuration):
         return f", GEMMTUNE_CLUSTER({self.tiles}, {self.slices})"
 
 
+def scheduled(threads: int) -> int:
+    """Threads that a block's registers are dealt out to: as many for each scheduler."""
+    return -(-threads // _SCHEDULED) * _SCHEDULED
+
+
+def units_of_clusters(environment: Environment, cluster: int) -> int:
+    """Multiprocessors that clusters of so many blocks have room on: each lies within a part of the device,
+    and large ones leave some of it out."""
+    units, of_part = max(1, environment.units), _PART_FOR_CLUSTERS // cluster * cluster
+    return units if cluster <= 2 else max(cluster, units // _PART * of_part)
+
+
 @dataclass(frozen=True)
 class WgmmaTile:
     """tile_wgmma.h: TileWgmma's numbers, and what is derived from them for one product."""
@@ -99,7 +111,7 @@ class WgmmaTile:
     @property
     def scheduled_threads(self) -> int:
         """Threads that the registers are dealt out to."""
-        return -(-self.threads // _SCHEDULED) * _SCHEDULED
+        return scheduled(self.threads)
 
     @property
     def sums(self) -> int:
@@ -139,11 +151,8 @@ class WgmmaTile:
         return self.blocks * self.splits * self.product.batch
 
     def units(self, environment: Environment) -> int:
-        """Multiprocessors that have blocks: clusters lie within a part of the device each, and large ones
-        leave some of it out."""
-        units, cluster = max(1, environment.units), self.tiles * self.splits
-        of_part = _PART_FOR_CLUSTERS // cluster * cluster
-        return units if cluster <= 2 else max(cluster, units // _PART * of_part)
+        """Multiprocessors that have blocks."""
+        return units_of_clusters(environment, self.tiles * self.splits)
 
     def beside(self, environment: Environment) -> int:
         """Blocks that a multiprocessor has at once of this launch."""

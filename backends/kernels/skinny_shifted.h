@@ -5,10 +5,14 @@
 // shift that is. A warp takes LINES lines of one class and loads the aligned words that they lie in: lane
 // (group, member) the eight elements of k from 32 step + 8 member - shift on. An instruction adds products
 // over k in any order, as long as A and B agree: so it is B, which is small, that is read at the class's
-// shift. Of the instruction's sixteen rows and eight columns either are the lines (16 or 8), and the others
-// B's columns, EIGHTS eights of them. A block has CLASSES neighbouring classes of 8 LINES lines, and WARPS
-// warps of each class share k, UNROLL steps (a *window*) at a time by turns; AHEAD: the next window is asked
-// for before this one is multiplied.
+// shift. Of the instruction's sixteen rows and eight columns either are the lines (16 or 8; 32 are the rows of
+// two, for which B is read once), and the others B's columns, EIGHTS eights of them. A block has CLASSES
+// neighbouring classes of 8 LINES lines, and WARPS warps of each class share k, UNROLL steps (a *window*) at a
+// time by turns; AHEAD: the next window is asked for before this one is multiplied.
+//
+// SLICES blocks (2, 4 or 8: a cluster along y) have a slice of k each of the same lines. Each adds its warps'
+// sums where they lie; then it adds up, in the order of slices, all of theirs of its columns, every SLICES-th,
+// and stores those: no workspace, and no second launch. With 1 slices are added by Reduce, where there are any.
 //
 // B comes through shared memory, a slice of at most STEPS steps at once: columns are copied in the words that
 // they lie in, keep their own shift, and are put together when they are read. Columns lie in an order in which
@@ -22,70 +26,40 @@
 // operand element by element; the others have no comparison at all.
 #pragma once
 
+#include "hopper.h"
 #include "mma.h"
 #include "operand_tile.h"
+#include "shifted_words.h"
 #include "stream.h"
 
 namespace gemmtune {
 
-// Which of eight neighbouring elements are a line's: those from `from` on, before `to`.
-struct Within {
-    int from, to;
-
-    // Of the elements from e on, of a line of k.
-    GEMMTUNE_DEVICE Within(i64 e, i64 k)
-        : from(e < 0 ? static_cast<int>(-e) : 0), to(k <= e ? 0 : k - e < 8 ? static_cast<int>(k - e) : 8) {}
-
-    GEMMTUNE_DEVICE bool any() const { return from < to; }
-    GEMMTUNE_DEVICE bool has(int i) const { return (i >= from) & (i < to); }  // & is no branch
-    // Of a word of two.
-    GEMMTUNE_DEVICE unsigned mask(int word) const {
-        return (has(2 * word) ? 0xffffu : 0u) | (has(2 * word + 1) ? 0xffff0000u : 0u);
-    }
-    // Them alone of the eight at p, and zeros.
-    template <typename T>
-    GEMMTUNE_DEVICE Words read(const char* p) const {
-        T element[8];
-        GEMMTUNE_UNROLL
-        for (int i = 0; i < 8; ++i) element[i] = has(i) ? reinterpret_cast<const T*>(p)[i] : T{};
-        Words out;
-        GEMMTUNE_UNROLL
-        for (int i = 0; i < 4; ++i) out.at[i] = Word<T>::pack(element + 2 * i);
-        return out;
-    }
-};
-
-// Where an operand lies.
-struct Extent {
-    const char *begin, *end;
-
-    GEMMTUNE_DEVICE Extent(const void* operand, i64 bytes)
-        : begin(static_cast<const char*>(operand)), end(begin + bytes) {}
-    GEMMTUNE_DEVICE bool holds(const char* word) const { return (word >= begin) & (word + 16 <= end); }
-};
-
 template <typename TYPES, bool DIRECT, int EIGHTS, int LINES, int CLASSES, int UNROLL, bool AHEAD, int WARPS,
-          int STEPS>
+          int STEPS, int SLICES>
 struct SkinnyShifted {
     using T = typename TYPES::Input;
     static constexpr int kThreads = 32 * CLASSES * WARPS, kMinBlocks = 0;
     static constexpr int kDeep = 32, kStep = kDeep * 2;  // of k, of a step: four lanes' loads; its bytes
     static constexpr int kHalves = LINES / 8, kSpan = 8 * LINES, kBeside = 8 / CLASSES;
     static constexpr bool kAcross = LINES == 8;  // lines are the instruction's columns
-    static constexpr int kTiles = kAcross ? (EIGHTS + 1) / 2 : EIGHTS;
+    static constexpr int kTiles = kAcross ? (EIGHTS + 1) / 2 : EIGHTS, kRows = kAcross ? 1 : LINES / 16;
     // Of a column in shared memory, bytes: 8 elements before the slice, and the steps that its last window
     // may have beyond it (of what nobody copied).
     static constexpr int kChunks = 4 * STEPS + 2, kColumn = (16 * (STEPS + UNROLL - 1) + 8) * 4;
     static constexpr int kPitch = (kColumn + 108) / 128 * 128 + 16;
     static constexpr int kNear = DIRECT ? 0 : 8 * EIGHTS * kPitch;
-    // Floats: from class to class, from column to column, of a warp of each class. What 32 lanes have of eight
-    // classes lies in different banks, both when it is stored, by sixteens of lines, and when it is added.
-    static constexpr int kClass = LINES + 4, kSumsPitch = CLASSES * kClass + (CLASSES > 1 ? 4 : 0);
+    // Floats: from class to class, from column to column, of a warp of each class. What 32 lanes have lies in
+    // different banks, both when it is stored, by sixteens of lines, and when it is added, by neighbours.
+    static constexpr int kBanks = 32 / CLASSES, kOdd = (LINES + kBanks - 1) / kBanks | 1;
+    static constexpr int kClass = CLASSES == 1 ? LINES : kOdd * kBanks, kSumsPitch = CLASSES * kClass + 4;
     static constexpr int kPart = 8 * EIGHTS * kSumsPitch, kParts = WARPS * kPart * 4;
     static constexpr int kSharedBytes = kNear > kParts ? kNear : kParts;
     static_assert(sizeof(T) == 2 && kWarp == 32, "16-bit elements in fragments of 32 lanes");
-    static_assert((LINES == 8 || LINES == 16) && 8 % CLASSES == 0, "an instruction's lines; whole eights");
-    static_assert(!DIRECT || (EIGHTS == 1 && LINES == 8 && CLASSES == 1 && !AHEAD && STEPS == 0),
+    static_assert((LINES == 8 || LINES == 16 || LINES == 32) && 8 % CLASSES == 0,
+                  "instructions' lines; whole eights");
+    static_assert(SLICES == 1 || SLICES == 2 || SLICES == 4 || SLICES == 8, "a cluster has eight blocks");
+    static_assert(!DIRECT || (EIGHTS == 1 && LINES == 8 && CLASSES == 1 && !AHEAD && STEPS == 0 &&
+                              SLICES == 1),
                   "a lane has one column; a window's are loaded with it");
 
     // Where lines lie is worked out while the launch before this one ends.
@@ -101,7 +75,7 @@ struct SkinnyShifted {
         Window window[AHEAD ? 2 : 1];
         Sums sum = {};
         wait_for_launches();
-        if (task.beyond(args)) return;
+        if (task.beyond(args)) return;  // as do all of a cluster
         if constexpr (!DIRECT) {
             lane.load(args, at, window[0]);
             copy(args, task, static_cast<int>(begin), shared);
@@ -127,13 +101,13 @@ struct SkinnyShifted {
                 if ((at += kTurn) < lane.end) lane.load(args, at, window[0]);
             }
         }
-        release_reduce(args);
+        if constexpr (SLICES == 1) release_reduce(args);
         if constexpr (!DIRECT) block_barrier();  // sums take B's place
         store(args, task, first, sum, reinterpret_cast<float*>(shared), warp);
     }
 
 private:
-    using Sums = float[kTiles][4];
+    using Sums = float[kRows][kTiles][4];
     static constexpr int kTurn = WARPS * UNROLL;  // steps from one of a warp's windows to the next
 
     // What a lane has loaded of a window: of its lines, and (DIRECT) of its column.
@@ -284,13 +258,14 @@ private:
                 GEMMTUNE_UNROLL
                 for (int i = 0; i < 4; i += 2) {
                     GEMMTUNE_UNROLL
-                    for (int z = 0; z < kTiles; ++z) {
-                        const auto& low = kAcross ? x[kAcross * 2 * z] : lines[0].at;
-                        const auto& high = kAcross ? x[kAcross * 2 * z + 1] : lines[kHalves - 1].at;
+                    for (int each = 0; each < kRows * kTiles; ++each) {
+                        const int r = each / kTiles, z = each % kTiles;
+                        const auto& low = kAcross ? x[kAcross * 2 * z] : lines[!kAcross * 2 * r].at;
+                        const auto& high = kAcross ? x[kAcross * 2 * z + 1] : lines[!kAcross * (2 * r + 1)].at;
                         const auto& across = kAcross ? lines[0].at : x[z];
                         const unsigned of_a[4] = {low[i], high[i], low[i + 1], high[i + 1]};
                         const unsigned of_b[2] = {across[i], across[i + 1]};
-                        mma_16x8x16<T>(sum[z], of_a, of_b);
+                        mma_16x8x16<T>(sum[r][z], of_a, of_b);
                     }
                 }
             }
@@ -342,36 +317,26 @@ private:
         }
     }
 
-    // Adds the warps' sums and stores them, neighbours along D's columns by neighbouring threads.
+    // Adds the warps' sums, and slices', and stores them: neighbours along D's columns by neighbouring threads.
     static GEMMTUNE_DEVICE void store(const GemmArgs& args, Task task, i64 first, const Sums& sum,
                                       float* parts, int warp) {
-        const int group = lane_index() / 4, pair = lane_index() % 4 * 2;
-        float* const mine = parts + warp / CLASSES * kPart + warp % CLASSES * kClass;
-        GEMMTUNE_UNROLL
-        for (int z = 0; z < kTiles; ++z) {
-            GEMMTUNE_UNROLL
-            for (int i = 0; i < 4; ++i) {
-                const int down = group + i / 2 * 8, across = pair + i % 2;
-                const int line = kAcross ? across : down, j = kAcross ? z * 16 + down : z * 8 + across;
-                if (kAcross && EIGHTS % 2 && z == kTiles - 1 && i >= 2) continue;
-                mine[j * kSumsPitch + line] = sum[z][i];
-            }
-        }
+        lay_out(sum, parts + warp / CLASSES * kPart + warp % CLASSES * kClass);
         block_barrier();
-        // A thread has the same line of every kApart-th column.
-        constexpr int kLines = CLASSES * LINES, kApart = kThreads / kLines;
         const int t = static_cast<int>(thread_index()), line = t % kLines / CLASSES, beside = t % CLASSES;
         const i64 row = first + beside + 8 * line;
-        if (row >= args.m) return;
-        const float* from = parts + t / kLines * kSumsPitch + beside * kClass + line;
-        const auto whole = [&](const float* at) {
-            float sum = 0.0f;
-            GEMMTUNE_UNROLL
-            for (int part = 0; part < WARPS; ++part) sum += at[part * kPart];
-            return sum;
-        };
+        float* from = parts + t / kLines * kSumsPitch + beside * kClass + line;
         int j = t / kLines;
-        if (args.splits > 1) {
+        if (SLICES == 1 && row >= args.m) return;  // (all of a cluster meet)
+        if constexpr (SLICES > 1) {
+            const int columns = row < args.m ? args.n : 0;
+            for (; j < columns; j += kApart, from += kApart * kSumsPitch) *from = whole(from);
+            const Finish<TYPES, 0> here(args, task.batch, row, 0);
+            warp_barrier();  // lanes had columns or none
+            cluster_barrier<true>();
+            store_added(here, columns, static_cast<int>(task.slice), parts + beside * kClass + line);
+            warp_barrier();
+            cluster_barrier<false>();  // others read what lies here, and have it then
+        } else if (args.splits > 1) {
             const i64 slice = static_cast<i64>(task.slice) * args.batch + task.batch;
             float* to = args.partial + (slice * args.n + j) * args.m + row;
             const i64 apart = static_cast<i64>(kApart) * args.m;
@@ -379,6 +344,52 @@ private:
         } else {
             const Finish<TYPES, 0> here(args, task.batch, row, 0);
             for (; j < args.n; j += kApart, from += kApart * kSumsPitch) here.store(0, j, whole(from));
+        }
+    }
+    // A thread has the same line of every kApart-th column.
+    static constexpr int kLines = CLASSES * LINES, kApart = kThreads / kLines;
+
+    static GEMMTUNE_DEVICE void lay_out(const Sums& sum, float* to) {
+        const int group = lane_index() / 4, pair = lane_index() % 4 * 2;
+        GEMMTUNE_UNROLL
+        for (int each = 0; each < kRows * kTiles; ++each) {
+            const int r = each / kTiles, z = each % kTiles;
+            GEMMTUNE_UNROLL
+            for (int i = 0; i < 4; ++i) {
+                const int down = group + i / 2 * 8, across = pair + i % 2;
+                const int line = kAcross ? across : r * 16 + down, j = kAcross ? z * 16 + down : z * 8 + across;
+                if (kAcross && EIGHTS % 2 && z == kTiles - 1 && i >= 2) continue;
+                to[j * kSumsPitch + line] = sum[r][z][i];
+            }
+        }
+    }
+    // An element of all warps.
+    static GEMMTUNE_DEVICE float whole(const float* at) {
+        float sum = 0.0f;
+        GEMMTUNE_UNROLL
+        for (int part = 0; part < WARPS; ++part) sum += at[part * kPart];
+        return sum;
+    }
+
+    // A line's elements of the columns of slice `mine`, of all slices: all are asked for before one is added.
+    static GEMMTUNE_DEVICE void store_added(const Finish<TYPES, 0>& here, int columns, int mine,
+                                            const float* line) {
+        constexpr int kEach = kApart * SLICES, kMost = (8 * EIGHTS + kEach - 1) / kEach;
+        const int first = static_cast<int>(thread_index()) / kLines * SLICES + mine;
+        float sum[kMost][SLICES];
+        GEMMTUNE_UNROLL
+        for (int n = 0; n < kMost; ++n) {
+            const int j = first + n * kEach;
+            GEMMTUNE_UNROLL
+            for (int slice = 0; slice < SLICES; ++slice)  // (ranks are slices: blocks lie along y alone)
+                sum[n][slice] = j < columns ? read_peer(line + j * kSumsPitch, slice) : 0.0f;
+        }
+        GEMMTUNE_UNROLL
+        for (int n = 0; n < kMost; ++n) {
+            float all = sum[n][0];
+            GEMMTUNE_UNROLL
+            for (int slice = 1; slice < SLICES; ++slice) all += sum[n][slice];
+            here.store(0, first + n * kEach, all);
         }
     }
 };

@@ -4,22 +4,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from math import ceil
 from typing import ClassVar
 
 from backends.dtypes import DTYPES
 from backends.environment import Environment
-from backends.kernels.family import Values, number
+from backends.kernels.family import Configuration, Values, number
+from backends.kernels.hopper import Clustered, scheduled, units_of_clusters
 from backends.kernels.legality import (
     UNIT_REGISTERS,
     arch_of,
+    capability,
     deep_rule,
     first,
+    registers_rule,
     tensor_core_rule,
 )
-from backends.kernels.product import WIDE, Product, flag
+from backends.kernels.product import WIDE, GemmArgs, Product, flag
 from backends.kernels.streaming import (
-    SECOND_LAUNCH,
     STREAMS,
     UNIT_BYTES,
     UNIT_THREADS,
@@ -27,6 +30,7 @@ from backends.kernels.streaming import (
     likelier_stream,
     streamed,
 )
+from backends.operands import Operands
 from backends.problem import GemmProblem
 from backends.solution import Parameter
 
@@ -44,25 +48,45 @@ _LATENCY, _COPIED, _ISSUE_CLOCKS, _ISSUED, _L2_BYTES = 1000, 1000, 6.0, 4.0, 27
 #: The shares of its latency that a later window costs, and one that is asked for a window ahead; of reading
 #: and issuing that of the shorter one which the longer one does not hide; how much faster than its share of
 #: the memory's speed a multiprocessor reads while others idle.
-_LATER, _LATER_AHEAD, _BESIDE, _FASTER = 0.5, 0.15, 0.25, 1.3
+_LATER, _LATER_AHEAD, _BESIDE, _FASTER = 0.5, 0.05, 0.25, 1.3
+#: What a launch of clusters and their two barriers take, and what a second launch does.
+_CLUSTERED, _SECOND = 1700, 3500
 #: What a block takes of its multiprocessor's shared memory beside what it asks for.
 _BLOCK_SHARED = 1024
+#: Registers for a second instruction's lines, beside what is loaded of them and their sums: addresses, masks.
+_SECOND_LINES = 16
+#: From this compute capability on blocks may be clusters.
+_CLUSTERS = 90
+
+
+@dataclass(frozen=True)
+class SlicesInClusters(Clustered):
+    """A cluster's blocks have a slice of k each, and are told of it as those are whose sums a second launch
+    adds."""
+
+    def arguments(self, operands: Operands, workspace: int) -> GemmArgs:
+        """The launch's argument."""
+        return self.product.arguments(operands, workspace, self.slices, self.step)
 
 
 class SkinnyShifted(StreamFamily):
     """1 to 32 columns on tensor cores, both operands contiguous along k and the large one's lines starting
     anywhere: warps take every eighth line, which start alike, and read the small operand at their shift.
 
-    Parameters: stream (a | b), lines (of a class: 8 are an instruction's columns, 16 its rows), classes (of a
-    block), unroll (steps of 32 of k of a window), ahead (whether a window is asked for before the one before
-    it is multiplied), warps (of each class, which share k), direct (whether lanes load the small operand
-    themselves), splits (blocks along k)."""
+    Parameters: stream (a | b), lines (of a class: 8 are an instruction's columns, 16 its rows, 32 the rows of
+    two), classes (of a block), unroll (steps of 32 of k of a window), ahead (whether a window is asked for
+    before the one before it is multiplied), warps (of each class, which share k), direct (whether lanes load
+    the small operand themselves), splits (blocks along k), cluster (whether those add their sums through each
+    other's shared memory, without a second launch)."""
 
+    #: Version 1 had no cluster and 16 lines at most, and launched whole eights of classes.
+    version = 2
     name, header, columns = "skinny-shifted", "skinny_shifted.h", (1, 32)
     vendors = ("cuda",)
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
-        "stream": STREAMS, "lines": (8, 16), "classes": (1, 2, 4, 8), "unroll": (1, 2, 3, 4), "ahead": (0, 1),
-        "warps": (1, 2, 3, 4, 6, 8, 10, 13, 16, 20, 25, 32), "direct": (0, 1), "splits": (1, 2, 4, 8),
+        "stream": STREAMS, "lines": (8, 16, 32), "classes": (1, 2, 4, 8), "unroll": (1, 2, 3, 4),
+        "ahead": (0, 1), "warps": (1, 2, 3, 4, 6, 8, 10, 13, 16, 20, 25, 32), "direct": (0, 1),
+        "splits": (1, 2, 4, 8), "cluster": (0, 1),
     }  # fmt: skip
 
     def supports(self, problem: GemmProblem) -> bool:
@@ -78,9 +102,10 @@ class SkinnyShifted(StreamFamily):
         return number(values, "lines") * number(values, "classes")
 
     def blocks(self, product: Product, values: Values, warp: int) -> int:
-        """Of every eight classes' lines as many as they are cut into."""
-        spans = -(-product.m // (_CLASSES * number(values, "lines")))
-        return spans * (_CLASSES // number(values, "classes"))
+        """Of eight classes' lines as many as they are cut into; of the last ones, those that have any."""
+        classes = number(values, "classes")
+        spans, rest = divmod(product.m, _CLASSES * number(values, "lines"))
+        return spans * (_CLASSES // classes) + -(-min(rest, _CLASSES) // classes)
 
     def _eights(self, product: Product) -> int:
         return -(-product.n // 8)
@@ -93,19 +118,27 @@ class SkinnyShifted(StreamFamily):
 
     def shared_bytes(self, product: Product, values: Values, warp: int) -> int:
         columns, classes = 8 * self._eights(product), number(values, "classes")
-        pitch = classes * (number(values, "lines") + 4) + (4 if classes > 1 else 0)
-        sums = number(values, "warps") * columns * pitch * 4
+        pitch, banks = number(values, "lines"), 32 // classes
+        if classes > 1:  # an odd number of each class's share of the banks
+            pitch = (-(-pitch // banks) | 1) * banks
+        sums = number(values, "warps") * columns * (classes * pitch + 4) * 4
         if number(values, "direct"):
             return sums
         line = (16 * (self._steps(product, values) + number(values, "unroll") - 1) + 8) * 4
         return max(sums, columns * ((line + 108) // 128 * 128 + WIDE))
 
+    def _tiles(self, product: Product, values: Values) -> int:
+        """Of an instruction's sums each."""
+        lines, eights = number(values, "lines"), self._eights(product)
+        return -(-eights // 2) if lines == 8 else eights * lines // 16
+
     def registers(self, product: Product, values: Values) -> int:
-        """Windows, sums, and a step's columns; two words of each step's, where lanes load their own."""
+        """Windows, sums, and a step's columns; two words of each step's, where lanes load their own; what
+        the lines of a second instruction take beside."""
         lines, unroll, eights = number(values, "lines"), number(values, "unroll"), self._eights(product)
         windows = 4 * unroll * (lines // 8) * (1 + number(values, "ahead"))
-        tiles = -(-eights // 2) if lines == 8 else eights
-        return windows + 4 * tiles + (8 * unroll if number(values, "direct") else 4 * eights + 4)
+        multiplied = 8 * unroll if number(values, "direct") else 4 * eights + 4
+        return windows + 4 * self._tiles(product, values) + multiplied + (_SECOND_LINES if lines == 32 else 0)
 
     def loads(self, product: Product, values: Values, warp: int) -> tuple[int, float]:
         unroll, steps = number(values, "unroll"), self._steps(product, values)
@@ -126,11 +159,13 @@ class SkinnyShifted(StreamFamily):
 
     def cost(self, product: Product, values: Values, environment: Environment) -> float:
         """Roughly the clocks of a multiprocessor: what it reads or issues, whichever takes longer, and a part
-        of the other; what its blocks wait for; what it has of the small operand; the second launch."""
+        of the other; what its blocks wait for; what it has of the small operand; the second launch, or
+        clusters."""
         units, splits = max(1, environment.units), number(values, "splits")
         classes, lines, warps = (number(values, name) for name in ("classes", "lines", "warps"))
         blocks = self.blocks(product, values, 32) * splits * product.batch
-        busiest = ceil(blocks / units)
+        clustered = number(values, "cluster") == 1
+        busiest = ceil(blocks / units_of_clusters(environment, splits if clustered else 1))
         here = min(self.resident(product, values, environment), busiest)
         steps, eights = self._steps(product, values), self._eights(product)
         turns = ceil(steps / (warps * number(values, "unroll")))
@@ -139,7 +174,7 @@ class SkinnyShifted(StreamFamily):
         whole = product.m * product.k * product.element_bytes * product.batch / units
         most = busiest * classes * lines * steps * _DEEP * product.element_bytes
         read = max(whole, most / _FASTER) / UNIT_BYTES
-        tiles = -(-eights // 2) if lines == 8 else eights
+        tiles = self._tiles(product, values)
         each = 60 if direct else 9 * eights + 2 * tiles + 2 * lines // 8 + 12  # instructions of a step
         issued: float = busiest * classes * warps * turns * number(values, "unroll") * each
         issued /= min(_ISSUED, here * classes * warps / _ISSUE_CLOCKS)
@@ -147,11 +182,20 @@ class SkinnyShifted(StreamFamily):
         later = _LATER_AHEAD if number(values, "ahead") else _LATER
         waits = _LATENCY * (1 + later * (turns - 1)) + (0 if direct else _COPIED)
         near = busiest * product.n * steps * _DEEP * product.element_bytes * (1 + direct) / _L2_BYTES
-        second = SECOND_LAUNCH / UNIT_BYTES if splits > 1 else 0
-        return busy + ceil(busiest / here) * waits + near + second
+        added = _CLUSTERED if clustered else _SECOND if splits > 1 else 0
+        return busy + ceil(busiest / here) * waits + near + added
+
+    def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
+        registers = self.registers(streamed(problem, values), values)
+        return super().rule(problem, values, environment) or registers_rule(
+            registers, scheduled(self.threads(values, 32))
+        )
 
     def legal(self, product: Product, values: Values, environment: Environment) -> str | None:
-        return first(tensor_core_rule(environment), deep_rule(product), self._direct_rule(product, values))
+        return first(
+            tensor_core_rule(environment), deep_rule(product), self._direct_rule(product, values),
+            self._cluster_rule(values, environment),
+        )  # fmt: skip
 
     def _direct_rule(self, product: Product, values: Values) -> str | None:
         """A lane has one column, and as many registers for it as for its line."""
@@ -159,10 +203,26 @@ class SkinnyShifted(StreamFamily):
             return None
         if product.n > _DIRECT_COLUMNS:
             return f"lanes load {_DIRECT_COLUMNS} columns at most themselves, not {product.n}"
-        for name, only in (("lines", 8), ("classes", 1), ("ahead", 0)):
+        for name, only in (("lines", 8), ("classes", 1), ("ahead", 0), ("cluster", 0)):
             if number(values, name) != only:
                 return f"{name} must be {only} where lanes load the columns themselves, not {values[name]}"
         return None
+
+    def _cluster_rule(self, values: Values, environment: Environment) -> str | None:
+        if not number(values, "cluster"):
+            return None
+        if capability(environment) < _CLUSTERS:
+            return f"clusters of blocks need sm_{_CLUSTERS} or later, not {environment.arch}"
+        return "cluster must be 0 where k is not split" if number(values, "splits") == 1 else None
+
+    def configuration(self, problem: GemmProblem, values: Values, warp: int = 32) -> Configuration:
+        found = super().configuration(problem, values, warp)
+        if not number(values, "cluster"):
+            return found
+        return SlicesInClusters(
+            found.product, found.header, found.instantiation, found.threads, found.shared_bytes, found.blocks,
+            step=found.step, slices=found.splits,
+        )  # fmt: skip
 
     def instantiation(self, product: Product, values: Values) -> str:
         direct = number(values, "direct") == 1
@@ -170,8 +230,9 @@ class SkinnyShifted(StreamFamily):
         numbers["ahead"] = flag(number(values, "ahead") == 1)
         names = ("lines", "classes", "unroll", "ahead", "warps")
         steps = 0 if direct else self._steps(product, values)
-        arguments = [flag(direct), str(self._eights(product)), *(numbers[name] for name in names), str(steps)]
-        return f"SkinnyShifted<{product.types}, {', '.join(arguments)}>"
+        slices = number(values, "splits") if number(values, "cluster") else 1
+        arguments = [flag(direct), self._eights(product), *(numbers[name] for name in names), steps, slices]
+        return f"SkinnyShifted<{product.types}, {', '.join(map(str, arguments))}>"
 
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterator[dict[str, Parameter]]:
         """Where lines start anywhere (else nothing needs putting together, and skinny-ring has more on its

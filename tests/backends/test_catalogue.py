@@ -50,8 +50,8 @@ def test_what_is_said_of_a_family_is_its_own() -> None:
     assert ring.space == prod(map(len, FAMILIES["skinny-ring"].choices.values())) == 7200
     shifted = entries["skinny-shifted"]
     assert (shifted.vendors, shifted.input_types, shifted.language) == (("cuda",), ("fp16", "bf16"), "C++")
-    assert (shifted.files, shifted.version) == (("backends/kernels/skinny_shifted.h",), 1)
-    assert shifted.space == prod(map(len, FAMILIES["skinny-shifted"].choices.values())) == 12288
+    assert (shifted.files, shifted.version) == (("backends/kernels/skinny_shifted.h",), 2)
+    assert shifted.space == prod(map(len, FAMILIES["skinny-shifted"].choices.values())) == 36864
     short = entries["short-k"]
     assert (short.vendors, short.input_types, short.language) == (("cuda",), ("fp16", "bf16"), "C++")
     assert (short.files, short.version) == (("backends/kernels/short_k.h",), 1)

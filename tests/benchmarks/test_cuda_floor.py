@@ -14,7 +14,7 @@ from backends.operands import Operands
 from backends.problem import GemmProblem, from_linear
 from backends.solution import Solution
 from benchmarks import cuda_floor, cuda_reading
-from benchmarks.cuda_reading import _Reader
+from benchmarks.cuda_reading import _Mover, _Reader
 from tests.backends.cuda.fakes import FakeDevice
 from tests.benchmarks.gpus import gpu
 from tuners.ceilings import Ceilings
@@ -181,13 +181,16 @@ def test_the_longer_of_moving_and_multiplying_is_the_limit(
     device: FakeDevice, monkeypatch: pytest.MonkeyPatch, problem: GemmProblem, moves: float, limit: float
 ) -> None:
     packed: list[Any] = []
+    grids: list[int] = []
 
     def function(source: str, name: str, defines: Any) -> Any:
         assert (source, name) == ("bandwidth.cu", "move_words")
-        return SimpleNamespace(in_flight=int(defines["IN_FLIGHT"]), pack=lambda *all: packed.append(all))
+        kind = {name: int(value) for name, value in defines.items()}
+        return SimpleNamespace(kind=kind, pack=lambda *all: packed.append(all))
 
     def on_heels(function: Any, device: Any, grid: Any, block: Any, arguments: Any) -> Launch:
-        fastest = function.in_flight == 4 and block[0] == 512
+        grids.append(grid[0])
+        fastest = function.kind == {"IN_FLIGHT": 4, "AHEAD": 0, "EARLY": 1} and block[0] == 512
         return Launch({"IN_FLIGHT": 2, "AHEAD": 1, "STORE": moves - 3 + (not fastest)}.items(), 264, 256)
 
     monkeypatch.setattr(device, "function", function)
@@ -196,13 +199,13 @@ def test_the_longer_of_moving_and_multiplying_is_the_limit(
     (row,) = found["rows"]
     assert (row["moving_us"], row["default_us"]) == pytest.approx((moves, 22.0))
     assert row["multiplying_us"] == pytest.approx(problem.flops / 8e14 * 1e6)
-    assert "512 threads, 4 loads each" in row["kernel"]
-    assert "ahead" not in row["kernel"]
+    assert row["kernel"].endswith("512 threads, 4 loads each, storing early")
     assert found["limit_geometric_mean"] == row["limit"] == pytest.approx(limit, rel=1e-3)
     sizes = [problem.m * problem.k, problem.k * problem.n, problem.m * problem.n]
     (a, b, d) = (size * 2 // 16 for size in sizes)
     assert {(values[0].value, values[1].value) for values in packed} == {(at, a) for at in WEIGHTS}
     assert {(values[3].value, values[5].value) for values in packed} == {(b, d)}
+    assert max(grids) == -(-max(a + b, d) // 128), "a thread each, for all that is read or written"
 
 
 def test_readers_cover_the_words_and_none_is_idle() -> None:
@@ -212,3 +215,12 @@ def test_readers_cover_the_words_and_none_is_idle() -> None:
         assert 1 <= reader.blocks <= -(-5000 // (reader.threads * reader.in_flight)), "no block has nothing"
     assert _Reader(128, 8, 0, 5) in found
     assert max(reader.blocks for reader in cuda_reading._readers(10**6, 132)) > 16 * 132
+
+
+@pytest.mark.parametrize(("read", "written"), [(5000, 900), (900, 5000)])
+def test_movers_cover_what_is_read_and_what_is_written(read: int, written: int) -> None:
+    found = list(cuda_reading._movers(read, written, 132))
+    assert len(found) == len(set(found)) == 2 * len(list(cuda_reading._readers(5000, 132)))
+    assert {(one.ahead, one.early) for one in found} == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    assert _Mover(256, 2, 0, 10, 1) in found, "no thread has more than its loads in flight"
+    assert str(_Mover(256, 2, 0, 10, 1)) == "10 blocks of 256 threads, 2 loads each, storing early"

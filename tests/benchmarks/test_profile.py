@@ -125,3 +125,98 @@ def test_a_line_a_kernel(said: dict[str, Any]) -> None:
     assert "Compute: libraries' winners\n" in libraries
     assert "| 1 x 64 x 64 | tuned: gemv | `gemm` | 9.50 | 86.50 | - | - | - | - | - |" in page
     assert "| 1 x 2 x 3 | tuned: gemv | it / was not | - |" in page
+
+
+# ---- rows that are kept --------------------------------------------------------------------------
+
+
+def _kept(folder: Path, *rows: dict[str, Any], **more: Any) -> None:
+    environment = {**gpu(1).environment.to_dict(), "driver": "0", **more}
+    held = {"commit": "1" * 40, "measured_at": "2026-01-01T00:00:00+00:00", "environment": environment}
+    folder.mkdir(exist_ok=True)
+    (folder / "cuda-profile.json").write_text(json.dumps({**held, "rows": rows}))
+
+
+def _row(name: str, **more: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "m": 1,
+        "n": 64,
+        "k": 64,
+        "which": "default",
+        "family": "torch",
+        "kernels": [],
+        **more,
+    }
+
+
+@pytest.fixture
+def measured(said: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Profiles the shape by its name with these options; the document that comes of it."""
+    shapes = [Shape("square", name, 1, 64, 64, True) for name in ("first", "layer", "last")]
+    monkeypatch.setattr(profile, "read_shapes", lambda: shapes)
+    monkeypatch.setattr(profile, "located", lambda: "ncu")
+    monkeypatch.setattr(profile, "machine", lambda backend, most: [gpu(0)])
+    monkeypatch.setattr(profile, "RESULTS", tmp_path / "results")
+    monkeypatch.setenv("GEMMTUNE_COMMIT", "2" * 40)
+    monkeypatch.setenv("GEMMTUNE_CACHE_DIR", str(tmp_path / "cache"))
+
+    def run(*options: str) -> dict[str, Any]:
+        own = ["--output", str(tmp_path / "out"), "--lists", str(tmp_path / "cuda-lists-bf16.json")]
+        profile.main(["layer", *own, *options])
+        document: dict[str, Any] = json.loads((tmp_path / "out" / "cuda-profile.json").read_text())
+        return document
+
+    return run
+
+
+def test_rows_of_other_shapes_are_kept_with_their_commit(measured: Any, tmp_path: Path) -> None:
+    older = {"commit": "0" * 40, "measured_at": "2025-01-01T00:00:00+00:00"}
+    _kept(tmp_path / "out", _row("last"), _row("gone"), _row("layer"), _row("first", **older))
+    document = measured("--keep")
+    assert [row["name"] for row in document["rows"]] == ["first", "layer", "last", "gone"], "as in the lists"
+    first, layer, last, _ = document["rows"]
+    assert (first["commit"], first["measured_at"]) == (older["commit"], older["measured_at"])
+    assert (last["commit"], last["measured_at"]) == ("1" * 40, "2026-01-01T00:00:00+00:00")
+    assert "commit" not in layer, "it is the document's"
+    assert layer["kernels"], "measured, and no longer what was there"
+    assert document["commits"] == ["0" * 40, "1" * 40, "2" * 40]
+    assert document["commit"] == "2" * 40
+    assert [one["uuid"] for one in document["environments"]] == ["GPU-0", "GPU-1"], "this one first"
+
+    page = tables_cuda.profile(
+        {**document, "rows": [{**row, "kernels": layer["kernels"]} for row in document["rows"]]}
+    )
+    assert page.count(f"| {'2' * 12} |") == 1
+    assert page.count(f"| {'1' * 12} |") == 2
+    assert page.endswith(f"\n\nRows are of the commits {'0' * 12}, {'1' * 12}, {'2' * 12}.\n")
+
+    again = measured("--keep")
+    assert [row["name"] for row in again["rows"]] == ["first", "layer", "last", "gone"]
+    assert again["commits"] == document["commits"]
+
+
+def test_without_the_option_nothing_is_kept(measured: Any, tmp_path: Path) -> None:
+    _kept(tmp_path / "out", _row("last"))
+    document = measured()
+    assert [row["name"] for row in document["rows"]] == ["layer"]
+    assert document["commits"] == ["2" * 40]
+    assert "environments" not in document
+    assert "commit |" not in tables_cuda.profile(document)
+    assert "Rows are of" not in tables_cuda.profile(document)
+
+
+def test_the_published_document_is_kept_where_the_folder_has_none(measured: Any, tmp_path: Path) -> None:
+    assert [row["name"] for row in measured("--keep")["rows"]] == ["layer"], "there is none at all"
+    (tmp_path / "out" / "cuda-profile.json").unlink()
+    _kept(tmp_path / "results", _row("last"))
+    assert [row["name"] for row in measured("--keep")["rows"]] == ["layer", "last"]
+
+
+def test_rows_of_another_kind_of_gpu_are_not_kept(
+    measured: Any, said: dict[str, Any], tmp_path: Path
+) -> None:
+    _kept(tmp_path / "out", _row("last"), product="Another")
+    with pytest.raises(SystemExit, match="is of Another, not Imagined: its rows cannot be kept"):
+        measured("--keep")
+    assert said["asked"] == [], "before anything is measured"

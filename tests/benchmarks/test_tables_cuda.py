@@ -80,7 +80,22 @@ def test_every_other_result_becomes_a_section(tmp_path: Path) -> None:
     _write(tmp_path, "cuda-reading", limit_geometric_mean=1.5, rows=[{**size, **read}])
     moved = {"default_us": 9.0, "moving_us": 3.0, "multiplying_us": 2.0, "limit": 3.0, "kernel": "9 blocks"}
     _write(tmp_path, "cuda-moving", limit_geometric_mean=3.25, rows=[{**size, **moved}])
+    tile = {"tile_m": 128, "tile_n": 96, "stages": 5, "share": 2, "share_b": 1, "splits": 3, "group": 8}
+    variants = [
+        {"what": what, "us": us, "parameters": tile} for what, us in (("whole", 7.0), ("feeding", 4.5))
+    ]
+    _write(tmp_path, "cuda-feeding", rows=[{**size, "default_us": 9.0, "variants": variants}])
     page = "\n".join(tables_cuda.sections(tmp_path))
+    tiled = "128 x 96, 5 stages, 1 x 2 of a cluster, k in 3"
+    assert (
+        f"| 1 x 64 x 32 | 9.00 | whole | 7.00 | {tiled} |\n| 1 x 64 x 32 | 9.00 | feeding | 4.50 | {tiled} |"
+        in page
+    )
+    assert (
+        page.index("How far odd")
+        < page.index("## What feeding Hopper's tensor cores takes")
+        < page.index("## Why")
+    )
     assert "| 1 x 64 x 32 | 9.00 | 3.00 | 2.00 | 3.00x | 9 blocks |" in page
     assert "the default is **3.25x** slower" in page
     assert "| 1 x 64 x 32 | 9.00 | 5.00 | 6.00 | - | 1.50x | 8 blocks |" in page
@@ -95,7 +110,7 @@ def test_every_other_result_becomes_a_section(tmp_path: Path) -> None:
     assert "**1 give wrong results**" in page
     assert "| tn_256x48x259_bf16 | 3 | **1** | 4 |" in page
     assert "each is foretold by the rule; 2 that the rule foretells passed" in page
-    assert page.count("2 x Imagined") == 8
+    assert page.count("2 x Imagined") == 9
     (tmp_path / "cuda-trap.json").unlink()
     assert "algorithm 66" not in "\n".join(tables_cuda.sections(tmp_path))
     assert json.loads((tmp_path / "cuda-launch.json").read_text())["calls"] == 2000

@@ -1,8 +1,9 @@
 // Reading, copying and moving a product's operands as fast as the memory goes: every thread has several 16-byte loads in flight before it
 // uses the first.
 //
-// IN_FLIGHT: how many. AHEAD: reading, a thread's first ones are on their way to L2 before the launch before
-// this one has ended. STORE: reading, every block stores a word at its end.
+// IN_FLIGHT: how many. AHEAD: a thread's first ones are on their way to L2 before the launch before this one has
+// ended (but when copying). STORE: reading, every block stores a word at its end. EARLY: moving, most stores
+// wait for no load.
 
 typedef unsigned long long u64;
 
@@ -14,6 +15,9 @@ typedef unsigned long long u64;
 #endif
 #ifndef STORE
 #define STORE 0
+#endif
+#ifndef EARLY
+#define EARLY 0
 #endif
 
 // Until the launch before this one has ended, where one may begin earlier.
@@ -28,6 +32,21 @@ __device__ __forceinline__ uint4 load(const uint4* p) {
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
     return v;
+}
+
+// Zeros unless `here`: no branch lies between one load and the next.
+__device__ __forceinline__ uint4 load_if(bool here, const uint4* p) {
+    uint4 v = {0, 0, 0, 0};
+    asm volatile("{ .reg .pred here; setp.ne.u32 here, %5, 0;\n"
+                 "@here ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4]; }"
+                 : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w) : "l"(p), "r"((unsigned)here));
+    return v;
+}
+
+__device__ __forceinline__ void store_if(bool here, uint4* p, unsigned value) {
+    asm volatile("{ .reg .pred here; setp.ne.u32 here, %2, 0;\n"
+                 "@here st.global.v4.u32 [%0], {%1,%1,%1,%1}; }" ::"l"(p), "r"(value), "r"((unsigned)here)
+                 : "memory");
 }
 
 // Reads `count` 16-byte words. `sink`: a word, written only if they sum to a value that random data never
@@ -56,28 +75,55 @@ extern "C" __global__ void __launch_bounds__(512) read_words(const uint4* source
     else if (sum == 0x9e3779b9u) *sink = sum;
 }
 
+// A word of `a`, or behind its last one of `b`; fewer than 2^31 in all.
+struct Words {
+    const uint4 *a, *b;
+    unsigned a_words, count;
+    __device__ __forceinline__ const uint4* at(unsigned place) const {
+        return (place < a_words ? a : b - a_words) + place;
+    }
+    // IN_FLIGHT of them, `stride` apart; zeros beyond the last.
+    __device__ __forceinline__ void fetch(unsigned place, unsigned stride, uint4 (&v)[IN_FLIGHT]) const {
+#pragma unroll
+        for (int i = 0; i < IN_FLIGHT; i++) v[i] = load_if(place + i * stride < count, at(place + i * stride));
+    }
+};
+
 // Reads all words of `a` and of `b`, then writes all of `d`: what no product of them goes without. Every thread's
-// words of `d` are sums of what it read.
+// words of `d` are the sum of what it read; with EARLY only a warp's first is, of all its threads, and the
+// next four of a thread wait for no load.
 extern "C" __global__ void __launch_bounds__(512)
     move_words(const uint4* a, u64 a_words, const uint4* b, u64 b_words, uint4* d, u64 d_words) {
-    const u64 stride = (u64)gridDim.x * blockDim.x, first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    wait_for_launches();
-    uint4 sum = {0, 0, 0, 0};
-    for (int which = 0; which < 2; which++) {
-        const uint4* const source = which ? b : a;
-        const u64 count = which ? b_words : a_words;
-        for (u64 at = first; at < count; at += IN_FLIGHT * stride) {
-            uint4 v[IN_FLIGHT];
+    const unsigned stride = gridDim.x * blockDim.x, first = blockIdx.x * blockDim.x + threadIdx.x;
+    const unsigned stores = (unsigned)d_words;
+    const Words words = {a, b, (unsigned)a_words, (unsigned)(a_words + b_words)};
 #pragma unroll
-            for (int i = 0; i < IN_FLIGHT; i++) {
-                v[i] = {0, 0, 0, 0};
-                if (at + i * stride < count) v[i] = load(source + at + i * stride);
-            }
-#pragma unroll
-            for (int i = 0; i < IN_FLIGHT; i++) sum.x ^= v[i].x, sum.y ^= v[i].y, sum.z ^= v[i].z, sum.w ^= v[i].w;
-        }
+    for (int i = 0; AHEAD && i < IN_FLIGHT; i++) {
+        if (first + i * stride < words.count)
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(words.at(first + i * stride)));
     }
-    for (u64 at = first; at < d_words; at += stride) d[at] = sum;
+    wait_for_launches();
+    uint4 v[IN_FLIGHT];
+    words.fetch(first, stride, v);
+    const bool leads = threadIdx.x % 32 == 0;
+    if (EARLY) {
+        // Without a loop: assemblers have one begin when all that was loaded is there.
+        unsigned at = leads ? first + stride : first;
+#pragma unroll
+        for (int i = 0; i < 4; i++, at += stride) store_if(at < stores, d + at, at);
+        for (; at < stores; at += stride) store_if(true, d + at, at);
+    }
+    unsigned sum = 0;
+    for (unsigned at = first + IN_FLIGHT * stride;; at += IN_FLIGHT * stride) {
+#pragma unroll
+        for (int i = 0; i < IN_FLIGHT; i++) sum ^= v[i].x ^ v[i].y ^ v[i].z ^ v[i].w;
+        if (at >= words.count) break;
+        words.fetch(at, stride, v);
+    }
+    if (EARLY) sum = __reduce_xor_sync(~0u, sum);
+    for (unsigned at = first; at < stores && (!EARLY || (leads && at == first)); at += stride) store_if(true, d + at, sum);
+    // Of those without a word of `d`: nobody leaves before what it asked for is there.
+    store_if(first >= stores && sum == 0x9e3779b9u, d, sum);
 }
 
 extern "C" __global__ void __launch_bounds__(512) copy_words(const uint4* source, uint4* target, u64 count) {

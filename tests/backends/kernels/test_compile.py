@@ -125,7 +125,7 @@ def _ptx(unit: str, arch: str) -> dict[str, str]:
 IN_TWO: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = (
     ("gemv", SAMPLED[0], {"splits": 2}), ("skinny", SAMPLED[1], {"splits": 2}),
     ("skinny-mma", SAMPLED[2], {"splits": 2}), ("skinny-ring", SAMPLED[2], {"splits": 2}),
-    ("skinny-shifted", SAMPLED[2], {"splits": 2, "warps": 2, "direct": 0}),
+    ("skinny-shifted", SAMPLED[2], {"splits": 2, "warps": 2, "direct": 0, "cluster": 0}),
     ("async-copy", SAMPLED[3], {"splits": 2}),
     ("tile-mma", BROAD[0], {"splits": 2}), ("stream-k", BROAD[0], {}), ("stream-k", BROAD[1], {}),
 )  # fmt: skip
@@ -137,7 +137,7 @@ SPANNED = (SAMPLED[0], from_linear(1, 75, 1160, "bf16"), from_linear(1, 75, 4096
 FETCHED: tuple[dict[str, Parameter], ...] = tuple({"splits": 1, "ahead": ahead} for ahead in (0, 1))
 #: skinny-shifted's, of whom lanes may load the small operand themselves. (Its windows ahead are loads, and no
 #: fetches.)
-NEAR: dict[str, Parameter] = {"lines": 8, "classes": 1, "warps": 8, "ahead": 0, "splits": 1}
+NEAR: dict[str, Parameter] = {"lines": 8, "classes": 1, "warps": 8, "ahead": 0, "splits": 1, "cluster": 0}
 #: One of every other family, and those that fetch ahead.
 IN_ONE: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = (
     *((name, SAMPLED[3], {}) for name in LADDER),

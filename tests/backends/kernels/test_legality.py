@@ -24,7 +24,7 @@ STAY = {"stream": "a", "rows": 2, "warps": 8, "blocks_per_unit": 4, "ahead": 1}
 MMA = {"stream": "a", "row_tiles": 1, "unroll": 4, "warps_m": 1, "warps_k": 4, "splits": 1}
 RING = {"stream": "a", "rows": 32, "tile_k": 128, "slots": 4, "warps": 4, "splits": 1}
 SHIFTED = {"stream": "a", "lines": 16, "classes": 8, "unroll": 3, "ahead": 1, "warps": 2, "direct": 0,
-           "splits": 4}  # fmt: skip
+           "splits": 4, "cluster": 0}  # fmt: skip
 DIRECT = {**SHIFTED, "lines": 8, "classes": 1, "ahead": 0, "warps": 25, "unroll": 1, "direct": 1, "splits": 1}
 #: Who is for few columns, and who is for 16-bit floats: what a product of many columns in fp32 has not.
 NARROW = {"gemv-persistent", "gemv", "skinny-persistent", "skinny", "skinny-ring", "skinny-shifted",
@@ -65,6 +65,8 @@ def refusal(name: str, problem: GemmProblem, values: dict[str, Any], **environme
      ("skinny-ring", from_linear(64, 4095, 4097, "fp16"), {**RING, "slots": 2, "warps": 2}),
      ("skinny-shifted", from_linear(17, 4097, 4095, "bf16"), SHIFTED), ("skinny-shifted", DECODE, SHIFTED),
      ("skinny-shifted", from_linear(3, 1000, 777, "bf16"), DIRECT), ("skinny-shifted", SKINNY, DIRECT),
+     ("skinny-shifted", SKINNY, {**SHIFTED, "cluster": 1}),
+     ("skinny-shifted", SKINNY, {**SHIFTED, "lines": 32, "classes": 2}),
      ("tile-mma", BROAD, CORES), ("stream-k", BROAD, STREAM), ("short-k", SHORT, WHOLE_K),
      ("vectorized", SQUARE, TILE), ("double-buffered", SQUARE, WARP), ("async-copy", SQUARE, PIPE),
      ("small-batch", BATCH, TEAM)],
@@ -139,7 +141,11 @@ def test_what_the_rules_below_are_broken_from_is_legal(
         ("skinny-ring", from_linear(64, 4096, 4096, "bf16"),
          {**RING, "rows": 128, "tile_k": 64, "slots": 2}, "operands and sums take 296 registers"),
         ("skinny-shifted", SKINNY, {**SHIFTED, "rows": 8}, "a skinny-shifted solution has the parameters"),
-        ("skinny-shifted", SKINNY, {**SHIFTED, "lines": 12}, "lines must be one of 8, 16, not 12"),
+        ("skinny-shifted", SKINNY, {**SHIFTED, "lines": 12}, "lines must be one of 8, 16, 32, not 12"),
+        ("skinny-shifted", SKINNY, {**SHIFTED, "version": 1},
+         "version 1 of skinny-shifted is another kernel; this is 2"),
+        ("skinny-shifted", SKINNY, {**SHIFTED, "cluster": 1, "splits": 1},
+         "cluster must be 0 where k is not split"),
         ("skinny-shifted", SKINNY, {**SHIFTED, "stream": "b"},
          "1 to 32 columns beside the streamed operand, not 4096"),
         ("skinny-shifted", from_linear(33, 640, 65, "bf16"), SHIFTED,
@@ -154,6 +160,8 @@ def test_what_the_rules_below_are_broken_from_is_legal(
          "classes must be 1 where lanes load the columns themselves, not 2"),
         ("skinny-shifted", SKINNY, {**DIRECT, "ahead": 1},
          "ahead must be 0 where lanes load the columns themselves, not 1"),
+        ("skinny-shifted", SKINNY, {**DIRECT, "cluster": 1, "splits": 2},
+         "cluster must be 0 where lanes load the columns themselves, not 1"),
         ("skinny-shifted", SKINNY, {**SHIFTED, "warps": 6}, "a block has 32 to 1024 threads, not 1536"),
         ("skinny-shifted", SKINNY, {**SHIFTED, "warps": 4},
          "operands and sums take 60 registers; 1024 threads have 32 each for them"),
@@ -255,6 +263,13 @@ def test_rules_of_the_architecture() -> None:
         assert refusal("skinny-ring", SKINNY, dict(RING), arch=arch) is None
     words = "163840 bytes of shared memory; sm_86 has 101376 for a block"
     assert refusal("skinny-ring", SKINNY, dict(RING), arch="sm_86") == words
+    clustered = {**SHIFTED, "cluster": 1}
+    for arch in ("sm_80", "sm_89"):
+        words = f"clusters of blocks need sm_90 or later, not {arch}"
+        assert refusal("skinny-shifted", SKINNY, dict(clustered), arch=arch) == words
+        assert refusal("skinny-shifted", SKINNY, dict(SHIFTED), arch=arch) is None
+    for arch in ("sm_90", "sm_90a", "sm_100a"):
+        assert refusal("skinny-shifted", SKINNY, dict(clustered), arch=arch) is None
     deep, wide = from_linear(128, 8192, 256, "bf16"), {**WHOLE_K, "tile_m": 128}
     for arch, legal in (("sm_75", False), ("sm_80", True), ("sm_90", True), ("sm_100a", True)):
         assert (refusal("short-k", deep, {**wide, "tile_n": 64}, arch=arch) is None) == legal

@@ -27,11 +27,17 @@ FAMILY = FAMILIES["skinny-shifted"]
 Values = Mapping[str, Parameter]
 CHOSEN: dict[str, Parameter] = {
     "stream": "a", "lines": 16, "classes": 8, "unroll": 2, "ahead": 1, "warps": 2, "direct": 0, "splits": 1,
+    "cluster": 0,
 }  # fmt: skip
 #: Lines that are the instruction's columns; lanes that load their columns themselves.
 ACROSS: dict[str, Parameter] = {**CHOSEN, "lines": 8, "classes": 4, "unroll": 3, "ahead": 0}
 DIRECT: dict[str, Parameter] = {**ACROSS, "classes": 1, "unroll": 2, "warps": 3, "direct": 1}
-KINDS = {"rows": CHOSEN, "columns": ACROSS, "direct": DIRECT}
+#: The rows of two instructions; slices of k that a cluster's blocks add.
+DOUBLE: dict[str, Parameter] = {**CHOSEN, "lines": 32, "classes": 2, "unroll": 1, "warps": 3}
+CLUSTER: dict[str, Parameter] = {**CHOSEN, "classes": 4, "unroll": 1, "splits": 2, "cluster": 1}
+KINDS = {"rows": CHOSEN, "columns": ACROSS, "direct": DIRECT, "double": DOUBLE, "cluster": CLUSTER}
+#: The family's own headers.
+OWN = ("skinny_shifted.h", "shifted_words.h")
 
 #: What loads as it is on a GPU: every byte of it lies in an operand.
 CHECKED = """
@@ -69,6 +75,11 @@ extern "C" int ways() {
     return found;
 }
 """
+
+
+def sliced(kind: str, splits: int) -> dict[str, Parameter]:
+    """With so many slices of k; a cluster has two at least."""
+    return {**KINDS[kind], "splits": max(splits, 2) if kind == "cluster" else splits}
 
 
 def findings(found: Sequence[tuple[GemmProblem, Values]], folder: Path, headers: Path = HEADERS) -> list[str]:
@@ -143,7 +154,7 @@ def test_every_end_of_lines(kind: str, tmp_path: Path) -> None:
     nothing, and the step that a shift adds to the last one."""
     columns = 3 if kind == "direct" else 9
     found = [
-        (from_blas(lines, columns, k, "bf16", trans_a="T", alignment=2), {**KINDS[kind], "splits": splits})
+        (from_blas(lines, columns, k, "bf16", trans_a="T", alignment=2), sliced(kind, splits))
         for k, lines, splits in (
             (1, 1, 1), (7, 2, 1), (8, 65, 1), (9, 9, 2), (25, 8, 1), (26, 17, 1), (31, 63, 2), (32, 64, 1),
             (33, 71, 1), (63, 5, 4), (95, 66, 1), (122, 129, 4), (128, 127, 4), (159, 15, 8), (160, 70, 1),
@@ -162,12 +173,12 @@ def test_columns(columns: int, tmp_path: Path) -> None:
 def test_the_last_slice_has_the_step_that_a_shift_adds() -> None:
     """Four of k = 128 have a step each, and of lines that start at the last element there are five."""
     found = FAMILY.configuration(from_linear(9, 70, 128, "bf16"), {**CHOSEN, "splits": 4})
-    assert found.instantiation.endswith(", 2>")
+    assert found.instantiation.endswith(", 2, 1>")
     found = FAMILY.configuration(from_linear(9, 70, 121, "bf16"), {**CHOSEN, "splits": 4})
-    assert found.instantiation.endswith(", 1>")
+    assert found.instantiation.endswith(", 1, 1>")
 
 
-@pytest.mark.parametrize("kind", ["rows", "columns"])
+@pytest.mark.parametrize("kind", ["rows", "columns", "double", "cluster"])
 def test_banks_of_shared_memory(kind: str, tmp_path: Path) -> None:
     """Lanes that read at once read from different banks, of columns that lie an odd number of elements apart,
     whatever the class's shift; of others from two or four of one."""
@@ -209,6 +220,16 @@ MISTAKES = (
     ("const int low = begin ? 0 : 1", "const int low = 0", "columns"),
     ("lane ? high - 1 : low", "low", "rows"),
     ("lane ? high - 1 : low", "high - 1", "rows"),
+    ("lines[!kAcross * 2 * r]", "lines[0]", "double"),
+    ("lines[!kAcross * (2 * r + 1)]", "lines[!kAcross]", "double"),
+    ("r * 16 + down", "down", "double"),
+    ("*from = whole(from);\n            const Finish", "whole(from);\n            const Finish", "cluster"),
+    ("cluster_barrier<true>();", "block_barrier();", "cluster"),
+    ("            cluster_barrier<false>();", "", "cluster"),
+    ("slice = 1; slice < SLICES", "slice = 1; slice < SLICES - 1", "cluster"),
+    ("j * kSumsPitch, slice)", "j * kSumsPitch, mine)", "cluster"),
+    ("kLines * SLICES + mine", "kLines * SLICES + mine / 2", "cluster"),
+    ("first + n * kEach, all", "first, all", "cluster"),
     ("            wait_copies<0>();\n", "", "rows"),
     ("            block_barrier();\n", "", "rows"),
     ("if constexpr (!DIRECT) block_barrier();  // sums", "// sums", "rows"),
@@ -221,15 +242,17 @@ def test_a_mistake_shows(number: int, tmp_path: Path) -> None:
     text, wrong, kind = MISTAKES[number]
     for path in HEADERS.glob("*.h"):
         shutil.copy(path, tmp_path)
-    good = (HEADERS / "skinny_shifted.h").read_text()
-    assert good.count(text) == 1
-    (tmp_path / "skinny_shifted.h").write_text(good.replace(text, wrong))
+    good = {name: (HEADERS / name).read_text() for name in OWN}
+    assert sum(one.count(text) for one in good.values()) == 1
+    for name, one in good.items():
+        (tmp_path / name).write_text(one.replace(text, wrong))
+    columns = 7 if kind == "direct" else 15
     found = [
-        (from_blas(lines, 7, k, "bf16", trans_a="T", lda=k + more, ldb=k + more, alignment=alignment),
-         {**KINDS[kind], "splits": splits})
+        (from_blas(lines, columns, k, "bf16", trans_a="T", lda=k + more, ldb=k + more, alignment=alignment),
+         sliced(kind, splits))
         for lines, k, more, splits, alignment in (
             (65, 135, 0, 1, 2), (3, 257, 2, 2, 16), (70, 256, 1, 4, 2), (66, 193, 0, 1, 8),
-            (75, 128, 3, 4, 4),
+            (75, 128, 3, 4, 4), (200, 40, 1, 1, 4),
         )
     ]  # fmt: skip
     try:
@@ -246,7 +269,9 @@ def test_a_mistake_shows(number: int, tmp_path: Path) -> None:
 def test_the_compiler_knows_the_shared_memory_that_python_derives(kind: str, tmp_path: Path) -> None:
     """A slice of every column, or the warps' sums."""
     found = FAMILY.configuration(from_linear(8, 400, 1037, "bf16"), KINDS[kind])
-    assert found.shared_bytes == {"rows": 8 * 2320, "columns": 8 * 2320, "direct": 3 * 8 * 12 * 4}[kind]
+    near, sums = 8 * 2320, 3 * 8 * 12 * 4
+    expected = {"rows": near, "columns": near, "direct": sums, "double": 8 * 2192, "cluster": 8 * 1168}
+    assert found.shared_bytes == expected[kind]
     cache = BinaryCache(tmp_path)
     compile_unit(found.unit, HEADERS, "sm_90", cache)
     for wrong in (-16, 16):
@@ -278,10 +303,16 @@ def test_the_likeliest_are_one_block_a_multiprocessor() -> None:
     found = list(FAMILY.solutions(problem, H200))
     assert len(found) <= 24
     for solution in found[:4]:
-        one = FAMILY.configuration(problem, solution.parameters)
-        assert 128 <= one.blocks * one.splits <= 2 * H200.units
-    wanted = {**CHOSEN, "unroll": 3, "splits": 4}
-    assert wanted in [dict(one.parameters) for one in found[:4]]
+        across, down, _ = FAMILY.configuration(problem, solution.parameters).grid
+        assert 128 <= across * down <= 2 * H200.units
+    # What was fastest on an H200, with clusters and without.
+    listed = [dict(one.parameters) for one in found]
+    clustered = {**DOUBLE, "splits": 2, "cluster": 1}
+    for wanted, within in (
+        ({**clustered, "warps": 8}, 8), ({**clustered, "warps": 6}, 8),
+        ({**CLUSTER, "unroll": 2, "warps": 4}, 12), ({**CHOSEN, "unroll": 1, "warps": 3, "splits": 4}, 24),
+    ):  # fmt: skip
+        assert wanted in listed[:within]
 
 
 def test_the_likeliest_ask_for_everything_at_once_of_a_small_product() -> None:
