@@ -24,6 +24,7 @@
 //   arrive_at_cluster() wait_for_cluster()
 //                             cluster_barrier<false>() in two parts
 //   read_peer() read_peer4()  fp32s that lie at p in the block of that rank: blocks along x first
+//   write_peer()              puts one there, in a block that has been met at a barrier
 #pragma once
 
 #include "args.h"
@@ -127,6 +128,11 @@ GEMMTUNE_DEVICE void cluster_barrier() {
                      ::: "memory");
     else
         arrive_at_cluster(), wait_for_cluster();
+}
+GEMMTUNE_DEVICE void write_peer(float* p, int rank, float value) {
+    asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
+                 "st.shared::cluster.f32 [there], %2; }"
+                 ::"r"(shared_address(p)), "r"(rank), "f"(value) : "memory");
 }
 GEMMTUNE_DEVICE float read_peer(const float* p, int rank) {
     float value;

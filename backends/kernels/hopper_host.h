@@ -285,6 +285,7 @@ inline T read_aligned_peer(const float* p, int rank) {
         host::fail("what other blocks stored is not seen yet");
     return *host::peer(reinterpret_cast<const T*>(p), rank);
 }
+inline void write_peer(float* p, int rank, float value) { *host::peer(p, rank) = value; }
 inline float read_peer(const float* p, int rank) { return read_aligned_peer<float>(p, rank); }
 inline void read_peer4(const float* p, int rank, float (&out)[4]) {
     const Words four = read_aligned_peer<Words>(p, rank);

@@ -9,6 +9,8 @@
 //   meet<THREADS>()                               block_barrier() of so many threads, wherever they call it
 //   stream16() stream8() stream4() read16()       aligned loads: of what is read once, or again
 //   stream16(p, there)                            the same, or zeros; no branch, so that many are in flight
+//   stream16_part()                               either, of a run that is read by small parts: the 128 bytes
+//                                                 around come as far as L2 with it
 //   read16_if() read2_if()                        a load where it is wanted (else anything; zero): no branch
 //   write_shared16_if()                           and such a store to shared memory, of what is known anyway
 //   fetch()                                       on its way to L2, on NVIDIA's GPUs: no load, at any time
@@ -113,6 +115,7 @@ GEMMTUNE_DEVICE void copy_first(void* shared, const char* global, int bytes, con
 GEMMTUNE_DEVICE Words stream16(const void* p, bool there) {
     return there ? stream16(p) : Words{{0, 0, 0, 0}};
 }
+GEMMTUNE_DEVICE Words stream16_part(const void* p, bool there = true) { return stream16(p, there); }
 #endif
 
 #if !defined(GEMMTUNE_KEEPING)

@@ -62,6 +62,21 @@ GEMMTUNE_DEVICE Words stream16(const void* p, bool there) {
                  : "l"(p), "r"(static_cast<int>(there)));
     return v;
 }
+GEMMTUNE_DEVICE Words stream16_part(const void* p) {
+    Words v;
+    asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.at[0]), "=r"(v.at[1]), "=r"(v.at[2]), "=r"(v.at[3]) : "l"(p));
+    return v;
+}
+GEMMTUNE_DEVICE Words stream16_part(const void* p, bool there) {
+    Words v = {{0, 0, 0, 0}};
+    asm volatile("{ .reg .pred there;\n"
+                 "setp.ne.s32 there, %5, 0;\n"
+                 "@there ld.global.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4]; }"
+                 : "+r"(v.at[0]), "+r"(v.at[1]), "+r"(v.at[2]), "+r"(v.at[3])
+                 : "l"(p), "r"(static_cast<int>(there)));
+    return v;
+}
 GEMMTUNE_DEVICE void stream8(const void* p, unsigned (&out)[2]) {
     asm volatile("ld.global.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(out[0]), "=r"(out[1]) : "l"(p));
 }

@@ -11,15 +11,15 @@
 // time by turns; AHEAD: the next window is asked for before this one is multiplied.
 //
 // SLICES blocks (2, 4 or 8: a cluster along y) have a slice of k each of the same lines. Each adds its warps'
-// sums where they lie; then it adds up, in the order of slices, all of theirs of its columns, every SLICES-th,
-// and stores those: no workspace, and no second launch. With 1 slices are added by Reduce, where there are any.
+// sums and sends them to whose columns they are, every SLICES-th is a block's, which adds what it was sent in
+// the order of slices: no workspace, and no second launch. With 1 slices are added by Reduce, where there are
+// any.
 //
 // B comes through shared memory, a slice of at most STEPS steps at once: columns are copied in the words that
 // they lie in, keep their own shift, and are put together when they are read. Columns lie in an order in which
 // lanes that read at once find different banks (operand_tile.h: along k), kPitch is 4 words more than whole
 // widths of the banks; what a lane's place has of both shifts beyond whole words is in the funnel shift, which
-// for an odd class may be a whole word, so that this holds for every class. DIRECT, of eight columns at most:
-// lanes load their columns' words themselves, and no warp waits for another before the sums are added.
+// for an odd class may be a whole word, so that this holds for every class.
 //
 // Words have elements that are not their line's, which may be anything, NaN too: before its start, and beyond
 // its end. Windows with such words (EDGE) make them zero in both operands, and read words that stick out of an
@@ -34,8 +34,8 @@
 
 namespace gemmtune {
 
-template <typename TYPES, bool DIRECT, int EIGHTS, int LINES, int CLASSES, int UNROLL, bool AHEAD, int WARPS,
-          int STEPS, int SLICES>
+template <typename TYPES, int EIGHTS, int LINES, int CLASSES, int UNROLL, bool AHEAD, int WARPS, int STEPS,
+          int SLICES>
 struct SkinnyShifted {
     using T = typename TYPES::Input;
     static constexpr int kThreads = 32 * CLASSES * WARPS, kMinBlocks = 0;
@@ -47,25 +47,25 @@ struct SkinnyShifted {
     // may have beyond it (of what nobody copied).
     static constexpr int kChunks = 4 * STEPS + 2, kColumn = (16 * (STEPS + UNROLL - 1) + 8) * 4;
     static constexpr int kPitch = (kColumn + 108) / 128 * 128 + 16;
-    static constexpr int kNear = DIRECT ? 0 : 8 * EIGHTS * kPitch;
+    static constexpr int kNear = 8 * EIGHTS * kPitch;
     // Floats: from class to class, from column to column, of a warp of each class. What 32 lanes have lies in
     // different banks, both when it is stored, by sixteens of lines, and when it is added, by neighbours.
     static constexpr int kBanks = 32 / CLASSES, kOdd = (LINES + kBanks - 1) / kBanks | 1;
     static constexpr int kClass = CLASSES == 1 ? LINES : kOdd * kBanks, kSumsPitch = CLASSES * kClass + 4;
     static constexpr int kPart = 8 * EIGHTS * kSumsPitch, kParts = WARPS * kPart * 4;
-    static constexpr int kSharedBytes = kNear > kParts ? kNear : kParts;
+    // Of a cluster's block: where it is sent sums, beyond what it may still read then, and its share of columns.
+    static constexpr int kSent = kNear > kParts ? kNear : kParts, kShare = 8 * EIGHTS / SLICES;
+    static constexpr int kSharedBytes = kSent + (SLICES > 1 ? 8 * EIGHTS * CLASSES * LINES * 4 : 0);
     static_assert(sizeof(T) == 2 && kWarp == 32, "16-bit elements in fragments of 32 lanes");
     static_assert((LINES == 8 || LINES == 16 || LINES == 32) && 8 % CLASSES == 0,
                   "instructions' lines; whole eights");
     static_assert(SLICES == 1 || SLICES == 2 || SLICES == 4 || SLICES == 8, "a cluster has eight blocks");
-    static_assert(!DIRECT || (EIGHTS == 1 && LINES == 8 && CLASSES == 1 && !AHEAD && STEPS == 0 &&
-                              SLICES == 1),
-                  "a lane has one column; a window's are loaded with it");
 
     // Where lines lie is worked out while the launch before this one ends.
     static constexpr bool kWaits = true;
 
     static GEMMTUNE_DEVICE void run(const GemmArgs& args, char* shared) {
+        if (SLICES > 1) arrive_at_cluster();
         const Task task(args);
         const int warp = warp_index(), part = warp / CLASSES;
         const i64 first = static_cast<i64>(block_x() / kBeside) * kSpan + block_x() % kBeside * CLASSES;
@@ -75,14 +75,15 @@ struct SkinnyShifted {
         Window window[AHEAD ? 2 : 1];
         Sums sum = {};
         wait_for_launches();
-        if (task.beyond(args)) return;  // as do all of a cluster
-        if constexpr (!DIRECT) {
-            lane.load(args, at, window[0]);
-            copy(args, task, static_cast<int>(begin), shared);
-            commit_copies();
-            wait_copies<0>();
-            block_barrier();
+        if (task.beyond(args)) {  // as are all of a cluster
+            if (SLICES > 1) wait_for_cluster();
+            return;
         }
+        lane.load(args, at, window[0]);
+        copy(args, task, static_cast<int>(begin), shared);
+        commit_copies();
+        wait_copies<0>();
+        block_barrier();
         GEMMTUNE_ROLL
         while (at < lane.end) {
             if constexpr (AHEAD) {
@@ -92,32 +93,28 @@ struct SkinnyShifted {
                 lane.load(args, at + kTurn, window[0]);
                 lane.multiply(args, at, window[1], sum);
                 at += kTurn;
-            } else if constexpr (DIRECT) {
-                lane.load(args, at, window[0]);
-                lane.multiply(args, at, window[0], sum);
-                at += kTurn;
             } else {
                 lane.multiply(args, at, window[0], sum);
                 if ((at += kTurn) < lane.end) lane.load(args, at, window[0]);
             }
         }
         if constexpr (SLICES == 1) release_reduce(args);
-        if constexpr (!DIRECT) block_barrier();  // sums take B's place
-        store(args, task, first, sum, reinterpret_cast<float*>(shared), warp);
+        block_barrier();  // sums take B's place
+        store(args, task, first, sum, shared, warp);
     }
 
 private:
     using Sums = float[kRows][kTiles][4];
     static constexpr int kTurn = WARPS * UNROLL;  // steps from one of a warp's windows to the next
 
-    // What a lane has loaded of a window: of its lines, and (DIRECT) of its column.
+    // What a lane has loaded of its lines of a window.
     struct Window {
-        Words line[UNROLL][kHalves], column[DIRECT ? UNROLL : 1];
+        Words line[UNROLL][kHalves];
     };
 
     struct Lane {
         const char* line[kHalves];  // words of the next window
-        const char* column;         // and (DIRECT) elements, or where in shared memory this window's lie
+        const char* column;         // and where in shared memory this one's column lies
         int own;                    // elements from a step's start to the lane's
         int end;                    // of the warp's steps
         int inner, outer;           // steps of which all words are lines' own, and can be loaded
@@ -141,26 +138,20 @@ private:
             const unsigned steps = (k + shift + kDeep - 1) / kDeep;
             const bool last = task.slice + 1 == static_cast<unsigned>(args.splits) || begin + each > steps;
             end = keep(static_cast<int>(first >= args.m ? begin : last ? steps : begin + each));
-            // A column's last words may stick out of B where the lines' do not of A, and its first ones.
-            const unsigned whole = DIRECT ? (k < 8 ? 0 : (k - 8) / kDeep) : (k + shift) / kDeep;
-            inner = DIRECT || shift ? 1 : 0, outer = keep(least(static_cast<int>(whole), end));
-            const i64 j = DIRECT && group >= args.n ? args.n - 1 : group;
-            column = static_cast<const char*>(args.b) + (task.batch * args.stride_b + j * args.ldb) * 2;
-            if constexpr (DIRECT) {
-                column = keep(column + own * 2 + on), bits = 0;
-            } else {
-                const int phase = static_cast<int>(reinterpret_cast<u64>(column) % 16) / 2;
-                const int from = 8 + own + phase, word = (from - shift % 2) / 2;
-                const int place = place_of(group, phase, args.ldb);
-                bits = static_cast<unsigned>(from - 2 * word) * 16;
-                column = keep_shared(shared + place * kPitch + word * 4 + ahead * kStep);
-            }
+            const unsigned whole = (k + shift) / kDeep;
+            inner = shift ? 1 : 0, outer = keep(least(static_cast<int>(whole), end));
+            column = static_cast<const char*>(args.b) + (task.batch * args.stride_b + group * args.ldb) * 2;
+            const int phase = static_cast<int>(reinterpret_cast<u64>(column) % 16) / 2;
+            const int from = 8 + own + phase, word = (from - shift % 2) / 2;
+            const int place = place_of(group, phase, args.ldb);
+            bits = static_cast<unsigned>(from - 2 * word) * 16;
+            column = keep_shared(shared + place * kPitch + word * 4 + ahead * kStep);
         }
 
         GEMMTUNE_DEVICE bool plain(int at) const { return at >= inner && at + UNROLL <= outer; }
-        // Of the lane's elements of a step, or those `on` after them.
-        GEMMTUNE_DEVICE Within within(const GemmArgs& args, int step, int on = 0) const {
-            return Within(static_cast<i64>(step) * kDeep + own + on, step < end ? args.k : 0);
+        // Of the lane's elements of a step.
+        GEMMTUNE_DEVICE Within within(const GemmArgs& args, int step) const {
+            return Within(static_cast<i64>(step) * kDeep + own, step < end ? args.k : 0);
         }
 
         GEMMTUNE_DEVICE void load(const GemmArgs& args, int at, Window& window) {
@@ -175,17 +166,16 @@ private:
         // All loads of a window before the first is waited for.
         template <bool EDGE>
         GEMMTUNE_DEVICE void load(const GemmArgs& args, int at, Window& window) {
-            const Extent a(args.a, args.a_bytes), b(args.b, args.b_bytes);
+            const Extent a(args.a, args.a_bytes);
             GEMMTUNE_UNROLL
             for (int u = 0; u < UNROLL; ++u) {
                 GEMMTUNE_UNROLL
                 for (int h = 0; h < kHalves; ++h) {
                     const char* const word = line[h] + u * kStep;
-                    if (!EDGE) window.line[u][h] = stream16(word);
-                    else window.line[u][h] = stream16(word, within(args, at + u).any() & a.holds(word));
+                    if (!EDGE) window.line[u][h] = stream16_part(word);
+                    else window.line[u][h] = stream16_part(word, within(args, at + u).any() & a.holds(word));
                 }
             }
-            if constexpr (DIRECT) load_columns<EDGE>(args, b, at, window);
             GEMMTUNE_UNROLL
             for (int u = 0; u < UNROLL; ++u) {
                 GEMMTUNE_UNROLL
@@ -201,36 +191,6 @@ private:
             for (int h = 0; h < kHalves; ++h) line[h] += kTurn * kStep;
         }
 
-        // Of the lane's column, which has a shift of its own: two words a step, put together.
-        template <bool EDGE>
-        GEMMTUNE_DEVICE void load_columns(const GemmArgs& args, const Extent& b, int at, Window& window) {
-            const int shift = static_cast<int>(reinterpret_cast<u64>(column) % 16);
-            Words low[UNROLL], high[UNROLL];
-            bool out[UNROLL];  // a word that is wanted sticks out of B
-            GEMMTUNE_UNROLL
-            for (int u = 0; u < UNROLL; ++u) {
-                const char* const word = column - shift + u * kStep;
-                if constexpr (EDGE) {
-                    const bool first = within(args, at + u, -shift / 2).any();
-                    const bool second = (shift != 0) & within(args, at + u, 8 - shift / 2).any();
-                    low[u] = read16_if(first & b.holds(word), word);
-                    high[u] = read16_if(second & b.holds(word + 16), word + 16);
-                    out[u] = (first & !b.holds(word)) | (second & !b.holds(word + 16));
-                } else {
-                    low[u] = read16(word), high[u] = read16(word + 16);
-                }
-            }
-            GEMMTUNE_UNROLL
-            for (int u = 0; u < UNROLL; ++u) {
-                window.column[u] = joined(low[u], high[u], static_cast<u64>(shift));
-                if constexpr (EDGE) {
-                    if (GEMMTUNE_RARELY(out[u]))
-                        window.column[u] = within(args, at + u).template read<T>(column + u * kStep);
-                }
-            }
-            column += kTurn * kStep;
-        }
-
         template <bool EDGE>
         GEMMTUNE_DEVICE void multiply(const GemmArgs& args, int at, Window& window, Sums& sum) {
             GEMMTUNE_UNROLL
@@ -239,14 +199,7 @@ private:
                 auto& lines = window.line[u];
                 unsigned x[EIGHTS + 1][4] = {};
                 GEMMTUNE_UNROLL
-                for (int e = 0; e < EIGHTS; ++e) {
-                    if constexpr (DIRECT) {
-                        GEMMTUNE_UNROLL
-                        for (int i = 0; i < 4; ++i) x[e][i] = window.column[u].at[i];
-                    } else {
-                        read(column + e * 8 * kPitch + u * kStep, x[e]);
-                    }
-                }
+                for (int e = 0; e < EIGHTS; ++e) read(column + e * 8 * kPitch + u * kStep, x[e]);
                 GEMMTUNE_UNROLL
                 for (int i = 0; EDGE && i < 4; ++i) {
                     const unsigned mask = mine.mask(i);
@@ -269,7 +222,7 @@ private:
                     }
                 }
             }
-            if (!DIRECT) column += kTurn * kStep;
+            column += kTurn * kStep;
         }
 
         // The lane's eight elements of a step, of its column of an eight. (Of columns beyond the last what
@@ -319,7 +272,8 @@ private:
 
     // Adds the warps' sums, and slices', and stores them: neighbours along D's columns by neighbouring threads.
     static GEMMTUNE_DEVICE void store(const GemmArgs& args, Task task, i64 first, const Sums& sum,
-                                      float* parts, int warp) {
+                                      char* shared, int warp) {
+        float* const parts = reinterpret_cast<float*>(shared);
         lay_out(sum, parts + warp / CLASSES * kPart + warp % CLASSES * kClass);
         block_barrier();
         const int t = static_cast<int>(thread_index()), line = t % kLines / CLASSES, beside = t % CLASSES;
@@ -328,14 +282,20 @@ private:
         int j = t / kLines;
         if (SLICES == 1 && row >= args.m) return;  // (all of a cluster meet)
         if constexpr (SLICES > 1) {
-            const int columns = row < args.m ? args.n : 0;
-            for (; j < columns; j += kApart, from += kApart * kSumsPitch) *from = whole(from);
             const Finish<TYPES, 0> here(args, task.batch, row, 0);
+            float* const sent = reinterpret_cast<float*>(shared + kSent) + t % kLines;
+            const int mine = static_cast<int>(task.slice), columns = row < args.m ? args.n : 0;
+            wait_for_cluster();  // who is sent something is there
+            for (; j < columns; j += kApart, from += kApart * kSumsPitch)
+                write_peer(sent + (mine * kShare + j / SLICES) * kLines, j % SLICES, whole(from));
             warp_barrier();  // lanes had columns or none
             cluster_barrier<true>();
-            store_added(here, columns, static_cast<int>(task.slice), parts + beside * kClass + line);
-            warp_barrier();
-            cluster_barrier<false>();  // others read what lies here, and have it then
+            for (int on = t / kLines; on * SLICES + mine < columns; on += kApart) {
+                float all = sent[on * kLines];
+                GEMMTUNE_UNROLL
+                for (int slice = 1; slice < SLICES; ++slice) all += sent[(slice * kShare + on) * kLines];
+                here.store(0, on * SLICES + mine, all);
+            }
         } else if (args.splits > 1) {
             const i64 slice = static_cast<i64>(task.slice) * args.batch + task.batch;
             float* to = args.partial + (slice * args.n + j) * args.m + row;
@@ -369,28 +329,6 @@ private:
         GEMMTUNE_UNROLL
         for (int part = 0; part < WARPS; ++part) sum += at[part * kPart];
         return sum;
-    }
-
-    // A line's elements of the columns of slice `mine`, of all slices: all are asked for before one is added.
-    static GEMMTUNE_DEVICE void store_added(const Finish<TYPES, 0>& here, int columns, int mine,
-                                            const float* line) {
-        constexpr int kEach = kApart * SLICES, kMost = (8 * EIGHTS + kEach - 1) / kEach;
-        const int first = static_cast<int>(thread_index()) / kLines * SLICES + mine;
-        float sum[kMost][SLICES];
-        GEMMTUNE_UNROLL
-        for (int n = 0; n < kMost; ++n) {
-            const int j = first + n * kEach;
-            GEMMTUNE_UNROLL
-            for (int slice = 0; slice < SLICES; ++slice)  // (ranks are slices: blocks lie along y alone)
-                sum[n][slice] = j < columns ? read_peer(line + j * kSumsPitch, slice) : 0.0f;
-        }
-        GEMMTUNE_UNROLL
-        for (int n = 0; n < kMost; ++n) {
-            float all = sum[n][0];
-            GEMMTUNE_UNROLL
-            for (int slice = 1; slice < SLICES; ++slice) all += sum[n][slice];
-            here.store(0, first + n * kEach, all);
-        }
     }
 };
 

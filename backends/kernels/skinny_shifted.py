@@ -38,8 +38,6 @@ from backends.solution import Parameter
 MOST = 24
 #: Elements of k of a step; lines that start alike are every eighth.
 _DEEP, _CLASSES = 32, 8
-#: Columns of which lanes load their own.
-_DIRECT_COLUMNS = 8
 #: Of an H200, clocks: what a load takes, what the small operand's way through shared memory adds before the
 #: first multiplication, and between two of a warp's instructions; instructions that a multiprocessor issues
 #: in one at most, and bytes that L2 sends it beside what the memory does. Fitted to two products, for the
@@ -75,17 +73,17 @@ class SkinnyShifted(StreamFamily):
 
     Parameters: stream (a | b), lines (of a class: 8 are an instruction's columns, 16 its rows, 32 the rows of
     two), classes (of a block), unroll (steps of 32 of k of a window), ahead (whether a window is asked for
-    before the one before it is multiplied), warps (of each class, which share k), direct (whether lanes load
-    the small operand themselves), splits (blocks along k), cluster (whether those add their sums through each
-    other's shared memory, without a second launch)."""
+    before the one before it is multiplied), warps (of each class, which share k), splits (blocks along k),
+    cluster (whether those add their sums through each other's shared memory, without a second launch)."""
 
-    #: Version 1 had no cluster and 16 lines at most, and launched whole eights of classes.
+    #: Version 1 had no cluster and 16 lines at most, and launched whole eights of classes; lanes could load
+    #: the small operand themselves (now skinny-short's).
     version = 2
     name, header, columns = "skinny-shifted", "skinny_shifted.h", (1, 32)
     vendors = ("cuda",)
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
         "stream": STREAMS, "lines": (8, 16, 32), "classes": (1, 2, 4, 8), "unroll": (1, 2, 3, 4),
-        "ahead": (0, 1), "warps": (1, 2, 3, 4, 6, 8, 10, 13, 16, 20, 25, 32), "direct": (0, 1),
+        "ahead": (0, 1), "warps": (1, 2, 3, 4, 6, 8, 10, 13, 16, 20, 25, 32),
         "splits": (1, 2, 4, 8), "cluster": (0, 1),
     }  # fmt: skip
 
@@ -122,10 +120,9 @@ class SkinnyShifted(StreamFamily):
         if classes > 1:  # an odd number of each class's share of the banks
             pitch = (-(-pitch // banks) | 1) * banks
         sums = number(values, "warps") * columns * (classes * pitch + 4) * 4
-        if number(values, "direct"):
-            return sums
         line = (16 * (self._steps(product, values) + number(values, "unroll") - 1) + 8) * 4
-        return max(sums, columns * ((line + 108) // 128 * 128 + WIDE))
+        sent = columns * classes * number(values, "lines") * 4 if number(values, "cluster") else 0
+        return max(sums, columns * ((line + 108) // 128 * 128 + WIDE)) + sent
 
     def _tiles(self, product: Product, values: Values) -> int:
         """Of an instruction's sums each."""
@@ -133,12 +130,11 @@ class SkinnyShifted(StreamFamily):
         return -(-eights // 2) if lines == 8 else eights * lines // 16
 
     def registers(self, product: Product, values: Values) -> int:
-        """Windows, sums, and a step's columns; two words of each step's, where lanes load their own; what
-        the lines of a second instruction take beside."""
+        """Windows, sums, a step's columns, and what the lines of a second instruction take beside."""
         lines, unroll, eights = number(values, "lines"), number(values, "unroll"), self._eights(product)
         windows = 4 * unroll * (lines // 8) * (1 + number(values, "ahead"))
-        multiplied = 8 * unroll if number(values, "direct") else 4 * eights + 4
-        return windows + 4 * self._tiles(product, values) + multiplied + (_SECOND_LINES if lines == 32 else 0)
+        multiplied = 4 * self._tiles(product, values) + 4 * eights + 4
+        return windows + multiplied + (_SECOND_LINES if lines == 32 else 0)
 
     def loads(self, product: Product, values: Values, warp: int) -> tuple[int, float]:
         unroll, steps = number(values, "unroll"), self._steps(product, values)
@@ -169,19 +165,18 @@ class SkinnyShifted(StreamFamily):
         here = min(self.resident(product, values, environment), busiest)
         steps, eights = self._steps(product, values), self._eights(product)
         turns = ceil(steps / (warps * number(values, "unroll")))
-        direct = number(values, "direct")
 
         whole = product.m * product.k * product.element_bytes * product.batch / units
         most = busiest * classes * lines * steps * _DEEP * product.element_bytes
         read = max(whole, most / _FASTER) / UNIT_BYTES
         tiles = self._tiles(product, values)
-        each = 60 if direct else 9 * eights + 2 * tiles + 2 * lines // 8 + 12  # instructions of a step
+        each = 9 * eights + 2 * tiles + 2 * lines // 8 + 12  # instructions of a step
         issued: float = busiest * classes * warps * turns * number(values, "unroll") * each
         issued /= min(_ISSUED, here * classes * warps / _ISSUE_CLOCKS)
         busy = max(read, issued) + min(read, issued) * _BESIDE
         later = _LATER_AHEAD if number(values, "ahead") else _LATER
-        waits = _LATENCY * (1 + later * (turns - 1)) + (0 if direct else _COPIED)
-        near = busiest * product.n * steps * _DEEP * product.element_bytes * (1 + direct) / _L2_BYTES
+        waits = _LATENCY * (1 + later * (turns - 1)) + _COPIED
+        near = busiest * product.n * steps * _DEEP * product.element_bytes / _L2_BYTES
         added = _CLUSTERED if clustered else _SECOND if splits > 1 else 0
         return busy + ceil(busiest / here) * waits + near + added
 
@@ -193,20 +188,8 @@ class SkinnyShifted(StreamFamily):
 
     def legal(self, product: Product, values: Values, environment: Environment) -> str | None:
         return first(
-            tensor_core_rule(environment), deep_rule(product), self._direct_rule(product, values),
-            self._cluster_rule(values, environment),
-        )  # fmt: skip
-
-    def _direct_rule(self, product: Product, values: Values) -> str | None:
-        """A lane has one column, and as many registers for it as for its line."""
-        if not number(values, "direct"):
-            return None
-        if product.n > _DIRECT_COLUMNS:
-            return f"lanes load {_DIRECT_COLUMNS} columns at most themselves, not {product.n}"
-        for name, only in (("lines", 8), ("classes", 1), ("ahead", 0), ("cluster", 0)):
-            if number(values, name) != only:
-                return f"{name} must be {only} where lanes load the columns themselves, not {values[name]}"
-        return None
+            tensor_core_rule(environment), deep_rule(product), self._cluster_rule(values, environment)
+        )
 
     def _cluster_rule(self, values: Values, environment: Environment) -> str | None:
         if not number(values, "cluster"):
@@ -225,13 +208,12 @@ class SkinnyShifted(StreamFamily):
         )  # fmt: skip
 
     def instantiation(self, product: Product, values: Values) -> str:
-        direct = number(values, "direct") == 1
         numbers = {name: str(number(values, name)) for name in ("lines", "classes", "unroll", "warps")}
         numbers["ahead"] = flag(number(values, "ahead") == 1)
         names = ("lines", "classes", "unroll", "ahead", "warps")
-        steps = 0 if direct else self._steps(product, values)
         slices = number(values, "splits") if number(values, "cluster") else 1
-        arguments = [flag(direct), self._eights(product), *(numbers[name] for name in names), steps, slices]
+        steps = self._steps(product, values)
+        arguments = [self._eights(product), *(numbers[name] for name in names), steps, slices]
         return f"SkinnyShifted<{product.types}, {', '.join(map(str, arguments))}>"
 
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterator[dict[str, Parameter]]:

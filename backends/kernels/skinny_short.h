@@ -75,7 +75,7 @@ struct SkinnyShort {
             words[x] = read16_if(wanted(x) & of_b.has(x * kBringers * 16), from + x * kBringers * 16);
         GEMMTUNE_UNROLL
         for (int u = 0; u < UNROLL; ++u)
-            lines[u] = stream16(line + u * kStep, (own + u * kDeep < args.k) & of_a.has(u * kStep));
+            lines[u] = stream16_part(line + u * kStep, (own + u * kDeep < args.k) & of_a.has(u * kStep));
         GEMMTUNE_UNROLL
         for (int x = 0; x < kBring; ++x) {
             const int bytes = x * kBringers * 16;

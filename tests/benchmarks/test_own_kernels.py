@@ -63,7 +63,7 @@ def test_what_is_measured() -> None:
     assert problems("batched", shapes, "bf16") == [from_bmm(7, 4, 5, 6, "bf16")]
     assert {p.dtype_a for p in problems("ladder", (), None)} == {"fp32"}
     assert problems("decode", [(1, 2, 3)], "fp16") == [from_linear(1, 2, 3, "fp16")]
-    assert asked(PROBLEM, H200, ())[:4] == ["cublaslt", "gemv-persistent", "gemv", "skinny-ring"]
+    assert asked(PROBLEM, H200, ())[:4] == ["cublaslt", "gemv-persistent", "gemv", "skinny-short"]
     large = {"cublaslt", "tile-mma", "stream-k", "triton-gemm", "triton-persistent"}
     for square in problems("squares", (), None):
         assert large <= set(asked(square, H200, ()))
@@ -80,7 +80,7 @@ def test_rows_go_on_after_a_shape_that_fails(monkeypatch: pytest.MonkeyPatch, tm
     runner = GpuRunner(gpu(0), wrong=["torch", "heuristic"])
     found = rows(runner, options)  # type: ignore[arg-type]
     families = [row["family"] for row in found]
-    assert families[:4] == ["cublaslt", "gemv-persistent", "gemv", "skinny-ring"]
+    assert families[:4] == ["cublaslt", "gemv-persistent", "gemv", "skinny-short"]
     assert all("SessionFailed" in row["error"] for row in found)
     assert families.count("cublaslt") == 2
     assert {"skinny", "skinny-ring", "skinny-mma", "triton-split-k"} < set(

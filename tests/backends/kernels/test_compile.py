@@ -43,6 +43,8 @@ ALIGNED = from_linear(513, 517, 1032, "bf16")
 #: Of a short k: lines that start anywhere, and whole ones.
 SHORT = (from_linear(127, 1283, 129, "bf16"), from_linear(127, 1280, 64, "fp16"),
          from_linear(100, 99, 255, "bf16", dtype_d="fp32"), from_linear(100, 99, 5, "bf16"))  # fmt: skip
+#: And of few columns.
+SHORTER = (from_linear(3, 1000, 777, "bf16"), from_linear(8, 70, 640, "fp16"), from_linear(1, 99, 5, "bf16"))
 
 
 def test_one_binary_serves_every_size_scalar_and_epilogue(tmp_path: Path) -> None:
@@ -89,6 +91,7 @@ def test_python_and_the_header_agree_over_the_whole_legal_space(name: str, warp:
         "stream-k": BROAD,
         "tile-wgmma": (ALIGNED,),
         "short-k": SHORT,
+        "skinny-short": SHORTER,
     }
     problems = parts.get(name, SAMPLED[:3] if isinstance(family, StreamFamily) else SAMPLED[3:4])
     asserted: dict[str, Configuration] = {}
@@ -125,7 +128,7 @@ def _ptx(unit: str, arch: str) -> dict[str, str]:
 IN_TWO: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = (
     ("gemv", SAMPLED[0], {"splits": 2}), ("skinny", SAMPLED[1], {"splits": 2}),
     ("skinny-mma", SAMPLED[2], {"splits": 2}), ("skinny-ring", SAMPLED[2], {"splits": 2}),
-    ("skinny-shifted", SAMPLED[2], {"splits": 2, "warps": 2, "direct": 0, "cluster": 0}),
+    ("skinny-shifted", SAMPLED[2], {"splits": 2, "warps": 2, "cluster": 0}),
     ("async-copy", SAMPLED[3], {"splits": 2}),
     ("tile-mma", BROAD[0], {"splits": 2}), ("stream-k", BROAD[0], {}), ("stream-k", BROAD[1], {}),
 )  # fmt: skip
@@ -135,8 +138,7 @@ IN_TWO: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = (
 SPANNED = (SAMPLED[0], from_linear(1, 75, 1160, "bf16"), from_linear(1, 75, 4096, "fp32"))
 
 FETCHED: tuple[dict[str, Parameter], ...] = tuple({"splits": 1, "ahead": ahead} for ahead in (0, 1))
-#: skinny-shifted's, of whom lanes may load the small operand themselves. (Its windows ahead are loads, and no
-#: fetches.)
+#: skinny-shifted's. (Its windows ahead are loads, and no fetches.)
 NEAR: dict[str, Parameter] = {"lines": 8, "classes": 1, "warps": 8, "ahead": 0, "splits": 1, "cluster": 0}
 #: One of every other family, and those that fetch ahead.
 IN_ONE: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = (
@@ -150,8 +152,8 @@ IN_ONE: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = (
     ("gemv", from_mm(1, 512, 512), {}), ("skinny", SAMPLED[1], {}),
     ("skinny-ring", from_linear(4, 512, 512, "bf16"), {"splits": 1}),
     *(("short-k", problem, {}) for problem in SHORT),
-    ("skinny-shifted", from_linear(3, 1000, 777, "bf16"), {**NEAR, "direct": 1}),
-    ("skinny-shifted", from_linear(3, 1000, 777, "bf16"), {**NEAR, "direct": 0}),
+    ("skinny-shifted", from_linear(3, 1000, 777, "bf16"), NEAR),
+    ("skinny-short", from_linear(3, 1000, 777, "bf16"), {"unroll": 2}),
 )  # fmt: skip
 
 

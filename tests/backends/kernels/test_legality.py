@@ -23,12 +23,12 @@ GEMV = {"stream": "a", "rows": 1, "unroll": 4, "warps_m": 1, "warps_k": 4, "spli
 STAY = {"stream": "a", "rows": 2, "warps": 8, "blocks_per_unit": 4, "ahead": 1}
 MMA = {"stream": "a", "row_tiles": 1, "unroll": 4, "warps_m": 1, "warps_k": 4, "splits": 1}
 RING = {"stream": "a", "rows": 32, "tile_k": 128, "slots": 4, "warps": 4, "splits": 1}
-SHIFTED = {"stream": "a", "lines": 16, "classes": 8, "unroll": 3, "ahead": 1, "warps": 2, "direct": 0,
-           "splits": 4, "cluster": 0}  # fmt: skip
-DIRECT = {**SHIFTED, "lines": 8, "classes": 1, "ahead": 0, "warps": 25, "unroll": 1, "direct": 1, "splits": 1}
+SHIFTED = {"stream": "a", "lines": 16, "classes": 8, "unroll": 3, "ahead": 1, "warps": 2, "splits": 4,
+           "cluster": 0}  # fmt: skip
+ONCE = {"stream": "a", "unroll": 2, "warps": 13}
 #: Who is for few columns, and who is for 16-bit floats: what a product of many columns in fp32 has not.
-NARROW = {"gemv-persistent", "gemv", "skinny-persistent", "skinny", "skinny-ring", "skinny-shifted",
-          "skinny-mma"}  # fmt: skip
+NARROW = {"gemv-persistent", "gemv", "skinny-persistent", "skinny", "skinny-short", "skinny-ring",
+          "skinny-shifted", "skinny-mma"}  # fmt: skip
 HALVES = {"tile-mma", "stream-k", "tile-wgmma", "short-k"}
 CORES = {
     "tile_m": 128,
@@ -64,7 +64,8 @@ def refusal(name: str, problem: GemmProblem, values: dict[str, Any], **environme
      ("skinny-ring", SKINNY, {**RING, "rows": 48}),
      ("skinny-ring", from_linear(64, 4095, 4097, "fp16"), {**RING, "slots": 2, "warps": 2}),
      ("skinny-shifted", from_linear(17, 4097, 4095, "bf16"), SHIFTED), ("skinny-shifted", DECODE, SHIFTED),
-     ("skinny-shifted", from_linear(3, 1000, 777, "bf16"), DIRECT), ("skinny-shifted", SKINNY, DIRECT),
+     ("skinny-short", from_linear(3, 1000, 777, "bf16"), ONCE),
+     ("skinny-short", from_linear(8, 64, 831, "fp16"), {**ONCE, "unroll": 3}),
      ("skinny-shifted", SKINNY, {**SHIFTED, "cluster": 1}),
      ("skinny-shifted", SKINNY, {**SHIFTED, "lines": 32, "classes": 2}),
      ("tile-mma", BROAD, CORES), ("stream-k", BROAD, STREAM), ("short-k", SHORT, WHOLE_K),
@@ -152,16 +153,18 @@ def test_what_the_rules_below_are_broken_from_is_legal(
          "1 to 32 columns beside the streamed operand, not 33"),
         ("skinny-shifted", from_linear(8, 64, 65), SHIFTED, "tensor cores multiply 16-bit floats, not fp32"),
         ("skinny-shifted", from_mm(8, 64, 64, "bf16"), SHIFTED, "both operands must be contiguous along k"),
-        ("skinny-shifted", from_linear(9, 640, 65, "bf16"), DIRECT,
-         "lanes load 8 columns at most themselves, not 9"),
-        ("skinny-shifted", SKINNY, {**DIRECT, "lines": 16},
-         "lines must be 8 where lanes load the columns themselves, not 16"),
-        ("skinny-shifted", SKINNY, {**DIRECT, "classes": 2},
-         "classes must be 1 where lanes load the columns themselves, not 2"),
-        ("skinny-shifted", SKINNY, {**DIRECT, "ahead": 1},
-         "ahead must be 0 where lanes load the columns themselves, not 1"),
-        ("skinny-shifted", SKINNY, {**DIRECT, "cluster": 1, "splits": 2},
-         "cluster must be 0 where lanes load the columns themselves, not 1"),
+        ("skinny-short", from_linear(9, 1000, 777, "bf16"), ONCE,
+         "1 to 8 columns beside the streamed operand, not 9"),
+        ("skinny-short", from_linear(3, 1000, 777), ONCE, "tensor cores multiply 16-bit floats, not fp32"),
+        ("skinny-short", from_mm(3, 1000, 777, "bf16"), ONCE, "both operands must be contiguous along k"),
+        ("skinny-short", from_linear(3, 1000, 827, "bf16"), ONCE,
+         "13 warps of 2 steps have not the 27 of k = 827"),
+        ("skinny-short", from_linear(3, 1000, 777, "bf16", ldb=2**24), ONCE,
+         "lines are fewer than 16777216 elements apart, not 16777216"),
+        ("skinny-short", from_linear(3, 1000, 777, "bf16"), {**ONCE, "warps": 1},
+         "warps must be one of 2, 3"),
+        ("skinny-short", from_linear(8, 64, 4096, "bf16"), {**ONCE, "unroll": 8, "warps": 32},
+         "operands and sums take 96 registers; 1024 threads have 32 each for them"),
         ("skinny-shifted", SKINNY, {**SHIFTED, "warps": 6}, "a block has 32 to 1024 threads, not 1536"),
         ("skinny-shifted", SKINNY, {**SHIFTED, "warps": 4},
          "operands and sums take 60 registers; 1024 threads have 32 each for them"),
@@ -334,12 +337,12 @@ def test_what_is_listed_is_legal_distinct_and_not_too_much(problem: GemmProblem)
 @pytest.mark.parametrize(
     ("problem", "names"),
     [
-        (DECODE, {"gemv-persistent", "gemv", "skinny-ring"}),
+        (DECODE, {"gemv-persistent", "gemv", "skinny-short", "skinny-ring"}),
         (from_mm(1, 4096, 4096, "fp32"), {"gemv"}),
         (from_blas(1, 4096, 512, "fp16", trans_a="T"),
-         {"gemv-persistent", "gemv", "skinny-ring"}),
+         {"gemv-persistent", "gemv", "skinny-short", "skinny-ring"}),
         (from_linear(4, 4096, 4096, "fp32"), {"skinny-persistent", "skinny"}),
-        (SKINNY, {"skinny", "skinny-ring", "skinny-mma", "tile-wgmma"}),
+        (SKINNY, {"skinny", "skinny-short", "skinny-ring", "skinny-mma", "tile-wgmma"}),
         (from_mm(8, 4096, 4096, "bf16"), {"skinny"}),
         (from_linear(48, 4096, 4096, "bf16"),
          {"skinny-ring", "skinny-mma", "tile-mma", "tile-wgmma", "vectorized", "warp-tile",
@@ -352,7 +355,8 @@ def test_what_is_listed_is_legal_distinct_and_not_too_much(problem: GemmProblem)
          {"skinny", "skinny-ring", "skinny-shifted", "skinny-mma", "short-k"}),
         (from_linear(17, 4097, 4095, "bf16"), {"skinny-ring", "skinny-shifted", "skinny-mma", "tile-mma",
           "vectorized", "warp-tile", "double-buffered"}),
-        (from_linear(3, 1000, 777, "bf16"), {"skinny", "skinny-ring", "skinny-shifted", "skinny-mma"}),
+        (from_linear(3, 1000, 777, "bf16"),
+         {"skinny", "skinny-short", "skinny-ring", "skinny-shifted", "skinny-mma"}),
         (SQUARE, set(FAMILIES) - NARROW - HALVES - {"small-batch"}),
         (from_mm(8192, 8192, 8192), {"vectorized", "warp-tile", "double-buffered", "async-copy"}),
         (BATCH, set(FAMILIES) - NARROW - HALVES),

@@ -15,7 +15,6 @@ from backends.cache import BinaryCache
 from backends.cuda.compiler import compile_unit
 from backends.errors import CompileError, LaunchError
 from backends.kernels.families import FAMILIES, HEADERS
-from backends.kernels.legality import arch_of
 from backends.problem import GemmProblem, from_blas, from_bmm, from_linear
 from backends.solution import Parameter
 from tests.backends.kernels.host import H200, HostDevice, HostKernel, built, compiled, source
@@ -26,16 +25,14 @@ from tuners.verify import Verifier
 FAMILY = FAMILIES["skinny-shifted"]
 Values = Mapping[str, Parameter]
 CHOSEN: dict[str, Parameter] = {
-    "stream": "a", "lines": 16, "classes": 8, "unroll": 2, "ahead": 1, "warps": 2, "direct": 0, "splits": 1,
-    "cluster": 0,
+    "stream": "a", "lines": 16, "classes": 8, "unroll": 2, "ahead": 1, "warps": 2, "splits": 1, "cluster": 0,
 }  # fmt: skip
-#: Lines that are the instruction's columns; lanes that load their columns themselves.
+#: Lines that are the instruction's columns.
 ACROSS: dict[str, Parameter] = {**CHOSEN, "lines": 8, "classes": 4, "unroll": 3, "ahead": 0}
-DIRECT: dict[str, Parameter] = {**ACROSS, "classes": 1, "unroll": 2, "warps": 3, "direct": 1}
 #: The rows of two instructions; slices of k that a cluster's blocks add.
 DOUBLE: dict[str, Parameter] = {**CHOSEN, "lines": 32, "classes": 2, "unroll": 1, "warps": 3}
 CLUSTER: dict[str, Parameter] = {**CHOSEN, "classes": 4, "unroll": 1, "splits": 2, "cluster": 1}
-KINDS = {"rows": CHOSEN, "columns": ACROSS, "direct": DIRECT, "double": DOUBLE, "cluster": CLUSTER}
+KINDS = {"rows": CHOSEN, "columns": ACROSS, "double": DOUBLE, "cluster": CLUSTER}
 #: The family's own headers.
 OWN = ("skinny_shifted.h", "shifted_words.h")
 
@@ -63,7 +60,7 @@ inline void checked_copy(bool wanted, void* to, const void* p) {
     checked(wanted, p, [=] { return copy_async16_if(wanted, to, p), Words{}; });
 }
 }  // namespace gemmtune
-#define stream16 checked_stream
+#define stream16_part checked_stream
 #define read16 checked_read
 #define read16_if checked_read_if
 #define copy_async16_if checked_copy
@@ -129,8 +126,7 @@ def test_it_computes_right(name: str, tmp_path: Path) -> None:
     for stream in ("a", "b"):
         some = [{**one, "stream": stream} for one in legal_values(FAMILY, problem, H200, 80, len(name))]
         legal = [one for one in some if FAMILY.rule(problem, one, H200) is None]
-        found += [(problem, one) for one in legal if not one["direct"]][:3]
-        found += [(problem, one) for one in legal if one["direct"]][:2]
+        found += [(problem, one) for one in legal][:4]
     assert found
     assert findings(found, tmp_path) == []
 
@@ -139,9 +135,8 @@ def test_it_computes_right(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("alignment", [2, 4, 8, 16])
 def test_lines_and_columns_start_at_every_element(kind: str, alignment: int, tmp_path: Path) -> None:
     """Of every leading dimension modulo 16 bytes each, with gaps and without; addresses of so many bytes."""
-    columns = 7 if kind == "direct" else 11
     found = [
-        (from_blas(75, columns, k, "bf16", trans_a="T", lda=k + more, ldb=k + (3 * more + k) % 8,
+        (from_blas(75, 11, k, "bf16", trans_a="T", lda=k + more, ldb=k + (3 * more + k) % 8,
                    alignment=alignment), KINDS[kind])
         for k in (128, 131) for more in range(8)
     ]  # fmt: skip
@@ -152,9 +147,8 @@ def test_lines_and_columns_start_at_every_element(kind: str, alignment: int, tmp
 def test_every_end_of_lines(kind: str, tmp_path: Path) -> None:
     """Of k, and of lines: the last words of the last line, of operands without a gap. Slices that have
     nothing, and the step that a shift adds to the last one."""
-    columns = 3 if kind == "direct" else 9
     found = [
-        (from_blas(lines, columns, k, "bf16", trans_a="T", alignment=2), sliced(kind, splits))
+        (from_blas(lines, 9, k, "bf16", trans_a="T", alignment=2), sliced(kind, splits))
         for k, lines, splits in (
             (1, 1, 1), (7, 2, 1), (8, 65, 1), (9, 9, 2), (25, 8, 1), (26, 17, 1), (31, 63, 2), (32, 64, 1),
             (33, 71, 1), (63, 5, 4), (95, 66, 1), (122, 129, 4), (128, 127, 4), (159, 15, 8), (160, 70, 1),
@@ -165,9 +159,8 @@ def test_every_end_of_lines(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("columns", [*range(1, 9), 12, 16, 17, 25, 31])
 def test_columns(columns: int, tmp_path: Path) -> None:
-    kinds = [one for one in KINDS.values() if columns <= 8 or not one["direct"]]
     problem = from_linear(columns, 70, 203, "bf16", beta=1.0, bias="fp32", activation="gelu")
-    assert findings([(problem, {**one, "splits": 2}) for one in kinds], tmp_path) == []
+    assert findings([(problem, {**one, "splits": 2}) for one in KINDS.values()], tmp_path) == []
 
 
 def test_the_last_slice_has_the_step_that_a_shift_adds() -> None:
@@ -204,9 +197,7 @@ MISTAKES = (
     ("(i >= from) & (i < to)", "(i < to)", "columns"),
     ("lines[h].at[i] &= mask;", "lines[h].at[i] &= mask | ~0u;", "rows"),
     ("x[e][i] &= mask;", "x[e][i] &= mask | ~0u;", "rows"),
-    ("inner = DIRECT || shift ? 1 : 0", "inner = 0", "rows"),
-    ("inner = DIRECT || shift ? 1 : 0", "inner = shift ? 1 : 0", "direct"),
-    ("k < 8 ? 0 : (k - 8) / kDeep", "(k + shift) / kDeep", "direct"),
+    ("inner = shift ? 1 : 0", "inner = 0", "rows"),
     ("(k + shift) / kDeep;", "(k + shift + kDeep - 1) / kDeep;", "columns"),
     ("(k + shift + kDeep - 1) / kDeep;", "(k + kDeep - 1) / kDeep;", "rows"),
     ("first >= args.m ? begin : ", "", "rows"),
@@ -214,8 +205,6 @@ MISTAKES = (
     ("step < end ? args.k : 0", "args.k", "rows"),
     ("(from - shift % 2) / 2", "from / 2 - shift % 2", "rows"),
     ("within(args, at + u).any() & a.holds(word)", "within(args, at + u).any()", "rows"),
-    ("first & b.holds(word)", "first", "direct"),
-    ("second & b.holds(word + 16)", "second", "direct"),
     ("& b.holds(source + i * 16);", ";", "rows"),
     ("const int low = begin ? 0 : 1", "const int low = 0", "columns"),
     ("lane ? high - 1 : low", "low", "rows"),
@@ -223,16 +212,17 @@ MISTAKES = (
     ("lines[!kAcross * 2 * r]", "lines[0]", "double"),
     ("lines[!kAcross * (2 * r + 1)]", "lines[!kAcross]", "double"),
     ("r * 16 + down", "down", "double"),
-    ("*from = whole(from);\n            const Finish", "whole(from);\n            const Finish", "cluster"),
     ("cluster_barrier<true>();", "block_barrier();", "cluster"),
-    ("            cluster_barrier<false>();", "", "cluster"),
+    ("            wait_for_cluster();  // who is sent something is there\n", "", "cluster"),
     ("slice = 1; slice < SLICES", "slice = 1; slice < SLICES - 1", "cluster"),
-    ("j * kSumsPitch, slice)", "j * kSumsPitch, mine)", "cluster"),
-    ("kLines * SLICES + mine", "kLines * SLICES + mine / 2", "cluster"),
-    ("first + n * kEach, all", "first, all", "cluster"),
-    ("            wait_copies<0>();\n", "", "rows"),
-    ("            block_barrier();\n", "", "rows"),
-    ("if constexpr (!DIRECT) block_barrier();  // sums", "// sums", "rows"),
+    ("kLines, j % SLICES, whole", "kLines, mine, whole", "cluster"),
+    ("mine * kShare + j / SLICES", "kShare + j / SLICES", "cluster"),
+    ("on * SLICES + mine < columns", "on * SLICES + mine < columns - 1", "cluster"),
+    ("0, on * SLICES + mine, all", "0, on * SLICES, all", "cluster"),
+    ("kShare = 8 * EIGHTS / SLICES", "kShare = 4 * EIGHTS / SLICES", "cluster"),
+    ("        wait_copies<0>();\n        block", "        block", "rows"),
+    ("        wait_copies<0>();\n        block_barrier();\n", "        wait_copies<0>();\n", "rows"),
+    ("block_barrier();  // sums", "// sums", "rows"),
     ("(STEPS + UNROLL - 1)", "(STEPS - 1)", "rows"),
 )
 
@@ -246,9 +236,8 @@ def test_a_mistake_shows(number: int, tmp_path: Path) -> None:
     assert sum(one.count(text) for one in good.values()) == 1
     for name, one in good.items():
         (tmp_path / name).write_text(one.replace(text, wrong))
-    columns = 7 if kind == "direct" else 15
     found = [
-        (from_blas(lines, columns, k, "bf16", trans_a="T", lda=k + more, ldb=k + more, alignment=alignment),
+        (from_blas(lines, 15, k, "bf16", trans_a="T", lda=k + more, ldb=k + more, alignment=alignment),
          sliced(kind, splits))
         for lines, k, more, splits, alignment in (
             (65, 135, 0, 1, 2), (3, 257, 2, 2, 16), (70, 256, 1, 4, 2), (66, 193, 0, 1, 8),
@@ -269,8 +258,8 @@ def test_a_mistake_shows(number: int, tmp_path: Path) -> None:
 def test_the_compiler_knows_the_shared_memory_that_python_derives(kind: str, tmp_path: Path) -> None:
     """A slice of every column, or the warps' sums."""
     found = FAMILY.configuration(from_linear(8, 400, 1037, "bf16"), KINDS[kind])
-    near, sums = 8 * 2320, 3 * 8 * 12 * 4
-    expected = {"rows": near, "columns": near, "direct": sums, "double": 8 * 2192, "cluster": 8 * 1168}
+    near, sent = 8 * 2320, 8 * 64 * 4
+    expected = {"rows": near, "columns": near, "double": 8 * 2192, "cluster": 8 * 1168 + sent}
     assert found.shared_bytes == expected[kind]
     cache = BinaryCache(tmp_path)
     compile_unit(found.unit, HEADERS, "sm_90", cache)
@@ -313,17 +302,6 @@ def test_the_likeliest_are_one_block_a_multiprocessor() -> None:
         ({**CLUSTER, "unroll": 2, "warps": 4}, 12), ({**CHOSEN, "unroll": 1, "warps": 3, "splits": 4}, 24),
     ):  # fmt: skip
         assert wanted in listed[:within]
-
-
-def test_the_likeliest_ask_for_everything_at_once_of_a_small_product() -> None:
-    problem = from_linear(3, 1000, 777, "bf16")
-    for solution in list(FAMILY.solutions(problem, H200))[:4]:
-        values = solution.parameters
-        assert values["direct"] == 1
-        assert int(values["unroll"] or 0) * int(values["warps"] or 0) >= 25
-        one = FAMILY.configuration(problem, values)
-        assert one.blocks * one.splits <= H200.units
-        assert one.threads <= arch_of(H200).block_threads
 
 
 WITHIN = """

@@ -91,7 +91,7 @@ def test_who_adds_through_shared_memory(arch: str) -> None:
         waits_first(entry)
         assert EARLY not in entry
         assert f".reqnctapercluster 1, {values['splits']}, 1" in entry
-        for told in ("barrier.cluster.arrive.release", "barrier.cluster.wait.acquire", "ld.shared::cluster"):
+        for told in ("barrier.cluster.arrive.release", "barrier.cluster.wait.acquire", "st.shared::cluster"):
             assert told in entry.split(WAIT)[1]
         other = text({**values, "cluster": 0}, arch)
         assert "cluster" not in other
@@ -101,10 +101,9 @@ def test_who_adds_through_shared_memory(arch: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("false, 1, 24, 8, 1, false, 1, 4, 1", "instructions' lines"),
-        ("false, 1, 16, 8, 1, false, 1, 4, 3", "a cluster has eight blocks"),
-        ("false, 1, 16, 8, 1, false, 1, 4, 16", "a cluster has eight blocks"),
-        ("true, 1, 8, 1, 1, false, 1, 0, 2", "a lane has one column"),
+        ("1, 24, 8, 1, false, 1, 4, 1", "instructions' lines"),
+        ("1, 16, 8, 1, false, 1, 4, 3", "a cluster has eight blocks"),
+        ("1, 16, 8, 1, false, 1, 4, 16", "a cluster has eight blocks"),
     ],
 )
 def test_the_header_refuses_what_the_rules_do(arguments: str, words: str, tmp_path: Path) -> None:

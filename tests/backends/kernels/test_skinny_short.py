@@ -35,7 +35,7 @@ inline Words checked_stream(const void* p, bool there) {
     return stream16(p, there);
 }
 }  // namespace gemmtune
-#define stream16 checked_stream
+#define stream16_part checked_stream
 """
 WAYS = """
 extern "C" int ways() {
