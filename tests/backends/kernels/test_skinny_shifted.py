@@ -4,8 +4,6 @@ operands, banks of shared memory, mistakes that must show; its shared memory, an
 from __future__ import annotations
 
 import ctypes
-import shutil
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,17 +11,17 @@ import pytest
 
 from backends.cache import BinaryCache
 from backends.cuda.compiler import compile_unit
-from backends.errors import CompileError, LaunchError
+from backends.errors import CompileError
 from backends.kernels.families import FAMILIES, HEADERS
 from backends.problem import GemmProblem, from_blas, from_bmm, from_linear
 from backends.solution import Parameter
+from tests.backends.kernels.checked import WAYS, findings, with_a_mistake
 from tests.backends.kernels.host import H200, HostDevice, HostKernel, built, compiled, source
 from tests.backends.kernels.samples import legal_values
 from tuners.inputs import Case
 from tuners.verify import Verifier
 
 FAMILY = FAMILIES["skinny-shifted"]
-Values = Mapping[str, Parameter]
 CHOSEN: dict[str, Parameter] = {
     "stream": "a", "lines": 16, "classes": 8, "unroll": 2, "ahead": 1, "warps": 2, "splits": 1, "cluster": 0,
 }  # fmt: skip
@@ -36,67 +34,10 @@ KINDS = {"rows": CHOSEN, "columns": ACROSS, "double": DOUBLE, "cluster": CLUSTER
 #: The family's own headers.
 OWN = ("skinny_shifted.h", "shifted_words.h")
 
-#: What loads as it is on a GPU: every byte of it lies in an operand.
-CHECKED = """
-#include "mma.h"
-#include "operand_tile.h"
-namespace gemmtune {
-template <typename READ>
-Words checked(bool wanted, const void* p, READ read) {
-    const char* const at = static_cast<const char*>(p);
-    bool within = !wanted;
-    for (const auto& one : host::machine.operands) within |= one.first <= at && at + 16 <= one.end;
-    if (!within) host::fail("a load that leaves its operand");
-    return read();
-}
-inline Words checked_stream(const void* p, bool there = true) {
-    return checked(there, p, [=] { return stream16(p, there); });
-}
-inline Words checked_read(const void* p) { return checked(true, p, [=] { return read16(p); }); }
-inline Words checked_read_if(bool wanted, const void* p) {
-    return checked(wanted, p, [=] { return read16_if(wanted, p); });
-}
-inline void checked_copy(bool wanted, void* to, const void* p) {
-    checked(wanted, p, [=] { return copy_async16_if(wanted, to, p), Words{}; });
-}
-}  // namespace gemmtune
-#define stream16_part checked_stream
-#define read16 checked_read
-#define read16_if checked_read_if
-#define copy_async16_if checked_copy
-"""
-WAYS = """
-extern "C" int ways() {
-    const int found = gemmtune::host::machine.ways;
-    gemmtune::host::machine.ways = 0;
-    return found;
-}
-"""
-
 
 def sliced(kind: str, splits: int) -> dict[str, Parameter]:
     """With so many slices of k; a cluster has two at least."""
     return {**KINDS[kind], "splits": max(splits, 2) if kind == "cluster" else splits}
-
-
-def findings(found: Sequence[tuple[GemmProblem, Values]], folder: Path, headers: Path = HEADERS) -> list[str]:
-    """What is wrong of each, its warps in order and in reverse. What lies between lines, before operands and
-    behind them is NaN."""
-    configurations = [FAMILY.configuration(problem, values) for problem, values in found]
-    # One copy of each text, whatever the number of problems.
-    single = {one.unit: one for one in configurations}
-    library = compiled(CHECKED + source(list(single.values())), folder / "kernels.so", 32, headers)
-    kernels = dict(zip(single, built(library, list(single.values())), strict=True))
-    verifier = Verifier(HostDevice())  # type: ignore[arg-type]  # memory is all that it asks for
-    said = []
-    for (problem, values), one in zip(found, configurations, strict=True):
-        kernel = replace(kernels[one.unit], found=one)
-        for other_way in (False, True):
-            case = Case(problem, 3, "normal", "exact")
-            wrong = verifier.check(HostKernel(kernel, other_way), case, runs=1).wrong
-            if wrong:
-                said.append(f"{problem.slug} {dict(values)} {other_way}: {wrong}")
-    return said
 
 
 #: m, n, k of F.linear; batches; lines that start at 16 bytes, too, which is legal if not listed.
@@ -128,7 +69,7 @@ def test_it_computes_right(name: str, tmp_path: Path) -> None:
         legal = [one for one in some if FAMILY.rule(problem, one, H200) is None]
         found += [(problem, one) for one in legal][:4]
     assert found
-    assert findings(found, tmp_path) == []
+    assert findings(FAMILY, found, tmp_path) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -140,7 +81,7 @@ def test_lines_and_columns_start_at_every_element(kind: str, alignment: int, tmp
                    alignment=alignment), KINDS[kind])
         for k in (128, 131) for more in range(8)
     ]  # fmt: skip
-    assert findings(found, tmp_path) == []
+    assert findings(FAMILY, found, tmp_path) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -154,13 +95,13 @@ def test_every_end_of_lines(kind: str, tmp_path: Path) -> None:
             (33, 71, 1), (63, 5, 4), (95, 66, 1), (122, 129, 4), (128, 127, 4), (159, 15, 8), (160, 70, 1),
         )
     ]  # fmt: skip
-    assert findings(found, tmp_path) == []
+    assert findings(FAMILY, found, tmp_path) == []
 
 
 @pytest.mark.parametrize("columns", [*range(1, 9), 12, 16, 17, 25, 31])
 def test_columns(columns: int, tmp_path: Path) -> None:
     problem = from_linear(columns, 70, 203, "bf16", beta=1.0, bias="fp32", activation="gelu")
-    assert findings([(problem, {**one, "splits": 2}) for one in KINDS.values()], tmp_path) == []
+    assert findings(FAMILY, [(problem, {**one, "splits": 2}) for one in KINDS.values()], tmp_path) == []
 
 
 def test_the_last_slice_has_the_step_that_a_shift_adds() -> None:
@@ -230,12 +171,6 @@ MISTAKES = (
 @pytest.mark.parametrize("number", range(len(MISTAKES)))
 def test_a_mistake_shows(number: int, tmp_path: Path) -> None:
     text, wrong, kind = MISTAKES[number]
-    for path in HEADERS.glob("*.h"):
-        shutil.copy(path, tmp_path)
-    good = {name: (HEADERS / name).read_text() for name in OWN}
-    assert sum(one.count(text) for one in good.values()) == 1
-    for name, one in good.items():
-        (tmp_path / name).write_text(one.replace(text, wrong))
     found = [
         (from_blas(lines, 15, k, "bf16", trans_a="T", lda=k + more, ldb=k + more, alignment=alignment),
          sliced(kind, splits))
@@ -244,11 +179,7 @@ def test_a_mistake_shows(number: int, tmp_path: Path) -> None:
             (75, 128, 3, 4, 4), (200, 40, 1, 1, 4),
         )
     ]  # fmt: skip
-    try:
-        said = findings(found, tmp_path, tmp_path)
-    except LaunchError as error:  # what the launch itself finds
-        said = [str(error)]
-    assert said != []
+    assert with_a_mistake(FAMILY, found, tmp_path, OWN, text, wrong) != []
 
 
 # ---- what is derived, and what is listed -----------------------------------------------------------

@@ -14,9 +14,10 @@ from backends.kernels.families import HEADERS
 from backends.kernels.product import Product
 from backends.problem import from_blas, from_bmm, from_linear
 from backends.solution import Parameter
+from tests.backends.kernels.checked import findings
 from tests.backends.kernels.host import H200
 from tests.backends.kernels.ptx import EARLY, WAIT, compiled, waits_first
-from tests.backends.kernels.test_skinny_shifted import CHOSEN, CLUSTER, DOUBLE, FAMILY, findings
+from tests.backends.kernels.test_skinny_shifted import CHOSEN, CLUSTER, DOUBLE, FAMILY
 
 PROBLEM = from_linear(17, 4097, 4095, "bf16")
 PROBLEM_TYPES = Product(PROBLEM).types
@@ -55,7 +56,7 @@ def test_slices_of_a_cluster(lines: int, splits: int, tmp_path: Path) -> None:
     ]
     for problem, values in found:
         assert FAMILY.rule(problem, values, H200) is None
-    assert findings(found, tmp_path) == []
+    assert findings(FAMILY, found, tmp_path) == []
 
 
 def test_sums_of_a_cluster_need_no_workspace_and_no_second_launch() -> None:

@@ -3,8 +3,6 @@ within operands, banks of shared memory, mistakes that must show; what is derive
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,57 +10,18 @@ import pytest
 
 from backends.cache import BinaryCache
 from backends.cuda.compiler import compile_unit
-from backends.errors import CompileError, LaunchError
+from backends.errors import CompileError
 from backends.kernels.families import FAMILIES, HEADERS
 from backends.kernels.streaming import streamed
 from backends.problem import GemmProblem, from_blas, from_bmm, from_linear
 from backends.solution import Parameter
+from tests.backends.kernels.checked import WAYS, findings, with_a_mistake
 from tests.backends.kernels.host import H200, HostDevice, HostKernel, built, compiled, source
 from tests.backends.kernels.samples import legal_values
 from tuners.inputs import Case
 from tuners.verify import Verifier
 
 FAMILY = FAMILIES["skinny-short"]
-Values = Mapping[str, Parameter]
-
-#: What loads as it is on a GPU: every byte of it lies in an operand. (read16_if() knows that by itself.)
-CHECKED = """
-#include "mma.h"
-#include "operand_tile.h"
-namespace gemmtune {
-inline Words checked_stream(const void* p, bool there) {
-    if (there) within_operand(p, 16);
-    return stream16(p, there);
-}
-}  // namespace gemmtune
-#define stream16_part checked_stream
-"""
-WAYS = """
-extern "C" int ways() {
-    const int found = gemmtune::host::machine.ways;
-    gemmtune::host::machine.ways = 0;
-    return found;
-}
-"""
-
-
-def findings(found: Sequence[tuple[GemmProblem, Values]], folder: Path, headers: Path = HEADERS) -> list[str]:
-    """What is wrong with candidates, computed threads first to last and last to first."""
-    assert all(FAMILY.rule(problem, values, H200) is None for problem, values in found)
-    configurations = [FAMILY.configuration(problem, values) for problem, values in found]
-    single = {one.unit: one for one in configurations}
-    library = compiled(CHECKED + source(list(single.values())), folder / "kernels.so", 32, headers)
-    kernels = dict(zip(single, built(library, list(single.values())), strict=True))
-    verifier = Verifier(HostDevice())  # type: ignore[arg-type]  # memory is all that it asks for
-    said = []
-    for (problem, values), one in zip(found, configurations, strict=True):
-        kernel = replace(kernels[one.unit], found=one)
-        for other_way in (False, True):
-            case = Case(problem, 3, "normal", "exact")
-            wrong = verifier.check(HostKernel(kernel, other_way), case, runs=1).wrong
-            if wrong:
-                said.append(f"{problem.slug} {dict(values)} {other_way}: {wrong}")
-    return said
 
 
 def chosen(unroll: int, warps: int) -> dict[str, Parameter]:
@@ -93,7 +52,7 @@ def test_it_computes_right(name: str, tmp_path: Path) -> None:
         some = [{**one, "stream": stream} for one in legal_values(FAMILY, problem, H200, 40, len(name))]
         found += [one for one in some if FAMILY.rule(problem, one, H200) is None][:3]
     assert found
-    assert findings([(problem, one) for one in found], tmp_path) == []
+    assert findings(FAMILY, [(problem, one) for one in found], tmp_path) == []
 
 
 @pytest.mark.parametrize("alignment", [2, 4, 8, 16])
@@ -104,7 +63,7 @@ def test_lines_and_columns_start_at_every_element(alignment: int, tmp_path: Path
                    alignment=alignment), chosen(2, 3))
         for k in (128, 131) for more in range(8)
     ]  # fmt: skip
-    assert findings(found, tmp_path) == []
+    assert findings(FAMILY, found, tmp_path) == []
 
 
 def test_every_end_of_lines(tmp_path: Path) -> None:
@@ -116,7 +75,7 @@ def test_every_end_of_lines(tmp_path: Path) -> None:
             (33, 71, 4), (63, 5, 8), (95, 66, 7), (122, 129, 6), (128, 127, 1), (159, 15, 2), (185, 70, 3),
         )
     ]  # fmt: skip
-    assert findings(found, tmp_path) == []
+    assert findings(FAMILY, found, tmp_path) == []
 
 
 def test_banks_of_shared_memory(tmp_path: Path) -> None:
@@ -158,11 +117,6 @@ MISTAKES = (
 @pytest.mark.parametrize("number", range(len(MISTAKES)))
 def test_a_mistake_shows(number: int, tmp_path: Path) -> None:
     text, wrong = MISTAKES[number]
-    for path in HEADERS.glob("*.h"):
-        shutil.copy(path, tmp_path)
-    good = (HEADERS / "skinny_short.h").read_text()
-    assert good.count(text) == 1
-    (tmp_path / "skinny_short.h").write_text(good.replace(text, wrong))
     found = [
         (from_blas(lines, columns, k, "bf16", trans_a="T", lda=k + more, ldb=k + more, alignment=alignment),
          chosen(2, 4))
@@ -172,11 +126,7 @@ def test_a_mistake_shows(number: int, tmp_path: Path) -> None:
         )
     ]  # fmt: skip
     found.append((from_bmm(2, 7, 20, 75, "bf16", trans_b="T", alignment=2), chosen(2, 4)))
-    try:
-        said = findings(found, tmp_path, tmp_path)
-    except LaunchError as error:  # what the launch itself finds
-        said = [str(error)]
-    assert said != []
+    assert with_a_mistake(FAMILY, found, tmp_path, ["skinny_short.h"], text, wrong) != []
 
 
 # ---- what is derived, and what is listed -----------------------------------------------------------
