@@ -1,4 +1,4 @@
-"""Kernels on the host whose every load must lie in an operand: what is wrong of them, also by a planted mistake."""
+"""Kernels on the host whose every load must lie in an operand: what is wrong of them, or of planted mistakes."""
 
 from __future__ import annotations
 
