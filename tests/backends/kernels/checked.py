@@ -1,4 +1,4 @@
-"""Kernels on the host whose every load must lie in an operand: what is wrong of them, or of planted mistakes."""
+"""Kernels on the host whose every load must lie in an operand: what is wrong of them, mistakes planted."""
 
 from __future__ import annotations
 
