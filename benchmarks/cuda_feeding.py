@@ -3,7 +3,8 @@
 For every product of a list that the family takes, and every candidate that it lists: the kernel as it is, and with
 lines of its header changed, timed as candidates are, in graphs over cold operands. What changed kernels store is
 wrong, and nobody looks at it. Without multiplications tiles arrive in shared memory as in the whole kernel, in the
-same registers and stages, and D is stored: a product of such tiles takes at least as long, however fast it multiplies.
+same registers and stages, each asked for as soon as the one before it in its buffer has come, and D is stored: what a
+product whose tiles come so would take if multiplying took nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from tuners.policy import MeasurementPolicy
 
 FAMILY = "tile-wgmma"
 #: At most so many of what the family lists are tried.
-MOST = 48
+MOST = 96
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,11 @@ _NO_PRODUCTS = (
         "            if (tiles == 1 << 20) {\n            begin_products();\n",
     ),
     Change("            wait_products<1>();", "            wait_products<1>(); }"),
+    # Nor has a buffer to be kept until the next tile has come.
+    Change(
+        "if (tile > 0 && tile + STAGES <= tiles) release(&empty[last]);",
+        "if (tile + STAGES < tiles) release(&empty[ring.stage]);",
+    ),
 )
 _OWN_SUMS = (
     Change("        if (SPLITS == 1) return *at;\n", "        return *at;\n"),

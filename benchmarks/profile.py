@@ -166,10 +166,11 @@ def document(
     old = [row for row in kept["rows"] if row["name"] not in new]
     places = {name: place for place, name in enumerate(order)}
     every = sorted([*made, *old], key=lambda row: places.get(row["name"], len(places)))
-    environments = {found.environment.uuid: found.environment}
+    environments = [found.environment]
     for one in kept["environments"] if old else ():
-        environments.setdefault(one["uuid"], Environment.from_dict(one))
-    return list(environments.values()), {
+        if (earlier_one := Environment.from_dict(one)) not in environments:
+            environments.append(earlier_one)
+    return environments, {
         "what": "Nsight Compute's figures of a launch's kernels, caches flushed before each",
         "commits": sorted({row.get("commit", here) for row in every}), "rows": every,
     }  # fmt: skip

@@ -102,8 +102,8 @@ def feeding(document: Mapping[str, Any]) -> str:
         "lists first, whole and without some of what they do, in the same graphs over cold operands. Feeding and sums: "
         "tiles arrive in shared memory by TMA, with multicast, as in the whole kernel, slices' sums are added up through "
         "the cluster and D is stored, but nothing is multiplied; feeding: nor are sums added up, every block stores its "
-        "own part; sums and storing: no tiles arrive. A product of such tiles takes no less than feeding, however fast it "
-        f"multiplies.\n\n{cells.table(heads, lines)}\n{source(document)}\n"
+        "own part; sums and storing: no tiles arrive. Feeding is what these copies would take of a product whose "
+        f"multiplications took nothing.\n\n{cells.table(heads, lines)}\n{source(document)}\n"
     )
 
 

@@ -9,6 +9,7 @@ from typing import ClassVar
 from backends.dtypes import DTYPES
 from backends.environment import Environment
 from backends.kernels.family import Configuration, KernelFamily, Values, number
+from backends.kernels.hopper import scheduled
 from backends.kernels.legality import (
     UNIT_REGISTERS,
     arch_of,
@@ -51,7 +52,7 @@ class SkinnyShort(KernelFamily):
     columns: ClassVar[tuple[int, int]] = (1, 8)
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
         "stream": STREAMS, "unroll": (1, 2, 3, 4, 6, 8),
-        "warps": (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 16, 18, 20, 22, 25, 28, 32),
+        "warps": (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 16, 18, 20, 22, 25, 28),
     }  # fmt: skip
 
     def supports(self, problem: GemmProblem) -> bool:
@@ -72,7 +73,7 @@ class SkinnyShort(KernelFamily):
         return first(
             threads_rule(threads, arch),
             shared_rule(self._shared_bytes(product, values), arch),
-            registers_rule(self._registers(product, values), threads),
+            registers_rule(self._registers(product, values), scheduled(threads)),
             grid_rule(self._blocks(product), product),
         )
 
