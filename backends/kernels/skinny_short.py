@@ -9,7 +9,6 @@ from typing import ClassVar
 from backends.dtypes import DTYPES
 from backends.environment import Environment
 from backends.kernels.family import Configuration, KernelFamily, Values, number
-from backends.kernels.hopper import scheduled
 from backends.kernels.legality import (
     UNIT_REGISTERS,
     arch_of,
@@ -73,7 +72,7 @@ class SkinnyShort(KernelFamily):
         return first(
             threads_rule(threads, arch),
             shared_rule(self._shared_bytes(product, values), arch),
-            registers_rule(self._registers(product, values), scheduled(threads)),
+            registers_rule(self._registers(product, values), threads),
             grid_rule(self._blocks(product), product),
         )
 
