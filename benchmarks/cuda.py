@@ -5,7 +5,8 @@
     python -m benchmarks.cuda launch     host microseconds to launch a stored cuBLASLt solution from Python
     python -m benchmarks.cuda trap       algorithm 66's splits of k: which are wrong, and are they foretold
     python -m benchmarks.cuda floor      what padding the odd shapes costs by itself, reading one token's weights,
-                                         moving odd shapes' operands and feeding tensor cores: how far products can go
+                                         moving odd shapes' operands, feeding tensor cores, and the even products
+                                         inside odd ones: how far products can go
     python -m benchmarks.cuda types      a problem of every combination of types, tuned or its stated error
     python -m benchmarks.cuda repeat     6 shapes tuned twice: is the second winner in the first tie set
 

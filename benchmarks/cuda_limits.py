@@ -8,7 +8,7 @@ from typing import Any
 
 from backends.problem import GemmProblem
 from backends.registry import FoundDevice
-from benchmarks import cuda_feeding, cuda_floor, cuda_reading
+from benchmarks import cuda_feeding, cuda_floor, cuda_inside, cuda_reading
 from benchmarks.cuda_tuned import ceilings_of, kernel_cache, machine, read_shapes
 from benchmarks.report import write
 from tuners.ceilings import Ceilings
@@ -21,11 +21,12 @@ FLOORS: Mapping[str, tuple[str, Measured]] = {
     "reading": ("decode_m1", cuda_reading.reading),
     "moving": ("odd", cuda_reading.moving),
     "feeding": ("odd", cuda_feeding.feeding),
+    "inside": ("odd", cuda_inside.inside),
 }
 
 
 def floor(options: argparse.Namespace) -> None:
-    """What padding, reading, moving and feeding take by themselves: how far products can go."""
+    """What padding, reading, moving and feeding take by themselves, and even products inside odd ones."""
     device = machine(options.device, 1)[0]
     with DeviceRunner(device, kernel_cache()) as runner:
         ceilings = ceilings_of(runner, [options.dtype])

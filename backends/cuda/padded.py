@@ -36,10 +36,10 @@ ALIGNMENT = 16
 PADS = ("all", "inputs")
 #: Of kernels that care for A and B alone.
 FACTORS = "factors"
-_SOURCE, _KERNEL = "pad.cu", "pad"
+_SOURCE, _INTO, _OUT = "pad.cu", "pad", "unpad"
 _THREADS, _IN_FLIGHT, _MOST_COPIES = 256, 4, 8
 #: Blocks that a large GPU runs at once; and the most of a copy, whose threads then loop.
-_ENOUGH_BLOCKS, _MOST_BLOCKS = 396, 2**26
+_ENOUGH_BLOCKS, _MOST_BLOCKS = 264, 2**26
 #: Chunks of a line that a warp writes; lines of this many chunks are shared by whole blocks.
 _WARP, _LONG = 32, 2**13
 #: Bytes of a cache line; a copy is by at most one so-manieth larger for its columns to start at them.
@@ -264,10 +264,20 @@ class _Copy(ctypes.Structure):
         ("source_pitch", ctypes.c_int64), ("target_pitch", ctypes.c_int64),
         ("source_stride", ctypes.c_int64), ("target_stride", ctypes.c_int64),
         ("width", ctypes.c_int64), ("lines", ctypes.c_int64), ("batch", ctypes.c_int64),
+        ("source_step", ctypes.c_int64), ("target_step", ctypes.c_int64), ("apart", ctypes.c_int64),
         ("first", ctypes.c_uint32), ("span_x", ctypes.c_uint32), ("span_y", ctypes.c_uint32),
-        ("span_z", ctypes.c_uint32), ("across_log", ctypes.c_uint32),
-        ("along", ctypes.c_int32), ("fill", ctypes.c_int32),
+        ("span_z", ctypes.c_uint32), ("across_log", ctypes.c_uint32), ("along", ctypes.c_int32),
     )  # fmt: skip
+
+    def stepping(self) -> _Copy:
+        """This one, its steps those of its spans."""
+        if self.along:
+            self.apart = self.source_step = self.target_step = (self.span_x << self.across_log) * 16
+        else:
+            self.apart = self.span_y * (_THREADS >> self.across_log)
+            on = self.apart if self.apart < self.lines else 0  # there is no second line
+            self.source_step, self.target_step = on * self.source_pitch, on * self.target_pitch
+        return self
 
 
 class Copies(ctypes.Structure):
@@ -278,10 +288,11 @@ class Copies(ctypes.Structure):
 
 @dataclass(frozen=True)
 class CopyLaunch:
-    """Copies of one launch without their addresses, and its blocks."""
+    """Copies of one launch without their addresses, its blocks, and the kernel."""
 
     argument: Copies
     blocks: int
+    kernel: str
 
     @property
     def grid(self) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
@@ -305,7 +316,7 @@ def copy_launch(pairs: Sequence[tuple[Layout, Layout]], out: bool = False) -> Co
         copy.first = blocks
         blocks += copy.span_x * copy.span_y * copy.span_z
         argument.of[index] = copy
-    return CopyLaunch(argument, blocks)
+    return CopyLaunch(argument, blocks, _OUT if out else _INTO)
 
 
 def _copy(own: Layout, ours: Layout, out: bool) -> _Copy:
@@ -319,8 +330,8 @@ def _copy(own: Layout, ours: Layout, out: bool) -> _Copy:
     across_log, spans, along = _shape(width, lines, batch, fill=not out)
     return _Copy(
         0, 0, near.bytes, near.ld * size, far.ld * size, near.stride * size, far.stride * size,
-        width, lines, batch, 0, *spans, across_log, int(along), int(not out),
-    )  # fmt: skip
+        width, lines, batch, 0, 0, 0, 0, *spans, across_log, int(along),
+    ).stepping()  # fmt: skip
 
 
 def _shape(width: int, lines: int, batch: int, fill: bool) -> tuple[int, tuple[int, int, int], bool]:
@@ -335,6 +346,8 @@ def _shape(width: int, lines: int, batch: int, fill: bool) -> tuple[int, tuple[i
     else:
         y = min(y, max(-(-y // _IN_FLIGHT), -(-_ENOUGH_BLOCKS // (x * batch))))
     y = min(y, max(1, _MOST_BLOCKS // x))
+    if not along and y * (_THREADS // across) < lines:  # every so-manieth line starts at the same place
+        y = _up(y, max(1, ALIGNMENT * across // _THREADS))
     return across.bit_length() - 1, (x, y, min(batch, max(1, _MOST_BLOCKS // (x * y)))), along
 
 
@@ -364,7 +377,11 @@ class PaddedKernel:
         self._kernel, self._device, self._plan = kernel, device, _plan(problem, pad)
         self._starts, self._bytes = buffers(problem, pad)
         self.workspace_bytes = self._bytes + kernel.workspace_bytes
-        self._function = device.function(_SOURCE, _KERNEL, self._plan.defines)
+        self._functions = {
+            launch.kernel: device.function(_SOURCE, launch.kernel, self._plan.defines)
+            for launch in (self._plan.into, self._plan.back)
+            if launch is not None
+        }
 
     @property
     def partial_sums(self) -> int:
@@ -402,5 +419,6 @@ class PaddedKernel:
     def _copying(self, launch: CopyLaunch | None, addresses: Iterable[tuple[int, int]]) -> Launch | None:
         if launch is None:
             return None
-        arguments = self._function.pack(launch.at(addresses))
-        return on_heels(self._function, self._device, *launch.grid, arguments)  # pad.cu waits itself
+        function = self._functions[launch.kernel]
+        arguments = function.pack(launch.at(addresses))
+        return on_heels(function, self._device, *launch.grid, arguments)  # pad.cu waits itself

@@ -31,16 +31,17 @@ typedef unsigned long long Unit;
 
 // Pitches and strides in bytes. `source_bytes`: from the source's first byte to the end of its last line.
 // A block's threads are `across` (a power of two) chunks of a line by THREADS / across lines, and the copy's
-// blocks, from `first` on, are span_x by span_y by span_z. A thread's chunks in flight lie apart by all that
-// the blocks cover: along the line where `along`, else from line to line.
-// `fill`: the target's lines are aligned to 16 and have room up to the next 16 bytes, which is set to zero.
+// blocks, from `first` on, are span_x by span_y by span_z. A thread's chunks lie apart by all that the blocks
+// cover, along the line where `along`, else from line to line: by `source_step` and `target_step` bytes, and by
+// `apart` bytes of the line, or lines.
 struct Copy {
     const unsigned char* source;
     unsigned char* target;
     i64 source_bytes, source_pitch, target_pitch, source_stride, target_stride;
     i64 width, lines, batch;
+    i64 source_step, target_step, apart;
     unsigned first, span_x, span_y, span_z, across_log;
-    int along, fill;
+    int along;
 };
 
 // In the order of their blocks.
@@ -106,93 +107,108 @@ __device__ __forceinline__ void scattered(unsigned char* target, uint4 chunk, in
     }
 }
 
-// A chunk on its way: its place in the target, its line's bytes of it (to <= from: none), and what they lie
-// in: aligned 16 bytes of the source from byte `shift` on and, where they reach those, the next 16.
-struct Chunk {
-    unsigned char* target;  // aligned to 16
-    uint4 low, high;
-    int bits;  // from, to, shift: a byte each, which spares registers
-
-    __device__ __forceinline__ int from() const { return bits & 255; }
-    __device__ __forceinline__ int to() const { return bits >> 8 & 255; }
-    __device__ __forceinline__ unsigned shift() const { return static_cast<unsigned>(bits) >> 16; }
-};
-
-__device__ __forceinline__ Chunk loaded(const Copy& copy, i64 number, i64 line, i64 batch) {
-    Chunk chunk;
-    unsigned char* const start = copy.target + batch * copy.target_stride + line * copy.target_pitch;
-    const int head = copy.fill ? 0 : static_cast<int>(reinterpret_cast<u64>(start) & 15);
-    const i64 offset = number * 16 - head;  // of the chunk in the line, before which it may begin
-    const i64 left = copy.width - offset;
-    chunk.target = start + offset;
-    const int from = offset < 0 ? static_cast<int>(-offset) : 0;
-    const int to = line < copy.lines ? static_cast<int>(left < 0 ? 0 : left < 16 ? left : 16) : 0;
-
+// A thread's chunks from (`line`, `number`) on: ALONG the line, or the same of every so-manieth line. All lie at
+// the same place within 16 bytes, so that what is to be done is worked out once.
+template <bool FILL, bool ALONG>
+__device__ __forceinline__ void walk(const Copy& copy, i64 number, i64 line, i64 batch) {
+    unsigned char* to_at = copy.target + batch * copy.target_stride + line * copy.target_pitch;
+    const i64 offset = number * 16 - (FILL ? 0 : static_cast<int>(reinterpret_cast<u64>(to_at) & 15));
+    to_at += offset;  // before its line, maybe
     const i64 at = batch * copy.source_stride + line * copy.source_pitch + offset;
-    const unsigned char* const source = copy.source + at;
-    int shift = static_cast<int>(reinterpret_cast<u64>(source) & 15);
-    const bool both = shift + to > 16;
-    const i64 base = at - shift;
-    chunk.low.x = chunk.low.y = chunk.low.z = chunk.low.w = 0;
-    chunk.high = chunk.low;
-    if (to <= from) {
-        chunk.bits = 0;
-        return chunk;
+    const unsigned shift = static_cast<unsigned>(reinterpret_cast<u64>(copy.source + at)) & 15;
+    i64 base = at - shift;
+    const u64 last = static_cast<u64>(copy.source_bytes - (shift ? 32 : 16));  // where words may begin
+
+    // What is left: bytes of the line from here on, or lines.
+    const i64 width = copy.width - offset;
+    i64 left = ALONG ? width : width > 0 ? copy.lines - line : 0;
+    int from = offset < 0 ? static_cast<int>(-offset) : 0;
+    const int to = ALONG || width >= 16 ? 16 : static_cast<int>(width);
+    const bool by_words = copy.source_bytes >= 32 && ((copy.source_step | copy.target_step) & 15) == 0;
+    while (left > 0) {
+        uint4 low[IN_FLIGHT], high[IN_FLIGHT];
+        bool here[IN_FLIGHT];
+        unsigned skipped = 0;
+#pragma unroll
+        for (int i = 0; i < IN_FLIGHT; i++) {  // all loaded before the first is used
+            // Along a line the first chunk may begin before it, and the last one end behind it.
+            here[i] = by_words && left > (ALONG ? 15 : 0) && static_cast<u64>(base) <= last;
+            if (ALONG && i == 0 && from > 0) here[i] = false;
+            if (here[i]) {
+                const uint4* const words = reinterpret_cast<const uint4*>(copy.source + base);
+                low[i] = words[0];  // not by __ldg(): D was stored since this launch started (see pad())
+                high[i] = words[shift ? 1 : 0];
+            } else if (left > 0) {
+                skipped |= 1u << i;
+            }
+            left -= copy.apart, base += copy.source_step;
+        }
+#pragma unroll
+        for (int i = 0; i < IN_FLIGHT; i++) {
+            if (here[i]) {
+                uint4 out = shifted(low[i], high[i], shift);
+                if (FILL && to < 16) {
+                    out.x = kept(out.x, to), out.y = kept(out.y, to - 4);
+                    out.z = kept(out.z, to - 8), out.w = kept(out.w, to - 12);
+                }
+                if (FILL || ALONG || to - from == 16) *reinterpret_cast<uint4*>(to_at) = out;
+                else scattered(to_at, out, from, to);
+            }
+            to_at += copy.target_step;
+        }
+        for (int back = IN_FLIGHT; skipped != 0; --back, skipped >>= 1) {  // at the ends
+            if ((skipped & 1) == 0) continue;
+            const i64 rest = left + back * copy.apart;
+            const int until = ALONG && rest < 16 ? static_cast<int>(rest) : to;
+            const int begin = ALONG && back < IN_FLIGHT ? 0 : from;
+            const unsigned char* const source = copy.source + (base + shift - back * copy.source_step);
+            unsigned char* const target = to_at - back * copy.target_step;
+            const uint4 out = gathered(source, begin, until);
+            if (FILL) *reinterpret_cast<uint4*>(target) = out;
+            else scattered(target, out, begin, until);
+        }
+        if (ALONG) from = 0;
     }
-    if (base >= 0 && base + (both ? 32 : 16) <= copy.source_bytes) {
-        const uint4* const words = reinterpret_cast<const uint4*>(source - shift);
-        chunk.low = *words;  // not by __ldg(): D was stored since this launch started (see pad())
-        if (both) chunk.high = words[1];
-    } else {
-        chunk.low = gathered(source, from, to);
-        shift = 0;
-    }
-    chunk.bits = from | to << 8 | shift << 16;
-    return chunk;
 }
 
-__device__ __forceinline__ void stored(const Copy& copy, const Chunk& chunk) {
-    const int from = chunk.from(), to = chunk.to();
-    if (to <= from) return;
-    uint4 out = shifted(chunk.low, chunk.high, chunk.shift());
-    if (to - from == 16) {
-        *reinterpret_cast<uint4*>(chunk.target) = out;
-    } else if (copy.fill) {
-        out.x = kept(out.x, to), out.y = kept(out.y, to - 4);
-        out.z = kept(out.z, to - 8), out.w = kept(out.w, to - 12);
-        *reinterpret_cast<uint4*>(chunk.target) = out;
-    } else {
-        scattered(chunk.target, out, from, to);
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, 3) pad(const __grid_constant__ Copies copies) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");  // launched while the launch before this one ends
-#endif
-    int which = 0;
-    while (which + 1 < copies.count && blockIdx.x >= copies.of[which + 1].first) which++;
-    const Copy& copy = copies.of[which];
+template <bool FILL, bool ALONG>
+__device__ __forceinline__ void run(const Copy& copy) {
     const unsigned block = blockIdx.x - copy.first, row = block / copy.span_x, layer = row / copy.span_y;
     const unsigned x = block - row * copy.span_x, y = row - layer * copy.span_y;
     const unsigned across = 1u << copy.across_log, down = THREADS >> copy.across_log;
     const i64 first_chunk = static_cast<i64>(x) * across + (threadIdx.x & (across - 1));
     const i64 first_line = static_cast<i64>(y) * down + (threadIdx.x >> copy.across_log);
     const i64 wide = static_cast<i64>(copy.span_x) * across, high = static_cast<i64>(copy.span_y) * down;
-    const i64 step_x = copy.along ? wide : 0, step_y = copy.along ? 0 : high;
-    const i64 far_x = copy.along ? wide * IN_FLIGHT : wide, far_y = copy.along ? high : high * IN_FLIGHT;
-    const i64 chunks = (copy.width + (copy.fill ? 15 : 30)) / 16;
+    const i64 chunks = (copy.width + (FILL ? 15 : 30)) / 16;
     for (i64 batch = layer; batch < copy.batch; batch += copy.span_z) {
-        for (i64 line = first_line; line < copy.lines; line += far_y) {
-            for (i64 chunk = first_chunk; chunk < chunks; chunk += far_x) {
-                Chunk moving[IN_FLIGHT];  // all loaded before the first is used
-#pragma unroll
-                for (int i = 0; i < IN_FLIGHT; i++) {
-                    moving[i] = loaded(copy, chunk + i * step_x, line + i * step_y, batch);
-                }
-#pragma unroll
-                for (int i = 0; i < IN_FLIGHT; i++) stored(copy, moving[i]);
-            }
+        if (ALONG) {
+            for (i64 line = first_line; line < copy.lines; line += high)
+                walk<FILL, ALONG>(copy, first_chunk, line, batch);
+        } else {
+            for (i64 chunk = first_chunk; chunk < chunks; chunk += wide)
+                walk<FILL, ALONG>(copy, chunk, first_line, batch);
         }
     }
+}
+
+template <bool FILL>
+__device__ __forceinline__ void run(const Copies& copies) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");  // launched while the launch before this one ends
+#endif
+    int which = 0;
+    while (which + 1 < copies.count && blockIdx.x >= copies.of[which + 1].first) which++;
+    if (copies.of[which].along) run<FILL, true>(copies.of[which]);
+    else run<FILL, false>(copies.of[which]);
+}
+
+// FILL, into our buffers: lines of the target are aligned to 16 and have room up to the next 16 bytes, which is
+// set to zero.
+extern "C" __global__ void __launch_bounds__(THREADS, 3) pad(const __grid_constant__ Copies copies) {
+    run<true>(copies);
+}
+
+// And out of them.
+extern "C" __global__ void __launch_bounds__(THREADS, 3) unpad(const __grid_constant__ Copies copies) {
+    run<false>(copies);
 }

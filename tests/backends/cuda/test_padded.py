@@ -236,17 +236,17 @@ def test_a_launch_copies_in_multiplies_and_copies_out() -> None:
     assert kernel.partial_sums == 3
     starts, size = buffers(BOTH, "all")
     names = [entry[0] for entry in device.log]
-    pad = ("dependent", "pad.cu", "pad", (("UNIT", "2"),))
-    assert names == [pad, "multiply", pad]
+    pad, unpad = (("dependent", "pad.cu", name, (("UNIT", "2"),)) for name in ("pad", "unpad"))
+    assert names == [pad, "multiply", unpad]
     _, inside, workspace = device.log[1]
     assert (inside.a, inside.b, inside.d) == tuple(0x100000 + starts[name] for name in "abd")
     assert workspace == 0x100000 + size
     (into,), (back,) = device.log[0][3], device.log[2][3]
     assert (into.count, back.count) == (2, 1)
     a, b, d = into.of[0], into.of[1], back.of[0]
-    assert (a.source, a.target, a.fill, a.source_bytes) == (0x1000, inside.a, 1, 99 * 129 * 2)
-    assert (b.source, b.target, b.fill, b.source_bytes) == (0x2000, inside.b, 1, 64 * 129 * 2)
-    assert (d.source, d.target, d.fill) == (inside.d, 0x3000, 0)
+    assert (a.source, a.target, a.source_bytes) == (0x1000, inside.a, 99 * 129 * 2)
+    assert (b.source, b.target, b.source_bytes) == (0x2000, inside.b, 64 * 129 * 2)
+    assert (d.source, d.target) == (inside.d, 0x3000)
     assert (d.source_pitch, d.target_pitch, d.width, d.lines) == (208, 198, 198, 64)
     # Launches bound before keep their own addresses.
     kernel.bind(replace(operands, a=0x5000), 0x200000)
@@ -259,8 +259,8 @@ def test_before_sm_90_a_copy_is_a_plain_launch() -> None:
     family = PaddedCublasLt(Inner())
     first = next(family.listed(BOTH, device, None))
     family.load(BOTH, first, None, device).bind(Operands(0x1000, 0x2000, 0, 0x3000, 0, 1.0, 0.0), 0x100000)()
-    pad = ("pad.cu", "pad", (("UNIT", "2"),))
-    assert [entry[0] for entry in device.log] == [pad, "multiply", pad]
+    pad, unpad = (("pad.cu", name, (("UNIT", "2"),)) for name in ("pad", "unpad"))
+    assert [entry[0] for entry in device.log] == [pad, "multiply", unpad]
 
 
 def test_a_pad_without_candidates_leaves_the_others() -> None:
@@ -337,26 +337,10 @@ static Index blockIdx, threadIdx;
 static unsigned __funnelshift_r(unsigned low, unsigned high, unsigned bits) {
     return bits ? low >> bits | high << (32 - bits) : low;
 }
-struct Copies;
-static const Copies* running;
-static bool readable(const unsigned char* from);  // 16 bytes of it
-static uint4 __ldg(const uint4* at) {
-    const unsigned char* byte = reinterpret_cast<const unsigned char*>(at);
-    if (reinterpret_cast<unsigned long long>(at) % 16 || !readable(byte)) abort();
-    return *at;
-}
 #include "pad.cu"
-static bool readable(const unsigned char* from) {
-    for (int i = 0; i < running->count; i++) {
-        const Copy& one = running->of[i];
-        if (from >= one.source && from + 16 <= one.source + one.source_bytes) return true;
-    }
-    return false;
-}
-extern "C" void run(const Copies* copies, unsigned blocks) {
-    running = copies;
+extern "C" void run(const Copies* copies, unsigned blocks, bool out) {
     for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++)
-        for (threadIdx.x = 0; threadIdx.x < THREADS; threadIdx.x++) pad(*copies);
+        for (threadIdx.x = 0; threadIdx.x < THREADS; threadIdx.x++) out ? unpad(*copies) : pad(*copies);
 }
 """
 
@@ -408,6 +392,7 @@ def _fewer(launch: CopyLaunch, rng: np.random.Generator) -> int:
         copy.span_y = int(rng.integers(1, copy.span_y + 1))
         copy.span_z = int(rng.integers(1, copy.span_z + 1))
         copy.first = blocks
+        copy.stepping()
         blocks += copy.span_x * copy.span_y * copy.span_z
     return blocks
 
@@ -445,7 +430,7 @@ def test_the_kernel_copies_every_element_and_touches_nothing_else(
             addresses.append((to, at) if out else (at, to))
         launch = copy_launch(pairs, out)
         blocks = _fewer(launch, rng) if rng.integers(0, 2) else launch.blocks
-        library.run(ctypes.byref(launch.at(addresses)), ctypes.c_uint(blocks))
+        library.run(ctypes.byref(launch.at(addresses)), ctypes.c_uint(blocks), out)
         for (own, ours), (far, far_start, near, near_start, was_far, was_near) in zip(
             pairs, memory, strict=True
         ):
@@ -473,14 +458,14 @@ _PRODUCTS = [
 class _HostFunction:
     """The copying kernel run at once on the host."""
 
-    def __init__(self, library: Any) -> None:
-        self._library = library
+    def __init__(self, library: Any, out: bool) -> None:
+        self._library, self._out = library, out
 
     def pack(self, argument: Copies) -> Copies:
         return argument
 
     def launch(self, grid: Any, block: Any, argument: Copies, stream: int, shared: int = 0) -> None:
-        self._library.run(ctypes.byref(argument), ctypes.c_uint(grid[0]))
+        self._library.run(ctypes.byref(argument), ctypes.c_uint(grid[0]), self._out)
 
     def dependent(self, *how: Any) -> Launch:
         return lambda: self.launch(*how)
@@ -492,7 +477,7 @@ class _HostDevice(FakeDevice):
         self._libraries = libraries
 
     def function(self, source: str, name: str, defines: Any = None) -> Any:
-        return _HostFunction(self._libraries[defines["UNIT"]])
+        return _HostFunction(self._libraries[defines["UNIT"]], out=name == "unpad")
 
 
 def _at(address: int, layout: Layout, storage: Any) -> npt.NDArray[Any]:
@@ -566,11 +551,13 @@ def test_products_on_copies_are_the_products(
 @pytest.mark.parametrize("unit", [1, 2, 4, 8])
 def test_copies_wait_before_they_touch_memory(unit: int) -> None:
     text, flags = (KERNELS / "pad.cu").read_text(), [f"-DUNIT={unit}"]
-    (entry,) = compiled(text, "sm_90", list(KERNELS.glob("*.h")), flags).values()
-    waits_first(entry)
-    (older,) = compiled(text, "sm_80", list(KERNELS.glob("*.h")), flags).values()
-    assert "griddepcontrol" not in older
-    assert "ld.global.nc" not in older
+    entries = compiled(text, "sm_90", list(KERNELS.glob("*.h")), flags)
+    assert len(entries) == 2
+    for entry in entries.values():
+        waits_first(entry)
+    for older in compiled(text, "sm_80", list(KERNELS.glob("*.h")), flags).values():
+        assert "griddepcontrol" not in older
+        assert "ld.global.nc" not in older
 
 
 @pytest.mark.cuda
@@ -581,7 +568,7 @@ def test_copies_on_a_gpu(unit: int, cache: BinaryCache) -> None:
 
     device = CudaBackend().open(0, cache)
     assert isinstance(device, CudaDevice)
-    function = device.function("pad.cu", "pad", {"UNIT": str(unit)})
+    into, out_of = (device.function("pad.cu", name, {"UNIT": str(unit)}) for name in ("pad", "unpad"))
     rng = np.random.default_rng(unit)
     dtype, step = DTYPES[_UNITS[unit]], 16 // unit
     for rows, columns, copies in ((1, 1, 1), (7, 5000, 3), (4097, 33, 2), (3 * 10**6 + 1, 2, 1)):
@@ -598,6 +585,7 @@ def test_copies_on_a_gpu(unit: int, cache: BinaryCache) -> None:
         for out in (False, True):
             launch = copy_launch([(theirs, padded)], out)
             argument = launch.at([(b, a) if out else (a, b)])
+            function = out_of if out else into
             function.launch(*launch.grid, function.pack(argument), device.stream)
             if not out:  # then everything is wiped and copied out again
                 whole = near.download(0, near.size).view(dtype.storage).reshape(copies, columns, ours)
