@@ -3,20 +3,19 @@
 Whoever multiplies an odd product has multiplied the one inside it, whose sizes are rounded down to multiples of
 eight: its lines all start at multiples of 16 bytes, so that every kernel there is takes it, tensor memory
 accelerator and all. Both are tuned, in one run and alike, over everything the backend has: the library's
-configurations, Triton's and our own. What the stack's call of the odd product takes over what the inner one takes
-is as fast as odd products get before somebody writes a faster kernel for even ones.
+configurations, Triton's and our own. What the default's call takes of the odd product, over what the inner one takes,
+is as much as odd products gain before somebody writes a faster kernel for even ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict
 from typing import Any
 
 from backends.problem import GemmProblem
 from backends.registry import FoundDevice
-from benchmarks.cuda_tuned import kernel_cache, say, tune
-from benchmarks.cuda_tuned import row as figures
+from benchmarks.cuda_tuned import Shape, in_words, kernel_cache, row, say, tune
 from benchmarks.report import geometric_mean
 from tuners.ceilings import Ceilings
 from tuners.runner import DeviceRunner, Runner
@@ -26,48 +25,44 @@ EVEN = 8
 _SECONDS = 6.0
 
 
-def even(size: int) -> int:
-    """Down to a multiple of eight; sizes below stay, as they make no line."""
-    return size // EVEN * EVEN or size
-
-
-def inner(problem: GemmProblem) -> GemmProblem:
-    """The product inside, its lines one after another. Raises ValueError where sizes of lines are below eight."""
-    a = problem.k if problem.trans_a == "T" else problem.m
-    b = problem.n if problem.trans_b == "T" else problem.k
-    if min(a, b, problem.m) < EVEN:
-        raise ValueError(f"{problem.slug} has lines of fewer than {EVEN} elements")
-    m, n, k = even(problem.m), even(problem.n), even(problem.k)
-    return replace(problem, m=m, n=n, k=k, lda=even(a), ldb=even(b), ldc=m, ldd=m)
+def inner(problem: GemmProblem) -> Shape:
+    """The product inside; sizes of less than eight stay, as lines they are none. Raises ValueError where k is one,
+    and for elements of other than 16 bits."""
+    if problem.k < EVEN or problem.dtype_a not in ("bf16", "fp16"):
+        raise ValueError(
+            f"{problem.slug} has no aligned product inside: k is {EVEN} at least, of 16-bit floats"
+        )
+    m, n, k = (size // EVEN * EVEN or size for size in (problem.n, problem.m, problem.k))
+    return Shape("inside", f"inside/{m}x{n}x{k}", m, n, k, problem.trans_a == "T")
 
 
 def inside(
     found: FoundDevice, shapes: Sequence[tuple[str, GemmProblem]], ceilings: Ceilings
 ) -> dict[str, Any]:
-    """Named products and the ones inside them, tuned."""
+    """Named products and the ones inside them: what all of them took, and what that leaves to the named ones."""
+    limits, rows = [], []
     with DeviceRunner(found, kernel_cache()) as runner:
-        rows = [_one(name, problem, runner, ceilings) for name, problem in shapes]
+        for name, problem in shapes:
+            within = inner(problem)
+            odd = _tuned(
+                Shape("odd", name, problem.n, problem.m, problem.k, within.trans_b), runner, ceilings
+            )
+            own = (within.m, within.n, within.k) == (odd["m"], odd["n"], odd["k"])
+            best = odd if own else _tuned(within, runner, ceilings)
+            rows += [odd] if own else [odd, best]
+            limits.append(
+                {"name": name, "inner": best["name"], "default_us": odd["baseline_us"], "best_us": odd["best_us"],
+                 "inner_us": best["best_us"], "ratio": odd["ratio"], "limit": odd["baseline_us"] / best["best_us"]}
+            )  # fmt: skip
     return {
-        "what": "the time of the default's call over that of the fastest kernel of the aligned product inside",
-        "seconds": _SECONDS, "limit_geometric_mean": geometric_mean([row["limit"] for row in rows]),
-        "ratio_geometric_mean": geometric_mean([row["ratio"] for row in rows]), "rows": rows,
+        "what": "the default's time over that of the fastest kernel known of the aligned product inside",
+        "seconds": _SECONDS, "ratio_geometric_mean": geometric_mean([one["ratio"] for one in limits]),
+        "limit_geometric_mean": geometric_mean([one["limit"] for one in limits]), "limits": limits, "rows": rows,
     }  # fmt: skip
 
 
-def _one(name: str, problem: GemmProblem, runner: Runner, ceilings: Ceilings) -> dict[str, Any]:
-    within = inner(problem)
-    odd = figures(tune(runner, problem, _SECONDS), ceilings)
-    best = odd if within == problem else figures(tune(runner, within, _SECONDS), ceilings)
-    row = {
-        "name": name, "m": problem.n, "n": problem.m, "k": problem.k, "baseline": odd["baseline"],
-        "default_us": odd["baseline_us"], "best_us": odd["best_us"], "ratio": odd["baseline_us"] / odd["best_us"],
-        "family": odd["family"], "inner": {"m": within.n, "n": within.m, "k": within.k},
-        "inner_us": best["best_us"], "inner_family": best["family"], "inner_parameters": best["parameters"],
-        "inner_default_us": best["baseline_us"], "inner_configurations": best["configurations"],
-        "inner_by_family": best["by_family"], "limit": odd["baseline_us"] / best["best_us"],
-    }  # fmt: skip
-    say(
-        f"{name}: {row['default_us']:.2f} us, tuned {row['best_us']:.2f} ({row['family']}); inside "
-        f"{within.n}x{within.m}x{within.k} {row['inner_us']:.2f} ({row['inner_family']})"
-    )
-    return row
+def _tuned(shape: Shape, runner: Runner, ceilings: Ceilings) -> dict[str, Any]:
+    problem = shape.problem("bf16")
+    figures = row(tune(runner, problem, _SECONDS), ceilings)
+    say(f"{shape.name}: {in_words(figures)}")
+    return {**asdict(shape), **figures}

@@ -4,9 +4,10 @@
     python -m benchmarks.profile odd/3x1000x777 --keep    other shapes' rows stay as they were measured
     python -m benchmarks.profile launch --pairs F         what runs under ncu: launches what F lists
 
-For shapes of the published lists, named as in shapes.json: the default's call and the winner that cuda-lists-bf16.json
-(or --lists: cuda-lists-bf16-libraries.json gives cuda-profile-libraries.json) has, each launched twice under `ncu` in a process of its own; the second launch's kernels are kept. Caches are flushed
-before each kernel, clocks are left alone. With --keep rows of shapes that are not asked for come from the document that
+For shapes of the published lists, named as in shapes.json, and others that the document has: the default's call and the
+winner that cuda-lists-bf16.json has (or --lists: cuda-lists-bf16-libraries.json gives cuda-profile-libraries.json, and
+cuda-inside.json cuda-profile-inside.json), each launched twice under `ncu` in a process of its own; the second launch's
+kernels are kept. Caches are flushed before each kernel, clocks are left alone. With --keep rows of shapes that are not asked for come from the document that
 is there, in --output or else in benchmarks/results, each with the commit that it was measured at.
 """
 
@@ -19,6 +20,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -199,14 +201,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         launch_file(options.pairs)
         return
     known = {shape.name: shape for shape in read_shapes()}
-    unknown = [name for name in options.shapes if name not in known]
-    if unknown:
-        raise SystemExit(f"no shape {unknown[0]!r} in the lists; one of them is {next(iter(known))}")
     tuned: dict[str, Any] = {}
     if options.lists.exists():
         tuned = {row["name"]: row for row in json.loads(options.lists.read_text())["rows"]}
+        for name, row in tuned.items():
+            known.setdefault(name, Shape(**{one.name: row[one.name] for one in fields(Shape)}))
+    unknown = [name for name in options.shapes if name not in known]
+    if unknown:
+        raise SystemExit(f"no shape {unknown[0]!r} in the lists; one of them is {next(iter(known))}")
     ncu, found = located(), machine("cuda", 1)[0]
-    name = options.lists.stem.replace("cuda-lists-bf16", "cuda-profile")
+    name = "cuda-profile" + options.lists.stem.removeprefix("cuda").removeprefix("-lists-bf16")
     kept: dict[str, Any] = {"environments": [], "rows": []}
     if options.keep:
         kept = earlier(name, options.output, found)

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks import cells
 from benchmarks.cells import source
-from benchmarks.tables_floors import feeding, floor, moving, reading
+from benchmarks.tables_floors import feeding, floor, inside, moving, reading
 
 #: List -> what a reader knows it as.
 TITLES: Mapping[str, str] = {
@@ -52,9 +52,11 @@ def sections(folder: Path) -> list[str]:
         ("reading", reading),
         ("moving", moving),
         ("feeding", feeding),
+        ("inside", inside),
         ("trap", trap),
         ("profile", profile),
         ("profile-libraries", profile),
+        ("profile-inside", profile),
     ):
         document = result(folder, f"cuda-{name}")
         if document is not None:
@@ -291,6 +293,8 @@ _PROFILED: Mapping[str, tuple[str, float]] = {
     "waves": ("Launch Statistics: Waves Per SM", 1.0),
     "occupancy %": ("Occupancy: Achieved Occupancy", 1.0),
 }
+#: Whose winners a document has, by what it was made from.
+_WINNERS = {"lists-bf16-libraries": ": libraries' winners", "inside": ": the even products inside odd ones"}
 
 
 def profile(document: Mapping[str, Any]) -> str:
@@ -311,7 +315,7 @@ def profile(document: Mapping[str, Any]) -> str:
         if "error" in row:
             lines.append([*head, row["error"].replace("|", "/")[:80], *["-"] * len(_PROFILED), *tail])
     heads = ["m x n x k", "call", "kernel", *_PROFILED, *(["commit"] if len(commits) > 1 else [])]
-    whose = ": libraries' winners" if "libraries" in document["command"] else ""
+    whose = next((title for name, title in _WINNERS.items() if name in document["command"]), "")
     return (
         f"## What the hardware does, by Nsight Compute{whose}\n\nEach kernel of one launch, caches flushed before it, clocks left "
         f"alone: shares are of the hardware's own peaks.\n\n{cells.table(heads, lines)}\n{source(document)}\n{_rows_of(commits)}"

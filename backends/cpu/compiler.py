@@ -24,7 +24,7 @@ from backends.errors import CompileError, CompilerMissing, StorageError
 
 KERNELS = Path(__file__).parent / "kernels"
 COMPILE_SECONDS = 120.0
-_FLAGS = (
+FLAGS = (
     "-std=c++17",
     "-O3",
     "-fPIC",
@@ -106,7 +106,7 @@ def compile_unit(unit: str, partition: str, cache: BinaryCache, extra: Sequence[
     compiler = find_compiler()
     if compiler is None:
         raise CompilerMissing(missing())
-    flags = (*_FLAGS, *target_flags(partition), *extra)
+    flags = (*FLAGS, *target_flags(partition), *extra)
     key = cache.key(
         {**_headers(_stamp()), "unit.cpp": unit},
         partition,

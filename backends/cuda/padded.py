@@ -8,8 +8,7 @@ copied m is rounded up, and the rows added, of whatever lies there, are not copi
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 from backends.cache import BinaryCache
 from backends.cuda.compiler import compile_cubin
+from backends.cuda.copies import SOURCE, CopyLaunch, copy_launch
 from backends.cuda.cublaslt import CublasLt
 from backends.cuda.driver import on_heels
 from backends.cuda.library import LibraryFamily
@@ -36,12 +36,6 @@ ALIGNMENT = 16
 PADS = ("all", "inputs")
 #: Of kernels that care for A and B alone.
 FACTORS = "factors"
-_SOURCE, _INTO, _OUT = "pad.cu", "pad", "unpad"
-_THREADS, _IN_FLIGHT, _MOST_COPIES = 256, 4, 8
-#: Blocks that a large GPU runs at once; and the most of a copy, whose threads then loop.
-_ENOUGH_BLOCKS, _MOST_BLOCKS = 264, 2**26
-#: Chunks of a line that a warp writes; lines of this many chunks are shared by whole blocks.
-_WARP, _LONG = 32, 2**13
 #: Bytes of a cache line; a copy is by at most one so-manieth larger for its columns to start at them.
 _CACHE_LINE, _MOST_EXCESS = 128, 16
 #: Buffers start at multiples of this many bytes, as allocations do.
@@ -135,8 +129,8 @@ class PaddedCublasLt(LibraryFamily):
     """cuBLASLt's candidates for the padded twin of a problem with misaligned operands; copying them there,
     and D back, is part of every launch. Parameters: cuBLASLt's, and pad (all | inputs)."""
 
-    #: Copies of version 1 had the least aligned leading dimensions.
-    name, version = "cublaslt-padded", 2
+    #: Copies of version 1 had the least aligned leading dimensions; those of version 2 took longer.
+    name, version = "cublaslt-padded", 3
 
     def __init__(self, inner: CublasLt | None = None) -> None:
         self._inner = CublasLt() if inner is None else inner
@@ -247,108 +241,13 @@ def buffers(problem: GemmProblem, pad: str) -> tuple[Mapping[str, int], int]:
 
 def copying_source(problem: GemmProblem, pad: str) -> tuple[str, Mapping[str, str]]:
     """The kernel that copies for this padding: its file and its macros."""
-    return _SOURCE, _defines(problem, copied(problem, pad))
+    return SOURCE, _defines(problem, copied(problem, pad))
 
 
 def _defines(problem: GemmProblem, names: Iterable[str]) -> dict[str, str]:
     """Addresses are known to be aligned to the problem's bytes, leading dimensions to an element."""
     found = layouts(problem)
     return {"UNIT": str(min([problem.alignment, *(found[name].dtype.bytes for name in names)]))}
-
-
-class _Copy(ctypes.Structure):
-    """kernels/pad.cu: Copy."""
-
-    _fields_ = (
-        ("source", ctypes.c_uint64), ("target", ctypes.c_uint64), ("source_bytes", ctypes.c_int64),
-        ("source_pitch", ctypes.c_int64), ("target_pitch", ctypes.c_int64),
-        ("source_stride", ctypes.c_int64), ("target_stride", ctypes.c_int64),
-        ("width", ctypes.c_int64), ("lines", ctypes.c_int64), ("batch", ctypes.c_int64),
-        ("source_step", ctypes.c_int64), ("target_step", ctypes.c_int64), ("apart", ctypes.c_int64),
-        ("first", ctypes.c_uint32), ("span_x", ctypes.c_uint32), ("span_y", ctypes.c_uint32),
-        ("span_z", ctypes.c_uint32), ("across_log", ctypes.c_uint32), ("along", ctypes.c_int32),
-    )  # fmt: skip
-
-    def stepping(self) -> _Copy:
-        """This one, its steps those of its spans."""
-        if self.along:
-            self.apart = self.source_step = self.target_step = (self.span_x << self.across_log) * 16
-        else:
-            self.apart = self.span_y * (_THREADS >> self.across_log)
-            on = self.apart if self.apart < self.lines else 0  # there is no second line
-            self.source_step, self.target_step = on * self.source_pitch, on * self.target_pitch
-        return self
-
-
-class Copies(ctypes.Structure):
-    """kernels/pad.cu: Copies, the kernel's argument."""
-
-    _fields_ = (("of", _Copy * _MOST_COPIES), ("count", ctypes.c_int32))
-
-
-@dataclass(frozen=True)
-class CopyLaunch:
-    """Copies of one launch without their addresses, its blocks, and the kernel."""
-
-    argument: Copies
-    blocks: int
-    kernel: str
-
-    @property
-    def grid(self) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-        """(grid, block)"""
-        return (self.blocks, 1, 1), (_THREADS, 1, 1)
-
-    def at(self, addresses: Iterable[tuple[int, int]]) -> Copies:
-        """The argument with each copy's (source, target)."""
-        argument = Copies.from_buffer_copy(self.argument)
-        for copy, (source, target) in zip(argument.of, addresses, strict=False):
-            copy.source, copy.target = source, target
-        return argument
-
-
-def copy_launch(pairs: Sequence[tuple[Layout, Layout]], out: bool = False) -> CopyLaunch:
-    """One launch that copies every element between an operand and our buffer for it (with as many columns or
-    more); `out`: from there, else to there. A broadcast operand is copied once."""
-    argument, blocks = Copies(count=len(pairs)), 0
-    for index, (own, ours) in enumerate(pairs):
-        copy = _copy(own, ours, out)
-        copy.first = blocks
-        blocks += copy.span_x * copy.span_y * copy.span_z
-        argument.of[index] = copy
-    return CopyLaunch(argument, blocks, _OUT if out else _INTO)
-
-
-def _copy(own: Layout, ours: Layout, out: bool) -> _Copy:
-    size = own.dtype.bytes
-    width, lines, batch = own.rows * size, own.columns, own.copies
-    near, far = (own, ours) if not out else (ours, own)
-    if batch > 1 and all(one.stride == one.ld * lines for one in (own, ours)):
-        lines, batch = lines * batch, 1
-    if lines > 1 and batch == 1 and own.ld == own.rows == ours.ld:
-        width, lines = width * lines, 1
-    across_log, spans, along = _shape(width, lines, batch, fill=not out)
-    return _Copy(
-        0, 0, near.bytes, near.ld * size, far.ld * size, near.stride * size, far.stride * size,
-        width, lines, batch, 0, 0, 0, 0, *spans, across_log, int(along),
-    ).stepping()  # fmt: skip
-
-
-def _shape(width: int, lines: int, batch: int, fill: bool) -> tuple[int, tuple[int, int, int], bool]:
-    """(log2 of the threads along a line, blocks along x, y and z, whether a thread's chunks in flight follow
-    one another along the line): as many of those as leave enough blocks."""
-    chunks = (width + (15 if fill else 30)) // 16
-    along = lines < _IN_FLIGHT and chunks > _THREADS
-    across = _THREADS if along or chunks > _LONG else min(_WARP, 1 << (chunks - 1).bit_length())
-    x, y = -(-chunks // across), -(-lines // (_THREADS // across))
-    if along:
-        x = min(x, max(-(-x // _IN_FLIGHT), -(-_ENOUGH_BLOCKS // (y * batch))))
-    else:
-        y = min(y, max(-(-y // _IN_FLIGHT), -(-_ENOUGH_BLOCKS // (x * batch))))
-    y = min(y, max(1, _MOST_BLOCKS // x))
-    if not along and y * (_THREADS // across) < lines:  # every so-manieth line starts at the same place
-        y = _up(y, max(1, ALIGNMENT * across // _THREADS))
-    return across.bit_length() - 1, (x, y, min(batch, max(1, _MOST_BLOCKS // (x * y)))), along
 
 
 @dataclass(frozen=True)
@@ -378,7 +277,7 @@ class PaddedKernel:
         self._starts, self._bytes = buffers(problem, pad)
         self.workspace_bytes = self._bytes + kernel.workspace_bytes
         self._functions = {
-            launch.kernel: device.function(_SOURCE, launch.kernel, self._plan.defines)
+            launch.kernel: device.function(SOURCE, launch.kernel, self._plan.defines)
             for launch in (self._plan.into, self._plan.back)
             if launch is not None
         }

@@ -33,8 +33,8 @@ class PaddedTileWgmma:
     """tile-wgmma on copies of misaligned A and B, whose lines the copy engine takes. Parameters:
     tile-wgmma's. The workspace is the copies'."""
 
-    #: Version 1 had tile-wgmma's parameters of version 1.
-    name, version = "tile-wgmma-padded", 2
+    #: Version 1 had tile-wgmma's parameters of version 1, and version 2 slower copies.
+    name, version = "tile-wgmma-padded", 3
     compiles = True
 
     def __init__(self) -> None:

@@ -123,6 +123,8 @@ def test_a_line_a_kernel(said: dict[str, Any]) -> None:
     assert "## What the hardware does, by Nsight Compute\n" in page
     libraries = tables_cuda.profile({**document, "command": "c --lists cuda-lists-bf16-libraries.json"})
     assert "Compute: libraries' winners\n" in libraries
+    inside = tables_cuda.profile({**document, "command": "c --lists benchmarks/results/cuda-inside.json"})
+    assert "Compute: the even products inside odd ones\n" in inside
     assert "| 1 x 64 x 64 | tuned: gemv | `gemm` | 9.50 | 86.50 | - | - | - | - | - |" in page
     assert "| 1 x 2 x 3 | tuned: gemv | it / was not | - |" in page
 

@@ -114,3 +114,15 @@ def test_every_other_result_becomes_a_section(tmp_path: Path) -> None:
     (tmp_path / "cuda-trap.json").unlink()
     assert "algorithm 66" not in "\n".join(tables_cuda.sections(tmp_path))
     assert json.loads((tmp_path / "cuda-launch.json").read_text())["calls"] == 2000
+
+
+def test_what_is_inside_odd_products_becomes_a_section(tmp_path: Path) -> None:
+    best = {"m": 8, "n": 64, "k": 32, "configurations": 77, "family": "cublaslt"}
+    odd = {"name": "odd/9", "m": 9, "n": 65, "k": 33, "family": "short-k", "configurations": 7}
+    limit = {"name": "odd/9", "inner": "inside/8", "default_us": 9.0, "best_us": 4.5, "inner_us": 3.75}
+    means = {"limit_geometric_mean": 2.4, "ratio_geometric_mean": 2.0}
+    rows = [odd, {"name": "inside/8", **best}]
+    _write(tmp_path, "cuda-inside", **means, limits=[{**limit, "limit": 2.4}], rows=rows)
+    (_, page) = tables_cuda.sections(tmp_path)
+    assert "| 9 x 65 x 33 | 9.00 | 4.50 | short-k | 8 x 64 x 32 | 77 | 3.75 | cublaslt | 2.40x |" in page
+    assert "all would be at **2.40x** the default (geometric mean); they are at 2.00x" in page

@@ -171,8 +171,11 @@ __device__ __forceinline__ void walk(const Copy& copy, i64 number, i64 line, i64
     }
 }
 
-template <bool FILL, bool ALONG>
-__device__ __forceinline__ void run(const Copy& copy) {
+template <bool FILL>
+__device__ __forceinline__ void run(const Copies& copies) {
+    int which = 0;
+    while (which + 1 < copies.count && blockIdx.x >= copies.of[which + 1].first) which++;
+    const Copy& copy = copies.of[which];
     const unsigned block = blockIdx.x - copy.first, row = block / copy.span_x, layer = row / copy.span_y;
     const unsigned x = block - row * copy.span_x, y = row - layer * copy.span_y;
     const unsigned across = 1u << copy.across_log, down = THREADS >> copy.across_log;
@@ -180,26 +183,18 @@ __device__ __forceinline__ void run(const Copy& copy) {
     const i64 first_line = static_cast<i64>(y) * down + (threadIdx.x >> copy.across_log);
     const i64 wide = static_cast<i64>(copy.span_x) * across, high = static_cast<i64>(copy.span_y) * down;
     const i64 chunks = (copy.width + (FILL ? 15 : 30)) / 16;
-    for (i64 batch = layer; batch < copy.batch; batch += copy.span_z) {
-        if (ALONG) {
-            for (i64 line = first_line; line < copy.lines; line += high)
-                walk<FILL, ALONG>(copy, first_chunk, line, batch);
-        } else {
-            for (i64 chunk = first_chunk; chunk < chunks; chunk += wide)
-                walk<FILL, ALONG>(copy, chunk, first_line, batch);
-        }
-    }
-}
-
-template <bool FILL>
-__device__ __forceinline__ void run(const Copies& copies) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");  // launched while the launch before this one ends
 #endif
-    int which = 0;
-    while (which + 1 < copies.count && blockIdx.x >= copies.of[which + 1].first) which++;
-    if (copies.of[which].along) run<FILL, true>(copies.of[which]);
-    else run<FILL, false>(copies.of[which]);
+    for (i64 batch = layer; batch < copy.batch; batch += copy.span_z) {
+        if (copy.along) {
+            for (i64 line = first_line; line < copy.lines; line += high)
+                walk<FILL, true>(copy, first_chunk, line, batch);
+        } else {
+            for (i64 chunk = first_chunk; chunk < chunks; chunk += wide)
+                walk<FILL, false>(copy, chunk, first_line, batch);
+        }
+    }
 }
 
 // FILL, into our buffers: lines of the target are aligned to 16 and have room up to the next 16 bytes, which is

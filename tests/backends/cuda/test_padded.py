@@ -16,15 +16,13 @@ import pytest
 
 from backends.cache import BinaryCache
 from backends.cuda.compiler import KERNELS, compile_cubin, nvrtc_build
+from backends.cuda.copies import Copies, CopyLaunch, copy_launch
 from backends.cuda.cublaslt import CublasLt
 from backends.cuda.padded import (
-    Copies,
-    CopyLaunch,
     PaddedCublasLt,
     PaddedKernel,
     buffers,
     copied,
-    copy_launch,
     misaligned,
     padded_twin,
 )

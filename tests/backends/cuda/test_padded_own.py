@@ -27,7 +27,7 @@ VALUES = {"tile_m": 128, "tile_n": 64, "stages": 3, "share": 1, "share_b": 1, "s
 
 def chosen(problem: GemmProblem, **changed: Any) -> Solution:
     size = buffers(problem, FACTORS)[1]
-    return Solution(FAMILY.name, 2, {**VALUES, **changed}, None, size, True)
+    return Solution(FAMILY.name, FAMILY.version, {**VALUES, **changed}, None, size, True)
 
 
 @pytest.mark.parametrize(
