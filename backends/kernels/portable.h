@@ -140,8 +140,9 @@ GEMMTUNE_DEVICE T read_shared(const void* p) { return *static_cast<const T*>(p);
 //                        one keeps in the workspace. Once every block has said so, or has ended, blocks of
 //                        the second may start where there is room. All of the first's have had their place
 //                        by then, so that none of them waits for one of the second's. It promises nothing
-//                        of memory, and may stand before a block's last stores. A launch that says nothing
-//                        lets the next one start when its last block ends: products do not overlap.
+//                        of memory, and may stand before a block's last stores. Copies of operands say so
+//                        as well. A launch that says nothing lets the next one start when its last block
+//                        ends: products do not overlap.
 // Before it waits a kernel may fetch() what it is going to load: whoever stores there meanwhile stores to L2.
 // Elsewhere launches wait for one another anyway, and these functions do nothing.
 #if !defined(GEMMTUNE_DEPENDENT_LAUNCHES)

@@ -185,6 +185,9 @@ __device__ __forceinline__ void run(const Copies& copies) {
     const i64 chunks = (copy.width + (FILL ? 15 : 30)) / 16;
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");  // launched while the launch before this one ends
+    // The product's blocks may be placed as these end, and wait for all of them. Behind the last copy is another
+    // product: what it takes is not this one's to hide.
+    if (FILL) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
     for (i64 batch = layer; batch < copy.batch; batch += copy.span_z) {
         if (copy.along) {

@@ -32,7 +32,7 @@ from backends.problem import GemmProblem, from_blas, from_bmm, from_linear
 from backends.protocol import Launch
 from backends.solution import Solution
 from tests.backends.cuda.fakes import ENVIRONMENT, FakeDevice
-from tests.backends.kernels.ptx import compiled, waits_first
+from tests.backends.kernels.ptx import EARLY, WAIT, compiled, waits_first
 
 #: Odd rows everywhere: both inputs and D are misaligned.
 BOTH = from_linear(64, 99, 129, "bf16")
@@ -551,8 +551,11 @@ def test_copies_wait_before_they_touch_memory(unit: int) -> None:
     text, flags = (KERNELS / "pad.cu").read_text(), [f"-DUNIT={unit}"]
     entries = compiled(text, "sm_90", list(KERNELS.glob("*.h")), flags)
     assert len(entries) == 2
-    for entry in entries.values():
+    for name, entry in entries.items():
         waits_first(entry)
+        before, after = entry.split(WAIT)
+        early = (before.count(EARLY), after.count(EARLY))
+        assert early == (0, int(name == "pad")), "the product may come as its copies end, and none after it"
     for older in compiled(text, "sm_80", list(KERNELS.glob("*.h")), flags).values():
         assert "griddepcontrol" not in older
         assert "ld.global.nc" not in older
