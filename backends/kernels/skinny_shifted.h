@@ -8,7 +8,7 @@
 // shift. Of the instruction's sixteen rows and eight columns either are the lines (16 or 8; 32 are the rows of
 // two, for which B is read once), and the others B's columns, EIGHTS eights of them. A block has CLASSES
 // neighbouring classes of 8 LINES lines, and WARPS warps of each class share k, UNROLL steps (a *window*) at a
-// time by turns; AHEAD: the next window is asked for before this one is multiplied.
+// time by turns; AHEAD: two windows are on their way at a time, both asked for before B is there.
 //
 // SLICES blocks (2, 4 or 8: a cluster along y) have a slice of k each of the same lines. Each adds its warps'
 // sums and sends them to whose columns they are, every SLICES-th is a block's, which adds what it was sent in
@@ -82,17 +82,18 @@ struct SkinnyShifted {
         lane.load(args, at, window[0]);
         copy(args, task, static_cast<int>(begin), shared);
         commit_copies();
+        if constexpr (AHEAD) lane.load(args, at + kTurn, window[1]);  // lines come while B does
         wait_copies<0>();
         block_barrier();
         GEMMTUNE_ROLL
         while (at < lane.end) {
             if constexpr (AHEAD) {
-                lane.load(args, at + kTurn, window[1]);
                 lane.multiply(args, at, window[0], sum);
-                if ((at += kTurn) >= lane.end) break;
-                lane.load(args, at + kTurn, window[0]);
-                lane.multiply(args, at, window[1], sum);
-                at += kTurn;
+                if (at + kTurn >= lane.end) break;
+                lane.load(args, at + 2 * kTurn, window[0]);
+                lane.multiply(args, at + kTurn, window[1], sum);
+                at += 2 * kTurn;
+                if (at < lane.end) lane.load(args, at + kTurn, window[1]);
             } else {
                 lane.multiply(args, at, window[0], sum);
                 if ((at += kTurn) < lane.end) lane.load(args, at, window[0]);

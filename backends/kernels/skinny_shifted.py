@@ -77,8 +77,9 @@ class SkinnyShifted(StreamFamily):
     cluster (whether those add their sums through each other's shared memory, without a second launch)."""
 
     #: Version 1 had no cluster and 16 lines at most, and launched whole eights of classes; lanes could load
-    #: the small operand themselves (now skinny-short's).
-    version = 2
+    #: the small operand themselves (now skinny-short's). Version 2 asked for its second window when
+    #: the small operand was there.
+    version = 3
     name, header, columns = "skinny-shifted", "skinny_shifted.h", (1, 32)
     vendors = ("cuda",)
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {

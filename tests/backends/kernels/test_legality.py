@@ -144,7 +144,7 @@ def test_what_the_rules_below_are_broken_from_is_legal(
         ("skinny-shifted", SKINNY, {**SHIFTED, "rows": 8}, "a skinny-shifted solution has the parameters"),
         ("skinny-shifted", SKINNY, {**SHIFTED, "lines": 12}, "lines must be one of 8, 16, 32, not 12"),
         ("skinny-shifted", SKINNY, {**SHIFTED, "version": 1},
-         "version 1 of skinny-shifted is another kernel; this is 2"),
+         "version 1 of skinny-shifted is another kernel; this is 3"),
         ("skinny-shifted", SKINNY, {**SHIFTED, "cluster": 1, "splits": 1},
          "cluster must be 0 where k is not split"),
         ("skinny-shifted", SKINNY, {**SHIFTED, "stream": "b"},
