@@ -16,9 +16,10 @@ demo: setup
 	@$(VENV)/bin/gemmtune demo $(DEMO_PROBLEMS) --folder .demo \
 	    --max-gflop $(DEMO_MAX_GFLOP) --seconds $(DEMO_SECONDS)
 
+# Suites start hundreds of processes: bytecode is kept, whatever the environment says.
 test: dev lint
 	@bash .ci/test-packages
-	@$(PYTHON) -m pytest $(SIDE_BY_SIDE) --durations=40 --durations-min=3 -m "$$(bash .ci/marks $(PYTHON))"
+	@PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest $(SIDE_BY_SIDE) --durations=40 --durations-min=3 -m "$$(bash .ci/marks $(PYTHON))"
 
 lint: dev
 	$(VENV)/bin/ruff check .

@@ -3,26 +3,69 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine
+from threadpoolctl import threadpool_limits
 
 from backends import registry
 from backends.cache import BinaryCache
+from backends.cpu import compiler as cpu_compiler
+from backends.cpu.driver import read_cpu
 from service.settings import Settings
 from service.startup import open_database, upgrade
 from tests.postgres import DATABASES, PostgresServer
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> BinaryCache:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of this test run share."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """NumPy's products in this process: files run side by side, and threads that wait for others spin."""
+    with threadpool_limits(1, user_api="blas"):
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def precompiled(shared: Path) -> Iterator[None]:
+    """The system's headers that the CPU's kernels include, compiled once: without that they are half of what
+    compiling a kernel takes. Flags of another target leave them as they are, text."""
+    compiler = cpu_compiler.find_compiler()
+    if compiler is None:
+        yield
+        return
+    header = shared / "system.h"
+    if not header.with_suffix(".h.gch").exists():
+        texts = [text for name, text in cpu_compiler.kernel_sources().items() if name.endswith(".h")]
+        fresh = shared / f"system-{os.getpid()}"
+        lines = re.findall(r"^#include <.*>$", "\n".join(texts), re.MULTILINE)
+        fresh.write_text("#if defined(__x86_64__)\n" + "\n".join(sorted(set(lines))) + "\n#endif\n")
+        fresh.replace(header)
+        flags = (*cpu_compiler.FLAGS, *cpu_compiler.target_flags(read_cpu().partition))
+        command = [*compiler.command, *flags, "-x", "c++-header", str(header), "-o", str(fresh)]
+        subprocess.run(command, check=True)
+        fresh.replace(header.with_suffix(".h.gch"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CXX", f"{shlex.join(compiler.command)} -include {shlex.quote(str(header))}")
+        yield
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> BinaryCache:
     """Compiled kernels of this test run: its processes share them, but not the folder around them, where
     locks lie."""
-    own = tmp_path_factory.getbasetemp()
-    compiled = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "compiled"
+    compiled = shared / "compiled"
     compiled.mkdir(exist_ok=True)
     link = Path(tmp_path_factory.mktemp("cache")) / "kernels"
     link.symlink_to(compiled)

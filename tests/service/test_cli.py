@@ -197,7 +197,7 @@ def test_without_a_compiler_the_libraries_are_tuned_and_it_is_said(
     kernels: BinaryCache, tmp_path: Path
 ) -> None:
     code, out, err = run(
-        kernels, "tune", *SMALL, PATH=str(tmp_path), GEMMTUNE_CACHE_DIR=str(tmp_path / "cache")
+        kernels, "tune", *SMALL, PATH=str(tmp_path), CXX="", GEMMTUNE_CACHE_DIR=str(tmp_path / "cache")
     )
     assert code == 0, err
     assert "packed: no C++ compiler: only library candidates can run; install g++" in " ".join(out.split())

@@ -32,9 +32,14 @@ EXPECTED = {
 
 
 @pytest.fixture
-def outcomes(planted: FoundDevice, cache: BinaryCache) -> tuple[Session, list[Outcome]]:
+def outcomes(
+    planted: FoundDevice, cache: BinaryCache, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Session, list[Outcome]]:
     """A session over every planted candidate, the baseline's problem having beta = 0."""
-    with DeviceRunner(planted, cache, hang_seconds=2.0) as runner:
+    # What a candidate should take is known from the libraries, which are loaded within it: ten times as long
+    # is a minute and a half of waiting for the one that hangs.
+    monkeypatch.setattr("tuners.runner.LONG", 1.0)
+    with DeviceRunner(planted, cache, hang_seconds=4.0) as runner:
         problem = from_linear(16, 333, 257, "fp16")
         session = Session(runner, problem, budget=Budget(12), search=Search(families=("planted",)))
         return session, list(session.run())

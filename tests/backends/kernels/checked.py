@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from backends.errors import LaunchError
@@ -58,31 +59,33 @@ extern "C" int ways() {
 """
 
 
-def findings(family: KernelFamily, found: Found, folder: Path, headers: Path = HEADERS) -> list[str]:
+def findings(family: KernelFamily, found: Found, folder: Path) -> list[str]:
     """What is wrong of each, its warps in order and in reverse. What lies between lines, before operands and
     behind them is NaN."""
+    return list(_findings(family, found, folder, HEADERS))
+
+
+def _findings(family: KernelFamily, found: Found, folder: Path, headers: Path) -> Iterator[str]:
     configurations = [family.configuration(problem, values) for problem, values in found]
     # One copy of each text, whatever the number of problems.
     single = {one.unit: one for one in configurations}
     library = compiled(CHECKED + source(list(single.values())), folder / "kernels.so", 32, headers)
     kernels = dict(zip(single, built(library, list(single.values())), strict=True))
     verifier = Verifier(HostDevice())  # type: ignore[arg-type]  # memory is all that it asks for
-    said = []
     for (problem, values), one in zip(found, configurations, strict=True):
         kernel = replace(kernels[one.unit], found=one)
         for other_way in (False, True):
             case = Case(problem, 3, "normal", "exact")
             wrong = verifier.check(HostKernel(kernel, other_way), case, runs=1).wrong
             if wrong:
-                said.append(f"{problem.slug} {dict(values)} {other_way}: {wrong}")
-    return said
+                yield f"{problem.slug} {dict(values)} {other_way}: {wrong}"
 
 
 def with_a_mistake(
     family: KernelFamily, found: Found, folder: Path, own: Sequence[str], text: str, wrong: str
 ) -> list[str]:
-    """What is wrong where the one place of the family's own headers that has `text` has `wrong`; or what the
-    launch itself finds."""
+    """The first that is wrong where the one place of the family's own headers that has `text` has `wrong`; or
+    what the launch itself finds."""
     for path in HEADERS.glob("*.h"):
         shutil.copy(path, folder)
     good = {name: (HEADERS / name).read_text() for name in own}
@@ -90,6 +93,6 @@ def with_a_mistake(
     for name, one in good.items():
         (folder / name).write_text(one.replace(text, wrong))
     try:
-        return findings(family, found, folder, folder)
+        return list(islice(_findings(family, found, folder, folder), 1))
     except LaunchError as error:
         return [str(error)]
