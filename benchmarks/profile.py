@@ -205,7 +205,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.lists.exists():
         tuned = {row["name"]: row for row in json.loads(options.lists.read_text())["rows"]}
         for name, row in tuned.items():
-            known.setdefault(name, Shape(**{one.name: row[one.name] for one in fields(Shape)}))
+            if all(one.name in row for one in fields(Shape)):
+                known.setdefault(name, Shape(**{one.name: row[one.name] for one in fields(Shape)}))
     unknown = [name for name in options.shapes if name not in known]
     if unknown:
         raise SystemExit(f"no shape {unknown[0]!r} in the lists; one of them is {next(iter(known))}")

@@ -294,7 +294,10 @@ _PROFILED: Mapping[str, tuple[str, float]] = {
     "occupancy %": ("Occupancy: Achieved Occupancy", 1.0),
 }
 #: Whose winners a document has, by what it was made from.
-_WINNERS = {"lists-bf16-libraries": ": libraries' winners", "inside": ": the even products inside odd ones"}
+_WINNERS = {
+    "cuda-lists-bf16-libraries.json": ": libraries' winners",
+    "cuda-inside.json": ": the even products inside odd ones",
+}
 
 
 def profile(document: Mapping[str, Any]) -> str:

@@ -26,6 +26,11 @@ typedef unsigned long long Unit;
 #define STEP (UNIT > 8 ? 8 : UNIT)
 #define IN_FLIGHT 4
 
+// 16 bytes of a source. (Not by __ldg(): D was stored since a copy out of our buffers started, see run().)
+#ifndef LOADED
+#define LOADED(word) (*(word))
+#endif
+
 #define THREADS 256
 #define MOST_COPIES 8
 
@@ -136,8 +141,8 @@ __device__ __forceinline__ void walk(const Copy& copy, i64 number, i64 line, i64
             if (ALONG && i == 0 && from > 0) here[i] = false;
             if (here[i]) {
                 const uint4* const words = reinterpret_cast<const uint4*>(copy.source + base);
-                low[i] = words[0];  // not by __ldg(): D was stored since this launch started (see pad())
-                high[i] = words[shift ? 1 : 0];
+                low[i] = LOADED(words);
+                high[i] = LOADED(words + (shift ? 1 : 0));
             } else if (left > 0) {
                 skipped |= 1u << i;
             }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 import time
 from pathlib import Path
 
@@ -124,3 +125,16 @@ def test_flags_name_the_level_never_the_machine(isa: CpuIsa) -> None:
     assert f"-march={isa.name}" in flags
     assert "-march=native" not in flags
     assert "-mavx512bf16" in flags
+
+
+@pytest.mark.parametrize("name", sorted(name for name in compiler.kernel_sources() if name.endswith(".h")))
+def test_a_header_includes_what_it_needs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the compiler of this test run includes by itself (conftest.py: precompiled)."""
+    monkeypatch.delenv("CXX")
+    plain = find_compiler()
+    assert plain is not None
+    unit = tmp_path / "unit.cpp"
+    unit.write_text(f'#include "{name}"\n')
+    flags = (*compiler.FLAGS, *target_flags(read_cpu().partition), f"-I{compiler.KERNELS}", "-fsyntax-only")
+    done = subprocess.run([*plain.command, *flags, str(unit)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -165,6 +165,16 @@ MISTAKES = (
     ("        wait_copies<0>();\n        block_barrier();\n", "        wait_copies<0>();\n", "rows"),
     ("block_barrier();  // sums", "// sums", "rows"),
     ("(STEPS + UNROLL - 1)", "(STEPS - 1)", "rows"),
+    ("lane.load(args, at + kTurn, window[1]);  // lines come", "// lines come", "double"),
+    ("lane.load(args, at + 2 * kTurn, window[0]);", "", "double"),
+    ("lane.load(args, at + 2 * kTurn, window[0]);", "lane.load(args, at + kTurn, window[0]);", "double"),
+    (
+        "lane.multiply(args, at + kTurn, window[1], sum);",
+        "lane.multiply(args, at, window[1], sum);",
+        "double",
+    ),
+    ("if (at < lane.end) lane.load(args, at + kTurn, window[1]);", "", "double"),
+    ("if (at + kTurn >= lane.end) break;", "if (at + 2 * kTurn >= lane.end) break;", "double"),
 )
 
 
