@@ -100,7 +100,7 @@ def test_every_other_result_becomes_a_section(tmp_path: Path) -> None:
     assert "the default is **3.25x** slower" in page
     assert "| 1 x 64 x 32 | 9.00 | 5.00 | 6.00 | - | 1.50x | 8 blocks |" in page
     assert "the default is **1.500x** slower" in page
-    assert "| odd/3 | 9.00 | 1.00 | 0.50 | 1.50 | 3.00x | 2.00 | 2.57x | 1.00 | 3.00x |" in page
+    assert "| odd/3 | 9.00 | 1.00 | 0.50 | 1.50 | 3.60x | 2.00 | 2.57x | 1.00 | 3.00x |" in page
     assert "cuBLASLt's fastest product leaves **3.00x**, a product at its bound 3.60x" in page
     assert "| 1 x 64 x 32 | 9.50 | **321** | 3.00 | 40 ok, 2 wrong result |" in page
     assert "**1 of 1** problems" in page
@@ -117,12 +117,13 @@ def test_every_other_result_becomes_a_section(tmp_path: Path) -> None:
 
 
 def test_what_is_inside_odd_products_becomes_a_section(tmp_path: Path) -> None:
-    best = {"m": 8, "n": 64, "k": 32, "configurations": 77, "family": "cublaslt"}
-    odd = {"name": "odd/9", "m": 9, "n": 65, "k": 33, "family": "short-k", "configurations": 7}
+    late = ["a note", "5 candidates were asked for and not compiled in time"]
+    best = {"m": 8, "n": 64, "k": 32, "configurations": 77, "family": "cublaslt", "notes": late}
+    odd = {"name": "odd/9", "m": 9, "n": 65, "k": 33, "family": "short-k", "configurations": 7, "notes": []}
     limit = {"name": "odd/9", "inner": "inside/8", "default_us": 9.0, "best_us": 4.5, "inner_us": 3.75}
-    means = {"limit_geometric_mean": 2.4, "ratio_geometric_mean": 2.0}
+    means = {"limit_geometric_mean": 2.4, "ratio_geometric_mean": 2.0, "seconds": 6.0}
     rows = [odd, {"name": "inside/8", **best}]
     _write(tmp_path, "cuda-inside", **means, limits=[{**limit, "limit": 2.4}], rows=rows)
     (_, page) = tables_cuda.sections(tmp_path)
-    assert "| 9 x 65 x 33 | 9.00 | 4.50 | short-k | 8 x 64 x 32 | 77 | 3.75 | cublaslt | 2.40x |" in page
+    assert "| 9 x 65 x 33 | 9.00 | 4.50 | short-k | 8 x 64 x 32 | 77 | 5 | 3.75 | cublaslt | 2.40x |" in page
     assert "all would be at **2.40x** the default (geometric mean); they are at 2.00x" in page

@@ -167,7 +167,6 @@ MISTAKES = (
     ("(STEPS + UNROLL - 1)", "(STEPS - 1)", "rows"),
     ("lane.load(args, at + kTurn, window[1]);  // lines come", "// lines come", "double"),
     ("lane.load(args, at + 2 * kTurn, window[0]);", "", "double"),
-    ("lane.load(args, at + 2 * kTurn, window[0]);", "lane.load(args, at + kTurn, window[0]);", "double"),
     (
         "lane.multiply(args, at + kTurn, window[1], sum);",
         "lane.multiply(args, at, window[1], sum);",
