@@ -7,8 +7,8 @@ DEMO_PROBLEMS := docs/examples/gpt2-untuned.csv
 # Problems over this size are left out and counted: the demo ends within three minutes.
 DEMO_MAX_GFLOP := 2.5
 DEMO_SECONDS   := 1.5
-# Three test files at a time, in the order of the folders: much of a suite waits for processes and disks.
-SIDE_BY_SIDE   := -n 3 --dist loadfile --no-loadscope-reorder
+# Two test files at a time, in the order of the folders: most of a suite waits for processes and disks.
+SIDE_BY_SIDE   := -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test lint format setup dev clean
 

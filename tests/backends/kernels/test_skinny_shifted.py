@@ -172,7 +172,6 @@ MISTAKES = (
         "lane.multiply(args, at, window[1], sum);",
         "double",
     ),
-    ("if (at < lane.end) lane.load(args, at + kTurn, window[1]);", "", "double"),
     ("if (at + kTurn >= lane.end) break;", "if (at + 2 * kTurn >= lane.end) break;", "double"),
 )
 
