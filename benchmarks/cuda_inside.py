@@ -2,9 +2,9 @@
 
 Whoever multiplies an odd product has multiplied the one inside it, whose sizes are rounded down to multiples of
 eight: its lines all start at multiples of 16 bytes, which every kernel takes, tensor memory accelerator and all. Both
-are tuned, in one run and alike, over the library's configurations, Triton's and our own, longer than the lists are, so
-that hardly any is left that no time was for to compile. What the default's call takes of the odd product, over what the
-inner one takes, is what odd products gain with kernels as fast as the best that this finds for even ones.
+are tuned, in one run and alike, over the library's configurations, Triton's and our own, longer than the lists are;
+candidates that were not compiled in time are counted in a row's notes. What the default's call takes of the odd product,
+over what the inner one takes, is what odd products gain with kernels as fast as the best that this finds for even ones.
 """
 
 from __future__ import annotations
@@ -44,11 +44,10 @@ def inside(
     with DeviceRunner(found, kernel_cache()) as runner:
         for name, problem in shapes:
             within = inner(problem)
-            odd = _tuned(
-                Shape("odd", name, problem.n, problem.m, problem.k, within.trans_b), runner, ceilings
-            )
+            itself = Shape("odd", name, problem.n, problem.m, problem.k, within.trans_b)
+            odd = _tuned(itself, problem.dtype_a, runner, ceilings)
             own = (within.m, within.n, within.k) == (odd["m"], odd["n"], odd["k"])
-            best = odd if own else _tuned(within, runner, ceilings)
+            best = odd if own else _tuned(within, problem.dtype_a, runner, ceilings)
             rows += [odd] if own else [odd, best]
             limits.append(
                 {"name": name, "inner": best["name"], "default_us": odd["baseline_us"], "best_us": odd["best_us"],
@@ -61,8 +60,7 @@ def inside(
     }  # fmt: skip
 
 
-def _tuned(shape: Shape, runner: Runner, ceilings: Ceilings) -> dict[str, Any]:
-    problem = shape.problem("bf16")
-    figures = row(tune(runner, problem, _SECONDS), ceilings)
+def _tuned(shape: Shape, dtype: str, runner: Runner, ceilings: Ceilings) -> dict[str, Any]:
+    figures = row(tune(runner, shape.problem(dtype), _SECONDS), ceilings)
     say(f"{shape.name}: {in_words(figures)}")
     return {**asdict(shape), **figures}

@@ -14,19 +14,18 @@ def floor(document: Mapping[str, Any]) -> str:
     """How far padding can go."""
     rows = document["rows"]
     behind = [row["default_us"] / (_least_copies(row) + row["product_us"]) for row in rows]
-    most = [row["default_us"] / (row["copies_in_us"] + row["product_bound_us"]) for row in rows]
     lines = [
         [row["name"], cells.us(row["default_us"]), cells.us(row["copies_in_us"]), cells.us(row["copy_back_us"]),
-         cells.us(row["product_bound_us"]), f"{limit:.2f}x", cells.us(row["product_us"]), cells.times(row["library_limit"]),
-         cells.us(_least_copies(row)), cells.times(least)]
-        for row, limit, least in zip(rows, most, behind, strict=True)
+         cells.us(row["product_bound_us"]), f"{row['limit']:.2f}x", cells.us(row["product_us"]), cells.times(row["library_limit"]),
+         cells.us(_least_copies(row)), cells.times(limit)]
+        for row, limit in zip(rows, behind, strict=True)
     ]  # fmt: skip
     heads = ["shape", "default us", "copies in us", "copy of D back us", "product at its bound us", "limit",
              "by cuBLASLt us", "limit", "copies at their least us", "cuBLASLt behind those"]  # fmt: skip
     return (
         "## How far padding misaligned operands can go\n\nEach copy timed among others of its kind, whose blocks are "
         "placed as the one before ends. Copies of the inputs and the product at its bound, D stored where it belongs: "
-        f"padding reaches **{geometric_mean(most):.2f}x** the default over these shapes (geometric mean) by these copies, "
+        f"padding reaches **{document['limit_geometric_mean']:.2f}x** the default over these shapes (geometric mean) by these copies, "
         "whatever multiplies; by cuBLASLt D is copied too. With whatever copies: a launch of them takes at least what a launch takes that "
         f"copies 16 bytes ({rows[0]['launch_us']:.2f} us), and what the memory's speed of copying says of its bytes. "
         f"Behind copies at that least, cuBLASLt's fastest product leaves **{geometric_mean(behind):.2f}x**, a product "

@@ -15,8 +15,8 @@ from tests.benchmarks.gpus import SPEEDS, GpuRunner, gpu
 from tuners.ceilings import Ceilings
 from tuners.owner import Task
 
-CEILINGS = Ceilings(4e12, 3e12, {"bf16": 8e14})
-ODD, EVEN = from_linear(17, 43, 41, "bf16"), from_linear(16, 40, 40, "bf16")
+CEILINGS = Ceilings(4e12, 3e12, {"fp16": 8e14})
+ODD, EVEN = from_linear(17, 43, 41, "fp16"), from_linear(16, 40, 40, "fp16")
 
 
 @pytest.mark.parametrize(
