@@ -1,6 +1,7 @@
 # Two commands do everything on a fresh Debian machine with python3, make and root:
 #   make demo   set up, then serve, import a captured model's file, tune it over HTTP, export, stop
 #   make test   set up, then lint and run every suite that this machine can run
+# Beside them: make quick (the inner loop), make exhaustive (the full grids).
 VENV   := .venv
 PYTHON := $(VENV)/bin/python
 DEMO_PROBLEMS := docs/examples/gpt2-untuned.csv
@@ -10,7 +11,7 @@ DEMO_SECONDS   := 1.5
 # Two test files at a time, in the order of the folders: most of a suite waits for processes and disks.
 SIDE_BY_SIDE   := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test lint format setup dev clean
+.PHONY: demo test quick exhaustive lint format setup dev clean
 
 demo: setup
 	@$(VENV)/bin/gemmtune demo $(DEMO_PROBLEMS) --folder .demo \
@@ -19,7 +20,17 @@ demo: setup
 # Suites start hundreds of processes: bytecode is kept, whatever the environment says.
 test: dev lint
 	@bash .ci/test-packages
-	@PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest $(SIDE_BY_SIDE) --durations=40 --durations-min=3 -m "$$(bash .ci/marks $(PYTHON))"
+	@PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest $(SIDE_BY_SIDE) --durations=100 --durations-min=3 -m "$$(bash .ci/marks $(PYTHON))"
+
+# The inner loop: no compiler, no processes, SQLite alone.
+quick: dev
+	@PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest $(SIDE_BY_SIDE) -q -m "not cuda and not hip and not exhaustive and not compiler and not process and not postgres and not image and not torch and not mounts and not clang"
+
+# What `make test` samples, in full; the day and the commit of a run that passed are kept.
+exhaustive: dev
+	@bash .ci/test-packages
+	@PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest $(SIDE_BY_SIDE) -q -m "exhaustive and $$(bash .ci/marks $(PYTHON) | sed 's/ and not exhaustive//')"
+	@echo "$$(date -u +%F) $$(git rev-parse HEAD)" > tests/exhaustive.txt
 
 lint: dev
 	$(VENV)/bin/ruff check .

@@ -15,7 +15,7 @@ from backends.cpu.compiler import find_compiler
 from backends.cpu.compiler import missing as no_compiler
 from backends.dtypes import COMPUTE_FOR
 from backends.errors import InvalidProblem
-from backends.kernels.candidates import GPU_FAMILIES, GpuFamily, missing, vendors
+from backends.kernel_checks.candidates import GPU_FAMILIES, GpuFamily, missing, vendors
 from backends.kernels.triton.families import TritonFamily
 from backends.problem import GemmProblem, from_mm
 from backends.solution import Parameter

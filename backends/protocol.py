@@ -257,26 +257,28 @@ class Family(Protocol):
 
 
 @runtime_checkable
-class AskedFamily(Protocol):
+class DeviceListedFamily(Protocol):
     """A family whose candidates only its library can tell, on the device: search_space() runs where the
     device is open, and asks these in place of solutions()."""
 
-    def listed(
+    def enumerate_on(
         self, problem: GemmProblem, device: Any, max_workspace_bytes: int | None
     ) -> Iterable[Solution]:
         """Legal candidates, the likeliest first; not all there are."""
 
-    def neighbours(
+    def neighbours_on(
         self, problem: GemmProblem, solution: Solution, device: Any, max_workspace_bytes: int | None
     ) -> Iterable[Solution]:
         """Legal candidates that differ from `solution` in one choice."""
 
 
 @runtime_checkable
-class NearFamily(Protocol):
+class NeighbouredFamily(Protocol):
     """A family that knows without a device which candidates are like one."""
 
-    def near(self, problem: GemmProblem, solution: Solution, environment: Environment) -> Iterable[Solution]:
+    def neighbours(
+        self, problem: GemmProblem, solution: Solution, environment: Environment
+    ) -> Iterable[Solution]:
         """Legal candidates that differ from `solution` in one choice, by a step."""
 
 

@@ -30,9 +30,9 @@ from backends.solution import Solution
 from benchmarks.report import geometric_mean, write
 from tuners.budget import Budget, Search
 from tuners.decide import DecisionRule, median_interval
-from tuners.owner import Task
+from tuners.device_client import DeviceClient
+from tuners.device_process import Task
 from tuners.policy import MeasurementPolicy
-from tuners.runner import DeviceRunner
 from tuners.session import Session
 from tuners.space import search_space
 
@@ -43,7 +43,7 @@ def _cache() -> BinaryCache:
     return BinaryCache(default_cache_dir() / "kernels")
 
 
-def _tune(runner: DeviceRunner, problem: GemmProblem, seconds: float, seed: int = 0) -> Session:
+def _tune(runner: DeviceClient, problem: GemmProblem, seconds: float, seed: int = 0) -> Session:
     session = Session(runner, problem, budget=Budget(seconds), search=Search(seed=seed), rule=DecisionRule())
     for _ in session.run():
         pass
@@ -54,7 +54,7 @@ def product(device: FoundDevice) -> None:
     """Own fp32 kernel against OpenBLAS on one thread at 1024^3."""
     problem = from_mm(1024, 1024, 1024, "fp32")
     env = device.environment
-    with DeviceRunner(device, _cache()) as runner:
+    with DeviceClient(device, _cache()) as runner:
         space = search_space(problem, runner.backend, env, MeasurementPolicy())
         single = [s for s in space.candidates if s.parameters["threads"] == 1]
         ours = [s for s in single if s.family == "packed"]
@@ -84,7 +84,7 @@ def product(device: FoundDevice) -> None:
     )  # fmt: skip
 
 
-def _rounds(runner: DeviceRunner, solutions: list[Solution], rounds: int) -> dict[str, list[float]]:
+def _rounds(runner: DeviceClient, solutions: list[Solution], rounds: int) -> dict[str, list[float]]:
     """Interleaved samples in rotating order."""
     times: dict[str, list[float]] = {s.id: [] for s in solutions}
     for turn in range(rounds):
@@ -101,7 +101,7 @@ def decode(device: FoundDevice, quick: bool, dtype: str) -> None:
     """Tuned best over the baseline for M = 2..16 on the decode list's weights."""
     layers = sorted({(s["n"], s["k"]) for s in json.loads(SHAPES.read_text())["decode_small"]})
     rows: list[dict[str, Any]] = []
-    with DeviceRunner(device, _cache()) as runner:
+    with DeviceClient(device, _cache()) as runner:
         for n, k in layers[:3] if quick else layers:
             for m in (2, 4, 8, 16):
                 session = _tune(runner, from_linear(m, n, k, dtype), 2.0)
@@ -203,7 +203,7 @@ def repeatability(device: FoundDevice) -> None:
              (128, 2304, 768), (256, 768, 768), (512, 768, 768), (200, 300, 400)]  # fmt: skip
     problems = [from_linear(*size, dtype) for size in sizes for dtype in ("fp32", "bf16")]
     rows = []
-    with DeviceRunner(device, _cache()) as runner:
+    with DeviceClient(device, _cache()) as runner:
         first = [_tune(runner, problem, 2.0, seed=0).verdict for problem in problems]
         second = [_tune(runner, problem, 2.0, seed=1).verdict for problem in problems]
     for problem, a, b in zip(problems, first, second, strict=True):

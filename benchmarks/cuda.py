@@ -4,9 +4,7 @@
     python -m benchmarks.cuda screening  configurations verified and timed within 3 s of wall clock
     python -m benchmarks.cuda launch     host microseconds to launch a stored cuBLASLt solution from Python
     python -m benchmarks.cuda trap       algorithm 66's splits of k: which are wrong, and are they foretold
-    python -m benchmarks.cuda floor      what padding the odd shapes costs by itself, reading one token's weights,
-                                         moving odd shapes' operands, feeding tensor cores, and the even products
-                                         inside odd ones: how far products can go
+
     python -m benchmarks.cuda types      a problem of every combination of types, tuned or its stated error
     python -m benchmarks.cuda repeat     6 shapes tuned twice: is the second winner in the first tie set
 
@@ -33,7 +31,6 @@ from backends.problem import GemmProblem, from_linear
 from backends.registry import FoundDevice
 from benchmarks import cuda_calls, cuda_trap
 from benchmarks.cuda_jobs import Jobs, Partial, spread
-from benchmarks.cuda_limits import FLOORS, floor
 from benchmarks.cuda_tuned import (
     SHAPES,
     TIMED,
@@ -53,7 +50,7 @@ from benchmarks.cuda_tuned import (
 from benchmarks.cuda_types import combinations, tuned_types
 from benchmarks.report import RESULTS, UNKNOWN, commit, write
 from tuners.budget import Budget
-from tuners.runner import DeviceRunner
+from tuners.device_client import DeviceClient
 
 #: Runs of under 100 us, then two that take longer (m, n, k of F.linear).
 SHORT = ((1, 4096, 4096), (16, 4096, 4096), (8, 1280, 8192), (4, 7168, 2048), (32, 6144, 4096),
@@ -84,7 +81,7 @@ class Lists:
     any_commit: bool = False
     published: Sequence[Shape] = ()
     families: Sequence[str] | None = None
-    start: Callable[[FoundDevice], Any] = lambda device: DeviceRunner(device, kernel_cache())
+    start: Callable[[FoundDevice], Any] = lambda device: DeviceClient(device, kernel_cache())
 
     def __post_init__(self) -> None:
         self._commit, self._begin = commit(), time.monotonic()
@@ -129,7 +126,7 @@ class Lists:
     def _late(self, needed: float) -> bool:
         return self.limit_seconds is not None and time.monotonic() - self._begin + needed > self.limit_seconds
 
-    def _one(self, runner: DeviceRunner, shape: Shape) -> None:
+    def _one(self, runner: DeviceClient, shape: Shape) -> None:
         if self._late(self.seconds + BESIDE_SECONDS):
             self._jobs.clear()
             return
@@ -221,7 +218,7 @@ def screening(options: argparse.Namespace) -> None:
     """How many configurations are verified and timed within some seconds of wall clock."""
     device = machine(options.device, 1)[0]
     shapes = options.only or [*SHORT, *LONG]
-    with DeviceRunner(device, kernel_cache()) as runner:
+    with DeviceClient(device, kernel_cache()) as runner:
         rows = [
             screened(runner, _linear(shape, options.dtype), shape, options.seconds, options.families)
             for shape in shapes
@@ -238,7 +235,7 @@ def screening(options: argparse.Namespace) -> None:
 
 
 def screened(
-    runner: DeviceRunner,
+    runner: DeviceClient,
     problem: GemmProblem,
     shape: Sequence[int],
     seconds: float,
@@ -287,7 +284,7 @@ def repeat(options: argparse.Namespace) -> None:
     device = machine(options.device, 1)[0]
     problems = [_linear(shape, options.dtype) for shape in options.only or REPEATED]
     verdicts = []
-    with DeviceRunner(device, kernel_cache()) as runner:
+    with DeviceClient(device, kernel_cache()) as runner:
         for seed in (0, 1):
             for problem in problems:
                 tuned = tune(runner, problem, options.seconds, seed)
@@ -338,7 +335,7 @@ def parser() -> argparse.ArgumentParser:
     commands = made.add_subparsers(dest="which", required=True)
     runs: dict[str, tuple[Callable[[argparse.Namespace], None], float]] = {
         "lists": (lists, 6.0), "screening": (screening, 3.0), "launch": (launch, 0.0), "trap": (trap, 60.0),
-        "floor": (floor, 0.0), "types": (types, 1.5), "repeat": (repeat, 6.0),
+        "types": (types, 1.5), "repeat": (repeat, 6.0),
     }  # fmt: skip
     for name, (run, seconds) in runs.items():
         one = commands.add_parser(name, help=(run.__doc__ or "").splitlines()[0])
@@ -348,7 +345,7 @@ def parser() -> argparse.ArgumentParser:
         )
         one.add_argument("--device", default="cuda", help=argparse.SUPPRESS)
         one.add_argument("--dtype", default="bf16")
-        if name not in ("launch", "floor"):
+        if name != "launch":
             whose = "of all the shapes together" if name == "trap" else "a problem"
             one.add_argument(
                 "--seconds", type=float, default=seconds, help=f"of measuring, {whose} ({seconds:g})"
@@ -358,7 +355,6 @@ def parser() -> argparse.ArgumentParser:
         if name in ("screening", "repeat"):
             one.add_argument("--only", type=_shape, nargs="+", metavar="MxNxK", help="these shapes")
     commands.choices["types"].add_argument("--only", nargs="+", metavar="NAME", help="these combinations")
-    commands.choices["floor"].add_argument("--of", nargs="+", choices=FLOORS, default=list(FLOORS))
     commands.choices["trap"].add_argument("--algorithm", type=int, default=66)
     of_lists = commands.choices["lists"]
     of_lists.add_argument("--lists", help="comma-separated names (all)")

@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from backends.problem import from_linear
-from backends.protocol import AskedFamily, Launch
+from backends.protocol import DeviceListedFamily, Launch
 from backends.registry import FoundDevice, backend
 from backends.solution import Solution
 from benchmarks.cuda_tuned import kernel_cache, say
@@ -60,9 +60,9 @@ def launches(found: FoundDevice, dtype: str) -> dict[str, Any]:
     rows = []
     for m, n, k in LAUNCHED:
         problem = from_linear(m, n, k, dtype)
-        if not isinstance(family, AskedFamily):
+        if not isinstance(family, DeviceListedFamily):
             raise SystemExit("the family cublaslt lists nothing")
-        listed = next(iter(family.listed(problem, device, None)))
+        listed = next(iter(family.enumerate_on(problem, device, None)))
         stored = Solution.from_dict(listed.to_dict())  # as it comes out of a database
         kernel = device.load(problem, stored, None)
         sets = OperandSets(device, problem, MeasurementPolicy.of(found.environment.vendor, cache="warm"), 0)

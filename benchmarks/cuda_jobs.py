@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from backends.errors import DeviceError
 from backends.registry import FoundDevice
 from benchmarks.cuda_tuned import kernel_cache, say
-from tuners.runner import DeviceRunner
+from tuners.device_client import DeviceClient
 
 T = TypeVar("T")
 
@@ -93,7 +93,7 @@ def spread(
     jobs: Jobs[T],
     work: Callable[[Any, T], None],
     failed: Callable[[FoundDevice, T, Exception], None],
-    start: Callable[[FoundDevice], Any] = lambda device: DeviceRunner(device, kernel_cache()),
+    start: Callable[[FoundDevice], Any] = lambda device: DeviceClient(device, kernel_cache()),
 ) -> None:
     """Runs the jobs on all the devices at once, a thread and a runner a device. A device that fails hands its
     job back once and starts afresh, MOST_FAILURES times; a job's own failure is told to `failed`."""

@@ -10,11 +10,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from backends.cuda.cublaslt import configuration
-from backends.cuda.cublaslt_algorithms import Configuration, drops_remainder
+from backends.cuda.cublaslt import algo_config
+from backends.cuda.cublaslt_algorithms import MatmulAlgoConfig, drops_remainder
 from backends.errors import IllegalSolution
 from backends.problem import GemmProblem, from_linear
-from backends.protocol import AskedFamily, Device
+from backends.protocol import Device, DeviceListedFamily
 from backends.registry import FoundDevice, backend
 from backends.solution import Solution
 from benchmarks.cuda_tuned import kernel_cache, say
@@ -42,7 +42,7 @@ def problems() -> Iterator[GemmProblem]:
             yield from_linear(*SIZES, k, dtype, dtype_d=out, lda=ld, ldb=ld)
 
 
-def variations(base: Configuration) -> Iterator[Configuration]:
+def variations(base: MatmulAlgoConfig) -> Iterator[MatmulAlgoConfig]:
     """Every split and scheme of a configuration."""
     for split in SPLITS:
         for scheme in SCHEMES if split > 1 else (0,):
@@ -53,16 +53,18 @@ def trap(found: FoundDevice, algorithm: int, seconds: float) -> dict[str, Any]:
     """Tries every split over the problems, each for its part of the seconds."""
     device = backend(found.backend).open(found.index, kernel_cache())
     family = backend(found.backend).families()["cublaslt"]
-    if not isinstance(family, AskedFamily):
+    if not isinstance(family, DeviceListedFamily):
         raise SystemExit("the family cublaslt lists nothing")
     rows: list[dict[str, Any]] = []
     every = list(problems())
     begin = time.monotonic()
     for number, problem in enumerate(every):
         until = begin + seconds * (number + 1) / len(every)
-        listed = [s for s in family.listed(problem, device, None) if s.parameters["algo_id"] == algorithm]
+        listed = [
+            s for s in family.enumerate_on(problem, device, None) if s.parameters["algo_id"] == algorithm
+        ]
         step = max(1, len(listed) // BASES)
-        rows.append(_one(problem, device, [configuration(s) for s in listed[::step][:BASES]], until, found))
+        rows.append(_one(problem, device, [algo_config(s) for s in listed[::step][:BASES]], until, found))
         say(f"{problem.slug}: {rows[-1]['tried']} tried, splits {rows[-1]['wrong_splits']} wrong")
     names = ("tried", "wrong", "unforetold", "undetected")
     tried, wrong, unforetold, undetected = (sum(row[name] for row in rows) for name in names)
@@ -74,7 +76,7 @@ def trap(found: FoundDevice, algorithm: int, seconds: float) -> dict[str, Any]:
 
 
 def _one(
-    problem: GemmProblem, device: Device, bases: list[Configuration], until: float, found: FoundDevice
+    problem: GemmProblem, device: Device, bases: list[MatmulAlgoConfig], until: float, found: FoundDevice
 ) -> dict[str, Any]:
     verifier, case = make_verifier(device), Case(problem, 0, "normal", "exact")
     tried, wrong, unforetold, undetected, first = 0, [], 0, 0, ""

@@ -22,9 +22,9 @@ from benchmarks.report import geometric_mean
 from tuners.budget import Budget, Search
 from tuners.ceilings import Ceilings, CeilingStore
 from tuners.decide import Interval, Judgement, Verdict, paired
+from tuners.device_client import DeviceClient, Runner
 from tuners.policy import MeasurementPolicy
 from tuners.roofline import bound
-from tuners.runner import DeviceRunner, Runner
 from tuners.session import Session
 
 SHAPES = Path(__file__).parent / "shapes.json"
@@ -243,7 +243,7 @@ def _proof(tuned: Tuned) -> dict[str, Any]:
     return {name: found[name] for name in names if name in found}
 
 
-def ceilings_of(runner: DeviceRunner, kinds: Sequence[str]) -> Ceilings | None:
+def ceilings_of(runner: DeviceClient, kinds: Sequence[str]) -> Ceilings | None:
     """The device's ceilings, measured once an environment; None (with a line that says why) where they cannot
     be. Raises DeviceError."""
     store = CeilingStore(default_cache_dir() / "ceilings")

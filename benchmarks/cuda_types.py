@@ -9,7 +9,7 @@ from backends.problem import GemmProblem, from_bmm, from_linear, from_mm
 from backends.registry import FoundDevice
 from benchmarks.cuda_jobs import Jobs, spread
 from benchmarks.cuda_tuned import in_words, row, say, tune
-from tuners.runner import DeviceRunner
+from tuners.device_client import DeviceClient
 
 _SCALED = {"scale_a": "tensor", "scale_b": "tensor"}
 _OUTER = {"scale_a": "outer", "scale_b": "outer"}
@@ -65,7 +65,7 @@ def tuned_types(
     """A row a combination, in the order given."""
     rows: dict[str, dict[str, Any]] = {}
 
-    def one(runner: DeviceRunner, name: str) -> None:
+    def one(runner: DeviceClient, name: str) -> None:
         problem = wanted[name]()
         rows[name] = {"name": name, "problem": problem.slug, **row(tune(runner, problem, seconds))}
         say(f"{name}: {in_words(rows[name])}")

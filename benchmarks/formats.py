@@ -21,18 +21,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from backends.environment import Environment
-from backends.problem import GemmProblem, from_linear
 from backends.registry import find_device
-from backends.solution import Solution
-from benchmarks import mutate, report, stored
+from benchmarks import report, stored
 from service import exports, imports
 from service.formats import READERS, WRITERS
 from service.settings import Settings
 from service.startup import open_database, upgrade
+from tests.service.formats import mutate
+from tests.service.formats.contract_inputs import TORCH, written
 from tuners.policy import MeasurementPolicy
 
 LINES, ROWS, MISTAKES = 1_000_000, 100_000, 100_000
@@ -123,71 +122,12 @@ def _peak() -> float:
 # ---- writing -------------------------------------------------------------------------------------
 
 POLICY = MeasurementPolicy()
-H200 = Environment(
-    "cuda", "sm_90", "NVIDIA H200", 132, 150754820096, "GPU-1", driver="580.82", runtime="13.2",
-    libraries={"cublaslt": "130200", "torch": "2.15.0+cu132"},
-)  # fmt: skip
-MI300X = Environment(
-    "hip", "gfx942", "AMD Instinct MI300X", 304, 206141652992, "GPU-2", runtime="7.2.53211",
-    libraries={
-        "rocblas": "5.2.0.dabb6df2b9", "hipblaslt": "100202-dabb6df2b9", "rocm": "7.2.0-43",
-        "gcn_arch": "gfx942:sramecc+:xnack-", "torch": "2.10.0+rocm7.2",
-    },
-)  # fmt: skip
-CUBLASLT = Solution(
-    "cublaslt", 1,
-    {"algo_id": 66, "tile_id": 20, "stages_id": 35, "splitk_num": 1, "reduction_scheme": 0, "cta_swizzling": 0,
-     "custom_option": 0, "inner_shape_id": 0, "cluster_shape_id": 2}, "130200", 2**19, True,
-)  # fmt: skip
-TORCH = Solution("torch", 1, {}, "2.15.0+cu132")
-HIPBLASLT = Solution("hipblaslt", 1, {"solution_index": 477479}, "100202-dabb6df2b9")
-ROCBLAS = Solution("rocblas", 1, {"solution_index": -621294427}, "5.2.0.dabb6df2b9")
-BLOCK_FP8 = Solution(
-    "triton-block-fp8", 1,
-    {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 16, "num_warps": 4, "num_stages": 3},
-)  # fmt: skip
-
-
-def linears(count: int) -> Iterator[GemmProblem]:
-    """Distinct linear layers of bf16."""
-    made = 0
-    for n in range(512, 20481, 512):
-        for k in range(512, 8193, 512):
-            for m in (*range(1, 513), *range(1024, 8193, 512)):
-                yield from_linear(m, n, k, "bf16")
-                made += 1
-                if made == count:
-                    return
-
-
-def block_scaled(count: int) -> Iterator[GemmProblem]:
-    """Distinct linear layers of block-scaled fp8."""
-    for p in linears(count):
-        yield from_linear(
-            p.n, p.m, p.k, "fp8_e4m3", dtype_d="bf16", scale_a="block_1x128", scale_b="block_128x128"
-        )
-
-
-Problems = Callable[[int], Iterator[GemmProblem]]
-#: format -> where its rows were measured, what won, for whom they are written, which problems.
-WRITTEN: Mapping[str, tuple[Environment, Solution, str | None, Problems]] = {
-    "tunableop": (H200, CUBLASLT, "torch-2.15+cuda", linears),
-    "hipblaslt": (MI300X, HIPBLASLT, "rocm-7.2", linears),
-    "rocblas": (MI300X, ROCBLAS, "rocm-7.2", linears),
-    "aiter": (MI300X, HIPBLASLT, None, linears),
-    "vllm-block-fp8": (H200, BLOCK_FP8, None, block_scaled),
-    "sglang-block-fp8": (H200, BLOCK_FP8, None, block_scaled),
-    "inductor-table": (H200, CUBLASLT, "torch-2.15+cuda", linears),
-    "c-header": (H200, CUBLASLT, None, linears),
-    "jsonl": (H200, CUBLASLT, None, linears),
-    "json": (H200, CUBLASLT, None, linears),
-    "csv": (H200, CUBLASLT, None, linears),
-}
 
 
 def write_one(name: str, rows: int) -> dict[str, Any]:
     """Exports rows that are stored in a SQLite database, as a service does."""
-    environment, winner, target, problems = WRITTEN[name]
+    one = written()[name]
+    environment, winner, target, problems = one.environment, one.winner, one.target, one.problems
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(database_url=f"sqlite:///{folder}/gemmtune.sqlite")
         upgrade(settings)

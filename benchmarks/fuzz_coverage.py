@@ -1,6 +1,6 @@
 """A reader fuzzed by coverage: `python -m benchmarks.fuzz_coverage READER RUNS`; needs `pip install atheris`.
 
-Every input goes through the same checks as benchmarks.mutate's mistakes. Ends with an error at the first wrong
+Every input goes through the same checks as tests.service.formats.mutate's mistakes. Ends with an error at the first wrong
 answer, which libFuzzer keeps as a crash-* file.
 """
 
@@ -13,8 +13,8 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["service.formats"]):
-    from benchmarks.mutate import answers
     from service.formats import READERS
+    from tests.service.formats.mutate import answers
 
 
 def main() -> None:

@@ -15,9 +15,9 @@ from backends.cache import BinaryCache, default_cache_dir
 from backends.problem import from_linear, from_mm
 from backends.registry import find_device
 from benchmarks.report import commit
-from tuners.owner import Task
+from tuners.device_client import DeviceClient
+from tuners.device_process import Task
 from tuners.policy import MeasurementPolicy
-from tuners.runner import DeviceRunner
 
 PROBLEMS = {
     "1x768x768 fp32": from_linear(1, 768, 768),
@@ -33,7 +33,7 @@ def main() -> None:
     """Writes {"environment", "commit", "series": {problem: seconds a launch}} to the file named."""
     device = find_device("cpu")
     series = {}
-    with DeviceRunner(device, BinaryCache(default_cache_dir() / "kernels")) as runner:
+    with DeviceClient(device, BinaryCache(default_cache_dir() / "kernels")) as runner:
         for name, problem in PROBLEMS.items():
             runner.open(Task(problem, MeasurementPolicy(), 0))
             base = runner.backend.baselines(problem, device.environment)[0].solution

@@ -21,9 +21,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from backends.cuda.padded import misaligned
 from backends.environment import Environment
 from backends.errors import DeviceError, GemmtuneError
+from backends.gpu.padded import misaligned
 from backends.kernels.families import FAMILIES
 from backends.kernels.family import KernelFamily
 from backends.kernels.triton.families import FAMILIES as TRITON
@@ -44,9 +44,9 @@ from benchmarks.cuda_tuned import (
 from benchmarks.report import RESULTS, write
 from tuners.budget import Budget, Search
 from tuners.ceilings import Ceilings
+from tuners.device_client import DeviceClient, Runner
 from tuners.policy import MeasurementPolicy
 from tuners.roofline import bound
-from tuners.runner import DeviceRunner, Runner
 from tuners.session import Session
 
 DECODE = (
@@ -154,7 +154,7 @@ def in_words(values: dict[str, Any]) -> str:
     )
 
 
-def rows(runner: DeviceRunner, options: argparse.Namespace) -> list[dict[str, Any]]:
+def rows(runner: DeviceClient, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Every problem by every family."""
     found = []
     for problem in problems(options.which, options.only or (), options.dtype):
@@ -205,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one benchmark."""
     options = parser().parse_args(arguments)
     device = machine("cuda", 1)[0]
-    with DeviceRunner(device, kernel_cache()) as runner:
+    with DeviceClient(device, kernel_cache()) as runner:
         ceilings = ceilings_of(runner, ["bf16", "fp32"])
         found = rows(runner, options)
     write(

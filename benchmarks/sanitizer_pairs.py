@@ -17,18 +17,21 @@ from typing import Any
 import numpy as np
 
 from backends.cache import BinaryCache
-from backends.cuda.device import CudaDevice
+from backends.cuda.driver import CudaDriver
+from backends.cuda.telemetry import NvmlTelemetry
 from backends.environment import Environment
 from backends.errors import CompileError, IllegalSolution
-from backends.kernels.candidates import GPU_FAMILIES, vendors
+from backends.gpu.device import GpuDevice
+from backends.kernel_checks.candidates import GPU_FAMILIES, vendors
 from backends.kernels.sampling import legal
-from backends.kernels.triton.configuration import Configuration
+from backends.kernels.triton.configuration import TritonConfig
 from backends.kernels.triton.families import LIBRARY, TritonFamily, holds
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem, from_blas, from_bmm, from_linear, from_mm
 from backends.protocol import Device, Family
 from backends.registry import backend
 from backends.solution import Solution
+from backends.toolchains.nvrtc import Nvrtc
 from backends.wire import problem_to_wire
 from benchmarks.cuda_tuned import kernel_cache
 from tuners.inputs import draw
@@ -103,7 +106,7 @@ def sampled(
     for problem, solution in legal(family, mine, environment, Random(f"{seed} {name}"), build):
         if len(found) >= len(likeliest) + sample:
             break
-        if build is None or holds(Configuration.of(problem, solution.parameters), environment):
+        if build is None or holds(TritonConfig.of(problem, solution.parameters), environment):
             found[problem, solution] = None
     return list(found)
 
@@ -191,4 +194,5 @@ def launch_file(path: Path) -> None:
         for row in found["pairs"]
     ]
     environment = Environment.from_dict(found["environment"])
-    launch(pairs, CudaDevice(0, environment, backend("cuda").families(), kernel_cache()))
+    telemetry, families = NvmlTelemetry(environment.uuid), backend("cuda").families()
+    launch(pairs, GpuDevice(CudaDriver(0), environment, telemetry, Nvrtc(), kernel_cache(), families))

@@ -9,7 +9,6 @@ from typing import Any
 
 from benchmarks import cells
 from benchmarks.cells import source
-from benchmarks.tables_floors import feeding, floor, inside, moving, reading
 
 #: List -> what a reader knows it as.
 TITLES: Mapping[str, str] = {
@@ -48,11 +47,6 @@ def sections(folder: Path) -> list[str]:
         ("repeat", repeat),
         ("launch", launch),
         ("types", types),
-        ("floor", floor),
-        ("reading", reading),
-        ("moving", moving),
-        ("feeding", feeding),
-        ("inside", inside),
         ("trap", trap),
         ("profile", profile),
         ("profile-libraries", profile),

@@ -26,7 +26,7 @@ from backends.solution import Solution
 from backends.wire import problem_from_wire
 from db import exported, queries
 from db.values import kind_of, neighbour_buckets
-from service.formats.row_text import problem_wire
+from service.formats.core.row_text import problem_wire
 
 #: How far (in doublings of the sizes) a problem may be and still say something, how many of the nearest are
 #: tried, among how many whose operands may be aligned otherwise, and how many notes say why one was not

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from backends.archs import GPU_TARGETS
 from backends.cache import BinaryCache
-from backends.kernels import package
+from backends.packages import package
 from backends.problem import GemmProblem
 from backends.solution import Solution
 from db import queries

@@ -21,24 +21,23 @@ from db.values import (
     put_solutions,
     storable,
 )
-from service.formats import Imported, ImportedClaim
-from service.formats.row_text import problem_text
-from service.formats.tunableop_target import contradicts
+from service.formats import READERS, Imported, ImportedClaim
+from service.formats.core.base import NamesDevice
+from service.formats.core.row_text import problem_text
 from service.kept import LONGEST_KEY, Kept, environment_fits, parts, solution_fits
 
-#: `format` of the reader whose header says which device its rows were found on.
-TUNABLEOP = "tunableop"
-#: Libraries that run on one vendor's devices.
-_VENDORS = {"rocblas": "hip", "hipblaslt": "hip", "cublas": "cuda", "cublaslt": "cuda"}
-#: Formats whose tools run on one vendor's devices, whatever their rows name.
-_FORMAT_VENDORS = {"aiter": "hip", "hipblaslt": "hip", "rocblas": "hip"}
+#: Library family -> the vendor whose devices run it, as formats declare it.
+_VENDORS = {name: vendor for one in READERS.values() for name, vendor in one.declares.families.items()}
 
 
 def put_claims(engine: Engine, number: int, read: Imported, device_class: DeviceClass | None) -> Kept:
     """Stores what the file claims, under provenance `number`; `device_class` is whose the rows are that do
     not say so themselves."""
     kept = Kept()
-    contradiction = _header_fault(read, device_class)
+    fmt = READERS[read.format]
+    contradiction = None
+    if device_class is not None and isinstance(fmt, NamesDevice):
+        contradiction = fmt.contradiction(read.header, device_class)
     for part in parts(read.claims):
         rows: list[dict[str, Any]] = []
         solutions: dict[str, Solution] = {}
@@ -47,7 +46,7 @@ def put_claims(engine: Engine, number: int, read: Imported, device_class: Device
         classes: set[DeviceClass] = set()
         for item in part:
             claim = item.claim
-            fault = _claim_fault(item, device_class, _FORMAT_VENDORS.get(read.format)) or contradiction
+            fault = _claim_fault(item, device_class, fmt.declares.vendor) or contradiction
             if fault is not None:
                 kept.skip(1, fault)
                 continue
@@ -100,19 +99,6 @@ def _claim_fault(item: ImportedClaim, device_class: DeviceClass | None, vendor: 
         return f"line {item.line}: its environment cannot be stored"
     if claim.solution is not None and not solution_fits(claim.solution):
         return f"line {item.line}: its solution cannot be stored"
-    return None
-
-
-def _header_fault(read: Imported, device_class: DeviceClass | None) -> str | None:
-    """What the header of a tool's results file says instead of the class that is named for it."""
-    if device_class is None or read.format != TUNABLEOP:
-        return None
-    named = Environment(**vars(device_class), memory_bytes=0, uuid="")
-    for key in ("GCN_ARCH_NAME", "CUDA_DEVICE"):
-        value = read.header.get(key)
-        if value is not None and contradicts(named, key, value) is not None:
-            shown = value.partition(":")[0] if key == "GCN_ARCH_NAME" else value
-            return f"the file says {shown[:100]}, not {device_class}"
     return None
 
 

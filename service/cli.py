@@ -7,20 +7,105 @@ input, nothing done; 3 done, but some lines of the input were rejected; 130 inte
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
 
 import typer
-from pydantic import ValidationError
+from typer.core import TyperGroup
 
 from backends.errors import DeviceLost, GemmtuneError
-from service.commands import data, kernels, look, run, tune
-from service.commands.common import BAD_INPUT, FAILED, err
 
-app = typer.Typer(
-    help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]}, rich_markup_mode=None,
-)  # fmt: skip
-for group in (tune, data, look, kernels, run):
-    group.add_to(app)
+#: Command -> its module in service/commands, and its help's first paragraph: listing commands imports none.
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "tune": (
+        "tune",
+        "Tune one problem (--m --n --k ...) or every problem of FILE on a device of this "
+        "machine: the first of its class that no other process uses.",
+    ),
+    "best": ("data", "Show the best known way to run a problem. Exit code 1: nothing is known."),
+    "import": (
+        "data",
+        "Store a file's problems, and what it claims or measured. Exit code 3: some lines were rejected.",
+    ),
+    "export": (
+        "data",
+        "Write the best known solutions of a device class as a file that a stack loads. What was "
+        "written, and what was left out and why, is told on standard error.",
+    ),
+    "devices": (
+        "look",
+        "List the devices of this machine, what runs on them, and their measured ceilings.",
+    ),
+    "problems": (
+        "look",
+        "List the problems in FILE with their call counts, and every line that could not be read.",
+    ),
+    "serve": (
+        "run",
+        "Run the HTTP service, and beside it a worker for each device of a class of this machine.",
+    ),
+    "worker": (
+        "run",
+        "Run a worker: it owns one device of this machine, the first of its class that no other "
+        "process uses, and measures the jobs of the class.",
+    ),
+    "demo": (
+        "run",
+        "Go the whole way once: serve, import FILE, tune through HTTP, ask for the best, export, stop.",
+    ),
+    "kernels": ("kernels", "Our own kernel families."),
+    "db": ("run", "Look after the database."),
+}
+_SETTINGS: Mapping[str, Any] = {
+    "no_args_is_help": True, "add_completion": False, "pretty_exceptions_enable": False,
+    "context_settings": {"help_option_names": ["-h", "--help"]}, "rich_markup_mode": None,
+}  # fmt: skip
+BAD_INPUT, FAILED = 2, 1
+
+
+def _short(text: str, limit: int) -> str:
+    """The first sentence, or as many words of it as fit."""
+    words: list[str] = []
+    for word in text.split():
+        words.append(word)
+        if len(" ".join(words)) > limit:
+            break
+        if word.endswith("."):
+            return " ".join(words)
+    else:
+        return " ".join(words)
+    while words and len(" ".join(words)) + 3 > limit:
+        words.pop()
+    return " ".join(words) + "..."
+
+
+class LazyGroup(TyperGroup):
+    """The commands of COMMANDS, each imported when it is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        made = typer.Typer(**_SETTINGS)
+        import_module(f"service.commands.{COMMANDS[cmd_name][0]}").add_to(made)
+        return typer.main.get_group(made).commands[cmd_name]
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        limit = formatter.width - 6 - max(map(len, COMMANDS))
+        with formatter.section("Commands"):
+            rows = ((name, _short(text, limit)) for name, (_, text) in COMMANDS.items())
+            formatter.write_dl(list(rows))
+
+
+app = typer.Typer(cls=LazyGroup, help=__doc__, **_SETTINGS)
+
+
+@app.callback()
+def _root() -> None:
+    """Commands are in COMMANDS."""
 
 
 def main() -> None:
@@ -31,16 +116,22 @@ def main() -> None:
         _fail(str(error), FAILED)
     except GemmtuneError as error:
         _fail(str(error))
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = "GEMMTUNE_" + "_".join(str(part) for part in first["loc"]).upper()
-        _fail(f"setting {name}: {first['msg']} (it is {first['input']!r})")
     except BrokenPipeError:  # the reader of our output has gone: nothing is left to say
         sys.stderr.close()
         sys.exit(FAILED)
+    except ValueError as error:
+        from pydantic import ValidationError  # noqa: PLC0415  (a setting was read: it is loaded)
+
+        if not isinstance(error, ValidationError):
+            raise
+        first = error.errors()[0]
+        name = "GEMMTUNE_" + "_".join(str(part) for part in first["loc"]).upper()
+        _fail(f"setting {name}: {first['msg']} (it is {first['input']!r})")
 
 
 def _fail(message: str, code: int = BAD_INPUT) -> None:
+    from service.commands.common import err  # noqa: PLC0415
+
     err.print(f"error: {message}", style="red", highlight=False, markup=False, soft_wrap=True)
     sys.exit(code)
 

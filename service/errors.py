@@ -31,7 +31,7 @@ from backends.errors import (
 )
 from db.engine import DatabaseBroken, DatabaseUnavailable, translate
 from db.schema import StaleSchema
-from service.formats.export import ExportRefused
+from service.formats.core.export import ExportRefused
 
 MEDIA_TYPE = "application/problem+json"
 #: A message that quotes what it was sent does not quote all of it.

@@ -23,7 +23,7 @@ from backends.solution import Solution
 from db import exported, queries
 from db.engine import reading
 from service.formats import WRITERS, ExportOptions, ExportRefused, ExportReport, ExportRow, Writer
-from service.formats.export import IMPORTED, MEASURED
+from service.formats.core.export import IMPORTED, MEASURED
 from tuners.policy import MeasurementPolicy
 
 #: Rows whose keys are looked up together, and characters of a piece handed on.

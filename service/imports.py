@@ -40,8 +40,8 @@ from service.formats import (
     ImportedSession,
     ReadOptions,
 )
-from service.formats.base import Told
-from service.formats.row_text import problem_text, problem_wire
+from service.formats.core.base import Told
+from service.formats.core.row_text import problem_text, problem_wire
 from service.kept import INT4, LONGEST_KEY, Kept, environment_fits, parts, solution_fits
 
 #: `format` of a reader that brings gemmtune's own measurements.

@@ -12,7 +12,7 @@ from rich.text import Text
 from backends.problem import GemmProblem
 from backends.registry import FoundDevice
 from backends.wire import problem_to_wire
-from service.formats.base import ImportedProblem, Rejected
+from service.formats.core.base import ImportedProblem, Rejected
 from tuners.campaign import Result
 from tuners.ceilings import Ceilings
 from tuners.decide import Judgement

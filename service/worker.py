@@ -34,8 +34,8 @@ from service.settings import Settings
 from service.store import JobStore, Stopping, patiently
 from tuners.campaign import Campaign, Finished
 from tuners.ceilings import CeilingStore
+from tuners.device_client import DeviceClient
 from tuners.policy import MeasurementPolicy
-from tuners.runner import DeviceRunner
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Worker:
         settings: Settings,
         engine: Engine,
         device: FoundDevice,
-        make_runner: Callable[[FoundDevice, BinaryCache], DeviceRunner] = DeviceRunner,
+        make_runner: Callable[[FoundDevice, BinaryCache], DeviceClient] = DeviceClient,
         lock: DeviceLock | None = None,
     ) -> None:
         self.id = tunings.new_id("worker")
@@ -64,7 +64,7 @@ class Worker:
         self._cache = BinaryCache(settings.cache_dir / "kernels")
         self._ceilings = CeilingStore(settings.cache_dir / "ceilings")
         self._make_runner = make_runner
-        self._runner: DeviceRunner | None = None
+        self._runner: DeviceClient | None = None
         self._stop = threading.Event()
         self._idle = threading.Event()
         self._idle.set()

@@ -22,6 +22,55 @@ from service.settings import Settings
 from service.startup import open_database, upgrade
 from tests.postgres import DATABASES, PostgresServer
 
+#: Suites that compile kernels, and suites that start processes: `make quick` leaves both out.
+COMPILING = (
+    "backends/cpu/", "backends/gpu/", "backends/kernels/emulator/", "backends/kernels/families/",
+    "backends/kernels/test_compile.py", "backends/kernels/test_headers.py", "backends/kernel_checks/",
+    "backends/kernels/triton/test_arithmetic.py", "backends/packages/", "backends/test_contract.py",
+    "backends/toolchains/", "golden/", "service/http/test_binaries.py", "service/test_kernels_command.py",
+    "tuners/test_compiling.py", "tuners/test_verify_device.py",
+)  # fmt: skip
+STARTING = (
+    "backends/test_cache.py", "backends/test_layers.py", "backends/test_registry.py", "benchmarks/",
+    "backends/test_catalogue.py", "db/test_engine.py", "db/test_schema.py", "docker/",
+    "service/http/test_database_faults.py", "service/http/test_events.py", "service/http/test_on_postgres.py",
+    "service/http/test_operations.py", "service/http/test_schemathesis.py", "service/http/test_tunings.py",
+    "service/test_cli.py", "service/test_commands.py", "service/test_crashes.py", "service/test_jobs.py",
+    "service/test_serve.py", "service/test_several_devices.py", "service/test_store.py",
+    "service/test_tunings.py", "service/test_worker.py", "tuners/",
+)  # fmt: skip
+#: Grids of which `make test` takes every third (or second) combination, and `make exhaustive` all. Tests of
+#: planted mistakes, and tests with few combinations, are taken whole.
+SAMPLED = {
+    "backends/kernels/emulator/test_families.py": 3, "backends/kernels/families/": 3,
+    "backends/kernels/test_compile.py": 3, "backends/kernels/triton/test_arithmetic.py": 3,
+    "backends/gpu/test_padded.py": 3, "backends/gpu/test_device_reference.py": 2,
+    "backends/cpu/test_kernels_abi.py": 3, "tuners/test_verify_device.py": 2,
+}  # fmt: skip
+_FEW = 5
+
+
+def _of(item: pytest.Item, places: tuple[str, ...]) -> bool:
+    return item.path.relative_to(Path(__file__).parent).as_posix().startswith(places)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks suites by what they need, and what is left out of a grid's sample as exhaustive."""
+    groups: dict[tuple[Path, str, int], list[pytest.Item]] = {}
+    for item in items:
+        if _of(item, COMPILING):
+            item.add_marker(pytest.mark.compiler)
+        if _of(item, STARTING):
+            item.add_marker(pytest.mark.process)
+        for place, every in SAMPLED.items():
+            name = item.name.partition("[")[0]
+            if _of(item, (place,)) and "mistake" not in name and item.get_closest_marker("cuda") is None:
+                groups.setdefault((item.path, name, every), []).append(item)
+    for (_, _, every), group in groups.items():
+        for number, item in enumerate(group):
+            if len(group) > _FEW and number % every:
+                item.add_marker(pytest.mark.exhaustive)
+
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:

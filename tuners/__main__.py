@@ -25,9 +25,9 @@ from tuners.budget import Budget, Search
 from tuners.campaign import Campaign, Finished
 from tuners.ceilings import CeilingStore
 from tuners.decide import DecisionRule
+from tuners.device_client import DeviceClient
 from tuners.journal import Journal
 from tuners.policy import CACHES, MODES, MeasurementPolicy, read_bytes
-from tuners.runner import DeviceRunner
 from tuners.strategies import STRATEGIES
 
 OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
@@ -98,7 +98,7 @@ def _tune(options: argparse.Namespace, problems: list[GemmProblem]) -> int:
         device.environment.vendor, options.mode, cache=options.cache, max_workspace_bytes=limit
     )
     journal = Journal(options.output)
-    with DeviceRunner(device, BinaryCache(root / "kernels")) as runner:
+    with DeviceClient(device, BinaryCache(root / "kernels")) as runner:
         campaign = Campaign(
             runner,
             problems,

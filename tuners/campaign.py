@@ -13,10 +13,10 @@ from backends.problem import GemmProblem
 from tuners.budget import Budget, Search
 from tuners.ceilings import Ceilings
 from tuners.decide import DecisionRule, Verdict
+from tuners.device_client import DeviceClient
 from tuners.journal import SessionStore, StoredSession, session_key
 from tuners.policy import MeasurementPolicy
 from tuners.roofline import bound
-from tuners.runner import DeviceRunner
 from tuners.session import Session
 from tuners.strategies import STRATEGIES
 
@@ -105,7 +105,7 @@ class Campaign:
 
     def __init__(
         self,
-        runner: DeviceRunner,
+        runner: DeviceClient,
         problems: Sequence[GemmProblem],
         policy: MeasurementPolicy,
         budget: Budget,

@@ -13,11 +13,10 @@ from backends.cache import BinaryCache
 from backends.environment import Environment
 from backends.errors import CompileError, CompilerMissing
 from backends.outcome import Outcome, Phase, Status
-from backends.protocol import AskedFamily, Backend
+from backends.protocol import Backend, DeviceListedFamily
 from backends.solution import Solution
+from tuners.device_process import Binaries, Task
 from tuners.inputs import Case, applicable, screening_cases
-from tuners.owner import Task
-from tuners.trial import Binaries
 
 #: What compilers that work beside a device leave to the processes that drive devices.
 NICENESS = 10
@@ -68,7 +67,7 @@ class Compilers:
             if name in self._made or name in self._jobs:
                 continue
             family = self._families[solution.family]
-            if isinstance(family, AskedFamily) or not family.compiles:
+            if isinstance(family, DeviceListedFamily) or not family.compiles:
                 self._made[name] = self._compiled(task, solution)
             else:
                 self._jobs[name] = self._pool.submit(self._job, task, solution)
@@ -151,7 +150,7 @@ class Compilers:
         rule = family.illegal(task.problem, solution, here)
         if rule is not None:
             return Outcome(solution, Phase.SCREEN, Status.ILLEGAL, (), {"rule": rule})
-        if isinstance(family, AskedFamily):  # which twins are legal is asked on the device too
+        if isinstance(family, DeviceListedFamily):  # which twins are legal is asked on the device too
             problems = [task.problem]
         else:
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from backends.outcome import Outcome, Phase, Status
 from backends.solution import Solution
 from tuners.budget import Budget, Counts, Search
-from tuners.owner import Task
-from tuners.runner import Runner
+from tuners.device_client import Runner
+from tuners.device_process import Task
 from tuners.space import Space
 from tuners.strategies import STRATEGIES
 

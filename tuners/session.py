@@ -17,15 +17,15 @@ from backends.protocol import Baseline
 from backends.solution import Solution
 from tuners.budget import Budget, Counts, Search
 from tuners.decide import DecisionRule, Verdict, decide
+from tuners.device_client import Runner
+from tuners.device_process import Task
 from tuners.measure import SAMPLE_SECONDS, WARM_BELOW_SECONDS, Rotation
-from tuners.owner import Task
 from tuners.policy import MeasurementPolicy
 from tuners.race import DROP_AFTER, HEAT_ROUNDS, BaselineFailed, Race
-from tuners.runner import Runner
 from tuners.screening import Screening
-from tuners.seeds import usable
 from tuners.space import Space
 from tuners.strategies import STRATEGIES
+from tuners.warm_start import usable
 
 
 class SessionFailed(GemmtuneError):

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from backends.environment import Environment
 from backends.errors import UnsupportedProblem
 from backends.problem import GemmProblem
-from backends.protocol import AskedFamily, Backend, Baseline, Device, NotedFamily
+from backends.protocol import Backend, Baseline, Device, DeviceListedFamily, NotedFamily
 from backends.solution import Solution
 from tuners.policy import MeasurementPolicy
 
@@ -54,8 +54,8 @@ def search_space(
         if reason is not None:
             notes.append(f"{name}: {reason}")
         elif family.supports(problem):
-            if isinstance(family, AskedFamily) and device is not None:
-                listed = family.listed(problem, device, limit)
+            if isinstance(family, DeviceListedFamily) and device is not None:
+                listed = family.enumerate_on(problem, device, limit)
             else:
                 listed = family.solutions(problem, environment)
             lists.append([s for s in listed if s.id not in taken])

@@ -259,7 +259,7 @@ class StreamFamily(NativeFamily):
         return super().supports(problem) and min(problem.m, problem.n) <= self.FEW
 
     def _shape(self, problem: GemmProblem) -> Any:
-        # The mirrored product (few rows) streams B in A's place.
+        # The swap_ab product (few rows) streams B in A's place.
         along_k = problem.trans_a != "N" if problem.n <= problem.m else problem.trans_b == "N"
         return self._ALONG_K if along_k else self._ACROSS_K
 

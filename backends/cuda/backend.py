@@ -10,21 +10,24 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from backends.cache import BinaryCache
-from backends.cuda.compiler import nvrtc_build
 from backends.cuda.cublas import Cublas
 from backends.cuda.cublaslt import CublasLt, CublasLtHeuristic, first_heuristic
-from backends.cuda.driver import DriverMissing, api, check
-from backends.cuda.own import own_families
-from backends.cuda.padded import PaddedCublasLt
-from backends.cuda.padded_own import PaddedTileWgmma
+from backends.cuda.driver import CudaDriver, DriverMissing, api, check
+from backends.cuda.padded_cublaslt import PaddedCublasLt
+from backends.cuda.telemetry import NvmlTelemetry
 from backends.cuda.torch_gemm import TorchMatmul, import_torch, torch_build
-from backends.cuda.triton_family import CudaTritonGemm, CudaTritonPersistent, CudaTritonSplitK
 from backends.environment import Environment
 from backends.errors import DeviceLost, GemmtuneError, UnsupportedProblem
-from backends.kernels.triton.compiler import usable_build
+from backends.gpu.compiled_family import CompiledFamily, compiled_families
+from backends.gpu.device import GpuDevice
+from backends.gpu.padded_family import PaddedFamily
+from backends.gpu.triton_family import triton_families
+from backends.kernels.families import FAMILIES
 from backends.problem import GemmProblem, from_linear
 from backends.protocol import Baseline, Device, Family, Probe
 from backends.solution import Solution
+from backends.toolchains.nvrtc import Nvrtc, nvrtc_build
+from backends.toolchains.triton import Triton, usable_build
 
 #: Variables that change what the libraries and torch do: where they are set they are part of the environment.
 SETTINGS = (
@@ -36,11 +39,6 @@ SETTINGS = (
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
     "TORCH_BLAS_PREFER_CUBLASLT",
 )
-#: In the order that a search takes turns; our own kernels follow.
-_FAMILIES = (
-    CublasLt, CublasLtHeuristic, PaddedCublasLt, Cublas, TorchMatmul,
-    CudaTritonGemm, CudaTritonSplitK, CudaTritonPersistent,
-)  # fmt: skip
 
 
 class CudaBackend:
@@ -95,13 +93,13 @@ class CudaBackend:
         return found
 
     def open(self, index: int, cache: BinaryCache) -> Device:
-        from backends.cuda.device import CudaDevice  # noqa: PLC0415  (families import it)
-
         found = self.probe()
         if index >= len(found.devices):
             why = "; ".join(found.notes) or f"the driver sees {len(found.devices)} GPUs"
             raise DeviceLost(f"cuda device {index} is gone: {why}")
-        device = CudaDevice(index, found.devices[index], self.families(), cache)
+        environment = found.devices[index]
+        telemetry = NvmlTelemetry(environment.uuid)
+        device = GpuDevice(CudaDriver(index), environment, telemetry, Nvrtc(), cache, self.families())
         if "torch" in device.environment.libraries:
             import_torch()  # seconds, which are no candidate's
         return device
@@ -193,6 +191,14 @@ def library_builds() -> tuple[Mapping[str, str], tuple[str, ...]]:
 
 @lru_cache(maxsize=1)
 def _families() -> Mapping[str, Family]:
-    made: list[Family] = [family() for family in _FAMILIES]
-    made += [PaddedTileWgmma(), *own_families()]
+    """In the order that a search takes turns: libraries, Triton's kernels, our own."""
+    nvrtc, lt = Nvrtc(), CublasLt()
+    wgmma = CompiledFamily(FAMILIES["tile-wgmma"], nvrtc)
+    made: list[Family] = [
+        lt, CublasLtHeuristic(), PaddedCublasLt(lt, nvrtc), Cublas(), TorchMatmul(),
+        *triton_families(Triton()),
+        # Version 1 had tile-wgmma's parameters of version 1, and version 2 slower copies.
+        PaddedFamily("tile-wgmma-padded", 3, wgmma, nvrtc),
+        *compiled_families("cuda", nvrtc),
+    ]  # fmt: skip
     return {family.name: family for family in made}

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from backends.cuda.datatypes import COMPUTE_TYPES, DATA_TYPES, OPERATIONS, scalar
 from backends.cuda.driver import api, check
-from backends.cuda.library import LibraryFamily, call, capability, unscaled, untold_partial_sums
-from backends.cuda.numbers import COMPUTE_TYPES, DATA_TYPES, OPERATIONS, scalar
 from backends.dtypes import DTYPES
 from backends.environment import Environment
 from backends.errors import GemmtuneError
+from backends.gpu.library import LibraryFamily, call, capability, unscaled, untold_partial_sums
 from backends.operands import Layout, Operands, layouts
 from backends.problem import GemmProblem
 from backends.protocol import Launch

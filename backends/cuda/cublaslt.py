@@ -23,7 +23,7 @@ import numpy.typing as npt
 from backends.cuda.cublaslt_algorithms import (
     DROPS_REMAINDER,
     Algorithm,
-    Configuration,
+    MatmulAlgoConfig,
     base_configurations,
     by_cost,
     drops_remainder,
@@ -31,11 +31,11 @@ from backends.cuda.cublaslt_algorithms import (
     spread,
 )
 from backends.cuda.cublaslt_call import MOST_HEURISTICS, MatmulCall, lt, read_algorithms, types
-from backends.cuda.library import MOST_SHARES, LibraryFamily, call
-from backends.cuda.numbers import COMPUTE_TYPES, DATA_TYPES
+from backends.cuda.datatypes import COMPUTE_TYPES, DATA_TYPES
 from backends.dtypes import DTYPES
 from backends.environment import Environment
 from backends.errors import IllegalSolution
+from backends.gpu.library import MOST_SHARES, LibraryFamily, call
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
 from backends.protocol import Launch
@@ -123,7 +123,7 @@ class Library:
     def __init__(self) -> None:
         self.handle: int = lt().create()
         self._algorithms: dict[tuple[int, ...], dict[int, Algorithm]] = {}
-        self._bases: dict[_Kind, dict[int, list[Configuration]]] = {}
+        self._bases: dict[_Kind, dict[int, list[MatmulAlgoConfig]]] = {}
         self._calls: OrderedDict[str, MatmulCall] = OrderedDict()
 
     def call(self, problem: GemmProblem) -> MatmulCall:
@@ -142,7 +142,7 @@ class Library:
             self._algorithms[kinds] = {one.algo_id: one for one in read_algorithms(self.handle, kinds)}
         return self._algorithms[kinds]
 
-    def base(self, problem: GemmProblem) -> Mapping[int, list[Configuration]]:
+    def base(self, problem: GemmProblem) -> Mapping[int, list[MatmulAlgoConfig]]:
         """Legal (tile, stages, cluster) by algorithm, for problems of this one's kind."""
         p = problem
         kind = _Kind(
@@ -174,7 +174,7 @@ class CublasLtKernel:
         device: Any,
         matmul: MatmulCall,
         algo: npt.NDArray[np.uint64],
-        one: Configuration,
+        one: MatmulAlgoConfig,
         workspace_bytes: int,
     ) -> None:
         self._device, self._call, self._algo = device, matmul, algo
@@ -202,18 +202,18 @@ class CublasLt(LibraryFamily):
         return unsupported(problem) is None
 
     def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
-        """None: only the library can tell, on its device (listed)."""
+        """None: only the library can tell, on its device (enumerate_on)."""
         return ()
 
     def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
         rule = unsupported(problem)
-        if rule is None and set(solution.parameters) != set(Configuration._fields):
-            rule = f"a cublaslt solution has the parameters {', '.join(Configuration._fields)}"
+        if rule is None and set(solution.parameters) != set(MatmulAlgoConfig._fields):
+            rule = f"a cublaslt solution has the parameters {', '.join(MatmulAlgoConfig._fields)}"
         rule = rule or self.another_build(solution, environment)
         if rule is not None:
             return rule
         try:
-            one = configuration(solution)
+            one = algo_config(solution)
         except IllegalSolution as error:
             return str(error)
         if drops_remainder(one, problem.k):
@@ -222,13 +222,13 @@ class CublasLt(LibraryFamily):
             )
         return None
 
-    def listed(
+    def enumerate_on(
         self, problem: GemmProblem, device: Any, max_workspace_bytes: int | None
     ) -> Iterator[Solution]:
         """The heuristics' answers under the limit, then what the check passes."""
         found, matmul = library(device), library(device).call(problem)
         limit = WORKSPACE_BYTES if max_workspace_bytes is None else max_workspace_bytes
-        seen: dict[Configuration, int] = {}
+        seen: dict[MatmulAlgoConfig, int] = {}
         for one, size, _ in matmul.heuristics(limit):
             seen.setdefault(one, size)
         base = [one for ones in found.base(problem).values() for one in ones]
@@ -242,11 +242,11 @@ class CublasLt(LibraryFamily):
             if not drops_remainder(one, problem.k):
                 yield self._solution(one, size, device)
 
-    def neighbours(
+    def neighbours_on(
         self, problem: GemmProblem, solution: Solution, device: Any, max_workspace_bytes: int | None
     ) -> Iterator[Solution]:
         found, matmul = library(device), library(device).call(problem)
-        origin = configuration(solution)
+        origin = algo_config(solution)
         algorithm = found.algorithms(problem).get(origin.algo_id)
         if algorithm is None:
             return
@@ -255,7 +255,7 @@ class CublasLt(LibraryFamily):
             if size is not None and (max_workspace_bytes is None or size <= max_workspace_bytes):
                 yield self._solution(one, size, device)
 
-    def _solution(self, one: Configuration, size: int, device: Any) -> Solution:
+    def _solution(self, one: MatmulAlgoConfig, size: int, device: Any) -> Solution:
         build = device.environment.libraries.get("cublaslt")
         return Solution(self.name, 1, one._asdict(), build, size, True)
 
@@ -265,7 +265,7 @@ class CublasLt(LibraryFamily):
         """Rebuilt by AlgoInit and SetAttribute. Raises IllegalSolution where AlgoCheck refuses it, or an
         operand is aligned to less than it needs (which AlgoCheck cannot see of addresses)."""
         found, matmul = library(device), library(device).call(problem)
-        one = configuration(solution)
+        one = algo_config(solution)
         algorithm = found.algorithms(problem).get(one.algo_id)
         if algorithm is None:
             raise IllegalSolution(f"cuBLASLt has no algorithm {one.algo_id} for {problem.slug}")
@@ -305,13 +305,13 @@ class CublasLtHeuristic(CublasLt):
         """Its first answer."""
         return (first_heuristic(environment, None),)
 
-    def listed(
+    def enumerate_on(
         self, problem: GemmProblem, device: Any, max_workspace_bytes: int | None
     ) -> Iterator[Solution]:
         """None: they are among the candidates of `cublaslt`, by their attributes."""
         return iter(())
 
-    def neighbours(
+    def neighbours_on(
         self, problem: GemmProblem, solution: Solution, device: Any, max_workspace_bytes: int | None
     ) -> Iterator[Solution]:
         return iter(())
@@ -331,7 +331,7 @@ class CublasLtHeuristic(CublasLt):
         return CublasLtKernel(device, matmul, np.frombuffer(data, np.uint64).copy(), one, size)
 
 
-def partial_sums(problem: GemmProblem, one: Configuration) -> int:
+def partial_sums(problem: GemmProblem, one: MatmulAlgoConfig) -> int:
     """Partial sums that a configuration rounds to D's type: all of k's shares where the reduction is in place
     or stored in the output's type (cublasLtReductionScheme_t)."""
     if one.reduction_scheme not in _ROUNDING or DTYPES[problem.dtype_d].kind == "integer":
@@ -347,16 +347,16 @@ def first_heuristic(environment: Environment, max_workspace_bytes: int | None) -
     return Solution(CublasLtHeuristic.name, 1, parameters, build, 0, True)
 
 
-def configuration(solution: Solution) -> Configuration:
+def algo_config(solution: Solution) -> MatmulAlgoConfig:
     """A solution's attributes. Raises IllegalSolution for values that are none."""
-    values = {name: solution.parameters.get(name) for name in Configuration._fields}
+    values = {name: solution.parameters.get(name) for name in MatmulAlgoConfig._fields}
     for name, value in values.items():
         least = -1 if name == "splitk_num" else 0  # -1: the library's own choice
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
             raise IllegalSolution(
                 f"{name} of a cublaslt solution must be an integer from {least}, not {value!r}"
             )
-    return Configuration(**values)  # type: ignore[arg-type]
+    return MatmulAlgoConfig(**values)  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=1)

@@ -14,7 +14,7 @@ from math import ceil
 from typing import Any, NamedTuple
 
 
-class Configuration(NamedTuple):
+class MatmulAlgoConfig(NamedTuple):
     """The nine attributes, named as a solution's parameters are."""
 
     algo_id: int
@@ -29,7 +29,7 @@ class Configuration(NamedTuple):
 
 
 #: Workspace bytes of a legal configuration, None for one that the library refuses.
-Check = Callable[[Configuration], int | None]
+Check = Callable[[MatmulAlgoConfig], int | None]
 
 #: Cluster shapes are numbered up to here (cublasLtClusterShape_t).
 CLUSTERS = range(51)
@@ -81,7 +81,7 @@ STAGE_K = {32: 8, 33: 16, 34: 32, 35: 64, 36: 128, 37: 256, 38: 768}
 DROPS_REMAINDER = 66
 
 
-def drops_remainder(one: Configuration, k: int) -> bool:
+def drops_remainder(one: MatmulAlgoConfig, k: int) -> bool:
     """Whether a configuration is known to leave the last k mod splitk_num elements of k out of the product,
     although the library's check passes it: where k does not divide, and its rounded-down share is a whole
     number of stages. (benchmarks/cuda.py: trap; docs/cuda.md.)"""
@@ -91,7 +91,7 @@ def drops_remainder(one: Configuration, k: int) -> bool:
     return rest != 0 and share > 0 and share % STAGE_K[one.stages_id] == 0
 
 
-def base_configurations(algorithm: Algorithm, check: Check) -> Iterator[Configuration]:
+def base_configurations(algorithm: Algorithm, check: Check) -> Iterator[MatmulAlgoConfig]:
     """Every legal (tile, stages, cluster) of an algorithm without splitting k, the rest at its default; where
     there is none, with the first inner shape that has some."""
     for inner in INNER_SHAPES:
@@ -101,12 +101,12 @@ def base_configurations(algorithm: Algorithm, check: Check) -> Iterator[Configur
             return
 
 
-def _with_inner_shape(algorithm: Algorithm, inner: int, check: Check) -> Iterator[Configuration]:
+def _with_inner_shape(algorithm: Algorithm, inner: int, check: Check) -> Iterator[MatmulAlgoConfig]:
     tiles, stages = algorithm.tiles or (0,), algorithm.stages or (0,)
     step = max(1, len(tiles) // _PROBED)
 
-    def one(tile: int, stage: int, cluster: int) -> Configuration:
-        return Configuration(algorithm.algo_id, tile, stage, 1, 0, 0, 0, inner, cluster)
+    def one(tile: int, stage: int, cluster: int) -> MatmulAlgoConfig:
+        return MatmulAlgoConfig(algorithm.algo_id, tile, stage, 1, 0, 0, 0, inner, cluster)
 
     def takes(cluster: int) -> bool:
         return any(check(one(tile, stage, cluster)) is not None for stage in stages for tile in tiles[::step])
@@ -121,11 +121,11 @@ def _with_inner_shape(algorithm: Algorithm, inner: int, check: Check) -> Iterato
 
 
 def neighbours(
-    origin: Configuration, algorithm: Algorithm, base: Iterable[Configuration]
-) -> list[Configuration]:
+    origin: MatmulAlgoConfig, algorithm: Algorithm, base: Iterable[MatmulAlgoConfig]
+) -> list[MatmulAlgoConfig]:
     """Configurations that differ from `origin` in one choice; `base` are the algorithm's legal triples of
     tile, stages and cluster. A reduction scheme belongs to splitting k and changes with it."""
-    found: list[Configuration] = []
+    found: list[MatmulAlgoConfig] = []
     if algorithm.splits_k:
         schemes = [scheme for scheme in REDUCTIONS if scheme & algorithm.reductions]
         if origin.splitk_num not in (0, 1):  # shares, or the library's own choice of them (-1)
@@ -159,16 +159,16 @@ def neighbours(
 
 
 def by_cost(
-    configurations: Iterable[Configuration],
+    configurations: Iterable[MatmulAlgoConfig],
     sizes: tuple[int, int, int],
     units: int,
     tile_shapes: Mapping[int, tuple[int, int]],
-) -> list[Configuration]:
+) -> list[MatmulAlgoConfig]:
     """Ordered by a model of waves: each of `units` multiprocessors takes a tile at a time, and a tile costs
     its area and its edge (what it reads of A and B). `sizes`: m, n, batch."""
     m, n, batch = sizes
 
-    def cost(one: Configuration) -> tuple[float, int, int]:
+    def cost(one: MatmulAlgoConfig) -> tuple[float, int, int]:
         rows, columns = tile_shapes.get(one.tile_id, (128, 128))
         tiles = ceil(m / rows) * ceil(n / columns) * batch
         waves = ceil(tiles / units)
@@ -177,7 +177,7 @@ def by_cost(
     return sorted(configurations, key=cost)
 
 
-def spread(configurations: Sequence[Configuration]) -> list[Configuration]:
+def spread(configurations: Sequence[MatmulAlgoConfig]) -> list[MatmulAlgoConfig]:
     """The same, each (algorithm, tile) once before any comes again: neighbours fill in the rest."""
     turns: dict[tuple[int, int], int] = {}
     keyed = []

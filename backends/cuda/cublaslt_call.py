@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from backends.cuda.cublaslt_algorithms import Algorithm, Configuration
-from backends.cuda.library import LibraryCall
-from backends.cuda.numbers import COMPUTE_TYPES, DATA_TYPES, OPERATIONS, scalar, scale_type
+from backends.cuda.cublaslt_algorithms import Algorithm, MatmulAlgoConfig
+from backends.cuda.datatypes import COMPUTE_TYPES, DATA_TYPES, OPERATIONS, scalar, scale_type
+from backends.gpu.library import LibraryCall
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
 from backends.protocol import Launch
@@ -40,7 +40,7 @@ def lt() -> Any:
     return cublasLt
 
 
-#: Configuration field -> (attribute of cublasLtMatmulAlgoConfigAttributes_t, its C type), in an order in
+#: MatmulAlgoConfig field -> (attribute of cublasLtMatmulAlgoConfigAttributes_t, its C type), in an order in
 #: which each may be set.
 _ATTRIBUTES: tuple[tuple[str, int, Any], ...] = (
     ("tile_id", 1, ctypes.c_uint32),
@@ -55,7 +55,7 @@ _ATTRIBUTES: tuple[tuple[str, int, Any], ...] = (
 _ID = (0, ctypes.c_int32)
 
 
-def read_configuration(algo: int) -> Configuration:
+def read_configuration(algo: int) -> MatmulAlgoConfig:
     """The nine attributes of the algorithm at address `algo`."""
     api, values = lt(), {}
     for name, attribute, kind in (("algo_id", *_ID), *_ATTRIBUTES):
@@ -64,7 +64,7 @@ def read_configuration(algo: int) -> Configuration:
             algo, attribute, ctypes.addressof(value), ctypes.sizeof(value), ctypes.addressof(written)
         )
         values[name] = int(value.value)
-    return Configuration(**values)
+    return MatmulAlgoConfig(**values)
 
 
 class Algo:
@@ -78,7 +78,7 @@ class Algo:
         self._set: dict[str, int] = {}
         self._values = {name: kind(0) for name, _, kind in _ATTRIBUTES}
 
-    def configure(self, configuration: Configuration) -> bool:
+    def configure(self, configuration: MatmulAlgoConfig) -> bool:
         """Whether the library takes every attribute."""
         for name, attribute, _ in _ATTRIBUTES:
             wanted = getattr(configuration, name)
@@ -190,7 +190,7 @@ class MatmulCall:
             self._scalars[value] = scalar(self.problem, value)
         return self._scalars[value]
 
-    def check(self, configuration: Configuration) -> int | None:
+    def check(self, configuration: MatmulAlgoConfig) -> int | None:
         """Workspace bytes of a configuration, None where the library refuses it (cublasLtMatmulAlgoCheck)."""
         algo = self.algo(configuration)
         if algo is None:
@@ -210,7 +210,7 @@ class MatmulCall:
             return None
         return int(self._result[0]["workspace_size"])
 
-    def algo(self, configuration: Configuration) -> Algo | None:
+    def algo(self, configuration: MatmulAlgoConfig) -> Algo | None:
         """The algorithm set to a configuration; its bytes hold until the next call for the same algorithm."""
         if configuration.algo_id not in self._algos:
             try:
@@ -220,7 +220,7 @@ class MatmulCall:
         algo = self._algos[configuration.algo_id]
         return algo if algo.configure(configuration) else None
 
-    def heuristics(self, max_workspace_bytes: int) -> Iterator[tuple[Configuration, int, bytes]]:
+    def heuristics(self, max_workspace_bytes: int) -> Iterator[tuple[MatmulAlgoConfig, int, bytes]]:
         """What cublasLtMatmulAlgoGetHeuristic answers: configuration, workspace, the algorithm's bytes."""
         api = self._api
         preference = api.matmul_preference_create()

@@ -1,4 +1,4 @@
-"""The CUDA driver's calls that we use, each checked; what a status means for whoever asked.
+"""The CUDA driver: its calls, each checked, and what a status means for the caller.
 
 cuda-bindings is imported on first use: a machine without it, or without a driver, gets an answer.
 """
@@ -6,14 +6,13 @@ cuda-bindings is imported on first use: a machine without it, or without a drive
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
-from pathlib import Path
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
-from weakref import finalize
 
 from backends.errors import ContextLost, DeviceLost, DeviceMemoryExceeded, LaunchError
-from backends.kernels.legality import DEPENDENT_LAUNCHES, capability
+from backends.gpu.driver import Arguments, FunctionAttributes, Launch
+from backends.kernels.launch import KernelLaunch
 from backends.kernels.tensor_map import MAP_BYTES, TensorMap
 
 #: After these the context answers nothing any more: the process must end (CUDA driver API, CUresult).
@@ -114,144 +113,192 @@ def raise_for(name: str, what: str) -> None:
     raise LaunchError(text)
 
 
-class Function:
-    """A kernel of a loaded module, which stays loaded as long."""
-
-    def __init__(self, handle: Any, name: str, module: Module | None = None) -> None:
-        self._handle, self.name, self._module = handle, name, module
-
-    def allow_shared(self, size: int) -> None:
-        """Lets a launch ask for more dynamic shared memory than 48 KiB."""
-        cu = api()
-        attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        check(cu.cuFuncSetAttribute(self._handle, attribute, size), f"cuFuncSetAttribute of {self.name}")
-
-    def attribute(self, name: str) -> int:
-        """CU_FUNC_ATTRIBUTE_NAME: NUM_REGS, LOCAL_SIZE_BYTES, SHARED_SIZE_BYTES, ..."""
-        cu = api()
-        member = getattr(cu.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{name}")
-        return int(check(cu.cuFuncGetAttribute(member, self._handle), f"{name} of {self.name}"))
-
-    def blocks_per_unit(self, threads: int, shared: int) -> int:
-        """Blocks of this size that a multiprocessor holds at once."""
-        found = api().cuOccupancyMaxActiveBlocksPerMultiprocessor(self._handle, threads, shared)
-        return int(check(found, f"occupancy of {self.name}"))
-
-    def resources(self, threads: int, shared: int) -> Mapping[str, int]:
-        """What it takes launched in such blocks, with so many bytes of dynamic shared memory
-        (protocol.CompiledKernel)."""
-        return {
-            "registers": self.attribute("NUM_REGS"),
-            "local_bytes": self.attribute("LOCAL_SIZE_BYTES"),
-            "shared_bytes": self.attribute("SHARED_SIZE_BYTES") + shared,
-            "threads": threads,
-            "blocks_per_unit": self.blocks_per_unit(threads, shared),
-        }
-
-    def pack(self, *arguments: Any) -> Arguments:
-        """Arguments (ctypes values) made ready once for many launches."""
-        return Arguments(arguments)
-
-    def launch(
-        self,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        arguments: Arguments,
-        stream: int,
-        shared: int = 0,
-    ) -> None:
-        """Queues it. Raises LaunchError."""
-        result = api().cuLaunchKernel(self._handle, *grid, *block, shared, stream, arguments.address, 0)
-        if result[0] != 0:
-            check(result, f"launch of {self.name} on {grid} blocks of {block}")
-
-    def dependent(
-        self,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        arguments: Arguments,
-        stream: int,
-        shared: int = 0,
-    ) -> Callable[[], None]:
-        """A launch, made ready once, that may start while the one queued before it ends, and whose kernel
-        waits for that one's stores itself (portable.h: wait_for_launches()). For GPUs of sm_90 and later;
-        graphs capture it as it is. Calling what is returned queues it, and raises LaunchError."""
-        cu, handle = api(), self._handle
-        attribute = cu.CUlaunchAttribute()
-        attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        attribute.value.programmaticStreamSerializationAllowed = 1
-        config = cu.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = grid
-        config.blockDimX, config.blockDimY, config.blockDimZ = block
-        config.sharedMemBytes, config.hStream = shared, stream
-        config.attrs, config.numAttrs = [attribute], 1
-
-        def launch() -> None:
-            result = cu.cuLaunchKernelEx(config, handle, arguments.address, 0)
-            if result[0] != 0:
-                check(result, f"dependent launch of {self.name} on {grid} blocks of {block}")
-
-        return launch
-
-
 #: gemmtune's type -> CUtensorMapDataType_enum's.
 _TENSOR_TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
 
 
-def encoded_map(found: TensorMap, operand: int) -> bytes:
-    """A map of the operand at that address, as the copy engine takes it. Raises LaunchError."""
-    cu = api()
-    result = cu.cuTensorMapEncodeTiled(
-        getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_TENSOR_TYPES[found.dtype]}"),
-        len(found.sizes), operand,
-        [cu.cuuint64_t(size) for size in found.sizes], [cu.cuuint64_t(size) for size in found.strides],
-        [cu.cuuint32_t(size) for size in found.box], [cu.cuuint32_t(1) for _ in found.box],
-        cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        cu.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-        cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-        cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-    )  # fmt: skip
-    made = check(result, f"a map of {found.operand} at {operand:#x}")
-    return ctypes.string_at(made.getPtr(), MAP_BYTES)
+class CudaDriver:
+    """backends.gpu.driver.Driver of one NVIDIA GPU, by its index among the process's: its primary context is
+    the one that torch and cuBLAS use too."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    # ---- the device
+
+    def open(self) -> int:
+        cu = api()
+        self._device = check(cu.cuDeviceGet(self._index), f"device {self._index}")
+        self._context = check(cu.cuDevicePrimaryCtxRetain(self._device), "cuDevicePrimaryCtxRetain")
+        check(cu.cuCtxSetCurrent(self._context), "cuCtxSetCurrent")
+        flags = cu.CUstream_flags.CU_STREAM_NON_BLOCKING
+        self._stream = check(cu.cuStreamCreate(flags), "cuStreamCreate")
+        return int(self._stream)
+
+    def units(self) -> int:
+        return self._attribute("MULTIPROCESSOR_COUNT")
+
+    def cache_bytes(self) -> int:
+        return self._attribute("L2_CACHE_SIZE")
+
+    def _attribute(self, name: str) -> int:
+        attribute = getattr(api().CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(check(api().cuDeviceGetAttribute(attribute, self._device), name))
+
+    def free_bytes(self) -> int:
+        return int(check(api().cuMemGetInfo(), "cuMemGetInfo")[0])
+
+    # ---- memory
+
+    def allocate(self, size: int) -> int:
+        return int(check(api().cuMemAlloc(size), f"allocating {size} bytes"))
+
+    def free(self, address: int) -> None:
+        check(api().cuMemFree(address), "cuMemFree")
+
+    def copy_in(self, target: int, source: int, size: int, stream: int) -> None:
+        check(api().cuMemcpyHtoDAsync(target, source, size, stream), f"copying {size} bytes in")
+
+    def copy_out(self, target: int, source: int, size: int, stream: int) -> None:
+        check(api().cuMemcpyDtoHAsync(target, source, size, stream), f"copying {size} bytes out")
+
+    def copy(self, target: int, source: int, size: int, stream: int) -> None:
+        check(api().cuMemcpyDtoDAsync(target, source, size, stream), f"copying {size} bytes")
+
+    def fill(self, address: int, value: int, size: int, stream: int) -> None:
+        check(api().cuMemsetD8Async(address, value, size, stream), f"filling {size} bytes")
+
+    # ---- stream and events
+
+    def synchronize(self, stream: int) -> None:
+        check(api().cuStreamSynchronize(stream), "waiting for the device")
+
+    def create_event(self) -> Any:
+        return check(api().cuEventCreate(0), "cuEventCreate")
+
+    def record(self, event: Any, stream: int) -> None:
+        check(api().cuEventRecord(event, stream), "cuEventRecord")
+
+    def elapsed_seconds(self, begin: Any, end: Any) -> float:
+        cu = api()
+        check(cu.cuEventSynchronize(end), "waiting for the launches")
+        return float(check(cu.cuEventElapsedTime(begin, end), "cuEventElapsedTime")) * 1e-3
+
+    def destroy_event(self, event: Any) -> None:
+        check(api().cuEventDestroy(event), "cuEventDestroy")
+
+    # ---- graphs
+
+    def begin_capture(self, stream: int) -> None:
+        mode = api().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        check(api().cuStreamBeginCapture(stream, mode), "cuStreamBeginCapture")
+
+    def end_capture(self, stream: int) -> Any:
+        return check(api().cuStreamEndCapture(stream), "capturing the launches")
+
+    def abandon_capture(self, stream: int) -> None:
+        _, graph = api().cuStreamEndCapture(stream)
+        if graph:
+            api().cuGraphDestroy(graph)
+
+    def instantiate(self, graph: Any, stream: int) -> Any:
+        cu = api()
+        executable = check(cu.cuGraphInstantiate(graph, 0), "cuGraphInstantiate")
+        try:
+            check(cu.cuGraphUpload(executable, stream), "cuGraphUpload")
+        except BaseException:
+            cu.cuGraphExecDestroy(executable)
+            raise
+        return executable
+
+    def launch_graph(self, executable: Any, stream: int) -> None:
+        check(api().cuGraphLaunch(executable, stream), "cuGraphLaunch")
+
+    def destroy_graph(self, graph: Any, executable: Any | None) -> None:
+        cu = api()
+        if executable is not None:
+            check(cu.cuGraphExecDestroy(executable), "cuGraphExecDestroy")
+        check(cu.cuGraphDestroy(graph), "cuGraphDestroy")
+
+    # ---- modules and kernels
+
+    def load_module(self, image: bytes, name: str) -> Any:
+        return check(api().cuModuleLoadData(image), f"loading {name}")
+
+    def unload_module(self, module: Any) -> None:
+        api().cuModuleUnload(module)
+
+    def get_function(self, module: Any, name: str) -> Any:
+        return check(api().cuModuleGetFunction(module, name.encode()), f"kernel {name}")
+
+    def allow_shared(self, function: Any, size: int, name: str) -> None:
+        cu = api()
+        attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        check(cu.cuFuncSetAttribute(function, attribute, size), f"cuFuncSetAttribute of {name}")
+
+    def attributes(self, function: Any, name: str) -> FunctionAttributes:
+        cu = api()
+
+        def value(what: str) -> int:
+            member = getattr(cu.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{what}")
+            return int(check(cu.cuFuncGetAttribute(member, function), f"{what} of {name}"))
+
+        return FunctionAttributes(value("NUM_REGS"), value("LOCAL_SIZE_BYTES"), value("SHARED_SIZE_BYTES"))
+
+    def blocks_per_unit(self, function: Any, threads: int, shared: int, name: str) -> int:
+        found = api().cuOccupancyMaxActiveBlocksPerMultiprocessor(function, threads, shared)
+        return int(check(found, f"occupancy of {name}"))
+
+    # ---- launches
+
+    def make_launch(
+        self, function: Any, launch: KernelLaunch, arguments: Arguments, stream: int, dependent: bool
+    ) -> Launch:
+        if dependent:
+            return _dependent(function, launch, arguments, stream)
+        queue, address = api().cuLaunchKernel, arguments.address
+        how = (*launch.grid, *launch.block, launch.shared_bytes, stream, address, 0)
+
+        def run(_alive: Arguments = arguments) -> None:
+            result = queue(function, *how)
+            if result[0] != 0:
+                check(result, f"launch of {launch.entry} on {launch.grid} blocks of {launch.block}")
+
+        return run
+
+    def encode_tensor_map(self, tensor_map: TensorMap, operand: int) -> bytes:
+        cu, found = api(), tensor_map
+        result = cu.cuTensorMapEncodeTiled(
+            getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_TENSOR_TYPES[found.dtype]}"),
+            len(found.sizes), operand,
+            [cu.cuuint64_t(size) for size in found.sizes], [cu.cuuint64_t(size) for size in found.strides],
+            [cu.cuuint32_t(size) for size in found.box], [cu.cuuint32_t(1) for _ in found.box],
+            cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            cu.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )  # fmt: skip
+        made = check(result, f"a map of {found.operand} at {operand:#x}")
+        return ctypes.string_at(made.getPtr(), MAP_BYTES)
 
 
-class Arguments:
-    """Kernel arguments as the array of pointers that a launch takes; keeps what they point to alive."""
+def _dependent(function: Any, launch: KernelLaunch, arguments: Arguments, stream: int) -> Launch:
+    """A programmatic dependent launch: it may start while the one queued before it ends, and its kernel waits
+    for that one's stores itself (portable.h: wait_for_launches()). Graphs capture it as it is."""
+    cu, address = api(), arguments.address
+    attribute = cu.CUlaunchAttribute()
+    attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    config = cu.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
+    config.sharedMemBytes, config.hStream = launch.shared_bytes, stream
+    config.attrs, config.numAttrs = [attribute], 1
+    queue = cu.cuLaunchKernelEx
 
-    def __init__(self, values: Sequence[Any]) -> None:
-        self._values = tuple(values)
-        self._pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-        self.address = ctypes.addressof(self._pointers)
+    def run(_alive: Arguments = arguments) -> None:
+        result = queue(config, function, address, 0)
+        if result[0] != 0:
+            check(result, f"dependent launch of {launch.entry} on {launch.grid} blocks of {launch.block}")
 
-
-def on_heels(
-    function: Function,
-    device: Any,
-    grid: tuple[int, int, int],
-    block: tuple[int, int, int],
-    arguments: Arguments,
-    shared: int = 0,
-) -> Callable[[], None]:
-    """A launch on the device's stream, made ready once, on the heels of what was queued before it where the
-    device knows how, else plain. Only for kernels that wait for that themselves. Calling what is returned
-    queues it, and raises LaunchError."""
-    how = grid, block, arguments, device.stream, shared
-    if capability(device.environment) >= DEPENDENT_LAUNCHES:
-        return function.dependent(*how)
-    return partial(function.launch, *how)
-
-
-class Module:
-    """A cubin loaded into the current context: the file's, or `image`, which lies within it. It is unloaded
-    when neither it nor a kernel of it is held any more."""
-
-    def __init__(self, path: Path, image: bytes | None = None) -> None:
-        cu, code = api(), path.read_bytes() if image is None else image
-        self._handle = check(cu.cuModuleLoadData(code), f"loading {path.name}")
-        # Whatever its status: a context that is lost has unloaded it. At the exit there is no context.
-        finalize(self, cu.cuModuleUnload, self._handle).atexit = False
-
-    def function(self, name: str) -> Function:
-        """The kernel called `name` (extern "C")."""
-        handle = check(api().cuModuleGetFunction(self._handle, name.encode()), f"kernel {name}")
-        return Function(handle, name, self)
+    return run

@@ -51,7 +51,7 @@ def difference(before: Snapshot, after: Snapshot) -> str:
     return "; ".join(words)
 
 
-class Telemetry:
+class NvmlTelemetry:
     """One device by UUID. Without NVML every answer is empty: a container may hide it."""
 
     def __init__(self, uuid: str, api: Any = None) -> None:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from backends.cuda.driver import api, check
-from backends.cuda.library import LibraryFamily, call, unscaled, untold_partial_sums
 from backends.dtypes import DTYPES, is_fp8
 from backends.environment import Environment
+from backends.gpu.library import LibraryFamily, call, unscaled, untold_partial_sums
 from backends.operands import Layout, Operands, layouts
 from backends.problem import GemmProblem
 from backends.protocol import Launch

@@ -8,9 +8,11 @@ from ctypes import sizeof
 from dataclasses import dataclass
 from typing import ClassVar
 
+from backends.archs import GpuArch
 from backends.environment import Environment
+from backends.kernels.launch import KernelLaunch
 from backends.kernels.legality import PLAIN, REDUCE_THREADS, arch_of, malformed, unsupported
-from backends.kernels.product import GemmArgs, Product
+from backends.kernels.oriented_gemm import GemmArgs, OrientedGemm
 from backends.kernels.tensor_map import TensorMap, argument_type
 from backends.operands import Operands
 from backends.problem import GemmProblem
@@ -21,14 +23,14 @@ ENTRY, REDUCE = "gemm", "reduce"
 
 
 @dataclass(frozen=True)
-class Configuration:
+class KernelConfig:
     """A family's parameters for one product, with what is derived from them: the instantiation, the block's
     threads and bytes of shared memory, blocks along x, slices of k (blocks along y), the step in elements
     that slices are whole numbers of, whether blocks along x are the whole batch's, not each product's,
     whether it has instructions that one architecture alone has, and the maps of operands that its argument
     ends in."""
 
-    product: Product
+    product: OrientedGemm
     header: str
     instantiation: str
     threads: int
@@ -40,11 +42,7 @@ class Configuration:
     arch_specific: bool = False
     tensors: tuple[TensorMap, ...] = ()
 
-    def target(self, arch: str) -> str:
-        """What the product is compiled for: an architecture's own instructions need its name with an a."""
-        return f"{arch}a" if self.arch_specific and arch[-1:].isdigit() else arch
-
-    def on(self, units: int) -> Configuration:
+    def on(self, units: int) -> KernelConfig:
         """As it is launched on a device of so many multiprocessors, which no compiler is told."""
         return self
 
@@ -83,6 +81,17 @@ class Configuration:
     def reduce_shared_bytes(self) -> int:
         """Shared memory of a block of the second launch."""
         return 0
+
+    @property
+    def launches(self) -> tuple[KernelLaunch, ...]:
+        """The product's launch, and where k is split among blocks the one that adds their sums; both take the
+        same argument. Every kernel of ours waits for the launch before it (portable.h)."""
+        block = (self.threads, 1, 1)
+        first = KernelLaunch(ENTRY, self.grid, block, self.shared_bytes, True, self.cluster)
+        if not self.reduces:
+            return (first,)
+        block, size = (self.reduce_threads, 1, 1), self.reduce_shared_bytes
+        return first, KernelLaunch(REDUCE, self.reduce_grid, block, size, True)
 
     @property
     def sums(self) -> str:
@@ -125,11 +134,10 @@ Values = Mapping[str, Parameter]
 
 
 class KernelFamily(ABC):
-    """A header's kernels. A new family: a header, a subclass, and its line in families.py:FAMILIES. The first
-    paragraph of its docstring is what users are told of it."""
+    """One kernel family. A new one is families/NAME.h, families/NAME.py with a subclass, and a line in
+    families/__init__.py. The first paragraph of its docstring is its description in `gemmtune kernels`."""
 
     name: ClassVar[str]
-    header: ClassVar[str]
     version: ClassVar[int] = 1
     #: Vendors whose compilers take the header.
     vendors: ClassVar[tuple[str, ...]] = ("cuda", "hip")
@@ -137,6 +145,11 @@ class KernelFamily(ABC):
     computes: ClassVar[tuple[tuple[str, str], ...]] = PLAIN
     #: Every value that each parameter may have.
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]]
+
+    @property
+    def header(self) -> str:
+        """Its header: families/NAME.h, of the same stem as its Python module."""
+        return f"families/{self.name.replace('-', '_')}.h"
 
     def supports(self, problem: GemmProblem) -> bool:
         """Whether any candidate could run this problem's types, epilogue and scaling."""
@@ -150,7 +163,9 @@ class KernelFamily(ABC):
             if (made := self._made(problem, values, environment)) is not None:
                 yield made
 
-    def near(self, problem: GemmProblem, solution: Solution, environment: Environment) -> Iterator[Solution]:
+    def neighbours(
+        self, problem: GemmProblem, solution: Solution, environment: Environment
+    ) -> Iterator[Solution]:
         """Legal candidates that differ from `solution` in one parameter, by a step among its choices."""
         for name, choices in self.choices.items():
             place = choices.index(solution.parameters[name])
@@ -165,7 +180,7 @@ class KernelFamily(ABC):
         """The candidate, if it is legal."""
         if self.illegal(problem, Solution(self.name, self.version, values), environment) is not None:
             return None
-        found = self.configuration(problem, values, arch_of(environment).warp)
+        found = self.config(problem, values, arch_of(environment))
         size = found.on(environment.units).workspace_bytes
         return Solution(self.name, self.version, values, None, size, True)
 
@@ -184,8 +199,8 @@ class KernelFamily(ABC):
         """The rule that well-formed parameters break."""
 
     @abstractmethod
-    def configuration(self, problem: GemmProblem, values: Values, warp: int = 32) -> Configuration:
-        """What is derived from legal parameters, for warps of so many threads."""
+    def config(self, problem: GemmProblem, values: Values, arch: GpuArch) -> KernelConfig:
+        """What is derived from legal parameters on an architecture."""
 
 
 def number(values: Values, name: str) -> int:

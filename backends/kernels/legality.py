@@ -6,38 +6,26 @@ that are derived in Python (family.py), so that the two cannot drift apart unnot
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
-from backends.archs import GPU_TARGETS, GpuArch
+from backends.archs import GpuArch, gpu_arch
 from backends.environment import Environment
-from backends.kernels.product import CPP_TYPES, MOST_BLOCKS_YZ, WIDE, Product
+from backends.kernels.oriented_gemm import CPP_TYPES, MOST_BLOCKS_YZ, WIDE, OrientedGemm
 from backends.problem import GemmProblem
 from backends.solution import Parameter, Solution
 
-#: Registers of a thread on every vendor, and of a multiprocessor.
-THREAD_REGISTERS, UNIT_REGISTERS = 255, 65536
 #: What addresses, counters and constants take beside operands and sums.
 OTHER_REGISTERS = 32
 MOST_BLOCKS = 2**31 - 1
-#: From this compute capability on a launch may start while the one before it ends.
-DEPENDENT_LAUNCHES = 90
-#: Bytes of dynamic shared memory that a block of an NVIDIA GPU has without an attribute of its kernel.
-UNASKED_SHARED = 48 * 1024
 #: (Type of A and B, compute type) of plain multiplications: of 16-bit floats tensor cores' are the same.
 PLAIN = (("fp32", "fp32"), ("fp16", "fp32"), ("bf16", "fp32"))
 #: Threads of a block of epilogue.h: Reduce.
 REDUCE_THREADS = 256
-#: What any GPU gives a block without being asked.
-_KIB = 1024
-_UNKNOWN = {"cuda": GpuArch("unknown", "cuda", 32, 48 * _KIB, 48 * _KIB),
-            "hip": GpuArch("unknown", "hip", 64, 64 * _KIB, 64 * _KIB)}  # fmt: skip
 
 
 def arch_of(environment: Environment) -> GpuArch:
-    """The architecture's facts; an unknown one's are the least that its vendor's have."""
-    found = GPU_TARGETS.get(environment.arch)
-    return found or _UNKNOWN.get(environment.vendor, _UNKNOWN["cuda"])
+    """The row of a GPU's architecture."""
+    return gpu_arch(environment.vendor, environment.arch)
 
 
 def unsupported(p: GemmProblem, computes: Sequence[tuple[str, str]] = PLAIN) -> str | None:
@@ -74,10 +62,10 @@ def malformed(
     return None
 
 
-def threads_rule(threads: int, arch: GpuArch, least: int = 32) -> str | None:
+def threads_rule(threads: int, arch: GpuArch) -> str | None:
     """Threads of a block."""
-    if not least <= threads <= arch.block_threads:
-        return f"a block has {least} to {arch.block_threads} threads, not {threads}"
+    if not 32 <= threads <= arch.block_threads:
+        return f"a block has 32 to {arch.block_threads} threads, not {threads}"
     return f"{threads} threads are no whole warps of 32" if threads % 32 else None
 
 
@@ -88,25 +76,29 @@ def shared_rule(size: int, arch: GpuArch) -> str | None:
     return None
 
 
-def registers_rule(registers: int, threads: int) -> str | None:
+def registers_rule(registers: int, threads: int, arch: GpuArch) -> str | None:
     """What operands and sums take of a thread's registers; too many would spill, or not launch at all."""
-    most = min(THREAD_REGISTERS, UNIT_REGISTERS // threads) - OTHER_REGISTERS
+    most = min(arch.thread_registers, arch.unit_registers // threads) - OTHER_REGISTERS
     if registers > most:
         return f"operands and sums take {registers} registers; {threads} threads have {most} each for them"
     return None
 
 
-def grid_rule(blocks: int, product: Product, splits: int = 1) -> str | None:
-    """Blocks of the launch (or tiles, which blocks count), and of the one that adds slices of k."""
+def grid_rule(blocks: int, threads: int, product: OrientedGemm, arch: GpuArch, splits: int = 1) -> str | None:
+    """Blocks of the launch (or tiles, which blocks count) of so many threads, and of the one that adds slices
+    of k."""
     reduce = -(-product.m * product.n * product.batch // REDUCE_THREADS) if splits > 1 else 0
     if splits * product.batch_groups > MOST_BLOCKS_YZ:
         return f"a batch of {product.batch} by {splits} slices of k; a launch has {MOST_BLOCKS_YZ} squared"
     if max(blocks, reduce) > MOST_BLOCKS:
         return f"{max(blocks, reduce)} blocks; a launch has {MOST_BLOCKS} at most"
+    all_threads = max(blocks * threads, reduce * REDUCE_THREADS)
+    if arch.grid_threads is not None and all_threads >= arch.grid_threads:
+        return f"{all_threads} threads along x; a launch on {arch.name} has fewer than {arch.grid_threads}"
     return None
 
 
-def columns_rule(product: Product, least: int, most: int) -> str | None:
+def columns_rule(product: OrientedGemm, least: int, most: int) -> str | None:
     """Columns of the product: those of the operand that is not streamed."""
     if not least <= product.n <= most:
         return f"{least} to {most} columns beside the streamed operand, not {product.n}"
@@ -123,14 +115,14 @@ def wide_rule(size: int, element_bytes: int, what: str) -> str | None:
     return whole_rule(size, WIDE // element_bytes, what, "the elements of 16 bytes,")
 
 
-def fp32_rule(product: Product) -> str | None:
+def fp32_rule(product: OrientedGemm) -> str | None:
     """Copies from memory to shared memory bring elements as they are."""
     if product.element_bytes != 4:
         return f"copies do not widen: fp32, not {product.problem.dtype_a}"
     return None
 
 
-def small_rule(product: Product, most: int) -> str | None:
+def small_rule(product: OrientedGemm, most: int) -> str | None:
     """A product that is one tile."""
     if max(product.m, product.n, product.k) > most:
         return f"sides of at most {most}, not {product.m} x {product.n} x {product.k}"
@@ -138,24 +130,18 @@ def small_rule(product: Product, most: int) -> str | None:
 
 
 def capability(environment: Environment) -> int:
-    """Of an NVIDIA GPU, 90 for sm_90a; 0 of another."""
-    found = re.fullmatch(r"sm_(\d+)[af]?", environment.arch)
-    return int(found[1]) if environment.vendor == "cuda" and found else 0
-
-
-def from_sm_80(environment: Environment) -> bool:
-    """Whether there are asynchronous copies, and mma.sync of bf16 and TF32."""
-    return capability(environment) >= 80
+    """The compute capability times ten: 90 of sm_90 and sm_90a; 0 of another vendor's GPU."""
+    return arch_of(environment).capability
 
 
 def tensor_core_rule(environment: Environment) -> str | None:
     """mma.sync on bf16 and TF32, and asynchronous copies."""
-    if not from_sm_80(environment):
+    if not arch_of(environment).async_copies:
         return f"mma.sync on bf16 needs sm_80 or later, not {environment.arch}"
     return None
 
 
-def deep_rule(product: Product) -> str | None:
+def deep_rule(product: OrientedGemm) -> str | None:
     """16-bit floats, both operands contiguous along k."""
     if product.element_bytes != 2:
         return f"tensor cores multiply 16-bit floats, not {product.problem.dtype_a}"

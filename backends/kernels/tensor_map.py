@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from backends.kernels.product import WIDE, GemmArgs, Product
+from backends.kernels.oriented_gemm import WIDE, GemmArgs, OrientedGemm
 
 #: Bytes of a line of a box: what shared memory's swizzle takes together (hopper.h: kMapLine).
 LINE_BYTES = 128
@@ -32,11 +32,11 @@ class TensorMap:
     box: tuple[int, int, int]
 
 
-def map_of(product: Product, operand: str, lines: int) -> TensorMap:
+def map_of(product: OrientedGemm, operand: str, lines: int) -> TensorMap:
     """Of an operand of the product ("a", "b") that is contiguous along k, whose lines and products start at
     multiples of 16 bytes; in boxes of so many lines of LINE_BYTES."""
     problem, size = product.problem, product.element_bytes
-    own = {"a": "b", "b": "a"}[operand] if product.mirrored else operand
+    own = {"a": "b", "b": "a"}[operand] if product.swap_ab else operand
     stride = problem.stride_a if own == "a" else problem.stride_b
     there = product.m if operand == "a" else product.n
     # Of a single line or product the step is nobody's, and may be anything.

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from backends.wire import problem_to_wire
 from service.formats import FORMATS
-from service.formats.base import Imported
+from service.formats.core.base import Imported
 from tuners.policy import read_bytes
 
 OK, FAILED, BAD_INPUT, PARTLY, INTERRUPTED = 0, 1, 2, 3, 130

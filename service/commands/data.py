@@ -35,8 +35,8 @@ from service.commands.common import (
     workspace_limit,
 )
 from service.formats import READERS, WRITERS, ExportRefused, ReadOptions
-from service.formats.base import TOKENS, printable
-from service.formats.reading import told
+from service.formats.core.base import TOKENS, printable
+from service.formats.core.reading import told
 from service.remote import Remote
 from service.settings import Settings
 from service.startup import open_database

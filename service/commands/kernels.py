@@ -16,7 +16,7 @@ from backends.archs import GPU_TARGETS
 from backends.cache import BinaryCache
 from backends.catalogue import Entry, catalogue
 from backends.errors import StorageError
-from backends.kernels.check import LIMIT, Checked, Summary, check, plan, summaries
+from backends.kernel_checks.check import LIMIT, Checked, Summary, check, plan, summaries
 from db.engine import reading
 from service import report
 from service.commands.common import FAILED, Json, err, out, print_json

@@ -14,7 +14,7 @@ from service.commands.common import FormatName, Json, imported_json, input_code,
 from service.formats import read_file
 from service.settings import Settings
 from tuners.ceilings import CeilingStore
-from tuners.runner import DeviceRunner
+from tuners.device_client import DeviceClient
 
 
 def devices(
@@ -31,7 +31,7 @@ def devices(
     ceilings = {}
     for row, device in enumerate(found):
         if measure:
-            with DeviceRunner(device, BinaryCache(settings.cache_dir / "kernels")) as runner:
+            with DeviceClient(device, BinaryCache(settings.cache_dir / "kernels")) as runner:
                 fresh = runner.ceilings(["fp32"])
                 known = store.get(device.environment)
                 store.put(device.environment, fresh if known is None else known.merged(fresh))

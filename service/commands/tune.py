@@ -35,7 +35,7 @@ from service.commands.common import (
 )
 from service.device_lock import DeviceLock, locks_folder
 from service.formats import read_file
-from service.formats.base import Imported, ImportedProblem
+from service.formats.core.base import Imported, ImportedProblem
 from service.progress import CampaignProgress
 from service.remote import Remote
 from service.requests import request_content
@@ -46,9 +46,9 @@ from tuners.budget import Budget, Search
 from tuners.campaign import Campaign, Finished, Result, Skipped
 from tuners.ceilings import CeilingStore
 from tuners.decide import DecisionRule
+from tuners.device_client import DeviceClient
 from tuners.journal import Journal
 from tuners.policy import MeasurementPolicy
-from tuners.runner import DeviceRunner
 from tuners.strategies import STRATEGIES
 
 
@@ -204,7 +204,7 @@ def _on(found: FoundDevice, settings: Settings, asked: _Asked, policy: Measureme
         new_id("forced") if asked.force else "",
     )  # fmt: skip
     done = _Done(found.environment.to_dict(), policy)
-    with DeviceRunner(found, BinaryCache(settings.cache_dir / "kernels")) as runner:
+    with DeviceClient(found, BinaryCache(settings.cache_dir / "kernels")) as runner:
         campaign = Campaign(
             runner, problems, policy, asked.budget, asked.search, asked.rule, store,
             lambda dtypes: ceilings.obtain(runner.environment, dtypes, runner.ceilings),

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from os import PathLike
 
-from service.formats import reading
-from service.formats.aiter import Aiter, AiterUntuned
-from service.formats.aiter_log import AiterLog
-from service.formats.base import (
+from service.formats.aiter.log import AiterLog
+from service.formats.aiter.reader import Aiter, AiterUntuned
+from service.formats.core import reading
+from service.formats.core.base import (
     DEFAULTS,
     ByteStream,
     Claim,
@@ -24,28 +24,28 @@ from service.formats.base import (
     ReadOptions,
     Rejected,
 )
-from service.formats.block_fp8 import BlockFp8
-from service.formats.block_fp8_writer import SglangBlockFp8, VllmBlockFp8
-from service.formats.c_header import CHeader
-from service.formats.cublas_log import CublasLog
-from service.formats.cublaslt_log import CublasLtLog
-from service.formats.export import (
+from service.formats.core.export import (
     ExportOptions,
     ExportRefused,
     ExportReport,
     ExportRow,
     Writer,
 )
-from service.formats.hipblaslt_log import HipblasltLog
-from service.formats.hipblaslt_override import HipblasltOverride
-from service.formats.inductor import InductorTable
-from service.formats.journal import JournalLines
-from service.formats.model_config import ModelConfig
-from service.formats.own_csv import Csv
-from service.formats.own_json import Json, JsonLines
-from service.formats.rocblas_override import RocblasOverride
-from service.formats.rocblas_profile import RocblasProfile
-from service.formats.tunableop import TunableOp, TunableOpUntuned
+from service.formats.cublas.cublas_log import CublasLog
+from service.formats.cublas.cublaslt_log import CublasLtLog
+from service.formats.gemmtune.c_header import CHeader
+from service.formats.gemmtune.csv_table import Csv
+from service.formats.gemmtune.journal import JournalLines
+from service.formats.gemmtune.json_documents import Json, JsonLines
+from service.formats.hipblaslt.log import HipblasltLog
+from service.formats.hipblaslt.override import HipblasltOverride
+from service.formats.inductor.table import InductorTable
+from service.formats.model.config import ModelConfig
+from service.formats.rocblas.override import RocblasOverride
+from service.formats.rocblas.profile import RocblasProfile
+from service.formats.tunableop.reader import TunableOp, TunableOpUntuned
+from service.formats.vllm.block_fp8 import BlockFp8
+from service.formats.vllm.block_fp8_writer import SglangBlockFp8, VllmBlockFp8
 
 __all__ = [
     "FORMATS",

@@ -18,7 +18,7 @@ from backends.problem import GemmProblem
 from db import queries
 from service import answers, best, errors, schemas
 from service.deps import STRICT, JsonBody, Service, ServiceDep, parse_json, parse_model, service_of
-from service.formats.row_text import problem_text
+from service.formats.core.row_text import problem_text
 from service.routes import describe, parsing
 from service.routes.examples import BEST_DEFAULT, BEST_EXACT, BEST_NEAREST, BEST_REQUEST
 from service.routes.question import Question, policy_of, read_question

@@ -13,7 +13,7 @@ from backends.environment import DeviceClass
 from service import errors, exports, schemas
 from service.deps import STRICT, Service, ServiceDep, answer
 from service.formats import WRITERS
-from service.formats.export import ExportReport
+from service.formats.core.export import ExportReport
 from service.routes import describe
 from service.routes.best import is_known
 from service.routes.examples import EXPORT_REPORT

@@ -14,7 +14,7 @@ from backends.errors import StorageError
 from service import errors, imports, records
 from service.deps import STRICT, Service, ServiceDep, answer, body_chunks, service_of
 from service.formats import READERS, ReadOptions
-from service.formats.base import TOKENS
+from service.formats.core.base import TOKENS
 from service.routes import describe, parsing
 from service.routes.examples import IMPORT_ANSWER
 from service.routes.views import tuning_links

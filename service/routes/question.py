@@ -18,8 +18,8 @@ from backends.wire import problem_from_wire
 from service import errors, schemas
 from service.best import Filters
 from service.deps import refuse_names
-from service.formats.json_text import BadJsonError, decode
-from service.formats.row_text import problem_text
+from service.formats.core.json_text import BadJsonError, decode
+from service.formats.core.row_text import problem_text
 from tuners.policy import MeasurementPolicy
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}")

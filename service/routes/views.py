@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from service.exports import stored_problem
-from service.formats.row_text import problem_wire
+from service.formats.core.row_text import problem_wire
 
 Row = Mapping[str, Any]
 

@@ -11,11 +11,10 @@ import pytest
 import backends
 from backends.catalogue import catalogue
 from backends.errors import CompilerMissing
-from backends.kernels import candidates
 from backends.kernels.families import FAMILIES
-from backends.kernels.triton import compiler as triton
 from backends.kernels.triton.families import FAMILIES as TRITON_FAMILIES
 from backends.registry import backend
+from backends.toolchains import triton
 
 ROOT = Path(backends.__file__).parent.parent
 
@@ -42,19 +41,19 @@ def test_what_is_said_of_a_family_is_its_own() -> None:
     entries = {entry.name: entry for entry in catalogue()}
     mma = entries["skinny-mma"]
     assert (mma.vendors, mma.input_types, mma.language) == (("cuda",), ("fp16", "bf16"), "C++")
-    assert (mma.files, mma.version) == (("backends/kernels/skinny_mma.h",), 1)
+    assert (mma.files, mma.version) == (("backends/kernels/families/skinny_mma.h",), 1)
     assert mma.space == prod(map(len, FAMILIES["skinny-mma"].choices.values())) == 960
     ring = entries["skinny-ring"]
     assert (ring.vendors, ring.input_types, ring.language) == (("cuda",), ("fp16", "bf16"), "C++")
-    assert (ring.files, ring.version) == (("backends/kernels/skinny_ring.h",), 2)
+    assert (ring.files, ring.version) == (("backends/kernels/families/skinny_ring.h",), 2)
     assert ring.space == prod(map(len, FAMILIES["skinny-ring"].choices.values())) == 7200
     shifted = entries["skinny-shifted"]
     assert (shifted.vendors, shifted.input_types, shifted.language) == (("cuda",), ("fp16", "bf16"), "C++")
-    assert (shifted.files, shifted.version) == (("backends/kernels/skinny_shifted.h",), 3)
+    assert (shifted.files, shifted.version) == (("backends/kernels/families/skinny_shifted.h",), 3)
     assert shifted.space == prod(map(len, FAMILIES["skinny-shifted"].choices.values())) == 18432
     short = entries["short-k"]
     assert (short.vendors, short.input_types, short.language) == (("cuda",), ("fp16", "bf16"), "C++")
-    assert (short.files, short.version) == (("backends/kernels/short_k.h",), 1)
+    assert (short.files, short.version) == (("backends/kernels/families/short_k.h",), 1)
     assert short.space == prod(map(len, FAMILIES["short-k"].choices.values())) == 324
     assert entries["gemv"].vendors == ("cuda", "hip")
     assert entries["naive"].input_types == ("fp32", "fp16", "bf16")
@@ -69,7 +68,7 @@ def test_a_compiler_that_is_missing_is_an_answer(monkeypatch: pytest.MonkeyPatch
     def nowhere() -> None:
         raise CompilerMissing("NVRTC is not to be had")
 
-    monkeypatch.setattr(candidates, "nvrtc", nowhere)
+    monkeypatch.setattr("backends.toolchains.nvrtc.nvrtc", nowhere)
     monkeypatch.setattr(triton, "triton_build", lambda: None)
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CXX", raising=False)

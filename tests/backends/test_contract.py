@@ -15,8 +15,9 @@ from backends.environment import Environment
 from backends.errors import DeviceLost, IllegalSolution, LaunchError, UnsupportedProblem
 from backends.operands import Operands
 from backends.problem import GemmProblem, from_bmm, from_linear, from_mm
-from backends.protocol import AskedFamily, Backend, Device, Family
-from backends.registry import BACKENDS, backend
+from backends.protocol import Backend, Device, DeviceListedFamily, Family
+from backends.registry import BACKENDS as REGISTERED
+from backends.registry import load_object
 from backends.solution import Parameter, Solution
 from tuners.inputs import Case, applicable, cases
 from tuners.verify_device import make_verifier
@@ -44,16 +45,23 @@ RECORDED = {
     )
 }  # fmt: skip
 #: Problems that no call of a backend takes: cuBLASLt multiplies int8 with k in whole vectors of four.
-REFUSED = {("cuda", "int8")}
+REFUSED = {("cuda", "int8"), ("null", "fp64 tt beta"), ("null", "int8"), ("null", "int8 in whole vectors")}
 #: Backends whose devices any machine that runs these tests has.
-EVERYWHERE = ("cpu",)
+EVERYWHERE = ("cpu", "null")
 #: At most so many candidates of a family that its library lists, and of one's neighbours; of our own kernels
 #: for a GPU, whose lists are samples of a space that suites of their own go through. Of the CPU's, each of
 #: which is compiled, at most so many instantiations, from all over the list.
 LISTED, NEAR, COMPILED = 6, 2, 8
+#: The registered backends, and the shared GPU layer without a GPU.
+BACKENDS = {**REGISTERED, "null": "backends.gpu.null_backend:NullBackend"}
 
 
 # ---- on any machine ----------------------------------------------------------------------------
+
+
+def backend(name: str) -> Backend:
+    made: Backend = load_object(BACKENDS[name])()  # type: ignore[operator]
+    return made
 
 
 @pytest.fixture(params=sorted(BACKENDS))
@@ -101,8 +109,8 @@ def test_a_family_whose_library_is_missing_says_so(one: Backend, environment: En
 
 
 def test_what_baselines_call_is_legal(one: Backend, environment: Environment) -> None:
-    for problem in PROBLEMS.values():
-        for baseline in one.baselines(problem, environment):
+    for name, problem in PROBLEMS.items():
+        for baseline in [] if _refused(one, name) else one.baselines(problem, environment):
             family = one.families()[baseline.solution.family]
             assert baseline.name
             assert family.supports(problem)
@@ -119,14 +127,14 @@ def test_candidates_are_distinct_legal_and_of_their_family(
     for family_name, family in one.families().items():
         if family.unavailable(environment) or not family.supports(problem):
             continue
-        told = told or isinstance(family, AskedFamily)
+        told = told or isinstance(family, DeviceListedFamily)
         for solution in family.solutions(problem, environment):
             assert solution.family == family_name
             assert family.illegal(problem, solution, environment) is None, solution
             ids.append(solution.id)
     assert len(ids) == len(set(ids))
     # Vendors' libraries have one call each, or tell their candidates on the device.
-    assert len(ids) > (3 if one.name in EVERYWHERE else 0) or told
+    assert len(ids) > (3 if one.name == "cpu" else 0) or told or _refused(one, name)
 
 
 @pytest.mark.parametrize(
@@ -141,6 +149,11 @@ def test_a_problem_of_no_backend_is_refused_by_name(
 
 
 # ---- where the devices are ---------------------------------------------------------------------
+
+
+def _refused(one: Backend, name: str) -> bool:
+    """Whether nothing of a backend without libraries runs the problem."""
+    return one.name == "null" and (one.name, name) in REFUSED
 
 
 @dataclass
@@ -171,6 +184,8 @@ def baselines_of(live: Live, name: str) -> list[Solution]:
     try:
         return [b.solution for b in live.backend.baselines(PROBLEMS[name], live.environment)]
     except UnsupportedProblem as error:
+        if _refused(live.backend, name):
+            return []
         if live.backend.name in EVERYWHERE or "torch" in live.environment.libraries:
             raise
         pytest.skip(str(error))
@@ -179,11 +194,11 @@ def baselines_of(live: Live, name: str) -> list[Solution]:
 def listed(live: Live, family: Family, problem: GemmProblem) -> Iterator[Solution]:
     """Of a list instantiations from its first to its last, once each; of a library that is asked, its first
     candidates and some of the first one's neighbours."""
-    if isinstance(family, AskedFamily):
-        first = list(islice(family.listed(problem, live.device, None), LISTED))
+    if isinstance(family, DeviceListedFamily):
+        first = list(islice(family.enumerate_on(problem, live.device, None), LISTED))
         yield from first
         for origin in first[:1]:
-            yield from islice(family.neighbours(problem, origin, live.device, None), NEAR)
+            yield from islice(family.neighbours_on(problem, origin, live.device, None), NEAR)
         return
     if live.backend.name not in EVERYWHERE:
         yield from islice(family.solutions(problem, live.environment), LISTED)
@@ -194,7 +209,8 @@ def listed(live: Live, family: Family, problem: GemmProblem) -> Iterator[Solutio
         key = tuple(value for name, value in solution.parameters.items() if name not in blocks)
         found.setdefault(key, solution)
     several = list(found.values())
-    step = max(1, -(-len(several) // COMPILED))
+    most = 1 if live.backend.name == "null" else COMPILED
+    step = max(1, -(-len(several) // most))
     yield from several[::step]
 
 
@@ -235,16 +251,18 @@ def test_every_candidate_computes_right(live: Live, name: str, cache: BinaryCach
 
             ran = [case.name for case in applicable(cases(problem, 2, 11), right)]
             exact += ran.count("exact")
-            assert "exact" in ran or live.backend.name not in EVERYWHERE, solution
+            assert "exact" in ran or live.backend.name != "cpu", solution
     finally:
         verifier.forget()
-    assert (exact > 0) != ((live.backend.name, name) in REFUSED), "every candidate was refused, or none"
+    assert exact > 0 or (live.backend.name, name) in REFUSED, "every candidate was refused"
 
 
 @pytest.mark.parametrize("every", [0, -1])
-def test_a_sample_times_the_launches_it_was_given(live: Live, every: int) -> None:
+def test_a_sample_times_the_launches_it_was_given(live: Live, every: int, cache: BinaryCache) -> None:
     problem, device, mode = from_mm(64, 64, 64), live.device, live.backend.modes[every]
-    kernel = device.load(problem, live.backend.baselines(problem, live.environment)[0].solution, None)
+    solution = live.backend.baselines(problem, live.environment)[0].solution
+    family = live.backend.families()[solution.family]
+    kernel = device.load(problem, solution, family.compile(problem, solution, live.environment, cache))
     buffers = [device.allocate(64 * 64 * 4) for _ in range(3)]
     workspace = device.allocate(kernel.workspace_bytes)
     for buffer in buffers:

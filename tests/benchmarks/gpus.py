@@ -14,7 +14,7 @@ from backends.registry import FoundDevice
 from backends.solution import Solution
 from tests.tuners.recorded import RecordedRunner
 from tuners.ceilings import Ceilings
-from tuners.owner import Task
+from tuners.device_process import Task
 from tuners.space import Space
 
 #: Candidate -> its time over torch's, unless a test says otherwise.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.cuda.cublaslt_algorithms import Configuration
+from backends.cuda.cublaslt_algorithms import MatmulAlgoConfig
 from backends.problem import from_linear
 from backends.registry import FoundDevice
 from benchmarks import cuda
@@ -201,7 +201,7 @@ def test_every_combination_is_a_problem() -> None:
 
 
 def test_every_split_and_scheme_of_a_configuration_is_tried_once() -> None:
-    made = list(variations(Configuration(66, 10, 35, cluster_shape_id=3)))
+    made = list(variations(MatmulAlgoConfig(66, 10, 35, cluster_shape_id=3)))
     assert len(set(made)) == len(made) == 1 + 31 * 3
     assert {(one.algo_id, one.tile_id, one.stages_id, one.cluster_shape_id) for one in made} == {
         (66, 10, 35, 3)

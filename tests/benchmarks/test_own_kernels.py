@@ -21,7 +21,7 @@ from benchmarks.own_kernels import (
     problems,
     rows,
 )
-from tests.backends.kernels.host import H200
+from tests.backends.kernels.emulator.host import H200
 from tests.benchmarks.gpus import GpuRunner, gpu
 from tuners.ceilings import Ceilings
 

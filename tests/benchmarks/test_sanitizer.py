@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from backends.errors import CompileError, IllegalSolution, LaunchError
-from backends.kernels.candidates import GPU_FAMILIES
-from backends.kernels.triton.configuration import Configuration
+from backends.kernel_checks.candidates import GPU_FAMILIES
+from backends.kernels.triton.configuration import TritonConfig
 from backends.kernels.triton.families import holds
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem, from_linear, from_mm
@@ -34,7 +34,7 @@ from benchmarks.sanitizer_pairs import (
     to_json,
 )
 from tests.backends.cuda.fakes import FakeBuffer, FakeDevice
-from tests.backends.kernels.host import H200
+from tests.backends.kernels.emulator.host import H200
 from tests.benchmarks.gpus import gpu
 
 ODD = from_linear(1, 70, 523, "fp16", ldb=525, alignment=2, beta=1.0)
@@ -91,7 +91,7 @@ def test_of_tritons_only_what_shared_memory_may_hold_is_drawn(monkeypatch: pytes
     assert len(found) == 13
     for problem, solution in found:
         assert solution.build == "3.6.0"
-        assert holds(Configuration.of(problem, solution.parameters), here)
+        assert holds(TritonConfig.of(problem, solution.parameters), here)
 
 
 def test_what_does_not_compile_is_told_in_its_place(tmp_path: Path) -> None:
@@ -195,15 +195,15 @@ def test_the_child_launches_what_the_file_lists(tmp_path: Path, monkeypatch: pyt
         opened.append(how)
         return device
 
-    monkeypatch.setattr(sanitizer_pairs, "CudaDevice", open_)
+    monkeypatch.setattr(sanitizer_pairs, "GpuDevice", open_)
     pairs = [
         Pair(ODD, candidate("one"), tmp_path / "f"),
         Pair(from_mm(1, 1, 1), candidate("two"), tmp_path / "g"),
     ]
     (tmp_path / "pairs").write_text(to_json(pairs, H200))
     main(["launch", "--pairs", str(tmp_path / "pairs")])
-    assert opened[0][:2] == (0, H200)
-    assert "gemv" in opened[0][2]
+    assert opened[0][1] == H200
+    assert "gemv" in opened[0][-1]
     assert [seen[:2] for seen in device.seen[::2]] == [("one", tmp_path / "f")] * 2 + [
         ("two", tmp_path / "g")
     ] * 2

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from backends.cache import BinaryCache
+from service.cli import COMMANDS, app
 from tests.service.loaded import ROOT, Loaded, loaded
 
 EXAMPLE = ROOT / "docs" / "examples" / "gpt2-untuned.csv"
@@ -224,3 +226,24 @@ def test_operands_beyond_the_memory_share_have_no_verdict_but_a_reason(kernels: 
     (result,) = json.loads(out)["results"]
     assert result["verdict"] is None
     assert "MiB" in result["error"]
+
+
+def test_the_list_of_commands_is_their_own_help() -> None:
+    root = typer.main.get_command(app)
+    context = root.make_context("gemmtune", ["devices"], resilient_parsing=True)
+    for name, (_, text) in COMMANDS.items():
+        command = root.get_command(context, name)  # type: ignore[attr-defined]
+        assert command.name == name
+        assert " ".join((command.help or "").split("\n\n")[0].split()) == text
+    assert root.get_command(context, "nobody") is None  # type: ignore[attr-defined]
+
+
+def test_help_imports_no_command() -> None:
+    program = (
+        "import sys\nsys.argv = ['gemmtune', '--help']\nfrom service.cli import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "late = ('service.commands', 'sqlalchemy', 'numpy')\n"
+        "assert not [name for name in sys.modules if name.startswith(late)]\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

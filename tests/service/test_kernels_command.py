@@ -12,23 +12,24 @@ import pytest
 from typer.testing import CliRunner
 from typer.testing import Result as Done
 
+from backends.archs import GpuArch
 from backends.cache import BinaryCache
-from backends.kernels.candidates import GPU_FAMILIES
-from backends.kernels.check import Checked
+from backends.kernel_checks.candidates import GPU_FAMILIES
+from backends.kernel_checks.check import Checked
 from backends.kernels.families import FAMILIES
-from backends.kernels.family import Configuration
-from backends.kernels.ladder import Naive
-from backends.kernels.resources import Resources
-from backends.kernels.triton import compiler as triton
+from backends.kernels.families.naive import Naive
+from backends.kernels.family import KernelConfig
 from backends.problem import GemmProblem
+from backends.resources import Resources
+from backends.toolchains import triton
 from db.engine import writing
 from service.cli import app, main
 from service.commands import kernels as command
 from service.commands.common import out
 from service.settings import Settings
 from service.startup import open_database
-from tests.backends.kernels.packages import opened
-from tests.backends.kernels.test_package import DECODE, GEMV
+from tests.backends.packages.opened import opened
+from tests.backends.packages.test_package import DECODE, GEMV
 from tests.db.samples import BASELINE, start, store_session
 from tests.service.http.filled import GPU
 
@@ -135,10 +136,10 @@ def test_families_that_cannot_be_compiled_are_noted(monkeypatch: pytest.MonkeyPa
 class Broken(Naive):
     """Its header has no such class."""
 
-    name = "broken"
+    name, header = "broken", "families/naive.h"
 
-    def configuration(self, problem: GemmProblem, values: Any, warp: int = 32) -> Configuration:
-        found = super().configuration(problem, values, warp)
+    def config(self, problem: GemmProblem, values: Any, arch: GpuArch) -> KernelConfig:
+        found = super().config(problem, values, arch)
         return replace(found, instantiation=found.instantiation.replace("Naive<", "Nobody<"))
 
 

@@ -205,7 +205,7 @@ class PlannedTuning:
 @pytest.fixture
 def tuning(monkeypatch: pytest.MonkeyPatch) -> PlannedTuning:
     made = PlannedTuning()
-    monkeypatch.setattr(tune, "DeviceRunner", made.runner)
+    monkeypatch.setattr(tune, "DeviceClient", made.runner)
     monkeypatch.setattr(tune, "Campaign", made.campaign)
     return made
 

@@ -36,8 +36,8 @@ from service.startup import open_database
 from tests.tuners.recorded import ENVIRONMENT, RecordedRunner
 from tuners import screening
 from tuners.ceilings import Ceilings
-from tuners.owner import Task
-from tuners.runner import DeviceRunner
+from tuners.device_client import DeviceClient
+from tuners.device_process import Task
 
 #: Everything that a worker does at intervals it does often.
 QUICK: Mapping[str, float] = {"LOOK_SECONDS": 0.05, "BEAT_SECONDS": 0.1, "REAP_SECONDS": 0.25}
@@ -123,8 +123,8 @@ def run(plan: Plan) -> None:
     if plan.clock_jumps:
         _let_the_clock_jump()
 
-    def make_runner(_device: FoundDevice, _cache: BinaryCache) -> DeviceRunner:
-        return cast(DeviceRunner, PlannedRunner(plan))
+    def make_runner(_device: FoundDevice, _cache: BinaryCache) -> DeviceClient:
+        return cast(DeviceClient, PlannedRunner(plan))
 
     worker.run_worker(worker.Worker(plan.settings, open_database(plan.settings), plan.device, make_runner))
 

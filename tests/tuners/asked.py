@@ -81,12 +81,12 @@ class ToldFamily:
     def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
         return None
 
-    def listed(self, problem: GemmProblem, device: Any, limit: int | None) -> Iterable[Solution]:
+    def enumerate_on(self, problem: GemmProblem, device: Any, limit: int | None) -> Iterable[Solution]:
         assert isinstance(device, CpuDevice)
         # The process that listed it shows in its parameters.
         return [self._own(number) for number in range(3)]
 
-    def neighbours(
+    def neighbours_on(
         self, problem: GemmProblem, solution: Solution, device: Any, limit: int | None
     ) -> Iterable[Solution]:
         assert isinstance(device, CpuDevice)

@@ -12,8 +12,8 @@ from backends.errors import DeviceError
 from backends.outcome import Outcome, Phase, Status
 from backends.protocol import Backend, Baseline
 from backends.solution import Solution
+from tuners.device_process import Task
 from tuners.measure import Rotation
-from tuners.owner import Task
 from tuners.space import Space, search_space
 
 NOISE = Path(__file__).parent.parent / "data" / "noise-cpu.json"

@@ -18,9 +18,9 @@ from tuners.budget import Budget, Counts, Search
 from tuners.campaign import Campaign, Event, Finished, Measured, Result, Skipped, Started
 from tuners.ceilings import Ceilings
 from tuners.decide import DecisionRule
+from tuners.device_client import DeviceClient
 from tuners.journal import Journal
 from tuners.policy import MeasurementPolicy
-from tuners.runner import DeviceRunner
 
 PROBLEMS = [
     from_mm(32, 48, 64),
@@ -31,18 +31,18 @@ PROBLEMS = [
 
 
 @pytest.fixture(scope="module")
-def runner(cache: BinaryCache) -> DeviceRunner:
-    return DeviceRunner(find_device("cpu"), cache)
+def runner(cache: BinaryCache) -> DeviceClient:
+    return DeviceClient(find_device("cpu"), cache)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _closed(runner: DeviceRunner) -> object:
+def _closed(runner: DeviceClient) -> object:
     yield
     runner.close()
 
 
 def campaign(
-    runner: DeviceRunner,
+    runner: DeviceClient,
     problems: list[GemmProblem],
     journal: Journal | None = None,
     total_seconds: float | None = None,
@@ -61,7 +61,7 @@ def results(events: list[Event]) -> list[Result]:
     return [event.result for event in events if isinstance(event, Finished)]
 
 
-def test_each_problem_has_its_own_end(runner: DeviceRunner) -> None:
+def test_each_problem_has_its_own_end(runner: DeviceClient) -> None:
     events = list(campaign(runner, PROBLEMS, max_flops=1e9).run())
     assert [e.index for e in events if isinstance(e, Started)] == [0, 1, 3]
     skipped = [e for e in events if isinstance(e, Skipped)]
@@ -76,7 +76,7 @@ def test_each_problem_has_its_own_end(runner: DeviceRunner) -> None:
 
 
 def test_a_journal_is_gone_on_from_and_nothing_is_measured_twice(
-    runner: DeviceRunner, tmp_path: Path
+    runner: DeviceClient, tmp_path: Path
 ) -> None:
     path = tmp_path / "results.jsonl"
     problems = [PROBLEMS[0], PROBLEMS[3]]
@@ -107,7 +107,7 @@ def test_a_journal_is_gone_on_from_and_nothing_is_measured_twice(
     assert path.stat().st_size == size
 
 
-def test_a_total_budget_skips_what_does_not_fit(runner: DeviceRunner) -> None:
+def test_a_total_budget_skips_what_does_not_fit(runner: DeviceClient) -> None:
     events = list(campaign(runner, PROBLEMS[:1], total_seconds=0.1).run())
     assert [type(event) for event in events] == [Skipped]
     with pytest.raises(InvalidProblem, match="total_seconds must be above 0"):
@@ -142,7 +142,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception], None]:
 
 
 def test_a_lost_device_ends_the_campaign_and_what_was_measured_is_kept(
-    runner: DeviceRunner, tmp_path: Path, interrupt: Callable[[Exception], None]
+    runner: DeviceClient, tmp_path: Path, interrupt: Callable[[Exception], None]
 ) -> None:
     path = tmp_path / "results.jsonl"
     journal = Journal(path)
@@ -157,14 +157,14 @@ def test_a_lost_device_ends_the_campaign_and_what_was_measured_is_kept(
 
 
 def test_what_a_device_refuses_is_the_problems_own_end(
-    runner: DeviceRunner, interrupt: Callable[[Exception], None]
+    runner: DeviceClient, interrupt: Callable[[Exception], None]
 ) -> None:
     interrupt(DeviceError("no reference"))
     found = results(list(campaign(runner, [PROBLEMS[0], PROBLEMS[3]]).run()))
     assert [(result.verdict, result.error) for result in found] == [(None, "no reference")] * 2
 
 
-def test_a_device_that_is_lost_after_the_verdict_takes_the_share_alone(runner: DeviceRunner) -> None:
+def test_a_device_that_is_lost_after_the_verdict_takes_the_share_alone(runner: DeviceClient) -> None:
     def lost(dtypes: object) -> Ceilings:
         raise DeviceLost("gone")
 

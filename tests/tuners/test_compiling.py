@@ -19,7 +19,7 @@ from backends.protocol import Backend, Family
 from backends.solution import Solution
 from tests.tuners.recorded import ENVIRONMENT
 from tuners.compiling import Compilers
-from tuners.owner import Task
+from tuners.device_process import Task
 from tuners.policy import MeasurementPolicy
 
 TASK = Task(from_mm(64, 64, 64, alpha=1.0), MeasurementPolicy(), 0)

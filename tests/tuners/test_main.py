@@ -121,7 +121,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple
     def planned(*arguments: str, lost: Exception | None = None) -> tuple[int, PlannedCampaign]:
         made = PlannedCampaign(lost)
         monkeypatch.setattr("tuners.__main__.Campaign", made)
-        monkeypatch.setattr("tuners.__main__.DeviceRunner", NoRunner)
+        monkeypatch.setattr("tuners.__main__.DeviceClient", NoRunner)
         monkeypatch.setattr("sys.stdin", io.StringIO(GOOD))
         output = ("--output", str(tmp_path / "out.jsonl"), "--cache-dir", str(tmp_path))
         return main([*output, *arguments]), made

@@ -10,7 +10,7 @@ from backends.problem import from_linear
 from backends.registry import FoundDevice
 from tests.tuners.planted import SABOTAGE
 from tuners.budget import Budget, Search
-from tuners.runner import DeviceRunner
+from tuners.device_client import DeviceClient
 from tuners.session import Session
 
 #: kind -> the status it must get, and words that its evidence must hold.
@@ -38,8 +38,8 @@ def outcomes(
     """A session over every planted candidate, the baseline's problem having beta = 0."""
     # What a candidate should take is known from the libraries, which are loaded within it: ten times as long
     # is a minute and a half of waiting for the one that hangs.
-    monkeypatch.setattr("tuners.runner.LONG", 1.0)
-    with DeviceRunner(planted, cache, hang_seconds=4.0) as runner:
+    monkeypatch.setattr("tuners.device_client.LONG", 1.0)
+    with DeviceClient(planted, cache, hang_seconds=4.0) as runner:
         problem = from_linear(16, 333, 257, "fp16")
         session = Session(runner, problem, budget=Budget(12), search=Search(families=("planted",)))
         return session, list(session.run())

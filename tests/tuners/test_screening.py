@@ -11,7 +11,7 @@ from backends.solution import Solution
 from tests.tuners.recorded import RecordedRunner, solution
 from tests.tuners.test_session import quiet, session
 from tuners.budget import Budget
-from tuners.owner import Task
+from tuners.device_process import Task
 from tuners.screening import FIRST_PATIENCE_SECONDS, PATIENCE, PATIENCE_SECONDS, RESERVED
 from tuners.session import Session
 

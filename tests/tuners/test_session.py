@@ -16,7 +16,7 @@ from backends.solution import Solution
 from tests.tuners.recorded import DeadRunner, RecordedRunner, recorded_noise, solution, space_of
 from tuners.budget import Budget, Search
 from tuners.decide import DecisionRule, Judgement
-from tuners.owner import Task
+from tuners.device_process import Task
 from tuners.policy import MeasurementPolicy
 from tuners.session import Session, SessionFailed
 

@@ -13,14 +13,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from backends.cuda import judge as cuda_judge
-from backends.cuda.judge import CudaJudge
+from backends.cache import BinaryCache
 from backends.dtypes import DTYPES, INTEGER
 from backends.errors import ContextLost, DeviceMemoryExceeded, IllegalSolution, LaunchError
+from backends.gpu.context import GpuContext
+from backends.gpu.device_reference import GpuReference
 from backends.operands import Layout, Operands, layouts
 from backends.problem import GemmProblem, from_blas
 from backends.protocol import Comparison, ErrorBound, Judge
-from tests.backends.cuda.devices import EmulatedDevice
+from tests.backends.gpu.null_device import emulated
 from tests.tuners.test_verify import (
     D_ENDS,
     HALF,
@@ -133,19 +134,17 @@ class JudgingDevice(HostDevice):
 
 
 @pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> EmulatedDevice:
-    return EmulatedDevice(tmp_path_factory.mktemp("judge"))
+def host(tmp_path_factory: pytest.TempPathFactory) -> GpuContext:
+    return emulated(BinaryCache(tmp_path_factory.mktemp("reference")), units=1)
 
 
 @pytest.fixture(params=["numpy", "kernels"])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def device(request: pytest.FixtureRequest) -> Iterator[Any]:
     judge: Any = NumpyJudge()
     if request.param == "kernels":
         if shutil.which("g++") is None:
             pytest.skip("no g++")
-        host = request.getfixturevalue("emulated")
-        monkeypatch.setattr(cuda_judge, "api", lambda: host.api)
-        judge = CudaJudge(host)
+        judge = GpuReference(request.getfixturevalue("host"))
     yield (found := JudgingDevice(judge))
     assert not found.live, "a verifier that forgot its cases holds no memory"
 

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from backends.kernels.legality import DEPENDENT_LAUNCHES
+from backends.archs import GpuArch
+from backends.kernels.launch import KernelLaunch
 from backends.kernels.triton.description import Constant, Description, Request
-from backends.kernels.triton.product import POINTERS, WIDEST, Product
+from backends.kernels.triton.oriented_gemm import POINTERS, WIDEST, TritonOrientedGemm
 from backends.problem import GemmProblem
 from backends.solution import Parameter
 
@@ -37,14 +38,20 @@ class Step:
     grid: tuple[int, int, int]
     scratch: int
 
+    @property
+    def launch(self) -> KernelLaunch:
+        """Its kernel waits for the launch before it (kernels.py: DEPENDENT)."""
+        one = self.description
+        return KernelLaunch(one.entry, self.grid, (one.threads, 1, 1), one.shared_bytes, waits=True)
+
 
 @dataclass(frozen=True)
-class Configuration:
+class TritonConfig:
     """Tile of D and step along k in elements, rows of tiles walked together, warps and pipeline stages;
     slices of k; for a persistent kernel its programs a multiprocessor, whether its loops are flattened, and
     whether the tensor memory accelerator loads its operands."""
 
-    product: Product
+    product: TritonOrientedGemm
     block_m: int
     block_n: int
     block_k: int
@@ -57,14 +64,14 @@ class Configuration:
     tma: bool = False
 
     @classmethod
-    def of(cls, problem: GemmProblem, values: Mapping[str, Parameter]) -> Configuration:
+    def of(cls, problem: GemmProblem, values: Mapping[str, Parameter]) -> TritonConfig:
         """From well-formed parameters of any of the families."""
 
         def number(name: str) -> int:
             return int(values[name] or 0)
 
         return cls(
-            Product(problem, bool(values["swap"])),
+            TritonOrientedGemm(problem, bool(values["swap"])),
             number("block_m"), number("block_n"), number("block_k"), number("group_m"),
             number("num_warps"), number("num_stages"),
             slices=number("split_k") if "split_k" in values else 1,
@@ -128,8 +135,8 @@ class Configuration:
 
     # ---- compiling -------------------------------------------------------------------------------
 
-    def requests(self, capability: int) -> dict[str, Request]:
-        """What is compiled for a compute capability (times ten), by entry."""
+    def requests(self, arch: GpuArch) -> dict[str, Request]:
+        """What is compiled for an architecture, by entry."""
         kernel = "gemm" if self.programs_per_unit is None else "descriptor" if self.tma else "persistent"
         p = self.product
         constants: dict[str, Constant] = {
@@ -148,18 +155,18 @@ class Configuration:
             "BLOCK_K": self.block_k,
             "GROUP_M": self.group_m,
             "SPLIT": self.slices > 1,
-            "DEPENDENT": capability >= DEPENDENT_LAUNCHES,
+            "DEPENDENT": arch.dependent_launches,
             "FLATTEN": self.flatten,
         }
         options = {"num_warps": self.warps, "num_stages": self.stages}
-        found = {MAIN: _request(p, kernel, constants, options, capability)}
+        found = {MAIN: _request(p, kernel, constants, options, arch.capability)}
         if self.slices > 1:
             rows, columns = self.reduce_block
             constants |= {
                 "EVEN_M": p.m % rows == 0, "EVEN_N": p.n % columns == 0, "BLOCK_M": rows, "BLOCK_N": columns,
             }  # fmt: skip
             options = {"num_warps": _REDUCE_WARPS, "num_stages": 2}
-            found[REDUCE] = _request(p, "reduce", constants, options, capability)
+            found[REDUCE] = _request(p, "reduce", constants, options, arch.capability)
         return found
 
     @property
@@ -232,7 +239,7 @@ CONSTANTS: Mapping[str, tuple[str, ...]] = {
 
 
 def _request(
-    product: Product,
+    product: TritonOrientedGemm,
     kernel: str,
     constants: Mapping[str, Constant],
     options: Mapping[str, int],

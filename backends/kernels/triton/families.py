@@ -9,10 +9,10 @@ from itertools import chain, islice, product, zip_longest
 from typing import ClassVar
 
 from backends.environment import Environment
+from backends.kernels.legality import arch_of
 from backends.kernels.triton import nvidia_prior
-from backends.kernels.triton.compiler import missing
-from backends.kernels.triton.configuration import Configuration
-from backends.kernels.triton.legality import arch_of, broken, malformed, unsupported, unsupported_arch
+from backends.kernels.triton.configuration import TritonConfig
+from backends.kernels.triton.legality import broken, malformed, unsupported, unsupported_arch
 from backends.kernels.triton.prior import estimate
 from backends.problem import GemmProblem
 from backends.solution import Parameter, Solution
@@ -42,12 +42,6 @@ class TritonFamily(ABC):
     #: Every value that each parameter may have.
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]]
 
-    def unavailable(self, environment: Environment) -> str | None:
-        """Why nothing can be compiled here, or None."""
-        if environment.libraries.get(LIBRARY):
-            return None
-        return missing() or f"Triton was not there when {environment.product} was probed"
-
     def supports(self, problem: GemmProblem) -> bool:
         """Whether any candidate could run this problem's types, epilogue and scaling."""
         return unsupported(problem) is None
@@ -75,7 +69,7 @@ class TritonFamily(ABC):
             yield self._solution(problem, values, environment)
 
     def _solution(self, problem: GemmProblem, values: Values, environment: Environment) -> Solution:
-        one = Configuration.of(problem, values)
+        one = TritonConfig.of(problem, values)
         size = one.partial_bytes + one.scratch_bytes(environment.units)
         return Solution(self.name, self.version, values, environment.libraries.get(LIBRARY), size, True)
 
@@ -88,7 +82,7 @@ class TritonFamily(ABC):
                 made
                 for made in self.adopt(problem, values, split, environment)
                 if self.illegal(problem, self._solution(problem, made, environment), environment) is None
-                and holds(Configuration.of(problem, made), environment)
+                and holds(TritonConfig.of(problem, made), environment)
             )
             yield from islice(legal, 1)
 
@@ -96,7 +90,7 @@ class TritonFamily(ABC):
         """The likeliest by our own model."""
         found = []
         for number, values in enumerate(self._worth_trying(problem, environment)):
-            one = Configuration.of(problem, values)
+            one = TritonConfig.of(problem, values)
             if broken(one, environment) is None:
                 found.append((estimate(one, environment), number, values))
         found.sort(key=lambda row: row[:2])
@@ -109,7 +103,7 @@ class TritonFamily(ABC):
         here = environment.libraries.get(LIBRARY)
         if rule is None and solution.build != here:
             rule = f"a solution of Triton {solution.build} is another kernel under {here}"
-        return rule or broken(Configuration.of(problem, solution.parameters), environment)
+        return rule or broken(TritonConfig.of(problem, solution.parameters), environment)
 
     def _worth_trying(self, problem: GemmProblem, environment: Environment) -> Iterator[Values]:
         for swap in (False, True):
@@ -128,7 +122,7 @@ class TritonFamily(ABC):
                     "block_m": bm, "block_n": bn, "block_k": bk, "group_m": 8, "num_warps": warps,
                     "num_stages": stages, "swap": swap,
                 }  # fmt: skip
-                one = Configuration.of(problem, {**values, **dict.fromkeys(self._extra(), 1)})
+                one = TritonConfig.of(problem, {**values, **dict.fromkeys(self._extra(), 1)})
                 # More stages than steps hold nothing.
                 if holds(one, environment) and stages <= max(2, one.steps):
                     yield values
@@ -149,7 +143,7 @@ class TritonFamily(ABC):
             yield from self.vary(problem, values, environment)
 
 
-def holds(one: Configuration, environment: Environment) -> bool:
+def holds(one: TritonConfig, environment: Environment) -> bool:
     """Whether shared memory has room for every stage: else a kernel is legal, and mostly does not load."""
     return one.stage_bytes * one.stages <= arch_of(environment).block_shared_bytes
 
@@ -203,7 +197,7 @@ class TritonSplitK(TritonFamily):
 
     def vary(self, problem: GemmProblem, values: Values, environment: Environment) -> Iterator[Values]:
         """Only where the tiles alone leave multiprocessors idle, and slices of at least two steps."""
-        one = Configuration.of(problem, {**values, "split_k": 1})
+        one = TritonConfig.of(problem, {**values, "split_k": 1})
         if one.tiles >= environment.units:
             return
         for slices in (2, 3, 4, 6, 8, 12, 16, 32):
@@ -233,7 +227,7 @@ class TritonPersistent(TritonFamily):
         with; by the tensor memory accelerator whatever their number: only here does it load."""
         for programs, loads in ((1, "tma"), (1, "pointer"), (2, "tma"), (2, "pointer")):
             made = {**values, "programs_per_unit": programs, "flatten": True, "loads": loads}
-            one = Configuration.of(problem, made)
+            one = TritonConfig.of(problem, made)
             fits = programs * one.stage_bytes * one.stages <= arch_of(environment).unit_shared_bytes
             useful = one.tiles > programs * environment.units or (one.tma and programs == 1)
             if fits and useful:

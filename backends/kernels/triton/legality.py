@@ -6,12 +6,11 @@ compiler took is held against the device's limit when the kernel is loaded.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
-from backends.archs import GPU_ARCHS, GpuArch
 from backends.environment import Environment
-from backends.kernels.triton.configuration import Configuration
+from backends.kernels.legality import arch_of, capability
+from backends.kernels.triton.configuration import TritonConfig
 from backends.problem import GemmProblem
 from backends.solution import Parameter, Solution
 
@@ -24,7 +23,7 @@ MOST_TILES = 2**30
 MOST_SIZE = 2**30
 #: Sums a thread may hold of its 255 registers. A multiprocessor's registers: where they leave a thread fewer,
 #: half of those hold sums.
-MOST_SUMS, UNIT_REGISTERS = 128, 65536
+MOST_SUMS = 128
 #: Steps of the tensor cores' instructions along k: 16 of 16-bit floats, 32 of 8-bit numbers.
 _LEAST_K = {1: 32, 2: 16, 4: 16}
 
@@ -38,18 +37,6 @@ _TYPES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "int8": ("int32", ("int32", *_FLOATS)),
     **dict.fromkeys(_FP8, ("fp32", (*_FLOATS, *_FP8))),
 }
-_UNKNOWN = GpuArch("unknown", "cuda", 32, 99 * 1024, 100 * 1024)
-
-
-def capability(environment: Environment) -> int:
-    """The compute capability times ten: 90 of sm_90 and sm_90a; 0 where the arch is none of NVIDIA's."""
-    found = re.fullmatch(r"sm_(\d+)[af]?", environment.arch)
-    return int(found[1]) if found else 0
-
-
-def arch_of(environment: Environment) -> GpuArch:
-    """The architecture's facts; an unknown one's are the least that its kind has."""
-    return GPU_ARCHS.get(re.sub(r"(?<=\d)[af]$", "", environment.arch), _UNKNOWN)
 
 
 def unsupported(p: GemmProblem) -> str | None:
@@ -103,11 +90,11 @@ def malformed(
     return None
 
 
-def broken(one: Configuration, environment: Environment) -> str | None:
+def broken(one: TritonConfig, environment: Environment) -> str | None:
     """The rule that well-formed parameters break on an architecture."""
     arch, size = arch_of(environment), one.product.element_bytes
-    sums = one.block_m * one.block_n // (32 * one.warps)
-    most = min(MOST_SUMS, UNIT_REGISTERS // (32 * one.warps) // 2)
+    sums = one.block_m * one.block_n // (arch.warp * one.warps)
+    most = min(MOST_SUMS, arch.unit_registers // (arch.warp * one.warps) // 2)
     if sums > most:
         return f"a thread of {one.warps} warps holds {sums} sums; {most} leave registers for the rest"
     if one.block_m * one.block_n < 32 * one.warps:

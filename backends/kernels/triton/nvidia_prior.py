@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.environment import Environment
-from backends.kernels.triton.product import Product
+from backends.kernels.triton.oriented_gemm import TritonOrientedGemm
 from backends.problem import GemmProblem
 from backends.solution import Parameter
 
@@ -101,7 +101,7 @@ def proposals(problem: GemmProblem, environment: Environment) -> Proposals:
         return Proposals()
     name = f"nvMatmulHeuristics {version}"
     ours = "our own model orders Triton's candidates"
-    readings = [Product(problem, swapped) for swapped in (False, True)]
+    readings = [TritonOrientedGemm(problem, swapped) for swapped in (False, True)]
     why = _unknown(version, readings, environment)
     if why is not None:
         return Proposals(note=f"{name} {why}: {ours}")
@@ -120,7 +120,7 @@ def proposals(problem: GemmProblem, environment: Environment) -> Proposals:
     )
 
 
-def _unknown(version: str, readings: Iterable[Product], environment: Environment) -> str | None:
+def _unknown(version: str, readings: Iterable[TritonOrientedGemm], environment: Environment) -> str | None:
     """Why the library is not asked, or None."""
     if not version.startswith(LINE):
         return f"is not of the line {LINE}x that is known here"
@@ -135,7 +135,7 @@ def _unknown(version: str, readings: Iterable[Product], environment: Environment
     return None
 
 
-def precision(one: Product) -> str | None:
+def precision(one: TritonOrientedGemm) -> str | None:
     """A product's types in the library's letters, None where it lists no such precision."""
     p = one.problem
     types = {"a": p.dtype_a, "b": p.dtype_b}
@@ -150,7 +150,7 @@ def precision(one: Product) -> str | None:
     return text if text in _PRECISIONS else None
 
 
-def question(one: Product) -> Question:
+def question(one: TritonOrientedGemm) -> Question:
     """A reading of a product. The swapped one is the problem as BLAS has it, column-major; the other is of
     the same memory, row-major, where A and B change places and keep their transposes."""
     p = one.problem

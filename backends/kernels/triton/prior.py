@@ -9,8 +9,8 @@ by their ratios alone: what is timed decides.
 from __future__ import annotations
 
 from backends.environment import Environment
-from backends.kernels.triton.configuration import Configuration
-from backends.kernels.triton.legality import arch_of, capability
+from backends.kernels.legality import arch_of, capability
+from backends.kernels.triton.configuration import TritonConfig
 
 #: Products (multiply and add) a multiprocessor does in a second at most, of 2-byte floats: sm_80, sm_90.
 _PRODUCTS = {80: 1.4e12, 90: 3.0e12}
@@ -25,7 +25,7 @@ _OVERLAP = 3.0
 _THREADS, _REGISTERS = 2048, 65536
 
 
-def resident(one: Configuration, environment: Environment) -> int:
+def resident(one: TritonConfig, environment: Environment) -> int:
     """Programs that a multiprocessor runs at once, by shared memory, registers and threads."""
     arch, threads = arch_of(environment), 32 * one.warps
     shared = max(1, one.stage_bytes * one.stages)
@@ -35,7 +35,7 @@ def resident(one: Configuration, environment: Environment) -> int:
     )
 
 
-def estimate(one: Configuration, environment: Environment) -> float:
+def estimate(one: TritonConfig, environment: Environment) -> float:
     """Seconds that a launch may take."""
     p, units = one.product, max(1, environment.units)
     programs, at_once = one.tiles * one.slices, resident(one, environment)
@@ -56,7 +56,7 @@ def estimate(one: Configuration, environment: Environment) -> float:
     return _LAUNCH * (1 if one.slices == 1 else 2) + max(wave * waves, _memory_seconds(one))
 
 
-def _efficiency(one: Configuration, environment: Environment) -> float:
+def _efficiency(one: TritonConfig, environment: Environment) -> float:
     """Share of the tensor cores' peak that a tile reaches, by how often a loaded element is used."""
     reuse = one.block_m * one.block_n / (one.block_m + one.block_n)
     share = min(1.0, reuse / 64)
@@ -69,7 +69,7 @@ def _efficiency(one: Configuration, environment: Environment) -> float:
     return share
 
 
-def _memory_seconds(one: Configuration) -> float:
+def _memory_seconds(one: TritonConfig) -> float:
     """Every operand read once and D written, and the slices' sums written and read."""
     p = one.product.problem
     return (p.bytes_read + p.bytes_written + 2 * one.partial_bytes) / _MEMORY

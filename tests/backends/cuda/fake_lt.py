@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from nvmath.bindings import cublasLt as real  # noqa: N813  (a module)
 
-from backends.cuda.cublaslt_algorithms import Algorithm, Configuration
+from backends.cuda.cublaslt_algorithms import Algorithm, MatmulAlgoConfig
 from backends.cuda.cublaslt_call import ALGO_BYTES
 from tests.backends.cuda.fakes import LibraryError
 
-#: Configuration fields by the number of their attribute.
+#: MatmulAlgoConfig fields by the number of their attribute.
 BY_NUMBER = ("algo_id", "tile_id", "splitk_num", "reduction_scheme", "cta_swizzling", "custom_option",
              "stages_id", "inner_shape_id", "cluster_shape_id")  # fmt: skip
 NOT_SUPPORTED = 15
@@ -42,8 +42,8 @@ class FakeLt:
     def __init__(
         self,
         algorithms: Sequence[Algorithm] = (),
-        legal: Callable[[Configuration], int | None] = lambda one: 0,
-        heuristic: Sequence[tuple[Configuration, int]] = (),
+        legal: Callable[[MatmulAlgoConfig], int | None] = lambda one: 0,
+        heuristic: Sequence[tuple[MatmulAlgoConfig, int]] = (),
     ) -> None:
         self.algorithms = {one.algo_id: one for one in algorithms}
         self.legal, self.heuristic = legal, list(heuristic)
@@ -129,7 +129,7 @@ class FakeLt:
     def matmul_algo_cap_get_attribute(
         self, algo: int, attribute: int, address: int, size: int, written: int
     ) -> None:
-        one = self.algorithms[self.configuration(algo).algo_id]
+        one = self.algorithms[self.config(algo).algo_id]
         name = real.MatmulAlgoCapAttribute(attribute).name
         kind = np.dtype(real.get_matmul_algo_cap_attribute_dtype(attribute))
         told: Mapping[str, Any] = {
@@ -145,15 +145,15 @@ class FakeLt:
         ctypes.c_size_t.from_address(written).value = values.nbytes
 
     @staticmethod
-    def configuration(algo: int) -> Configuration:
+    def config(algo: int) -> MatmulAlgoConfig:
         """What 64 bytes at an address are set to."""
         numbers = (ctypes.c_int32 * len(BY_NUMBER)).from_address(algo)
-        return Configuration(**dict(zip(BY_NUMBER, numbers, strict=True)))
+        return MatmulAlgoConfig(**dict(zip(BY_NUMBER, numbers, strict=True)))
 
     def matmul_algo_check(self, *arguments: int) -> None:
         *what, algo, result = arguments
         self.checked.append(tuple(what))
-        size = self.legal(self.configuration(algo))
+        size = self.legal(self.config(algo))
         if size is None:
             raise LibraryError(NOT_SUPPORTED)
         row = np.zeros(1, self.matmul_heuristic_result_dtype)
@@ -191,4 +191,4 @@ class FakeLt:
         assert len(arguments) == 16
         if self.fault is not None:
             raise self.fault
-        self.calls.append((*arguments, self.configuration(arguments[12])))
+        self.calls.append((*arguments, self.config(arguments[12])))

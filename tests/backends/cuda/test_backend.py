@@ -14,9 +14,10 @@ from backends.cache import BinaryCache
 from backends.cuda import backend as module
 from backends.cuda.backend import CudaBackend, library_builds
 from backends.cuda.driver import DriverMissing
-from backends.cuda.own import own_families
 from backends.errors import DeviceLost, UnsupportedProblem
+from backends.gpu.compiled_family import compiled_families
 from backends.problem import GemmProblem, from_bmm, from_linear
+from backends.toolchains.nvrtc import Nvrtc
 from tests.backends.cuda.fakes import ENVIRONMENT, GPU, MIG, FakeApi, Status
 
 CUDA = CudaBackend()
@@ -204,9 +205,10 @@ def test_a_problem_that_no_library_has(problem: GemmProblem, environment: Any, w
 
 def test_families_in_the_order_of_a_search() -> None:
     found = CUDA.families()
-    own = [family.name for family in own_families()]
-    assert list(found) == [*(family.name for family in module._FAMILIES), "tile-wgmma-padded", *own]
-    assert list(found)[:2] == ["cublaslt", "cublaslt-heuristic"]
+    own = [family.name for family in compiled_families("cuda", Nvrtc())]
+    libraries = ["cublaslt", "cublaslt-heuristic", "cublaslt-padded", "cublas", "torch"]
+    triton = ["triton-gemm", "triton-split-k", "triton-persistent"]
+    assert list(found) == [*libraries, *triton, "tile-wgmma-padded", *own]
     assert all(found[name].name == name for name in found)
     assert CUDA.families() is found
 
@@ -244,7 +246,7 @@ def test_opening_one_of_them(
     index: int, fake: FakeApi, cache: BinaryCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     imports: list[int] = []
-    monkeypatch.setattr("backends.cuda.device.api", lambda: fake)
+    monkeypatch.setattr("backends.cuda.driver.api", lambda: fake)
     monkeypatch.setattr(module, "import_torch", lambda: imports.append(1))
     device = CUDA.open(index, cache)
     assert device.environment == CUDA.probe().devices[index]

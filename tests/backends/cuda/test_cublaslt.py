@@ -13,7 +13,7 @@ from backends.cuda.cublaslt import (
     WORKSPACE_BYTES,
     CublasLt,
     CublasLtHeuristic,
-    configuration,
+    algo_config,
     first_heuristic,
     library,
     operand_alignment,
@@ -21,15 +21,15 @@ from backends.cuda.cublaslt import (
     tile_shapes,
     unsupported,
 )
-from backends.cuda.cublaslt_algorithms import Algorithm, Configuration
-from backends.cuda.library import MOST_SHARES
+from backends.cuda.cublaslt_algorithms import Algorithm, MatmulAlgoConfig
 from backends.errors import IllegalSolution
+from backends.gpu.library import MOST_SHARES
 from backends.operands import Operands
 from backends.problem import GemmProblem, from_bmm, from_linear, from_mm
-from backends.protocol import AskedFamily
+from backends.protocol import DeviceListedFamily
 from backends.solution import Solution
 from tests.backends.cuda.fake_lt import FakeLt
-from tests.backends.cuda.fakes import ENVIRONMENT, FakeDevice
+from tests.backends.gpu.null_device import ENVIRONMENT, NullDevice
 
 LT, HEURISTIC = CublasLt(), CublasLtHeuristic()
 FP8 = {"dtype_d": "bf16", "scale_a": "tensor", "scale_b": "tensor"}
@@ -122,7 +122,7 @@ ANY = replace(
 SHARE = MIB
 
 
-def legal(one: Configuration) -> int | None:
+def legal(one: MatmulAlgoConfig) -> int | None:
     """No clusters, no inner shapes, no tile 24 in stage 6, and a split wants a reduction and workspace."""
     if one.cluster_shape_id or one.inner_shape_id or (one.tile_id, one.stages_id) == (24, 6):
         return None
@@ -132,9 +132,9 @@ def legal(one: Configuration) -> int | None:
 
 
 PICKS = [
-    (Configuration(66, 20, 6, 3, 2), 3 * SHARE),
-    (Configuration(24, 15, 5), 0),
-    (Configuration(66, 24, 5), 64 * MIB),
+    (MatmulAlgoConfig(66, 20, 6, 3, 2), 3 * SHARE),
+    (MatmulAlgoConfig(24, 15, 5), 0),
+    (MatmulAlgoConfig(66, 24, 5), 64 * MIB),
 ]
 
 
@@ -146,13 +146,13 @@ def lt(monkeypatch: pytest.MonkeyPatch) -> FakeLt:
     return found
 
 
-def configurations(solutions: Any) -> list[Configuration]:
-    return [configuration(solution) for solution in solutions]
+def configurations(solutions: Any) -> list[MatmulAlgoConfig]:
+    return [algo_config(solution) for solution in solutions]
 
 
 def test_the_families_are_asked_on_the_device() -> None:
-    assert isinstance(LT, AskedFamily)
-    assert isinstance(HEURISTIC, AskedFamily)
+    assert isinstance(LT, DeviceListedFamily)
+    assert isinstance(HEURISTIC, DeviceListedFamily)
     assert list(LT.solutions(PROBLEM, ENVIRONMENT)) == []
     assert LT.unavailable(ENVIRONMENT) is None
     assert "not installed" in (LT.unavailable(replace(ENVIRONMENT, libraries={})) or "")
@@ -160,7 +160,7 @@ def test_the_families_are_asked_on_the_device() -> None:
 
 @pytest.mark.parametrize("limit", [None, 0, 2 * SHARE, 64 * MIB])
 def test_heuristics_first_then_what_the_check_passes(lt: FakeLt, limit: int | None) -> None:
-    found = list(LT.listed(PROBLEM, FakeDevice(), limit))
+    found = list(LT.enumerate_on(PROBLEM, NullDevice(), limit))
     ones = configurations(found)
     assert len(ones) == len(set(ones))
     under = WORKSPACE_BYTES if limit is None else limit
@@ -168,47 +168,49 @@ def test_heuristics_first_then_what_the_check_passes(lt: FakeLt, limit: int | No
     assert ones[: len(picks)] == picks
     assert lt.preferences[0]["MAX_WORKSPACE_BYTES"] == under
     base = {
-        Configuration(66, tile, stages) for tile in WIDE.tiles for stages in WIDE.stages
-    } - {Configuration(66, 24, 6)} | {Configuration(24, 15, 5)}  # fmt: skip
+        MatmulAlgoConfig(66, tile, stages) for tile in WIDE.tiles for stages in WIDE.stages
+    } - {MatmulAlgoConfig(66, 24, 6)} | {MatmulAlgoConfig(24, 15, 5)}  # fmt: skip
     assert set(ones) == base | set(picks)
     for solution in found:
         assert (solution.family, solution.build) == ("cublaslt", ENVIRONMENT.libraries["cublaslt"])
         assert solution.deterministic is True
         assert limit is None or solution.workspace_bytes <= limit
         assert LT.illegal(PROBLEM, solution, ENVIRONMENT) is None
-        assert LT.load(PROBLEM, solution, None, FakeDevice()).workspace_bytes == legal(
-            configuration(solution)
-        )
+        assert LT.load(PROBLEM, solution, None, NullDevice()).workspace_bytes == legal(algo_config(solution))
 
 
 def test_what_needs_more_workspace_than_allowed_is_not_listed(lt: FakeLt) -> None:
     lt.heuristic = []
     lt.legal = lambda one: None if one.cluster_shape_id or one.inner_shape_id else one.tile_id * MIB
-    limited = configurations(LT.listed(PROBLEM, FakeDevice(), 15 * MIB))
+    limited = configurations(LT.enumerate_on(PROBLEM, NullDevice(), 15 * MIB))
     assert {one.tile_id for one in limited} == {15}
-    assert {one.tile_id for one in configurations(LT.listed(PROBLEM, FakeDevice(), None))} == {15, 20, 24}
+    assert {one.tile_id for one in configurations(LT.enumerate_on(PROBLEM, NullDevice(), None))} == {
+        15,
+        20,
+        24,
+    }
 
 
 def test_misaligned_operands_leave_algorithms_out(lt: FakeLt) -> None:
     lt.heuristic = []
-    assert {one.algo_id for one in configurations(LT.listed(ODD, FakeDevice(), None))} == {24}
-    assert {one.algo_id for one in configurations(LT.listed(PROBLEM, FakeDevice(), None))} == {24, 66}
+    assert {one.algo_id for one in configurations(LT.enumerate_on(ODD, NullDevice(), None))} == {24}
+    assert {one.algo_id for one in configurations(LT.enumerate_on(PROBLEM, NullDevice(), None))} == {24, 66}
 
 
 def test_the_library_is_asked_once_for_problems_of_a_kind(lt: FakeLt) -> None:
-    device = FakeDevice()
-    list(LT.listed(PROBLEM, device, None))
+    device = NullDevice()
+    list(LT.enumerate_on(PROBLEM, device, None))
     checks = len(lt.checked)
-    list(LT.listed(from_linear(32, 8192, 4096, "bf16"), device, None))
+    list(LT.enumerate_on(from_linear(32, 8192, 4096, "bf16"), device, None))
     again = len(lt.checked) - checks
     assert 0 < again < checks, "its legal triples are known; each is checked for the sizes"
     assert library(device) is library(device)
-    list(LT.listed(from_linear(32, 8192, 4096, "bf16", activation="relu"), device, None))
+    list(LT.enumerate_on(from_linear(32, 8192, 4096, "bf16", activation="relu"), device, None))
     assert len(lt.checked) - checks - again == checks, "another epilogue is another kind"
 
 
 def test_descriptors_of_a_few_problems_are_kept(lt: FakeLt) -> None:
-    found = library(FakeDevice())
+    found = library(NullDevice())
     first = found.call(PROBLEM)
     assert found.call(PROBLEM) is first
     for m in range(1, module._CALLS):
@@ -219,14 +221,14 @@ def test_descriptors_of_a_few_problems_are_kept(lt: FakeLt) -> None:
     assert found.call(PROBLEM) is not first
 
 
-def solution_of(one: Configuration, build: str | None = "13.1.0.3") -> Solution:
+def solution_of(one: MatmulAlgoConfig, build: str | None = "13.1.0.3") -> Solution:
     return Solution("cublaslt", 1, one._asdict(), build)
 
 
 @pytest.mark.parametrize("limit", [None, 0, 4 * SHARE])
 def test_neighbours_are_checked_and_within_the_limit(lt: FakeLt, limit: int | None) -> None:
-    origin = Configuration(66, 20, 6)
-    found = list(LT.neighbours(PROBLEM, solution_of(origin), FakeDevice(), limit))
+    origin = MatmulAlgoConfig(66, 20, 6)
+    found = list(LT.neighbours_on(PROBLEM, solution_of(origin), NullDevice(), limit))
     ones = configurations(found)
     assert origin not in ones
     assert len(ones) == len(set(ones))
@@ -238,26 +240,26 @@ def test_neighbours_are_checked_and_within_the_limit(lt: FakeLt, limit: int | No
     assert (
         splits == {None: {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32}, 0: {1}, 4 * SHARE: {1, 2, 3, 4}}[limit]
     )
-    assert Configuration(66, 15, 6) in ones
-    assert Configuration(66, 24, 6) not in ones
-    assert Configuration(66, 20, 6, cta_swizzling=1) in ones
+    assert MatmulAlgoConfig(66, 15, 6) in ones
+    assert MatmulAlgoConfig(66, 24, 6) not in ones
+    assert MatmulAlgoConfig(66, 20, 6, cta_swizzling=1) in ones
 
 
 def test_an_algorithm_of_other_types_has_no_neighbours(lt: FakeLt) -> None:
-    assert list(LT.neighbours(PROBLEM, solution_of(Configuration(5)), FakeDevice(), None)) == []
+    assert list(LT.neighbours_on(PROBLEM, solution_of(MatmulAlgoConfig(5)), NullDevice(), None)) == []
 
 
 def test_what_drops_the_rest_of_k_is_neither_listed_nor_a_neighbour(lt: FakeLt) -> None:
     stages = replace(WIDE, tiles=(15,), stages=(35,))
     lt.algorithms = {66: stages}
-    trap, fine = Configuration(66, 15, 35, 3, 2), Configuration(66, 15, 35, 5, 2)
+    trap, fine = MatmulAlgoConfig(66, 15, 35, 3, 2), MatmulAlgoConfig(66, 15, 35, 5, 2)
     lt.heuristic = [(trap, 0), (fine, 0)]
     problem = from_linear(16, 4096, 3 * 64 + 1, "bf16", lda=256, ldb=256)
-    listed = configurations(LT.listed(problem, FakeDevice(), None))
+    listed = configurations(LT.enumerate_on(problem, NullDevice(), None))
     assert fine in listed
     assert trap not in listed
-    origin = solution_of(Configuration(66, 15, 35))
-    shares = {one.splitk_num for one in configurations(LT.neighbours(problem, origin, FakeDevice(), None))}
+    origin = solution_of(MatmulAlgoConfig(66, 15, 35))
+    shares = {one.splitk_num for one in configurations(LT.neighbours_on(problem, origin, NullDevice(), None))}
     assert 2 in shares
     assert 3 not in shares
 
@@ -268,24 +270,24 @@ def test_what_drops_the_rest_of_k_is_neither_listed_nor_a_neighbour(lt: FakeLt) 
 @pytest.mark.parametrize(
     ("problem", "one", "words"),
     [
-        (PROBLEM, Configuration(5), r"^cuBLASLt has no algorithm 5 for "),
+        (PROBLEM, MatmulAlgoConfig(5), r"^cuBLASLt has no algorithm 5 for "),
         (
-            ODD, Configuration(66, 20, 6),
+            ODD, MatmulAlgoConfig(66, 20, 6),
             r"^algorithm 66 needs A, B, C, D aligned to \(16, 16, 16, 16\) bytes; .* has \(2, 2, 2, 2\)$",
         ),
-        (PROBLEM, Configuration(66, 24, 6), r"^cublasLtMatmulAlgoCheck refuses cublaslt-.* for "),
-        (PROBLEM, Configuration(66, 20, 99), r"^cublasLtMatmulAlgoCheck refuses cublaslt-.* for "),
+        (PROBLEM, MatmulAlgoConfig(66, 24, 6), r"^cublasLtMatmulAlgoCheck refuses cublaslt-.* for "),
+        (PROBLEM, MatmulAlgoConfig(66, 20, 99), r"^cublasLtMatmulAlgoCheck refuses cublaslt-.* for "),
     ],
 )  # fmt: skip
-def test_what_cannot_be_loaded(lt: FakeLt, problem: GemmProblem, one: Configuration, words: str) -> None:
+def test_what_cannot_be_loaded(lt: FakeLt, problem: GemmProblem, one: MatmulAlgoConfig, words: str) -> None:
     lt.refused.add(("stages_id", 99))
     with pytest.raises(IllegalSolution, match=words):
-        LT.load(problem, solution_of(one), None, FakeDevice())
+        LT.load(problem, solution_of(one), None, NullDevice())
 
 
 def test_a_kernel_launches_its_own_configuration(lt: FakeLt) -> None:
-    device = FakeDevice()
-    first, second = Configuration(66, 20, 6, 4, 2), Configuration(66, 15, 5)
+    device = NullDevice()
+    first, second = MatmulAlgoConfig(66, 20, 6, 4, 2), MatmulAlgoConfig(66, 15, 5)
     kernels = [LT.load(PROBLEM, solution_of(one), None, device) for one in (first, second)]
     assert [kernel.workspace_bytes for kernel in kernels] == [4 * SHARE, 0]
     for kernel in kernels:
@@ -300,7 +302,7 @@ def test_a_kernel_launches_its_own_configuration(lt: FakeLt) -> None:
 def test_the_heuristics_answers_by_rank(lt: FakeLt, rank: int, limit: int) -> None:
     answers = [(one, size) for one, size in PICKS if size <= limit]
     parameters = {"rank": rank, "workspace_limit": limit}
-    kernel = HEURISTIC.load(PROBLEM, Solution(HEURISTIC.name, 1, parameters), None, FakeDevice())
+    kernel = HEURISTIC.load(PROBLEM, Solution(HEURISTIC.name, 1, parameters), None, NullDevice())
     kernel.bind(Operands(1, 2, 0, 4, 0, 1.0, 0.0), 5)()
     assert lt.calls[0][-1] == answers[rank][0]
     assert kernel.workspace_bytes == answers[rank][1]
@@ -310,50 +312,50 @@ def test_the_heuristics_answers_by_rank(lt: FakeLt, rank: int, limit: int) -> No
 def test_a_rank_beyond_the_answers(lt: FakeLt, rank: int, limit: int, count: int) -> None:
     parameters = {"rank": rank, "workspace_limit": limit}
     with pytest.raises(IllegalSolution, match=rf"has {count} answers for .*, none of rank {rank}$"):
-        HEURISTIC.load(PROBLEM, Solution(HEURISTIC.name, 1, parameters), None, FakeDevice())
+        HEURISTIC.load(PROBLEM, Solution(HEURISTIC.name, 1, parameters), None, NullDevice())
 
 
 def test_the_heuristic_lists_its_first_answer_alone() -> None:
     (first,) = HEURISTIC.solutions(PROBLEM, ENVIRONMENT)
     assert first == first_heuristic(ENVIRONMENT, None)
     assert dict(first.parameters) == {"rank": 0, "workspace_limit": WORKSPACE_BYTES}
-    assert list(HEURISTIC.listed(PROBLEM, FakeDevice(), None)) == []
-    assert list(HEURISTIC.neighbours(PROBLEM, first, FakeDevice(), None)) == []
+    assert list(HEURISTIC.enumerate_on(PROBLEM, NullDevice(), None)) == []
+    assert list(HEURISTIC.neighbours_on(PROBLEM, first, NullDevice(), None)) == []
 
 
 # ---- solutions ---------------------------------------------------------------------------------
 
 
 def test_a_configuration_survives_a_solution() -> None:
-    one = Configuration(66, 312, 35, -1, 2, 1, 3, 4, 9)
-    assert configuration(solution_of(one)) == one
+    one = MatmulAlgoConfig(66, 312, 35, -1, 2, 1, 3, 4, 9)
+    assert algo_config(solution_of(one)) == one
 
 
-@pytest.mark.parametrize("name", Configuration._fields)
+@pytest.mark.parametrize("name", MatmulAlgoConfig._fields)
 @pytest.mark.parametrize("value", [-2, True, None, "3", 2**31])
 def test_values_that_are_no_attributes(name: str, value: Any) -> None:
-    solution = Solution("cublaslt", 1, {**Configuration(66)._asdict(), name: value})
+    solution = Solution("cublaslt", 1, {**MatmulAlgoConfig(66)._asdict(), name: value})
     with pytest.raises(IllegalSolution, match=rf"^{name} of a cublaslt solution must be an integer from "):
-        configuration(solution)
+        algo_config(solution)
 
 
 def test_only_the_number_of_shares_may_be_the_librarys_choice() -> None:
-    assert configuration(solution_of(Configuration(66, splitk_num=-1))).splitk_num == -1
+    assert algo_config(solution_of(MatmulAlgoConfig(66, splitk_num=-1))).splitk_num == -1
     with pytest.raises(
         IllegalSolution, match="tile_id of a cublaslt solution must be an integer from 0, not -1"
     ):
-        configuration(solution_of(Configuration(66, tile_id=-1)))
+        algo_config(solution_of(MatmulAlgoConfig(66, tile_id=-1)))
 
 
 @pytest.mark.parametrize(
     ("solution", "rule"),
     [
-        (solution_of(Configuration(66)), ""),
-        (solution_of(Configuration(66), "12.9"), "12.9 means nothing to 13.1.0.3"),
-        (solution_of(Configuration(66), None), "None means nothing to"),
+        (solution_of(MatmulAlgoConfig(66)), ""),
+        (solution_of(MatmulAlgoConfig(66), "12.9"), "12.9 means nothing to 13.1.0.3"),
+        (solution_of(MatmulAlgoConfig(66), None), "None means nothing to"),
         (Solution("cublaslt", 1, {"algo_id": 66}, "13.1.0.3"), "has the parameters algo_id, tile_id"),
-        (solution_of(Configuration(66, tile_id=-1)), "tile_id of a cublaslt solution must be an integer"),
-        (solution_of(Configuration(66, 20, 34, 125)), "algorithm 66 drops the last 4096 mod 125 elements"),
+        (solution_of(MatmulAlgoConfig(66, tile_id=-1)), "tile_id of a cublaslt solution must be an integer"),
+        (solution_of(MatmulAlgoConfig(66, 20, 34, 125)), "algorithm 66 drops the last 4096 mod 125 elements"),
     ],
 )
 def test_rules(solution: Solution, rule: str) -> None:
@@ -374,14 +376,14 @@ def test_rules(solution: Solution, rule: str) -> None:
     ],
 )
 def test_partial_sums_that_are_rounded(problem: GemmProblem, shares: int, scheme: int, expected: int) -> None:
-    one = Configuration(66, splitk_num=shares, reduction_scheme=scheme)
+    one = MatmulAlgoConfig(66, splitk_num=shares, reduction_scheme=scheme)
     assert partial_sums(problem, one) == expected
 
 
 def test_a_loaded_kernel_tells_its_partial_sums(lt: FakeLt) -> None:
     for scheme, expected in ((2, 1), (4, 4)):
-        solution = solution_of(Configuration(66, 20, 6, 4, scheme))
-        assert LT.load(PROBLEM, solution, None, FakeDevice()).partial_sums == expected
+        solution = solution_of(MatmulAlgoConfig(66, 20, 6, 4, scheme))
+        assert LT.load(PROBLEM, solution, None, NullDevice()).partial_sums == expected
 
 
 def test_shapes_of_tiles(lt: FakeLt) -> None:

@@ -20,7 +20,7 @@ from backends.cuda.cublaslt_algorithms import (
     STAGE_K,
     Algorithm,
     Check,
-    Configuration,
+    MatmulAlgoConfig,
     base_configurations,
     by_cost,
     drops_remainder,
@@ -43,8 +43,8 @@ def algorithms(label: str) -> dict[int, Algorithm]:
     return {a["algo_id"]: Algorithm.from_dict(a) for a in recorded()[label]["algorithms"]}
 
 
-def legal(label: str, algo_id: int) -> list[Configuration]:
-    return [Configuration(*values) for values in recorded()[label]["legal"].get(str(algo_id), [])]
+def legal(label: str, algo_id: int) -> list[MatmulAlgoConfig]:
+    return [MatmulAlgoConfig(*values) for values in recorded()[label]["legal"].get(str(algo_id), [])]
 
 
 def problem_of(label: str) -> GemmProblem:
@@ -59,7 +59,7 @@ def check_of(label: str) -> Check:
         for one in legal(label, int(name))
     }
 
-    def check(one: Configuration) -> int | None:
+    def check(one: MatmulAlgoConfig) -> int | None:
         key = (one.algo_id, one.tile_id, one.stages_id, one.inner_shape_id, one.cluster_shape_id)
         return 0 if key in triples else None
 
@@ -119,9 +119,9 @@ SMALL = Algorithm(
 
 
 def test_who_takes_the_automatic_cluster_is_asked_for_no_other() -> None:
-    asked: list[Configuration] = []
+    asked: list[MatmulAlgoConfig] = []
 
-    def check(one: Configuration) -> int | None:
+    def check(one: MatmulAlgoConfig) -> int | None:
         asked.append(one)
         return 0 if one.inner_shape_id == 0 else None
 
@@ -133,7 +133,7 @@ def test_who_takes_the_automatic_cluster_is_asked_for_no_other() -> None:
 
 
 def test_who_does_not_is_asked_for_every_cluster() -> None:
-    def check(one: Configuration) -> int | None:
+    def check(one: MatmulAlgoConfig) -> int | None:
         return 0 if one.cluster_shape_id in (2, CLUSTERS[-1]) and one.inner_shape_id == 0 else None
 
     found = list(base_configurations(SMALL, check))
@@ -142,7 +142,7 @@ def test_who_does_not_is_asked_for_every_cluster() -> None:
 
 
 def test_another_inner_shape_only_where_the_first_has_none() -> None:
-    def only(*shapes: int) -> list[Configuration]:
+    def only(*shapes: int) -> list[MatmulAlgoConfig]:
         return list(base_configurations(SMALL, lambda one: 9 if one.inner_shape_id in shapes else None))
 
     assert {one.inner_shape_id for one in only(0, 3)} == {0}
@@ -153,7 +153,7 @@ def test_another_inner_shape_only_where_the_first_has_none() -> None:
 
 def test_an_algorithm_without_tiles_has_one_configuration() -> None:
     plain = replace(SMALL, tiles=(), stages=())
-    assert list(base_configurations(plain, lambda one: 0)) == [Configuration(7)]
+    assert list(base_configurations(plain, lambda one: 0)) == [MatmulAlgoConfig(7)]
 
 
 def test_every_tile_of_a_long_list_is_looked_at() -> None:
@@ -164,24 +164,24 @@ def test_every_tile_of_a_long_list_is_looked_at() -> None:
 
 # ---- neighbours --------------------------------------------------------------------------------
 
-FIELDS = Configuration._fields
+FIELDS = MatmulAlgoConfig._fields
 
 
-def changed(origin: Configuration, other: Configuration) -> set[str]:
+def changed(origin: MatmulAlgoConfig, other: MatmulAlgoConfig) -> set[str]:
     return {name for name in FIELDS if getattr(origin, name) != getattr(other, name)}
 
 
-def split(one: Configuration) -> int:
+def split(one: MatmulAlgoConfig) -> int:
     """The number of shares, 0 and 1 being the same."""
     return max(1, one.splitk_num)
 
 
-ORIGINS = [Configuration(*values) for values in recorded()["bf16 decode"]["legal"]["66"][::200]]
-ORIGINS += [Configuration(*values) for values, _ in recorded()["bf16 decode"]["heuristics"]]
+ORIGINS = [MatmulAlgoConfig(*values) for values in recorded()["bf16 decode"]["legal"]["66"][::200]]
+ORIGINS += [MatmulAlgoConfig(*values) for values, _ in recorded()["bf16 decode"]["heuristics"]]
 
 
 @pytest.mark.parametrize("origin", ORIGINS, ids=str)
-def test_a_neighbour_differs_in_one_choice(origin: Configuration) -> None:
+def test_a_neighbour_differs_in_one_choice(origin: MatmulAlgoConfig) -> None:
     algorithm = algorithms("bf16 decode")[origin.algo_id]
     found = neighbours(origin, algorithm, legal("bf16 decode", origin.algo_id))
     assert found
@@ -194,14 +194,14 @@ def test_a_neighbour_differs_in_one_choice(origin: Configuration) -> None:
         assert "algo_id" not in differs
 
 
-ORIGIN = Configuration(7, tile_id=15, stages_id=5, cluster_shape_id=2)
+ORIGIN = MatmulAlgoConfig(7, tile_id=15, stages_id=5, cluster_shape_id=2)
 BASE = [
-    Configuration(7, tile, stages, cluster_shape_id=cluster)
+    MatmulAlgoConfig(7, tile, stages, cluster_shape_id=cluster)
     for tile, stages, cluster in [(15, 5, 2), (15, 5, 3), (15, 6, 2), (20, 5, 2), (20, 6, 3)]
 ]
 
 
-def values(name: str, algorithm: Algorithm = SMALL, origin: Configuration = ORIGIN) -> list[int]:
+def values(name: str, algorithm: Algorithm = SMALL, origin: MatmulAlgoConfig = ORIGIN) -> list[int]:
     """What a field is changed to where nothing else is."""
     found = neighbours(origin, algorithm, BASE)
     return [getattr(one, name) for one in found if changed(origin, one) == {name}]
@@ -267,19 +267,19 @@ def test_the_librarys_own_choice_of_shares_can_be_left() -> None:
 @pytest.mark.parametrize(
     ("one", "k", "expected"),
     [
-        (Configuration(66, 312, 35, 3), 3 * 64 + 1, True),
-        (Configuration(66, 312, 35, 3), 3 * 64, False),
-        (Configuration(66, 312, 35, 3), 3 * 65 + 1, False),
-        (Configuration(66, 312, 36, 3), 3 * 64 + 1, False),
-        (Configuration(66, 312, 36, 2), 2 * 128 + 1, True),
-        (Configuration(66, 312, 35, 3), 2, False),
-        (Configuration(66, 312, 35, 1), 65, False),
-        (Configuration(66, 312, 35, -1), 65, False),
-        (Configuration(66, 312, 5, 3), 3 * 64 + 1, False),
-        (Configuration(21, 312, 35, 3), 3 * 64 + 1, False),
+        (MatmulAlgoConfig(66, 312, 35, 3), 3 * 64 + 1, True),
+        (MatmulAlgoConfig(66, 312, 35, 3), 3 * 64, False),
+        (MatmulAlgoConfig(66, 312, 35, 3), 3 * 65 + 1, False),
+        (MatmulAlgoConfig(66, 312, 36, 3), 3 * 64 + 1, False),
+        (MatmulAlgoConfig(66, 312, 36, 2), 2 * 128 + 1, True),
+        (MatmulAlgoConfig(66, 312, 35, 3), 2, False),
+        (MatmulAlgoConfig(66, 312, 35, 1), 65, False),
+        (MatmulAlgoConfig(66, 312, 35, -1), 65, False),
+        (MatmulAlgoConfig(66, 312, 5, 3), 3 * 64 + 1, False),
+        (MatmulAlgoConfig(21, 312, 35, 3), 3 * 64 + 1, False),
     ],
 )
-def test_who_drops_what_is_left_of_k(one: Configuration, k: int, expected: bool) -> None:
+def test_who_drops_what_is_left_of_k(one: MatmulAlgoConfig, k: int, expected: bool) -> None:
     assert drops_remainder(one, k) is expected
 
 
@@ -298,7 +298,7 @@ SHAPES = {15: (64, 64), 20: (128, 128), 24: (256, 128), 11: (32, 32)}
 
 
 def tiles(sizes: tuple[int, int, int], units: int = 132) -> list[int]:
-    found = by_cost([Configuration(7, tile) for tile in SHAPES], sizes, units, SHAPES)
+    found = by_cost([MatmulAlgoConfig(7, tile) for tile in SHAPES], sizes, units, SHAPES)
     return [one.tile_id for one in found]
 
 

@@ -11,15 +11,16 @@ import pytest
 from nvmath.bindings import cublasLt as real  # noqa: N813  (a module)
 
 from backends.cuda import cublaslt_call as module
-from backends.cuda.cublaslt_algorithms import Algorithm, Configuration
+from backends.cuda.cublaslt_algorithms import Algorithm, MatmulAlgoConfig
 from backends.cuda.cublaslt_call import Algo, MatmulCall, read_algorithms, read_configuration, types
-from backends.cuda.library import call
-from backends.cuda.numbers import COMPUTE_TYPES, DATA_TYPES
+from backends.cuda.datatypes import COMPUTE_TYPES, DATA_TYPES
 from backends.errors import IllegalSolution, LaunchError
+from backends.gpu.library import call
 from backends.operands import Operands
 from backends.problem import GemmProblem, from_bmm, from_linear, from_mm
 from tests.backends.cuda.fake_lt import FakeLt
-from tests.backends.cuda.fakes import FakeDevice, LibraryError
+from tests.backends.cuda.fakes import LibraryError
+from tests.backends.gpu.null_device import NullDevice
 
 BF16, FP32, FP16, INT8, INT32, FP8, FP64 = 14, 0, 2, 3, 10, 28, 1
 ONE = Algorithm(
@@ -180,7 +181,7 @@ def test_what_was_made_goes_with_its_last_user(lt: FakeLt) -> None:
     problem = from_linear(8, 16, 32, "bf16", bias="bf16")
     matmul = MatmulCall(1, problem)
     data = np.zeros(8, np.uint64)
-    launch = matmul.launch(data, operands_of(problem), WORKSPACE, 0, STREAM, call(FakeDevice(), "x"))
+    launch = matmul.launch(data, operands_of(problem), WORKSPACE, 0, STREAM, call(NullDevice(), "x"))
     assert len(lt.alive) == 6, "four layouts, the plain operation, and the one with pointers"
     del matmul
     gc.collect()
@@ -208,13 +209,13 @@ def value(address: int, kind: Any) -> Any:
 )
 def test_a_launch_in_the_librarys_order(lt: FakeLt, problem: GemmProblem, kind: Any) -> None:
     matmul = MatmulCall(11, problem)
-    algo = matmul.algo(Configuration(7, 15, 5))
+    algo = matmul.algo(MatmulAlgoConfig(7, 15, 5))
     assert algo is not None
-    device = FakeDevice()
+    device = NullDevice()
     launch = matmul.launch(
         algo.bytes.copy(), operands_of(problem), WORKSPACE, 4096, STREAM, call(device, "cublasLtMatmul")
     )
-    matmul.algo(Configuration(7, 20, 6))  # what the launch was given is its own
+    matmul.algo(MatmulAlgoConfig(7, 20, 6))  # what the launch was given is its own
     gc.collect()
     launch()
     launch()
@@ -226,14 +227,14 @@ def test_a_launch_in_the_librarys_order(lt: FakeLt, problem: GemmProblem, kind: 
     assert (la, lb, lc, ld) == (matmul.a, matmul.b, matmul.c, matmul.d)
     assert (workspace, size) == (WORKSPACE, 4096)
     assert (value(alpha, kind), value(beta, kind)) == problem.scalars
-    assert one == Configuration(7, 15, 5)
+    assert one == MatmulAlgoConfig(7, 15, 5)
 
 
 def test_without_c_the_output_stands_in_its_place(lt: FakeLt) -> None:
     problem = from_linear(8, 16, 32, "bf16")
     matmul = MatmulCall(11, problem)
     launch = matmul.launch(
-        np.zeros(8, np.uint64), operands_of(problem), 0, 0, STREAM, call(FakeDevice(), "x")
+        np.zeros(8, np.uint64), operands_of(problem), 0, 0, STREAM, call(NullDevice(), "x")
     )
     launch()
     assert lt.calls[0][8] == PLACES["d"]
@@ -257,7 +258,7 @@ def test_without_c_the_output_stands_in_its_place(lt: FakeLt) -> None:
 )
 def test_pointers_of_the_operands(lt: FakeLt, problem: GemmProblem, pointers: dict[str, str]) -> None:
     matmul = MatmulCall(11, problem)
-    guard = call(FakeDevice(), "x")
+    guard = call(NullDevice(), "x")
     first = matmul.launch(np.zeros(8, np.uint64), operands_of(problem), 0, 0, STREAM, guard)
     first()
     desc = lt.calls[0][1]
@@ -272,7 +273,7 @@ def test_pointers_of_the_operands(lt: FakeLt, problem: GemmProblem, pointers: di
 @pytest.mark.parametrize(("status", "kind"), [(15, IllegalSolution), (1, LaunchError), (13, LaunchError)])
 def test_the_librarys_faults_are_ours(lt: FakeLt, status: int, kind: type[Exception]) -> None:
     problem = from_linear(8, 16, 32, "bf16")
-    guard = call(FakeDevice(), "cublasLtMatmul")
+    guard = call(NullDevice(), "cublasLtMatmul")
     launch = MatmulCall(11, problem).launch(np.zeros(8, np.uint64), operands_of(problem), 0, 0, STREAM, guard)
     lt.fault = LibraryError(status)
     with pytest.raises(kind, match=r"^cublasLtMatmul"):
@@ -281,7 +282,7 @@ def test_the_librarys_faults_are_ours(lt: FakeLt, status: int, kind: type[Except
 
 # ---- algorithms --------------------------------------------------------------------------------
 
-WHOLE = Configuration(7, 20, 6, 5, 2, 1, 2, 3, 9)
+WHOLE = MatmulAlgoConfig(7, 20, 6, 5, 2, 1, 2, 3, 9)
 
 
 def test_an_algorithm_reads_as_it_was_set(lt: FakeLt) -> None:
@@ -289,7 +290,7 @@ def test_an_algorithm_reads_as_it_was_set(lt: FakeLt) -> None:
     assert lt.asked_types == [(68, FP32, BF16, BF16, BF16, BF16)]
     assert algo.configure(WHOLE)
     assert read_configuration(algo.address) == WHOLE
-    assert {name for name, _ in lt.sets} == set(Configuration._fields) - {"algo_id"}
+    assert {name for name, _ in lt.sets} == set(MatmulAlgoConfig._fields) - {"algo_id"}
 
 
 @pytest.mark.parametrize("shares", [-1, 0, 1, 64])
@@ -322,9 +323,9 @@ def test_a_refused_attribute_leaves_an_algorithm_that_can_be_set_again(lt: FakeL
 
 @pytest.mark.parametrize(("answer", "expected"), [(0, 0), (4096, 4096), (None, None)])
 def test_the_librarys_check(lt: FakeLt, answer: int | None, expected: int | None) -> None:
-    asked: list[Configuration] = []
+    asked: list[MatmulAlgoConfig] = []
 
-    def legal(one: Configuration) -> int | None:
+    def legal(one: MatmulAlgoConfig) -> int | None:
         asked.append(one)
         return answer
 
@@ -359,11 +360,11 @@ def test_capabilities(lt: FakeLt) -> None:
 
 @pytest.mark.parametrize(("alignment", "expected"), [(16, 256), (8, 8), (2, 2)])
 def test_the_heuristics_answers(lt: FakeLt, alignment: int, expected: int) -> None:
-    failed = Configuration(7, tile_id=-1)
-    lt.heuristic = [(WHOLE, 4096), (failed, 0), (Configuration(7, 15, 5), 0), (WHOLE, 10_000)]
+    failed = MatmulAlgoConfig(7, tile_id=-1)
+    lt.heuristic = [(WHOLE, 4096), (failed, 0), (MatmulAlgoConfig(7, 15, 5), 0), (WHOLE, 10_000)]
     matmul = MatmulCall(11, from_linear(8, 16, 32, "bf16", alignment=alignment))
     found = list(matmul.heuristics(5000))
-    assert [(one, size) for one, size, _ in found] == [(WHOLE, 4096), (Configuration(7, 15, 5), 0)]
+    assert [(one, size) for one, size, _ in found] == [(WHOLE, 4096), (MatmulAlgoConfig(7, 15, 5), 0)]
     for one, _, data in found:
         assert len(data) == 64
         numbers = np.frombuffer(data, np.uint64).copy()

@@ -14,21 +14,20 @@ from typing import Any
 import pytest
 from cuda.bindings import driver as bindings
 
+from backends.archs import gpu_arch
 from backends.cuda import driver as module
 from backends.cuda.driver import (
     CONTEXT_LOST,
     DEVICE_LOST,
-    Arguments,
+    CudaDriver,
     DriverMissing,
-    Function,
-    Module,
     api,
     check,
-    on_heels,
     raise_for,
 )
 from backends.errors import ContextLost, DeviceLost, DeviceMemoryExceeded, GemmtuneError, LaunchError
-from tests.backends.cuda.fakes import ENVIRONMENT
+from backends.gpu.driver import Arguments, Function, Module
+from backends.kernels.launch import KernelLaunch
 
 SUCCESS = SimpleNamespace(name="CUDA_SUCCESS")
 
@@ -187,7 +186,7 @@ def test_the_bindings_know_every_status_by_that_name() -> None:
 
 
 def test_arguments_point_at_their_values_and_keep_them_alive() -> None:
-    packed = Function(None, "kernel").pack(
+    packed = Function(CudaDriver(0), None, "kernel").pack(
         ctypes.c_void_p(0xDEADBEEF), ctypes.c_uint64(2**40 + 1), ctypes.c_float(2.5), ctypes.c_uint8(200)
     )
     gc.collect()
@@ -252,7 +251,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
 def test_a_module_is_loaded_until_it_and_its_kernels_are_gone(fake: FakeDriver, tmp_path: Path) -> None:
     path = tmp_path / "some.cubin"
     path.write_bytes(b"\x7fELF")
-    loaded = Module(path)
+    loaded = Module(CudaDriver(0), path)
     kernel = loaded.function("fill")
     assert kernel.name == "fill"
     assert fake.log == [("module", b"\x7fELF"), ("function", "module 1", b"fill")]
@@ -265,14 +264,14 @@ def test_a_module_is_loaded_until_it_and_its_kernels_are_gone(fake: FakeDriver, 
 
 
 def test_a_module_that_lies_within_a_file(fake: FakeDriver, tmp_path: Path) -> None:
-    within = Module(tmp_path / "never-read.zip", b"\x7fELF within")
+    within = Module(CudaDriver(0), tmp_path / "never-read.zip", b"\x7fELF within")
     assert fake.log == [("module", b"\x7fELF within")]
     del within
     assert fake.log[-1] == ("unload", "module 1")
 
 
 def test_a_launch_in_the_drivers_order(fake: FakeDriver) -> None:
-    function = Function("handle", "fill")
+    function = Function(CudaDriver(0), "handle", "fill")
     arguments = function.pack(ctypes.c_int(1))
     function.launch((1, 2, 3), (4, 5, 6), arguments, 77, shared=8)
     assert fake.log == [("launch", "handle", 1, 2, 3, 4, 5, 6, 8, 77, arguments.address, 0)]
@@ -281,9 +280,10 @@ def test_a_launch_in_the_drivers_order(fake: FakeDriver) -> None:
 
 
 def test_a_dependent_launch_is_made_ready_once(fake: FakeDriver) -> None:
-    function = Function("handle", "fill")
+    function = Function(CudaDriver(0), "handle", "fill")
     arguments = function.pack(ctypes.c_int(1))
-    launch = function.dependent((1, 2, 3), (4, 5, 6), arguments, 77, shared=8)
+    shape = KernelLaunch("fill", (1, 2, 3), (4, 5, 6), 8, waits=True)
+    launch = function.bind(shape, arguments, 77, dependent=True)
     assert fake.log == []
     launch()
     launch()
@@ -305,31 +305,18 @@ def test_a_dependent_launch_is_made_ready_once(fake: FakeDriver) -> None:
 
 def test_a_refused_dependent_launch_is_named(fake: FakeDriver) -> None:
     fake.launched = Code(1)
-    function = Function("handle", "fill")
-    launch = function.dependent((9, 1, 1), (32, 1, 1), function.pack(), 0)
+    function = Function(CudaDriver(0), "handle", "fill")
+    launch = function.bind(KernelLaunch("fill", (9, 1, 1), (32, 1, 1)), function.pack(), 0, dependent=True)
     words = r"^dependent launch of fill on \(9, 1, 1\) blocks of \(32, 1, 1\): CUDA_ERROR_INVALID_VALUE$"
     with pytest.raises(LaunchError, match=words):
         launch()
 
 
-@pytest.mark.parametrize(
-    ("arch", "how"), [("sm_89", "launch"), ("sm_90a", "launch after"), ("sm_120", "launch after")]
-)
-def test_a_launch_is_dependent_where_the_device_knows_how(fake: FakeDriver, arch: str, how: str) -> None:
-    device = SimpleNamespace(environment=replace(ENVIRONMENT, arch=arch), stream=77)
-    function = Function("handle", "fill")
-    arguments = function.pack(ctypes.c_int(1))
-    launch = on_heels(function, device, (1, 2, 3), (4, 5, 6), arguments, 8)
-    assert fake.log == []
-    launch()
-    launch()
-    assert [call[0] for call in fake.log] == [how, how]
-    if how == "launch":
-        assert fake.log[0][1:] == ("handle", 1, 2, 3, 4, 5, 6, 8, 77, arguments.address, 0)
-    else:
-        words = (ctypes.c_uint32 * 7).from_address(fake.log[0][1].getPtr())
-        assert list(words) == [1, 2, 3, 4, 5, 6, 8]
-        assert int(fake.log[0][1].hStream) == 77
+@pytest.mark.parametrize(("arch", "dependent"), [("sm_89", False), ("sm_90a", True), ("sm_120", True)])
+def test_a_launch_is_dependent_where_the_architecture_knows_how(arch: str, dependent: bool) -> None:
+    shape = KernelLaunch("fill", (1, 2, 3), (4, 5, 6), 8, waits=True)
+    assert shape.dependent(gpu_arch("cuda", arch)) == dependent
+    assert not replace(shape, waits=False).dependent(gpu_arch("cuda", arch))
 
 
 class Code(int):
@@ -340,7 +327,7 @@ class Code(int):
 
 def test_a_refused_launch_is_named(fake: FakeDriver) -> None:
     fake.launched = Code(1)
-    function = Function("handle", "fill")
+    function = Function(CudaDriver(0), "handle", "fill")
     words = r"^launch of fill on \(9, 1, 1\) blocks of \(32, 1, 1\): CUDA_ERROR_INVALID_VALUE$"
     with pytest.raises(LaunchError, match=words):
         function.launch((9, 1, 1), (32, 1, 1), function.pack(), 0)

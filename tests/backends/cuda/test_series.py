@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from backends.cuda.series import EagerSeries, GraphSeries
+from backends.cuda.driver import CudaDriver
 from backends.errors import ContextLost, DeviceMemoryExceeded, IllegalSolution, LaunchError
+from backends.gpu.series import EagerSeries, GraphSeries
 from tests.backends.cuda.fakes import FakeApi, Status
 
 STREAM = 77
@@ -33,7 +34,7 @@ class Telemetry:
 class Device:
     """What a series asks of its device."""
 
-    stream = STREAM
+    stream, driver = STREAM, CudaDriver(0)
 
     def __init__(self, fake: FakeApi) -> None:
         self._fake, self.telemetry = fake, Telemetry(fake.log)
@@ -53,7 +54,7 @@ class Kernel:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
     found = FakeApi()
-    monkeypatch.setattr("backends.cuda.series.api", lambda: found)
+    monkeypatch.setattr("backends.cuda.driver.api", lambda: found)
     return found
 
 

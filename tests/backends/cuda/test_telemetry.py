@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from backends.cuda.telemetry import CLOCK_CHANGE, RECENT_SECONDS, Snapshot, Telemetry, difference, reasons
+from backends.cuda.telemetry import CLOCK_CHANGE, RECENT_SECONDS, NvmlTelemetry, Snapshot, difference, reasons
 
 IDLE, APPLICATION, POWER_CAP, HARDWARE, SOFT_THERMAL, HARD_THERMAL, BRAKE = 1, 2, 4, 8, 0x20, 0x40, 0x80
 
@@ -101,7 +101,7 @@ def test_the_bits_are_nvmls() -> None:
 
 def test_a_sample_between_two_snapshots() -> None:
     nvml = FakeNvml()
-    telemetry = Telemetry("GPU-0", nvml)
+    telemetry = NvmlTelemetry("GPU-0", nvml)
     assert telemetry.works
     assert nvml.asked == [b"GPU-0"]
     before = telemetry.snapshot()
@@ -115,7 +115,7 @@ def test_samples_that_follow_closely_share_a_snapshot(monkeypatch: pytest.Monkey
     now = 100.0
     monkeypatch.setattr("backends.cuda.telemetry.time.monotonic", lambda: now)
     nvml = FakeNvml()
-    telemetry = Telemetry("GPU-0", nvml)
+    telemetry = NvmlTelemetry("GPU-0", nvml)
     assert telemetry.recent() == Snapshot(1980, 0), "the first is taken"
     nvml.values["sm"] = 1410
     now += RECENT_SECONDS / 2
@@ -130,7 +130,7 @@ def test_samples_that_follow_closely_share_a_snapshot(monkeypatch: pytest.Monkey
 def test_a_devices_condition() -> None:
     others = [SimpleNamespace(pid=os.getpid()), SimpleNamespace(pid=1, usedGpuMemory=None)]
     nvml = FakeNvml(reasons=POWER_CAP | HARD_THERMAL, processes=others)
-    assert Telemetry("GPU-0", nvml).condition() == {
+    assert NvmlTelemetry("GPU-0", nvml).condition() == {
         "sm_mhz": 1980,
         "memory_mhz": 3201,
         "power_watts": pytest.approx(123.456),
@@ -142,7 +142,7 @@ def test_a_devices_condition() -> None:
 
 def test_what_a_device_does_not_tell_is_left_open() -> None:
     nvml = FakeNvml(sm=None, memory=None, reasons=None, power=None, celsius=None, processes=None)
-    telemetry = Telemetry("GPU-0", nvml)
+    telemetry = NvmlTelemetry("GPU-0", nvml)
     assert telemetry.snapshot() == Snapshot(0, 0)
     assert telemetry.disturbed(Snapshot(0, 0)) == ""
     assert telemetry.condition() == {
@@ -154,7 +154,7 @@ def test_what_a_device_does_not_tell_is_left_open() -> None:
 
 @pytest.mark.parametrize(("uuid", "values"), [("MIG-7", {}), ("GPU-0", {"hidden": True})])
 def test_a_device_that_nvml_does_not_show(uuid: str, values: dict[str, Any]) -> None:
-    telemetry = Telemetry(uuid, FakeNvml(sm=1, reasons=BRAKE, **values))
+    telemetry = NvmlTelemetry(uuid, FakeNvml(sm=1, reasons=BRAKE, **values))
     assert not telemetry.works
     assert telemetry.snapshot() == Snapshot(0, 0)
     assert telemetry.disturbed(Snapshot(1980, 0)) == "", "no clock is no change of clock"
@@ -168,6 +168,6 @@ def test_who_else_holds_memory() -> None:
         SimpleNamespace(pid=11, usedGpuMemory=5 * 2**30),
         SimpleNamespace(pid=12, usedGpuMemory=None),
     ]
-    found = Telemetry("GPU-0", FakeNvml(processes=processes)).others()
+    found = NvmlTelemetry("GPU-0", FakeNvml(processes=processes)).others()
     assert found == "; also in use by process 11 (5,120 MiB), process 12"
-    assert Telemetry("GPU-0", FakeNvml(processes=processes[:1])).others() == ""
+    assert NvmlTelemetry("GPU-0", FakeNvml(processes=processes[:1])).others() == ""

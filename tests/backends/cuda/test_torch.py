@@ -19,7 +19,7 @@ from backends.cuda.torch_gemm import TorchMatmul, torch_build
 from backends.errors import IllegalSolution, LaunchError
 from backends.operands import Operands
 from backends.problem import GemmProblem, from_bmm, from_linear, from_mm
-from tests.backends.cuda.fakes import ENVIRONMENT, FakeDevice
+from tests.backends.gpu.null_device import ENVIRONMENT, NullDevice
 
 TORCH = TorchMatmul()
 FP8 = {"dtype_d": "bf16", "scale_a": "tensor", "scale_b": "tensor"}
@@ -254,7 +254,7 @@ def _run(problem: GemmProblem) -> tuple[Any, Any]:
         flat = views["bias"].reshape(-1)
         expected = expected + (flat if problem.bias_axis == "m" else flat[:, None])
     (solution,) = TORCH.solutions(problem, ENVIRONMENT)
-    kernel = TORCH.load(problem, solution, None, FakeDevice())
+    kernel = TORCH.load(problem, solution, None, NullDevice())
     assert kernel.workspace_bytes == 0
     kernel.bind(operands, 0)()
     return views["d"], expected
@@ -285,7 +285,7 @@ def test_calls(torch: FakeTorch, problem: GemmProblem, calls: list[Any]) -> None
 
 
 def test_modes_follow_the_compute_type(torch: FakeTorch) -> None:
-    device, matmul = FakeDevice(), torch.backends.cuda.matmul
+    device, matmul = NullDevice(), torch.backends.cuda.matmul
 
     def prepare(problem: GemmProblem) -> None:
         (solution,) = TORCH.solutions(problem, ENVIRONMENT)
@@ -310,7 +310,7 @@ def test_modes_follow_the_compute_type(torch: FakeTorch) -> None:
 def test_bf16_travels_as_integers(torch: FakeTorch) -> None:
     problem = from_linear(5, 7, 9, "bf16")
     (solution,) = TORCH.solutions(problem, ENVIRONMENT)
-    TORCH.load(problem, solution, None, FakeDevice()).bind(Operands.at(PLACES, (1.0, 0.0)), 0)()
+    TORCH.load(problem, solution, None, NullDevice()).bind(Operands.at(PLACES, (1.0, 0.0)), 0)()
     assert torch.log[-1] == ("mm", {})
 
 
@@ -328,7 +328,7 @@ def test_scaled_products(torch: FakeTorch, scales: dict[str, str], shapes: list[
     )
     places = {**PLACES, "scale_a": 2**15, "scale_b": 2**15 + 64}
     (solution,) = TORCH.solutions(problem, ENVIRONMENT)
-    TORCH.load(problem, solution, None, FakeDevice()).bind(Operands.at(places, (1.0, 0.0)), 0)()
+    TORCH.load(problem, solution, None, NullDevice()).bind(Operands.at(places, (1.0, 0.0)), 0)()
     options = {"out_dtype": np.dtype("int16"), "use_fast_accum": True, "out": (8, 16)}
     assert torch.log[-1] == ("scaled", shapes, options)
 
@@ -340,7 +340,7 @@ def test_a_refusal_is_a_launch_error(torch: FakeTorch, monkeypatch: pytest.Monke
     monkeypatch.setattr(torch, "mm", refuse)
     problem = from_linear(5, 7, 9)
     (solution,) = TORCH.solutions(problem, ENVIRONMENT)
-    launch = TORCH.load(problem, solution, None, FakeDevice()).bind(Operands.at(PLACES, (1.0, 0.0)), 0)
+    launch = TORCH.load(problem, solution, None, NullDevice()).bind(Operands.at(PLACES, (1.0, 0.0)), 0)
     with pytest.raises(LaunchError, match=r"torch: RuntimeError: self\.size"):
         launch()
 

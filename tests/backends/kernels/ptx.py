@@ -6,7 +6,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from backends.cuda.compiler import nvrtc
+from backends.kernels.headers import ROOT, included
+from backends.toolchains.nvrtc import nvrtc
 
 WAIT, EARLY = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
 #: What reads or writes memory that another launch may write or read: no parameter, and no shared memory.
@@ -19,9 +20,11 @@ def entries(text: str) -> dict[str, str]:
     return {entry.split("(")[0].strip(): entry for entry in found}
 
 
-def compiled(unit: str, arch: str, headers: Sequence[Path], flags: Sequence[str] = ()) -> dict[str, str]:
+def compiled(
+    unit: str, arch: str, roots: Sequence[Path] = (ROOT,), flags: Sequence[str] = ()
+) -> dict[str, str]:
     """NVRTC's text of each entry point of a unit of CUDA."""
-    texts = {path.name: path.read_text() for path in headers}
+    texts = included(unit, "cuda", roots)
     api = nvrtc()
     _, program = api.nvrtcCreateProgram(
         unit.encode(), b"unit.cu", len(texts), [text.encode() for text in texts.values()],

@@ -7,10 +7,15 @@ from itertools import product
 
 import numpy as np
 
+from backends.archs import GPU_ARCHS
 from backends.environment import Environment
 from backends.kernels.family import KernelFamily
 from backends.problem import GemmProblem, from_blas, from_bmm, from_linear, from_mm
 from backends.solution import Parameter, Solution
+
+#: Rows that tests take parameters on: where it does not matter, and by their warps.
+SM_90 = GPU_ARCHS["sm_90"]
+OF_WARP = {32: SM_90, 64: GPU_ARCHS["gfx942"]}
 
 #: Sizes of 1, of no whole tile, of whole 16 bytes and of none; every transpose, epilogue, bias axis and type.
 PROBLEMS: Mapping[str, GemmProblem] = {

@@ -10,18 +10,20 @@ from pathlib import Path
 import pytest
 
 from backends.cache import BinaryCache
-from backends.cuda.compiler import compile_unit
 from backends.environment import Environment
 from backends.errors import CompileError
-from backends.kernels.families import FAMILIES, HEADERS
-from backends.kernels.family import Configuration, KernelFamily
-from backends.kernels.streaming import StreamFamily
+from backends.kernels.families import FAMILIES
+from backends.kernels.family import KernelConfig, KernelFamily
+from backends.kernels.few_columns import FewColumnsFamily
+from backends.kernels.headers import ROOT as HEADERS
 from backends.problem import GemmProblem, from_bmm, from_linear, from_mm
 from backends.solution import Parameter
-from tests.backends.kernels.host import H200, source
+from backends.toolchains.nvrtc import Nvrtc
+from backends.toolchains.toolchain import CompileUnit
+from tests.backends.kernels.emulator.host import H200, source
+from tests.backends.kernels.emulator.test_families import MI300X
 from tests.backends.kernels.ptx import EARLY, TOUCHES, WAIT, compiled, waits_first
-from tests.backends.kernels.samples import every_value, legal_values
-from tests.backends.kernels.test_host import MI300X
+from tests.backends.kernels.samples import OF_WARP, SM_90, every_value, legal_values
 
 #: Families of every product of fp32.
 LADDER = (
@@ -53,23 +55,23 @@ def test_one_binary_serves_every_size_scalar_and_epilogue(tmp_path: Path) -> Non
     family = FAMILIES["gemv"]
     values = dict(next(iter(family.solutions(SAMPLED[0], H200))).parameters)
     units = {
-        family.configuration(problem, values).unit
+        family.config(problem, values, SM_90).unit
         for problem in (SAMPLED[0], from_linear(1, 160, 64, "bf16", beta=1.0, bias="bf16", activation="gelu"))
     }
     assert len(units) == 1
-    assert family.configuration(from_linear(1, 160, 65, "bf16"), values).unit not in units
-    split = family.configuration(SAMPLED[0], {**values, "splits": 8})
+    assert family.config(from_linear(1, 160, 65, "bf16"), values, SM_90).unit not in units
+    split = family.config(SAMPLED[0], {**values, "splits": 8}, SM_90)
     assert split.unit in units
     assert split.grid[1] == 8
 
 
 def test_a_unit_that_python_derives_wrongly_does_not_compile(tmp_path: Path) -> None:
-    good = FAMILIES["vectorized"].configuration(
-        SAMPLED[3], legal_values(FAMILIES["vectorized"], SAMPLED[3], H200, 1)[0]
+    good = FAMILIES["vectorized"].config(
+        SAMPLED[3], legal_values(FAMILIES["vectorized"], SAMPLED[3], H200, 1)[0], SM_90
     )
     for bad in (replace(good, shared_bytes=good.shared_bytes + 4), replace(good, threads=good.threads + 32)):
         with pytest.raises(CompileError, match=r"NVRTC refuses unit\.cu: .*as derived"):
-            compile_unit(bad.unit, HEADERS, "sm_90", BinaryCache(tmp_path))
+            Nvrtc().compile(CompileUnit(bad.unit, "sm_90"), BinaryCache(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -93,11 +95,11 @@ def test_python_and_the_header_agree_over_the_whole_legal_space(name: str, warp:
         "short-k": SHORT,
         "skinny-short": SHORTER,
     }
-    problems = parts.get(name, SAMPLED[:3] if isinstance(family, StreamFamily) else SAMPLED[3:4])
-    asserted: dict[str, Configuration] = {}
+    problems = parts.get(name, SAMPLED[:3] if isinstance(family, FewColumnsFamily) else SAMPLED[3:4])
+    asserted: dict[str, KernelConfig] = {}
     for problem in problems:
         for values in _legal(family, problem, environment):
-            one = family.configuration(problem, values, warp)
+            one = family.config(problem, values, OF_WARP[warp])
             asserted[one.instantiation] = one
     assert len(asserted) > 5
     lines = [f'#include "{family.header}"']
@@ -121,7 +123,7 @@ def test_python_and_the_header_agree_over_the_whole_legal_space(name: str, warp:
 
 def _ptx(unit: str, arch: str) -> dict[str, str]:
     """The text of each entry point, as NVRTC hands it to the assembler."""
-    return compiled(unit, arch, list(HEADERS.glob("*.h")))
+    return compiled(unit, arch)
 
 
 #: A family, a problem and parameters with a second launch.
@@ -165,7 +167,7 @@ def test_a_second_launch_waits_before_it_reads_and_may_come_early(
     launch before them before they touch memory."""
     family = FAMILIES[name]
     values = legal_values(family, problem, H200, 1)[0] | given
-    unit = family.configuration(problem, values).unit
+    unit = family.config(problem, values, SM_90).unit
     entries = _ptx(unit, "sm_90")
     assert set(entries) == {"gemm", "reduce"}
     first, second = entries["gemm"], entries["reduce"]
@@ -202,7 +204,7 @@ def test_every_launch_waits_before_it_touches_memory(
     family = FAMILIES[name]
     values = legal_values(family, problem, H200, 1)[0] | given
     assert family.rule(problem, values, H200) is None
-    found = family.configuration(problem, values)
+    found = family.config(problem, values, SM_90)
     unit, whole_line = found.unit, -(-problem.k * 2 // (16 * found.threads))
     entries = _ptx(unit, "sm_90")
     for entry in entries.values():
@@ -222,8 +224,8 @@ def test_every_launch_of_hoppers_waits_before_it_touches_memory(
 ) -> None:
     """The copy engine, too, of which only its maps are fetched before: no launch writes them."""
     assert FAMILIES[name].rule(problem, given, H200) is None
-    found = FAMILIES[name].configuration(problem, given)
-    entries = _ptx(found.unit, found.target("sm_90"))
+    found = FAMILIES[name].config(problem, given, SM_90)
+    entries = _ptx(found.unit, Nvrtc().target("sm_90", found.arch_specific))
     for entry in entries.values():
         waits_first(entry)
     before, after = entries["gemm"].split(WAIT)
@@ -247,7 +249,7 @@ def _legal(
 
 
 def test_a_sample_is_one_unit_for_the_host() -> None:
-    one = FAMILIES["naive"].configuration(SAMPLED[3], {"tile_m": 32, "tile_n": 8})
+    one = FAMILIES["naive"].config(SAMPLED[3], {"tile_m": 32, "tile_n": 8}, SM_90)
     text = source([one, one])
     assert text.count("using Chosen_") == 2
     assert "GEMMTUNE_KERNEL(gemm_1, Chosen_1)" in text

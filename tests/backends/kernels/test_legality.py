@@ -13,8 +13,8 @@ from backends.kernels.families import FAMILIES
 from backends.kernels.legality import arch_of, registers_rule
 from backends.problem import GemmProblem, from_blas, from_bmm, from_linear, from_mm
 from backends.solution import Solution
-from tests.backends.kernels.host import H200
-from tests.backends.kernels.samples import PROBLEMS
+from tests.backends.kernels.emulator.host import H200
+from tests.backends.kernels.samples import PROBLEMS, SM_90
 
 DECODE = from_linear(1, 4096, 4096, "bf16")
 SKINNY = from_linear(8, 4096, 4096, "bf16")
@@ -252,7 +252,7 @@ def test_a_broken_rule_is_named(name: str, problem: GemmProblem, values: dict[st
 def test_rules_of_the_architecture() -> None:
     large = {**WARP, "tile_k": 64}
     assert refusal("double-buffered", SQUARE, dict(large), arch="sm_90a") is None
-    for arch, known, most in (("sm_86", "sm_86", 99), ("sm_75", "unknown", 48)):
+    for arch, known, most in (("sm_86", "sm_86", 99), ("sm_75", "sm_75", 48)):
         words = f"135168 bytes of shared memory; {known} has {most * 1024} for a block"
         assert refusal("double-buffered", SQUARE, dict(large), arch=arch) == words
     for arch, legal in (("sm_75", False), ("sm_80", True), ("sm_100a", True)):
@@ -299,16 +299,16 @@ def test_the_first_step_is_fetched_ahead_where_a_kernel_can_say_so() -> None:
 
 
 def test_registers_are_shared_by_the_threads_of_a_block() -> None:
-    assert registers_rule(200, 256) is None
-    assert registers_rule(200, 512) is not None
-    assert registers_rule(224, 32) is not None
+    assert registers_rule(200, 256, SM_90) is None
+    assert registers_rule(200, 512, SM_90) is not None
+    assert registers_rule(224, 32, SM_90) is not None
 
 
 def test_sizes_beyond_31_bits_of_elements_are_no_matter() -> None:
     large = from_linear(1, 2**20, 2**14, "bf16")
     assert large.m * large.k > 2**33
     found = next(iter(FAMILIES["gemv"].solutions(large, H200)))
-    configuration = FAMILIES["gemv"].configuration(large, found.parameters)
+    configuration = FAMILIES["gemv"].config(large, found.parameters, SM_90)
     assert configuration.grid[0] * configuration.threads >= 2**20
     # The second launch has a thread an element of D.
     batches = from_bmm(2**21, 1, 2**20, 64, "bf16", trans_b="T")
@@ -328,7 +328,7 @@ def test_what_is_listed_is_legal_distinct_and_not_too_much(problem: GemmProblem)
         assert len({one.id for one in found}) == len(found) <= 150
         for one in found:
             assert family.illegal(problem, one, H200) is None
-            configuration = family.configuration(problem, one.parameters)
+            configuration = family.config(problem, one.parameters, SM_90)
             assert one.workspace_bytes == configuration.on(H200.units).workspace_bytes
             assert one.deterministic is True
             assert (one.family, one.build) == (name, None)
@@ -384,7 +384,7 @@ def test_the_likeliest_pipelines_leave_no_multiprocessor_idle(size: int) -> None
     """A product of whole waves: as many tiles for each, with eight warps on it."""
     problem, family = from_mm(size, size, size), FAMILIES["async-copy"]
     for solution in list(family.solutions(problem, H200))[:8]:
-        found = family.configuration(problem, solution.parameters)
+        found = family.config(problem, solution.parameters, SM_90)
         each = -(-found.blocks * found.splits // H200.units)
         assert found.blocks * found.splits / (each * H200.units) > 0.9
         assert each * found.threads >= 256
@@ -393,7 +393,7 @@ def test_the_likeliest_pipelines_leave_no_multiprocessor_idle(size: int) -> None
 def test_the_likeliest_teams_have_enough_bytes_in_flight() -> None:
     family = FAMILIES["small-batch"]
     for solution in list(family.solutions(from_bmm(12960, 32, 32, 32), H200))[:8]:
-        found = family.configuration(from_bmm(12960, 32, 32, 32), solution.parameters)
+        found = family.config(from_bmm(12960, 32, 32, 32), solution.parameters, SM_90)
         stages = int(solution.parameters["stages"] or 0)
         resident = arch_of(H200).unit_shared_bytes // (found.shared_bytes + 1024)
         assert resident * found.shared_bytes * max(1, stages - 1) / stages > 42_000
@@ -425,7 +425,7 @@ def test_the_larger_operand_is_streamed() -> None:
 def test_the_likeliest_have_enough_bytes_in_flight_on_every_multiprocessor(problem: GemmProblem) -> None:
     family = FAMILIES["gemv"]
     for solution in list(family.solutions(problem, H200))[:8]:
-        found = family.configuration(problem, solution.parameters)
+        found = family.config(problem, solution.parameters, SM_90)
         blocks = found.blocks * found.splits
         loads = int(solution.parameters["rows"] or 0) * int(solution.parameters["unroll"] or 0)
         assert blocks >= H200.units

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from backends.environment import Environment
+from backends.kernel_checks.candidates import GPU_FAMILIES, Candidate, environment_of, sampled
 from backends.kernels import sampling
-from backends.kernels.candidates import GPU_FAMILIES, Candidate, environment_of, sampled
 from backends.kernels.families import FAMILIES
 from backends.kernels.sampling import drawn, problems, spread
 from backends.problem import GemmProblem

@@ -6,13 +6,13 @@ import ctypes
 
 import pytest
 
-from backends.kernels.product import GemmArgs, Product
+from backends.kernels.oriented_gemm import GemmArgs, OrientedGemm
 from backends.kernels.tensor_map import MAP_ALIGNMENT, argument_type, encoded, map_of
 from backends.problem import GemmProblem, from_bmm, from_linear
 
 
 @pytest.mark.parametrize(
-    ("problem", "mirrored", "operand", "found"),
+    ("problem", "swap_ab", "operand", "found"),
     [
         (from_linear(40, 96, 200, "bf16"), False, "a", ("a", (200, 96, 1), (400, 16))),
         (from_linear(40, 96, 200, "bf16", lda=208), False, "b", ("b", (200, 40, 1), (416, 16))),
@@ -23,9 +23,9 @@ from backends.problem import GemmProblem, from_bmm, from_linear
     ],
 )
 def test_a_map_is_the_operand_by_lines(
-    problem: GemmProblem, mirrored: bool, operand: str, found: tuple[str, tuple[int, ...], tuple[int, ...]]
+    problem: GemmProblem, swap_ab: bool, operand: str, found: tuple[str, tuple[int, ...], tuple[int, ...]]
 ) -> None:
-    one = map_of(Product(problem, mirrored), operand, 24)
+    one = map_of(OrientedGemm(problem, swap_ab), operand, 24)
     assert (one.operand, one.sizes, one.strides) == found
     assert (one.dtype, one.box) == (problem.dtype_a, (64, 24, 1))
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from backends.problem import GemmProblem
-from benchmarks.formats import CUBLASLT, H200, HIPBLASLT, MI300X, ROCBLAS
 from service.formats import ExportRow, Imported, read_file, read_stream
+from tests.service.formats.contract_inputs import CUBLASLT, H200, HIPBLASLT, MI300X, ROCBLAS
 from tests.service.formats.made import row, written
 
 DATA = Path(__file__).parents[2] / "data"

@@ -14,8 +14,6 @@ import pytest
 from backends.environment import Environment
 from backends.errors import GemmtuneError, ReadError
 from backends.problem import from_linear
-from benchmarks.formats import WRITTEN
-from benchmarks.mutate import WrongAnswer, fuzz
 from service.formats import (
     FORMATS,
     READERS,
@@ -27,54 +25,27 @@ from service.formats import (
     ExportRow,
     Found,
     Rejected,
-    base,
     read_file,
     read_stream,
     reading,
 )
+from service.formats.core import base
 from service.formats.page import page
+from tests.service.formats import contract_inputs
 from tests.service.formats.made import CPU, H200, LINEAR, MI300X, outcomes, row, written
+from tests.service.formats.mutate import WrongAnswer, fuzz
 
+INPUTS = contract_inputs.written()
 #: Written for one kind of program, which gemmtune has no reader for; their suites read them back.
-WRITE_ONLY = ("vllm-block-fp8", "sglang-block-fp8", "inductor-table", "c-header")
-#: These hand on rows as they come. The others hold one row a key until the last: rows may share a key.
-STREAMED = ("tunableop", "jsonl", "json", "csv")
+WRITE_ONLY = tuple(name for name in WRITERS if name not in READERS)
+STREAMED = tuple(name for name, one in INPUTS.items() if one.streamed)
 GOOD = {name: fmt.example.encode().rstrip(b"\n") for name, fmt in READERS.items()}
 
 
 def test_the_registries() -> None:
     assert FORMATS is READERS
-    assert list(READERS) == [
-        "tunableop",
-        "tunableop-untuned",
-        "cublaslt-log",
-        "cublas-log",
-        "hipblaslt-log",
-        "rocblas-profile",
-        "aiter-log",
-        "aiter",
-        "aiter-untuned",
-        "hipblaslt",
-        "rocblas",
-        "block-fp8",
-        "journal",
-        "model-config",
-        "jsonl",
-        "json",
-        "csv",
-    ]
-    assert list(WRITERS) == [
-        "tunableop",
-        "hipblaslt",
-        "rocblas",
-        "aiter",
-        *WRITE_ONLY,
-        "jsonl",
-        "json",
-        "csv",
-    ]
-    assert set(WRITTEN) == set(WRITERS)
-    assert not set(WRITE_ONLY) & set(READERS)
+    lacking = set(WRITERS) ^ set(INPUTS)
+    assert not lacking, f"tests/service/formats/TOOL/contract.py must have the input of {sorted(lacking)}"
     for name, reader in READERS.items():
         assert reader.name == name
         assert reader.description.isprintable()
@@ -242,13 +213,14 @@ READ_BACK = [name for name in WRITERS if name not in WRITE_ONLY]
 
 def rows_of(name: str, count: int) -> list[ExportRow]:
     """Rows that the format can write."""
-    environment, winner, _, problems = WRITTEN[name]
+    one = INPUTS[name]
+    environment, winner, problems = one.environment, one.winner, one.problems
     return [row(p, environment=environment, solution=winner) for p in problems(count)]
 
 
 @pytest.mark.parametrize("name", READ_BACK)
 def test_what_is_written_is_read_back(name: str) -> None:
-    environment, _, target, _ = WRITTEN[name]
+    environment, target = INPUTS[name].environment, INPUTS[name].target
     made = rows_of(name, 600)
     text, report = written(name, made, target, environments=(environment,))
     assert report.to_dict() == {"written": len(made), "omitted": {}}
@@ -272,7 +244,7 @@ def test_every_writer_has_an_example_and_says_what_it_needs(name: str) -> None:
     assert writer.example
     assert writer.suffix.startswith(".")
     assert "/" in writer.media_type
-    assert (writer.targets == ()) == (WRITTEN[name][2] is None)
+    assert (writer.targets == ()) == (INPUTS[name].target is None)
     assert set(writer.key_formats) <= set(READERS)
 
 
@@ -287,7 +259,7 @@ def test_it_streams_and_asks_for_one_row_at_a_time(name: str) -> None:
             yield row(from_linear(taken, 64, 32, "bf16"))
 
     report = ExportReport()
-    options = ExportOptions(H200.device_class, WRITTEN[name][2], environments=(H200,))
+    options = ExportOptions(H200.device_class, INPUTS[name].target, environments=(H200,))
     pieces = WRITERS[name].write(endless(), options, report)
     assert taken == 0
     for _ in range(5):
@@ -298,7 +270,7 @@ def test_it_streams_and_asks_for_one_row_at_a_time(name: str) -> None:
 
 @pytest.mark.parametrize("name", READ_BACK)
 def test_no_rows_make_a_whole_file(name: str) -> None:
-    environment, _, target, _ = WRITTEN[name]
+    environment, target = INPUTS[name].environment, INPUTS[name].target
     text, report = written(name, [], target, device=environment.device_class, environments=(environment,))
     assert report.to_dict() == {"written": 0, "omitted": {}}
     imported = read_stream(io.BytesIO(text.encode()), "export", name)

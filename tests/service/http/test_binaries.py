@@ -17,14 +17,15 @@ from backends.archs import GPU_TARGETS
 from backends.cache import BinaryCache
 from backends.environment import Environment
 from backends.errors import CompileError, CompilerMissing
-from backends.kernels import package
+from backends.packages import package
 from backends.problem import GemmProblem, from_linear
 from backends.solution import Solution
+from backends.toolchains.nvrtc import Nvrtc
 from db.engine import writing
 from db.values import put_problems, put_solutions
 from service.settings import Settings
-from tests.backends.kernels.packages import opened
-from tests.backends.kernels.test_package import DECODE, GEMV, LAYER, LOOP, triton
+from tests.backends.packages.opened import opened
+from tests.backends.packages.test_package import DECODE, GEMV, LAYER, LOOP, triton
 from tests.db.samples import BASELINE, screened, start, store_session
 from tests.service.http.filled import GPU
 from tests.service.http.serving import serving
@@ -249,7 +250,7 @@ def test_a_compiler_that_refuses(
         raise CompileError("NVRTC refuses unit.cu: error", next(logs))
 
     store(engine, GEMV)
-    monkeypatch.setattr(package, "compile_unit", refuses)
+    monkeypatch.setattr(Nvrtc, "compile", refuses)
     for log in ("short\n", "x" * 8000):
         fault = fault_of(client.get(address(GEMV)), 500)
         assert (fault["type"], fault["detail"]) == (

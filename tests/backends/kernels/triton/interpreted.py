@@ -20,14 +20,15 @@ import torch
 from triton import language
 from triton.runtime import interpreter
 
+from backends.archs import GPU_ARCHS
 from backends.cpu.device import HostBuffer
 from backends.dtypes import DTYPES, to_host
 from backends.environment import Environment
 from backends.errors import DeviceError
 from backends.kernels.triton import configuration
-from backends.kernels.triton.configuration import MAIN, REDUCE, Configuration
+from backends.kernels.triton.configuration import MAIN, REDUCE, TritonConfig
 from backends.kernels.triton.families import FAMILIES
-from backends.kernels.triton.product import POINTERS
+from backends.kernels.triton.oriented_gemm import POINTERS
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
 from backends.protocol import Launch
@@ -103,7 +104,7 @@ class Interpreted:
 
     partial_sums = 1
 
-    def __init__(self, one: Configuration, kernels: Any) -> None:
+    def __init__(self, one: TritonConfig, kernels: Any) -> None:
         self._one, self._kernels, self.workspace_bytes = one, kernels, one.partial_bytes
 
     def prepare(self) -> None:
@@ -123,7 +124,7 @@ class Interpreted:
         size = one.partial_bytes
         partial = _tensor(workspace, size, kind) if size else torch.zeros(1, dtype=kind)
         # As before sm_90: what waits for the launch before (DEPENDENT) is assembly, which nobody interprets.
-        requests, kernels = one.requests(80), self._kernels
+        requests, kernels = one.requests(GPU_ARCHS["sm_80"]), self._kernels
         assert not any(request.constants["DEPENDENT"] for request in requests.values())
 
         def launch() -> None:
@@ -167,7 +168,7 @@ def verify(problem: GemmProblem, solution: Solution, seeds: int, kernels: Any) -
     for case in applicable(
         cases(problem, seeds, 3), lambda case: family.illegal(case.problem, solution, ENVIRONMENT) is None
     ):
-        kernel = Interpreted(Configuration.of(case.problem, solution.parameters), kernels)
+        kernel = Interpreted(TritonConfig.of(case.problem, solution.parameters), kernels)
         try:
             finding = verifier.check(kernel, case, keep=False)
         except DeviceError as error:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from backends.kernels.triton.compiler import missing
 from backends.problem import GemmProblem, from_blas, from_bmm, from_linear, from_mm
 from backends.solution import Solution
+from backends.toolchains.triton import missing
 
 pytestmark = [pytest.mark.torch, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from backends.archs import GPU_ARCHS
 from backends.environment import Environment
-from backends.kernels.triton.configuration import CONSTANTS, MAIN, PARAMETERS, REDUCE, Configuration
+from backends.kernels.legality import capability
+from backends.kernels.triton.configuration import CONSTANTS, MAIN, PARAMETERS, REDUCE, TritonConfig
 from backends.kernels.triton.families import FAMILIES, MOST_CANDIDATES
-from backends.kernels.triton.legality import capability
 from backends.problem import GemmProblem, from_blas, from_bmm, from_linear
 from backends.solution import Solution
 from tuners.inputs import ragged
@@ -186,7 +187,7 @@ def test_a_large_product_starts_with_large_tiles_and_a_small_one_with_many_progr
     assert {first["block_m"], first["block_n"]} == {128, 256}
     assert list(FAMILIES["triton-split-k"].solutions(square, H200)) == []
     decode = from_linear(16, 4096, 4096, "bf16")
-    one = Configuration.of(decode, next(iter(FAMILIES["triton-split-k"].solutions(decode, H200))).parameters)
+    one = TritonConfig.of(decode, next(iter(FAMILIES["triton-split-k"].solutions(decode, H200))).parameters)
     assert min(one.block_m, one.block_n) == 16
     assert one.tiles * one.slices >= H200.units // 2
 
@@ -198,30 +199,34 @@ def test_promoted_sums_are_held_twice() -> None:
     sums = []
     for problem, every in ((strict, 128), (fast, None)):
         first = next(iter(FAMILIES["triton-gemm"].solutions(problem, H200)))
-        one = Configuration.of(problem, first.parameters)
+        one = TritonConfig.of(problem, first.parameters)
         sums.append(one.block_m * one.block_n // (32 * one.warps))
-        constants = configuration(problem, block_k=256).requests(90)[MAIN].constants
+        constants = configuration(problem, block_k=256).requests(GPU_ARCHS["sm_90"])[MAIN].constants
         assert constants["IMPRECISE"] == every
     assert sums == [64, 128]
-    assert configuration(strict).requests(90)[MAIN].constants["IMPRECISE"] == 64
-    assert configuration(LINEAR).requests(90)[MAIN].constants["IMPRECISE"] is None
+    assert configuration(strict).requests(GPU_ARCHS["sm_90"])[MAIN].constants["IMPRECISE"] == 64
+    assert configuration(LINEAR).requests(GPU_ARCHS["sm_90"])[MAIN].constants["IMPRECISE"] is None
 
 
 # ---- what is derived -----------------------------------------------------------------------------
 
 
-def configuration(problem: GemmProblem, **changed: Any) -> Configuration:
-    return Configuration.of(problem, {**TILE, **changed})
+def configuration(problem: GemmProblem, **changed: Any) -> TritonConfig:
+    return TritonConfig.of(problem, {**TILE, **changed})
 
 
 def test_what_the_problem_guarantees_and_nothing_more() -> None:
-    known = configuration(LINEAR).requests(90)[MAIN].divisibility
+    known = configuration(LINEAR).requests(GPU_ARCHS["sm_90"])[MAIN].divisibility
     # k = 700 and n = 500 are multiples of 4 alone; addresses of 16 bytes.
     assert (known["lda"], known["ldb"], known["ldd"], known["K"], known["N"]) == (4, 4, 4, 4, 4)
     assert {known[name] for name in ("a", "b", "d", "partial", "stride_a")} == {16}
     assert "slice_steps" not in known
     assert "bias" not in known
-    odd = configuration(from_linear(3, 5, 7, "bf16", alignment=2)).requests(90)[MAIN].divisibility
+    odd = (
+        configuration(from_linear(3, 5, 7, "bf16", alignment=2))
+        .requests(GPU_ARCHS["sm_90"])[MAIN]
+        .divisibility
+    )
     assert (odd["a"], odd["b"], odd["d"]) == (2, 2, 2)
     assert not {"lda", "ldb", "ldd", "M", "N", "K"} & set(odd)
 
@@ -229,20 +234,24 @@ def test_what_the_problem_guarantees_and_nothing_more() -> None:
 def test_masks_are_left_out_where_sizes_divide() -> None:
     flags = ("EVEN_M", "EVEN_N", "EVEN_K")
     made = configuration(from_linear(128, 100, 192, "bf16"))
-    assert [made.requests(90)[MAIN].constants[name] for name in flags] == [True, False, True]
+    assert [made.requests(GPU_ARCHS["sm_90"])[MAIN].constants[name] for name in flags] == [True, False, True]
     swapped = configuration(from_linear(128, 100, 192, "bf16"), swap=True)
-    assert [swapped.requests(90)[MAIN].constants[name] for name in flags] == [False, True, True]
+    assert [swapped.requests(GPU_ARCHS["sm_90"])[MAIN].constants[name] for name in flags] == [
+        False,
+        True,
+        True,
+    ]
 
 
 def test_wide_offsets_where_an_operand_passes_two_to_the_31_elements() -> None:
     near = from_linear(2**14, 2**14, 2**16, "bf16")
-    assert configuration(near).requests(90)[MAIN].constants["WIDE"] is False
+    assert configuration(near).requests(GPU_ARCHS["sm_90"])[MAIN].constants["WIDE"] is False
     far = from_linear(2**15, 2**14, 2**16, "bf16")
-    request = configuration(far, split_k=2).requests(90)[REDUCE]
+    request = configuration(far, split_k=2).requests(GPU_ARCHS["sm_90"])[REDUCE]
     assert request.constants["WIDE"] is True
     assert dict(request.signature)["ldd"] == "i64"
     padded = from_blas(64, 64, 64, "bf16", lda=2**40)
-    assert configuration(padded).requests(90)[MAIN].constants["WIDE"] is True
+    assert configuration(padded).requests(GPU_ARCHS["sm_90"])[MAIN].constants["WIDE"] is True
 
 
 def test_slices_cover_k_and_the_workspace_holds_their_sums() -> None:
@@ -277,9 +286,9 @@ def test_both_readings_of_a_product() -> None:
         (True, False),
         (False, True),
     ]
-    types = [dict(c.requests(90)[MAIN].signature) for c in (plain, swapped)]
+    types = [dict(c.requests(GPU_ARCHS["sm_90"])[MAIN].signature) for c in (plain, swapped)]
     assert [t["a"] for t in types] == ["*fp8e5", "*fp8e4nv"]
-    constants = [c.requests(90)[MAIN].constants for c in (plain, swapped)]
+    constants = [c.requests(GPU_ARCHS["sm_90"])[MAIN].constants for c in (plain, swapped)]
     assert [(c["SCALE_A"], c["SCALE_B"], c["BIAS"]) for c in constants] == [
         ("none", "outer", "n"), ("outer", "none", "m"),
     ]  # fmt: skip
@@ -287,7 +296,7 @@ def test_both_readings_of_a_product() -> None:
 
 def test_every_parameter_has_a_value_and_every_constant_too() -> None:
     one = configuration(LINEAR, split_k=2)
-    found = one.requests(90)
+    found = one.requests(GPU_ARCHS["sm_90"])
     for entry, kernel in ((MAIN, "gemm"), (REDUCE, "reduce")):
         assert [name for name, _ in found[entry].signature] == list(PARAMETERS[kernel])
         assert tuple(found[entry].constants) == CONSTANTS[kernel]

@@ -17,7 +17,7 @@ from backends.cuda.backend import CudaBackend
 from backends.environment import Environment
 from backends.kernels.triton import nvidia_prior
 from backends.kernels.triton.families import FAMILIES, MOST_CANDIDATES
-from backends.kernels.triton.product import Product
+from backends.kernels.triton.oriented_gemm import TritonOrientedGemm
 from backends.problem import GemmProblem, from_blas, from_bmm, from_linear
 from backends.protocol import NotedFamily
 from tests.backends.kernels.triton.test_legality import A100, H200
@@ -121,7 +121,7 @@ def test_both_readings_are_asked_in_their_own_layouts(
         {**common, "m": 72, "n": 40, "layout": f"{trans_a}{trans_b}_COL_MAJOR"},
     ]
     # The same in the kernels' words: A is contiguous along k if it is row-major as it is.
-    row, column = (Product(problem, swapped) for swapped in (False, True))
+    row, column = (TritonOrientedGemm(problem, swapped) for swapped in (False, True))
     assert (row.a_along_k, row.b_along_k) == (trans_b == "N", trans_a == "T")
     assert (column.a_along_k, column.b_along_k) == (trans_a == "T", trans_b == "N")
 
@@ -158,8 +158,8 @@ def test_another_gpu_is_another_question(script: Script, tmp_path: Path) -> None
 def test_types_are_in_the_librarys_letters(
     problem: GemmProblem, plain: str | None, swapped: str | None
 ) -> None:
-    assert nvidia_prior.precision(Product(problem)) == plain
-    assert nvidia_prior.precision(Product(problem, True)) == swapped
+    assert nvidia_prior.precision(TritonOrientedGemm(problem)) == plain
+    assert nvidia_prior.precision(TritonOrientedGemm(problem, True)) == swapped
 
 
 def test_families_and_notes_share_one_question(script: Script, tmp_path: Path) -> None:

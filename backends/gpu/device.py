@@ -1,0 +1,65 @@
+"""A GPU as a Device: candidates loaded by their families, launches timed eagerly or as graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from backends.cache import BinaryCache
+from backends.environment import Environment
+from backends.errors import LaunchError
+from backends.gpu.bandwidth import measure_bandwidths
+from backends.gpu.context import GpuContext, Telemetry
+from backends.gpu.device_reference import GpuReference
+from backends.gpu.driver import Driver
+from backends.gpu.series import EagerSeries, GraphSeries
+from backends.problem import GemmProblem
+from backends.protocol import Bandwidths, Family, Kernel, Launch, Series
+from backends.solution import Solution
+from backends.toolchains.toolchain import CompileUnit, Toolchain
+
+
+class GpuDevice(GpuContext):
+    """One GPU and the families that run on it."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        environment: Environment,
+        telemetry: Telemetry,
+        toolchain: Toolchain[CompileUnit],
+        cache: BinaryCache,
+        families: Mapping[str, Family],
+    ) -> None:
+        super().__init__(driver, environment, telemetry, toolchain, cache)
+        self.families = families
+
+    @property
+    def sample_seconds(self) -> tuple[float, float]:
+        """A sample's fixed cost is some 2.5 us (a graph's launch between two events), the same for all."""
+        return 5e-5, 1e-3
+
+    @cached_property
+    def judge(self) -> GpuReference:
+        """Inputs, references and comparisons by kernels of our own."""
+        return GpuReference(self)
+
+    def load(self, problem: GemmProblem, solution: Solution, binary: Path | None) -> Kernel:
+        family = self.families.get(solution.family)
+        if family is None:
+            raise LaunchError(f"family {solution.family!r} is unknown; known: {', '.join(self.families)}")
+        return family.load(problem, solution, binary, self)
+
+    def series(
+        self, kernel: Kernel, launches: Sequence[Launch], mode: str, warm: Launch | None = None
+    ) -> Series:
+        kind = GraphSeries if mode == "graph" else EagerSeries
+        return kind(self, kernel, launches, warm)
+
+    def bandwidths(self) -> Bandwidths:
+        return measure_bandwidths(self, self.judge)
+
+    def condition(self) -> Mapping[str, Any]:
+        return self.telemetry.condition()

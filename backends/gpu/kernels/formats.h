@@ -1,0 +1,109 @@
+// Number formats of GEMM operands in our own bit arithmetic: no vendor header, no vendor rounding.
+#pragma once
+
+#include "words.h"
+
+namespace gemmtune {
+
+// backends/gpu/device_reference.py:CODES
+enum Format { FP64 = 0, FP32 = 1, FP16 = 2, BF16 = 3, E4M3 = 4, E5M2 = 5, INT8 = 6, INT32 = 7 };
+
+// 2**power as a float, for -126 <= power <= 127.
+GEMMTUNE_DEVICE float power_of_two(int power) { return as_float(unsigned(power + 127) << 23); }
+
+// A float of EXPONENT and MANTISSA bits, IEEE's infinities and NaNs or (e4m3fn) one NaN of all ones only.
+template <int EXPONENT, int MANTISSA, bool INFINITE>
+GEMMTUNE_DEVICE float widen_bits(unsigned bits) {
+    const int bias = (1 << (EXPONENT - 1)) - 1;
+    const unsigned exponents = (1u << EXPONENT) - 1, mantissas = (1u << MANTISSA) - 1;
+    unsigned sign = (bits >> (EXPONENT + MANTISSA)) << 31;
+    unsigned exponent = (bits >> MANTISSA) & exponents, mantissa = bits & mantissas;
+    if (exponent == 0) {  // subnormal: a product of floats, exact
+        float value = float(int(mantissa)) * power_of_two(1 - bias - MANTISSA);
+        return as_float(sign | as_unsigned(value));
+    }
+    if (exponent == exponents && (INFINITE || mantissa == mantissas))
+        return as_float(sign | 0x7f800000u | (INFINITE ? mantissa << (23 - MANTISSA) : 0x400000u));
+    return as_float(sign | (exponent - bias + 127) << 23 | mantissa << (23 - MANTISSA));
+}
+
+// The inverse, to nearest even once; what is too large becomes infinity, or NaN where there is none.
+template <int EXPONENT, int MANTISSA, bool INFINITE>
+GEMMTUNE_DEVICE unsigned narrow_bits(float value) {
+    const int bias = (1 << (EXPONENT - 1)) - 1, all = EXPONENT + MANTISSA;
+    const unsigned top = INFINITE ? ((1u << EXPONENT) - 1) << MANTISSA : (1u << all) - 1;
+    unsigned bits = as_unsigned(value), sign = (bits >> 31) << all, size = bits & 0x7fffffffu;
+    if (size > 0x7f800000u) return sign | (INFINITE ? top | 1u << (MANTISSA - 1) : top);
+    if (size == 0x7f800000u) return sign | top;
+    int exponent = int(size >> 23) - 127 + bias, shift = 23 - MANTISSA;
+    unsigned significand;
+    if (exponent >= 1) {
+        significand = unsigned(exponent) << 23 | (size & 0x7fffffu);
+    } else {  // subnormal here; the float's own subnormals are below half of the least
+        shift += 1 - exponent;
+        if (shift > 25) return sign;
+        significand = (size & 0x7fffffu) | 0x800000u;
+    }
+    significand += (1u << (shift - 1)) - 1 + (significand >> shift & 1);
+    unsigned rounded = significand >> shift;  // a carry moves into the exponent, as it should
+    return sign | (rounded < top ? rounded : top);
+}
+
+GEMMTUNE_DEVICE unsigned narrow_bf16(float value) {
+    unsigned bits = as_unsigned(value);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return bits >> 16 | 0x40u;
+    return (bits + 0x7fffu + (bits >> 16 & 1)) >> 16;
+}
+
+template <int FORMAT>
+GEMMTUNE_DEVICE double load(const void* base, i64 index) {
+    switch (FORMAT) {
+        case FP64: return static_cast<const double*>(base)[index];
+        case FP32: return static_cast<const float*>(base)[index];
+        case FP16: return widen_bits<5, 10, true>(static_cast<const unsigned short*>(base)[index]);
+        case BF16: return as_float(unsigned(static_cast<const unsigned short*>(base)[index]) << 16);
+        case E4M3: return widen_bits<4, 3, false>(static_cast<const unsigned char*>(base)[index]);
+        case E5M2: return widen_bits<5, 2, true>(static_cast<const unsigned char*>(base)[index]);
+        case INT8: return static_cast<const signed char*>(base)[index];
+        default: return static_cast<const int*>(base)[index];
+    }
+}
+
+GEMMTUNE_DEVICE double load(int format, const void* base, i64 index) {
+    switch (format) {
+        case FP64: return load<FP64>(base, index);
+        case FP32: return load<FP32>(base, index);
+        case FP16: return load<FP16>(base, index);
+        case BF16: return load<BF16>(base, index);
+        case E4M3: return load<E4M3>(base, index);
+        case E5M2: return load<E5M2>(base, index);
+        case INT8: return load<INT8>(base, index);
+        default: return load<INT32>(base, index);
+    }
+}
+
+// Integers are given whole and in range.
+GEMMTUNE_DEVICE void store(int format, void* base, i64 index, float value) {
+    switch (format) {
+        case FP64: static_cast<double*>(base)[index] = value; break;
+        case FP32: static_cast<float*>(base)[index] = value; break;
+        case FP16: static_cast<unsigned short*>(base)[index] = narrow_bits<5, 10, true>(value); break;
+        case BF16: static_cast<unsigned short*>(base)[index] = narrow_bf16(value); break;
+        case E4M3: static_cast<unsigned char*>(base)[index] = narrow_bits<4, 3, false>(value); break;
+        case E5M2: static_cast<unsigned char*>(base)[index] = narrow_bits<5, 2, true>(value); break;
+        case INT8: static_cast<signed char*>(base)[index] = int(value); break;
+        default: static_cast<int*>(base)[index] = int(value); break;
+    }
+}
+
+GEMMTUNE_DEVICE void store_bytes(int format, void* base, i64 index, unsigned value) {
+    u64 word = value * 0x0101010101010101ull;
+    switch (format) {
+        case FP64: static_cast<u64*>(base)[index] = word; break;
+        case FP32: case INT32: static_cast<unsigned*>(base)[index] = unsigned(word); break;
+        case FP16: case BF16: static_cast<unsigned short*>(base)[index] = word; break;
+        default: static_cast<unsigned char*>(base)[index] = word; break;
+    }
+}
+
+}  // namespace gemmtune

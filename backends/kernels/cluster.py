@@ -1,0 +1,54 @@
+"""Thread-block clusters: their launch, the threads that registers are allocated for, and how many fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from backends.environment import Environment
+from backends.kernels.family import KernelConfig
+
+#: Blocks of a cluster that every device has room for.
+MOST_BLOCKS_OF_CLUSTER = 8
+
+
+#: Warps are dealt out to four schedulers, each with a quarter of the registers.
+_SCHEDULED = 128
+
+
+#: Multiprocessors of a part of the device that a cluster lies within, and those that larger ones have of it.
+_PART, _PART_FOR_CLUSTERS = 18, 16
+
+
+@dataclass(frozen=True)
+class ClusterConfig(KernelConfig):
+    """A configuration whose blocks are clusters, `tiles` along x by `slices` along y."""
+
+    tiles: int = 1
+    slices: int = 1
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        p = self.product
+        return self.blocks, self.slices * p.batch_groups, p.batch_blocks
+
+    @property
+    def cluster(self) -> tuple[int, int, int] | None:
+        return None if self.tiles * self.slices == 1 else (self.tiles, self.slices, 1)
+
+    @property
+    def qualifiers(self) -> str:
+        if self.cluster is None:
+            return ""
+        return f", GEMMTUNE_CLUSTER({self.tiles}, {self.slices})"
+
+
+def scheduled_threads(threads: int) -> int:
+    """Threads that a block's registers are dealt out to: as many for each scheduler."""
+    return -(-threads // _SCHEDULED) * _SCHEDULED
+
+
+def units_of_clusters(environment: Environment, cluster: int) -> int:
+    """Multiprocessors that clusters of so many blocks have room on: each lies within a part of the device,
+    and large ones leave some of it out."""
+    units, of_part = max(1, environment.units), _PART_FOR_CLUSTERS // cluster * cluster
+    return units if cluster <= 2 else max(cluster, units // _PART * of_part)

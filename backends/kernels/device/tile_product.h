@@ -1,0 +1,243 @@
+// The product of one tile of D over a range of k, by tensor cores (mma.sync, sm_80 on): a block's BM x BN, a
+// warp's WM x WN of it. Tiles of A and B, BK deep, come through STAGES buffers in shared memory, filled by
+// copies that no thread waits for until their turn (operand_tile.h: how they lie there, and how operands
+// that start anywhere are read). A warp's fragments are held twice: the next step's are on their way from
+// shared memory while this one's are multiplied, across tiles too.
+//
+// Buffers: while tile t is multiplied, tiles t + 1 ... t + STAGES - 1 are on their way; the last of them
+// replaces tile t - 1, which every warp is done with since the barrier in the last step of that tile. Before
+// that barrier each thread waits for its own copies of the next tile; after it, all of the tile is there.
+//
+// Warps without an element of D only copy: a last tile of one row costs little more than its loads.
+//
+// Which tiles a block computes, over which part of k, and what becomes of its sums is a family's: tile_mma.h
+// (a tile a block, k cut into slices), stream_k.h (as many blocks as run at once).
+#pragma once
+
+#include "device/epilogue.h"
+#include "device/operand_tile.h"
+#include "device/tile_order.h"
+
+namespace gemmtune {
+
+template <typename TYPES, bool A_ALONG_K, bool B_ALONG_K, int START_A, int START_B, int BM, int BN, int BK,
+          int WM, int WN, int STAGES>
+struct TileProduct {
+    using T = typename TYPES::Input;
+    static constexpr int kWarpsM = BM / WM, kWarps = kWarpsM * (BN / WN);
+    static constexpr int kThreads = 32 * kWarps;
+    static constexpr bool kDeep = START_A == kAnywhere || START_B == kAnywhere;
+    using TileA = OperandTile<T, false, A_ALONG_K, START_A, kDeep, BM, BK, kThreads>;
+    using TileB = OperandTile<T, true, B_ALONG_K, START_B, kDeep, BN, BK, kThreads>;
+    static constexpr int kStage = TileA::kBytes + TileB::kBytes;
+    static constexpr int kColumns = 16, kPitch = WM + 4;   // of a warp's sums on their way to D
+    static constexpr int kPatch = kColumns * kPitch * 4;
+    static constexpr int kPipeline = STAGES * kStage, kPatches = kWarps * kPatch;
+    static constexpr int kSharedBytes = kPipeline > kPatches ? kPipeline : kPatches;
+    static constexpr int kAhead = STAGES - 1;  // tiles that are on their way while one is multiplied
+    static constexpr int kSteps = BK / TileA::kStep;  // an instruction's depth each
+    static constexpr int kTilesM = WM / 16, kTilesN = WN / 16;
+    static_assert(BM % WM == 0 && BN % WN == 0 && WM % 16 == 0 && WN % 16 == 0, "whole warps");
+    static_assert(kWarp == 32 && STAGES >= 2 && kSteps % 2 == 0, "two sets of fragments take turns");
+
+    // A warp's sums, as its instructions have them (mma.h: d): of 16 rows by 8 columns each, two of which
+    // are kColumns wide.
+    using SumsOfColumns = float[kTilesM][2][4];
+    using Sums = SumsOfColumns[kTilesN];
+
+    // A warp's part of the tile at (i, j).
+    struct Part {
+        i64 i, j;
+        int row, column;  // within the tile
+        bool idle;        // nothing of it is in D
+
+        GEMMTUNE_DEVICE Part(const GemmArgs& args, i64 tile_i, i64 tile_j) {
+            const int warp = warp_index();
+            row = warp % kWarpsM * WM, column = warp / kWarpsM * WN;
+            i = tile_i + row, j = tile_j + column;
+            idle = i >= args.m || j >= args.n;
+        }
+    };
+
+    // Adds a warp's products of the tiles [begin, end) along k to its sums. All of the block takes part; at
+    // the end nobody reads the tiles in shared memory any more.
+    static GEMMTUNE_DEVICE void multiply(const GemmArgs& args, i64 batch, const Part& part, int begin,
+                                         int end, char* shared, Sums& sum) {
+        const i64 p = static_cast<i64>(begin) * BK;
+        TileA a(args.a, batch * args.stride_a, args.lda, part.i - part.row, args.m, p, args.k);
+        TileB b(args.b, batch * args.stride_b, args.ldb, part.j - part.column, args.n, p, args.k);
+        // (A program each: branches around every step would keep copies from standing among multiplications.)
+        if (part.idle) multiply_tiles(args, a, b, shared, end - begin, part, true, sum);
+        else multiply_tiles(args, a, b, shared, end - begin, part, false, sum);
+        block_barrier();
+    }
+
+    // Sums on their way to D go through shared memory, a warp's own part of it: neighbouring lanes hold
+    // neighbours of a row, and D is written along its columns. Those of kColumns of the warp's columns, c of
+    // them before; write(first column, patch) has them as patch[column * kPitch + row].
+    template <typename WRITE>
+    static GEMMTUNE_DEVICE void transpose(const SumsOfColumns& sum, const Part& part, int c, char* shared,
+                                          const WRITE& write) {
+        float* const patch = lay_out(sum, shared);
+        write(part.j + c * kColumns, patch);
+    }
+
+    // The same of all of a warp's columns. write() stands in the program once, not as often as columns do:
+    // most blocks come by there once, and wait for what they have not been through before.
+    template <typename WRITE>
+    static GEMMTUNE_DEVICE void transpose_all(const Sums& sum, const Part& part, char* shared,
+                                              const WRITE& write) {
+        GEMMTUNE_ROLL
+        for (int c = 0; c < kTilesN; ++c) {
+            float* patch = nullptr;
+            if (c > 0) warp_barrier();  // the columns before these are read
+            GEMMTUNE_UNROLL
+            for (int here = 0; here < kTilesN; ++here)
+                if (here == c) patch = lay_out(sum[here], shared);
+            write(part.j + c * kColumns, patch);
+        }
+    }
+
+    // Stores a warp's columns of D from column j on, as transpose() left them, past the epilogue.
+    static GEMMTUNE_DEVICE void finish(const GemmArgs& args, i64 batch, const Part& part, i64 j,
+                                       const float* patch) {
+        if (args.beta == 0.0f && !args.bias && args.activation == kNone) {
+            using D = typename TYPES::D;
+            D* const to = static_cast<D*>(args.d) + batch * args.stride_d + j * args.d_column + part.i;
+            const float alpha = args.alpha;
+            store(args, part, j, patch, to, args.d_column, [=](float x) { return narrow<D>(alpha * x); });
+        } else {
+            const Finish<TYPES, 1> here(args, batch, part.i, j);
+            const int rows = rows_of(args, part), columns = columns_of(args, j);
+            for (int column = 0; column < columns; ++column)
+                for (int row = lane_index(); row < rows; row += 32)
+                    here.store(row, column, patch[column * kPitch + row]);
+        }
+    }
+
+    // Stores what make() makes of the sums of kColumns columns from j on, those that are in D: the first of
+    // them to `to`, columns `apart` from each other. Neighbouring lanes have neighbouring rows.
+    template <typename TO, typename MAKE>
+    static GEMMTUNE_DEVICE void store(const GemmArgs& args, const Part& part, i64 j, const float* patch,
+                                      TO* to, i64 apart, const MAKE& make) {
+        const int lane = lane_index(), rows = rows_of(args, part) - lane, columns = columns_of(args, j);
+        to += lane, patch += lane;
+        for (int column = 0; column < columns; ++column) {
+            GEMMTUNE_UNROLL
+            for (int row = 0; row < WM; row += 32) {
+                // (A comparison for the store alone, where what is read beyond D's rows is the patch's.)
+                if (row + 32 > WM && row >= rows) continue;
+                const TO made = make(patch[row]);
+                if (row < rows) to[row] = made;
+            }
+            to += apart, patch += kPitch;
+        }
+    }
+
+private:
+    // How many rows of D a warp has, and how many of kColumns columns from j on.
+    static GEMMTUNE_DEVICE int rows_of(const GemmArgs& args, const Part& part) {
+        return static_cast<int>(args.m - part.i < WM ? args.m - part.i : WM);
+    }
+    static GEMMTUNE_DEVICE int columns_of(const GemmArgs& args, i64 j) {
+        return static_cast<int>(args.n - j < kColumns ? args.n - j : kColumns);
+    }
+
+    static GEMMTUNE_DEVICE float* lay_out(const SumsOfColumns& sum, char* shared) {
+        // (Pitch: a lane's column is 2 member, 2 pitches = 8 banks on.)
+        static_assert(2 * kPitch % 32 == 8 || 2 * kPitch % 32 == 24, "members' columns lie in other banks");
+        float* const patch = reinterpret_cast<float*>(shared + warp_index() * kPatch);
+        const int lane = lane_index(), group = lane / 4, member = lane % 4;
+        GEMMTUNE_UNROLL
+        for (int at = 0; at < kTilesM * 8; ++at) {
+            const int tile = at / 8, n = at / 4 % 2, e = at % 4;
+            patch[(n * 8 + member * 2 + e % 2) * kPitch + tile * 16 + e / 2 * 8 + group] = sum[tile][n][e];
+        }
+        warp_barrier();
+        return patch;
+    }
+
+    struct Fragments {
+        unsigned a[kTilesM][4], b[kTilesN][4];
+    };
+
+    static GEMMTUNE_DEVICE void multiply_tiles(const GemmArgs& args, TileA& a, TileB& b, char* shared,
+                                               int tiles, const Part& part, bool idle, Sums& sum) {
+        int copied = 0;
+        char *to = shared, *from = shared;
+        const auto next = [&](char*& stage) {
+            stage += kStage;
+            if (stage == shared + kPipeline) stage = shared;
+        };
+        const auto copy = [&] {
+            const bool more = copied < tiles, whole = a.whole() && b.whole();
+            if (more && !whole) {
+                if (a.deep() && b.deep()) {
+                    a.copy_lines(to), b.copy_lines(to + TileA::kBytes);
+                } else {
+                    a.copy_some(to, static_cast<const char*>(args.a) + args.a_bytes);
+                    b.copy_some(to + TileA::kBytes, static_cast<const char*>(args.b) + args.b_bytes);
+                }
+            }
+            if (more && whole) a.copy_whole(to), b.copy_whole(to + TileA::kBytes);
+            commit_copies();  // an empty group too: they are counted
+            a.advance(), b.advance(), ++copied, next(to);
+        };
+        const auto arrived = [&] {
+            wait_copies<kAhead - 1>();
+            meet<kThreads>();  // idle warps come from another place in the program
+        };
+        if constexpr (kDeep) {  // copies are long programs, to be fetched as often as they stand here
+            GEMMTUNE_ROLL
+            for (int stage = 0; stage < kAhead; ++stage) copy();
+        } else {
+            GEMMTUNE_UNROLL
+            for (int stage = 0; stage < kAhead; ++stage) copy();
+        }
+        arrived();
+        Fragments fragments[2];
+        const auto read = [&](int step) {
+            a.read(from, part.row, step, fragments[step % 2].a);
+            b.read(from + TileA::kBytes, part.column, step, fragments[step % 2].b);
+        };
+        if (!idle) read(0);
+        for (int tile = 0; tile < tiles; ++tile) {
+            if (idle) {
+                copy(), arrived(), next(from);
+                continue;
+            }
+            GEMMTUNE_UNROLL
+            for (int step = 0; step < kSteps; ++step) {
+                if (step == 0) copy();
+                if (step == kSteps - 1) arrived(), next(from);
+                read((step + 1) % kSteps);  // after the last tile of one that is not there, and not used
+                multiply(fragments[step % 2], sum);
+            }
+        }
+        wait_copies<0>();
+    }
+
+    static GEMMTUNE_DEVICE void multiply(Fragments& fragments, Sums& sum) {
+        if constexpr (sizeof(T) == 4) {  // here, where they have arrived
+            GEMMTUNE_UNROLL
+            for (int i = 0; i < 4 * kTilesM; ++i)
+                fragments.a[i / 4][i % 4] = to_tf32(fragments.a[i / 4][i % 4]);
+            GEMMTUNE_UNROLL
+            for (int i = 0; i < 4 * kTilesN; ++i)
+                fragments.b[i / 4][i % 4] = to_tf32(fragments.b[i / 4][i % 4]);
+        }
+        GEMMTUNE_UNROLL
+        for (int i = 0; i < kTilesM; ++i) {
+            GEMMTUNE_UNROLL
+            for (int n = 0; n < 2 * kTilesN; ++n) {
+                const int j = i % 2 ? 2 * kTilesN - 1 - n : n;  // there and back: an operand is used again
+                float(&to)[4] = sum[j / 2][i][j % 2];
+                const unsigned of_b[2] = {fragments.b[j / 2][j % 2 * 2], fragments.b[j / 2][j % 2 * 2 + 1]};
+                if constexpr (sizeof(T) == 4) mma_16x8x8_tf32(to, fragments.a[i], of_b);
+                else mma_16x8x16<T>(to, fragments.a[i], of_b);
+            }
+        }
+    }
+};
+
+}  // namespace gemmtune

@@ -1,0 +1,295 @@
+// hopper.h on the host's fibers (host_machine.h). A copy comes as late as it may: when nobody can go on
+// before it has come; until then what it overwrites is NaN, in every block that it goes to. So do products:
+// their operands are read when a wait for them ends, and that ends when nobody else can go on. In reverse
+// all is done at once. What a GPU would answer with a fault, with garbage or by hanging ends the launch
+// with words.
+#pragma once
+
+#include "device/types.h"
+
+namespace gemmtune {
+namespace host {
+
+// What a TensorMap's bytes are here (tests/backends/kernels/emulator/host.py: host_map()).
+struct HostMap {
+    u64 base;
+    i64 sizes[3];    // elements, lines, products
+    i64 strides[2];  // bytes from line to line, from product to product
+    int box[3], element_bytes;
+};
+static_assert(sizeof(HostMap) <= sizeof(TensorMap), "a map has 128 bytes");
+
+constexpr unsigned kMostArrivals = 0x7ffe;  // memory that nobody has written has more
+constexpr int kMostBytes = (1 << 20) - 1;   // PTX ISA, "mbarrier": tx-count
+
+}  // namespace host
+
+// A phase ends when nobody is to arrive any more and as many bytes have come as were expected; bytes that
+// come first are owed.
+struct alignas(8) Barrier {
+    int bytes;
+    unsigned phase : 1, arrivals : 15, pending : 16;
+};
+static_assert(sizeof(Barrier) == 8, "as on a GPU");
+
+namespace host {
+
+// Whether that ended the phase. (In words and not by fail(): copies come when no thread runs.)
+inline bool settled(Barrier& barrier) {
+    if (barrier.pending != 0 || barrier.bytes > 0) return false;
+    if (barrier.bytes < 0 && !machine.fault) machine.fault = "more bytes come to a barrier than it expects";
+    barrier.phase ^= 1, barrier.pending = barrier.arrivals, barrier.bytes = 0;
+    return true;
+}
+inline void fail_if_any() {
+    if (machine.fault) fail(machine.fault);
+}
+inline bool is_started(const Barrier& barrier) {
+    return barrier.arrivals > 0 && barrier.arrivals <= kMostArrivals && barrier.pending <= barrier.arrivals;
+}
+inline void arrive_once(Barrier& barrier) {
+    if (!is_started(barrier)) fail("a thread arrives at a barrier that nobody has started");
+    if (barrier.pending == 0) fail("more threads arrive at a barrier than its phase has");
+    --barrier.pending;
+    settled(barrier);
+    fail_if_any();
+}
+
+// So many bytes of this block's shared memory, by their place in it.
+inline size_t within(const void* p, size_t bytes, size_t aligned) {
+    const size_t offset = static_cast<size_t>(static_cast<const char*>(p) - block().shared);
+    if (offset > machine.shared_bytes || bytes > machine.shared_bytes - offset)
+        fail("what should lie in shared memory lies elsewhere");
+    if (reinterpret_cast<u64>(p) % aligned) fail("a misaligned place in shared memory");
+    return offset;
+}
+inline Barrier& placed(Barrier* barrier) {
+    within(barrier, sizeof *barrier, sizeof *barrier);
+    return *barrier;
+}
+// The same place in a block of the cluster.
+inline bool has_ended(const Block& block) { return block.done == machine.threads; }
+template <typename T>
+inline T* peer(T* p, int rank) {
+    const size_t offset = within(p, sizeof *p, alignof(T));
+    if (rank < 0 || rank >= static_cast<int>(machine.blocks.size())) fail("a cluster has no such block");
+    const Block& there = machine.blocks[rank];
+    if (has_ended(there)) fail("the shared memory of a block that has ended");
+    return reinterpret_cast<T*>(there.shared + offset);
+}
+
+// 16 bytes as they lie in lines of 128 bytes: swizzled by their address.
+inline char* swizzled(u64 address) { return reinterpret_cast<char*>(address ^ (address >> 3 & 0x70)); }
+
+inline size_t box_bytes(const HostMap& map) {
+    return static_cast<size_t>(kMapLine) * map.box[1] * map.box[2];
+}
+// The elements of one line of a box, and zeros. Whether all that is read is of an operand.
+inline bool bring_line(const HostMap& map, i64 x, i64 y, i64 z, char (&line)[kMapLine]) {
+    memset(line, 0, kMapLine);
+    if (y < 0 || y >= map.sizes[1] || z < 0 || z >= map.sizes[2]) return true;
+    const i64 from = x < 0 ? 0 : x, end = x + map.box[0] < map.sizes[0] ? x + map.box[0] : map.sizes[0];
+    if (from >= end) return true;
+    const char* const row = reinterpret_cast<const char*>(map.base) + y * map.strides[0] + z * map.strides[1];
+    const char *const first = row + from * map.element_bytes, *const last = row + end * map.element_bytes;
+    bool of_one = false;
+    for (const auto& one : machine.operands) of_one |= one.begin <= first && last <= one.end;
+    if (of_one) memcpy(line + (from - x) * map.element_bytes, first, static_cast<size_t>(last - first));
+    return of_one;
+}
+// A box on its way to one block.
+struct Box {
+    HostMap map;
+    int at[3], rank;
+    char* to;
+    Barrier* barrier;
+};
+inline bool bring_box(const void* what) {
+    Box box;
+    memcpy(&box, what, sizeof box);
+    const HostMap& map = box.map;
+    Barrier* const barrier = box.barrier;
+    const int* const at = box.at;
+    const char* wrong = nullptr;
+    if (has_ended(machine.blocks[box.rank])) wrong = "a copy comes to the memory of a block that has ended";
+    else if (!is_started(*barrier)) wrong = "a copy comes to a barrier that nobody has started";
+    char line[kMapLine];
+    for (int l = 0; l < map.box[1] * map.box[2] && !wrong; ++l) {
+        if (!bring_line(map, at[0], at[1] + l % map.box[1], at[2] + l / map.box[1], line))
+            wrong = "a copy of a box that reads beyond its operand";
+        const u64 place = reinterpret_cast<u64>(box.to) + static_cast<u64>(l) * kMapLine;
+        for (int chunk = 0; chunk < kMapLine; chunk += 16) memcpy(swizzled(place + chunk), line + chunk, 16);
+    }
+    if (wrong) return machine.fault = wrong, true;
+    barrier->bytes -= static_cast<int>(box_bytes(map));
+    return settled(*barrier);
+}
+
+// As late as it may, or at once.
+inline void send(const Box& box) {
+    if (machine.reversed) {
+        bring_box(&box);
+        return fail_if_any();
+    }
+    Arrival arrival{bring_box, {}};
+    static_assert(sizeof box <= sizeof arrival.what, "what comes is short");
+    memcpy(arrival.what, &box, sizeof box);
+    machine.under_way.push_back(arrival);
+    memset(box.to, 0xff, box_bytes(box.map));  // whoever still reads what was there reads NaN
+}
+
+// Sums of this lane and what lies at two descriptors: 64 lines and N, 16 elements of each (wgmma.h).
+template <typename T>
+inline void read_line(u64 lines, int line, float (&out)[16]) {
+    for (int chunk = 0; chunk < 2; ++chunk) {
+        T elements[8];
+        memcpy(elements, swizzled(lines * 16 + static_cast<u64>(line * kMapLine + chunk * 16)), 16);
+        for (int e = 0; e < 8; ++e) out[chunk * 8 + e] = widen(elements[e]);
+    }
+}
+template <typename T, int N>
+inline void add_products(float* d, u64 a, u64 b) {
+    const int lane = lane_index(), row = warp_index() % 4 * 16 + lane / 4;
+    float rows[2][16], column[16];
+    read_line<T>(a, row, rows[0]);
+    read_line<T>(a, row + 8, rows[1]);
+    for (int at = 0; at < N / 4; ++at) {
+        read_line<T>(b, at / 2 * 8 + lane % 4 * 2 + at % 2, column);
+        for (int half = 0; half < 2; ++half) {
+            float sum = 0.0f;
+            for (int e = 0; e < 16; ++e) sum += rows[half][e] * column[e];
+            d[at / 2 * 4 + half * 2 + at % 2] += sum;
+        }
+    }
+}
+// The lines of a matrix lie in shared memory, where a descriptor may say they do.
+inline void check_matrix(u64 lines, int count) {
+    const u64 first = lines * 16;
+    if (first % 1024 >= kMapLine) fail("a matrix does not begin at a multiple of 1024 bytes");
+    within(reinterpret_cast<const char*>(first), static_cast<size_t>(count - 1) * kMapLine + 32, 16);
+}
+
+}  // namespace host
+
+inline void start_barrier(Barrier* barrier, int arrivals) {
+    if (arrivals <= 0 || arrivals > static_cast<int>(host::kMostArrivals))
+        host::fail("a barrier of no threads");
+    const unsigned all = static_cast<unsigned>(arrivals) & 0x7fff;
+    host::placed(barrier) = Barrier{0, 0, all, all};
+}
+inline void started_barriers() {}
+inline void expect_bytes(Barrier* barrier, int bytes) {
+    Barrier& mine = host::placed(barrier);
+    if (!host::is_started(mine)) host::fail("bytes are expected at a barrier that nobody has started");
+    mine.bytes += bytes;
+    if (bytes < 0 || mine.bytes > host::kMostBytes)
+        host::fail("more bytes are expected than a barrier counts");
+    host::arrive_once(mine);
+}
+inline void arrive(Barrier* barrier) { host::arrive_once(host::placed(barrier)); }
+inline void arrive_at(Barrier* barrier, int rank) { host::arrive_once(*host::peer(barrier, rank)); }
+inline void wait_phase(Barrier* barrier, unsigned parity) {
+    if (!host::is_started(host::placed(barrier)))
+        host::fail("a thread waits at a barrier that nobody has started");
+    if (barrier->phase != (parity & 1)) return;
+    host::machine.ended = [](const void* at, unsigned of) {
+        return static_cast<const Barrier*>(at)->phase != of;
+    };
+    host::Fiber& fiber = host::machine.fibers[host::machine.current];
+    fiber.barrier = barrier, fiber.parity = parity & 1;
+    host::wait(host::kAtPhase);
+}
+
+inline void fetch_map(const TensorMap* map) {
+    if (reinterpret_cast<u64>(map) % alignof(TensorMap)) host::fail("a map lies at a misaligned address");
+}
+inline void copy_box(char* to, const TensorMap* map, int x, int y, int z, Barrier* barrier, unsigned blocks) {
+    using namespace host;
+    HostMap found;
+    memcpy(&found, map, sizeof found);
+    fetch_map(map);
+    if (found.base % 16 || found.strides[0] % 16 || found.strides[1] % 16)
+        fail("a map of a tensor whose lines do not begin at multiples of 16 bytes");
+    for (const int size : found.box)
+        if (size < 1 || size > 256) fail("a map of boxes of no size that there is");
+    if (static_cast<i64>(x) * found.element_bytes % 16) fail("a copy of a box that begins between 16 bytes");
+    if (found.box[0] * found.element_bytes != kMapLine) fail("a map of boxes that are not 128 bytes wide");
+    placed(barrier);
+    within(to, box_bytes(found), kMapLine);
+    if (blocks == 0 || blocks >> machine.blocks.size()) fail("a copy to a block that the cluster has not");
+    for (size_t rank = 0; rank < machine.blocks.size(); ++rank) {
+        if (!(blocks >> rank & 1)) continue;
+        const int number = static_cast<int>(rank);
+        send({found, {x, y, z}, number, peer(to, number), peer(barrier, number)});
+    }
+}
+inline void copy_box(char* to, const TensorMap* map, int x, int y, int z, Barrier* barrier) {
+    copy_box(to, map, x, y, z, barrier, 1u << host::machine.block);
+}
+
+// A descriptor here: the address in 16 bytes.
+inline u64 shared_matrix(const char* lines) {
+    host::within(lines, kMapLine, 1024);
+    return reinterpret_cast<u64>(lines) / 16;
+}
+inline void begin_products() {
+    host::machine.fibers[host::machine.current].multiplies = true;
+    host::wait(host::kAtWarp);
+}
+inline void end_products() {
+    host::Fiber& fiber = host::machine.fibers[host::machine.current];
+    fiber.multiplies = false, ++fiber.product_groups;
+}
+template <typename T, int N>
+inline void multiply(float (&d)[N / 2], u64 a, u64 b) {
+    host::Fiber& fiber = host::machine.fibers[host::machine.current];
+    if (!fiber.multiplies) host::fail("a product that no group of products has begun for");
+    host::check_matrix(a, 64);
+    host::check_matrix(b, N);
+    if (host::machine.reversed) host::add_products<T, N>(d, a, b);
+    else fiber.products.push_back({host::add_products<T, N>, d, a, b, fiber.product_groups});
+}
+template <int GROUPS>
+inline void wait_products() {
+    host::Fiber& fiber = host::machine.fibers[host::machine.current];
+    const int end = fiber.product_groups - GROUPS;
+    size_t over = 0;
+    while (over < fiber.products.size() && fiber.products[over].group < end) ++over;
+    if (over > 0) host::wait(host::kAtLast);
+    for (size_t at = 0; at < over; ++at) {
+        const host::Multiplication& one = fiber.products[at];
+        one.perform(one.sums, one.a, one.b);
+    }
+    fiber.products.erase(fiber.products.begin(), fiber.products.begin() + static_cast<long>(over));
+    host::wait(host::kAtWarp);
+}
+
+// What was stored before a cluster_barrier<false>() is seen after another one only: here by nobody before the
+// next cluster_barrier<true>().
+template <bool SEEN>
+inline void cluster_barrier() {
+    host::machine.fibers[host::machine.current].sees = SEEN;
+    host::wait(host::kAtCluster);
+}
+// Every other block meets the rest in the first part, the others in the second: what is made ready after the
+// one, or used before the other, shows.
+inline void arrive_at_cluster() {
+    if (host::machine.block % 2 == 0) cluster_barrier<false>();
+}
+inline void wait_for_cluster() {
+    if (host::machine.block % 2 == 1) cluster_barrier<false>();
+}
+template <typename T>
+inline T read_aligned_peer(const float* p, int rank) {
+    if (!host::machine.fibers[host::machine.current].sees)
+        host::fail("what other blocks stored is not seen yet");
+    return *host::peer(reinterpret_cast<const T*>(p), rank);
+}
+inline void write_peer(float* p, int rank, float value) { *host::peer(p, rank) = value; }
+inline float read_peer(const float* p, int rank) { return read_aligned_peer<float>(p, rank); }
+inline void read_peer4(const float* p, int rank, float (&out)[4]) {
+    const Words four = read_aligned_peer<Words>(p, rank);
+    memcpy(out, &four, sizeof out);
+}
+
+}  // namespace gemmtune

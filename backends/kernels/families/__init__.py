@@ -1,0 +1,40 @@
+"""The families of our own kernels: the one list that every vendor's backend takes them from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from backends.kernels.families.async_copy import AsyncCopy
+from backends.kernels.families.block_tile_1d import BlockTile1d
+from backends.kernels.families.block_tile_2d import BlockTile2d
+from backends.kernels.families.coalesced import Coalesced
+from backends.kernels.families.double_buffered import DoubleBuffered
+from backends.kernels.families.gemv import Gemv
+from backends.kernels.families.gemv_persistent import GemvPersistent
+from backends.kernels.families.naive import Naive
+from backends.kernels.families.shared_tile import SharedTile
+from backends.kernels.families.short_k import ShortK
+from backends.kernels.families.skinny import Skinny
+from backends.kernels.families.skinny_mma import SkinnyMma
+from backends.kernels.families.skinny_persistent import SkinnyPersistent
+from backends.kernels.families.skinny_ring import SkinnyRing
+from backends.kernels.families.skinny_shifted import SkinnyShifted
+from backends.kernels.families.skinny_short import SkinnyShort
+from backends.kernels.families.small_batch import SmallBatch
+from backends.kernels.families.stream_k import StreamK
+from backends.kernels.families.tile_mma import TileMma
+from backends.kernels.families.tile_wgmma import TileWgmma
+from backends.kernels.families.vectorized import Vectorized
+from backends.kernels.families.warp_tile import WarpTile
+from backends.kernels.family import KernelFamily
+
+#: In the order that a search takes turns: those for few columns, small products, tensor cores, then the
+#: ladder from its top.
+FAMILIES: Mapping[str, KernelFamily] = {
+    family.name: family
+    for family in (
+        GemvPersistent(), Gemv(), SkinnyPersistent(), Skinny(), SkinnyShort(), SkinnyRing(), SkinnyShifted(),
+        SkinnyMma(), SmallBatch(), ShortK(), TileWgmma(), TileMma(), StreamK(), AsyncCopy(), DoubleBuffered(),
+        WarpTile(), Vectorized(), BlockTile2d(), BlockTile1d(), SharedTile(), Coalesced(), Naive(),
+    )
+}  # fmt: skip

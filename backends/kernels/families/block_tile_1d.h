@@ -1,0 +1,4 @@
+// BlockTile with TM > 1: a value of B stays in a register for TM multiplications.
+#pragma once
+
+#include "device/block_tile.h"

@@ -1,0 +1,4 @@
+// BlockTile with BUFFERS = 2: the next tiles are loaded into registers while these are multiplied.
+#pragma once
+
+#include "device/block_tile.h"

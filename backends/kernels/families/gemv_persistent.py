@@ -1,0 +1,212 @@
+"""Matrix times vector, or a few columns, by blocks that stay, with those in registers (gemv_persistent.h)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product as combinations
+from math import ceil, log2
+from typing import ClassVar
+
+from backends.archs import GpuArch
+from backends.environment import Environment
+from backends.kernels.family import KernelConfig, KernelFamily, Values, number
+from backends.kernels.few_columns import (
+    MOST_BEATEN,
+    STREAMS,
+    likelier_stream,
+    streamed,
+)
+from backends.kernels.legality import (
+    arch_of,
+    columns_rule,
+    first,
+    grid_rule,
+    registers_rule,
+    shared_rule,
+    tensor_core_rule,
+    threads_rule,
+)
+from backends.kernels.oriented_gemm import WIDE, GemmArgs, OrientedGemm, flag
+from backends.operands import Operands
+from backends.problem import GemmProblem
+from backends.solution import Parameter
+
+#: At most so many candidates are listed.
+MOST = 96
+#: Loads of a row that a thread may have in flight.
+MOST_UNROLL = 8
+#: Bytes that blocks of a multiprocessor ask for at first, all together: what was fastest on an H200 of eight
+#: products of 4 to 90 MB. How much a factor of two costs, loads that are not ahead, blocks that do not stay.
+_FIRST, _OFF, _NOT_AHEAD, _ONCE = 64 * 1024, 0.02, 0.04, 0.03
+#: Registers of addresses and counters, beside what operands and sums take.
+_ADDRESSES = 20
+
+
+@dataclass(frozen=True)
+class PersistentConfig(KernelConfig):
+    """A configuration of so many blocks a multiprocessor (0: one for every turn), on one multiprocessor until
+    on() tells how many there are. `turns`: groups of rows."""
+
+    turns: int = 1
+    blocks_per_unit: int = 0
+
+    def on(self, units: int) -> PersistentConfig:
+        most = self.blocks_per_unit * max(1, units) or self.turns
+        return replace(self, blocks=min(self.turns, most))
+
+    def arguments(self, operands: Operands, workspace: int) -> GemmArgs:
+        found = super().arguments(operands, workspace)
+        found.blocks = self.blocks
+        return found
+
+
+class GemvPersistent(KernelFamily):
+    """Matrix times vector: blocks that stay go through the matrix side by side, the vector in registers.
+
+    The matrix's lines are contiguous along k and whole numbers of 16 bytes. Parameters: stream (a | b, the
+    matrix), rows (of a block's turn), warps (of a block, which together span k), blocks_per_unit (of a
+    multiprocessor; 0: one for every turn), ahead (whether the first loads are on their way to L2 before the
+    launch before has ended)."""
+
+    name = "gemv-persistent"
+    #: Columns of the product, at least and at most.
+    columns: ClassVar[tuple[int, int]] = (1, 1)
+    choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
+        "stream": STREAMS, "rows": (1, 2, 4, 8), "warps": (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16),
+        "blocks_per_unit": (1, 2, 3, 4, 6, 8, 12, 16, 0), "ahead": (0, 1),
+    }  # fmt: skip
+
+    def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
+        product, arch = streamed(problem, values), arch_of(environment)
+        broken = first(
+            columns_rule(product, *self.columns), self._lines(product), self._ahead(values, environment)
+        )
+        if broken is not None:
+            return broken
+        threads, unroll = self._threads(values, arch.warp), self._unroll(product, values, arch.warp)
+        if unroll > MOST_UNROLL:
+            each = f"{threads} threads have {unroll} loads each"
+            return f"{each} of a line of k = {product.k}; at most {MOST_UNROLL}"
+        return first(
+            threads_rule(threads, arch),
+            shared_rule(self._shared_bytes(product, values), arch),
+            registers_rule(self._registers(product, values, unroll), threads, arch),
+            grid_rule(self._turns(product, values), threads, product, arch),
+        )
+
+    def _lines(self, product: OrientedGemm) -> str | None:
+        if not product.a_along_k:
+            return "the matrix must be contiguous along k"
+        if not product.whole("a"):
+            return f"lines must start at multiples of {WIDE} bytes and be whole numbers of them"
+        if product.b_along_k and not product.aligned("b"):
+            return f"columns must start at multiples of {WIDE} bytes"
+        return None
+
+    def _ahead(self, values: Values, environment: Environment) -> str | None:
+        if environment.vendor != "cuda" and number(values, "ahead") != 0:
+            return f"ahead must be 0 where nothing is fetched ahead of its load, not {values['ahead']}"
+        return None
+
+    def _threads(self, values: Values, warp: int) -> int:
+        return warp * number(values, "warps")
+
+    def _unroll(self, product: OrientedGemm, values: Values, warp: int) -> int:
+        """Loads of a line of each thread."""
+        return -(-product.k * product.element_bytes // (WIDE * self._threads(values, warp)))
+
+    def _turns(self, product: OrientedGemm, values: Values) -> int:
+        return -(-product.m // number(values, "rows"))
+
+    def _once(self, values: Values) -> bool:
+        return number(values, "blocks_per_unit") == 0
+
+    def _columns(self, product: OrientedGemm) -> int:
+        """Columns of the instantiation."""
+        return 1 << (product.n - 1).bit_length()
+
+    def _shared_bytes(self, product: OrientedGemm, values: Values) -> int:
+        """A turn's sums, and the next one's."""
+        warps, sums = number(values, "warps"), number(values, "rows") * self._columns(product)
+        return 0 if warps == 1 else 2 * warps * sums * 4
+
+    def _registers(self, product: OrientedGemm, values: Values, unroll: int) -> int:
+        """Rows in flight, columns, sums, and what is being multiplied."""
+        rows, columns = number(values, "rows"), self._columns(product)
+        return 4 * unroll * (rows + columns) + rows * columns + WIDE // product.element_bytes * (columns + 1)
+
+    def config(self, problem: GemmProblem, values: Values, arch: GpuArch) -> PersistentConfig:
+        product = streamed(problem, values)
+        threads, unroll = self._threads(values, arch.warp), self._unroll(product, values, arch.warp)
+        full = product.k * product.element_bytes == WIDE * threads * unroll
+        arguments = (
+            product.types, flag(product.b_along_k), flag(full), self._columns(product),
+            number(values, "rows"), unroll, number(values, "warps"), flag(number(values, "ahead") == 1),
+        )  # fmt: skip
+        turns = self._turns(product, values)
+        return PersistentConfig(
+            product, self.header, f"GemvPersistent<{', '.join(map(str, arguments))}>", threads,
+            self._shared_bytes(product, values), turns, turns=turns,
+            blocks_per_unit=number(values, "blocks_per_unit"),
+        )  # fmt: skip
+
+    def candidates(self, problem: GemmProblem, environment: Environment) -> Iterator[dict[str, Parameter]]:
+        """By cost(), with the larger operand streamed; blocks that are not all there at once do not stay."""
+        stream = likelier_stream(problem)
+        product = OrientedGemm(problem, stream == "b")
+        if first(columns_rule(product, *self.columns), self._lines(product)) is not None:
+            return
+        names, found = [name for name in self.choices if name != "stream"], []
+        for row in combinations(*(self.choices[name] for name in names)):
+            values = {"stream": stream, **dict(zip(names, row, strict=True))}
+            if self.rule(problem, values, environment) is None and self._sensible(
+                product, values, environment
+            ):
+                found.append((self.cost(product, values, environment), values))
+        found.sort(key=lambda one: one[0])
+        yield from (values for _, values in found[: self.most(product, environment)])
+
+    def most(self, product: OrientedGemm, environment: Environment) -> int:
+        """At most so many candidates are listed: few where skinny-ring is the faster one."""
+        cores = product.element_bytes == 2 and tensor_core_rule(environment) is None
+        return MOST_BEATEN if product.n > 2 and cores else MOST
+
+    def _resident(self, product: OrientedGemm, values: Values, environment: Environment) -> int:
+        """Blocks that a multiprocessor runs at once."""
+        arch = arch_of(environment)
+        warp = arch.warp
+        threads = self._threads(values, warp)
+        unroll = self._unroll(product, values, warp)
+        # Given out by eights, to the warps of a multiprocessor's quarter from a quarter of its registers.
+        registers = -(-(self._registers(product, values, unroll) + _ADDRESSES) // 8) * 8
+        warps = arch.unit_registers // 4 // (warp * registers) * 4
+        return max(1, min(arch.unit_threads // threads, warps * warp // threads, arch.unit_blocks))
+
+    def _sensible(self, product: OrientedGemm, values: Values, environment: Environment) -> bool:
+        """Whether blocks that stay are all there at once, those of every product of a batch, and have a
+        second turn."""
+        blocks, units = number(values, "blocks_per_unit"), max(1, environment.units)
+        staying = blocks * units < self._turns(product, values)
+        there = blocks * product.batch <= self._resident(product, values, environment)
+        return self._once(values) or (staying and there)
+
+    def cost(self, product: OrientedGemm, values: Values, environment: Environment) -> float:
+        """Roughly the bytes that the slowest multiprocessor reads, over the share of the memory's speed that
+        its loads in flight keep up. A guess for the order only: what is fast is measured."""
+        units, in_flight = max(1, environment.units), arch_of(environment).rates.in_flight_bytes
+        rows, once, turns = number(values, "rows"), self._once(values), self._turns(product, values)
+        stay, line = number(values, "blocks_per_unit"), product.k * product.element_bytes
+        if once:
+            each = ceil(turns * product.batch / units)
+            here = min(self._resident(product, values, environment), each)
+        else:
+            here = stay * product.batch
+            each = here * ceil(turns / (stay * units))
+        asked = here * rows * line
+        cost = each * rows * line / min(1.0, asked / in_flight)
+        if once:  # of few bytes, all on their way at once, there is nothing to fetch ahead
+            few = turns * rows * line * product.batch <= units * in_flight
+            return cost * (1 + (_OFF if few == (number(values, "ahead") == 1) else 0) + (0 if few else _ONCE))
+        slow = 0 if number(values, "ahead") or environment.vendor != "cuda" else _NOT_AHEAD
+        return cost * (1 + _OFF * abs(log2(asked / _FIRST)) + slow)

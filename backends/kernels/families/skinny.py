@@ -1,0 +1,131 @@
+"""2 to 16 columns on the vector units (skinny.h)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil
+from typing import ClassVar
+
+from backends.environment import Environment
+from backends.kernels.family import Values, number
+from backends.kernels.few_columns import (
+    MOST,
+    MOST_BEATEN,
+    STREAMS,
+    FewColumnsFamily,
+)
+from backends.kernels.legality import (
+    arch_of,
+    deep_rule,
+    tensor_core_rule,
+)
+from backends.kernels.oriented_gemm import WIDE, OrientedGemm, flag
+from backends.solution import Parameter
+
+#: Columns from which tensor cores multiply faster than what skinny has.
+_MANY_COLUMNS = 5
+
+
+def _up2(size: int) -> int:
+    return 1 << (size - 1).bit_length()
+
+
+class Skinny(FewColumnsFamily):
+    """2 to 16 columns: the large operand is streamed once, every column multiplied by what is loaded of it.
+
+    Parameters: stream (a | b), rows (of a warp; 1 where the streamed operand is not contiguous along k),
+    unroll (loads in flight of each row), warps_m and warps_k (of a block), splits (blocks along k), ahead
+    (whether the first step is on its way to L2 before the launch before has ended; 0 as rows is 1)."""
+
+    name, columns = "skinny", (2, 16)
+    version = 2
+    kernel: ClassVar[str] = "Skinny"
+    choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
+        "stream": STREAMS, "rows": (1, 2, 4, 8), "unroll": (1, 2, 4, 8, 16), "warps_m": (1, 2, 4, 8),
+        "warps_k": (1, 2, 4, 8, 16), "splits": (1, 2, 4, 8, 16), "ahead": (0, 1),
+    }  # fmt: skip
+
+    def step(self, product: OrientedGemm, values: Values) -> int:
+        return WIDE // product.element_bytes if product.a_along_k else 1
+
+    def _columns(self, product: OrientedGemm) -> int:
+        """Columns of the instantiation."""
+        return _up2(product.n)
+
+    def _across(self, product: OrientedGemm) -> int:
+        """Rows of a lane's load where A is contiguous along m (skinny.h: SkinnyAcrossK::V)."""
+        columns = self._columns(product)
+        words = 4 if columns <= 4 else 2 if columns == 8 else 1
+        return words * 4 // product.element_bytes
+
+    def rows(self, product: OrientedGemm, values: Values, warp: int) -> int:
+        each = number(values, "rows") if product.a_along_k else warp * self._across(product)
+        return each * number(values, "warps_m")
+
+    def shared_bytes(self, product: OrientedGemm, values: Values, warp: int) -> int:
+        warps_k = number(values, "warps_k")
+        if product.a_along_k and warps_k == 1:
+            return 0
+        return warps_k * self.rows(product, values, warp) * self._columns(product) * 4
+
+    def registers(self, product: OrientedGemm, values: Values) -> int:
+        columns, unroll = self._columns(product), number(values, "unroll")
+        if product.a_along_k:
+            rows, v = number(values, "rows"), WIDE // product.element_bytes
+            return 4 * rows * unroll + rows * columns + (rows + 1) * v + 2 * rows
+        v = self._across(product)
+        return unroll * v * product.element_bytes // 4 + v * columns + v
+
+    def loads(self, product: OrientedGemm, values: Values, warp: int) -> tuple[int, float]:
+        unroll, warps_k = number(values, "unroll"), number(values, "warps_k")
+        slices = number(values, "splits") * warps_k
+        if product.a_along_k:
+            chunks = product.k * product.element_bytes / WIDE / slices
+            step = warp * unroll
+            return WIDE * number(values, "rows") * unroll, chunks / (ceil(chunks / step) * step)
+        steps = product.k / slices
+        return self._across(product) * product.element_bytes * unroll, steps / (ceil(steps / unroll) * unroll)
+
+    def cost(self, product: OrientedGemm, values: Values, environment: Environment) -> float:
+        """What is read of B from the caches for a byte of A, and the multiplications, may be the bound."""
+        columns, rates = self._columns(product), arch_of(environment).rates
+        rows = number(values, "rows") if product.a_along_k else self._across(product)
+        cached = (1 + columns / rows) * rates.memory_bytes / rates.cache_bytes
+        multiplied = (columns + 1) * rates.memory_bytes / product.element_bytes / rates.multiply_adds
+        found = super().cost(product, values, environment) * max(1.0, cached, multiplied)
+        # On an H200 that gains or costs some per cent of a single column, and costs where there are more.
+        return found * (1.1 if columns > 1 and number(values, "ahead") else 1.0)
+
+    def most(self, product: OrientedGemm, environment: Environment) -> int:
+        others = tensor_core_rule(environment) or deep_rule(product)
+        return MOST_BEATEN if product.n >= _MANY_COLUMNS and others is None else MOST
+
+    def legal(self, product: OrientedGemm, values: Values, environment: Environment) -> str | None:
+        if environment.vendor != "cuda" and number(values, "ahead") != 0:
+            return f"ahead must be 0 where nothing is fetched ahead of its load, not {values['ahead']}"
+        if product.a_along_k:
+            return None
+        if number(values, "rows") != 1:
+            return f"rows must be 1 where the streamed operand is contiguous along m, not {values['rows']}"
+        if number(values, "ahead") != 0:
+            return f"ahead must be 0 where the streamed operand is contiguous along m, not {values['ahead']}"
+        return None
+
+    def instantiation(self, product: OrientedGemm, values: Values) -> str:
+        names = (
+            ["rows", "unroll", "warps_m", "warps_k"]
+            if product.a_along_k
+            else ["unroll", "warps_m", "warps_k"]
+        )
+        numbers = [number(values, name) for name in names]
+        shape = "AlongK" if product.a_along_k else "AcrossK"
+        near = product.aligned("b") or not product.b_along_k
+        fast = product.aligned("a") and near if product.a_along_k else product.whole("a")
+        flags = [flag(product.b_along_k), flag(fast)]
+        arguments = [*flags, *self._template_columns(product), *numbers]
+        if product.a_along_k:
+            arguments.append(flag(values["ahead"] == 1))
+        return f"{self.kernel}{shape}<{product.types}, {', '.join(map(str, arguments))}>"
+
+    def _template_columns(self, product: OrientedGemm) -> list[int]:
+        return [self._columns(product)]

@@ -1,0 +1,225 @@
+"""Few columns on tensor cores, where lines start anywhere: eight classes of lines that start alike
+(skinny_shifted.h)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import ClassVar
+
+from backends.archs import GpuArch
+from backends.dtypes import DTYPES
+from backends.environment import Environment
+from backends.kernels.cluster import ClusterConfig, scheduled_threads, units_of_clusters
+from backends.kernels.family import KernelConfig, Values, number
+from backends.kernels.few_columns import (
+    STREAMS,
+    FewColumnsFamily,
+    likelier_stream,
+    streamed,
+)
+from backends.kernels.legality import (
+    arch_of,
+    deep_rule,
+    first,
+    registers_rule,
+    tensor_core_rule,
+)
+from backends.kernels.oriented_gemm import WIDE, GemmArgs, OrientedGemm, flag
+from backends.operands import Operands
+from backends.problem import GemmProblem
+from backends.solution import Parameter
+
+#: At most so many candidates are listed.
+MOST = 24
+#: Elements of k of a step; lines that start alike are every eighth.
+_DEEP, _CLASSES = 32, 8
+#: Of an H200, clocks: what a load takes, what the small operand's way through shared memory adds before the
+#: first multiplication, and between two of a warp's instructions; instructions that a multiprocessor issues
+#: in one at most, and bytes that L2 sends it beside what the memory does. Fitted to two products, for the
+#: order only.
+_LATENCY, _COPIED, _ISSUE_CLOCKS, _ISSUED, _L2_BYTES = 1000, 1000, 6.0, 4.0, 27
+#: The shares of its latency that a later window costs, and one that is asked for a window ahead; of reading
+#: and issuing that of the shorter one which the longer one does not hide; how much faster than its share of
+#: the memory's speed a multiprocessor reads while others idle.
+_LATER, _LATER_AHEAD, _BESIDE, _FASTER = 0.5, 0.05, 0.25, 1.3
+#: What a launch of clusters and their two barriers take, and what a second launch does.
+_CLUSTERED, _SECOND = 1700, 3500
+#: What a block takes of its multiprocessor's shared memory beside what it asks for.
+_BLOCK_SHARED = 1024
+#: Registers for a second instruction's lines, beside what is loaded of them and their sums: addresses, masks.
+_SECOND_LINES = 16
+
+
+@dataclass(frozen=True)
+class SlicesInClusters(ClusterConfig):
+    """A cluster's blocks have a slice of k each, and are told of it as those are whose sums a second launch
+    adds."""
+
+    def arguments(self, operands: Operands, workspace: int) -> GemmArgs:
+        """The launch's argument."""
+        return self.product.arguments(operands, workspace, self.slices, self.step)
+
+
+class SkinnyShifted(FewColumnsFamily):
+    """1 to 32 columns on tensor cores, both operands contiguous along k and the large one's lines starting
+    anywhere: warps take every eighth line, which start alike, and read the small operand at their shift.
+
+    Parameters: stream (a | b), lines (of a class: 8 are an instruction's columns, 16 its rows, 32 the rows of
+    two), classes (of a block), unroll (steps of 32 of k of a window), ahead (whether a window is asked for
+    before the one before it is multiplied), warps (of each class, which share k), splits (blocks along k),
+    cluster (whether those add their sums through each other's shared memory, without a second launch)."""
+
+    #: Version 1 had no cluster and 16 lines at most, and launched whole eights of classes; lanes could load
+    #: the small operand themselves (now skinny-short's). Version 2 asked for its second window when
+    #: the small operand was there.
+    version = 3
+    name, columns = "skinny-shifted", (1, 32)
+    vendors = ("cuda",)
+    choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
+        "stream": STREAMS, "lines": (8, 16, 32), "classes": (1, 2, 4, 8), "unroll": (1, 2, 3, 4),
+        "ahead": (0, 1), "warps": (1, 2, 3, 4, 6, 8, 10, 13, 16, 20, 25, 32),
+        "splits": (1, 2, 4, 8), "cluster": (0, 1),
+    }  # fmt: skip
+
+    def supports(self, problem: GemmProblem) -> bool:
+        return super().supports(problem) and DTYPES[problem.dtype_a].bytes == 2
+
+    def step(self, product: OrientedGemm, values: Values) -> int:
+        return _DEEP
+
+    def threads(self, values: Values, warp: int) -> int:
+        return 32 * number(values, "classes") * number(values, "warps")
+
+    def rows(self, product: OrientedGemm, values: Values, warp: int) -> int:
+        return number(values, "lines") * number(values, "classes")
+
+    def blocks(self, product: OrientedGemm, values: Values, warp: int) -> int:
+        """Of eight classes' lines as many as they are cut into; of the last ones, those that have any."""
+        classes = number(values, "classes")
+        spans, rest = divmod(product.m, _CLASSES * number(values, "lines"))
+        return spans * (_CLASSES // classes) + -(-min(rest, _CLASSES) // classes)
+
+    def _eights(self, product: OrientedGemm) -> int:
+        return -(-product.n // 8)
+
+    def _steps(self, product: OrientedGemm, values: Values) -> int:
+        """Of a slice, at most: the last one has what the largest shift adds."""
+        splits = number(values, "splits")
+        each = -(-product.k // (splits * _DEEP))
+        return max(each, -(-(product.k + 7) // _DEEP) - (splits - 1) * each)
+
+    def shared_bytes(self, product: OrientedGemm, values: Values, warp: int) -> int:
+        columns, classes = 8 * self._eights(product), number(values, "classes")
+        pitch, banks = number(values, "lines"), 32 // classes
+        if classes > 1:  # an odd number of each class's share of the banks
+            pitch = (-(-pitch // banks) | 1) * banks
+        sums = number(values, "warps") * columns * (classes * pitch + 4) * 4
+        line = (16 * (self._steps(product, values) + number(values, "unroll") - 1) + 8) * 4
+        sent = columns * classes * number(values, "lines") * 4 if number(values, "cluster") else 0
+        return max(sums, columns * ((line + 108) // 128 * 128 + WIDE)) + sent
+
+    def _tiles(self, product: OrientedGemm, values: Values) -> int:
+        """Of an instruction's sums each."""
+        lines, eights = number(values, "lines"), self._eights(product)
+        return -(-eights // 2) if lines == 8 else eights * lines // 16
+
+    def registers(self, product: OrientedGemm, values: Values) -> int:
+        """Windows, sums, a step's columns, and what the lines of a second instruction take beside."""
+        lines, unroll, eights = number(values, "lines"), number(values, "unroll"), self._eights(product)
+        windows = 4 * unroll * (lines // 8) * (1 + number(values, "ahead"))
+        multiplied = 4 * self._tiles(product, values) + 4 * eights + 4
+        return windows + multiplied + (_SECOND_LINES if lines == 32 else 0)
+
+    def loads(self, product: OrientedGemm, values: Values, warp: int) -> tuple[int, float]:
+        unroll, steps = number(values, "unroll"), self._steps(product, values)
+        turn = unroll * number(values, "warps")
+        each = WIDE * number(values, "lines") // 8 * unroll * (1 + number(values, "ahead"))
+        return each, steps / (ceil(steps / turn) * turn)
+
+    def most(self, product: OrientedGemm, environment: Environment) -> int:
+        return MOST
+
+    def resident(self, product: OrientedGemm, values: Values, environment: Environment) -> int:
+        arch, threads = arch_of(environment), self.threads(values, 32)
+        shared = self.shared_bytes(product, values, 32) + _BLOCK_SHARED
+        registers = threads * (self.registers(product, values) + 32)
+        return max(
+            1,
+            min(
+                arch.unit_threads // threads,
+                arch.unit_registers // registers,
+                arch.unit_shared_bytes // shared,
+            ),
+        )
+
+    def cost(self, product: OrientedGemm, values: Values, environment: Environment) -> float:
+        """Roughly the clocks of a multiprocessor: what it reads or issues, whichever takes longer, and a part
+        of the other; what its blocks wait for; what it has of the small operand; the second launch, or
+        clusters."""
+        units, splits = max(1, environment.units), number(values, "splits")
+        classes, lines, warps = (number(values, name) for name in ("classes", "lines", "warps"))
+        blocks = self.blocks(product, values, 32) * splits * product.batch
+        clustered = number(values, "cluster") == 1
+        busiest = ceil(blocks / units_of_clusters(environment, splits if clustered else 1))
+        here = min(self.resident(product, values, environment), busiest)
+        steps, eights = self._steps(product, values), self._eights(product)
+        turns = ceil(steps / (warps * number(values, "unroll")))
+
+        whole = product.m * product.k * product.element_bytes * product.batch / units
+        most = busiest * classes * lines * steps * _DEEP * product.element_bytes
+        read = max(whole, most / _FASTER) / arch_of(environment).rates.memory_bytes
+        tiles = self._tiles(product, values)
+        each = 9 * eights + 2 * tiles + 2 * lines // 8 + 12  # instructions of a step
+        issued: float = busiest * classes * warps * turns * number(values, "unroll") * each
+        issued /= min(_ISSUED, here * classes * warps / _ISSUE_CLOCKS)
+        busy = max(read, issued) + min(read, issued) * _BESIDE
+        later = _LATER_AHEAD if number(values, "ahead") else _LATER
+        waits = _LATENCY * (1 + later * (turns - 1)) + _COPIED
+        near = busiest * product.n * steps * _DEEP * product.element_bytes / _L2_BYTES
+        added = _CLUSTERED if clustered else _SECOND if splits > 1 else 0
+        return busy + ceil(busiest / here) * waits + near + added
+
+    def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
+        registers = self.registers(streamed(problem, values), values)
+        threads = scheduled_threads(self.threads(values, 32))
+        broken = super().rule(problem, values, environment)
+        return broken or registers_rule(registers, threads, arch_of(environment))
+
+    def legal(self, product: OrientedGemm, values: Values, environment: Environment) -> str | None:
+        return first(
+            tensor_core_rule(environment), deep_rule(product), self._cluster_rule(values, environment)
+        )
+
+    def _cluster_rule(self, values: Values, environment: Environment) -> str | None:
+        if not number(values, "cluster"):
+            return None
+        if not arch_of(environment).clusters:
+            return f"clusters of blocks need sm_90 or later, not {environment.arch}"
+        return "cluster must be 0 where k is not split" if number(values, "splits") == 1 else None
+
+    def config(self, problem: GemmProblem, values: Values, arch: GpuArch) -> KernelConfig:
+        found = super().config(problem, values, arch)
+        if not number(values, "cluster"):
+            return found
+        return SlicesInClusters(
+            found.product, found.header, found.instantiation, found.threads, found.shared_bytes, found.blocks,
+            step=found.step, slices=found.splits,
+        )  # fmt: skip
+
+    def instantiation(self, product: OrientedGemm, values: Values) -> str:
+        numbers = {name: str(number(values, name)) for name in ("lines", "classes", "unroll", "warps")}
+        numbers["ahead"] = flag(number(values, "ahead") == 1)
+        names = ("lines", "classes", "unroll", "ahead", "warps")
+        slices = number(values, "splits") if number(values, "cluster") else 1
+        steps = self._steps(product, values)
+        arguments = [self._eights(product), *(numbers[name] for name in names), steps, slices]
+        return f"SkinnyShifted<{product.types}, {', '.join(map(str, arguments))}>"
+
+    def candidates(self, problem: GemmProblem, environment: Environment) -> Iterator[dict[str, Parameter]]:
+        """Where lines start anywhere (else nothing needs putting together, and skinny-ring has more on its
+        way), and k is not so short that a lane's loads are mostly beyond it."""
+        product = streamed(problem, {"stream": likelier_stream(problem)})
+        if problem.k >= _DEEP and not product.aligned("a"):
+            yield from super().candidates(problem, environment)

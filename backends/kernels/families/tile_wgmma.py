@@ -1,0 +1,258 @@
+"""Families of Hopper alone (sm_90a): wgmma on tiles that its copy engine brings (tile_wgmma.h)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product as choices
+from math import ceil
+from typing import ClassVar
+
+from backends.archs import GpuArch
+from backends.environment import Environment
+from backends.kernels.cluster import (
+    MOST_BLOCKS_OF_CLUSTER,
+    ClusterConfig,
+    scheduled_threads,
+    units_of_clusters,
+)
+from backends.kernels.family import KernelFamily, Values, number
+from backends.kernels.legality import (
+    OTHER_REGISTERS,
+    arch_of,
+    capability,
+    deep_rule,
+    first,
+    grid_rule,
+    registers_rule,
+    shared_rule,
+    whole_rule,
+)
+from backends.kernels.oriented_gemm import MOST_BLOCKS_YZ, WIDE, OrientedGemm
+from backends.kernels.tensor_map import LINE_BYTES, MOST_STEP, map_of
+from backends.problem import GemmProblem
+from backends.solution import Parameter
+
+#: At most so many candidates are listed, and so many of a tile of D.
+MOST, MOST_OF_TILE = 48, 6
+#: Rows of D of a warpgroup, columns that tiles are multiples of, elements of k a tile.
+_ROWS, _COLUMNS, _DEEP = 64, 8, 64
+#: Lines of the swizzle's pattern, of which parts of a tile are whole numbers.
+_SWIZZLED = 8
+#: Slices of k worth trying are so many tiles deep.
+_LEAST_SLICE = 3
+#: Shared memory is given out by so many bytes, and a block has so many beside what it asks for.
+_SHARED_UNIT, _BLOCK_SHARED = 1024, 1024
+#: Of the one architecture that has wgmma.
+_CAPABILITY = 90
+#: Of a multiprocessor, a clock: multiplications. Of the device: bytes from L2, and from memory.
+_PRODUCTS, _L2_BYTES, _MEMORY_BYTES = 2048.0, 5000.0, 2400.0
+#: How much longer L2 takes over lines that do not start at multiples of LINE_BYTES.
+_BETWEEN_LINES = 1.9
+#: Clocks until a first tile is there, between tiles, and from the last sums to the end of the launch: of
+#: every block, and of an element that it stores; more of a cluster whose blocks add their sums.
+_ARRIVAL, _STEP, _END, _STORE, _ADDED = 2200.0, 60.0, 1200.0, 0.06, 2500.0
+
+
+@dataclass(frozen=True)
+class WgmmaTile:
+    """tile_wgmma.h: TileWgmma's numbers, and what is derived from them for one product."""
+
+    product: OrientedGemm
+    bm: int
+    bn: int
+    stages: int
+    share: int
+    share_b: int
+    splits: int
+
+    @property
+    def threads(self) -> int:
+        """Those that multiply, and a warp whose one thread has tiles copied."""
+        return self.bm * 2 + 32
+
+    @property
+    def scheduled_threads(self) -> int:
+        """Threads that the registers are dealt out to."""
+        return scheduled_threads(self.threads)
+
+    @property
+    def sums(self) -> int:
+        """Registers of a thread's part of the tile."""
+        return self.bn // 2
+
+    @property
+    def stage_bytes(self) -> int:
+        return (self.bm + self.bn) * LINE_BYTES
+
+    @property
+    def shared_bytes(self) -> int:
+        """The pipeline's, or the sums' that lie there at the end; two barriers a stage; the tile's place."""
+        size = max(self.stages * self.stage_bytes, self.bn * (self.bm + 4) * 4) + 2 * 8 * self.stages + 16
+        return -(-size // _SHARED_UNIT) * _SHARED_UNIT
+
+    @property
+    def tiles(self) -> int:
+        """Of a cluster."""
+        return self.share * self.share_b
+
+    @property
+    def blocks(self) -> int:
+        """Along x: tiles, rows and columns of them rounded up to whole clusters."""
+        p, high, wide = self.product, self.bm * self.share_b, self.bn * self.share
+        return -(-p.m // high) * -(-p.n // wide) * self.tiles
+
+    def resident(self, environment: Environment) -> int:
+        """Blocks that a multiprocessor runs at once."""
+        registers = min(255, self.sums + OTHER_REGISTERS) * self.scheduled_threads
+        arch = arch_of(environment)
+        room = arch.unit_shared_bytes // (self.shared_bytes + _BLOCK_SHARED)
+        return max(1, min(room, arch.unit_registers // registers, arch.unit_threads // self.threads))
+
+    @property
+    def all_blocks(self) -> int:
+        """Of the launch."""
+        return self.blocks * self.splits * self.product.batch
+
+    def units(self, environment: Environment) -> int:
+        """Multiprocessors that have blocks."""
+        return units_of_clusters(environment, self.tiles * self.splits)
+
+    def beside(self, environment: Environment) -> int:
+        """Blocks that a multiprocessor has at once of this launch."""
+        return min(self.resident(environment), ceil(self.all_blocks / self.units(environment)))
+
+    def clocks(self, environment: Environment) -> float:
+        """Roughly a launch's clocks: its waves of blocks, each as long as multiplications, traffic with L2 or
+        with memory, or copies' way. For the order of candidates only: what is fast is measured."""
+        p, units = self.product, self.units(environment)
+        blocks, here = self.all_blocks, self.beside(environment)
+        at_once = min(blocks, here * units)
+        steps = ceil(ceil(p.k / _DEEP) / self.splits)
+        copied = at_once * (self.bm / self.share + self.bn / self.share_b) * LINE_BYTES
+        if p.line_bytes("a") % LINE_BYTES or p.line_bytes("b") % LINE_BYTES:
+            copied *= _BETWEEN_LINES
+        least = (p.m + p.n) * p.k * p.element_bytes * p.batch
+        step = max(
+            here * self.bm * self.bn * _DEEP / _PRODUCTS, copied / _L2_BYTES, _ARRIVAL / 2 / self.stages,
+            least / _MEMORY_BYTES * at_once / blocks / steps,
+        )  # fmt: skip
+        waves = max(1.0, blocks / (units * here))
+        end = _END + self.bm * self.bn * here * _STORE / (1 if self.splits == 1 else 0.6 * self.splits)
+        added = 0.0 if self.splits == 1 else _ADDED
+        return (waves + ceil(waves)) / 2 * (steps * (step + _STEP) + end + added) + _ARRIVAL
+
+
+class TileWgmma(KernelFamily):
+    """Hopper's tensor cores (wgmma) on tiles that its copy engine brings (TMA), in clusters that share them.
+
+    tile_wgmma.h. Parameters: tile_m x tile_n of D a block, stages (tiles of 64 along k in shared memory),
+    share (blocks beside each other that have A's tile in common), share_b (blocks below each other that have
+    B's), splits (blocks of a cluster along k, which add their sums through each other's shared memory), group
+    (rows of tiles that blocks go through together)."""
+
+    #: Version 1 had no share_b.
+    version = 2
+    name = "tile-wgmma"
+    vendors = ("cuda",)
+    computes = (("fp16", "fp32"), ("bf16", "fp32"))
+    choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
+        "tile_m": (64, 128, 192, 256), "tile_n": tuple(range(8, 257, 8)), "stages": (2, 3, 4, 5, 6, 7, 8),
+        "share": (1, 2, 4), "share_b": (1, 2, 4), "splits": (1, 2, 3, 4, 5, 6, 7, 8), "group": (1, 8),
+    }  # fmt: skip
+
+    def candidates(self, problem: GemmProblem, environment: Environment) -> Iterable[dict[str, Parameter]]:
+        """By clocks(): of every tile and cluster the deepest pipelines that one to three blocks of a
+        multiprocessor have room for, where it has as many."""
+        product = OrientedGemm(problem)
+        if min(product.m, product.n) < _COLUMNS or self.product_rule(product, environment) is not None:
+            return  # (less than an instruction's columns: the families of streaming.py waste nothing)
+        found = [
+            (self.tile(product, values), values)
+            for values in self._tiles(product, environment)
+            if self.rule(problem, values, environment) is None
+        ]
+        tried: Counter[tuple[int, int]] = Counter()
+        deepest = set()
+        for t, values in sorted(found, key=lambda one: (one[0].clocks(environment), -one[0].stages)):
+            kind = replace(t, stages=0), t.beside(environment)
+            if tried[t.bm, t.bn] < MOST_OF_TILE and tried.total() < MOST and kind not in deepest:
+                tried[t.bm, t.bn] += 1
+                deepest.add(kind)
+                yield values
+
+    def _tiles(self, product: OrientedGemm, environment: Environment) -> Iterator[dict[str, Parameter]]:
+        steps, room = ceil(product.k / _DEEP), arch_of(environment).unit_shared_bytes
+        slices = [splits for splits in range(1, 9) if splits == 1 or steps >= _LEAST_SLICE * splits]
+        for bm, bn in self._sides(product):
+            most = {(room // blocks - 2 * _BLOCK_SHARED) // ((bm + bn) * LINE_BYTES) for blocks in (1, 2, 3)}
+            depths = {max(2, min(8, steps, deep)) for deep in most}
+            clusters = choices(_shares(product.n, bn), _shares(product.m, bm), slices)
+            for stages, (share, share_b, splits) in choices(sorted(depths), clusters):
+                yield {
+                    "tile_m": bm, "tile_n": bn, "stages": stages, "share": share, "share_b": share_b,
+                    "splits": splits, "group": 8,
+                }  # fmt: skip
+
+    def _sides(self, product: OrientedGemm) -> Iterator[tuple[int, int]]:
+        """Tiles that are not mostly beyond D."""
+        for bm in (64, 128, 192, 256):
+            if bm == _ROWS or bm < 2 * product.m:
+                for bn in range(_COLUMNS, min(256, product.n + _COLUMNS - 1) + 1, _COLUMNS):
+                    yield bm, bn
+
+    def tile(self, product: OrientedGemm, values: Values) -> WgmmaTile:
+        names = ("tile_m", "tile_n", "stages", "share", "share_b", "splits")
+        return WgmmaTile(product, *(number(values, name) for name in names))
+
+    def product_rule(self, product: OrientedGemm, environment: Environment) -> str | None:
+        """The rule that every tile of a product breaks."""
+        if capability(environment) != _CAPABILITY:
+            return f"wgmma needs sm_90a, not {environment.arch}"
+        problem = product.problem
+        for operand, stride in (("a", problem.stride_a), ("b", problem.stride_b)):
+            if not product.aligned(operand):
+                return (
+                    f"the copy engine takes lines at multiples of {WIDE} bytes; {operand.upper()}'s are not"
+                )
+            if product.batch > 1 and stride == 0:
+                return f"its products have an A and a B each: {operand.upper()} is the whole batch's"
+            if max(map_of(product, operand, _COLUMNS).strides) >= MOST_STEP:
+                return f"the copy engine takes steps below 2^40 bytes; {operand.upper()} has a longer one"
+        return deep_rule(product)
+
+    def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
+        product, arch = OrientedGemm(problem), arch_of(environment)
+        t = self.tile(product, values)
+        broken = self.product_rule(product, environment)
+        if broken is not None:
+            return broken
+        if t.tiles * t.splits > MOST_BLOCKS_OF_CLUSTER:
+            asked = f"share {t.share} by share_b {t.share_b} by splits {t.splits}"
+            return f"a cluster has {MOST_BLOCKS_OF_CLUSTER} blocks, not {asked}"
+        if t.splits * product.batch_groups > MOST_BLOCKS_YZ:
+            return (
+                f"a batch of {product.batch} by {t.splits} slices of k; a launch has {MOST_BLOCKS_YZ} squared"
+            )
+        return first(
+            whole_rule(t.bn, _SWIZZLED * t.share_b, "tile_n", "share_b parts of eight lines,"),
+            shared_rule(t.shared_bytes, arch),
+            registers_rule(t.sums, t.scheduled_threads, arch),
+            grid_rule(t.blocks, t.threads, product, arch),
+        )
+
+    def config(self, problem: GemmProblem, values: Values, arch: GpuArch) -> ClusterConfig:
+        product = OrientedGemm(problem)
+        t = self.tile(product, values)
+        numbers = (t.bm, t.bn, t.stages, t.share, t.share_b, t.splits, number(values, "group"))
+        return ClusterConfig(
+            product, self.header, f"TileWgmma<{product.types}, {', '.join(map(str, numbers))}>", t.threads,
+            t.shared_bytes, t.blocks, arch_specific=True, tiles=t.tiles, slices=t.splits,
+            tensors=(map_of(product, "a", t.bm // t.share), map_of(product, "b", t.bn // t.share_b)),
+        )  # fmt: skip
+
+
+def _shares(size: int, tile: int) -> tuple[int, ...]:
+    """Tiles of a cluster along a side of D, which are mostly not beyond it."""
+    return (1, 2, 4) if size > 2 * tile else (1, 2) if size > tile else (1,)

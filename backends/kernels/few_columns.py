@@ -1,0 +1,149 @@
+"""Families for few columns: one operand is streamed, the other kept near (gemv.h, skinny.h, skinny_mma.h)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from itertools import product as combinations
+from math import ceil
+from typing import ClassVar
+
+from backends.archs import GpuArch
+from backends.environment import Environment
+from backends.kernels.family import KernelConfig, KernelFamily, Values, number
+from backends.kernels.legality import (
+    arch_of,
+    columns_rule,
+    first,
+    grid_rule,
+    registers_rule,
+    shared_rule,
+    threads_rule,
+)
+from backends.kernels.oriented_gemm import OrientedGemm
+from backends.problem import GemmProblem
+from backends.solution import Parameter
+
+#: The operand that is streamed: the problem's A, or (the transposed product) its B.
+STREAMS = ("a", "b")
+#: At most so many candidates are listed; of families that another one mostly beats, on what it runs too.
+MOST, MOST_BEATEN = 128, 24
+#: What the second launch of a split product costs, in bytes that are read meanwhile by one multiprocessor.
+SECOND_LAUNCH = 60_000
+
+
+def streamed(problem: GemmProblem, values: Values) -> OrientedGemm:
+    """The product whose A is the streamed operand."""
+    return OrientedGemm(problem, values["stream"] == "b")
+
+
+def likelier_stream(problem: GemmProblem) -> str:
+    """The larger operand."""
+    return "a" if problem.n <= problem.m else "b"
+
+
+class FewColumnsFamily(KernelFamily):
+    """What the families share: who is streamed, the launch, the order of candidates."""
+
+    #: Columns of the product that they run, at least and at most.
+    columns: ClassVar[tuple[int, int]]
+
+    @abstractmethod
+    def rows(self, product: OrientedGemm, values: Values, warp: int) -> int:
+        """Rows of a block."""
+
+    def blocks(self, product: OrientedGemm, values: Values, warp: int) -> int:
+        """Blocks along m."""
+        return -(-product.m // self.rows(product, values, warp))
+
+    def threads(self, values: Values, warp: int) -> int:
+        """Threads of a block."""
+        return warp * number(values, "warps_m") * number(values, "warps_k")
+
+    @abstractmethod
+    def step(self, product: OrientedGemm, values: Values) -> int:
+        """Elements of k that a slice is a whole number of."""
+
+    @abstractmethod
+    def registers(self, product: OrientedGemm, values: Values) -> int:
+        """Registers for loads in flight, sums, and what is being multiplied."""
+
+    @abstractmethod
+    def shared_bytes(self, product: OrientedGemm, values: Values, warp: int) -> int:
+        """Shared memory of a block."""
+
+    @abstractmethod
+    def loads(self, product: OrientedGemm, values: Values, warp: int) -> tuple[int, float]:
+        """Bytes that a thread has in flight, and the share of its loads that hit k's slices."""
+
+    @abstractmethod
+    def legal(self, product: OrientedGemm, values: Values, environment: Environment) -> str | None:
+        """The family's own rule."""
+
+    @abstractmethod
+    def instantiation(self, product: OrientedGemm, values: Values) -> str:
+        """The class in the header."""
+
+    def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
+        product, arch = streamed(problem, values), arch_of(environment)
+        threads = self.threads(values, arch.warp)
+        return first(
+            columns_rule(product, *self.columns),
+            self.legal(product, values, environment),
+            threads_rule(threads, arch),
+            shared_rule(self.shared_bytes(product, values, arch.warp), arch),
+            registers_rule(self.registers(product, values), threads, arch),
+            grid_rule(
+                self.blocks(product, values, arch.warp), threads, product, arch, number(values, "splits")
+            ),
+        )
+
+    def config(self, problem: GemmProblem, values: Values, arch: GpuArch) -> KernelConfig:
+        product = streamed(problem, values)
+        return KernelConfig(
+            product, self.header, self.instantiation(product, values), self.threads(values, arch.warp),
+            self.shared_bytes(product, values, arch.warp), self.blocks(product, values, arch.warp),
+            number(values, "splits"), self.step(product, values),
+        )  # fmt: skip
+
+    def candidates(self, problem: GemmProblem, environment: Environment) -> Iterable[dict[str, Parameter]]:
+        """By cost(), every combination of choices with the larger operand streamed."""
+        stream = likelier_stream(problem)
+        product = OrientedGemm(problem, stream == "b")
+        if columns_rule(product, *self.columns) is not None:
+            return
+        names = [name for name in self.choices if name != "stream"]
+        found = []
+        for row in combinations(*(self.choices[name] for name in names)):
+            values = {"stream": stream, **dict(zip(names, row, strict=True))}
+            if self.rule(problem, values, environment) is None:
+                found.append((self.cost(product, values, environment), values))
+        found.sort(key=lambda one: one[0])
+        yield from (values for _, values in found[: self.most(product, environment)])
+
+    def most(self, product: OrientedGemm, environment: Environment) -> int:
+        """At most so many candidates are listed."""
+        return MOST
+
+    def resident(self, product: OrientedGemm, values: Values, environment: Environment) -> int:
+        """Blocks that a multiprocessor runs at once."""
+        arch = arch_of(environment)
+        threads = self.threads(values, arch.warp)
+        registers = threads * (self.registers(product, values) + 24)
+        return max(1, min(arch.unit_threads // threads, arch.unit_registers // registers, arch.unit_blocks))
+
+    def cost(self, product: OrientedGemm, values: Values, environment: Environment) -> float:
+        """Roughly the bytes that the slowest multiprocessor reads, over the share of the memory's speed that
+        its loads in flight keep up. A guess for the order only: what is fast is measured."""
+        arch, units, splits = arch_of(environment), max(1, environment.units), number(values, "splits")
+        warp = arch.warp
+        blocks = self.blocks(product, values, warp) * splits * product.batch
+        resident = self.resident(product, values, environment)
+        here = min(resident, ceil(blocks / units))
+        bytes_each, used = self.loads(product, values, warp)
+        speed = min(1.0, here * self.threads(values, warp) * bytes_each * used / arch.rates.in_flight_bytes)
+        read = product.m * product.k * product.element_bytes * product.batch
+        waves = blocks / (resident * units)
+        busiest = read / blocks * ceil(blocks / units)  # the last wave's tail included
+        uneven = busiest if waves <= 1 else (busiest + read / units) / 2
+        return uneven / (speed * used) + (SECOND_LAUNCH if splits > 1 else 0)

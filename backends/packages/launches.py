@@ -1,0 +1,224 @@
+"""A candidate's launches in plain values, for a program that has nothing of ours: the kernel, grid and block,
+shared memory, and every byte of the arguments, where the caller's own addresses and scalars belong among
+them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from backends.archs import GpuArch
+from backends.kernels.family import KernelConfig
+from backends.kernels.launch import KernelLaunch
+from backends.kernels.oriented_gemm import GemmArgs
+from backends.kernels.tensor_map import MAP_ALIGNMENT, MAP_BYTES, TensorMap, argument_type
+from backends.kernels.triton.configuration import MAIN, Step, TritonConfig
+from backends.kernels.triton.description import Request
+from backends.kernels.triton.oriented_gemm import POINTERS
+from backends.operands import Operands, layouts
+from backends.problem import GemmProblem
+from backends.resources import Resources
+
+#: What the caller fills in beside operands' addresses, alpha and beta.
+WORKSPACE = "workspace"
+_C_TYPES: Mapping[type[Any], str] = {
+    ctypes.c_void_p: "void *", ctypes.c_longlong: "long long", ctypes.c_int: "int",
+    ctypes.c_uint: "unsigned int", ctypes.c_float: "float",
+}  # fmt: skip
+#: The type of a field that is encoded.
+TENSOR_MAP = "CUtensorMap"
+#: Triton's types of a signature; all others are addresses.
+_TRITON_TYPES = {"i64": "long long", "i32": "int", "fp32": "float"}
+_BYTES = {name: ctypes.sizeof(kind) for kind, name in _C_TYPES.items()} | {TENSOR_MAP: MAP_BYTES}
+#: gemmtune's type -> CUtensorMapDataType's.
+_TENSOR_TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
+
+
+@dataclass(frozen=True)
+class Fill:
+    """What the caller fills in: an operand's or the workspace's address, so many bytes on, or a scalar."""
+
+    name: str
+    plus: int = 0
+
+
+@dataclass(frozen=True)
+class Encode:
+    """What the caller fills in by cuTensorMapEncodeTiled: of the operand's address."""
+
+    map: TensorMap
+
+    def to_dict(self) -> dict[str, Any]:
+        """The call's arguments, the contiguous dimension first; strides in bytes, of the others."""
+        one = self.map
+        return {
+            "data_type": _TENSOR_TYPES[one.dtype], "sizes": list(one.sizes), "strides": list(one.strides),
+            "box": list(one.box), "element_strides": [1] * len(one.box),
+            "interleave": "NONE", "swizzle": "128B", "l2_promotion": "L2_256B", "fill": "NONE",
+        }  # fmt: skip
+
+
+Value = int | float | Fill | Encode
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A parameter of a kernel, or a field of the struct that is one: `type` is C's, `offset` bytes from the
+    struct's start."""
+
+    name: str
+    type: str
+    value: Value
+    offset: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values: `value`, or `fill` with what the caller puts there."""
+        found: dict[str, Any] = {"name": self.name, "type": self.type, "bytes": _BYTES[self.type]}
+        if self.offset is not None:
+            found["offset"] = self.offset
+        if isinstance(self.value, Encode):
+            return {**found, "fill": self.value.map.operand, "tensor_map": self.value.to_dict()}
+        if not isinstance(self.value, Fill):
+            return {**found, "value": self.value}
+        return {**found, "fill": self.value.name} | ({"plus": self.value.plus} if self.value.plus else {})
+
+
+@dataclass(frozen=True)
+class Struct:
+    """A struct that is passed by value. Sizes in bytes."""
+
+    name: str
+    bytes: int
+    alignment: int
+    fields: tuple[Argument, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        fields = [field.to_dict() for field in self.fields]
+        return {"name": "args", "type": f"struct {self.name}", "bytes": self.bytes,
+                "alignment": self.alignment, "fields": fields}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DescribedLaunch:
+    """One launch of a file's kernel on an architecture. Where blocks along x depend on the device they are
+    the lesser of `most_blocks` and `per_unit` a multiprocessor; else both are None."""
+
+    file: str
+    launch: KernelLaunch
+    arch: GpuArch
+    arguments: tuple[Struct | Argument, ...]
+    resources: Resources | None
+    per_unit: int | None = None
+    most_blocks: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        units, one = None, self.launch
+        if self.per_unit is not None:
+            units = {"dimension": "x", "per_multiprocessor": self.per_unit, "most": self.most_blocks}
+        return {
+            "file": self.file,
+            "entry": one.entry,
+            "grid": list(one.grid),
+            "grid_depends_on_multiprocessors": units,
+            "block": list(one.block),
+            "cluster": None if one.cluster is None else list(one.cluster),
+            "dynamic_shared_bytes": one.shared_bytes,
+            "needs_shared_memory_attribute": one.needs_shared_attribute(self.arch),
+            "may_be_programmatic_dependent_launch": one.dependent(self.arch),
+            "arguments": [argument.to_dict() for argument in self.arguments],
+            "resources": None if self.resources is None else _resources(self.resources),
+        }
+
+
+def _resources(taken: Resources) -> dict[str, int | None]:
+    return {
+        "registers": taken.registers,
+        "static_shared_bytes": taken.shared_bytes,
+        "spill_bytes": taken.spill_bytes,
+    }
+
+
+# ---- our own kernels -----------------------------------------------------------------------------
+
+
+def kernel_launches(
+    config: KernelConfig, file: str, resources: Mapping[str, Resources], arch: GpuArch
+) -> list[DescribedLaunch]:
+    """The product, and where k is split the sum of what was kept, which takes the same argument."""
+    argument = (kernel_argument(config),)
+    return [DescribedLaunch(file, one, arch, argument, resources.get(one.entry)) for one in config.launches]
+
+
+def kernel_argument(found: KernelConfig) -> Struct:
+    """GemmArgs as TritonConfig.arguments() fills it, and maps of operands."""
+    problem = found.product.problem
+    # Addresses that are none, so that every field tells whose it holds.
+    marks = {name: number for number, name in enumerate([*layouts(problem), WORKSPACE], 1)}
+    workspace = marks.pop(WORKSPACE) if found.reduces else 0
+    args = found.arguments(Operands.at(marks, problem.scalars), workspace)
+    fills: dict[int, Value] = {number: Fill(name) for name, number in marks.items()}
+    fills |= {workspace: Fill(WORKSPACE)} if workspace else {}
+    scalars = _scalars(problem)
+    fields = []
+    for name, kind, *_ in GemmArgs._fields_:
+        value = getattr(args, name)
+        if kind is ctypes.c_void_p:
+            value = fills.get(value, 0)
+        value = scalars.get(name, value)
+        fields.append(Argument(name, _C_TYPES[kind], value, getattr(GemmArgs, name).offset))
+    if not found.tensors:
+        size, alignment = ctypes.sizeof(GemmArgs), ctypes.alignment(GemmArgs)
+        return Struct(GemmArgs.__name__, size, alignment, tuple(fields))
+    whole = argument_type(len(found.tensors))
+    fields += [
+        Argument(f"maps[{number}]", TENSOR_MAP, Encode(one), whole.maps.offset + number * MAP_BYTES)
+        for number, one in enumerate(found.tensors)
+    ]
+    return Struct(whole.__name__, ctypes.sizeof(whole), MAP_ALIGNMENT, tuple(fields))
+
+
+def _scalars(problem: GemmProblem) -> dict[str, Value]:
+    """alpha and beta: the one value that the problem has, or the caller's."""
+    alpha, beta = problem.scalars
+    return {
+        "alpha": Fill("alpha") if problem.alpha == "any" else alpha,
+        "beta": Fill("beta") if problem.beta == "any" else beta,
+    }
+
+
+# ---- Triton's ------------------------------------------------------------------------------------
+
+
+def triton_launches(
+    config: TritonConfig, requests: Mapping[str, Request], steps: Sequence[Step], arch: GpuArch
+) -> list[DescribedLaunch]:
+    """A kernel a step, each in a file of its own."""
+    return [_triton_launch(config, requests[step.entry], step, arch) for step in steps]
+
+
+def _triton_launch(config: TritonConfig, request: Request, step: Step, arch: GpuArch) -> DescribedLaunch:
+    compiled, problem = step.description, config.product.problem
+    pointers: dict[str, Fill | int] = {
+        name: Fill(name) if name in layouts(problem) else 0 for name in POINTERS
+    }
+    partial: Fill | int = Fill(WORKSPACE) if config.partial_bytes else 0
+    values = config.arguments(step.entry, pointers, partial, problem.scalars)
+    scalars, whole = _scalars(problem), config.product.out_integer
+    arguments = []
+    for (name, kind), value in zip(request.signature, values, strict=True):
+        found = scalars.get(name, value)
+        if whole and isinstance(found, float):
+            found = int(found)
+        arguments.append(Argument(name, _TRITON_TYPES.get(kind, "void *"), found))
+    scratch: Value = Fill(WORKSPACE, step.scratch) if compiled.scratch_bytes else 0
+    last = [Argument("global_scratch", "void *", scratch), Argument("profile_scratch", "void *", 0)]
+    taken = Resources(compiled.registers, 0, compiled.spill_bytes)
+    follows = config.programs_per_unit is not None and step.entry == MAIN
+    return DescribedLaunch(
+        f"{step.entry}.cubin", step.launch, arch, (*arguments, *last), taken,
+        config.programs_per_unit if follows else None, config.tiles if follows else None,
+    )  # fmt: skip

@@ -1,0 +1,200 @@
+"""What AITER's tables and its log say of a problem: families, types, and the call itself.
+
+A family is an operator with a table of its own. All are F.linear: x[M,K] of activations times the transpose
+of w[N,K], row-major and packed; the output is bf16 where no column says otherwise, which is what AITER's
+tuners measure and what its operators default to.
+
+    bf16             x and w of `dtype`, output `outdtype`; a bias is of the output's type, as AITER's tuner
+                     has it and as hipBLASLt takes one of which nothing is said
+    a8w8             x and w of `q_dtype_w` (int8 before 2026), a scale a row of x and of w, in fp32
+    a8w8_blockscale  8-bit floats, x with a scale a 1 x 128 block and w a 128 x 128 block, in fp32
+    bf16_batched     x[B,M,K] and w[B,N,K] in bf16
+
+Not expressible here, and so rejected, row by row: weights that are shuffled in memory (bpreshuffle: another
+layout of B, not another way to read a plain one), 4-bit floats (a4w4), a8w8 in batches (its scales are a row
+of each batch) and its mxscale form, and scaleAB (a scale a tensor or a row, of x or w or both: the column
+does not say which).
+
+Source: ROCm/aiter, aiter/tuned_gemm.py, aiter/ops/gemm_op_a8w8.py, aiter/ops/batched_gemm_op_*.py,
+csrc/ck_gemm_a8w8*/, gradlib/gradlib/GemmTuner.py, gradlib/csrc/hipbsolgemm.cu, aiter/utility/dtypes.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from backends.dtypes import dtype
+from backends.problem import GemmProblem, from_bmm, from_linear
+from service.formats.tunableop.signature import BadLineError, quote
+
+BF16, A8W8, BLOCKSCALE, BATCHED = "bf16", "a8w8", "a8w8_blockscale", "bf16_batched"
+SHUFFLED, A4W4, A8W8_BATCHED, MXSCALE = "bpreshuffle", "a4w4", "a8w8_batched", "mxscale"
+_NO_PROBLEM: Mapping[str, str] = {
+    SHUFFLED: "bpreshuffle: the weight is shuffled in memory, a layout that no problem here has",
+    A4W4: "a4w4: 4-bit floats are not supported",
+    A8W8_BATCHED: "a8w8 in batches: it scales every batch apart, which no problem here does",
+    MXSCALE: "mxscale: its scales and its layout are none that a problem here has",
+}
+#: Words of a table's name -> family; the first whose words all occur. None: no GEMM.
+_NAMED: tuple[tuple[tuple[str, ...], str | None], ...] = (
+    (("moe",), None),
+    (("a4w4",), A4W4),
+    (("mxscale",), MXSCALE),
+    (("preshuf",), SHUFFLED),
+    (("asm_a8w8",), SHUFFLED),
+    (("batched", "a8w8"), A8W8_BATCHED),
+    (("batched", "bf16"), BATCHED),
+    (("a8w8", "blockscale"), BLOCKSCALE),
+    (("a8w8",), A8W8),
+    (("bf16",), BF16),
+)
+#: Starts of a kernel's name -> family. CK Tile's kernels for block scales have one name for both layouts of
+#: the weight, so they tell nothing.
+_KERNELS: tuple[tuple[str, str | None], ...] = (
+    ("a8w8_rowwise_", A8W8),
+    ("a8w8_blockscale_cktile_", None),
+    ("a8w8_blockscale_", BLOCKSCALE),
+    ("a8w8_batched_", A8W8_BATCHED),
+    ("bf16_batched_", BATCHED),
+    ("a4w4_", A4W4),
+)
+
+_FNUZ, _OCP = "fp8_e4m3_fnuz", "fp8_e4m3"
+#: The 8-bit float of an arch, as AITER's dtypes.fp8 is.
+_FP8: Mapping[str, str] = {
+    "gfx942": _FNUZ,
+    **dict.fromkeys(
+        ("gfx950", "gfx1100", "gfx1101", "gfx1102", "gfx1151", "gfx1200", "gfx1201", "gfx1250"), _OCP
+    ),
+}
+#: What AITER takes a table without `gfx` to be of: compute units -> arch.
+_ARCH: Mapping[int, str] = {80: "gfx942", 304: "gfx942", 256: "gfx950"}
+#: Types as torch and AITER spell them; dtypes.fp8 depends on the arch.
+_TYPES: Mapping[str, str] = {
+    "torch.bfloat16": "bf16",
+    "torch.float16": "fp16",
+    "torch.half": "fp16",
+    "torch.float32": "fp32",
+    "torch.float": "fp32",
+    "torch.int8": "int8",
+    "torch.float8_e4m3fn": _OCP,
+    "torch.float8_e4m3fnuz": _FNUZ,
+    "torch.float8_e5m2": "fp8_e5m2",
+    "torch.float8_e5m2fnuz": "fp8_e5m2_fnuz",
+    "dtypes.bf16": "bf16",
+    "dtypes.fp16": "fp16",
+    "dtypes.fp32": "fp32",
+    "dtypes.i8": "int8",
+}
+_FLAGS: Mapping[str, bool] = {
+    text: value for value in (False, True) for text in (str(value), str(value).upper(), str(value).lower())
+}
+
+
+def named_family(name: str) -> str | None:
+    """The family of the table at a path, by its file name; None where that does not tell."""
+    text = name.replace("\\", "/").rpartition("/")[2].lower()
+    return next((family for words, family in _NAMED if all(word in text for word in words)), None)
+
+
+def family_of(kernel: str, named: str | None) -> str:
+    """The family of a row whose columns several families share: by its kernel's name and by its file's.
+    Raises BadLineError where neither tells, or they contradict each other."""
+    lower = kernel.lower()
+    said = next((family for start, family in _KERNELS if lower.startswith(start)), None)
+    if "f4gemm" in lower or named == A4W4:
+        return A4W4
+    if "preshuf" in lower or named == SHUFFLED:
+        return SHUFFLED
+    if said is None and named is None:
+        raise BadLineError(
+            "the row does not say of which operator it is, and the file's name does not either; name it as "
+            "AITER does, such as a8w8_blockscale_tuned_gemm.csv (plain fp32 shapes are read as csv)"
+        )
+    if said is not None and named is not None and said != named:
+        raise BadLineError(f"its kernel is one of {said}, but the file's name says {named}")
+    return said or named or ""
+
+
+def check_expressible(family: str) -> None:
+    """Raises BadLineError for a family whose calls are no problems here."""
+    if family in _NO_PROBLEM:
+        raise BadLineError(_NO_PROBLEM[family])
+
+
+def flag(text: str, name: str) -> bool:
+    """True or False, as pandas reads it. Raises BadLineError."""
+    found = _FLAGS.get(text)
+    if found is None:
+        raise BadLineError(f"{name} {quote(text)} is not True or False")
+    return found
+
+
+@dataclass(frozen=True)
+class Told:
+    """What is known of the device that a row is of: its arch ("") and compute units (0) where the row says
+    them, and the type that the reader was told (None)."""
+
+    gfx: str = ""
+    units: int = 0
+    dtype: str | None = None
+
+    @property
+    def fp8(self) -> str:
+        """The 8-bit float. Raises BadLineError where nothing says which of the two it is."""
+        found = _FP8.get(self.gfx or _ARCH.get(self.units, ""))
+        if found is None and self.dtype is not None:
+            name = dtype(self.dtype).name
+            found = name if name in (_OCP, _FNUZ) else None
+        if found is None:
+            raise BadLineError(
+                f"nothing says which 8-bit float this is: give the dtype, {_FNUZ} on gfx942 and {_OCP} on "
+                "gfx950 and later"
+            )
+        return found
+
+    def type(self, text: str, name: str) -> str:
+        """The storage of a torch type. Raises BadLineError."""
+        if text == "dtypes.fp8":
+            return self.fp8
+        found = _TYPES.get(text)
+        if found is None:
+            raise BadLineError(f"{name} {quote(text)} is not supported; supported: {', '.join(_TYPES)}")
+        return found
+
+
+# ---- calls: they raise BadLineError or InvalidProblem ----------------------------------------------
+
+
+@lru_cache(maxsize=4096)
+def plain(m: int, n: int, k: int, kind: str, out: str, bias: bool, scaled: bool) -> GemmProblem:
+    """The bf16 family's call."""
+    if scaled:
+        raise BadLineError(
+            "scaleAB: which operands are scaled, and whether by a scale a tensor or a row, is not said"
+        )
+    return from_linear(m, n, k, kind, dtype_d=out, bias=out if bias else None)
+
+
+@lru_cache(maxsize=4096)
+def rowwise(m: int, n: int, k: int, kind: str) -> GemmProblem:
+    """The a8w8 family's call."""
+    if kind != "int8" and not kind.startswith("fp8_e4m3"):
+        raise BadLineError(f"q_dtype_w is {kind}: a8w8 multiplies int8 or 8-bit floats")
+    return from_linear(m, n, k, kind, dtype_d="bf16", scale_a="outer", scale_b="outer")
+
+
+@lru_cache(maxsize=4096)
+def blockwise(m: int, n: int, k: int, kind: str) -> GemmProblem:
+    """The a8w8_blockscale family's call."""
+    if not kind.startswith("fp8_e4m3"):
+        raise BadLineError(f"q_dtype_w is {kind}: a8w8_blockscale multiplies 8-bit floats")
+    return from_linear(m, n, k, kind, dtype_d="bf16", scale_a="block_1x128", scale_b="block_128x128")
+
+
+@lru_cache(maxsize=4096)
+def batched(batch: int, m: int, n: int, k: int) -> GemmProblem:
+    """The bf16_batched family's call."""
+    return from_bmm(batch, m, n, k, "bf16", trans_b="T")

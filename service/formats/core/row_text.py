@@ -1,0 +1,187 @@
+"""Rows of our own exports as JSON text.
+
+An export may hold a hundred thousand rows, so what many rows share is turned into text once, and a
+problem's wire form is built by rule: backends.wire tries a reading for every field that it leaves out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any, Generic, TypeVar
+
+import orjson
+
+from backends.dtypes import COMPUTE_FOR, OUTPUTS_FOR
+from backends.environment import Environment
+from backends.problem import GemmProblem
+from backends.solution import Solution
+from service.formats.core.export import ExportRow
+from tuners.policy import MeasurementPolicy
+
+#: Values of one kind that are remembered.
+_REMEMBERED = 1024
+_PROBLEM_FIELDS = tuple(f.name for f in fields(GemmProblem))
+_problem_values = attrgetter(*_PROBLEM_FIELDS)
+_T = TypeVar("_T")
+
+
+# ---- problems ------------------------------------------------------------------------------------
+
+
+def problem_fields(problem: GemmProblem) -> dict[str, Any]:
+    """The same as problem.to_dict()."""
+    return dict(zip(_PROBLEM_FIELDS, _problem_values(problem), strict=True))
+
+
+def problem_text(problem: GemmProblem) -> tuple[str, str]:
+    """(id, canonical JSON): the id hashes this very text."""
+    text = orjson.dumps(problem_fields(problem), option=orjson.OPT_SORT_KEYS)
+    known = vars(problem).get("id")
+    if known is None:
+        known = f"{problem.slug}-{hashlib.sha256(text).hexdigest()[:12]}"
+    return known, text.decode()
+
+
+def problem_wire(p: GemmProblem) -> dict[str, Any]:
+    """The same as backends.wire.problem_to_wire()."""
+    alpha, beta = p.scalars
+    out: dict[str, Any] = {"m": p.n, "n": p.m, "k": p.k, "dtype": p.dtype_b}
+    if p.batch > 1:
+        out["batch"] = p.batch
+    for name, letter in (("trans_a", p.trans_b), ("trans_b", p.trans_a)):
+        if letter != "N":
+            out[name] = True if letter == "T" else "C"
+    if p.bias is not None or p.activation != "none":
+        out["epilogue"] = p.epilogue
+        if p.bias and (p.bias != p.dtype_d or p.bias_axis != "m"):
+            axis = "n" if p.bias_axis == "m" else "m"
+            out["epilogue"] = {"activation": p.activation, "bias": p.bias, "bias_axis": axis}
+    if p.scale_dtype is not None:
+        out["scaling"] = {"a": p.scale_b, "b": p.scale_a, "d": p.scale_d, "dtype": p.scale_dtype}
+    if alpha != 1.0:
+        out["alpha"] = alpha
+    if beta != 0.0:
+        out["beta"] = beta
+    return out | _beyond_defaults(p)
+
+
+def _beyond_defaults(p: GemmProblem) -> dict[str, Any]:
+    """What the defaults of a packed row-major call would not give back."""
+    rows_a, columns_a = (p.m, p.k) if p.trans_a == "N" else (p.k, p.m)
+    rows_b, columns_b = (p.k, p.n) if p.trans_b == "N" else (p.n, p.k)
+    same_c = p.dtype_c == p.dtype_d
+    fields_and_defaults = (
+        ("dtype_b", p.dtype_a, p.dtype_b),
+        ("dtype_c", p.dtype_c, p.dtype_d),
+        ("dtype_d", p.dtype_d, OUTPUTS_FOR[p.dtype_a][0] if same_c else p.dtype_c),
+        ("compute", p.compute, COMPUTE_FOR[p.dtype_a][0]),
+        ("lda", p.ldb, rows_b),
+        ("ldb", p.lda, rows_a),
+        ("ldc", p.ldc, p.ldd),
+        ("ldd", p.ldd, p.m if p.ldc == p.ldd else p.ldc),
+        ("alignment", p.alignment, 16),
+        ("fast_accumulation", p.fast_accumulation, False),
+    )
+    out: dict[str, Any] = {name: value for name, value, default in fields_and_defaults if value != default}
+    if p.batch > 1:
+        strides = {"a": p.stride_b, "b": p.stride_a, "c": p.stride_c, "d": p.stride_d}
+        packed_d = p.ldd * p.n
+        if strides != {"a": p.ldb * columns_b, "b": p.lda * columns_a, "c": packed_d, "d": packed_d}:
+            out["strides"] = strides
+    return out
+
+
+# ---- rows to text --------------------------------------------------------------------------------
+
+
+def dumps(value: Any) -> str:
+    """Compact JSON of plain values."""
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError:  # half a surrogate pair, as in a file name that is no UTF-8: escaped, not encoded
+        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+class Texts(Generic[_T]):
+    """The text of values that come again and again as the same object."""
+
+    def __init__(self, make: Callable[[_T], str]) -> None:
+        self._make = make
+        self._known: dict[int, tuple[_T, str]] = {}
+
+    def of(self, value: _T) -> str:
+        """The text, made where the object is new."""
+        known = self._known.get(id(value))
+        if known is None or known[0] is not value:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            known = self._known[id(value)] = (value, self._make(value))
+        return known[1]
+
+
+class RowTexts:
+    """Rows as one JSON object each, without line breaks."""
+
+    def __init__(self) -> None:
+        self._environments: Texts[Environment] = Texts(_environment_text)
+        self._policies: Texts[MeasurementPolicy] = Texts(_policy_text)
+        self._solutions: Texts[Solution] = Texts(lambda solution: dumps(solution.to_dict()))
+
+    def _baseline(self, row: ExportRow) -> str:
+        return "null" if row.baseline is None else self._solutions.of(row.baseline)
+
+    def text(self, row: ExportRow) -> str:
+        """The row's JSON; row_from_plain() reads it back."""
+        problem_id, problem = problem_text(row.problem)
+        speedup = row.speedup
+        figures = dumps(
+            {
+                "baseline_name": row.baseline_name,
+                "judgement": row.judgement,
+                "seconds": row.seconds,
+                "baseline_seconds": row.baseline_seconds,
+                "speedup": None
+                if speedup is None
+                else {"low": speedup[0], "mid": speedup[1], "high": speedup[2]},
+                "rounds": row.rounds,
+                "session": row.session,
+                "decided_at": row.decided_at,
+                "provenance": row.provenance,
+                "source": row.source,
+                "count": row.count,
+                "keys": row.keys,
+            }
+        )
+        return (
+            f'{{"problem_id":"{problem_id}","wire":{dumps(problem_wire(row.problem))},'
+            f'"solution":{self._solutions.of(row.solution)},"baseline":{self._baseline(row)},'
+            f"{figures[1:-1]},{self._policies.of(row.policy)},{self._environments.of(row.environment)},"
+            f'"problem":{problem}}}'
+        )
+
+
+def _environment_text(environment: Environment) -> str:
+    values = dumps(environment.to_dict())
+    return (
+        f'"device":{dumps(str(environment.device_class))},"environment_id":{dumps(environment.id)},'
+        f'"environment":{values}'
+    )
+
+
+def _policy_text(policy: MeasurementPolicy) -> str:
+    return f'"policy_id":{dumps(policy.id)},"policy":{dumps(policy.to_dict())}'
+
+
+def unwritten(row: ExportRow, workspace_limit: int | None) -> str | None:
+    """Why a row is left out: a figure that no JSON or CSV number says, or more workspace than asked for."""
+    figures = (row.seconds, row.baseline_seconds, *(row.speedup or ()))
+    if not all(figure is None or math.isfinite(figure) for figure in figures):
+        return "one of its figures is not finite"
+    if workspace_limit is not None and row.solution.workspace_bytes > workspace_limit:
+        return f"needs more workspace than the {workspace_limit} bytes that it may use"
+    return None

@@ -1,0 +1,220 @@
+"""Rows into one C header, for programs that choose kernels with a dispatch of their own.
+
+The header holds a constant table, sorted, and functions that find a problem's row in it (c_header_text.py):
+
+    gemmtune_problem problem = gemmtune_packed(GEMMTUNE_TRANS_T, GEMMTUNE_TRANS_N, 14336, 16, 4096,
+        GEMMTUNE_DTYPE_BF16, GEMMTUNE_DTYPE_BF16, GEMMTUNE_COMPUTE_FP32);
+    const gemmtune_row *row = gemmtune_lookup(&problem);
+    if (row != NULL) {
+        const gemmtune_solution *solution = gemmtune_solution_of(row);  /* solution->solution_index ... */
+    }
+
+It is of no stack, so that nothing is left out for a target's sake: each solution says its family, and the
+build of its library, which the program is to compare with the one that it runs. A problem has one row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from backends.environment import Environment
+from backends.problem import GemmProblem
+from backends.solution import Solution
+from service.formats.core.export import ExportOptions, ExportRefused, ExportReport, ExportRow
+from service.formats.core.override import Keyed, OmittedError, check_judgement
+from service.formats.core.row_text import Texts, unwritten
+from service.formats.gemmtune.c_header_text import (
+    ATTRIBUTES,
+    DECLARATIONS,
+    FIELDS,
+    FUNCTIONS,
+    literal,
+    remark,
+)
+from tuners.policy import MeasurementPolicy
+
+#: Families whose solutions are an index into their library's own list.
+_INDEXED = ("rocblas", "hipblaslt")
+#: Environments and policies that the header's comment names, and rows in one piece of text.
+_NAMED, _LINES = 32, 512
+_SHARED = "a problem has one row in the header, whatever policy and environment it was measured in"
+_values = attrgetter(*FIELDS)
+#: What stands in an array that would be empty, which C does not know.
+_NO_SOLUTION = '    {"", "", "{}", "", ' + ", ".join(["0"] * (6 + len(ATTRIBUTES))) + "}"
+_NO_ROW = "    {{" + ", ".join(["0"] * len(FIELDS)) + "}, 0, 0, 0.0, 0.0}"
+
+
+@dataclass(frozen=True)
+class CHeader:
+    """The registry's entry."""
+
+    name: str = "c-header"
+    description: str = "a C99 and C++ header with a sorted table and a lookup, for a dispatch of one's own"
+    example: str = (
+        "const gemmtune_row *row = gemmtune_lookup(&problem);\n"
+        "const gemmtune_solution *solution = gemmtune_solution_of(row);\n"
+    )
+    media_type: str = "text/x-c"
+    suffix: str = ".h"
+    targets: tuple[str, ...] = ()
+    key_formats: tuple[str, ...] = ()
+
+    def write(self, rows: Iterable[ExportRow], options: ExportOptions, report: ExportReport) -> Iterator[str]:
+        """The header, piece by piece. With ties=default a TIE or a LOSS is a row whose baseline stands.
+        Raises ExportRefused."""
+        if options.target is not None or options.validators:
+            raise ExportRefused(f"{self.name} is for no one stack: leave out target and validators")
+        return _Header(options, report).write(rows)
+
+
+@dataclass
+class _Header:
+    """One header being written."""
+
+    options: ExportOptions
+    report: ExportReport
+    _solutions: dict[str, tuple[int, str]] = field(default_factory=dict)
+    _environments: dict[str, None] = field(default_factory=dict)
+    _policies: dict[str, None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._places: Texts[Environment] = Texts(lambda environment: str(environment.device_class))
+        self._named: Texts[Environment] = Texts(_environment_text)
+        self._policy: Texts[MeasurementPolicy] = Texts(lambda policy: policy.id)
+        self._identities: Texts[Solution] = Texts(lambda solution: solution.id)
+
+    def write(self, rows: Iterable[ExportRow]) -> Iterator[str]:
+        """Every piece; the first comes when the last row was taken, because the table is sorted."""
+        keyed = Keyed(self.report, _SHARED)
+        for row in rows:
+            try:
+                self._put(keyed, row)
+            except OmittedError as reason:
+                self.report.omit(str(reason), row.problem)
+        # A row's text begins with its problem's numbers, in the order by which rows are sorted.
+        table = sorted(keyed.texts(), key=lambda text: [*map(int, text[: text.index("}")].split(","))])
+        yield self._comment(len(table)) + DECLARATIONS
+        yield f"#define GEMMTUNE_DEVICE {literal(str(self.options.device))}\n"
+        yield f"#define GEMMTUNE_ROWS ((size_t){len(table)})\n\n"
+        yield "static const gemmtune_solution gemmtune_solutions[] = {\n"
+        yield from _listed([text for _, text in self._solutions.values()] or [_NO_SOLUTION])
+        yield "};\n\nstatic const gemmtune_row gemmtune_rows[] = {\n"
+        yield from _listed([f"    {{{{{text}" for text in table] or [_NO_ROW])
+        yield "};\n\n" + FUNCTIONS + "#endif /* GEMMTUNE_TABLE_H */\n"
+
+    def _put(self, keyed: Keyed, row: ExportRow) -> None:
+        place = self._places.of(row.environment)
+        if place != str(self.options.device):
+            raise OmittedError(f"measured on {place}: the header is for {self.options.device}")
+        stands = row.judgement in ("TIE", "LOSS")
+        if not (stands and self.options.ties == "default"):
+            check_judgement(row)
+        fault = unwritten(row, self.options.workspace_limit)
+        if fault is not None:
+            raise OmittedError(fault)
+        chosen = row.baseline if stands else row.solution
+        if chosen is None:
+            raise OmittedError(f"{row.judgement}: nothing is said of its baseline but a name")
+        index = self._index(chosen)
+        seconds = row.baseline_seconds if stands else row.seconds
+        numbers = ", ".join(map(str, problem_numbers(row.problem)))
+        text = f"{numbers}}}, {index}, {int(stands)}, {seconds or 0.0!r}, {row.baseline_seconds or 0.0!r}}}"
+        keyed.put(numbers, row, text)
+        for named, value in (
+            (self._environments, self._named.of(row.environment)),
+            (self._policies, self._policy.of(row.policy)),
+        ):
+            named.setdefault(value)
+
+    def _index(self, solution: Solution) -> int:
+        """Of the solution in its table. Raises OmittedError for one that C cannot hold."""
+        identity = self._identities.of(solution)
+        # Workspace and determinism are no part of a solution's identity, and differ with the problem.
+        identity += f" {solution.workspace_bytes} {solution.deterministic}"
+        known = self._solutions.get(identity)
+        if known is None:
+            known = self._solutions[identity] = (len(self._solutions), _solution_text(solution))
+        return known[0]
+
+    def _comment(self, count: int) -> str:
+        policies, environments = _first(self._policies), _first(self._environments)
+        lines = [
+            f"The fastest known ways to run {count} GEMMs on {self.options.device}, as tuned by gemmtune.",
+            "",
+            f"Rows {count}, sorted by problem, field by field in the order of gemmtune_problem.",
+            *(f"Policy {policy}" for policy in policies),
+            *(f"Measured on {environment}" for environment in environments),
+            "A TIE or a LOSS against the stack's own way "
+            + ("has baseline_stands = 1." if self.options.ties == "default" else "has no row."),
+        ]
+        text = "".join(f" * {remark(line)}".rstrip() + "\n" for line in lines)
+        return f"/*\n{text} */\n#ifndef GEMMTUNE_TABLE_H\n#define GEMMTUNE_TABLE_H\n\n"
+
+
+def problem_numbers(problem: GemmProblem) -> list[int]:
+    """A problem as the numbers of its C struct, in order."""
+    return [
+        int(value) if numbers is None else numbers[value]
+        for value, numbers in zip(_values(problem), FIELDS.values(), strict=True)
+    ]
+
+
+def _solution_text(solution: Solution) -> str:
+    """One member of the table of solutions. Raises OmittedError."""
+    values = solution.parameters
+    try:
+        texts = [
+            literal(text)
+            for text in (
+                solution.id,
+                solution.family,
+                json.dumps(dict(values), separators=(",", ":")),
+                solution.build or "",
+            )
+        ]
+    except ValueError:
+        raise OmittedError("its parameters or its build make no C string (too long, or a NUL)") from None
+    index = values.get("solution_index") if solution.family in _INDEXED else None
+    attributes = [values.get(name) for name in ATTRIBUTES.values()] if solution.family == "cublaslt" else []
+    has_index = _fits(index)
+    has_cublaslt = bool(attributes) and all(_fits(value) for value in attributes)
+    if not _fits(solution.version) or solution.workspace_bytes >= 2**63:
+        raise OmittedError("the version or the workspace of its solution fits no C integer")
+    deterministic = -1 if solution.deterministic is None else int(solution.deterministic)
+    numbers = [
+        solution.workspace_bytes,
+        index if has_index else 0,
+        solution.version,
+        deterministic,
+        int(has_index),
+        int(has_cublaslt),
+        *(attributes if has_cublaslt else [0] * len(ATTRIBUTES)),
+    ]
+    return "    {" + ", ".join((*texts, *map(str, numbers))) + "}"
+
+
+def _fits(value: object) -> bool:
+    """Whether it is an integer of 32 bits. (The least has no literal in C, and is none of a library's.)"""
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**31) < value < 2**31
+
+
+def _environment_text(environment: Environment) -> str:
+    libraries = ", ".join(f"{name} {build}" for name, build in sorted(environment.libraries.items()))
+    return f"{environment.product}, driver {environment.driver}, runtime {environment.runtime}: {libraries}"
+
+
+def _first(named: Iterable[str]) -> list[str]:
+    """The first of what is named, and how many there are besides."""
+    listed = list(named)
+    rest = len(listed) - _NAMED
+    return listed if rest <= 0 else [*listed[:_NAMED], f"(and {rest} more)"]
+
+
+def _listed(members: list[str]) -> Iterator[str]:
+    """The members of an initialiser."""
+    for at in range(0, len(members), _LINES):
+        end = "\n" if at + _LINES >= len(members) else ",\n"
+        yield ",\n".join(members[at : at + _LINES]) + end

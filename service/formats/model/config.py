@@ -1,0 +1,153 @@
+"""A Hugging Face model's config.json: the GEMMs of its linear layers, on one of the devices that share it.
+
+    {"architectures": ["LlamaForCausalLM"], "hidden_size": 4096, ..., "torch_dtype": "bfloat16"}
+
+Each entry is one layer at one number of tokens: y[M, N] = x[M, K] @ w[N, K].T (+ bias), row-major. Its key is
+the layer's name in vLLM, its count how often a forward pass on one device calls it. ReadOptions say on how
+many devices (`tensor_parallel`), for which M (`tokens`) and, if not as the checkpoint is, in what type
+(`dtype`).
+
+* Logits are computed of the last token of each sequence only, so lm_head has the M up to LOGIT_ROWS, the most
+  sequences that vLLM runs at once unless told (vllm/engine/arg_utils.py: 256, or 1024 on large devices);
+  beyond that M is a prefill's, which asks for lm_head with one row a sequence.
+* The bias of a row-parallel layer is added on the first device alone (vLLM and SGLang, RowParallelLinear),
+  before the sum over devices: with several devices it is two problems, with and without.
+* Attention's own products are fused kernels and no GEMMs; MLA's kv_b_proj is called at prefill only. Routed
+  experts are grouped GEMMs: what is left out is said as a rejected line, each kind once.
+
+A file that is no JSON, or no config.json, is one rejected line. A model whose layers are not known for
+certain, or that the devices do not divide, raises ReadError.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from backends.errors import InvalidProblem, ReadError
+from backends.problem import GemmProblem
+from service.formats.core.base import (
+    DEFAULTS,
+    Declaration,
+    Entry,
+    ReadOptions,
+    Rejected,
+    decode_lines,
+    rejected,
+)
+from service.formats.core.json_text import BadJsonError, BrokenError, Document, decode, kind_of
+from service.formats.model.architectures import architecture_of
+from service.formats.model.dtypes import Types, types_of
+from service.formats.model.fields import Fields, shown
+from service.formats.model.layers import ROW, Linear, Parallel
+
+#: Bytes of a line, and of a document (json_text.MAX_ITEM): the longest that are published list every layer.
+MAX_DOCUMENT = 2**20
+#: Sequences in one forward pass, each of which asks for one row of logits.
+LOGIT_ROWS = 1024
+_NAMES = ("architectures", "model_type")
+_SIZES = ("hidden_size", "n_embd", "text_config")
+_NAMED = re.compile(r'"(?:architectures|model_type)"\s*:')
+_SIZED = re.compile(r'"(?:hidden_size|n_embd|text_config)"\s*:')
+#: Parts of a multimodal model that are not read.
+_TOWERS = ("vision_config", "audio_config")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The format's entry in the registry."""
+
+    name: str = "model-config"
+    declares: ClassVar[Declaration] = Declaration(options=("tensor_parallel", "tokens", "dtype"))
+    description: str = "a Hugging Face model's config.json: its linear layers' GEMMs, sharded as vLLM does"
+    example: str = (
+        '{"architectures":["LlamaForCausalLM"],"model_type":"llama","hidden_size":4096,'
+        '"intermediate_size":14336,"num_attention_heads":32,"num_key_value_heads":8,"num_hidden_layers":32,'
+        '"vocab_size":128256,"torch_dtype":"bfloat16"}'
+    )
+    max_line: int = MAX_DOCUMENT
+
+    def detect(self, head: bytes) -> bool:
+        """Whether the file begins as a JSON object that names a model's class or type, and a size."""
+        text = head.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace").lstrip(" \t\r\n")
+        if text[:1] != "{":
+            return False
+        try:
+            return _is_config(decode(text))
+        except BadJsonError:  # cut short here, or by whoever copied it
+            named = _NAMED.search(text) is not None and _SIZED.search(text) is not None
+            return named and kind_of(head) != "journal"
+
+    def read(self, lines: Iterable[bytes]) -> Iterator[Entry | Rejected]:
+        """The layers on one device, in the checkpoint's own type, at the usual numbers of tokens."""
+        return self.read_told(lines, DEFAULTS)
+
+    def read_told(self, lines: Iterable[bytes], options: ReadOptions) -> Iterator[Entry | Rejected]:
+        """The layers as `options` say they are run. Raises ReadError for a model that is not supported, that
+        the devices do not divide, or whose type is not known."""
+        document = Document(decode_lines(lines, MAX_DOCUMENT))
+        try:
+            if not document.peek():
+                return
+            value = document.value()
+            if document.peek():
+                raise BrokenError(document.line, "something follows the end of the document")
+        except BrokenError as error:
+            yield rejected(error.line, error, error.text)
+            return
+        except BadJsonError as error:
+            yield rejected(document.line, error)
+            return
+        if not _is_config(value):
+            named, sized = " or ".join(_NAMES), " or ".join(_SIZES)
+            reason = f"no config.json of a model, which is an object with {named}, and {sized}"
+            yield rejected(1, reason, shown(value))
+            return
+        yield from _layers(Fields(value), options)
+
+
+def _is_config(value: object) -> bool:
+    return (
+        isinstance(value, dict)
+        and any(name in value for name in _NAMES)
+        and any(name in value for name in _SIZES)
+    )
+
+
+def _layers(document: Fields, options: ReadOptions) -> Iterator[Entry | Rejected]:
+    architecture, text = architecture_of(document)
+    tp = Parallel(options.tensor_parallel)
+    types = types_of(document, text, architecture, options.dtype)
+    model = architecture.layers(text, tp)
+    for linear in model.linears:
+        types.check(linear, tp)
+    for reason in (*model.left_out, *_towers(document)):
+        yield rejected(1, reason)
+    for linear in model.linears:
+        for tokens in dict.fromkeys(options.tokens):
+            if linear.name == "lm_head" and tokens > LOGIT_ROWS:
+                continue
+            # One problem where the type adds the bias afterwards.
+            made = dict.fromkeys(_problem(types, linear, tokens, bias) for bias in _biases(linear, tp))
+            for problem in made:
+                yield Entry(1, problem, linear.name, linear.calls)
+
+
+def _biases(linear: Linear, tp: Parallel) -> tuple[bool, ...]:
+    """Whether a device adds the bias; devices may differ."""
+    return (True, False) if linear.bias and linear.split == ROW and tp.devices > 1 else (linear.bias,)
+
+
+def _problem(types: Types, linear: Linear, tokens: int, bias: bool) -> GemmProblem:
+    try:
+        return types.problem(linear, tokens, bias)
+    except InvalidProblem as error:
+        raise ReadError(f"{linear.name} is no GEMM that can be run: {error}; check the config.json") from None
+
+
+def _towers(document: Fields) -> Iterator[str]:
+    for name in _TOWERS:
+        if document.get(name) is not None:
+            yield f"{name}: only the language model's layers are read; send the others' shapes as CSV or JSON"

@@ -1,0 +1,179 @@
+"""The types that a model's linear layers are computed in: its own, or 8-bit floats with a scale a block.
+
+A checkpoint's own type is `torch_dtype` or `dtype`. Of quantisations only two have a certain effect on every
+device: DeepSeek's blocks (quant_method fp8, weight_block_size [128, 128]: activations scaled 1 x 128, weights
+128 x 128, both fp32, products in the checkpoint's own type, a bias added afterwards), and gpt-oss's MXFP4,
+which is that of its experts alone. Routers and logits stay as they were. Source: vLLM,
+vllm/model_executor/layers/quantization/fp8.py, mxfp4.py and utils/fp8_utils.py (validate_fp8_block_shape).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from backends.dtypes import dtype as dtype_of
+from backends.errors import InvalidProblem, ReadError
+from backends.problem import GemmProblem, from_linear
+from service.formats.model.architectures import Architecture
+from service.formats.model.fields import INSTEAD, Fields, shown
+from service.formats.model.layers import COLUMN, ROW, Linear, Parallel
+
+#: Types that may be asked for, and that a checkpoint may have.
+PLAIN = ("bf16", "fp16", "fp32", "tf32")
+_ADVICE = f"give a dtype ({', '.join(PLAIN)}) to tune the unquantised layers, or {INSTEAD}"
+_OWN = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+#: 8-bit floats that a checkpoint's blocks may be computed in: MI300's have their own.
+_BLOCKS = ("fp8_e4m3", "fp8_e4m3_fnuz")
+_BLOCK = 128
+_QUANTISATIONS = ("quantization_config", "compression_config", "quantization")
+#: What an fp8 quantisation may say that leaves the problems alone, beside what is checked.
+_FP8 = {
+    "quant_method", "activation_scheme", "fmt", "weight_block_size", "modules_to_not_convert",
+    "ignored_layers", "scale_fmt",
+}  # fmt: skip
+#: What a list of modules that are not quantised may name: modules that never are, or that are no GEMMs here.
+_NEVER = ("lm_head", "gate", "shared_expert_gate", "router", "embed_tokens")
+_ELSEWHERE = ("visual", "vision_tower", "vision_model", "multi_modal_projector", "mtp")
+
+
+@dataclass(frozen=True)
+class Types:
+    """`own` is the model's type; `blocks` the 8-bit float of layers that are scaled by blocks, if any."""
+
+    own: str
+    blocks: str | None = None
+
+    def check(self, linear: Linear, tp: Parallel) -> None:
+        """Raises ReadError for a layer whose blocks of scales would be cut."""
+        if self.blocks is None or linear.plain:
+            return
+        shared = tp.devices > 1
+        sizes = [linear.k] if linear.split == ROW and shared else []
+        # The last of several fused layers that every device has whole may end within a block.
+        sizes += linear.parts if linear.split == COLUMN and shared else linear.parts[:-1]
+        for size in sizes:
+            if size % _BLOCK:
+                raise ReadError(
+                    f"{linear.name}: a share of {size} on each of {tp.devices} devices cuts a block of "
+                    f"{_BLOCK} scaled weights; give a smaller tensor_parallel, or a dtype such as bf16 for "
+                    "the unquantised layers"
+                )
+
+    def problem(self, linear: Linear, tokens: int, bias: bool) -> GemmProblem:
+        """One call of the layer. Raises InvalidProblem for sizes beyond a GEMM's."""
+        if self.blocks is not None and not linear.plain:
+            return from_linear(
+                tokens, linear.n, linear.k, self.blocks, dtype_d=self.own,
+                scale_a="block_1x128", scale_b="block_128x128",
+            )  # fmt: skip
+        kind = "fp32" if self.own == "tf32" else self.own
+        return from_linear(tokens, linear.n, linear.k, self.own, bias=kind if bias else None)
+
+
+def types_of(document: Fields, text: Fields, architecture: Architecture, asked: str | None) -> Types:
+    """The types of a model, `asked` where that is given. Raises ReadError."""
+    kind = _asked(asked)
+    if kind in PLAIN:
+        return Types(kind)
+    quantised = _quantisation(document, text)
+    method = None if quantised is None else quantised.text("quant_method")
+    if quantised is None:
+        if kind is not None:
+            raise ReadError(f"dtype {kind} is how no layer of this model is stored; {_ADVICE}")
+        return Types(_own(document, text))
+    if method == "mxfp4" and "mxfp4" in architecture.quantised and kind is None:
+        return Types(_own(document, text, "bf16"))
+    if method != "fp8" or "fp8" not in architecture.quantised:
+        raise ReadError(
+            f"{quantised.name('quant_method')} {shown(method)} is not supported for {architecture.name}"
+            f"{'' if kind is None else f' with dtype {kind}'}; {_ADVICE}"
+        )
+    _check_fp8(quantised, text)
+    own = _own(document, text)
+    if own == "fp32":
+        raise ReadError(f"blocks of 8-bit floats are not known to make fp32; {_ADVICE}")
+    return Types(own, kind or _BLOCKS[0])
+
+
+def _asked(asked: str | None) -> str | None:
+    if asked is None:
+        return None
+    known = f"known: {', '.join((*PLAIN, *_BLOCKS))} (the last two for a checkpoint that is scaled by blocks)"
+    if asked.strip().lower() == "tf32":
+        return "tf32"
+    try:
+        kind = dtype_of(asked).name
+    except InvalidProblem:
+        raise ReadError(f"dtype {shown(asked)} is unknown; {known}") from None
+    if kind not in (*PLAIN, *_BLOCKS):
+        raise ReadError(f"dtype {kind} does not say how a model's layers are scaled; {known}")
+    return kind
+
+
+def _own(document: Fields, text: Fields, default: str | None = None) -> str:
+    """The type that the file states: a text_config's own goes before the document's."""
+    for fields in (text, document):
+        stated = {value for name in ("dtype", "torch_dtype") if (value := fields.text(name)) is not None}
+        if len(stated) > 1:
+            raise ReadError(
+                f"{fields.name('dtype')} and {fields.name('torch_dtype')} differ; give a dtype "
+                f"({', '.join(PLAIN)})"
+            )
+        for value in stated:
+            kind = _OWN.get(value.removeprefix("torch."))
+            if kind is None:
+                raise ReadError(f"torch_dtype {shown(value)} is not supported; {_ADVICE}")
+            return kind
+    if default is None:
+        raise ReadError(f"the file has no torch_dtype; give a dtype ({', '.join(PLAIN)})")
+    return default
+
+
+def _quantisation(document: Fields, text: Fields) -> Fields | None:
+    for fields in (document, text):
+        for name in _QUANTISATIONS:
+            if (found := fields.inner(name)) is not None:
+                return found
+    return None
+
+
+def _block_text(quantised: Fields) -> str:
+    size = quantised.get("weight_block_size")
+    return str(size) if isinstance(size, list) and len(size) <= 2 else shown(size)
+
+
+def _check_fp8(quantised: Fields, text: Fields) -> None:
+    """Raises ReadError for anything but DeepSeek's blocks on all layers that can have them."""
+    expected = {"activation_scheme": "dynamic", "fmt": "e4m3", "scale_fmt": "ue8m0"}
+    for name, value in expected.items():
+        found = quantised.get(name)
+        if found != value and (found is not None or name == "activation_scheme"):
+            raise ReadError(f"{quantised.name(name)} {shown(found)} is not supported; {_ADVICE}")
+    if quantised.wholes("weight_block_size") != [_BLOCK, _BLOCK]:
+        raise ReadError(
+            f"{quantised.name('weight_block_size')} {_block_text(quantised)} is not supported; {_ADVICE}"
+        )
+    unknown = [name for name in quantised.names() if name not in _FP8]
+    if unknown:
+        where = quantised.name("").rstrip(".")
+        raise ReadError(
+            f"{where} has {shown(unknown[0])}, which is unknown and may change the problems; {_ADVICE}"
+        )
+    layers = text.whole("num_hidden_layers")
+    for field in ("modules_to_not_convert", "ignored_layers"):
+        for module in quantised.texts(field) or ():
+            if not _is_elsewhere(module, layers):
+                raise ReadError(
+                    f"{quantised.name(field)} names {shown(module)}: leaving single layers as they were is "
+                    f"not supported; {_ADVICE}"
+                )
+
+
+def _is_elsewhere(module: str, layers: int) -> bool:
+    """Whether a module's type does not matter here: no GEMM, never quantised, or beyond the last layer."""
+    parts = module.split(".")
+    if parts[-1] in _NEVER or parts[-1].endswith("norm") or any(part in _ELSEWHERE for part in parts):
+        return True
+    at = parts.index("layers") + 1 if "layers" in parts[:-1] else 0
+    # Multi-token prediction is stored as layers after the last.
+    return bool(at) and parts[at].isascii() and parts[at].isdigit() and int(parts[at][:9]) >= layers

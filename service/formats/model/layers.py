@@ -1,0 +1,193 @@
+"""The linear layers of a decoder on one device: what is fused, what is shared out, what is repeated.
+
+y[M, n] = x[M, k] @ w[n, k].T, M the tokens of a forward pass. Of `devices` tensor-parallel devices each has
+
+    the same share of n    qkv_proj, gate_up_proj, q_b_proj, kv_b_proj, lm_head ("n": column parallel)
+    the same share of k    o_proj, down_proj                                    ("k": row parallel)
+    the whole              routers, and MLA's first projections                 (""):
+
+Query heads are shared out; key and value heads too, until there are fewer than devices: then a device has
+one, the same as others have. A vocabulary is padded to a multiple of 64 before it is shared out. Source:
+vLLM's linear.py (QKVParallelLinear, MergedColumnParallelLinear, RowParallelLinear) and
+vocab_parallel_embedding.py (DEFAULT_VOCAB_PADDING_SIZE) in vllm/model_executor/layers; SGLang's layers of the
+same names do the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from backends.errors import ReadError
+from service.formats.model.fields import Fields
+
+_PADDING = 64
+REPLICATED, COLUMN, ROW = "", "n", "k"
+
+
+@dataclass(frozen=True)
+class Linear:
+    """One kind of linear layer as one device computes it: w[n, k], `calls` times a forward pass.
+
+    `parts` are the outputs of the layers that are fused into it, n their sum; `split` says which of n and k
+    is shared out; one that is `plain` is never quantised.
+    """
+
+    name: str
+    parts: tuple[int, ...]
+    k: int
+    calls: int
+    split: str = REPLICATED
+    bias: bool = False
+    plain: bool = False
+
+    @property
+    def n(self) -> int:
+        """Outputs of all that is fused into it."""
+        return sum(self.parts)
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """`devices` that share each layer."""
+
+    devices: int
+
+    def share(self, size: int, what: str) -> int:
+        """One device's share of `size`. Raises ReadError, which calls it `what`."""
+        if size % self.devices:
+            raise ReadError(
+                f"{what} {size} cannot be divided among {self.devices} devices; "
+                "give a tensor_parallel that divides it"
+            )
+        return size // self.devices
+
+    def repeated_share(self, heads: int, what: str) -> int:
+        """One device's share of key-value heads, of which there may be fewer than devices: then one, that
+        other devices have too. Raises ReadError."""
+        if heads >= self.devices:
+            return self.share(heads, what)
+        if self.devices % heads:
+            raise ReadError(
+                f"{what} {heads} cannot be repeated on {self.devices} devices; "
+                "give a tensor_parallel that divides it or is a multiple of it"
+            )
+        return 1
+
+
+def head_size(fields: Fields, *, required: bool = False) -> int:
+    """Elements of a head: head_dim, or hidden_size / num_attention_heads where it need not be there."""
+    if not required and fields.get("head_dim") is None:
+        return even_head(fields.whole("hidden_size"), fields.whole("num_attention_heads"))
+    return fields.whole("head_dim")
+
+
+def even_head(hidden: int, heads: int) -> int:
+    """Elements of a head where the heads make up the hidden size. Raises ReadError."""
+    if hidden % heads:
+        raise ReadError(f"a hidden size of {hidden} cannot be divided among {heads} attention heads")
+    return hidden // heads
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Attention heads of the whole model: `queries` and `keys` heads (as many values as keys) of `size`
+    elements. `outputs` rows of weights a query head: 2 where a gate of the output is projected with it."""
+
+    queries: int
+    keys: int
+    size: int
+    outputs: int = 1
+
+
+def attention(
+    hidden: int,
+    heads: Heads,
+    tp: Parallel,
+    calls: int,
+    *,
+    qkv_bias: bool = False,
+    o_bias: bool = False,
+    names: tuple[str, str] = ("qkv_proj", "o_proj"),
+) -> list[Linear]:
+    """The projections around attention: queries, keys and values in one, and back."""
+    queries = tp.share(heads.queries, "num_attention_heads") * heads.size
+    keys = tp.repeated_share(heads.keys, "num_key_value_heads") * heads.size
+    parts = (queries * heads.outputs, keys, keys)
+    return [
+        Linear(names[0], parts, hidden, calls, COLUMN, qkv_bias),
+        Linear(names[1], (hidden,), queries, calls, ROW, o_bias),
+    ]
+
+
+def gated_mlp(
+    hidden: int, size: int, what: str, tp: Parallel, calls: int, *, bias: bool = False, prefix: str = ""
+) -> list[Linear]:
+    """gate and up in one, and down; `size` is what the config calls `what`."""
+    mine = tp.share(size, what)
+    return [
+        Linear(f"{prefix}gate_up_proj", (mine, mine), hidden, calls, COLUMN, bias),
+        Linear(f"{prefix}down_proj", (hidden,), mine, calls, ROW, bias),
+    ]
+
+
+def plain_mlp(
+    hidden: int, size: int, what: str, tp: Parallel, calls: int, names: tuple[str, str]
+) -> list[Linear]:
+    """An MLP without a gate, with biases."""
+    mine = tp.share(size, what)
+    return [
+        Linear(names[0], (mine,), hidden, calls, COLUMN, bias=True),
+        Linear(names[1], (hidden,), mine, calls, ROW, bias=True),
+    ]
+
+
+def latent_attention(fields: Fields, tp: Parallel, calls: int) -> list[Linear]:
+    """MLA's projections. The two that read the hidden states are one GEMM, and whole on every device; V2-Lite
+    has no compressed query. kv_b_proj is called at prefill only: decoding multiplies its halves into the
+    query and the output by batched products, which are no linear layers."""
+    hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    nope, rope = fields.whole("qk_nope_head_dim"), fields.whole("qk_rope_head_dim")
+    value, latent = fields.whole("v_head_dim"), fields.whole("kv_lora_rank")
+    compressed = fields.whole_or_null("q_lora_rank")
+    mine = tp.share(heads, "num_attention_heads")
+    if compressed is None:
+        first = [
+            Linear("q_proj", (mine * (nope + rope),), hidden, calls, COLUMN),
+            Linear("kv_a_proj_with_mqa", (latent + rope,), hidden, calls),
+        ]
+    else:
+        first = [
+            Linear("fused_qkv_a_proj", (compressed, latent + rope), hidden, calls),
+            Linear("q_b_proj", (mine * (nope + rope),), compressed, calls, COLUMN),
+        ]
+    return [
+        *first,
+        Linear("kv_b_proj", (mine * (nope + value),), latent, calls, COLUMN),
+        Linear("o_proj", (hidden,), mine * value, calls, ROW),
+    ]
+
+
+def delta_net(fields: Fields, tp: Parallel, calls: int) -> list[Linear]:
+    """The projections of a gated delta net, the linear attention of Qwen3-Next and Qwen3.5."""
+    hidden = fields.whole("hidden_size")
+    keys = tp.share(fields.whole("linear_num_key_heads"), "linear_num_key_heads")
+    values = tp.share(fields.whole("linear_num_value_heads"), "linear_num_value_heads")
+    key = keys * fields.whole("linear_key_head_dim")
+    value = values * fields.whole("linear_value_head_dim")
+    return [
+        Linear("in_proj_qkvz", (key, key, value, value), hidden, calls, COLUMN),
+        Linear("in_proj_ba", (values, values), hidden, calls, COLUMN),
+        Linear("out_proj", (hidden,), value, calls, ROW),
+    ]
+
+
+def router(hidden: int, experts: int, calls: int, *, bias: bool = False, name: str = "gate") -> Linear:
+    """What scores a token for each expert: whole on every device, in the model's own type."""
+    return Linear(name, (experts,), hidden, calls, bias=bias, plain=True)
+
+
+def lm_head(hidden: int, vocabulary: int, tp: Parallel) -> Linear:
+    """Logits of the padded vocabulary, which is the embedding's table where the two are tied."""
+    padded = -(-vocabulary // _PADDING) * _PADDING
+    mine = tp.share(padded, f"vocab_size {vocabulary}, padded to")
+    return Linear("lm_head", (mine,), hidden, 1, COLUMN, plain=True)

@@ -1,0 +1,357 @@
+"""Tuned configurations of vLLM's and SGLang's block-fp8 Triton GEMM, read.
+
+One JSON file a weight, block shape and device; what it is about stands in its name only:
+
+    N=2048,K=4096,device_name=AMD_Instinct_MI300X,dtype=fp8_w8a8,block_shape=[128,128].json
+    {"1": {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 16,
+           "num_warps": 4, "num_stages": 3}, "16": {...}, ...}
+
+(SGLang writes `[128, 128]`.) Row-major: x[M,K] times w[N,K] transposed, a scale for 128 elements of a row of
+x and one for 128 x 128 elements of w. A key is M; the stack takes the entry whose M is nearest. The file
+says no times. It does not say the output's type either: both stacks serve such models in bf16.
+
+A whole folder is read at once where each file follows a line with its name, as `tail -v -n +1 N=*.json`
+prints them: `==> N=2048,K=4096,....json <==`.
+
+Source: get_w8a8_block_fp8_configs and its kernel in vLLM (vllm/model_executor/layers/quantization/utils/
+fp8_utils.py) and SGLang (python/sglang/srt/layers/quantization/fp8_kernel.py), and the scripts that tune
+them (benchmarks/kernels/benchmark_w8a8_block_fp8.py, benchmark/kernels/quantization/
+tuning_block_wise_kernel.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import ClassVar
+
+from backends.errors import InvalidProblem, ReadError
+from backends.problem import GemmProblem, from_linear
+from backends.problem_rules import MAX_SIZE
+from backends.solution import Solution
+from service.formats.core.base import (
+    DEFAULTS,
+    Claim,
+    Declaration,
+    Entry,
+    Found,
+    Header,
+    ReadOptions,
+    Rejected,
+    decode_lines,
+    printable,
+    rejected,
+)
+from service.formats.core.json_text import BadJsonError, BrokenError, Document
+
+FAMILY = "triton-block-fp8"
+#: What every entry gives, in the order in which the stacks write it.
+PARAMETERS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages")
+#: What Triton takes besides on AMD devices, and refuses on others.
+HIP_PARAMETERS = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
+#: Elements of k that share a scale. The kernel applies one scale a step, so a step may not span two.
+BLOCK = 128
+
+_EXAMPLE_NAME = "N=2048,K=4096,device_name=AMD_Instinct_MI300X,dtype=fp8_w8a8,block_shape=[128,128].json"
+_NAME = re.compile(
+    r"N=([0-9]{1,19}),K=([0-9]{1,19}),device_name=([^,=/\[\]]{1,100}),dtype=([A-Za-z0-9_]{1,40}),"
+    r"block_shape=\[([0-9]{1,9}), ?([0-9]{1,9})\]\.json"
+)
+_EXPERTS = re.compile(r"E=[0-9]+,N=[0-9]+,")
+_BANNER = re.compile(r"[ \t]*==> (.{1,1000}) <==[ \t]*")
+_SEEN = re.compile(
+    rb"(?:\xef\xbb\xbf)?[ \t\r\n]*"
+    rb"(?:==> [^\r\n=]{0,1000}(?:N=[0-9]{1,19},K|E=[0-9]{1,19},N)=[0-9]{1,19},"
+    rb"device_name=[^\r\n<]{1,300}\.json <=="
+    rb'|\{[ \t\r\n]*"(?:[0-9]{1,19}|triton_version)"[ \t\r\n]*:[ \t\r\n]*'
+    rb'(?:"[^"\r\n]{1,40}"[ \t\r\n]*,[ \t\r\n]*"[0-9]{1,19}"[ \t\r\n]*:[ \t\r\n]*)?'
+    rb'\{[ \t\r\n]*"(?:BLOCK_SIZE_|GROUP_SIZE_|num_|SPLIT_K|waves_per_eu|matrix_instr_nonkdim|kpack))'
+)
+_M = re.compile("[0-9]{1,19}")
+#: AMD's devices that compute in the FNUZ formats (gfx94x: MI300A, MI300X, MI308X, MI325X), and others whose
+#: arch their name tells. The plain "AMD_Radeon_Graphics" of old drivers may be any of them.
+_FNUZ = re.compile(r"(?:AMD_)?(?:Instinct_)?MI3[0-2][0-9](?![0-9])")
+_OCP = re.compile(r"(?:AMD_)?(?:Instinct_)?MI3[5-9][0-9](?![0-9])")
+_RADEON = re.compile(r"AMD_Radeon_.*[0-9]")
+#: Claims, and problems, that are remembered.
+_REMEMBERED = 4096
+_EXPERTS_TOLD = (
+    "a configuration of the fused mixture-of-experts kernel: gemmtune has no grouped problem, and what is "
+    "fastest for the experts together says nothing of one GEMM"
+)
+_Lines = Iterator[tuple[int, str] | Rejected]
+
+
+class _UnreadError(Exception):
+    """Nothing of one file can be read; the message is the reason."""
+
+
+class _BadEntryError(Exception):
+    """One entry is left out; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class BlockFp8:
+    """The format's entry in the registry of readers."""
+
+    name: str = "block-fp8"
+    declares: ClassVar[Declaration] = Declaration(options=("file_name",))
+    description: str = "vLLM's and SGLang's block-fp8 configurations, N=..,K=..,device_name=..,....json"
+    example: str = (
+        f"==> {_EXAMPLE_NAME} <==\n"
+        '{"1": {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 16, '
+        '"num_warps": 4, "num_stages": 3},\n'
+        ' "256": {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 32, '
+        '"num_warps": 4, "num_stages": 2}}'
+    )
+
+    def detect(self, head: bytes) -> bool:
+        """Whether the first line names such a file, or the first entry of an object is a configuration."""
+        return _SEEN.match(head) is not None
+
+    def read(self, lines: Iterable[bytes]) -> Iterator[Found]:
+        """As read_told() of a file whose name is not known: only lines may name what follows."""
+        return self.read_told(lines, DEFAULTS)
+
+    def read_told(self, lines: Iterable[bytes], options: ReadOptions) -> Iterator[Found]:
+        """A header with the name's parts, then a claim for every M, with the line on which its entry ends.
+        Raises ReadError where neither `options.file_name` nor a line says what the file is about, and for
+        a file that is none of block-fp8."""
+        known = _Known()
+        for start, name, rest in _Files(decode_lines(lines)):
+            if isinstance(start, Rejected):
+                yield start
+                continue
+            try:
+                about = _About.of(options.file_name if name is None else name)
+                yield about.header
+                yield from _entries(_Memory(about, known), Document(rest, start))
+            except _UnreadError as error:
+                if name is None:
+                    raise ReadError(str(error)) from None
+                yield rejected(start, error, name)
+            except BrokenError as broken:
+                yield rejected(broken.line, broken, broken.text)
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+class _Files:
+    """The files of a stream: (line at which the text starts, name, lines), of which the next is asked for
+    only when one is done with; what is left of a file is skipped. The name is None for text before any
+    line with a name. A line that is no text and stands before any other is a file of its own."""
+
+    def __init__(self, lines: _Lines) -> None:
+        self._lines = lines
+        self._next: tuple[int, str] | None = None
+        self._name: str | None = None
+
+    def __iter__(self) -> Iterator[tuple[int | Rejected, str | None, _Lines]]:
+        for line in self._lines:
+            if isinstance(line, Rejected):
+                yield line, None, iter(())
+            elif line[1].strip():
+                named = _BANNER.fullmatch(line[1])
+                if named is not None:
+                    self._next = (line[0], named[1])
+                else:
+                    yield line[0], None, chain((line,), self._rest())
+                break
+        while True:
+            for _ in self._rest():  # what a broken file left
+                pass
+            if self._next is None:
+                return
+            (at, name), self._next = self._next, None
+            # The line of the name counts as an empty one of the file, so that numbers stay right.
+            yield at, name, chain(((at, ""),), self._rest())
+
+    def _rest(self) -> _Lines:
+        """Lines up to the next name."""
+        if self._next is not None:
+            return
+        for line in self._lines:
+            named = None if isinstance(line, Rejected) else _BANNER.fullmatch(line[1])
+            if named is not None and not isinstance(line, Rejected):
+                self._next = (line[0], named[1])
+                return
+            yield line
+
+
+@dataclass(frozen=True)
+class _About:
+    """What a file's name says."""
+
+    n: int
+    k: int
+    device_name: str
+    dtype: str
+    arch: str
+    header: Header
+
+    @classmethod
+    def of(cls, name: str) -> _About:
+        """Raises _UnreadError."""
+        name = re.split(r"[/\\]", name)[-1]
+        shown = printable(name)
+        if _EXPERTS.match(name):
+            raise _UnreadError(f"{shown} is {_EXPERTS_TOLD}")
+        match = _NAME.fullmatch(name)
+        if match is None:
+            wrong = f"the name '{shown}' does not say" if name else "no name says"
+            raise _UnreadError(
+                f"{wrong} the N, K, device, type and block shape of these block-fp8 configurations; name the "
+                f"file as the stack looks it up, such as {_EXAMPLE_NAME}"
+            )
+        n, k, device_name, dtype, block_n, block_k = match.groups()
+        if dtype != "fp8_w8a8":
+            raise _UnreadError(f"{shown} is of dtype {dtype}: only fp8_w8a8 is read")
+        if (int(block_n), int(block_k)) != (BLOCK, BLOCK):
+            raise _UnreadError(
+                f"{shown} has scales for blocks of {int(block_n)} x {int(block_k)}: only {BLOCK} x {BLOCK} "
+                "can be expressed"
+            )
+        for size, label in ((n, "N"), (k, "K")):
+            if not 1 <= int(size) <= MAX_SIZE:
+                raise _UnreadError(f"{shown}: {label} must be from 1 to {MAX_SIZE}")
+        said = {"N": str(int(n)), "K": str(int(k)), "device_name": device_name, "dtype": dtype}
+        storage, arch = _storage(device_name)
+        return cls(int(n), int(k), device_name, storage, arch, Header(said))
+
+
+def _storage(device_name: str) -> tuple[str, str]:
+    """The 8-bit float that the stacks use on the device, and its arch where the name tells it. Both ask for
+    gfx94 in the arch's name (is_fp8_fnuz); elsewhere they use the OCP format. Raises _UnreadError."""
+    if _FNUZ.match(device_name):
+        return "fp8_e4m3_fnuz", "gfx942"
+    if _OCP.match(device_name):
+        return "fp8_e4m3", "gfx950"
+    if "AMD" in device_name.upper() and _RADEON.match(device_name) is None:
+        raise _UnreadError(
+            f"device {printable(device_name)} may be one that computes in the FNUZ formats (MI300) or one "
+            "that does not: put the product's full name into the file's name, such as AMD_Instinct_MI300X"
+        )
+    return "fp8_e4m3", ""
+
+
+# ---- entries -------------------------------------------------------------------------------------
+
+
+def _entries(memory: _Memory, document: Document) -> Iterator[Found]:
+    """The members of one file's object. Raises BrokenError, and _UnreadError for another kernel's file."""
+    document.take("{")
+    if document.peek() == "}":
+        document.take("}")
+    else:
+        while True:
+            key = document.value() if document.peek() == '"' else document.take('"')
+            document.take(":")
+            yield _entry(memory, document, str(key))
+            if document.take(",", "}") == "}":
+                break
+    if document.peek():
+        raise BrokenError(document.line, "something follows the end of the object; nothing after it was read")
+
+
+def _entry(memory: _Memory, document: Document, key: str) -> Entry | Rejected:
+    if key == "triton_version":
+        raise _UnreadError(f"triton_version stands in the file: this is {_EXPERTS_TOLD}")
+    try:
+        value = document.value()
+        problem, claim = memory.read(key, value)
+    except BrokenError:
+        raise
+    except (_BadEntryError, BadJsonError, InvalidProblem) as error:
+        return rejected(document.line, error, key)
+    return Entry(document.line, problem, "", claim=claim)
+
+
+@dataclass
+class _Known:
+    """What many files say alike."""
+
+    claims: dict[tuple[object, ...], Claim] = field(default_factory=dict)
+    problems: dict[tuple[int, int, int, str], GemmProblem] = field(default_factory=dict)
+
+
+@dataclass
+class _Memory:
+    """What the entries so far mean for the next: the Ms of its file, and what files said before."""
+
+    about: _About
+    _known: _Known
+    _seen: set[int] = field(default_factory=set)
+
+    def read(self, key: str, value: object) -> tuple[GemmProblem, Claim]:
+        """Raises _BadEntryError or InvalidProblem."""
+        if _M.fullmatch(key) is None or not 1 <= int(key) <= MAX_SIZE:
+            raise _BadEntryError(
+                f"key {printable(key, 40)!r} is no M: it must be a whole number from 1 to {MAX_SIZE}"
+            )
+        m = int(key)
+        if m in self._seen:
+            raise _BadEntryError(f"M {m} stands twice; the stack takes the last, so give it once")
+        claim = self._claim(value)
+        problem = self._problem(m, self.about.n, self.about.k, self.about.dtype)
+        self._seen.add(m)
+        return problem, claim
+
+    def _problem(self, *said: *tuple[int, int, int, str]) -> GemmProblem:
+        problems = self._known.problems
+        problem = problems.get(said)
+        if problem is None:
+            if len(problems) >= _REMEMBERED:
+                problems.clear()
+            problem = problems[said] = block_problem(*said)
+        return problem
+
+    def _claim(self, value: object) -> Claim:
+        if not isinstance(value, dict):
+            raise _BadEntryError("an entry must be an object of the kernel's parameters")
+        claims, plain = self._known.claims, (self.about.arch, *value.items())
+        # true would be found where 1 was remembered, and a list cannot be looked up: both are refused below.
+        whole = all(type(part) is int for part in value.values())
+        claim = claims.get(plain) if whole else None
+        if claim is None:
+            fault = parameters_fault(value)
+            if fault is not None:
+                raise _BadEntryError(fault)
+            if len(claims) >= _REMEMBERED:
+                claims.clear()
+            solution = Solution(FAMILY, 1, dict(value))
+            claim = claims[plain] = Claim(
+                solution, None, arch=self.about.arch, product=self.about.device_name
+            )
+        return claim
+
+
+def block_problem(m: int, n: int, k: int, dtype: str) -> GemmProblem:
+    """x[m,k] times w[n,k] transposed, as the stacks call it. Raises InvalidProblem."""
+    return from_linear(
+        m, n, k, dtype, dtype_d="bf16", scale_a=f"block_1x{BLOCK}", scale_b=f"block_{BLOCK}x{BLOCK}"
+    )
+
+
+def parameters_fault(parameters: Mapping[str, object]) -> str | None:
+    """Why the kernel cannot be run with these parameters, or would compute something else; None: it can."""
+    missing = [name for name in PARAMETERS if name not in parameters]
+    if missing:
+        return f"{', '.join(missing)} is missing"
+    for name, value in parameters.items():
+        if name not in PARAMETERS and name not in HIP_PARAMETERS:
+            if name == "SPLIT_K":
+                return f"SPLIT_K is a parameter of {_EXPERTS_TOLD}"
+            known = ", ".join((*PARAMETERS, *HIP_PARAMETERS))
+            return f"{printable(name, 40)!r} is no parameter of the block-fp8 kernel; its parameters: {known}"
+        least = 0 if name in HIP_PARAMETERS or name == "num_stages" else 1
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
+            return f"{name} must be a whole number from {least} to {2**31 - 1}"
+        if (name.startswith("BLOCK_SIZE_") or name == "num_warps") and value & (value - 1):
+            return f"{name} is {value}; Triton takes powers of two"
+    step = parameters["BLOCK_SIZE_K"]
+    if isinstance(step, int) and BLOCK % step:
+        return f"BLOCK_SIZE_K is {step}; the kernel applies one scale a step, so it must divide {BLOCK}"
+    return None

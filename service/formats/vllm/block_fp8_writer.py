@@ -1,0 +1,264 @@
+"""Rows into tuned configurations of vLLM's and SGLang's block-fp8 Triton GEMM: a tar of JSON files.
+
+The archive is unpacked over the folder that the package is installed in (site-packages): each stack looks
+its files up beside its own code, and nowhere else.
+
+    vllm/model_executor/layers/quantization/utils/configs/N=..,K=..,device_name=..,dtype=fp8_w8a8,...json
+    sglang/srt/layers/quantization/configs/N=..,K=..,device_name=..,dtype=fp8_w8a8,...json
+
+A file replaces what the stack has for that weight, its built-in default included: a call of any M takes the
+entry whose M is nearest. So tune the rows that will be asked for, and write with ties=default, which gives
+an M where nothing beat the stack's own configuration that very configuration. Both stacks read the files
+only where they run their Triton kernel (not where DeepGEMM, CUTLASS or AITER serves the layer).
+
+Source: as block_fp8.py says.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from backends.environment import Environment
+from backends.problem import GemmProblem
+from backends.solution import Solution
+from service.formats.core.export import ExportOptions, ExportRefused, ExportReport, ExportRow
+from service.formats.core.override import Keyed, OmittedError, with_environments
+from service.formats.core.row_text import Texts
+from service.formats.core.tar_text import closing, member
+from service.formats.vllm.block_fp8 import (
+    BLOCK,
+    FAMILY,
+    HIP_PARAMETERS,
+    PARAMETERS,
+    block_problem,
+    parameters_fault,
+)
+
+#: What a validator says of the file's name.
+DEVICE_NAME = "DEVICE_NAME"
+#: What AMD's drivers add to an Instinct's name where a virtual machine has it.
+_SAME_CHIP = (["vf"], ["hf"])
+_DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ()._+-]{0,99}")
+#: What a problem must be, apart from its sizes: that of every call of the kernel.
+_FORM = attrgetter(
+    "batch", "trans_a", "trans_b", "dtype_c", "dtype_d", "compute", "alpha", "beta", "activation", "bias",
+    "scale_a", "scale_b", "scale_d", "scale_dtype", "alignment", "fast_accumulation",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _BlockFp8:
+    """What the two writers share. `folder` is where the stack looks, from the folder of installed packages;
+    `separator` stands between the sides of the block shape; `steps` are the BLOCK_SIZE_K that it takes as
+    they are."""
+
+    name: str
+    description: str
+    stack: str
+    folder: str
+    separator: str
+    steps: tuple[int, ...]
+    media_type: str = "application/x-tar"
+    suffix: str = ".tar"
+    targets: tuple[str, ...] = ()
+    key_formats: tuple[str, ...] = ()
+
+    @property
+    def example(self) -> str:
+        """The path of one file in the archive, and its text."""
+        entry = dict(zip(PARAMETERS, (16, 64, 128, 16, 4, 3), strict=True))
+        solution = Solution(FAMILY, 1, entry)
+        text = _file([_entry(16, solution)])
+        return f"{self.path(2048, 4096, 'NVIDIA H200')}\n{text}"
+
+    def path(self, n: int, k: int, product: str) -> str:
+        """Of the file for a weight [n,k] in the archive."""
+        shape = f"[{BLOCK},{self.separator}{BLOCK}]"
+        device = product.replace(" ", "_")
+        return f"{self.folder}/N={n},K={k},device_name={device},dtype=fp8_w8a8,block_shape={shape}.json"
+
+    def write(self, rows: Iterable[ExportRow], options: ExportOptions, report: ExportReport) -> Iterator[str]:
+        """A tar archive of one file for each N and K. Raises ExportRefused."""
+        if options.target is not None:
+            raise ExportRefused(
+                f"{self.name} takes no target: its files name the device only, not {options.target!r}"
+            )
+        if options.device.vendor not in ("cuda", "hip"):
+            raise ExportRefused(
+                f"{self.stack}'s block-fp8 kernel runs on GPUs, and these rows are of {options.device} (json "
+                "and csv take them)"
+            )
+        unknown = sorted(set(options.validators) - {DEVICE_NAME})
+        if unknown:
+            raise ExportRefused(
+                f"{', '.join(unknown)} is no validator of {self.name}; its validators: {DEVICE_NAME}"
+            )
+        rows, options = with_environments(rows, options)
+        return _Archive(self, options, _product(self.stack, options)).write(rows, report)
+
+
+@dataclass(frozen=True)
+class VllmBlockFp8(_BlockFp8):
+    """The registry's entry for vLLM."""
+
+    name: str = "vllm-block-fp8"
+    description: str = "vLLM's block-fp8 configurations: a tar to unpack over site-packages"
+    stack: str = "vLLM"
+    folder: str = "vllm/model_executor/layers/quantization/utils/configs"
+    separator: str = ""
+    steps: tuple[int, ...] = (16, 32, 64, BLOCK)
+
+
+@dataclass(frozen=True)
+class SglangBlockFp8(_BlockFp8):
+    """The registry's entry for SGLang, whose newer releases raise a smaller BLOCK_SIZE_K to a scale's
+    whole block: such an entry would run as another kernel than the one that was measured."""
+
+    name: str = "sglang-block-fp8"
+    description: str = "SGLang's block-fp8 configurations: a tar to unpack over site-packages"
+    stack: str = "SGLang"
+    folder: str = "sglang/srt/layers/quantization/configs"
+    separator: str = " "
+    steps: tuple[int, ...] = (BLOCK,)
+
+
+# ---- the device's name ---------------------------------------------------------------------------
+
+
+def _product(stack: str, options: ExportOptions) -> str:
+    """The product as the stack's runtime calls it: given, or as the newest environment says."""
+    given = options.validators.get(DEVICE_NAME)
+    # The driver's names have blanks; a product without one was taken from a device class.
+    told = (e.product for e in options.environments if e.device_class == options.device)
+    name = given or next((product for product in told if " " in product), None)
+    if name is None:
+        raise ExportRefused(
+            f"{stack} looks its files up by the device's full name, and no environment of the rows says it: "
+            f"give it as a validator (such as {DEVICE_NAME}:NVIDIA H200)"
+        )
+    if given is not None and " " not in given:
+        name = given.replace("_", " ")  # as it stands in file names
+    if _DEVICE.fullmatch(name) is None:
+        raise ExportRefused(f"{DEVICE_NAME} {name[:200]!r} cannot stand in a file's name")
+    if not _same_product(name, options.device.product):
+        raise ExportRefused(
+            f"the target's {DEVICE_NAME} is {name}, but the rows are of {options.device}: what is fastest "
+            "there was not measured"
+        )
+    return name
+
+
+def _same_product(left: str, right: str) -> bool:
+    """Whether two spellings may be one product: AMD Radeon RX 7900 XTX and AMD_Radeon_RX7900XTX, or AMD
+    Instinct MI300X and AMD Instinct MI300X VF, but not NVIDIA H20 and NVIDIA H200."""
+    words = [re.findall("[a-z0-9]+", text.lower()) for text in (left, right)]
+    plain = [(one[:-1] if one[-1:] in _SAME_CHIP else one) if "amd" in one else one for one in words]
+    return "".join(plain[0]) == "".join(plain[1]) != ""
+
+
+# ---- rows ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Archive:
+    """One archive being written: rows by weight [n,k], then by M."""
+
+    stack: _BlockFp8
+    options: ExportOptions
+    product: str
+    _files: dict[tuple[int, int], Keyed] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        fnuz = self.options.device.arch.startswith("gfx94")
+        self._dtype = "fp8_e4m3_fnuz" if fnuz else "fp8_e4m3"
+        self._form = _FORM(block_problem(16, BLOCK, BLOCK, self._dtype))
+        self._places: Texts[Environment] = Texts(lambda environment: str(environment.device_class))
+
+    def write(self, rows: Iterable[ExportRow], report: ExportReport) -> Iterator[str]:
+        for row in rows:
+            try:
+                self._put(row, report)
+            except OmittedError as reason:
+                report.omit(str(reason), row.problem)
+        written = 0
+        for (n, k), keyed in sorted(self._files.items()):
+            # The stack takes the first of two that are equally near: the smaller M.
+            entries = sorted(keyed.texts(), key=lambda text: int(text.split('"', 2)[1]))
+            piece = member(self.stack.path(n, k, self.product), _file(entries))
+            written += len(piece)
+            yield piece
+        yield closing(written)
+
+    def _put(self, row: ExportRow, report: ExportReport) -> None:
+        place = self._places.of(row.environment)
+        if place != str(self.options.device):
+            raise OmittedError(f"measured on {place}: the file is for {self.options.device}")
+        solution = self._solution(row)
+        if solution.family != FAMILY:
+            raise OmittedError(
+                f"solutions of family {solution.family} have no name in {self.stack.stack}'s files; known: "
+                f"{FAMILY}"
+            )
+        self._check_problem(row.problem)
+        self._check_parameters(solution)
+        p = row.problem
+        keyed = self._files.get((p.m, p.k))
+        if keyed is None:
+            what = f"{self.stack.stack} tells entries apart by N, K, M and the device only"
+            keyed = self._files[p.m, p.k] = Keyed(report, what)
+        keyed.put(str(p.n), row, _entry(p.n, solution))
+
+    def _solution(self, row: ExportRow) -> Solution:
+        """What the row's M is to run. Raises OmittedError for a row that says nothing of it."""
+        if row.judgement in ("WIN", ""):
+            return row.solution
+        if row.judgement not in ("TIE", "LOSS"):
+            raise OmittedError(f"judgement {row.judgement!r} is none that a configuration could follow")
+        if self.options.ties == "omit":
+            raise OmittedError(
+                f"{row.judgement}: left out, so its M takes the nearest entry of its file if there is one "
+                "(ties=default writes the stack's own configuration out)"
+            )
+        if row.baseline is None:
+            raise OmittedError(f"{row.judgement}: nothing is said of its baseline but a name")
+        return row.baseline
+
+    def _check_problem(self, p: GemmProblem) -> None:
+        if (p.dtype_a, p.dtype_b) != (self._dtype, self._dtype) and {p.dtype_a, p.dtype_b} <= {
+            "fp8_e4m3",
+            "fp8_e4m3_fnuz",
+        }:
+            raise OmittedError(f"its 8-bit float is not the {self._dtype} that {self.stack.stack} uses there")
+        packed = p.lda == p.ldb == p.k and p.ldc == p.ldd == p.m
+        if _FORM(p) != self._form or not packed or p.dtype_a != self._dtype or p.dtype_b != self._dtype:
+            raise OmittedError(
+                f"its problem is none of the kernel's: x[M,K] times w[N,K] transposed, packed, "
+                f"{self._dtype} to bf16, scales of 1x{BLOCK} and {BLOCK}x{BLOCK}"
+            )
+
+    def _check_parameters(self, solution: Solution) -> None:
+        fault = parameters_fault(solution.parameters)
+        if fault is not None:
+            raise OmittedError(f"the kernel does not take its parameters: {fault}")
+        if self.options.device.vendor != "hip" and not solution.parameters.keys() <= set(PARAMETERS):
+            raise OmittedError(f"{' and '.join(HIP_PARAMETERS)} are parameters for AMD devices only")
+        step = solution.parameters["BLOCK_SIZE_K"]
+        if step not in self.stack.steps:
+            known = ", ".join(str(size) for size in self.stack.steps)
+            raise OmittedError(f"{self.stack.stack} does not run BLOCK_SIZE_K {step} as it is, only {known}")
+
+
+def _entry(m: int, solution: Solution) -> str:
+    """One member of a file's object, as the stacks' own scripts indent it."""
+    order = (*PARAMETERS, *HIP_PARAMETERS)
+    parts = [
+        f'        "{name}": {solution.parameters[name]}' for name in order if name in solution.parameters
+    ]
+    return f'    "{m}": {{\n' + ",\n".join(parts) + "\n    }"
+
+
+def _file(entries: Iterable[str]) -> str:
+    return "{\n" + ",\n".join(entries) + "\n}\n"

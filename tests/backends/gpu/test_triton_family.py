@@ -1,0 +1,295 @@
+"""The Triton families on CUDA: loaded and launched through the driver's calls, and on a GPU verified."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.archs import GPU_ARCHS
+from backends.cache import BinaryCache
+from backends.cuda.backend import CudaBackend
+from backends.cuda.driver import CudaDriver
+from backends.cuda.telemetry import NvmlTelemetry
+from backends.errors import CompilerMissing, IllegalSolution, LaunchError
+from backends.gpu.triton_family import triton_families
+from backends.kernels.triton.configuration import MAIN, REDUCE, TritonConfig
+from backends.kernels.triton.description import Compiled, Description, read, write
+from backends.kernels.triton.families import FAMILIES
+from backends.operands import Operands
+from backends.problem import GemmProblem, from_blas, from_bmm, from_linear
+from backends.protocol import CompiledKernel
+from backends.solution import Solution
+from backends.toolchains import triton as compiler
+from backends.toolchains.nvrtc import Nvrtc
+from backends.toolchains.triton import Triton, missing
+from tests.backends.gpu.null_device import ENVIRONMENT as BARE
+from tests.backends.gpu.null_device import NullDevice
+
+ENVIRONMENT = replace(BARE, libraries={"triton": "3.6.0"})
+BY_NAME = {family.name: family for family in triton_families(Triton())}
+
+TILE: dict[str, Any] = {
+    "block_m": 64, "block_n": 64, "block_k": 64, "group_m": 8, "num_warps": 4, "num_stages": 3, "swap": False,
+}  # fmt: skip
+PROBLEM = from_linear(300, 500, 700, "bf16", beta=2.0)
+OPERANDS = Operands(0x1000, 0x2000, 0x3000, 0x4000, 0, 1.5, -0.5)
+
+
+@pytest.fixture
+def device() -> NullDevice:
+    return NullDevice(ENVIRONMENT)
+
+
+def told(problem: GemmProblem, entry: str, changed: dict[str, Any], **other: Any) -> Description:
+    request = TritonConfig.of(problem, {**TILE, **changed}).requests(GPU_ARCHS["sm_90"])[entry]
+    return replace(Description(request.kernel, 128, 1000, 0, 1, 0, request.parameters, 90, 0), **other)
+
+
+def solution(**changed: Any) -> Solution:
+    family = "triton-split-k" if "split_k" in changed else "triton-gemm"
+    family = "triton-persistent" if "flatten" in changed else family
+    return Solution(family, 1, {**TILE, **changed}, "3.6.0")
+
+
+def load(path: Path, device: NullDevice, one: Solution, problem: GemmProblem = PROBLEM, **other: Any) -> Any:
+    changed = {name: value for name, value in one.parameters.items() if name not in TILE}
+    entries = (MAIN, REDUCE) if "split_k" in changed else (MAIN,)
+    kernels = {name: Compiled(name.encode(), told(problem, name, changed, **other)) for name in entries}
+    write(path / "one.zip", "sm_90", "triton 3.6.0", kernels)
+    return BY_NAME[one.family].load(problem, one, path / "one.zip", device)
+
+
+def test_one_launch(device: NullDevice, tmp_path: Path) -> None:
+    kernel = load(tmp_path, device, solution())
+    assert (kernel.workspace_bytes, kernel.partial_sums) == (0, 1)
+    assert "load_module" in device.driver.names()
+    assert "allow_shared" not in device.driver.names()
+    launch = kernel.bind(OPERANDS, 0)
+    assert device.launches == []
+    launch()
+    (one,) = device.launches
+    # The kernel's A is the activation [300, 700], the problem's b; its B the weight [500, 700].
+    assert (one.entry, one.grid, one.block, one.shared) == ("gemm", (5 * 8, 1, 1), (128, 1, 1), 1000)
+    assert one.dependent
+    assert one.values == [
+        0x2000, 0x1000, 0x3000, 0x4000, 0, 0, 0, 0, 0, 300, 500, 700, 1, 700, 700, 500, 500, 0, 0, 0, 0,
+        1.5, -0.5, 11, 0, 0,
+    ]  # fmt: skip
+
+
+def test_what_a_kernel_takes_of_a_multiprocessor(tmp_path: Path) -> None:
+    for one in (solution(), solution(split_k=4)):
+        kernel = load(tmp_path, NullDevice(ENVIRONMENT), one)
+        assert isinstance(kernel, CompiledKernel)
+        assert kernel.resources() == {
+            "registers": 64, "local_bytes": 0, "shared_bytes": 1000, "threads": 128, "blocks_per_unit": 16,
+        }  # fmt: skip
+
+
+def test_slices_are_two_launches_with_a_workspace(device: NullDevice, tmp_path: Path) -> None:
+    kernel = load(tmp_path, device, solution(split_k=4))
+    assert kernel.workspace_bytes == -(-4 * 300 * 500 * 4 // 256) * 256
+    launch = kernel.bind(OPERANDS, 0x10000)
+    launch()
+    first, second = device.launches
+    assert (first.entry, first.grid) == ("gemm", (40, 4, 1))
+    assert first.values[8] == second.values[6] == 0x10000
+    assert first.values[-3] == 3, "steps of 64 of 700, in four slices"
+    assert (second.entry, second.grid) == ("reduce", (75 * 4, 1, 1))
+    assert second.values[:6] == [0x3000, 0x4000, 0, 0, 0, 0]
+    assert second.values[-3] == 4
+    assert first.dependent
+    assert second.dependent
+
+
+def test_before_sm_90_a_launch_waits_for_the_one_before(tmp_path: Path) -> None:
+    device = NullDevice(replace(ENVIRONMENT, arch="sm_89"))
+    launch = load(tmp_path, device, solution()).bind(OPERANDS, 0)
+    launch()
+    (one,) = device.launches
+    assert (one.entry, one.block, one.shared) == ("gemm", (128, 1, 1), 1000)
+    assert not one.dependent
+
+
+def test_descriptors_are_written_to_scratch_in_the_workspace(device: NullDevice, tmp_path: Path) -> None:
+    aligned = from_linear(304, 512, 704, "bf16")
+    one = solution(programs_per_unit=1, flatten=True, loads="tma")
+    kernel = load(tmp_path, device, one, aligned, scratch_bytes=256, scratch_align=128)
+    assert kernel.workspace_bytes == 40 * 256 == TritonConfig.of(aligned, one.parameters).scratch_bytes(132)
+    kernel.bind(OPERANDS, 0x10080)()
+    assert device.launches[0].entry == "descriptor"
+    assert device.launches[0].values[-2:] == [0x10080, 0]
+    with pytest.raises(LaunchError, match="the workspace at 0x10040 is not aligned to 128 bytes"):
+        kernel.bind(OPERANDS, 0x10040)
+
+
+def test_scratch_lies_behind_the_sums(device: NullDevice, tmp_path: Path) -> None:
+    kernel = load(tmp_path, device, solution(split_k=2), scratch_bytes=128)
+    sums = -(-2 * 300 * 500 * 4 // 256) * 256
+    assert kernel.workspace_bytes == sums + 40 * 2 * 128 + 75 * 4 * 128
+    first, _ = kernel._steps[0]
+    assert first.scratch == sums
+
+
+def test_persistent_programs_follow_the_device(device: NullDevice, tmp_path: Path) -> None:
+    large = from_linear(3000, 5000, 700, "bf16")
+    kernel = load(tmp_path, device, solution(programs_per_unit=2, flatten=True, loads="pointer"), large)
+    kernel.bind(OPERANDS, 0)()
+    assert device.launches[0].grid == (264, 1, 1)
+
+
+def test_shared_memory(device: NullDevice, tmp_path: Path) -> None:
+    load(tmp_path, device, solution(), shared_bytes=100_000)
+    assert ("allow_shared", "gemm", 100_000) in device.driver.log
+    with pytest.raises(
+        IllegalSolution, match="gemm takes 240000 bytes of shared memory; a block of sm_90 has 2324"
+    ):
+        load(tmp_path, NullDevice(ENVIRONMENT), solution(), shared_bytes=240_000)
+
+
+@pytest.mark.parametrize(
+    ("operands", "workspace", "words"),
+    [
+        (replace(OPERANDS, a=0x1002), 0x10000, "a at 0x1002 is not aligned to the problem's 16 bytes"),
+        (replace(OPERANDS, d=0x4008), 0x10000, "d at 0x4008"),
+        (OPERANDS, 0x10008, "the workspace at 0x10008 is not aligned to 16 bytes"),
+    ],
+)
+def test_addresses_that_are_not_aligned(
+    operands: Operands, workspace: int, words: str, device: NullDevice, tmp_path: Path
+) -> None:
+    kernel = load(tmp_path, device, solution(split_k=2))
+    with pytest.raises(LaunchError, match=words):
+        kernel.bind(operands, workspace)
+
+
+def test_what_cannot_be_loaded(device: NullDevice, tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="has no binary"):
+        BY_NAME["triton-gemm"].load(PROBLEM, solution(), None, device)
+    load(tmp_path, device, solution())
+    with pytest.raises(LaunchError, match="the file has the kernels gemm, not reduce"):
+        BY_NAME["triton-split-k"].load(PROBLEM, solution(split_k=2), tmp_path / "one.zip", device)
+    with pytest.raises(LaunchError, match="compiled to be profiled"):
+        load(tmp_path, NullDevice(ENVIRONMENT), solution(), profile_bytes=8)
+    whole = from_linear(8, 8, 8, "int8", alpha=2.0)
+    kernel = load(tmp_path, NullDevice(ENVIRONMENT), solution(), whole)
+    with pytest.raises(LaunchError, match=r"a whole number, not 1\.5"):
+        kernel.bind(OPERANDS, 0)
+
+
+def test_the_backend_lists_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = CudaBackend().families()
+    assert set(FAMILIES) <= set(found)
+    for name in BY_NAME:
+        family = found[name]
+        assert family.supports(PROBLEM)
+        assert not family.supports(from_linear(8, 8, 8, "fp64"))
+    monkeypatch.setattr(compiler, "triton_build", lambda: None)
+    family = found["triton-gemm"]
+    assert family.unavailable(ENVIRONMENT) is None
+    assert "pip install 'gemmtune[triton]'" in str(family.unavailable(BARE))
+    monkeypatch.undo()
+    monkeypatch.setattr(compiler, "missing", lambda: None)
+    assert family.unavailable(BARE) == "Triton was not there when NVIDIA H200 was probed"
+    monkeypatch.undo()
+    monkeypatch.setattr(compiler, "triton_build", lambda: None)
+    with pytest.raises(CompilerMissing):
+        family.compile(PROBLEM, solution(), ENVIRONMENT, BinaryCache(tmp_path))
+
+
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+@pytest.mark.usefixtures("own_model")  # which leaves room for what Triton lays out beside the pipeline
+@pytest.mark.parametrize("name", list(FAMILIES))
+def test_the_first_candidates_compile_within_the_devices_shared_memory(name: str, cache: BinaryCache) -> None:
+    family = CudaBackend().families()[name]
+    problem = (
+        from_linear(512, 4096, 4096, "bf16")
+        if name != "triton-split-k"
+        else from_linear(16, 4096, 4096, "bf16")
+    )
+    tried = [one for one, _ in zip(family.solutions(problem, ENVIRONMENT), range(3), strict=False)]
+    assert len(tried) == 3
+    for one in tried:
+        assert family.illegal(problem, one, ENVIRONMENT) is None
+        path = family.compile(problem, one, ENVIRONMENT, cache)
+        assert path is not None
+        assert all(kernel.description.shared_bytes <= 227 * 1024 for kernel in read(path).values())
+
+
+# ---- on a GPU ------------------------------------------------------------------------------------
+
+TYPES = [
+    from_linear(300, 500, 700, "bf16"), from_linear(300, 512, 640, "fp16"),
+    from_linear(300, 500, 700, "bf16", dtype_d="fp32"), from_linear(300, 512, 640, "tf32"),
+    from_linear(300, 512, 640, "fp8_e4m3", scale_a="outer", scale_b="outer"),
+    from_linear(300, 512, 640, "fp8_e4m3", dtype_b="fp8_e5m2", scale_a="tensor", scale_b="tensor"),
+    from_linear(300, 512, 4096, "fp8_e4m3", dtype_d="fp8_e4m3", scale_d="tensor", fast_accumulation=True),
+    from_linear(300, 512, 4096, "fp8_e5m2", dtype_d="fp16"),
+    from_linear(300, 512, 640, "int8"), from_linear(300, 512, 640, "int8", dtype_d="bf16"),
+]  # fmt: skip
+EPILOGUES = [
+    from_linear(300, 500, 700, "bf16", bias="bf16", bias_axis=axis, activation=activation, beta=beta)
+    for axis, activation, beta in (("n", "gelu", 0.0), ("m", "silu", 1.0), ("n", "relu", -0.5))
+]
+LAYOUTS = [
+    from_blas(300, 500, 700, kind, trans_a=a, trans_b=b, lda=lda)
+    for kind in ("bf16", "tf32") for a in "NT" for b in "NT" for lda in (None, 720)
+]  # fmt: skip
+SHAPES = [
+    from_linear(1, 4096, 4096, "bf16"), from_linear(16, 4096, 4096, "bf16"),
+    from_linear(257, 513, 1025, "bf16"), from_linear(1, 1, 1, "fp16"),
+    from_bmm(500, 32, 32, 32, "fp16"), from_bmm(3, 70, 90, 110, "bf16", stride_b=0),
+    from_linear(64, 96, 129, "bf16", alignment=2), from_linear(2048, 2048, 2048, "bf16"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def gpu(cache: BinaryCache) -> Any:
+    """The first GPU; torch stays out of it, which a candidate does not need."""
+    from backends.gpu.device import GpuDevice
+
+    environment = CudaBackend().probe().devices[0]
+    telemetry, families = NvmlTelemetry(environment.uuid), CudaBackend().families()
+    return GpuDevice(CudaDriver(0), environment, telemetry, Nvrtc(), cache, families)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("problem", [*TYPES, *EPILOGUES, *LAYOUTS, *SHAPES], ids=lambda p: p.id)
+@pytest.mark.parametrize("name", list(FAMILIES))
+def test_verified_on_a_gpu(name: str, problem: GemmProblem, cache: BinaryCache, gpu: Any) -> None:
+    from tuners.inputs import applicable, cases
+    from tuners.verify_device import DeviceVerifier
+
+    family, here = CudaBackend().families()[name], gpu.environment
+    listed = list(family.solutions(problem, here))
+    # The likeliest, and some that are not.
+    tried = [*listed[:2], *listed[2::40]]
+    if not tried:
+        tile = {**TILE, "split_k": 3} if name == "triton-split-k" else TILE
+        more = {"programs_per_unit": 1, "flatten": True, "loads": "pointer"}
+        tile = {**tile, **more} if name == "triton-persistent" else tile
+        tried = [Solution(name, 1, tile, here.libraries["triton"])]
+
+    def runs(one: Solution) -> list[Any]:
+        found = cases(problem, 2, 5)
+        return list(applicable(found, lambda case: family.illegal(case.problem, one, here) is None))
+
+    asked = [(one, case) for one in tried for case in runs(one)]
+    with ThreadPoolExecutor(16) as threads:
+        paths = list(threads.map(lambda ask: family.compile(ask[1].problem, ask[0], here, cache), asked))
+    verifier, ran = DeviceVerifier(gpu), 0
+    for (one, case), path in zip(asked, paths, strict=True):
+        try:
+            kernel = gpu.load(case.problem, one, path)
+        except IllegalSolution:  # the compiler took more shared memory than there is
+            continue
+        finding = verifier.check(kernel, case)
+        assert finding.wrong == "", (one.id, case.name)
+        assert finding.repeatable
+        ran += 1
+    verifier.forget()
+    assert ran

@@ -1,0 +1,254 @@
+"""A sample of every family compiled with no GPU, and what is told of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.archs import GPU_TARGETS, GpuArch
+from backends.cache import BinaryCache
+from backends.errors import CompilerMissing, InvalidProblem
+from backends.kernel_checks import check as checking
+from backends.kernel_checks.candidates import GPU_FAMILIES, Candidate, environment_of
+from backends.kernel_checks.check import Checked, check, plan, summaries
+from backends.kernels.families import FAMILIES
+from backends.kernels.families.naive import Naive
+from backends.kernels.family import KernelConfig
+from backends.kernels.legality import arch_of
+from backends.problem import GemmProblem
+from backends.resources import Resources
+from backends.toolchains import clang, triton
+
+needs_triton = pytest.mark.skipif(triton.missing() is not None, reason=str(triton.missing()))
+OURS = {name for name, family in FAMILIES.items() if "cuda" in family.vendors}
+#: Families of one architecture alone.
+HOPPERS = {"tile-wgmma"}
+HIPS = {name for name, family in FAMILIES.items() if "hip" in family.vendors}
+
+
+@pytest.mark.parametrize("arch", GPU_TARGETS)
+def test_an_architecture_is_known_by_every_name_of_its_own(arch: str) -> None:
+    environment = environment_of(arch)
+    assert environment.vendor == GPU_TARGETS[arch].vendor
+    assert arch_of(environment) == GPU_TARGETS[arch]
+
+
+# ---- what is compiled ----------------------------------------------------------------------------
+
+
+def count(found: tuple[Candidate, ...]) -> dict[str, int]:
+    names = [one.family for one in found]
+    return {name: names.count(name) for name in dict.fromkeys(names)}
+
+
+@needs_triton
+def test_families_share_the_limit_equally_and_a_small_one_leaves_its_rest_to_others() -> None:
+    few = count(plan("sm_90a", limit=len(GPU_FAMILIES)).candidates)
+    assert few == dict.fromkeys(GPU_FAMILIES, 1)
+    most = count(plan("sm_90a", limit=100).candidates)
+    assert list(most) == list(GPU_FAMILIES)
+    assert sum(most.values()) == 100
+    assert max(most.values()) - min(most.values()) == (100 % len(GPU_FAMILIES) > 0)
+    assert count(plan("sm_90a", ["naive", "gemv", "naive"], 5).candidates) == {"naive": 3, "gemv": 2}
+    alone = plan("sm_90a", ["shared-tile"], 10_000).candidates
+    assert 30 < len(alone) <= 101
+    shared = count(plan("sm_90a", ["shared-tile", "vectorized"], len(alone) + 60).candidates)
+    assert sum(shared.values()) == len(alone) + 60
+
+
+def test_a_larger_sample_begins_with_the_smaller() -> None:
+    small, large = (plan("sm_80", ["gemv", "skinny"], limit).candidates for limit in (6, 12))
+    for name in ("gemv", "skinny"):
+        texts = [[one.text for one in found if one.family == name] for found in (small, large)]
+        assert texts[1][:3] == texts[0]
+
+
+def test_families_of_another_vendor_are_left_out_unless_they_are_named() -> None:
+    if clang.missing() is None:
+        found = plan("gfx942")
+        assert set(count(found.candidates)) == HIPS
+        assert found.notes == ()
+    with pytest.raises(CompilerMissing, match=r"compiled for gfx942: skinny-mma has kernels for cuda alone$"):
+        plan("gfx942", ["skinny-mma"])
+    with pytest.raises(CompilerMissing, match="triton-gemm has kernels for cuda alone"):
+        plan("gfx942", ["triton-gemm"])
+
+
+def test_a_compiler_that_is_missing_is_told_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "triton_build", lambda: None)
+    found = plan("sm_90a", limit=len(FAMILIES))
+    assert set(count(found.candidates)) == OURS
+    why = "Triton is not installed; pip install 'gemmtune[triton]'"
+    assert found.notes == tuple(
+        f"sm_90a: nothing of {name} is compiled: {why}" for name in GPU_FAMILIES if name not in FAMILIES
+    )
+    with pytest.raises(CompilerMissing, match=r"^nothing can be compiled for sm_90a: Triton is not"):
+        plan("sm_90a", ["triton-gemm", "triton-split-k"])
+
+    def nowhere() -> Any:
+        raise CompilerMissing("NVRTC is not to be had")
+
+    monkeypatch.setattr("backends.toolchains.nvrtc.nvrtc", nowhere)
+    with pytest.raises(CompilerMissing, match="for sm_90a: NVRTC is not to be had; Triton is not inst"):
+        plan("sm_90a")
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(CompilerMissing, match="for gfx942: HIP's kernels want clang-19 and lld-19"):
+        plan("gfx942")
+
+
+@pytest.mark.parametrize(
+    ("arch", "families", "limit", "words"),
+    [
+        ("sm_91", (), 100, r"arch 'sm_91' is unknown; known: sm_80, .*sm_90a, .*gfx942"),
+        ("H200", (), 100, "arch 'H200' is unknown"),
+        (
+            "sm_90",
+            ("gemv", "gevm"),
+            100,
+            "family 'gevm' is unknown; known: gemv-persistent, gemv, .*, skinny, .*triton-gemm",
+        ),
+        ("sm_90", ("gemv", "naive"), 1, "limit 1 is less than a compile for each of 2 families; raise it"),
+    ],
+)
+def test_what_nobody_knows(arch: str, families: tuple[str, ...], limit: int, words: str) -> None:
+    with pytest.raises(InvalidProblem, match=words):
+        plan(arch, families, limit)
+
+
+# ---- compiled ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("arch", "each"), [("sm_80", 2), ("sm_90a", 2), ("sm_100a", 1)])
+def test_nvrtc_compiles_a_sample_of_every_family(arch: str, each: int, tmp_path: Path) -> None:
+    """Few of each: they take a minute of a processor. `gemmtune kernels check` compiles more."""
+    families = OURS if arch == "sm_90a" else OURS - HOPPERS
+    planned = plan(arch, sorted(families), each * len(families))
+    cache = BinaryCache(tmp_path)
+    for one in check(planned.candidates, cache):
+        assert one.resources is not None, (one.candidate.text, one.log)
+        assert one.unfit == "", one.candidate.solution.id
+        assert one.resources.registers is not None
+        assert 8 <= one.resources.registers <= 255
+        assert one.resources.spill_bytes is not None
+    row = {one.family: one for one in summaries(list(check(planned.candidates, cache)))}
+    assert {name: (of.compiled, of.failed) for name, of in row.items()} == dict.fromkeys(families, (each, 0))
+    cubins = list(tmp_path.rglob("*.cubin"))
+    assert len(cubins) == len(planned.candidates)
+    for path in cubins:
+        data = path.read_bytes()
+        assert data.startswith(b"\x7fELF")
+        assert b".text.gemm\0" in data
+        assert b".text.reduce\0" in data
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100a"])
+def test_a_family_of_another_architecture_is_told_and_the_others_go_on(arch: str) -> None:
+    found = plan(arch, ["naive", *HOPPERS], 4)
+    assert count(found.candidates) == {"naive": 4}
+    assert found.notes == tuple(
+        f"{arch}: nothing of {name} is compiled: no legal candidate was found" for name in HOPPERS
+    )
+
+
+@pytest.mark.clang
+@pytest.mark.parametrize("arch", ["gfx942", "gfx1100"])
+def test_clang_compiles_every_family_of_hips(arch: str, tmp_path: Path) -> None:
+    planned = plan(arch, limit=len(HIPS))
+    assert {one.family for one in planned.candidates} == HIPS
+    for one in check(planned.candidates, BinaryCache(tmp_path)):
+        assert one.resources is not None, (one.candidate.text, one.log)
+        assert one.unfit == "", one.candidate.solution.id
+        assert one.resources.registers is not None
+        assert one.resources.registers > 8
+
+
+@needs_triton
+def test_tritons_are_compiled_too(cache: BinaryCache) -> None:
+    (found,) = check(plan("sm_90a", ["triton-gemm"], 1).candidates, cache)
+    assert found.resources is not None, found.log
+    assert found.resources.registers is not None
+    assert found.resources.spill_bytes is not None
+    assert found.resources.shared_bytes > 0
+
+
+class Broken(Naive):
+    """Every kernel of it names a class that its header has not."""
+
+    name, header = "broken", "families/naive.h"
+
+    def config(self, problem: GemmProblem, values: Any, arch: GpuArch) -> KernelConfig:
+        found = super().config(problem, values, arch)
+        return replace(found, instantiation=found.instantiation.replace("Naive<", "Nobody<"))
+
+
+def test_a_kernel_that_does_not_compile_is_told_with_its_log(
+    monkeypatch: pytest.MonkeyPatch, cache: BinaryCache
+) -> None:
+    monkeypatch.setitem(GPU_FAMILIES, "broken", Broken())
+    found = list(check(plan("sm_90a", ["broken", "naive"], 3).candidates, cache, threads=1))
+    assert [one.resources is None for one in found] == [True, True, False]
+    bad = found[0]
+    assert bad.error.startswith("NVRTC refuses unit.cu: unit.cu(2): error: ")
+    assert "Nobody" in bad.error
+    assert "errors detected in the compilation" in bad.log
+    row = bad.to_dict()
+    assert (row["status"], row["registers"], row["spill_bytes"]) == ("failed", None, None)
+    assert (row["error"], row["log"]) == (bad.error, bad.log)
+    first, second = summaries(found)
+    assert (first.family, first.compiled, first.failed, first.registers) == ("broken", 0, 2, None)
+    assert (second.family, second.compiled, second.failed) == ("naive", 1, 0)
+
+
+# ---- told ----------------------------------------------------------------------------------------
+
+
+def checked(family: str, *numbers: int | None, threads: int = 256, arch: str = "sm_90a") -> Checked:
+    one = plan(arch, ["naive"], 1).candidates[0]
+    registers, shared, spills = numbers
+    return Checked(replace(one, family=family, threads=threads), Resources(registers, shared or 0, spills))
+
+
+def test_a_family_is_summed_up() -> None:
+    found = [
+        checked("one", 40, 0, 0), checked("one", 255, 1024, 96), checked("one", 64, 512, 8),
+        checked("one", None, 0, None), checked("two", None, 16, None),
+    ]  # fmt: skip
+    one, two = summaries(found)
+    assert (one.arch, one.family, one.compiled, one.failed, one.unfit) == ("sm_90a", "one", 4, 0, 0)
+    assert (one.registers, one.shared_bytes) == ((40, 64, 255), (0, 256.0, 1024))
+    assert (one.spilling, one.worst_spill_bytes) == (2, 96)
+    assert (two.registers, two.shared_bytes) == (None, (16, 16, 16))
+    assert (two.spilling, two.worst_spill_bytes) == (0, None)
+    assert summaries([]) == []
+
+
+def test_what_compiles_but_cannot_be_launched_is_told() -> None:
+    assert checked("one", 64, 227 * 1024, 0, threads=1024).unfit == ""
+    large = checked("one", 64, 227 * 1024 + 1, 0)
+    assert large.unfit == "it takes 232449 bytes of shared memory; a block has 232448"
+    many = checked("one", 65, 0, 0, threads=1024)
+    assert many.unfit == "its 1024 threads take 73728 registers; a multiprocessor has 65536"
+    assert [one.unfit for one in summaries([large, many, checked("one", 64, 0, 0)])] == [2]
+    assert large.to_dict()["unfit"] == large.unfit
+
+
+def test_a_row_is_plain_json() -> None:
+    row = checked("naive", 40, 0, 8).to_dict()
+    assert json.loads(json.dumps(row)) == row
+    assert (row["arch"], row["family"], row["status"]) == ("sm_90a", "naive", "compiled")
+    assert (row["registers"], row["shared_bytes"], row["spill_bytes"], row["threads"]) == (40, 0, 8, 256)
+    assert row["problem"]["m"] >= 1
+    assert row["solution"].startswith("naive-tile_m_")
+    assert (row["unfit"], row["error"], row["log"]) == (None, None, None)
+
+
+def test_a_log_that_says_nothing_leaves_figures_unknown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("backends.toolchains.nvrtc._compile", lambda *_: (b"\x7fELF", ""))
+    (found,) = checking.check(plan("sm_90a", ["naive"], 1).candidates, BinaryCache(tmp_path))
+    assert found.resources == Resources(None, 0, None)

@@ -1,0 +1,144 @@
+"""The child that owns the device: it dies with its parent, is restarted, and its failures are outcomes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from backends.cache import BinaryCache
+from backends.errors import DeviceMemoryExceeded, StorageError
+from backends.outcome import Phase, Status
+from backends.problem import from_linear, from_mm
+from backends.registry import find_device
+from backends.solution import Solution
+from tuners.budget import Budget, Search
+from tuners.device_client import DeviceClient
+from tuners.device_process import Task
+from tuners.policy import MeasurementPolicy
+from tuners.session import Session
+from tuners.space import search_space
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(scope="module")
+def runner(cache: BinaryCache) -> DeviceClient:
+    return DeviceClient(find_device("cpu"), cache)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _closed(runner: DeviceClient) -> object:
+    yield
+    runner.close()
+
+
+def test_a_whole_session_on_this_cpu(runner: DeviceClient) -> None:
+    session = Session(runner, from_linear(8, 300, 500, bias="fp32"), budget=Budget(1.0, candidates=12))
+    outcomes = list(session.run())
+    verdict = session.verdict
+    assert verdict is not None
+    assert verdict.baseline_name == "numpy"
+    assert verdict.baseline.startswith("openblas-routine_matmul")
+    assert [o.phase for o in outcomes].count(Phase.PROOF) >= 1
+    assert verdict.winner in verdict.tie_set
+    assert session.rotation is not None
+    assert session.rotation.sets > 1, "operands rotate: the measurement is cold"
+
+
+def test_a_warm_policy_keeps_one_operand_set(runner: DeviceClient) -> None:
+    rotation = runner.open(Task(from_mm(64, 64, 64), MeasurementPolicy(cache="warm"), 0))
+    assert rotation.sets == 1
+
+
+def test_operands_beyond_the_share_of_memory_are_refused_with_figures(runner: DeviceClient) -> None:
+    with pytest.raises(DeviceMemoryExceeded, match=r"needs about .* MiB .* 50% of the free memory is .* MiB"):
+        runner.open(Task(from_mm(300_000, 300_000, 64), MeasurementPolicy(), 0))
+
+
+def test_a_workspace_over_the_policys_limit_is_illegal(runner: DeviceClient) -> None:
+    problem, policy = from_mm(200, 200, 200), MeasurementPolicy(max_workspace_bytes=1)
+    runner.open(Task(problem, policy, 0))
+    space = search_space(problem, runner.backend, runner.environment, policy, ["packed"])
+    (outcome,) = runner.screen([space.candidates[0]], None)
+    assert outcome.status is Status.ILLEGAL
+    assert "over the policy's 1" in str(outcome.evidence["rule"])
+
+
+def test_a_candidate_that_cannot_compile_is_an_outcome_with_the_log(runner: DeviceClient) -> None:
+    problem = from_mm(64, 64, 64)
+    runner.open(Task(problem, MeasurementPolicy(), 0))
+    space = search_space(problem, runner.backend, runner.environment, MeasurementPolicy(), ["packed"])
+    broken = Solution("packed", 1, {**space.candidates[0].parameters, "nr": -4})
+    assert runner.backend.families()["packed"].illegal(problem, broken, runner.environment) is not None
+    (outcome,) = runner.screen([broken], None)
+    assert outcome.status is Status.ILLEGAL
+    assert "nr must be at least 2" in str(outcome.evidence["rule"])
+
+
+def test_a_full_disk_ends_the_session_and_names_the_way_out(tmp_path: Path) -> None:
+    with DeviceClient(find_device("cpu"), BinaryCache(Path("/proc/gemmtune"))) as full:
+        session = Session(full, from_mm(64, 64, 64), search=Search(families=("packed",)))
+        with pytest.raises(StorageError, match="GEMMTUNE_CACHE_DIR"):
+            list(session.run())
+
+
+def test_the_child_dies_with_a_parent_that_was_killed(tmp_path: Path) -> None:
+    code = (
+        "import sys, time\nfrom pathlib import Path\n"
+        "from backends.cache import BinaryCache\nfrom backends.registry import find_device\n"
+        "from backends.problem import from_mm\nfrom tuners.device_process import Task\n"
+        "from tuners.policy import MeasurementPolicy\nfrom tuners.device_client import DeviceClient\n"
+        "if __name__ == '__main__':\n"
+        "    r = DeviceClient(find_device('cpu'), BinaryCache(Path(sys.argv[1])))\n"
+        "    r.open(Task(from_mm(64, 64, 64), MeasurementPolicy(), 0))\n"
+        "    print('ready', flush=True)\n    time.sleep(600)\n"
+    )
+    script = tmp_path / "parent.py"
+    script.write_text(code)
+    parent = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path / "cache")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == "ready\n"
+    children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+    threads = Path(f"/proc/{parent.pid}/task").iterdir()
+    children = [pid for task in threads for pid in (task / "children").read_text().split()]
+    assert children
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    for _ in range(100):
+        alive = [pid for pid in children if _running(pid, "owner") or _running(pid, "spawn_main")]
+        if not alive:
+            return
+        time.sleep(0.05)
+    for pid in alive:
+        os.kill(int(pid), signal.SIGKILL)
+    pytest.fail(f"children outlived their parent: {alive}")
+
+
+def _running(pid: str, word: str) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        return state != "Z" and word in Path(f"/proc/{pid}/cmdline").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_ceilings_are_measured_and_say_how(runner: DeviceClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(runner.backend), "product", lambda _self, dtype: from_mm(256, 256, 256, dtype))
+    ceilings = runner.ceilings(["fp32"])
+    assert ceilings.read_bytes_per_second > 1e8
+    assert ceilings.copy_bytes_per_second > 1e8
+    assert ceilings.flops_per_second["fp32"] > 1e8
+    assert ceilings.method["fp32"].startswith("256 x 256 x 256 by ")
+    assert "MiB" in ceilings.method["read"]

@@ -1,0 +1,190 @@
+"""What the parent calls in the process that owns the device: that one loads, verifies and times candidates,
+and may be killed.
+
+The parent calls these functions through a process pool (device_client.py). A candidate's own failure comes
+back as an Outcome; a crash or a hang is the parent's to see.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import resource
+import signal
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from backends import registry
+from backends.errors import (
+    ContextLost,
+    DeviceError,
+    DeviceLost,
+    DeviceMemoryExceeded,
+    IllegalSolution,
+    LaunchError,
+    StorageError,
+)
+from backends.outcome import Outcome, Phase, Status
+from backends.protocol import Bandwidths, DeviceListedFamily
+from backends.solution import Solution
+from tuners import evaluate
+from tuners.device_process import Binaries, DeviceProcess, DeviceProcessSettings, Task
+from tuners.measure import Rotation
+from tuners.space import Space, search_space
+
+#: The child's exit code where the device's context was lost.
+LOST_EXIT_CODE = 70
+_PR_SET_PDEATHSIG = 1
+
+
+_settings: DeviceProcessSettings | None = None
+_process: DeviceProcess | None = None
+
+
+def start(settings: DeviceProcessSettings) -> None:
+    """Initialises the child: dies with its parent, dumps no core, is the first that a full memory kills,
+    and writes what libraries print when they crash to its own log."""
+    global _settings
+    _settings = settings
+    with suppress(OSError):  # already a group leader
+        os.setsid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    log = os.open(settings.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 2)
+    os.close(log)
+    registry.BACKENDS.update(settings.backends)
+    # Candidates are bound to operand sets in tens of thousands of objects, none of them in cycles, which full
+    # collections would walk for 0.15 s in the middle of a measurement. DeviceProcess.close() collects.
+    gc.disable()
+
+
+def _state() -> DeviceProcess:
+    global _process
+    if _settings is None:
+        raise RuntimeError("the child was not started")
+    if _process is None:
+        try:
+            _process = DeviceProcess(_settings)
+        except (LaunchError, DeviceMemoryExceeded) as error:  # of the machine: no problem is laid out yet
+            raise DeviceLost(
+                f"device {_settings.index} of {_settings.backend} cannot be opened: {error}"
+            ) from error
+    return _process
+
+
+@contextmanager
+def _ending_if_lost() -> Iterator[None]:
+    """Ends the process where the device's context is lost: nothing else would answer right any more. What
+    it says last is read by its parent."""
+    try:
+        yield
+    except ContextLost as error:
+        print(f"the device's context is lost: {error}", file=sys.stderr, flush=True)
+        os._exit(LOST_EXIT_CODE)
+
+
+def warm_up() -> None:
+    """Opens the device ahead of the first task."""
+    _state()
+
+
+def bandwidths() -> Bandwidths:
+    """Measures reading and copying; frees the current operands first."""
+    process = _state()
+    with _ending_if_lost():
+        process.close()
+        return process.device.bandwidths()
+
+
+def rotation(task: Task) -> Rotation:
+    """Lays the operands out and computes the screening's references. Raises DeviceMemoryExceeded."""
+    with _ending_if_lost():
+        process = _state().open(task)
+        for case in process.screening:
+            if case.instead_of is None:
+                process.verifier.lay_out(case)
+        return process.sets.rotation
+
+
+def space(task: Task, families: Sequence[str] | None) -> Space:
+    """The search space, as far as it takes the device to tell it."""
+    process = _state()
+    with _ending_if_lost():
+        return search_space(
+            task.problem, process.backend, process.device.environment, task.policy, families, process.device
+        )
+
+
+def neighbours(task: Task, solution: Solution) -> list[Solution]:
+    """Legal candidates that differ from `solution` in one choice; none where its family knows none."""
+    process = _state()
+    family = process.families.get(solution.family)
+    if not isinstance(family, DeviceListedFamily):
+        return []
+    limit = task.policy.max_workspace_bytes
+    with _ending_if_lost():
+        return list(family.neighbours_on(task.problem, solution, process.device, limit))
+
+
+def screen(task: Task, batch: Sequence[tuple[Solution, Binaries]], best: float | None) -> list[Outcome]:
+    """For each: verifies one seed, then times; `best` is the fastest median so far (seconds)."""
+    found: list[Outcome] = []
+    for solution, binaries in batch:
+
+        def one(
+            solution: Solution = solution, binaries: Binaries = binaries, best: float | None = best
+        ) -> Outcome:
+            return evaluate.screen(_state().open(task), solution, binaries, best)
+
+        outcome = _guarded(Phase.SCREEN, solution, one)
+        found.append(outcome)
+        if best is not None and outcome.status is Status.OK and outcome.seconds is not None:
+            best = min(best, outcome.seconds)
+    return found
+
+
+def sample(task: Task, solution: Solution, binaries: Binaries, again: bool) -> Outcome:
+    """One sample for a final; a disturbed one is handed back as unstable, with `again` only after it was
+    taken again a few times."""
+    return _guarded(
+        Phase.FINAL, solution, lambda: evaluate.sample(_state().open(task), solution, binaries, again)
+    )
+
+
+def prove(task: Task, solution: Solution, binaries: Binaries, seeds: int) -> Outcome:
+    """Verifies `seeds` seeds on ragged and exact problems."""
+    return _guarded(
+        Phase.PROOF, solution, lambda: evaluate.prove(_state().open(task), solution, binaries, seeds)
+    )
+
+
+def _guarded(phase: Phase, solution: Solution, run: Any) -> Outcome:
+    """A candidate's own exceptions as its outcome."""
+    try:
+        with _ending_if_lost():
+            outcome: Outcome = run()
+        return outcome
+    except IllegalSolution as error:
+        return Outcome(solution, phase, Status.ILLEGAL, (), {"rule": str(error)})
+    except (DeviceMemoryExceeded, MemoryError) as error:
+        return _failed(phase, solution, Status.OUT_OF_MEMORY, error)
+    except LaunchError as error:
+        return _failed(phase, solution, Status.LAUNCH_ERROR, error)
+    except (StorageError, DeviceError):
+        raise  # no candidate is to blame
+    except Exception as error:  # whatever a library raises is that candidate's outcome
+        return _failed(phase, solution, Status.LAUNCH_ERROR, error, traceback.format_exc(limit=-4))
+
+
+def _failed(phase: Phase, solution: Solution, status: Status, error: BaseException, log: str = "") -> Outcome:
+    evidence = {"error": f"{type(error).__name__}: {error}"}
+    return Outcome(solution, phase, status, (), evidence | ({"log": log} if log else {}))

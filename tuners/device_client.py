@@ -1,0 +1,369 @@
+"""The parent's side of the child that owns the device: calls with time limits, failures as outcomes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError
+from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from pebble import ProcessExpired, ProcessPool
+
+from backends.cache import BinaryCache
+from backends.environment import Environment
+from backends.errors import (
+    DeviceError,
+    DeviceLost,
+    DeviceMemoryExceeded,
+    GemmtuneError,
+)
+from backends.outcome import Outcome, Phase, Status
+from backends.protocol import Backend, DeviceListedFamily, NeighbouredFamily
+from backends.registry import BACKENDS, FoundDevice, backend
+from backends.solution import Solution
+from tuners import device_calls
+from tuners.ceilings import Ceilings
+from tuners.compiling import Compilers
+from tuners.device_process import Binaries, DeviceProcessSettings, Task
+from tuners.measure import Rotation
+from tuners.policy import MeasurementPolicy
+from tuners.space import Space, search_space
+
+T = TypeVar("T")
+
+#: A call that takes longer than this and LONG times what it should is a hang.
+HANG_SECONDS, LONG = 10.0, 10.0
+#: A large product is tried with this many of each family's first candidates.
+CEILING_CANDIDATES = 2
+#: A folder's maker locks it within this time.
+FRESH_SECONDS = 60.0
+#: Laying out, referencing and ceilings are numpy's own work: slow at worst.
+SETUP_SECONDS = 600.0
+
+
+class Runner(Protocol):
+    """What a session needs of a device; tests put recorded noise behind it."""
+
+    @property
+    def environment(self) -> Environment: ...
+
+    @property
+    def backend(self) -> Backend: ...
+
+    def open(self, task: Task) -> Rotation:
+        """Lays out a problem. Raises DeviceMemoryExceeded."""
+
+    def space(self, task: Task, families: Sequence[str] | None) -> Space:
+        """The search space. Raises UnsupportedProblem."""
+
+    def tells_neighbours(self, family: str) -> bool:
+        """Whether candidates of a family have neighbours that no list holds."""
+
+    def neighbours(self, task: Task, solution: Solution) -> Sequence[Solution]:
+        """Legal candidates that differ from `solution` in one choice, where its family can tell them."""
+
+    def begin(self, task: Task, solutions: Sequence[Solution]) -> None:
+        """Starts to compile what is missing. Where compilers would disturb the device's measurements, it
+        compiles it."""
+
+    def ready(self, solution: Solution) -> bool:
+        """Whether one that was begun has compiled, or failed to."""
+
+    def await_any(self, solutions: Sequence[Solution], seconds: float) -> None:
+        """Waits until one more of those that were begun is ready, `seconds` at most."""
+
+    def settle(self) -> None:
+        """Drops what was begun and is not being compiled yet; no compiler works when it returns."""
+
+    def compile(self, task: Task, solutions: Sequence[Solution]) -> Mapping[str, Outcome]:
+        """Waits until all of them are compiled; the outcomes of those that failed, by id."""
+
+    def screen(self, solutions: Sequence[Solution], best: float | None) -> list[Outcome]:
+        """For each: one seed verified, then timed."""
+
+    def sample(self, solution: Solution, again: bool = True) -> Outcome:
+        """One timed sample; `again`: a disturbed one is taken again."""
+
+    def prove(self, solution: Solution, seeds: int) -> Outcome:
+        """`seeds` seeds verified."""
+
+
+#: Of the folders that hold a child's log, and the file in them that their owner has locked.
+_FOLDERS, _LOCK = "gemmtune-child-", "lock"
+
+
+def _remove_left_folders() -> None:
+    """Of processes that were killed: nobody holds their lock, and nobody else would remove them."""
+    for lock in Path(tempfile.gettempdir()).glob(f"{_FOLDERS}*/{_LOCK}"):
+        with suppress(OSError), lock.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if time.time() - lock.stat().st_mtime > FRESH_SECONDS:  # not one that is being made
+                shutil.rmtree(lock.parent, ignore_errors=True)
+
+
+def _screen_alone(task: Task, solution: Solution, binaries: Binaries, best: float | None) -> Outcome:
+    """In the child: a batch of one."""
+    return device_calls.screen(task, [(solution, binaries)], best)[0]
+
+
+class DeviceClient:
+    """A device behind a killable child. Use as a context manager; one task at a time."""
+
+    def __init__(self, device: FoundDevice, cache: BinaryCache, hang_seconds: float = HANG_SECONDS) -> None:
+        self.device = device
+        self.environment = device.environment
+        self.backend = backend(device.backend)
+        self.cache = cache
+        self._hang = hang_seconds
+        _remove_left_folders()
+        self._folder = tempfile.TemporaryDirectory(prefix=_FOLDERS)
+        self._lock = os.open(Path(self._folder.name, _LOCK), os.O_CREAT | os.O_RDWR, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._log = Path(self._folder.name) / "child.log"
+        # The child inherits them; libraries read such variables when they are loaded.
+        for name, value in self.backend.process_variables.items():
+            os.environ.setdefault(name, value)
+        settings = DeviceProcessSettings(
+            device.backend,
+            device.index,
+            self.environment.uuid,
+            dict(BACKENDS),
+            str(cache.root),
+            str(self._log),
+        )
+        self._pool = ProcessPool(
+            max_workers=1,
+            context=get_context("spawn"),
+            initializer=device_calls.start,
+            initargs=(settings,),
+        )
+        self._compilers = Compilers(self.backend, self.environment, cache)
+        known = self.backend.families().items()
+        self._asked = {name for name, family in known if isinstance(family, DeviceListedFamily)}
+        self._near = {name: family for name, family in known if isinstance(family, NeighbouredFamily)}
+        self._task: Task | None = None
+        self._typical = 0.0
+        self._awake = False
+        # The child starts while the parent lists candidates; a failure shows at the first real call.
+        self._warm = self._pool.schedule(device_calls.warm_up, timeout=SETUP_SECONDS)
+
+    def __enter__(self) -> DeviceClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the child, whatever it is doing."""
+        self._pool.stop()  # type: ignore[no-untyped-call]
+        self._pool.join()
+        self._compilers.close()
+        self._folder.cleanup()
+        os.close(self._lock)
+
+    def ceilings(self, dtypes: Sequence[str]) -> Ceilings:
+        """Measures the device's ceilings: reading, copying, and for each input type a large product by the
+        baselines and each family's first candidates. Raises DeviceError where the child dies of it."""
+        flops, method = {}, {}
+        for name in dtypes:
+            flops[name], method[name] = self._product(name)
+        moved = self._setup(device_calls.bandwidths)
+        method |= {"read": moved.method, "copy": moved.method}
+        return Ceilings(moved.read, moved.copy, flops, method)
+
+    def _product(self, name: str) -> tuple[float, str]:
+        policy = MeasurementPolicy(mode=self.backend.modes[0], cache="warm")
+        task = Task(self.backend.product(name), policy, 0)
+        space = self.space(task, None)
+        tried = [b.solution for b in space.baselines]
+        for family in dict.fromkeys(solution.family for solution in space.candidates):
+            tried += [s for s in space.candidates if s.family == family][:CEILING_CANDIDATES]
+        self.open(task)
+        self.compile(task, tried)
+        fastest: Outcome | None = None
+        for solution in tried:
+            (outcome,) = self.screen([solution], fastest.seconds if fastest else None)
+            usable = outcome.status in (Status.OK, Status.UNSTABLE)
+            if usable and (not fastest or min(outcome.samples) < min(fastest.samples)):
+                fastest = outcome
+        if fastest is None:
+            raise DeviceError(f"no candidate of {self.backend.name} multiplies {name} right")
+        p, method = task.problem, f"by {fastest.solution.slug}"
+        return p.flops / min(fastest.samples), f"{p.m} x {p.n} x {p.k} {method}"
+
+    def open(self, task: Task) -> Rotation:
+        self._task, self._typical = task, 0.0
+        self._compilers.turn_to(task)
+        return self._setup(device_calls.rotation, task)
+
+    def space(self, task: Task, families: Sequence[str] | None) -> Space:
+        if self._asked:
+            return self._setup(device_calls.space, task, families)
+        return search_space(task.problem, self.backend, self.environment, task.policy, families)
+
+    def tells_neighbours(self, family: str) -> bool:
+        return family in self._asked or family in self._near
+
+    def neighbours(self, task: Task, solution: Solution) -> Sequence[Solution]:
+        if solution.family in self._asked:
+            return self._setup(device_calls.neighbours, task, solution)
+        family, limit = self._near.get(solution.family), task.policy.max_workspace_bytes
+        near = family.neighbours(task.problem, solution, self.environment) if family else ()
+        return [one for one in near if limit is None or one.workspace_bytes <= limit]
+
+    @property
+    def compile_seconds(self) -> float:
+        """Spent waiting for compilers."""
+        return self._compilers.seconds
+
+    def begin(self, task: Task, solutions: Sequence[Solution]) -> None:
+        self._compilers.begin(task, solutions)
+
+    def ready(self, solution: Solution) -> bool:
+        return self._compilers.ready(solution)
+
+    def await_any(self, solutions: Sequence[Solution], seconds: float) -> None:
+        self._compilers.await_any(solutions, seconds)
+
+    def settle(self) -> None:
+        self._compilers.settle()
+
+    def compile(self, task: Task, solutions: Sequence[Solution]) -> Mapping[str, Outcome]:
+        return self._compilers.compile(task, solutions)
+
+    def screen(self, solutions: Sequence[Solution], best: float | None) -> list[Outcome]:
+        """Together first; where the child dies or hangs, one by one, so that it shows whose fault it is."""
+        if len(solutions) > 1:
+            together = self._screen_together(solutions, best)
+            if together is not None:
+                return together
+        return [self._screen_one(solution, best) for solution in solutions]
+
+    def _screen_one(self, solution: Solution, best: float | None) -> Outcome:
+        begin = time.monotonic()
+        outcome = self._candidate(_screen_alone, Phase.SCREEN, solution, best)
+        if outcome.status is Status.OK:
+            self._typical = max(self._typical, time.monotonic() - begin)
+        return outcome
+
+    def _screen_together(self, solutions: Sequence[Solution], best: float | None) -> list[Outcome] | None:
+        if self._task is None:
+            raise RuntimeError("open() a task first")
+        failed = self.compile(self._task, solutions)
+        batch = [(s, self._compilers.binaries(s) or {}) for s in solutions if s.id not in failed]
+        limit = self._hang + LONG * self._typical * len(batch)
+        if not self._typical:
+            limit = max(limit, SETUP_SECONDS)
+        begin = time.monotonic()
+        try:
+            found = self._call(device_calls.screen, (self._task, batch, best), limit)
+        except (FutureTimeout, ProcessExpired):
+            if self._log.exists():  # whose words these are shows when they run one by one
+                self._log.write_text("")
+            self._setup(device_calls.rotation, self._task)
+            return None
+        if any(outcome.status is Status.OK for outcome in found):
+            self._typical = max(self._typical, (time.monotonic() - begin) / len(batch))
+        by_id = {solution.id: outcome for (solution, _), outcome in zip(batch, found, strict=True)}
+        return [failed.get(s.id) or by_id[s.id] for s in solutions]
+
+    def sample(self, solution: Solution, again: bool = True) -> Outcome:
+        return self._candidate(device_calls.sample, Phase.FINAL, solution, again)
+
+    def prove(self, solution: Solution, seeds: int) -> Outcome:
+        return self._candidate(device_calls.prove, Phase.PROOF, solution, seeds)
+
+    def _candidate(
+        self, call: Callable[..., Outcome], phase: Phase, solution: Solution, *extra: object
+    ) -> Outcome:
+        if self._task is None:
+            raise RuntimeError("open() a task first")
+        failed = self.compile(self._task, [solution])
+        if failed:
+            return failed[solution.id]
+        binaries: Binaries | Outcome = self._compilers.binaries(solution) or {}
+        if phase is Phase.PROOF:
+            binaries = self._compilers.for_proof(self._task, solution)
+        if isinstance(binaries, Outcome):
+            return replace(binaries, phase=phase)
+        limit = self._hang + LONG * self._typical
+        if not self._typical or phase is Phase.PROOF:  # a proof draws inputs and computes references
+            limit = max(limit, SETUP_SECONDS)
+        arguments = (self._task, solution, binaries, *extra)
+        try:
+            return self._call(call, arguments, limit)
+        except FutureTimeout:
+            evidence: dict[str, Any] = {"error": f"no answer within {limit:.0f} s; its process was killed"}
+            status = Status.TIMEOUT
+        except ProcessExpired as error:
+            evidence, status = self._autopsy(error), Status.CRASH
+        self._setup(device_calls.rotation, self._task)  # here and now, not on the next candidate's time
+        return Outcome(solution, phase, status, (), evidence)
+
+    def _awaken(self) -> None:
+        """Waits for the first child: one that never answers dies of the machine, not of a problem."""
+        if self._awake:
+            return
+        try:
+            self._result(self._warm)
+        except FutureTimeout as error:
+            raise DeviceLost(f"{self.device.backend}: no answer within {SETUP_SECONDS:.0f} s") from error
+        except ProcessExpired as error:
+            evidence = self._autopsy(error)
+            raise DeviceLost(
+                f"{self.device.backend}: the process that owns the device cannot open it: {evidence}"
+            ) from error
+        self._awake = True
+
+    def _setup(self, call: Callable[..., T], *arguments: object) -> T:
+        self._awaken()
+        try:
+            return self._call(call, arguments, SETUP_SECONDS)
+        except FutureTimeout as error:
+            raise DeviceError(f"{self.device.backend}: no answer within {SETUP_SECONDS:.0f} s") from error
+        except ProcessExpired as error:
+            evidence = self._autopsy(error)
+            raise DeviceError(
+                f"{self.device.backend}: the process that owns the device died: {evidence}"
+            ) from error
+
+    def _call(self, call: Callable[..., T], arguments: tuple[object, ...], limit: float) -> T:
+        result: T = self._result(self._pool.schedule(call, args=list(arguments), timeout=limit))
+        return result
+
+    def _result(self, future: Any) -> Any:
+        try:
+            return future.result()
+        except CancelledError as error:
+            raise DeviceError("the tuning was stopped") from error
+        except GemmtuneError:
+            raise
+        except MemoryError as error:
+            raise DeviceMemoryExceeded(f"out of memory while setting up: {error}") from error
+        except BrokenProcessPool as error:
+            raise DeviceLost(
+                "the process that owns the device cannot start (a script that tunes must be a file, with its "
+                f"work under if __name__ == '__main__'): {error}"
+            ) from error
+
+    def _autopsy(self, error: ProcessExpired) -> dict[str, Any]:
+        code = getattr(error, "exitcode", None)
+        name = f"exit code {code}"
+        if isinstance(code, int) and code < 0:
+            name = signal.Signals(-code).name
+        tail = ""
+        if self._log.exists():
+            tail = self._log.read_text(errors="replace")[-2000:].strip()
+            self._log.write_text("")
+        return {"error": f"the child died with {name}", **({"log": tail} if tail else {})}

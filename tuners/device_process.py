@@ -1,0 +1,145 @@
+"""The state of the process that owns the device: the open device, and what is laid out on it for a task.
+
+It can always be made again: every call from the parent names its problem (device_calls.py).
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from backends import registry
+from backends.cache import BinaryCache
+from backends.errors import (
+    DeviceLost,
+)
+from backends.problem import GemmProblem
+from backends.protocol import Backend, Buffer, Device, Family, Kernel
+from backends.solution import Solution
+from tuners.inputs import Case, screening_cases
+from tuners.measure import OperandSets, Timer
+from tuners.policy import MeasurementPolicy
+from tuners.verify_device import make_verifier
+
+#: Loaded candidates kept ready (heats and finals interleave those who are in them).
+_KEPT = 64
+#: A GPU's workspace is allocated once for most candidates: growing it means binding everybody anew.
+_WORKSPACE = 2**20
+_GPU_WORKSPACE = 64 * 2**20
+#: problem id -> path of the candidate's binary for that problem; the parent compiles, the child never.
+Binaries = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class DeviceProcessSettings:
+    """What a child needs to know: backend and device, the registry, the cache, its log file. Devices are
+    numbered anew when one is lost, so that the one meant is told by its UUID too."""
+
+    backend: str
+    index: int
+    uuid: str
+    backends: Mapping[str, str]
+    cache: str
+    log: str
+
+
+@dataclass(frozen=True)
+class Task:
+    """One problem under one policy; `seed` draws its inputs."""
+
+    problem: GemmProblem
+    policy: MeasurementPolicy
+    seed: int
+
+
+class DeviceProcess:
+    """The open device and what is laid out on it."""
+
+    def __init__(self, settings: DeviceProcessSettings) -> None:
+        self.backend: Backend = registry.backend(settings.backend)
+        self.cache = BinaryCache(Path(settings.cache))
+        self.device: Device = self.backend.open(settings.index, self.cache)
+        found = self.device.environment.uuid
+        if found != settings.uuid:
+            raise DeviceLost(f"device {settings.index} of {settings.backend} is {found}, not {settings.uuid}")
+        self.verifier = make_verifier(self.device)
+        self._task: Task | None = None
+        self._sets: OperandSets | None = None
+        self._timers: OrderedDict[str, Timer] = OrderedDict()
+        self._workspace: Buffer | None = None
+
+    @cached_property
+    def families(self) -> Mapping[str, Family]:
+        """The backend's families."""
+        return self.backend.families()
+
+    def close(self) -> None:
+        """Frees everything laid out for the current task."""
+        self._forget_timers()
+        self.verifier.forget()
+        for held in (self._sets, self._workspace):
+            if held is not None:
+                held.free()
+        self._task = self._sets = self._workspace = None
+        gc.collect()
+
+    def open(self, task: Task) -> DeviceProcess:
+        """Makes `task` the current one."""
+        if task != self._task:
+            self.close()
+            self._sets = OperandSets(self.device, task.problem, task.policy, task.seed)
+            self._task = task
+        return self
+
+    @property
+    def task(self) -> Task:
+        """The current task."""
+        if self._task is None:
+            raise RuntimeError("no task is open")
+        return self._task
+
+    @property
+    def screening(self) -> Sequence[Case]:
+        """What a candidate must compute right before it is timed."""
+        return screening_cases(self.task.problem, self.task.seed, every=self.device.judge is None)
+
+    @property
+    def sets(self) -> OperandSets:
+        """The current operands."""
+        if self._sets is None:
+            raise RuntimeError("no task is open")
+        return self._sets
+
+    def load(self, problem: GemmProblem, solution: Solution, binaries: Binaries) -> Kernel:
+        """The candidate for `problem`."""
+        path = binaries.get(problem.id)
+        return self.device.load(problem, solution, Path(path) if path else None)
+
+    def timer(self, solution: Solution, binaries: Binaries) -> Timer:
+        """The candidate bound to every operand set, loaded once."""
+        if solution.id not in self._timers:
+            kernel = self.load(self.task.problem, solution, binaries)
+            timer = Timer.of(self.device, kernel, self.sets, self.task.policy.mode, self._workspace_at)
+            self._timers[solution.id] = timer
+            while len(self._timers) > _KEPT:
+                self._timers.popitem(last=False)[1].close()
+        self._timers.move_to_end(solution.id)
+        return self._timers[solution.id]
+
+    def _forget_timers(self) -> None:
+        for timer in self._timers.values():
+            timer.close()
+        self._timers.clear()
+
+    def _workspace_at(self, size: int) -> int:
+        if self._workspace is None or self._workspace.size < size:
+            self._forget_timers()  # their launches hold the old address
+            if self._workspace is not None:
+                self._workspace.free()
+            least = _WORKSPACE if self.device.judge is None else _GPU_WORKSPACE
+            self._workspace = self.device.allocate(max(size, least))
+        return self._workspace.address

@@ -1,0 +1,172 @@
+"""One candidate on the open device: verified, screened, sampled, proven.
+
+Runs in the child; what a candidate raises is device_calls.py's to turn into its outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+from statistics import median
+from typing import Any
+
+from backends.errors import IllegalSolution
+from backends.outcome import Outcome, Phase, Status
+from backends.problem import GemmProblem
+from backends.protocol import CompiledKernel, Family, Kernel
+from backends.solution import Solution
+from tuners.device_process import Binaries, DeviceProcess
+from tuners.inputs import EXACT_SEEDS, Case, applicable, cases
+
+#: A screening's checks are laid out once for all candidates; a proof's are not kept.
+SCREEN_CHECKS = 12
+#: Samples of a screening, and how many undisturbed ones are wanted among at most MAX_TRIES. Once LONG_SECONDS
+#: are sampled, FEWEST do: launches that long vary little.
+SCREEN_SAMPLES, MAX_TRIES = 5, 20
+FEWEST, LONG_SECONDS = 3, 0.1
+#: A sample of a final that stays disturbed was taken so often.
+SAMPLE_TRIES = 3
+#: A candidate whose fastest sample is this much slower than the best so far is not sampled further:
+#: far off after one sample, shown slower after three.
+PRUNE_FIRST, PRUNE_THIRD = 2.0, 1.6
+#: On a device that keeps its own time a candidate is timed no further where the launches that size its
+#: samples were so much slower than the best, and too long for the host's time between them to be the cause.
+PRUNE_SIZED, HOST_BOUND_SECONDS = 3.0, 5e-5
+NOT_REPEATABLE = "two runs on the same input gave different bits; the policy wants deterministic solutions"
+
+
+def verify(
+    process: DeviceProcess, solution: Solution, binaries: Binaries, checks: Sequence[Case]
+) -> dict[str, Any]:
+    """Runs the checks that are legal for the solution; the evidence, with "wrong" where one failed. A check
+    that stands in for another runs where that one is not legal."""
+    worst: dict[str, Any] = {"checks": 0, "exact_checks": 0, "beta_checks": 0, "error_over_bound": 0.0}
+    family, findings, ran = process.families[solution.family], {}, set()
+
+    def runs(case: Case) -> bool:
+        kernel = legal(process, family, case.problem, solution, binaries)
+        if kernel is None:
+            return False
+        keep, exact = len(checks) <= SCREEN_CHECKS, case.name == "exact"
+        # Twice shows what a run leaves behind. On a host the exact problem is too long for that; a GPU's
+        # screening is about hundreds of candidates, and runs that one twice.
+        twice = not exact if process.device.judge is None else exact or not keep
+        try:
+            findings[case] = process.verifier.check(kernel, case, keep, runs=2 if twice else 1), kernel
+        except IllegalSolution:  # a library may refuse as late as at its launch
+            return False
+        return True
+
+    for case in applicable(checks, runs):
+        (finding, kernel), exact = findings.pop(case), case.name == "exact"
+        ran.add(case)
+        worst["checks"] += 1
+        worst["exact_checks"] += exact
+        worst["beta_checks"] += case.problem.beta != "zero"
+        worst["error_over_bound"] = max(worst["error_over_bound"], finding.error_over_bound)
+        if finding.repeatable is not None:
+            worst["repeatable"] = worst.get("repeatable", True) and finding.repeatable
+        if exact:
+            worst |= {"relative_error": finding.relative_error, "coverage": finding.coverage}
+        if finding.wrong:
+            where = {"case": case.name, "problem": case.problem.slug, "seed": case.seed}
+            return {
+                "wrong": finding.wrong,
+                **where,
+                "distribution": case.distribution,
+                **finding.to_dict(),
+            }
+        if kernel.partial_sums > 1:
+            worst["partial_sums"] = kernel.partial_sums
+    if not worst["exact_checks"] and any(case.name == "exact" for case in checks):
+        raise IllegalSolution(f"it does not run {process.task.problem.slug}")
+    worst["cases"] = sorted({case.name for case in ran})
+    return worst
+
+
+def legal(
+    process: DeviceProcess, family: Family, problem: GemmProblem, solution: Solution, binaries: Binaries
+) -> Kernel | None:
+    """The candidate for a problem, None where a rule forbids it there."""
+    if not family.supports(problem) or family.illegal(problem, solution, process.device.environment):
+        return None
+    try:
+        return process.load(problem, solution, binaries)
+    except IllegalSolution:
+        return None
+
+
+def screen(process: DeviceProcess, solution: Solution, binaries: Binaries, best: float | None) -> Outcome:
+    task = process.task
+    limit = task.policy.max_workspace_bytes
+    kernel = process.load(task.problem, solution, binaries)
+    solution = replace(solution, workspace_bytes=kernel.workspace_bytes)
+    if limit is not None and kernel.workspace_bytes > limit:
+        rule = f"workspace of {kernel.workspace_bytes} bytes is over the policy's {limit}"
+        return Outcome(solution, Phase.SCREEN, Status.ILLEGAL, (), {"rule": rule})
+    evidence = verify(process, solution, binaries, process.screening)
+    if "wrong" in evidence:
+        return Outcome(solution, Phase.SCREEN, Status.WRONG_RESULT, (), evidence)
+    if evidence.get("repeatable") is False:
+        solution = replace(solution, deterministic=False)
+        if task.policy.deterministic_only:
+            return Outcome(solution, Phase.SCREEN, Status.ILLEGAL, (), evidence | {"rule": NOT_REPEATABLE})
+    if isinstance(kernel, CompiledKernel):
+        evidence["resources"] = dict(kernel.resources())
+    timer = process.timer(solution, binaries)
+    clean: list[float] = []
+    disturbed: list[float] = []
+    # A device that keeps its own time varies little from sample to sample.
+    own_clock = process.device.judge is not None
+    samples = FEWEST if own_clock else SCREEN_SAMPLES
+    if own_clock:  # it ran a moment ago
+        sized = timer.size(warm=False)
+        far = max(PRUNE_SIZED * best, HOST_BOUND_SECONDS) if best is not None else inf
+        if sized.seconds > far and not sized.disturbed:
+            sized = timer.size(warm=False)  # once more: a hiccup is no reason to drop the best of all
+        if sized.seconds > far and not sized.disturbed:
+            evidence |= {"disturbed": 0, "best_seconds": best, "sized_only": True}
+            return Outcome(solution, Phase.SCREEN, Status.PRUNED, (sized.seconds,), evidence)
+    for _ in range(MAX_TRIES):
+        taken = timer.sample(warm=not clean and not disturbed, screening=True)
+        (disturbed if taken.disturbed else clean).append(taken.seconds)
+        if taken.disturbed:
+            evidence["disturbance"] = taken.disturbed
+        slow = PRUNE_FIRST if len(clean) < 3 else PRUNE_THIRD
+        if best is not None and clean and min(clean) > slow * best:
+            evidence |= {"disturbed": len(disturbed), "best_seconds": best}
+            return Outcome(solution, Phase.SCREEN, Status.PRUNED, tuple(clean), evidence)
+        long = sum(clean) > LONG_SECONDS and len(clean) >= FEWEST
+        if long or len(clean) == samples or len(disturbed) > 2 * samples:
+            break
+    evidence["disturbed"] = len(disturbed)
+    if len(clean) >= FEWEST:
+        return Outcome(solution, Phase.SCREEN, Status.OK, tuple(clean), evidence)
+    return Outcome(solution, Phase.SCREEN, Status.UNSTABLE, (*clean, *disturbed), evidence)
+
+
+def sample(process: DeviceProcess, solution: Solution, binaries: Binaries, again: bool) -> Outcome:
+    timer = process.timer(solution, binaries)
+    seen: list[float] = []
+    for _ in range(SAMPLE_TRIES if again else 1):
+        taken = timer.sample()
+        if not taken.disturbed:
+            return Outcome(solution, Phase.FINAL, Status.OK, (taken.seconds,), {"launches": taken.launches})
+        seen.append(taken.seconds)
+    evidence = {"disturbance": taken.disturbed, "launches": taken.launches}
+    return Outcome(solution, Phase.FINAL, Status.UNSTABLE, (median(seen),), evidence)
+
+
+def prove(process: DeviceProcess, solution: Solution, binaries: Binaries, seeds: int) -> Outcome:
+    task = process.task
+    condition = dict(process.device.condition())
+    exact = EXACT_SEEDS if process.device.judge is None else seeds
+    evidence = verify(process, solution, binaries, cases(task.problem, seeds, task.seed + 1, exact))
+    evidence |= {"condition": condition} if condition else {}
+    if evidence.get("repeatable") is False:
+        solution = replace(solution, deterministic=False)
+        if task.policy.deterministic_only:
+            return Outcome(solution, Phase.PROOF, Status.ILLEGAL, (), evidence | {"rule": NOT_REPEATABLE})
+    status = Status.WRONG_RESULT if "wrong" in evidence else Status.OK
+    return Outcome(solution, Phase.PROOF, status, (), {"seeds": seeds, **evidence})
