@@ -19,6 +19,7 @@ from backends.environment import Environment
 from backends.operands import Layout, Operands
 from backends.problem import GemmProblem
 from backends.solution import Solution
+from backends.traits import MeasurementTraits
 
 
 @dataclass(frozen=True)
@@ -141,8 +142,8 @@ class Comparison:
     reference_norm: float
 
 
-class Judge(Protocol):
-    """A device's own kernels for verifying, which use none of the libraries that they judge. Addresses are
+class DeviceReference(Protocol):
+    """A device's own kernels for verifying, which use none of the libraries that they check. Addresses are
     device addresses; work is queued where candidates run, in order."""
 
     def fill(self, address: int, size: int, value: int) -> None:
@@ -156,7 +157,7 @@ class Judge(Protocol):
         Distributions as in tuners/inputs.py, "scale" (uniform in [0.5, 1.5)), and "poison", which sets the
         elements' bytes to what tuners/verify.py poisons their type with."""
 
-    def reference(
+    def compute(
         self, problem: GemmProblem, operands: Operands, bound: ErrorBound, expected: int, tolerance: int
     ) -> None:
         """Every element of D in float64 arithmetic: float64 [batch, n, m] at `expected` and float32
@@ -198,12 +199,13 @@ class Device(Protocol):
         """Raises DeviceMemoryExceeded."""
 
     @property
-    def sample_seconds(self) -> tuple[float, float]:
-        """How long a sample must last for its fixed costs to vanish: while screening, and in a final."""
+    def traits(self) -> MeasurementTraits:
+        """Its backend's."""
 
     @property
-    def judge(self) -> Judge | None:
-        """Its own means of making inputs and references; None where the host's numpy reaches its memory."""
+    def reference(self) -> DeviceReference | None:
+        """Its own inputs, references and comparisons, where traits.device_reference says so; else None: the
+        host's numpy reaches its memory."""
 
     def load(self, problem: GemmProblem, solution: Solution, binary: Path | None) -> Kernel:
         """Raises IllegalSolution for what the library refuses, LaunchError where it cannot be loaded."""
@@ -305,12 +307,8 @@ class Backend(Protocol):
     def name(self) -> str: ...
 
     @property
-    def modes(self) -> tuple[str, ...]:
-        """The timing modes it offers (eager, graph), the default first."""
-
-    @property
-    def compiles_beside(self) -> bool:
-        """Whether compilers may work while its devices measure: not where the device is the host."""
+    def traits(self) -> MeasurementTraits:
+        """How candidates are timed and verified on its devices."""
 
     @property
     def process_variables(self) -> Mapping[str, str]:

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from backends.environment import Environment
 from backends.protocol import Family, Probe
+from backends.traits import GPU_TRAITS
 
 GPUS = tuple(
     Environment(
@@ -22,8 +23,7 @@ class ThreeGpus:
     """A backend that finds them, and opens none."""
 
     name = "cuda"
-    modes = ("graph", "eager")
-    compiles_beside = True
+    traits = GPU_TRAITS
     process_variables: ClassVar[Mapping[str, str]] = {}
 
     def probe(self) -> Probe:

@@ -121,7 +121,7 @@ class Campaign:
                 raise InvalidProblem(f"{name} must be above 0, not {limit}", name)
         self._total_seconds, self._max_flops = total_seconds, max_flops
         _check_known("strategy", [search.strategy], tuple(STRATEGIES))
-        _check_known("mode", [policy.mode], runner.backend.modes)
+        _check_known("mode", [policy.mode], runner.backend.traits.modes)
         _check_known("family", search.families or (), tuple(runner.backend.families()))
         self.runner, self.problems = runner, list(problems)
         self.policy, self.budget, self.search, self.rule = policy, budget, search, rule

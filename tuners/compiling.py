@@ -30,13 +30,14 @@ class Compilers:
     """Solution -> its binaries, for one task at a time. `asked` families compile nothing that is worth a
     thread: what they need is made once a problem.
 
-    A device that is not the host itself does not feel the processors' work (Backend.compiles_beside): there
+    A device that is not the host itself does not feel the processors' work (traits.compiles_beside): there
     begin() returns at once. The host's own measurements would, and begin() waits."""
 
     def __init__(self, backend: Backend, environment: Environment, cache: BinaryCache) -> None:
         self._backend, self._environment, self._cache = backend, environment, cache
         self._families = backend.families()
-        self._beside = backend.compiles_beside
+        self._traits = backend.traits
+        self._beside = self._traits.compiles_beside
         here = os.cpu_count() or 1
         # The process that drives the device has a processor to itself.
         self._pool = ThreadPoolExecutor(max(1, here - 1 if self._beside else here), initializer=self._be_nice)
@@ -158,7 +159,7 @@ class Compilers:
                 twin = case.problem
                 return family.supports(twin) and family.illegal(twin, solution, here) is None
 
-            checks = screening_cases(task.problem, task.seed, every or not self._beside)
+            checks = screening_cases(task.problem, task.seed, every or self._traits.screens_every_case)
             problems = [case.problem for case in applicable(checks, legal)]
         try:
             found = {}

@@ -183,7 +183,7 @@ class DeviceClient:
         return Ceilings(moved.read, moved.copy, flops, method)
 
     def _product(self, name: str) -> tuple[float, str]:
-        policy = MeasurementPolicy(mode=self.backend.modes[0], cache="warm")
+        policy = MeasurementPolicy(mode=self.backend.traits.modes[0], cache="warm")
         task = Task(self.backend.product(name), policy, 0)
         space = self.space(task, None)
         tried = [b.solution for b in space.baselines]

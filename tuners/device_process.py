@@ -27,9 +27,6 @@ from tuners.verify_device import make_verifier
 
 #: Loaded candidates kept ready (heats and finals interleave those who are in them).
 _KEPT = 64
-#: A GPU's workspace is allocated once for most candidates: growing it means binding everybody anew.
-_WORKSPACE = 2**20
-_GPU_WORKSPACE = 64 * 2**20
 #: problem id -> path of the candidate's binary for that problem; the parent compiles, the child never.
 Binaries = Mapping[str, str]
 
@@ -105,7 +102,7 @@ class DeviceProcess:
     @property
     def screening(self) -> Sequence[Case]:
         """What a candidate must compute right before it is timed."""
-        return screening_cases(self.task.problem, self.task.seed, every=self.device.judge is None)
+        return screening_cases(self.task.problem, self.task.seed, every=self.device.traits.screens_every_case)
 
     @property
     def sets(self) -> OperandSets:
@@ -140,6 +137,5 @@ class DeviceProcess:
             self._forget_timers()  # their launches hold the old address
             if self._workspace is not None:
                 self._workspace.free()
-            least = _WORKSPACE if self.device.judge is None else _GPU_WORKSPACE
-            self._workspace = self.device.allocate(max(size, least))
+            self._workspace = self.device.allocate(max(size, self.device.traits.workspace_bytes))
         return self._workspace.address

@@ -17,13 +17,13 @@ from backends.problem import GemmProblem
 from backends.protocol import CompiledKernel, Family, Kernel
 from backends.solution import Solution
 from tuners.device_process import Binaries, DeviceProcess
-from tuners.inputs import EXACT_SEEDS, Case, applicable, cases
+from tuners.inputs import Case, applicable, cases
 
 #: A screening's checks are laid out once for all candidates; a proof's are not kept.
 SCREEN_CHECKS = 12
-#: Samples of a screening, and how many undisturbed ones are wanted among at most MAX_TRIES. Once LONG_SECONDS
+#: A screening takes at most so many samples for the undisturbed ones that it wants. Once LONG_SECONDS
 #: are sampled, FEWEST do: launches that long vary little.
-SCREEN_SAMPLES, MAX_TRIES = 5, 20
+MAX_TRIES = 20
 FEWEST, LONG_SECONDS = 3, 0.1
 #: A sample of a final that stays disturbed was taken so often.
 SAMPLE_TRIES = 3
@@ -42,6 +42,7 @@ def verify(
     """Runs the checks that are legal for the solution; the evidence, with "wrong" where one failed. A check
     that stands in for another runs where that one is not legal."""
     worst: dict[str, Any] = {"checks": 0, "exact_checks": 0, "beta_checks": 0, "error_over_bound": 0.0}
+    traits = process.device.traits
     family, findings, ran = process.families[solution.family], {}, set()
 
     def runs(case: Case) -> bool:
@@ -49,9 +50,8 @@ def verify(
         if kernel is None:
             return False
         keep, exact = len(checks) <= SCREEN_CHECKS, case.name == "exact"
-        # Twice shows what a run leaves behind. On a host the exact problem is too long for that; a GPU's
-        # screening is about hundreds of candidates, and runs that one twice.
-        twice = not exact if process.device.judge is None else exact or not keep
+        # Twice shows what a run leaves behind.
+        twice = traits.repeats_exact if exact else traits.repeats_others_in_screening or not keep
         try:
             findings[case] = process.verifier.check(kernel, case, keep, runs=2 if twice else 1), kernel
         except IllegalSolution:  # a library may refuse as late as at its launch
@@ -117,10 +117,8 @@ def screen(process: DeviceProcess, solution: Solution, binaries: Binaries, best:
     timer = process.timer(solution, binaries)
     clean: list[float] = []
     disturbed: list[float] = []
-    # A device that keeps its own time varies little from sample to sample.
-    own_clock = process.device.judge is not None
-    samples = FEWEST if own_clock else SCREEN_SAMPLES
-    if own_clock:  # it ran a moment ago
+    samples = process.device.traits.screening_samples
+    if process.device.traits.own_clock:  # it ran a moment ago
         sized = timer.size(warm=False)
         far = max(PRUNE_SIZED * best, HOST_BOUND_SECONDS) if best is not None else inf
         if sized.seconds > far and not sized.disturbed:
@@ -161,8 +159,9 @@ def sample(process: DeviceProcess, solution: Solution, binaries: Binaries, again
 def prove(process: DeviceProcess, solution: Solution, binaries: Binaries, seeds: int) -> Outcome:
     task = process.task
     condition = dict(process.device.condition())
-    exact = EXACT_SEEDS if process.device.judge is None else seeds
-    evidence = verify(process, solution, binaries, cases(task.problem, seeds, task.seed + 1, exact))
+    exact_seeds = process.device.traits.exact_seeds
+    checks = cases(task.problem, seeds, task.seed + 1, exact_seeds)
+    evidence = verify(process, solution, binaries, checks)
     evidence |= {"condition": condition} if condition else {}
     if evidence.get("repeatable") is False:
         solution = replace(solution, deterministic=False)

@@ -211,20 +211,20 @@ def _twin(p: GemmProblem, sizes: tuple[int, int, int], align: int) -> GemmProble
     return replace(small, ldc=ldc, stride_c=ldc * n if batch > 1 else 0)
 
 
-#: Operands over this many bytes make references that take a host seconds; EXACT_SEEDS of them must do there,
-#: and the proof's evidence counts them.
-LARGE_BYTES, EXACT_SEEDS = 2**27, 2
+#: Operands over this many bytes make references that take a host seconds: MeasurementTraits.exact_seeds of
+#: them must do, and the proof's evidence counts them.
+LARGE_BYTES = 2**27
 #: The ragged problem with the exact one's own alpha and beta.
 OWN_SCALARS = "ragged, own scalars"
 
 
 @lru_cache(maxsize=64)
 def cases(
-    problem: GemmProblem, seeds: int, first_seed: int, exact_seeds: int = EXACT_SEEDS
+    problem: GemmProblem, seeds: int, first_seed: int, exact_seeds: int | None = None
 ) -> tuple[Case, ...]:
     """What a candidate must compute right: for each seed, the ragged problem with both scalars at work, and
-    the exact problem (`exact_seeds` of a large one). A ragged twin that equals the problem is not run twice.
-    Each ragged one is followed by what may stand in for it; applicable() walks them."""
+    the exact problem (`exact_seeds` of a large one; None for all). A ragged twin that equals the problem
+    is not run twice. Each ragged one is followed by what may stand in for it; applicable() walks them."""
     found = []
     twins = [("", ragged(problem)), *_ragged_fallbacks(problem)]
     plain = [
@@ -237,14 +237,14 @@ def cases(
         found += _ladder("ragged", twins, problem, seed, distribution)
         if index == 0:
             found += _ladder(OWN_SCALARS, plain, problem, seed, distribution)
-        if index < exact_seeds or operand_bytes(problem) <= LARGE_BYTES:
+        if exact_seeds is None or index < exact_seeds or operand_bytes(problem) <= LARGE_BYTES:
             found.append(Case(problem, seed, distribution, "exact"))
     return tuple(found)
 
 
 def screening_cases(problem: GemmProblem, seed: int, every: bool) -> tuple[Case, ...]:
     """What a candidate must compute right before it is timed: every case of one seed, or of the ragged twins
-    the one with the problem's own scalars alone. A GPU's screening is about hundreds of candidates, whose
+    the one with the problem's own scalars alone. A GPU's screening sees hundreds of candidates, whose
     kernels take milliseconds each to load (and seconds to compile), and other scalars are other kernels to
     most; the proof runs both."""
     found = cases(problem, 1, seed)

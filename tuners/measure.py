@@ -21,11 +21,11 @@ COLD_CACHES = 3
 MAX_SETS = 128
 #: A sample in a final runs at least this long.
 SAMPLE_SECONDS = 1e-3
-#: A launch shorter than this is sized by ten on the host, on a device that keeps its own time by a few.
-SIZED_BY_ONE, SIZED_BY_FEW, SIZED_BY_MANY = 1e-4, 3, 10
-#: A sample goes once round all the sets where that takes at most so many times what it must last; in the
-#: screening of a device that keeps its own time, at most so many seconds.
-ROUND_SHARE, ROUND_SECONDS = 4.0, 1e-3
+#: A launch shorter than this is sized by several (MeasurementTraits.sizing_launches).
+SIZED_BY_ONE = 1e-4
+#: A sample goes once round all the sets where that takes at most so many times what it must last, or in a
+#: screening MeasurementTraits.screening_round_seconds.
+ROUND_SHARE = 4.0
 MAX_LAUNCHES = 4096
 #: Longer launches are not warmed up: waking threads is noise of a millionth to them.
 WARM_BELOW_SECONDS = 10e-3
@@ -35,11 +35,11 @@ _POOL = 2**20
 _ALIGN = 256
 
 
-def working_bytes(problem: GemmProblem, judged_there: bool) -> int:
+def working_bytes(problem: GemmProblem, device_reference: bool) -> int:
     """Bytes that measuring one problem needs besides rotation: one set, the verifier's images and buffers,
-    and the float64 reference with its temporaries; less where the device judges (verify_device.py)."""
+    and the float64 reference with its temporaries; less with a device reference (verify_device.py)."""
     shape = layouts(problem)
-    if judged_there:
+    if device_reference:
         d = shape["d"].bytes
         inputs = sum(layout.bytes for layout in shape.values()) - d
         return 3 * inputs + 3 * d + 12 * problem.batch * problem.m * problem.n
@@ -63,7 +63,7 @@ class OperandSets:
 
     def __init__(self, device: Device, problem: GemmProblem, policy: MeasurementPolicy, seed: int) -> None:
         allowed = policy.memory_share * device.free_bytes
-        needed = working_bytes(problem, device.judge is not None)
+        needed = working_bytes(problem, device.traits.device_reference)
         if needed > allowed:
             raise DeviceMemoryExceeded(
                 f"{problem.slug} needs about {needed / 2**20:,.0f} MiB to run and verify; "
@@ -102,16 +102,16 @@ class OperandSets:
         end: int,
     ) -> None:
         shape = layouts(problem)
-        fill = _HostFill(self._buffer, policy, seed) if device.judge is None else None
+        fill = _HostFill(self._buffer, policy, seed) if device.reference is None else None
         for index in range(self.rotation.sets):
             address = {name: self._buffer.address + index * end + place for name, place in places.items()}
             for turn, (name, layout) in enumerate(shape.items()):
                 if fill is not None:
                     fill(index * end + places[name], layout)
-                elif device.judge is not None:
+                elif device.reference is not None:
                     kind = "scale" if name.startswith("scale_") else policy.distribution
                     own_seed = (seed << 16) + index * len(shape) + turn
-                    device.judge.draw(layout, address[name], own_seed, kind)
+                    device.reference.draw(layout, address[name], own_seed, kind)
             self.sets.append(Operands.at(address, problem.scalars))
 
     def free(self) -> None:
@@ -180,8 +180,7 @@ class Timer:
         """Runs a few times one by one, and keeps how long a launch takes."""
         sized = self._once(1, warm)
         if sized.seconds < SIZED_BY_ONE:
-            # Few launches say enough where the device keeps the time; a host's clock needs more short ones.
-            sized = self._once(SIZED_BY_FEW if self.device.judge is not None else SIZED_BY_MANY, warm=False)
+            sized = self._once(self.device.traits.sizing_launches, warm=False)
         self.seconds = sized.seconds
         return sized
 
@@ -190,11 +189,12 @@ class Timer:
         the same candidate ran a moment ago."""
         if not self.seconds:
             self.size()
-        wanted = self.device.sample_seconds[0 if screening else 1]
+        traits = self.device.traits
+        wanted = traits.sample_seconds[0 if screening else 1]
         count = max(1, min(MAX_LAUNCHES, ceil(wanted / max(self.seconds, 1e-9))))
         sets, longest = len(self.operands.sets), ROUND_SHARE * wanted
-        if screening and self.device.judge is not None:  # making a series costs more there than launches do
-            longest = ROUND_SECONDS
+        if screening and traits.screening_round_seconds is not None:
+            longest = traits.screening_round_seconds
             if self.operands.rotation.cold:  # half of what exceeds three caches still exceeds one
                 sets = ceil(sets / 2)
         if sets * self.seconds <= longest or count >= sets:

@@ -9,13 +9,13 @@ from typing import Any
 
 from backends.canonical import short_hash
 from backends.errors import InvalidProblem
+from backends.traits import VENDOR_TRAITS
 
 MODES = ("eager", "graph")
 CACHES = ("cold", "warm")
 DISTRIBUTIONS = ("normal", "uniform")
-#: vendor -> the mode where none is asked for. A table, because a service without GPUs serves workers that
-#: have them: each is the first of its backend's modes, which a test holds it to.
-DEFAULT_MODES: Mapping[str, str] = {"cpu": "eager", "cuda": "graph", "hip": "graph"}
+#: vendor -> the mode where none is asked for. A service without GPUs serves workers that have them.
+DEFAULT_MODES: Mapping[str, str] = {vendor: traits.modes[0] for vendor, traits in VENDOR_TRAITS.items()}
 #: Of a size's unit: 32M and 32MiB are the same, 32MB is not.
 _UNITS = {
     name: base**power

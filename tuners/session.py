@@ -92,8 +92,8 @@ class Session:
         Raises UnsupportedProblem, DeviceMemoryExceeded, DeviceError, or SessionFailed where no baseline
         computes the problem right.
         """
-        if self.policy.mode not in self.runner.backend.modes:
-            offered = ", ".join(self.runner.backend.modes)
+        if self.policy.mode not in self.runner.backend.traits.modes:
+            offered = ", ".join(self.runner.backend.traits.modes)
             raise UnsupportedProblem(
                 f"{self.runner.backend.name} times in mode {offered} only, not {self.policy.mode}"
             )

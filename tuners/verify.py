@@ -1,4 +1,4 @@
-"""Is a candidate right? It runs in poisoned buffers between guard bands, and every element is judged.
+"""Is a candidate right? It runs in poisoned buffers between guard bands, and every element is checked.
 
 The output starts as NaN (integers: a large odd number), so that an element never written, or a result
 that reads the output, the workspace or the padding, shows. Inputs, guard bands and padding must come back
@@ -107,7 +107,7 @@ class Verifier:
         self._kept.clear()
 
     def check(self, kernel: Kernel, case: Case, keep: bool = True, runs: int = 2) -> Finding:
-        """Runs `kernel` (loaded for the case's problem) `runs` times and judges each result. `keep` keeps
+        """Runs `kernel` (loaded for the case's problem) `runs` times and checks each result. `keep` keeps
         the case laid out for the next candidate. A launch that raises passes through."""
         bench = self._kept.pop(_key(case), None) or self._make(case)
         try:

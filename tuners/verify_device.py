@@ -1,4 +1,4 @@
-"""Verifying where the device has its own judge: nothing but verdicts crosses to the host.
+"""Verifying where the device has its own reference: nothing but verdicts crosses to the host.
 
 Like tuners/verify.py: operands lie between poisoned guard bands, the output starts as poison, every element
 is held against a float64 reference, and what is not the candidate's to write must come back untouched. Each
@@ -17,7 +17,7 @@ from backends.dtypes import DTYPES
 from backends.errors import DeviceMemoryExceeded, IllegalSolution
 from backends.operands import Layout, Operands, layouts
 from backends.problem import GemmProblem
-from backends.protocol import Buffer, Comparison, Device, Judge, Kernel
+from backends.protocol import Buffer, Comparison, Device, DeviceReference, Kernel
 from tuners.inputs import Case, operand_distribution, scaled_down
 from tuners.reference import error_bound
 from tuners.verify import GUARD, Finding, Verifier, poison
@@ -28,7 +28,7 @@ PREFIX_DEVIATIONS = 4.0
 
 def make_verifier(device: Device) -> Verifier | DeviceVerifier:
     """The verifier that a device can have."""
-    return Verifier(device) if device.judge is None else DeviceVerifier(device)
+    return Verifier(device) if device.reference is None else DeviceVerifier(device)
 
 
 @dataclass
@@ -87,10 +87,10 @@ class DeviceVerifier:
     methods; a case costs the device twice its inputs, an output a run, and 12 bytes an element of D."""
 
     def __init__(self, device: Device) -> None:
-        if device.judge is None:
-            raise ValueError("this device has no judge of its own")
+        if device.reference is None:
+            raise ValueError("this device has no reference of its own")
         self._device = device
-        self._judge: Judge = device.judge
+        self._reference: DeviceReference = device.reference
         self._kept: dict[tuple[str, int, str], _Bench] = {}
         self._workspace: Buffer | None = None
 
@@ -104,7 +104,7 @@ class DeviceVerifier:
             self._workspace = None
 
     def check(self, kernel: Kernel, case: Case, keep: bool = True, runs: int = 2) -> Finding:
-        """Runs `kernel` (loaded for the case's problem) `runs` times, then judges every result. `keep` keeps
+        """Runs `kernel` (loaded for the case's problem) `runs` times, then checks every result. `keep` keeps
         the case laid out for the next candidate, as does a refusal before anything ran. A launch that
         raises passes through, as does what the device tells of it later."""
         bench = self._kept.pop(_key(case), None) or self._make(case)
@@ -129,24 +129,24 @@ class DeviceVerifier:
             self._kept[_key(case)] = self._make(case)
 
     def _make(self, case: Case) -> _Bench:
-        p, judge, bench = case.problem, self._judge, _Bench()
+        p, device, bench = case.problem, self._reference, _Bench()
         distribution = scaled_down(case.distribution, p)
         try:
             for number, (name, layout) in enumerate(layouts(p).items()):
                 if name == "d":
                     continue
                 block = bench.inputs[name] = self._block(p, layout)
-                judge.fill(block.start, block.size, block.poison)
+                device.fill(block.start, block.size, block.poison)
                 seed = case.seed * 16 + number
-                judge.draw(layout, block.address, seed, operand_distribution(name, distribution))
+                device.draw(layout, block.address, seed, operand_distribution(name, distribution))
                 image = bench.images[name] = self._block(p, layout)
-                judge.copy(image.start, block.start, block.size)
+                device.copy(image.start, block.start, block.size)
             elements = p.m * p.n * p.batch
             bench.expected = self._device.allocate(8 * elements)
             bench.tolerance = self._device.allocate(4 * elements)
             at = {name: block.address for name, block in bench.inputs.items()}
             bound = error_bound(p, case.distribution)
-            judge.reference(p, Operands.at(at, p.scalars), bound, *bench.reference())
+            device.compute(p, Operands.at(at, p.scalars), bound, *bench.reference())
         except BaseException:
             bench.free()
             raise
@@ -160,24 +160,24 @@ class DeviceVerifier:
         return _Block(buffer, buffer.address + shift, layout)
 
     def _run(self, kernel: Kernel, p: GemmProblem, bench: _Bench, runs: int) -> Finding:
-        judge, size = self._judge, kernel.workspace_bytes
+        device, size = self._reference, kernel.workspace_bytes
         bench.launched = False
         while len(bench.outputs) < runs:
             bench.outputs.append(self._block(p, layouts(p)["d"]))
         outputs = bench.outputs[:runs]
         workspace = self._workspace_of(size + 2 * GUARD)
-        judge.fill(workspace, size + 2 * GUARD, outputs[0].poison)
+        device.fill(workspace, size + 2 * GUARD, outputs[0].poison)
         at = {name: block.address for name, block in bench.inputs.items()}
         for number, output in enumerate(outputs):
-            judge.fill(output.start, output.size, output.poison)
+            device.fill(output.start, output.size, output.poison)
             if number:  # its guard bands keep what an earlier run did to them
-                judge.fill(workspace + GUARD, size, output.poison)
+                device.fill(workspace + GUARD, size, output.poison)
             kernel.prepare()
             kernel.bind(Operands.at(at | {"d": output.address}, p.scalars), workspace + GUARD)()
             bench.launched = True
         allowance = self._allowance(kernel.partial_sums, p, bench)
         around = [(workspace, GUARD), (workspace + GUARD + size, GUARD)]
-        return self._judged(p, bench, outputs, around, allowance)
+        return self._checked(p, bench, outputs, around, allowance)
 
     def _allowance(self, partial_sums: int, p: GemmProblem, bench: _Bench) -> tuple[float, float]:
         """What partial sums that are rounded to D's type add to the tolerance: each of s roundings errs by
@@ -186,7 +186,7 @@ class DeviceVerifier:
         if partial_sums <= 1:
             return 0.0, 0.0
         if bench.deviation is None:
-            found = self._judge.compare(p, bench.outputs[0].address, *bench.reference())
+            found = self._reference.compare(p, bench.outputs[0].address, *bench.reference())
             bench.deviation = found.reference_norm / max(found.elements, 1) ** 0.5
         factor = PREFIX_DEVIATIONS * partial_sums**0.5 * DTYPES[p.dtype_d].unit_roundoff
         return factor, 2 * factor * bench.deviation
@@ -200,7 +200,7 @@ class DeviceVerifier:
             self._workspace = self._device.allocate(size)
         return self._workspace.address
 
-    def _judged(
+    def _checked(
         self,
         p: GemmProblem,
         bench: _Bench,
@@ -208,11 +208,11 @@ class DeviceVerifier:
         around: list[tuple[int, int]],
         allowance: tuple[float, float],
     ) -> Finding:
-        judge, first = self._judge, outputs[0]
-        found = judge.compare(p, first.address, *bench.reference(), allowance)
+        device, first = self._reference, outputs[0]
+        found = device.compare(p, first.address, *bench.reference(), allowance)
         pairs = [(block.start, bench.images[name].start, block.size) for name, block in bench.inputs.items()]
         pairs += [(first.address, other.address, first.layout.bytes) for other in outputs[1:]]
-        counts = judge.differing(pairs)
+        counts = device.differing(pairs)
         changed, differ = counts[: len(bench.inputs)], counts[len(bench.inputs) :]
         repeatable = None if not differ else not any(differ)
         for name, count in zip(bench.inputs, changed, strict=True):
@@ -221,7 +221,7 @@ class DeviceVerifier:
                 return Finding(text, np.inf, np.inf, 0.0, repeatable)
         for other, count in zip(outputs[1:], differ, strict=True):
             if count and not found.bad:
-                again = judge.compare(p, other.address, *bench.reference(), allowance)
+                again = device.compare(p, other.address, *bench.reference(), allowance)
                 found = again if again.bad or again.worst > found.worst else found
         relative = found.error_norm / found.reference_norm if found.reference_norm else found.error_norm
         if found.bad:
@@ -234,10 +234,10 @@ class DeviceVerifier:
     def _outside(self, outputs: list[_Block], around: Sequence[tuple[int, int]]) -> list[tuple[str, int]]:
         """Bytes written around or between D's elements, and around the workspace."""
         for output in outputs:  # what is left is padding and guard bands: they must be poison still
-            self._judge.draw(output.layout, output.address, 0, "poison")
+            self._reference.draw(output.layout, output.address, 0, "poison")
         ranges = [*((output.start, output.size) for output in outputs), *around]
         places = ["output"] * len(outputs) + ["workspace"] * len(around)
-        return list(zip(places, self._judge.other_than(ranges, outputs[0].poison), strict=True))
+        return list(zip(places, self._reference.other_than(ranges, outputs[0].poison), strict=True))
 
 
 def _key(case: Case) -> tuple[str, int, str]:

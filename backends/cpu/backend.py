@@ -17,6 +17,7 @@ from backends.environment import Environment
 from backends.errors import DeviceLost, UnsupportedProblem
 from backends.problem import GemmProblem, from_mm
 from backends.protocol import Baseline, Device, Family, Probe
+from backends.traits import HOST_TRAITS
 
 #: In the order that a search takes turns: what wins most often first.
 _FAMILIES = (StreamFamily, PackedFamily, TorchMatmul, OpenBlas, OpenBlasUpcast)
@@ -26,9 +27,7 @@ class CpuBackend:
     """Every library and kernel family that multiplies on this CPU."""
 
     name = "cpu"
-    #: A CPU has no graphs: a launch is what a caller pays for.
-    modes = ("eager",)
-    compiles_beside = False
+    traits = HOST_TRAITS
     #: Idle threads of OpenBLAS spin for 2**26 cycles after a call, OpenMP's for milliseconds: on the cores
     #: that the next candidate is timed on. Here they sleep after some 50 us, between launches still awake.
     process_variables: ClassVar[Mapping[str, str]] = {

@@ -25,6 +25,7 @@ from backends.errors import DeviceMemoryExceeded, LaunchError
 from backends.problem import GemmProblem
 from backends.protocol import Bandwidths, Family, Kernel, Launch, Sample, Series
 from backends.solution import Solution
+from backends.traits import HOST_TRAITS
 
 #: Buffers from this size on ask for huge pages.
 HUGE = 4 * 2**20
@@ -112,10 +113,9 @@ class CpuDevice:
         """The thread pool that our own kernels share. Raises CompilerMissing."""
         return runtime(compile_runtime(self.environment.partition, self.cache))
 
-    #: A sample's clock costs some 100 ns.
-    sample_seconds = (1e-3, 1e-3)
+    traits = HOST_TRAITS
     #: numpy reaches this memory.
-    judge = None
+    reference = None
 
     def series(
         self, kernel: Kernel, launches: Sequence[Launch], mode: str, warm: Launch | None = None

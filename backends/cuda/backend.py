@@ -28,6 +28,7 @@ from backends.protocol import Baseline, Device, Family, Probe
 from backends.solution import Solution
 from backends.toolchains.nvrtc import Nvrtc, nvrtc_build
 from backends.toolchains.triton import Triton, usable_build
+from backends.traits import GPU_TRAITS
 
 #: Variables that change what the libraries and torch do: where they are set they are part of the environment.
 SETTINGS = (
@@ -45,9 +46,7 @@ class CudaBackend:
     """NVIDIA's libraries, torch's own call where torch is installed, and kernels of our own."""
 
     name = "cuda"
-    #: A graph's replay leaves out the host, which eager users pay and servers do not.
-    modes = ("graph", "eager")
-    compiles_beside = True
+    traits = GPU_TRAITS
     #: Devices are numbered as NVML and nvidia-smi number them.
     process_variables: ClassVar[Mapping[str, str]] = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 

@@ -19,6 +19,7 @@ from backends.problem import GemmProblem
 from backends.protocol import Bandwidths, Family, Kernel, Launch, Series
 from backends.solution import Solution
 from backends.toolchains.toolchain import CompileUnit, Toolchain
+from backends.traits import GPU_TRAITS
 
 
 class GpuDevice(GpuContext):
@@ -36,13 +37,10 @@ class GpuDevice(GpuContext):
         super().__init__(driver, environment, telemetry, toolchain, cache)
         self.families = families
 
-    @property
-    def sample_seconds(self) -> tuple[float, float]:
-        """A sample's fixed cost is some 2.5 us (a graph's launch between two events), the same for all."""
-        return 5e-5, 1e-3
+    traits = GPU_TRAITS
 
     @cached_property
-    def judge(self) -> GpuReference:
+    def reference(self) -> GpuReference:
         """Inputs, references and comparisons by kernels of our own."""
         return GpuReference(self)
 
@@ -59,7 +57,7 @@ class GpuDevice(GpuContext):
         return kind(self, kernel, launches, warm)
 
     def bandwidths(self) -> Bandwidths:
-        return measure_bandwidths(self, self.judge)
+        return measure_bandwidths(self, self.reference)
 
     def condition(self) -> Mapping[str, Any]:
         return self.telemetry.condition()

@@ -128,8 +128,8 @@ def large_scale(dtype: DType) -> float:
 
 
 class GpuReference:
-    """backends.protocol.Judge on a GPU. Everything is queued on the device's stream; what returns numbers
-    waits for them, once."""
+    """backends.protocol.DeviceReference on a GPU. Everything is queued on the device's stream; what
+    returns numbers waits for them, once."""
 
     def __init__(self, device: GpuContext) -> None:
         self._device = device
@@ -154,7 +154,7 @@ class GpuReference:
         given = _Draw(_layout(layout), address, seed & (2**64 - 1), code, kind, parameter)
         self._launch("draw", (blocks, 1, 1), given)
 
-    def reference(
+    def compute(
         self, problem: GemmProblem, operands: Operands, bound: ErrorBound, expected: int, tolerance: int
     ) -> None:
         """Every element of D in float64 arithmetic, with its tolerance. Raises UnsupportedProblem."""
@@ -172,7 +172,7 @@ class GpuReference:
         tolerance: int,
         allowance: tuple[float, float] = (0.0, 0.0),
     ) -> Comparison:
-        """See Judge. Raises LaunchError for what failed before it."""
+        """See DeviceReference. Raises LaunchError for what failed before it."""
         layout = layouts(problem)["d"]
         elements = problem.m * problem.n * problem.batch
         code = _code(layout.dtype.name)

@@ -21,6 +21,7 @@ from backends.problem import GemmProblem, from_linear
 from backends.protocol import Baseline, Device, Family, Probe
 from backends.solution import Solution
 from backends.toolchains.emulator import Emulator
+from backends.traits import GPU_TRAITS
 
 #: A family of each kind: a thread an element, tiles in shared memory, batches, few columns, tensor cores,
 #: clusters and the copy engine. The first is the baseline.
@@ -32,8 +33,7 @@ class NullBackend:
     """One device of sm_90's limits with three multiprocessors, on the host."""
 
     name = "null"
-    modes = ("graph", "eager")
-    compiles_beside = True
+    traits = GPU_TRAITS
     process_variables: ClassVar[Mapping[str, str]] = {}
 
     def product(self, dtype: str) -> GemmProblem:

@@ -71,7 +71,7 @@ def _backend(name: str) -> dict[str, Any]:
             "available": bool(probe.devices),
             "devices": [str(environment.device_class) for environment in probe.devices],
             "families": list(backend.families()),
-            "modes": list(backend.modes),
+            "modes": list(backend.traits.modes),
             "notes": list(probe.notes),
         }
     except Exception as error:  # whatever a driver or its binding does, the list is answered

@@ -102,10 +102,10 @@ def _check_offered(device: DeviceClass, policy: MeasurementPolicy, search: Searc
     if device.vendor not in registry.BACKENDS:
         return  # its workers know
     backend = registry.backend(device.vendor)
-    if policy.mode not in backend.modes:
+    if policy.mode not in backend.traits.modes:
         raise errors.bad_body(
             "/policy/mode",
-            f"{device.vendor} times in mode {', '.join(backend.modes)} only, not {policy.mode}",
+            f"{device.vendor} times in mode {', '.join(backend.traits.modes)} only, not {policy.mode}",
         )
     known = tuple(backend.families())
     faults = [

@@ -259,7 +259,7 @@ def test_every_candidate_computes_right(live: Live, name: str, cache: BinaryCach
 
 @pytest.mark.parametrize("every", [0, -1])
 def test_a_sample_times_the_launches_it_was_given(live: Live, every: int, cache: BinaryCache) -> None:
-    problem, device, mode = from_mm(64, 64, 64), live.device, live.backend.modes[every]
+    problem, device, mode = from_mm(64, 64, 64), live.device, live.backend.traits.modes[every]
     solution = live.backend.baselines(problem, live.environment)[0].solution
     family = live.backend.families()[solution.family]
     kernel = device.load(problem, solution, family.compile(problem, solution, live.environment, cache))

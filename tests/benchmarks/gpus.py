@@ -12,6 +12,7 @@ from backends.outcome import Outcome, Phase, Status
 from backends.protocol import Baseline
 from backends.registry import FoundDevice
 from backends.solution import Solution
+from backends.traits import GPU_TRAITS
 from tests.tuners.recorded import RecordedRunner
 from tuners.ceilings import Ceilings
 from tuners.device_process import Task
@@ -58,7 +59,7 @@ class GpuRunner(RecordedRunner):
         super().__init__([20e-6], speed=speeds, fails=fails)
         self.device, self._names, self._dies = device, list(speeds), dies
         self.environment = device.environment
-        self.backend: Any = SimpleNamespace(name="imagined", modes=("graph",))
+        self.backend: Any = SimpleNamespace(name="imagined", traits=GPU_TRAITS)
 
     def __enter__(self) -> GpuRunner:
         return self

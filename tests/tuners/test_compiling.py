@@ -17,6 +17,7 @@ from backends.outcome import Status
 from backends.problem import GemmProblem, from_mm
 from backends.protocol import Backend, Family
 from backends.solution import Solution
+from backends.traits import GPU_TRAITS, HOST_TRAITS, MeasurementTraits
 from tests.tuners.recorded import ENVIRONMENT
 from tuners.compiling import Compilers
 from tuners.device_process import Task
@@ -57,7 +58,7 @@ class Gated:
 class Made:
     """A backend with such families."""
 
-    compiles_beside: bool
+    traits: MeasurementTraits
     made: Mapping[str, Gated]
 
     def families(self) -> Mapping[str, Family]:
@@ -78,7 +79,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
     def build(beside: bool = True, **options: Any) -> tuple[Compilers, Gated]:
         slow, quick = Gated(**options), Gated(compiles=False)
         quick.gate.set()
-        backend = cast(Backend, Made(beside, {"slow": slow, "quick": quick}))
+        backend = cast(Backend, Made(GPU_TRAITS if beside else HOST_TRAITS, {"slow": slow, "quick": quick}))
         made.append((Compilers(backend, ENVIRONMENT, BinaryCache(tmp_path)), slow))
         return made[-1]
 

@@ -21,6 +21,7 @@ from backends.problem import GemmProblem, from_linear
 from backends.protocol import Sample
 from backends.registry import FoundDevice, find_device
 from backends.solution import Solution
+from backends.traits import GPU_TRAITS, HOST_TRAITS
 from tests.tuners.asked import BEYOND, OPENED, ToldFamily, candidate
 from tests.tuners.planted import PlantedFamily
 from tuners import evaluate as trial
@@ -191,7 +192,7 @@ class Stub:
     def __init__(self, finding: Finding, policy: MeasurementPolicy) -> None:
         self.task, self.timed, self.screening = Task(PROBLEM, policy, 0), 0, cases(PROBLEM, 1, 0)
         self.families = {"told": ToldFamily()}
-        self.device = SimpleNamespace(judge=object(), environment=find_device("cpu").environment)
+        self.device = SimpleNamespace(traits=GPU_TRAITS, environment=find_device("cpu").environment)
         self.verifier = SimpleNamespace(check=lambda *_, **__: finding)
 
     def load(self, *_: object) -> object:
@@ -218,7 +219,7 @@ def test_far_slower_than_the_best_it_is_timed_no_further(
 ) -> None:
     stub: Any = Stub(Finding("", 0.1, 0.1, 1.0, None), MeasurementPolicy())
     stub.seconds = seconds
-    stub.device.judge = object() if own_clock else None
+    stub.device.traits = GPU_TRAITS if own_clock else HOST_TRAITS
     outcome = trial.screen(stub, candidate("right"), {}, best)
     assert (outcome.status, len(outcome.samples)) == (status, samples)
     long, far = seconds > trial.HOST_BOUND_SECONDS, seconds > trial.PRUNE_SIZED * best

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +14,7 @@ from backends.errors import CompilerMissing, DeviceMemoryExceeded
 from backends.operands import layouts
 from backends.problem import GemmProblem, from_blas, from_mm
 from backends.protocol import Launch, Sample
+from backends.traits import GPU_TRAITS, HOST_TRAITS, MeasurementTraits
 from tuners.measure import COLD_CACHES, MAX_SETS, OperandSets, Timer, working_bytes
 from tuners.policy import MeasurementPolicy
 
@@ -42,15 +43,18 @@ class Clocked:
 
 @dataclass
 class ClockedDevice:
-    """Keeps its own time where it has a judge."""
+    """A GPU's traits where it has a reference, else a host's."""
 
     seconds: float
-    judge: Any = None
+    reference: Any = None
     cache_bytes: int = 2**20
     free_bytes: int = 2**32
-    sample_seconds: tuple[float, float] = (SHORT, LONG)
     made: list[Clocked] = field(default_factory=list)
     freed: int = 0
+
+    @property
+    def traits(self) -> MeasurementTraits:
+        return replace(HOST_TRAITS if self.reference is None else GPU_TRAITS, sample_seconds=(SHORT, LONG))
 
     def series(
         self, kernel: object, launches: Sequence[Launch], mode: str, warm: Launch | None = None
@@ -65,7 +69,7 @@ class ClockedDevice:
         return SimpleNamespace(address=2**30, size=size, upload=lambda *_: None, free=free)
 
 
-class Judge:
+class Reference:
     """Draws nothing; remembers where."""
 
     def __init__(self, fault: Exception | None = None) -> None:
@@ -96,7 +100,7 @@ def kept(device: ClockedDevice) -> list[Clocked]:
 
 
 def test_a_final_goes_round_all_sets_a_whole_number_of_times() -> None:
-    device = ClockedDevice(13e-6, Judge())
+    device = ClockedDevice(13e-6, Reference())
     timer = timer_of(device)
     for _ in range(5):
         assert timer.sample().seconds == 13e-6
@@ -111,7 +115,7 @@ def test_a_final_goes_round_all_sets_a_whole_number_of_times() -> None:
 
 
 def test_a_screening_that_is_cold_goes_round_half_of_them_where_the_device_keeps_the_time() -> None:
-    device = ClockedDevice(13e-6, Judge())
+    device = ClockedDevice(13e-6, Reference())
     timer = timer_of(device)
     sets = timer.operands.rotation.sets
     assert timer.operands.rotation.cold
@@ -135,7 +139,7 @@ def test_a_host_screens_on_all_sets() -> None:
 
 
 def test_sets_that_stay_in_the_cache_are_not_halved() -> None:
-    device = ClockedDevice(5e-6, Judge(), cache_bytes=2**30)
+    device = ClockedDevice(5e-6, Reference(), cache_bytes=2**30)
     timer = timer_of(device)
     assert not timer.operands.rotation.cold
     timer.sample(screening=True)
@@ -143,7 +147,7 @@ def test_sets_that_stay_in_the_cache_are_not_halved() -> None:
 
 
 def test_launches_too_long_for_a_round_go_on_where_the_last_sample_ended() -> None:
-    device = ClockedDevice(2e-3, Judge())
+    device = ClockedDevice(2e-3, Reference())
     timer = timer_of(device)
     for _ in range(3):
         timer.sample()
@@ -154,7 +158,7 @@ def test_launches_too_long_for_a_round_go_on_where_the_last_sample_ended() -> No
 
 
 def test_what_ran_a_moment_ago_is_not_warmed_up() -> None:
-    device = ClockedDevice(2e-3, Judge())
+    device = ClockedDevice(2e-3, Reference())
     timer = timer_of(device)
     timer.sample()
     assert device.made[-1].warm is not None
@@ -162,21 +166,21 @@ def test_what_ran_a_moment_ago_is_not_warmed_up() -> None:
     assert device.made[-1].warm is None
 
 
-@pytest.mark.parametrize(("judge", "launches"), [(None, [1, 10]), (Judge(), [1, 3])])
-def test_the_first_sample_sizes_the_others(judge: Any, launches: list[int]) -> None:
-    device = ClockedDevice(13e-6, judge)
+@pytest.mark.parametrize(("reference", "launches"), [(None, [1, 10]), (Reference(), [1, 3])])
+def test_the_first_sample_sizes_the_others(reference: Any, launches: list[int]) -> None:
+    device = ClockedDevice(13e-6, reference)
     timer_of(device).sample()
     assert [len(s.launches) for s in device.made if s.mode == "eager"] == launches
 
 
 def test_a_long_launch_is_sized_by_one() -> None:
-    device = ClockedDevice(1e-3, Judge())
+    device = ClockedDevice(1e-3, Reference())
     assert timer_of(device).size().seconds == 1e-3
     assert [len(s.launches) for s in device.made] == [1]
 
 
 def test_a_candidate_is_bound_to_the_sets_that_it_runs_on() -> None:
-    timer = timer_of(ClockedDevice(13e-6, Judge()), from_mm(16, 16, 16))
+    timer = timer_of(ClockedDevice(13e-6, Reference()), from_mm(16, 16, 16))
     seen: list[int] = []
     bind = timer.kernel.bind
 
@@ -193,33 +197,33 @@ def test_a_candidate_is_bound_to_the_sets_that_it_runs_on() -> None:
 
 
 def test_rotation_exceeds_the_caches_or_says_that_it_does_not() -> None:
-    cold = timer_of(ClockedDevice(1e-5, Judge())).operands.rotation
+    cold = timer_of(ClockedDevice(1e-5, Reference())).operands.rotation
     assert cold.cold
     assert cold.bytes >= COLD_CACHES * 2**20
-    assert timer_of(ClockedDevice(1e-5, Judge()), cache="warm").operands.rotation.sets == 1
+    assert timer_of(ClockedDevice(1e-5, Reference()), cache="warm").operands.rotation.sets == 1
 
 
 @pytest.mark.parametrize("alignment", [2, 4, 8, 16])
 def test_operands_are_timed_at_addresses_as_the_problem_promises(alignment: int) -> None:
-    judge = Judge()
-    timer_of(ClockedDevice(1e-5, judge), from_blas(64, 48, 32, "bf16", alignment=alignment))
-    assert all(address % alignment == 0 for address in judge.drawn)
+    reference = Reference()
+    timer_of(ClockedDevice(1e-5, reference), from_blas(64, 48, 32, "bf16", alignment=alignment))
+    assert all(address % alignment == 0 for address in reference.drawn)
     if alignment < 16:
-        assert all(address % (2 * alignment) for address in judge.drawn)
+        assert all(address % (2 * alignment) for address in reference.drawn)
     else:
-        assert all(address % 256 == 0 for address in judge.drawn), "as allocators align"
+        assert all(address % 256 == 0 for address in reference.drawn), "as allocators align"
 
 
 def test_operands_do_not_overlap() -> None:
-    judge, problem = Judge(), from_blas(65, 47, 33, "bf16", beta=1.0, alignment=2)
-    timer_of(ClockedDevice(1e-5, judge), problem)
+    reference, problem = Reference(), from_blas(65, 47, 33, "bf16", beta=1.0, alignment=2)
+    timer_of(ClockedDevice(1e-5, reference), problem)
     sizes = [layout.bytes for layout in layouts(problem).values()]
-    places = sorted(zip(judge.drawn, sizes * (len(judge.drawn) // len(sizes)), strict=True))
+    places = sorted(zip(reference.drawn, sizes * (len(reference.drawn) // len(sizes)), strict=True))
     assert all(a + size <= b for (a, size), (b, _) in pairwise(places))
 
 
 def test_memory_is_given_back_where_inputs_cannot_be_drawn() -> None:
-    device = ClockedDevice(1e-5, Judge(CompilerMissing("no NVRTC")))
+    device = ClockedDevice(1e-5, Reference(CompilerMissing("no NVRTC")))
     with pytest.raises(CompilerMissing):
         timer_of(device)
     assert device.freed == 1
@@ -227,9 +231,9 @@ def test_memory_is_given_back_where_inputs_cannot_be_drawn() -> None:
 
 def test_what_does_not_fit_is_said_with_its_size() -> None:
     with pytest.raises(DeviceMemoryExceeded, match=r"needs about \d+ MiB to run and verify"):
-        timer_of(ClockedDevice(1e-5, Judge(), free_bytes=2**20))
+        timer_of(ClockedDevice(1e-5, Reference(), free_bytes=2**20))
 
 
-def test_a_device_that_judges_needs_less_than_a_host() -> None:
+def test_a_device_with_a_reference_needs_less_than_a_host() -> None:
     large = from_mm(32768, 32768, 32768, "bf16")
-    assert working_bytes(large, judged_there=True) < working_bytes(large, judged_there=False) / 2
+    assert working_bytes(large, device_reference=True) < working_bytes(large, device_reference=False) / 2

@@ -108,7 +108,7 @@ def test_every_vendor_has_a_default_mode_and_it_is_its_backends_first() -> None:
     assert tuple(DEFAULT_MODES) == VENDORS
     assert set(DEFAULT_MODES.values()) <= set(MODES)
     for name in BACKENDS:
-        assert backend(name).modes[0] == DEFAULT_MODES[name]
+        assert backend(name).traits.modes[0] == DEFAULT_MODES[name]
 
 
 def test_a_policy_without_a_mode_has_its_vendors() -> None:

@@ -15,6 +15,7 @@ from backends.errors import UnsupportedProblem
 from backends.problem import GemmProblem, from_blas
 from backends.protocol import Baseline, Device, Family, Kernel, Probe
 from backends.solution import Solution
+from backends.traits import HOST_TRAITS, MeasurementTraits
 from tuners.policy import MeasurementPolicy
 from tuners.space import Space, search_space
 
@@ -67,8 +68,7 @@ class ListedBackend:
     listed: Sequence[ListedFamily]
     defaults: Sequence[Baseline] = ()
     name: str = "listed"
-    modes: tuple[str, ...] = ("eager",)
-    compiles_beside: bool = False
+    traits: MeasurementTraits = HOST_TRAITS
     asked: list[GemmProblem] = field(default_factory=list)
 
     @property

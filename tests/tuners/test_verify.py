@@ -21,6 +21,7 @@ from backends.operands import Operands, layouts
 from backends.problem import GemmProblem, from_blas
 from backends.protocol import Bandwidths, Kernel, Launch, Series
 from backends.solution import Solution
+from backends.traits import HOST_TRAITS
 from tests.tuners.test_reference import numpy_result
 from tuners.inputs import Case, cases, ragged
 from tuners.reference import make_reference
@@ -78,8 +79,7 @@ class HostDevice:
     def load(self, problem: GemmProblem, solution: Solution, binary: Path | None) -> Kernel:
         raise AssertionError("this double is never asked for it")
 
-    judge = None
-    sample_seconds = (1e-3, 1e-3)
+    reference, traits = None, HOST_TRAITS
 
     def series(
         self, kernel: Kernel, launches: Sequence[Launch], mode: str, warm: Launch | None = None

@@ -1,5 +1,5 @@
-"""Right kernels pass and wrong ones are told what they did, where the device judges them itself: by a judge
-in numpy, and by the GPU's own kernels compiled for the host."""
+"""Right kernels pass and wrong ones are told what they did, where the device checks them itself: by a
+reference in numpy, and by the GPU's own kernels compiled for the host."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from backends.gpu.context import GpuContext
 from backends.gpu.device_reference import GpuReference
 from backends.operands import Layout, Operands, layouts
 from backends.problem import GemmProblem, from_blas
-from backends.protocol import Comparison, ErrorBound, Judge
+from backends.protocol import Comparison, DeviceReference, ErrorBound
+from backends.traits import GPU_TRAITS
 from tests.backends.gpu.null_device import emulated
 from tests.tuners.test_verify import (
     D_ENDS,
@@ -50,8 +51,8 @@ from tuners.verify import GUARD, Finding, Verifier, poison
 from tuners.verify_device import DeviceVerifier, make_verifier
 
 
-class NumpyJudge:
-    """backends.protocol.Judge over the host's memory; counts what would wait for a device."""
+class NumpyReference:
+    """backends.protocol.DeviceReference over the host's memory; counts what would wait for a device."""
 
     def __init__(self) -> None:
         self.waits = 0
@@ -71,7 +72,7 @@ class NumpyJudge:
             values = draw(np.random.default_rng(seed), view.size, layout.dtype, distribution)
             view[...] = values.reshape(view.shape)
 
-    def reference(
+    def compute(
         self, problem: GemmProblem, operands: Operands, bound: ErrorBound, expected: int, tolerance: int
     ) -> None:
         shapes = layouts(problem)
@@ -123,14 +124,15 @@ def _view(layout: Layout, address: int) -> npt.NDArray[Any]:
     return layout.view(memory(address, layout.bytes).view(layout.dtype.storage))
 
 
-class JudgingDevice(HostDevice):
-    """Host memory with a judge."""
+class ReferenceDevice(HostDevice):
+    """Host memory with a device's reference."""
 
-    judge: Any
+    reference: Any
+    traits = GPU_TRAITS
 
-    def __init__(self, judge: Judge, room: int = 2**30) -> None:
+    def __init__(self, reference: DeviceReference, room: int = 2**30) -> None:
         super().__init__(room)
-        self.judge = judge
+        self.reference = reference
 
 
 @pytest.fixture(scope="module")
@@ -140,12 +142,12 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> GpuContext:
 
 @pytest.fixture(params=["numpy", "kernels"])
 def device(request: pytest.FixtureRequest) -> Iterator[Any]:
-    judge: Any = NumpyJudge()
+    reference: Any = NumpyReference()
     if request.param == "kernels":
         if shutil.which("g++") is None:
             pytest.skip("no g++")
-        judge = GpuReference(request.getfixturevalue("host"))
-    yield (found := JudgingDevice(judge))
+        reference = GpuReference(request.getfixturevalue("host"))
+    yield (found := ReferenceDevice(reference))
     assert not found.live, "a verifier that forgot its cases holds no memory"
 
 
@@ -418,15 +420,15 @@ def test_a_workspace_is_poisoned_again_for_the_second_run(verifier: DeviceVerifi
 
 
 def test_a_right_candidate_waits_three_times_and_lays_nothing_out_again() -> None:
-    judge = NumpyJudge()
-    device = JudgingDevice(judge)
+    reference = NumpyReference()
+    device = ReferenceDevice(reference)
     verifier = DeviceVerifier(device)
     verifier.lay_out(case(SMALL))
     verifier.lay_out(case(SMALL))
     verifier.check(ActingKernel(SMALL, right), case(SMALL))
-    held, judge.waits = len(device.live), 0
+    held, reference.waits = len(device.live), 0
     assert not verifier.check(ActingKernel(SMALL, right), case(SMALL)).wrong
-    assert judge.waits == 3
+    assert reference.waits == 3
     assert len(device.live) == held
     verifier.forget()
     assert not device.live
@@ -480,7 +482,7 @@ def test_a_refusal_before_anything_ran_keeps_the_case(
 
 
 def test_a_workspace_that_does_not_fit_keeps_the_case() -> None:
-    device = JudgingDevice(NumpyJudge(), 150_000)
+    device = ReferenceDevice(NumpyReference(), 150_000)
     verifier = DeviceVerifier(device)
     check_of(verifier, SMALL, right)
     with patch.object(verifier, "_make", wraps=verifier._make) as make:
@@ -518,7 +520,7 @@ def test_right_long_sums_of_narrow_outputs_pass(verifier: DeviceVerifier, distri
 
 @pytest.mark.parametrize("room", [20_000, 60_000, 100_000])
 def test_what_does_not_fit_passes_through_and_frees(room: int) -> None:
-    device = JudgingDevice(NumpyJudge(), room)
+    device = ReferenceDevice(NumpyReference(), room)
     verifier = DeviceVerifier(device)
     with pytest.raises(DeviceMemoryExceeded):
         check_of(verifier, SMALL, right, workspace=90_000)
@@ -529,12 +531,12 @@ def test_what_does_not_fit_passes_through_and_frees(room: int) -> None:
 # ---- which verifier ------------------------------------------------------------------------------
 
 
-def test_a_device_without_a_judge_is_verified_on_the_host() -> None:
-    without: Any = SimpleNamespace(judge=None)
+def test_a_device_without_a_reference_is_verified_on_the_host() -> None:
+    without: Any = SimpleNamespace(reference=None)
     assert type(make_verifier(without)) is Verifier
-    own: Any = JudgingDevice(NumpyJudge())
+    own: Any = ReferenceDevice(NumpyReference())
     assert type(make_verifier(own)) is DeviceVerifier
-    with pytest.raises(ValueError, match="no judge"):
+    with pytest.raises(ValueError, match="no reference"):
         DeviceVerifier(without)
 
 

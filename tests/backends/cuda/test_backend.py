@@ -214,7 +214,7 @@ def test_families_in_the_order_of_a_search() -> None:
 
 
 def test_modes_and_the_processs_variables() -> None:
-    assert CUDA.modes == ("graph", "eager")
+    assert CUDA.traits.modes == ("graph", "eager")
     assert dict(CUDA.process_variables) == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 

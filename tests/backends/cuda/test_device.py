@@ -52,7 +52,7 @@ def test_what_it_is(fake: FakeApi, device: GpuDevice) -> None:
     assert (device.units, device.cache_bytes, device.free_bytes) == (132, 60 * 2**20, 2**30)
     fake.free = 5
     assert device.free_bytes == 5, "asked anew each time"
-    short, long = device.sample_seconds
+    short, long = device.traits.sample_seconds
     assert 0 < short < long
     assert device.condition() == {}
 

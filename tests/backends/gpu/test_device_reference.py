@@ -1,4 +1,4 @@
-"""The GPU's judge against numpy: on a GPU, and its kernels compiled for the host.
+"""The GPU's reference against numpy: on a GPU, and its kernels compiled for the host.
 
 On a machine with numpy, ml_dtypes, pytest and cuda-bindings alone:
 python -m pytest -c /dev/null --rootdir . --noconftest -m cuda tests/backends/gpu/test_device_reference.py
@@ -60,15 +60,15 @@ def device(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture
-def judge(device: GpuContext) -> GpuReference:
+def reference(device: GpuContext) -> GpuReference:
     return GpuReference(device)
 
 
-def drawn(judge: GpuReference, device: Any, layout: Layout, seed: int, distribution: str) -> Array:
+def drawn(reference: GpuReference, device: Any, layout: Layout, seed: int, distribution: str) -> Array:
     """Storage of an operand drawn onto bytes of 0xA5."""
     buffer = device.allocate(layout.bytes)
-    judge.fill(buffer.address, layout.bytes, 0xA5)
-    judge.draw(layout, buffer.address, seed, distribution)
+    reference.fill(buffer.address, layout.bytes, 0xA5)
+    reference.draw(layout, buffer.address, seed, distribution)
     stored: Array = buffer.download(0, layout.bytes).view(layout.dtype.storage)
     buffer.free()
     return stored
@@ -77,19 +77,19 @@ def drawn(judge: GpuReference, device: Any, layout: Layout, seed: int, distribut
 class Bench:
     """Operands drawn on a device, and a reference made of them."""
 
-    def __init__(self, judge: GpuReference, device: Any, problem: GemmProblem, distribution: str) -> None:
-        self.problem, self._judge = problem, judge
+    def __init__(self, reference: GpuReference, device: Any, problem: GemmProblem, distribution: str) -> None:
+        self.problem, self._reference = problem, reference
         self.shapes = layouts(problem)
         self.buffers = {name: device.allocate(shape.bytes) for name, shape in self.shapes.items()}
         elements = problem.m * problem.n * problem.batch
         self.expected, self.tolerance = device.allocate(8 * elements), device.allocate(4 * elements)
         kind = tuners_inputs.scaled_down(distribution, problem)
         for seed, (name, shape) in enumerate(self.shapes.items()):
-            judge.fill(self.buffers[name].address, shape.bytes, 0xA5)
-            judge.draw(shape, self.buffers[name].address, seed, operand_distribution(name, kind))
+            reference.fill(self.buffers[name].address, shape.bytes, 0xA5)
+            reference.draw(shape, self.buffers[name].address, seed, operand_distribution(name, kind))
         at = {name: buffer.address for name, buffer in self.buffers.items()}
         bound = error_bound(problem, distribution)
-        judge.reference(
+        reference.compute(
             problem, Operands.at(at, problem.scalars), bound, self.expected.address, self.tolerance.address
         )
 
@@ -111,7 +111,7 @@ class Bench:
         self.buffers["d"].upload(raw)
 
     def compare(self) -> Any:
-        return self._judge.compare(
+        return self._reference.compare(
             self.problem, self.buffers["d"].address, self.expected.address, self.tolerance.address
         )
 
@@ -266,13 +266,13 @@ def test_rounding_is_to_nearest_even_once(conversions: ctypes.CDLL, kind: str) -
 @pytest.mark.parametrize("kind", [*FLOATS, "int8", "int32"])
 @pytest.mark.parametrize("distribution", ["normal", "uniform", "integers", "large", "small"])
 def test_elements_follow_their_distribution(
-    judge: GpuReference, device: Any, kind: str, distribution: str
+    reference: GpuReference, device: Any, kind: str, distribution: str
 ) -> None:
     dtype = DTYPES[kind]
     layout = Layout(100, 200, 100, 0, 1, dtype)
-    values = drawn(judge, device, layout, 7, distribution).astype(np.float64)
-    assert np.array_equal(values, drawn(judge, device, layout, 7, distribution).astype(np.float64))
-    assert (values != drawn(judge, device, layout, 8, distribution).astype(np.float64)).mean() > 0.4
+    values = drawn(reference, device, layout, 7, distribution).astype(np.float64)
+    assert np.array_equal(values, drawn(reference, device, layout, 7, distribution).astype(np.float64))
+    assert (values != drawn(reference, device, layout, 8, distribution).astype(np.float64)).mean() > 0.4
     assert np.all(np.isfinite(values))
     shifted = np.corrcoef(values[1:], values[:-1])[0, 1]
     assert abs(shifted) < 0.03
@@ -289,8 +289,10 @@ def test_elements_follow_their_distribution(
         assert 0 <= values.min() <= values.max() <= 1
 
 
-def test_normal_elements_have_a_normals_moments(judge: GpuReference, device: Any) -> None:
-    values = drawn(judge, device, Layout(500, 400, 500, 0, 1, DTYPES["fp32"]), 1, "normal").astype(np.float64)
+def test_normal_elements_have_a_normals_moments(reference: GpuReference, device: Any) -> None:
+    values = drawn(reference, device, Layout(500, 400, 500, 0, 1, DTYPES["fp32"]), 1, "normal").astype(
+        np.float64
+    )
     assert abs(values.mean()) < 0.01
     assert abs(values.std() - 1) < 0.01
     assert abs((values**4).mean() - 3) < 0.15
@@ -299,35 +301,37 @@ def test_normal_elements_have_a_normals_moments(judge: GpuReference, device: Any
 
 @pytest.mark.parametrize("distribution", ["normal", "uniform", "large", "small"])
 def test_elements_of_fp64_use_their_whole_significand(
-    judge: GpuReference, device: Any, distribution: str
+    reference: GpuReference, device: Any, distribution: str
 ) -> None:
-    values = drawn(judge, device, Layout(500, 40, 500, 0, 1, DTYPES["fp64"]), 1, distribution)
+    values = drawn(reference, device, Layout(500, 40, 500, 0, 1, DTYPES["fp64"]), 1, distribution)
     assert np.mean(values != values.astype(np.float32)) > 0.99
     significands = np.frexp(values)[0] * 2.0**53
     assert np.mean(significands % 16 != 0) > 0.8
     assert len(np.unique(values)) == values.size
 
 
-def test_normal_elements_of_fp64_have_a_normals_moments(judge: GpuReference, device: Any) -> None:
-    values = drawn(judge, device, Layout(500, 400, 500, 0, 1, DTYPES["fp64"]), 1, "normal")
+def test_normal_elements_of_fp64_have_a_normals_moments(reference: GpuReference, device: Any) -> None:
+    values = drawn(reference, device, Layout(500, 400, 500, 0, 1, DTYPES["fp64"]), 1, "normal")
     assert abs(values.mean()) < 0.01
     assert abs(values.std() - 1) < 0.01
     assert abs((values**4).mean() - 3) < 0.15
     assert abs(np.corrcoef(np.abs(values[1:]), np.abs(values[:-1]))[0, 1]) < 0.01
 
 
-def test_scales_lie_about_one(judge: GpuReference, device: Any) -> None:
-    values = drawn(judge, device, Layout(5000, 1, 5000, 0, 1, DTYPES["fp32"]), 1, "scale")
+def test_scales_lie_about_one(reference: GpuReference, device: Any) -> None:
+    values = drawn(reference, device, Layout(5000, 1, 5000, 0, 1, DTYPES["fp32"]), 1, "scale")
     assert 0.5 <= values.min() < 0.51
     assert 1.49 < values.max() < 1.5
 
 
 @pytest.mark.parametrize("kind", ["fp64", "fp32", "bf16", "fp8_e4m3", "int8", "int32"])
-def test_padding_stays_and_poison_covers_elements_alone(judge: GpuReference, device: Any, kind: str) -> None:
+def test_padding_stays_and_poison_covers_elements_alone(
+    reference: GpuReference, device: Any, kind: str
+) -> None:
     layout = Layout(5, 3, 7, 30, 2, DTYPES[kind])
-    stored = drawn(judge, device, layout, 1, "normal")
-    other = drawn(judge, device, replace(layout, ld=5, stride=15), 1, "normal")
-    poisoned = drawn(judge, device, layout, 1, "poison")
+    stored = drawn(reference, device, layout, 1, "normal")
+    other = drawn(reference, device, replace(layout, ld=5, stride=15), 1, "normal")
+    poisoned = drawn(reference, device, layout, 1, "poison")
     for flat, inside in ((stored, None), (poisoned, 0x77 if DTYPES[kind].kind == INTEGER else 0xFF)):
         element = np.zeros(layout.elements, np.bool_)
         layout.view(element)[...] = True
@@ -338,9 +342,9 @@ def test_padding_stays_and_poison_covers_elements_alone(judge: GpuReference, dev
     assert other.size == 30
 
 
-def test_overlapping_copies_agree_with_themselves(judge: GpuReference, device: Any) -> None:
+def test_overlapping_copies_agree_with_themselves(reference: GpuReference, device: Any) -> None:
     layout = Layout(20, 20, 20, 1, 3, DTYPES["fp32"])
-    first, second = (drawn(judge, device, layout, 3, "normal") for _ in range(2))
+    first, second = (drawn(reference, device, layout, 3, "normal") for _ in range(2))
     assert np.array_equal(first, second)
 
 
@@ -367,13 +371,13 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 def agrees(
-    judge: GpuReference,
+    reference: GpuReference,
     device: Any,
     monkeypatch: pytest.MonkeyPatch,
     problem: GemmProblem,
     distribution: str = "normal",
 ) -> None:
-    bench = Bench(judge, device, problem, distribution)
+    bench = Bench(reference, device, problem, distribution)
     inputs = {name: bench.view(name) for name in layouts(problem) if name != "d"}
     want = numpy_reference(monkeypatch, problem, inputs, distribution)
     expected, tolerance = bench.reference()
@@ -385,17 +389,17 @@ def agrees(
 @pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
 @pytest.mark.parametrize(("a", "b"), PAIRS)
 def test_the_reference_is_numpys_for_every_type_and_transpose(
-    judge: GpuReference, device: Any, monkeypatch: pytest.MonkeyPatch, a: str, b: str, trans: str
+    reference: GpuReference, device: Any, monkeypatch: pytest.MonkeyPatch, a: str, b: str, trans: str
 ) -> None:
     how: dict[str, Any] = {"trans_a": trans[0], "trans_b": trans[1]}
-    agrees(judge, device, monkeypatch, ragged(from_blas(131, 70, 45, a, dtype_b=b, **how)))
-    agrees(judge, device, monkeypatch, from_blas(1, 3, 1, a, dtype_b=b, **how), "uniform")
+    agrees(reference, device, monkeypatch, ragged(from_blas(131, 70, 45, a, dtype_b=b, **how)))
+    agrees(reference, device, monkeypatch, from_blas(1, 3, 1, a, dtype_b=b, **how), "uniform")
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(map(str, o.values())) or "plain")
 @pytest.mark.parametrize("kind", ["fp64", "fp32", "bf16", "int8", "fp8_e4m3"])
 def test_the_reference_is_numpys_for_every_epilogue(
-    judge: GpuReference,
+    reference: GpuReference,
     device: Any,
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
@@ -406,29 +410,29 @@ def test_the_reference_is_numpys_for_every_epilogue(
     out = {"int8": "int8", "fp8_e4m3": "fp8_e4m3"}.get(kind)
     for distribution in ("normal", "integers"):
         problem = from_blas(40, 30, 21, kind, dtype_d=out, **options)
-        agrees(judge, device, monkeypatch, problem, distribution)
+        agrees(reference, device, monkeypatch, problem, distribution)
 
 
-def test_integers_saturate(judge: GpuReference, device: Any) -> None:
-    bench = Bench(judge, device, from_blas(40, 30, 200, "int8", dtype_d="int8"), "normal")
+def test_integers_saturate(reference: GpuReference, device: Any) -> None:
+    bench = Bench(reference, device, from_blas(40, 30, 200, "int8", dtype_d="int8"), "normal")
     expected, tolerance = bench.reference()
     assert expected.max() == 127
     assert expected.min() == -128
     assert np.all(tolerance == 0.5)
 
 
-def test_many_tiles_and_steps(judge: GpuReference, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    agrees(judge, device, monkeypatch, from_blas(257, 129, 100, "bf16", trans_a="T", batch=2, lda=103))
+def test_many_tiles_and_steps(reference: GpuReference, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    agrees(reference, device, monkeypatch, from_blas(257, 129, 100, "bf16", trans_a="T", batch=2, lda=103))
 
 
 @pytest.mark.parametrize(
     "options", [{"scale_a": "block_32", "scale_b": "block_32"}, {"scale_dtype": "fp8_e8m0"}]
 )
-def test_what_has_no_kernel_is_refused(judge: GpuReference, device: Any, options: dict[str, Any]) -> None:
+def test_what_has_no_kernel_is_refused(reference: GpuReference, device: Any, options: dict[str, Any]) -> None:
     problem = from_blas(32, 32, 32, "fp8_e4m3", **{"scale_a": "tensor", **options})
     bound = error_bound(problem, "normal")
     with pytest.raises(UnsupportedProblem, match="no reference on the GPU for scales"):
-        judge.reference(problem, Operands.at({}, (1.0, 0.0)), bound, 0, 0)
+        reference.compute(problem, Operands.at({}, (1.0, 0.0)), bound, 0, 0)
 
 
 # ---- comparing -----------------------------------------------------------------------------------
@@ -437,13 +441,13 @@ def test_what_has_no_kernel_is_refused(judge: GpuReference, device: Any, options
 @pytest.mark.parametrize("kind", ["fp64", "fp32", "fp16", "bf16", "int8"])
 @pytest.mark.parametrize("spoil", ["nothing", "one", "two", "nan", "all"])
 def test_a_comparison_is_the_hosts(
-    judge: GpuReference, device: Any, monkeypatch: pytest.MonkeyPatch, kind: str, spoil: str
+    reference: GpuReference, device: Any, monkeypatch: pytest.MonkeyPatch, kind: str, spoil: str
 ) -> None:
     problem = from_blas(43, 31, 20, kind, batch=2, ldd=47)
-    bench = Bench(judge, device, problem, "normal")
+    bench = Bench(reference, device, problem, "normal")
     inputs = {name: bench.view(name) for name in layouts(problem) if name != "d"}
-    reference = numpy_reference(monkeypatch, problem, inputs, "normal")
-    d = to_host(reference.expected, DTYPES[problem.dtype_d])
+    expected = numpy_reference(monkeypatch, problem, inputs, "normal")
+    d = to_host(expected.expected, DTYPES[problem.dtype_d])
     if spoil in ("one", "two"):
         d[1, 30, 42] += d.dtype.type(3)
     if spoil == "two":
@@ -453,11 +457,11 @@ def test_a_comparison_is_the_hosts(
     if spoil == "all":
         d = -d - d.dtype.type(1)
     bench.put(d)
-    want, got = compare(reference, d), bench.compare()
+    want, got = compare(expected, d), bench.compare()
     assert got.elements == d.size
-    # In float64 two references differ by what they are to judge.
+    # In float64 two references differ by what they are to check.
     assert got.worst == pytest.approx(want.error_over_bound, rel=1e-6, abs=0.2 if kind == "fp64" else 1e-12)
-    assert got.reference_norm == pytest.approx(np.linalg.norm(reference.expected), rel=1e-12)
+    assert got.reference_norm == pytest.approx(np.linalg.norm(expected.expected), rel=1e-12)
     if spoil == "nan" and kind != "int8":
         assert np.isnan(got.error_norm)
     else:
@@ -469,8 +473,8 @@ def test_a_comparison_is_the_hosts(
             f"{got.bad} of {d.size} elements are off; first D[{row},{column}] of batch {batch}: "
         )
         assert got.value == float(d[got.first]) or np.isnan(got.value)
-        assert got.expected == pytest.approx(reference.expected[got.first], rel=1e-12)
-        assert got.tolerance == pytest.approx(reference.tolerance[got.first], rel=1e-6)
+        assert got.expected == pytest.approx(expected.expected[got.first], rel=1e-12)
+        assert got.tolerance == pytest.approx(expected.tolerance[got.first], rel=1e-6)
     else:
         assert got.first is None
 
@@ -480,7 +484,9 @@ def test_a_comparison_is_the_hosts(
 
 @pytest.mark.parametrize("shift", [0, 1, 7, 16])
 @pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 1000, 70_001])
-def test_bytes_are_counted_wherever_they_lie(judge: GpuReference, device: Any, size: int, shift: int) -> None:
+def test_bytes_are_counted_wherever_they_lie(
+    reference: GpuReference, device: Any, size: int, shift: int
+) -> None:
     rng = np.random.default_rng(size)
     buffers = [device.allocate(100_000) for _ in range(2)]
     for other_shift in (shift, shift + 3):
@@ -492,20 +498,20 @@ def test_bytes_are_counted_wherever_they_lie(judge: GpuReference, device: Any, s
         buffers[1].upload(b, other_shift)
         at = buffers[0].address + shift, buffers[1].address + other_shift
         ranges = [(*at, size), (at[0], at[0], size), (*at, size // 2)]
-        assert judge.differing(ranges) == [len(changed), 0, int((a[: size // 2] != b[: size // 2]).sum())]
-        counts = judge.other_than([(at[0], size), (at[1], size)], 0x77)
+        assert reference.differing(ranges) == [len(changed), 0, int((a[: size // 2] != b[: size // 2]).sum())]
+        counts = reference.other_than([(at[0], size), (at[1], size)], 0x77)
         assert counts == [int((values != 0x77).sum()) for values in (a, b)]
     for buffer in buffers:
         buffer.free()
 
 
-def test_more_ranges_than_one_launch_takes(judge: GpuReference, device: Any) -> None:
+def test_more_ranges_than_one_launch_takes(reference: GpuReference, device: Any) -> None:
     buffer = device.allocate(1000)
-    judge.fill(buffer.address, 1000, 7)
-    judge.fill(buffer.address + 500, 10, 8)
+    reference.fill(buffer.address, 1000, 7)
+    reference.fill(buffer.address + 500, 10, 8)
     ranges = [(buffer.address + 20 * i, 20) for i in range(2 * RANGES + 5)]
-    assert judge.other_than(ranges, 7) == [10 if i == 25 else 0 for i in range(len(ranges))]
-    assert judge.differing([]) == []
+    assert reference.other_than(ranges, 7) == [10 if i == 25 else 0 for i in range(len(ranges))]
+    assert reference.differing([]) == []
     target = device.allocate(1000)
-    judge.copy(target.address, buffer.address, 1000)
-    assert judge.differing([(target.address, buffer.address, 1000)]) == [0]
+    reference.copy(target.address, buffer.address, 1000)
+    assert reference.differing([(target.address, buffer.address, 1000)]) == [0]

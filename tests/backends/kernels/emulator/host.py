@@ -22,6 +22,7 @@ from backends.kernels.family import KernelConfig
 from backends.kernels.headers import ROOT as HEADERS
 from backends.kernels.tensor_map import MAP_BYTES, TensorMap, encoded
 from backends.operands import Operands
+from backends.traits import HOST_TRAITS
 from tests.backends.kernels.emulator.memory import HostBuffer
 
 H200 = Environment(
@@ -158,7 +159,9 @@ class HostKernel:
 class HostDevice:
     """What the verifier asks of a device whose memory is the host's."""
 
-    environment, judge = H200, None
+    environment = H200
+    reference: Any = None
+    traits = HOST_TRAITS
 
     def allocate(self, size: int) -> HostBuffer:
         return HostBuffer(size)

@@ -33,6 +33,7 @@ from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
 from backends.protocol import Launch
 from backends.solution import Solution
+from backends.traits import HOST_TRAITS
 from tuners.inputs import applicable, cases
 from tuners.verify import Verifier
 
@@ -150,7 +151,7 @@ def _tensor(address: int, size: int, kind: Any) -> Any:
 class HostMemory:
     """The part of a device that the verifier uses."""
 
-    judge = None
+    reference, traits = None, HOST_TRAITS
     environment = ENVIRONMENT
 
     def allocate(self, size: int) -> HostBuffer:
