@@ -87,12 +87,13 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def precompiled(shared: Path) -> Iterator[None]:
+def precompiled(request: pytest.FixtureRequest, shared: Path) -> Iterator[None]:
     """The system's headers that the CPU's kernels include, compiled once by g++: without that they are half
     of what compiling a kernel takes. Flags of another target leave them as they are, text. (That kernels'
     headers include what they need is tested without: tests/backends/cpu/test_compiler.py.)"""
     compiler = cpu_compiler.find_compiler()
-    if compiler is None or "clang" in compiler.version:
+    markers = {mark.name for item in request.session.items for mark in item.iter_markers()}
+    if compiler is None or "clang" in compiler.version or not markers & {"compiler", "process"}:
         yield
         return
     header = shared / "system.h"

@@ -103,8 +103,8 @@ def test_pip_installs_pinned_versions_and_keeps_no_cache() -> None:
 
 
 def test_every_package_of_the_project_is_in_the_image() -> None:
-    folders = {name.partition(".")[0] for name in PROJECT["tool"]["setuptools"]["packages"]}
-    files = {"pyproject.toml", "README.md", "docker/constraints.txt"}
+    folders = {name.rstrip("*") for name in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]}
+    files = {"LICENSE", "pyproject.toml", "README.md", "docker/constraints.txt"}
     assert copied(RECIPE) == folders | files
 
 

@@ -152,7 +152,9 @@ class Installation:
         return container.start(*command, volumes=self.volumes, environment=self.environment)
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+@pytest.fixture(
+    params=["sqlite", pytest.param("postgres", marks=[pytest.mark.postgres, pytest.mark.exhaustive])]
+)
 def installation(request: pytest.FixtureRequest) -> Iterator[Installation]:
     folder = Path(tempfile.mkdtemp(prefix="gemmtune-volumes-"))
     made = Installation(folder, {})

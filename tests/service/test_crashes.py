@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,16 @@ from db.best import rebuild_best
 from db.engine import reading, writing
 from db.values import table
 
-JOBS, TUNINGS, KILLS = 200, 8, 10
 LIMIT_SECONDS = 540.0
+
+
+@dataclass(frozen=True)
+class Size:
+    """Jobs in all, tunings that they are of, and processes that are killed meanwhile."""
+
+    jobs: int
+    tunings: int
+    kills: int
 
 
 class Service:
@@ -89,19 +98,24 @@ def service(database_url: str, tmp_path: Path, cache: BinaryCache) -> Iterator[S
 
 
 @pytest.mark.timeout(600)
-def test_every_acknowledged_job_ends_whatever_is_killed(service: Service, engine: Engine) -> None:
+@pytest.mark.parametrize(
+    "size",
+    [Size(40, 4, 4), pytest.param(Size(200, 8, 10), marks=pytest.mark.exhaustive)],
+    ids=["few", "many"],
+)
+def test_every_acknowledged_job_ends_whatever_is_killed(service: Service, engine: Engine, size: Size) -> None:
     choose = random.Random(20)
     service.start()
     acknowledged: list[str] = []
     begin, kills, next_kill = time.monotonic(), 0, time.monotonic() + 6
-    pending = list(range(TUNINGS))
+    pending = list(range(size.tunings))
     tries = 0
     while True:
         assert time.monotonic() - begin < LIMIT_SECONDS, service.log.read_text()[-3000:]
         if pending:
             with suppress(httpx.TransportError):  # no answer is no acknowledgement: asked again
                 tries += 1
-                answer = service.client.post("/v1/tunings", json=_request(pending[0]))
+                answer = service.client.post("/v1/tunings", json=_request(pending[0], size))
                 if answer.status_code == 202:
                     acknowledged.append(answer.json()["id"])
                     pending.pop(0)
@@ -109,7 +123,7 @@ def test_every_acknowledged_job_ends_whatever_is_killed(service: Service, engine
                     assert answer.status_code in (422, 503), (
                         answer.text
                     )  # no worker is known yet, or it is away
-        if kills < KILLS and time.monotonic() >= next_kill and acknowledged:
+        if kills < size.kills and time.monotonic() >= next_kill and acknowledged:
             kills += 1
             next_kill = time.monotonic() + choose.uniform(0.3, 4.0)
             if choose.random() < 0.5:
@@ -117,7 +131,7 @@ def test_every_acknowledged_job_ends_whatever_is_killed(service: Service, engine
             else:
                 service.kill_server()
                 service.start()
-        if not pending and kills == KILLS:
+        if not pending and kills == size.kills:
             with suppress(httpx.TransportError):
                 # Of the last one first, which ends last: asking takes processors from the worker.
                 states = (
@@ -127,12 +141,12 @@ def test_every_acknowledged_job_ends_whatever_is_killed(service: Service, engine
                 if all(state not in ("queued", "running") for state in states):
                     break
         time.sleep(0.1)
-    assert len(set(acknowledged)) == TUNINGS
-    _check(engine, acknowledged)
+    assert len(set(acknowledged)) == size.tunings
+    _check(engine, acknowledged, size.jobs)
 
 
-def _request(index: int) -> dict[str, Any]:
-    each = JOBS // TUNINGS
+def _request(index: int, size: Size) -> dict[str, Any]:
+    each = size.jobs // size.tunings
     problems = [{"m": 1 + index, "n": 32, "k": 16 + number, "dtype": "fp32"} for number in range(each)]
     return {
         "problems": problems,
@@ -141,7 +155,7 @@ def _request(index: int) -> dict[str, Any]:
     }
 
 
-def _check(engine: Engine, acknowledged: list[str]) -> None:
+def _check(engine: Engine, acknowledged: list[str], jobs: int) -> None:
     job, session, measured = table(models.Job), table(models.Session), table(models.Measurement)
     with reading(engine) as connection:
         for name in acknowledged:
@@ -159,7 +173,7 @@ def _check(engine: Engine, acknowledged: list[str]) -> None:
                     kept = connection.execute(select(func.count()).where(of_session)).scalar()
                     assert kept == told, event
         rows = connection.execute(select(job.c.status, job.c.session_id)).all()
-        assert len(rows) >= JOBS
+        assert len(rows) >= jobs
         assert {row.status for row in rows} == {"succeeded"}
         assert len({row.session_id for row in rows}) == len(rows)
         open_sessions = select(func.count()).where(session.c.status == "running")

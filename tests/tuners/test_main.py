@@ -33,7 +33,7 @@ def run(tmp_path: Path, cache: BinaryCache, text: str, *more: str) -> subprocess
         "--seconds",
         "0.3",
         "--candidates",
-        "6",
+        "3",
         "--cache-dir",
         str(cache.root),
         *more,
