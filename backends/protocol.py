@@ -87,10 +87,12 @@ class Buffer(Protocol):
     """Device memory of `size` bytes at `address`."""
 
     @property
-    def address(self) -> int: ...
+    def address(self) -> int:
+        """Where the memory begins, as kernels take it."""
 
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Bytes."""
 
     def upload(self, data: npt.NDArray[np.uint8], offset: int = 0) -> None:
         """Copies bytes in."""
@@ -185,7 +187,8 @@ class Device(Protocol):
     """A device, opened in the process that owns it."""
 
     @property
-    def environment(self) -> Environment: ...
+    def environment(self) -> Environment:
+        """The device with its libraries and compilers, as its backend's probe() found it."""
 
     @property
     def cache_bytes(self) -> int:
@@ -230,7 +233,8 @@ class Family(Protocol):
     """A kernel family or a library routine: its candidates, its rules, its source."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name that its solutions carry as their family."""
 
     @property
     def compiles(self) -> bool:
@@ -304,7 +308,8 @@ class Backend(Protocol):
     """One vendor."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The vendor's short name: cpu, cuda, hip."""
 
     @property
     def traits(self) -> MeasurementTraits:

@@ -69,6 +69,7 @@ class CpuBackend:
         return Probe((environment,), tuple(notes))
 
     def families(self) -> Mapping[str, Family]:
+        """See Backend."""
         return _families()
 
     def baselines(
@@ -89,6 +90,7 @@ class CpuBackend:
         return found
 
     def open(self, index: int, cache: BinaryCache) -> Device:
+        """See Backend."""
         from backends.cpu.device import CpuDevice  # noqa: PLC0415  (families import it)
 
         devices = self.probe().devices

@@ -104,9 +104,11 @@ class LibraryKernel:
         self.partial_sums = 1
 
     def bind(self, operands: Operands, workspace: int) -> Launch:
+        """See Kernel."""
         return self._make(HostOperands.of(self._problem, operands), operands, workspace)
 
     def prepare(self) -> None:
+        """Sets the library's thread count."""
         self._threads(self._count)
 
 
@@ -117,6 +119,7 @@ class LibraryFamily(ABC):
     compiles = False
 
     def unavailable(self, environment: Environment) -> str | None:
+        """None: the library is always here, unless a subclass says otherwise."""
         return None
 
     @abstractmethod
@@ -128,6 +131,7 @@ class LibraryFamily(ABC):
         """See Family."""
 
     def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
+        """None for what solutions() lists for the problem; refuses everything else."""
         if solution in list(self.solutions(problem, environment)):
             return None
         return f"{solution.slug} is not among the calls that {self.name} offers for this problem"
@@ -135,6 +139,7 @@ class LibraryFamily(ABC):
     def compile(
         self, problem: GemmProblem, solution: Solution, environment: Environment, cache: BinaryCache
     ) -> Path | None:
+        """None: a library's call has no binary."""
         return None
 
     @abstractmethod
@@ -152,11 +157,14 @@ class OpenBlas(LibraryFamily):
     name = "openblas"
 
     def supports(self, problem: GemmProblem) -> bool:
+        """Whether A and the compute type are both fp32 or both fp64, without scales."""
         return (
             problem.dtype_a in ("fp32", "fp64") and problem.compute == problem.dtype_a and _unscaled(problem)
         )
 
     def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
+        """Each routine with each thread count, all cores first; gemm without a batch only, and where the
+        library exports cblas_?gemm."""
         build = environment.libraries.get("blas")
         routines = ["matmul"]
         if problem.batch == 1 and _cblas_gemm(_letter(problem)) is not None:
@@ -219,11 +227,14 @@ class OpenBlasUpcast(LibraryFamily):
     name = "openblas_upcast"
 
     def supports(self, problem: GemmProblem) -> bool:
+        """Whether A is fp16 or bf16 computed in fp32, or int8 summed in int32 with an int32 D; without
+        scales."""
         kinds = {"fp16": "fp32", "bf16": "fp32", "int8": "int32"}
         exact = problem.dtype_a != "int8" or problem.dtype_d == "int32"
         return kinds.get(problem.dtype_a) == problem.compute and exact and _unscaled(problem)
 
     def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
+        """One candidate for each thread count, all cores first."""
         build = environment.libraries.get("blas")
         for threads in thread_counts(environment.units):
             yield Solution(self.name, 1, {"threads": threads}, build, 0, True)

@@ -46,9 +46,11 @@ class HostBuffer:
         self.address = int(self._bytes.ctypes.data)
 
     def upload(self, data: npt.NDArray[np.uint8], offset: int = 0) -> None:
+        """See Buffer."""
         self._bytes[offset : offset + data.size] = data
 
     def download(self, offset: int, size: int) -> npt.NDArray[np.uint8]:
+        """See Buffer."""
         return self._bytes[offset : offset + size].copy()
 
     def free(self) -> None:
@@ -64,6 +66,7 @@ class HostSeries:
         self._kernel, self._list, self._warm = kernel, launches, warm
 
     def sample(self, warm: bool = True) -> Sample:
+        """See Series."""
         self._kernel.prepare()
         if warm and self._warm is not None:
             self._warm()  # wakes sleeping threads
@@ -91,18 +94,22 @@ class CpuDevice:
 
     @property
     def cache_bytes(self) -> int:
+        """See Device."""
         return self._info.cache_bytes
 
     @property
     def free_bytes(self) -> int:
+        """See Device."""
         return free_memory_bytes()
 
     def allocate(self, size: int) -> HostBuffer:
+        """Zero-filled host memory. Raises DeviceMemoryExceeded."""
         if size > self.free_bytes:
             raise DeviceMemoryExceeded(f"{size} bytes asked for, {self.free_bytes} free")
         return HostBuffer(size)
 
     def load(self, problem: GemmProblem, solution: Solution, binary: Path | None) -> Kernel:
+        """Raises LaunchError for an unknown family, and what the family's own load() raises."""
         family = self.families.get(solution.family)
         if family is None:
             raise LaunchError(f"family {solution.family!r} is unknown; known: {', '.join(self.families)}")
@@ -120,6 +127,7 @@ class CpuDevice:
     def series(
         self, kernel: Kernel, launches: Sequence[Launch], mode: str, warm: Launch | None = None
     ) -> Series:
+        """See Device; every mode is timed under the host's clock."""
         return HostSeries(kernel, launches, warm)
 
     def synchronize(self) -> None:
@@ -130,4 +138,5 @@ class CpuDevice:
         return {}
 
     def bandwidths(self) -> Bandwidths:
+        """See Device."""
         return measure_bandwidths(self)

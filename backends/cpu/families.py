@@ -65,9 +65,11 @@ class NativeFamily(ABC):
     least_blocks: ClassVar[Mapping[str, int]] = {"mc": 16, "nc": 16, "kc": 16}
 
     def unavailable(self, environment: Environment) -> str | None:
+        """None where a C++ compiler is found, else how to get one."""
         return None if find_compiler() else missing()
 
     def supports(self, problem: GemmProblem) -> bool:
+        """Whether kernels exist for the types of A, C, D and the bias in this compute type, without scales."""
         p = problem
         kinds = _TYPES.get(p.dtype_a)
         if kinds is None or p.scale_a != "none" or p.scale_b != "none" or p.scale_d != "none":
@@ -77,6 +79,8 @@ class NativeFamily(ABC):
         return typed and p.bias in (None, p.dtype_d, compute)
 
     def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
+        """Legal candidates, the likeliest first; of those that come to the same kernel and blocks on this
+        problem, the first alone."""
         seen = set()
         for parameters in self._ordered(problem, environment):
             effect = _effect(problem, parameters)
@@ -88,6 +92,8 @@ class NativeFamily(ABC):
                 yield solution
 
     def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
+        """The rule that is broken, or None: parameters, threads (1 to the cores), dot, cache blocks, register
+        tile."""
         p = solution.parameters
         if (rule := self._malformed(solution)) is not None:
             return rule
@@ -121,6 +127,8 @@ class NativeFamily(ABC):
     def compile(
         self, problem: GemmProblem, solution: Solution, environment: Environment, cache: BinaryCache
     ) -> Path | None:
+        """The kernel's library; the runtime with the thread pool is compiled as well. Raises as
+        compile_unit()."""
         compile_runtime(environment.partition, cache)  # so that loading finds it: the child never compiles
         return compile_unit(self.unit(problem, solution), environment.partition, cache)
 
@@ -137,6 +145,7 @@ class NativeFamily(ABC):
     def load(
         self, problem: GemmProblem, solution: Solution, binary: Path | None, device: CpuDevice
     ) -> Kernel:
+        """The kernel with its cache blocks and threads. Raises LaunchError without a binary."""
         if binary is None:
             raise LaunchError(f"{solution.id} has no binary")
         blocks = {name: int(solution.parameters.get(name) or 1) for name in ("mc", "nc", "kc")}
@@ -256,6 +265,7 @@ class StreamFamily(NativeFamily):
     )  # fmt: skip
 
     def supports(self, problem: GemmProblem) -> bool:
+        """Whether the types are supported and m or n is at most FEW."""
         return super().supports(problem) and min(problem.m, problem.n) <= self.FEW
 
     def _shape(self, problem: GemmProblem) -> Any:

@@ -85,6 +85,8 @@ class NativeKernel:
     partial_sums = 1
 
     def bind(self, operands: Operands, workspace: int) -> Launch:
+        """A call of gemmtune_run() with these operands; it raises LaunchError for a status that is not
+        zero."""
         args = GemmArgs(
             **self._template,
             a=operands.a, b=operands.b, c=operands.c, d=operands.d, bias=operands.bias,

@@ -45,9 +45,12 @@ class TorchMatmul(LibraryFamily):
     name = "torch"
 
     def unavailable(self, environment: Environment) -> str | None:
+        """None where the environment has torch, else that it is not installed."""
         return None if environment.libraries.get("torch") else "torch is not installed"
 
     def supports(self, problem: GemmProblem) -> bool:
+        """Whether torch has a CPU call: fp32, fp64, fp16 or bf16 with A, C and D of one type, or a plain int8
+        product into a packed int32 D; nothing scaled."""
         p = problem
         if p.scale_a != "none" or p.scale_b != "none" or p.scale_d != "none":
             return False
@@ -58,6 +61,7 @@ class TorchMatmul(LibraryFamily):
         return computes.get(p.dtype_a) == p.compute and p.dtype_d == p.dtype_a == p.dtype_c
 
     def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
+        """One candidate for each thread count, all cores first."""
         build = environment.libraries.get("torch")
         for threads in thread_counts(environment.units):
             yield Solution(self.name, 1, {"threads": threads}, build, 0, None)
