@@ -62,14 +62,17 @@ class SqliteLookup:
         self._sql = _DOCUMENT.format("?")
 
     async def document(self, problem_id: str, device_class_id: str, policy_id: str) -> str | None:
+        """See Lookup."""
         rows = self._read(self._sql, (problem_id, device_class_id, policy_id))
         return rows[0][0] if rows else None
 
     async def classes(self) -> list[DeviceClass]:
+        """See Lookup."""
         self._check_file()
         return [DeviceClass.parse(row[0]) for row in self._read(_CLASSES, ())]
 
     async def close(self) -> None:
+        """See Lookup."""
         self._drop()
 
     def _read(self, sql: str, values: Sequence[str]) -> list[Any]:
@@ -124,13 +127,16 @@ class PostgresLookup:
         self._sql = _DOCUMENT.format("%s")
 
     async def document(self, problem_id: str, device_class_id: str, policy_id: str) -> str | None:
+        """See Lookup."""
         rows = await self._read(self._sql, (problem_id, device_class_id, policy_id))
         return rows[0][0] if rows else None
 
     async def classes(self) -> list[DeviceClass]:
+        """See Lookup."""
         return [DeviceClass.parse(row[0]) for row in await self._read(_CLASSES, ())]
 
     async def close(self) -> None:
+        """See Lookup."""
         while self._idle:
             await self._idle.pop().close()
 

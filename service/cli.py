@@ -84,9 +84,11 @@ class LazyGroup(TyperGroup):
     """The commands of COMMANDS, each imported when it is asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
+        """The names of COMMANDS, in their order."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command, whose module is imported now; None for an unknown name."""
         if cmd_name not in COMMANDS:
             return None
         made = typer.Typer(**_SETTINGS)
@@ -94,6 +96,7 @@ class LazyGroup(TyperGroup):
         return typer.main.get_group(made).commands[cmd_name]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Lists the commands from COMMANDS alone, without importing their modules."""
         limit = formatter.width - 6 - max(map(len, COMMANDS))
         with formatter.section("Commands"):
             rows = ((name, _short(text, limit)) for name, (_, text) in COMMANDS.items())

@@ -54,11 +54,14 @@ class TuningService(Protocol):
         items: Sequence[tuple[GemmProblem, int]],
         priority: int,
         force: bool,
-    ) -> tuning_rows.Created: ...
+    ) -> tuning_rows.Created:
+        """Stores a tuning of (problem, call count) items and queues what must be measured."""
 
-    def cancel(self, tuning_id: str) -> bool: ...
+    def cancel(self, tuning_id: str) -> bool:
+        """Cancels a tuning; False for one that does not exist."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Closes the queue's connections."""
 
 
 @dataclass

@@ -36,6 +36,8 @@ class Observed:
         self._access_log, self._retry_after = access_log, retry_after
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one ASGI request. An exception before the response starts is answered with 500; later ones
+        are raised."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -88,6 +90,7 @@ class Compressed:
         self._packed = GZipMiddleware(app, minimum_size=minimum_size, compresslevel=5)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one ASGI request: compressed, unless it is a GET of a plain path."""
         plain = scope["type"] != "http" or (scope["method"] == "GET" and scope["path"] in self._plain)
         await (self._app if plain else self._packed)(scope, receive, send)
 

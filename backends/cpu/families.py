@@ -69,7 +69,7 @@ class NativeFamily(ABC):
         return None if find_compiler() else missing()
 
     def supports(self, problem: GemmProblem) -> bool:
-        """Whether kernels exist for the types of A, C, D and the bias in this compute type, without scales."""
+        """Whether kernels exist for the types of A, C, D, the bias and the sums; scales are not supported."""
         p = problem
         kinds = _TYPES.get(p.dtype_a)
         if kinds is None or p.scale_a != "none" or p.scale_b != "none" or p.scale_d != "none":

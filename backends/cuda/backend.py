@@ -66,6 +66,7 @@ class CudaBackend:
         return Probe(devices, notes)
 
     def families(self) -> Mapping[str, Family]:
+        """See Backend."""
         return _families()
 
     def baselines(
@@ -92,6 +93,7 @@ class CudaBackend:
         return found
 
     def open(self, index: int, cache: BinaryCache) -> Device:
+        """See Backend. Imports torch where the environment has it, so that no candidate pays for that."""
         found = self.probe()
         if index >= len(found.devices):
             why = "; ".join(found.notes) or f"the driver sees {len(found.devices)} GPUs"

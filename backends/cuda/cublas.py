@@ -57,11 +57,14 @@ class Cublas(LibraryFamily):
     title = "cuBLAS (nvmath-python)"
 
     def supports(self, problem: GemmProblem) -> bool:
+        """Whether GemmEx takes the types: A and B of one type, C and D of one type, no scales, no
+        epilogue."""
         p = problem
         typed = p.dtype_d in _TYPES.get((p.dtype_a, p.compute), ()) and p.dtype_c == p.dtype_d
         return typed and p.dtype_a == p.dtype_b and unscaled(p) and p.epilogue == "none"
 
     def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
+        """Legal candidates: every algorithm with every routine, with the recommended workspace."""
         build, workspace = environment.libraries.get(self.library), recommended_workspace(environment)
         for algo in _algorithms(problem, environment):
             for routine in _routines(problem):
@@ -73,6 +76,7 @@ class Cublas(LibraryFamily):
                     yield solution
 
     def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
+        """The rule that is broken, or None: types, the library's build, the three parameters, alignment."""
         p, parameters = problem, solution.parameters
         if not self.supports(p):
             return f"cuBLAS has no GemmEx for {p.dtype_a} -> {p.dtype_d}, compute {p.compute}, {p.epilogue}"
@@ -94,6 +98,7 @@ class Cublas(LibraryFamily):
     def load(
         self, problem: GemmProblem, solution: Solution, binary: Path | None, device: Any
     ) -> CublasKernel:
+        """The routine on the device; the cuBLAS handle is made once a process."""
         library = device.keep("cublas", lambda: _Library(device))
         return CublasKernel(problem, solution, device, library)
 
@@ -173,6 +178,8 @@ class CublasKernel:
         """Nothing: the handle's modes are never changed, and a launch sees to its workspace."""
 
     def bind(self, operands: Operands, workspace: int) -> Launch:
+        """See Kernel. A launch copies C to D first where beta is not zero, and calls the 64-bit interface
+        where a leading dimension does not fit 32 bits."""
         p, library = self._problem, self._library
         # Kept alive by the closure: the routine reads them when it is called.
         alpha, beta = scalar(p, operands.alpha), scalar(p, operands.beta)

@@ -183,12 +183,13 @@ class CublasLtKernel:
         self._guard = call(device, "cublasLtMatmul")
 
     def bind(self, operands: Operands, workspace: int) -> Launch:
+        """See Kernel."""
         stream, size = self._device.stream, self.workspace_bytes
         with self._guard:
             return self._call.launch(self._algo, operands, workspace, size, stream, self._guard)
 
     def prepare(self) -> None:
-        pass
+        """Nothing to set up."""
 
 
 class CublasLt(LibraryFamily):
@@ -199,6 +200,7 @@ class CublasLt(LibraryFamily):
     title = "cuBLASLt (nvmath-python, nvidia-cublas)"
 
     def supports(self, problem: GemmProblem) -> bool:
+        """Whether cublasLtMatmul takes the problem's types, scales and epilogue."""
         return unsupported(problem) is None
 
     def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
@@ -206,6 +208,8 @@ class CublasLt(LibraryFamily):
         return ()
 
     def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
+        """The rule that is broken, or None, as far as it shows without a device: the nine attributes, the
+        library's build, and an algorithm that drops the end of k."""
         rule = unsupported(problem)
         if rule is None and set(solution.parameters) != set(MatmulAlgoConfig._fields):
             rule = f"a cublaslt solution has the parameters {', '.join(MatmulAlgoConfig._fields)}"
@@ -245,6 +249,8 @@ class CublasLt(LibraryFamily):
     def neighbours_on(
         self, problem: GemmProblem, solution: Solution, device: Any, max_workspace_bytes: int | None
     ) -> Iterator[Solution]:
+        """Candidates that differ in one choice and pass the library's check within the limit on workspace
+        (bytes)."""
         found, matmul = library(device), library(device).call(problem)
         origin = algo_config(solution)
         algorithm = found.algorithms(problem).get(origin.algo_id)
@@ -291,6 +297,8 @@ class CublasLtHeuristic(CublasLt):
     name = "cublaslt-heuristic"
 
     def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
+        """The rule that is broken, or None: the ranges of rank and workspace_limit, what the library
+        supports, its build."""
         rank, limit = (solution.parameters.get(name) for name in ("rank", "workspace_limit"))
         numbers = all(isinstance(n, int) and not isinstance(n, bool) for n in (rank, limit))
         if len(solution.parameters) != 2 or not numbers:
@@ -314,6 +322,7 @@ class CublasLtHeuristic(CublasLt):
     def neighbours_on(
         self, problem: GemmProblem, solution: Solution, device: Any, max_workspace_bytes: int | None
     ) -> Iterator[Solution]:
+        """None: those of `cublaslt` are searched."""
         return iter(())
 
     def load(

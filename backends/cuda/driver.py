@@ -127,6 +127,7 @@ class CudaDriver:
     # ---- the device
 
     def open(self) -> int:
+        """See Driver; the context is the device's primary one."""
         cu = api()
         self._device = check(cu.cuDeviceGet(self._index), f"device {self._index}")
         self._context = check(cu.cuDevicePrimaryCtxRetain(self._device), "cuDevicePrimaryCtxRetain")
@@ -136,9 +137,11 @@ class CudaDriver:
         return int(self._stream)
 
     def units(self) -> int:
+        """See Driver."""
         return self._attribute("MULTIPROCESSOR_COUNT")
 
     def cache_bytes(self) -> int:
+        """See Driver."""
         return self._attribute("L2_CACHE_SIZE")
 
     def _attribute(self, name: str) -> int:
@@ -146,62 +149,78 @@ class CudaDriver:
         return int(check(api().cuDeviceGetAttribute(attribute, self._device), name))
 
     def free_bytes(self) -> int:
+        """See Driver."""
         return int(check(api().cuMemGetInfo(), "cuMemGetInfo")[0])
 
     # ---- memory
 
     def allocate(self, size: int) -> int:
+        """See Driver."""
         return int(check(api().cuMemAlloc(size), f"allocating {size} bytes"))
 
     def free(self, address: int) -> None:
+        """See Driver."""
         check(api().cuMemFree(address), "cuMemFree")
 
     def copy_in(self, target: int, source: int, size: int, stream: int) -> None:
+        """See Driver."""
         check(api().cuMemcpyHtoDAsync(target, source, size, stream), f"copying {size} bytes in")
 
     def copy_out(self, target: int, source: int, size: int, stream: int) -> None:
+        """See Driver."""
         check(api().cuMemcpyDtoHAsync(target, source, size, stream), f"copying {size} bytes out")
 
     def copy(self, target: int, source: int, size: int, stream: int) -> None:
+        """See Driver."""
         check(api().cuMemcpyDtoDAsync(target, source, size, stream), f"copying {size} bytes")
 
     def fill(self, address: int, value: int, size: int, stream: int) -> None:
+        """See Driver."""
         check(api().cuMemsetD8Async(address, value, size, stream), f"filling {size} bytes")
 
     # ---- stream and events
 
     def synchronize(self, stream: int) -> None:
+        """See Driver."""
         check(api().cuStreamSynchronize(stream), "waiting for the device")
 
     def create_event(self) -> Any:
+        """See Driver."""
         return check(api().cuEventCreate(0), "cuEventCreate")
 
     def record(self, event: Any, stream: int) -> None:
+        """See Driver."""
         check(api().cuEventRecord(event, stream), "cuEventRecord")
 
     def elapsed_seconds(self, begin: Any, end: Any) -> float:
+        """See Driver."""
         cu = api()
         check(cu.cuEventSynchronize(end), "waiting for the launches")
         return float(check(cu.cuEventElapsedTime(begin, end), "cuEventElapsedTime")) * 1e-3
 
     def destroy_event(self, event: Any) -> None:
+        """See Driver."""
         check(api().cuEventDestroy(event), "cuEventDestroy")
 
     # ---- graphs
 
     def begin_capture(self, stream: int) -> None:
+        """See Driver."""
         mode = api().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         check(api().cuStreamBeginCapture(stream, mode), "cuStreamBeginCapture")
 
     def end_capture(self, stream: int) -> Any:
+        """See Driver."""
         return check(api().cuStreamEndCapture(stream), "capturing the launches")
 
     def abandon_capture(self, stream: int) -> None:
+        """See Driver."""
         _, graph = api().cuStreamEndCapture(stream)
         if graph:
             api().cuGraphDestroy(graph)
 
     def instantiate(self, graph: Any, stream: int) -> Any:
+        """See Driver."""
         cu = api()
         executable = check(cu.cuGraphInstantiate(graph, 0), "cuGraphInstantiate")
         try:
@@ -212,9 +231,11 @@ class CudaDriver:
         return executable
 
     def launch_graph(self, executable: Any, stream: int) -> None:
+        """See Driver."""
         check(api().cuGraphLaunch(executable, stream), "cuGraphLaunch")
 
     def destroy_graph(self, graph: Any, executable: Any | None) -> None:
+        """See Driver."""
         cu = api()
         if executable is not None:
             check(cu.cuGraphExecDestroy(executable), "cuGraphExecDestroy")
@@ -223,20 +244,25 @@ class CudaDriver:
     # ---- modules and kernels
 
     def load_module(self, image: bytes, name: str) -> Any:
+        """See Driver."""
         return check(api().cuModuleLoadData(image), f"loading {name}")
 
     def unload_module(self, module: Any) -> None:
+        """See Driver."""
         api().cuModuleUnload(module)
 
     def get_function(self, module: Any, name: str) -> Any:
+        """See Driver."""
         return check(api().cuModuleGetFunction(module, name.encode()), f"kernel {name}")
 
     def allow_shared(self, function: Any, size: int, name: str) -> None:
+        """See Driver."""
         cu = api()
         attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         check(cu.cuFuncSetAttribute(function, attribute, size), f"cuFuncSetAttribute of {name}")
 
     def attributes(self, function: Any, name: str) -> FunctionAttributes:
+        """See Driver."""
         cu = api()
 
         def value(what: str) -> int:
@@ -246,6 +272,7 @@ class CudaDriver:
         return FunctionAttributes(value("NUM_REGS"), value("LOCAL_SIZE_BYTES"), value("SHARED_SIZE_BYTES"))
 
     def blocks_per_unit(self, function: Any, threads: int, shared: int, name: str) -> int:
+        """See Driver."""
         found = api().cuOccupancyMaxActiveBlocksPerMultiprocessor(function, threads, shared)
         return int(check(found, f"occupancy of {name}"))
 
@@ -254,6 +281,7 @@ class CudaDriver:
     def make_launch(
         self, function: Any, launch: KernelLaunch, arguments: Arguments, stream: int, dependent: bool
     ) -> Launch:
+        """See Driver."""
         if dependent:
             return _dependent(function, launch, arguments, stream)
         queue, address = api().cuLaunchKernel, arguments.address
@@ -267,6 +295,7 @@ class CudaDriver:
         return run
 
     def encode_tensor_map(self, tensor_map: TensorMap, operand: int) -> bytes:
+        """See Driver."""
         cu, found = api(), tensor_map
         result = cu.cuTensorMapEncodeTiled(
             getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_TENSOR_TYPES[found.dtype]}"),

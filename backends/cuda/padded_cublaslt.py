@@ -30,9 +30,11 @@ class PaddedCublasLt(LibraryFamily):
         self._inner, self._toolchain = inner, toolchain
 
     def unavailable(self, environment: Environment) -> str | None:
+        """What makes cuBLASLt unavailable."""
         return self._inner.unavailable(environment)
 
     def supports(self, problem: GemmProblem) -> bool:
+        """Whether an operand is misaligned and cuBLASLt supports the problem on aligned copies."""
         return bool(misaligned(problem)) and self._inner.supports(padded_twin(problem, "all"))
 
     def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
@@ -40,6 +42,8 @@ class PaddedCublasLt(LibraryFamily):
         return ()
 
     def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
+        """The rule that is broken, or None: a misaligned operand, the version, a useful pad, then cuBLASLt's
+        rules for the copies."""
         if not self.supports(problem):
             return f"no operand of {problem.slug} is misaligned, or cuBLASLt cannot multiply their copies"
         if solution.version != self.version:

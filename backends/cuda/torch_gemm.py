@@ -68,6 +68,7 @@ class TorchMatmul(LibraryFamily):
     title = "torch with CUDA"
 
     def supports(self, problem: GemmProblem) -> bool:
+        """Whether torch has a call for the types, the bias and the scales (of fp8 alone)."""
         p = problem
         if p.bias not in (None, p.dtype_d) or p.dtype_c != p.dtype_d:
             return False
@@ -80,11 +81,14 @@ class TorchMatmul(LibraryFamily):
         return p.dtype_d == p.dtype_a and (p.dtype_a, p.compute) in _COMPUTES
 
     def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
+        """The one candidate, where it is legal."""
         solution = Solution(self.name, self.version, {}, environment.libraries.get(self.library))
         if self.illegal(problem, solution, environment) is None:
             yield solution
 
     def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
+        """The rule that is broken, or None: types, torch's build, no parameters, and fp16 sums from torch 2.7
+        on only."""
         if not self.supports(problem):
             return f"torch has no call for {problem.slug} ({problem.dtype_a} -> {problem.dtype_d})"
         if rule := self.another_build(solution, environment):
@@ -97,6 +101,7 @@ class TorchMatmul(LibraryFamily):
         return None
 
     def load(self, problem: GemmProblem, solution: Solution, binary: Path | None, device: Any) -> TorchKernel:
+        """The call on the device; torch's runtime on its stream is made once a process."""
         runtime = device.keep("torch", lambda: _Runtime(device))
         return TorchKernel(problem, device, runtime)
 
@@ -206,9 +211,12 @@ class TorchKernel:
         self.partial_sums = untold_partial_sums(problem)
 
     def prepare(self) -> None:
+        """Sets torch's stream and the modes that the compute type asks for."""
         self._runtime.prepare(self._problem)
 
     def bind(self, operands: Operands, workspace: int) -> Launch:
+        """See Kernel. What torch does not fuse (alpha, a bias beside C, the activation) follows the product
+        as steps of the launch."""
         p, runtime, torch = self._problem, self._runtime, self._runtime.torch
         tensors: dict[str, Any] = {}
         with runtime.guard:

@@ -51,9 +51,10 @@ class LoadedKernel:
         return in_order([device.bind(function, one, argument) for function, one in self._launches])
 
     def prepare(self) -> None:
-        pass
+        """Nothing to set up."""
 
     def resources(self) -> Mapping[str, int]:
+        """See CompiledKernel."""
         function, launch = self._launches[0]
         return function.resources(self._config.threads, launch.shared_bytes)
 
@@ -81,28 +82,34 @@ class CompiledFamily:
         self.name, self.version = family.name, family.version
 
     def unavailable(self, environment: Environment) -> str | None:
+        """None where the environment has the toolchain, else why nothing can be compiled."""
         if environment.libraries.get(self._toolchain.name):
             return None
         here = self._toolchain.missing()
         return here or f"{self._toolchain.name} was not there when {environment.product} was probed"
 
     def supports(self, problem: GemmProblem) -> bool:
+        """See Family."""
         return self._family.supports(problem)
 
     def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
+        """See Family."""
         return self._family.solutions(problem, environment)
 
     def neighbours(
         self, problem: GemmProblem, solution: Solution, environment: Environment
     ) -> Iterable[Solution]:
+        """See NeighbouredFamily."""
         return self._family.neighbours(problem, solution, environment)
 
     def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
+        """See Family."""
         return self._family.illegal(problem, solution, environment)
 
     def compile(
         self, problem: GemmProblem, solution: Solution, environment: Environment, cache: BinaryCache
     ) -> Path | None:
+        """See Family."""
         config = self._family.config(problem, solution.parameters, arch_of(environment))
         return self._toolchain.compile(kernel_unit(config, environment.arch, self._toolchain), cache)
 

@@ -60,6 +60,7 @@ class GpuBuffer:
         self.size = size
 
     def upload(self, data: npt.NDArray[np.uint8], offset: int = 0) -> None:
+        """Copies bytes in at `offset`, and waits for the copy. Raises as Driver."""
         if data.size == 0:
             return
         data = np.ascontiguousarray(data)
@@ -67,6 +68,7 @@ class GpuBuffer:
         self._driver.synchronize(self._stream)  # `data` may go when this returns
 
     def download(self, offset: int, size: int) -> npt.NDArray[np.uint8]:
+        """`size` bytes from `offset`, when all that was queued before is done. Raises as Driver."""
         out = np.empty(size, np.uint8)
         if size:
             self._driver.copy_out(out.ctypes.data, self.address + offset, size, self._stream)
@@ -110,6 +112,7 @@ class GpuContext:
 
     @cached_property
     def cache_bytes(self) -> int:
+        """Bytes of the last-level cache."""
         return self.driver.cache_bytes()
 
     @cached_property
@@ -119,6 +122,7 @@ class GpuContext:
 
     @property
     def free_bytes(self) -> int:
+        """Bytes of memory that can be allocated now."""
         return self.driver.free_bytes()
 
     def allocate(self, size: int) -> GpuBuffer:

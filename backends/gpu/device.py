@@ -45,6 +45,7 @@ class GpuDevice(GpuContext):
         return GpuReference(self)
 
     def load(self, problem: GemmProblem, solution: Solution, binary: Path | None) -> Kernel:
+        """Raises LaunchError for an unknown family, and what the family's own load() raises."""
         family = self.families.get(solution.family)
         if family is None:
             raise LaunchError(f"family {solution.family!r} is unknown; known: {', '.join(self.families)}")
@@ -53,11 +54,14 @@ class GpuDevice(GpuContext):
     def series(
         self, kernel: Kernel, launches: Sequence[Launch], mode: str, warm: Launch | None = None
     ) -> Series:
+        """Launches captured into a graph (mode "graph"), else queued one by one."""
         kind = GraphSeries if mode == "graph" else EagerSeries
         return kind(self, kernel, launches, warm)
 
     def bandwidths(self) -> Bandwidths:
+        """See Device."""
         return measure_bandwidths(self, self.reference)
 
     def condition(self) -> Mapping[str, Any]:
+        """See Device."""
         return self.telemetry.condition()

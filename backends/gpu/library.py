@@ -109,6 +109,7 @@ class LibraryFamily(ABC):
     compiles = False
 
     def unavailable(self, environment: Environment) -> str | None:
+        """None where the environment has the library, else that it is not installed."""
         return None if environment.libraries.get(self.library) else f"{self.title} is not installed"
 
     @abstractmethod
@@ -135,6 +136,7 @@ class LibraryFamily(ABC):
     def compile(
         self, problem: GemmProblem, solution: Solution, environment: Environment, cache: BinaryCache
     ) -> Path | None:
+        """None: a library's kernels have no binaries of ours."""
         return None
 
     @abstractmethod

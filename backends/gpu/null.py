@@ -31,21 +31,26 @@ class NullTelemetry:
     """Nothing disturbs a device that is not there."""
 
     def pids(self) -> set[int]:
+        """See Telemetry."""
         return set()
 
     def context_made(self, before: set[int]) -> None:
-        pass
+        """See Telemetry."""
 
     def recent(self) -> Any:
+        """See Telemetry."""
         return None
 
     def disturbed(self, before: Any) -> str:
+        """See Telemetry."""
         return ""
 
     def condition(self) -> Mapping[str, Any]:
+        """See Telemetry."""
         return {}
 
     def others(self) -> str:
+        """See Telemetry."""
         return ""
 
 
@@ -94,16 +99,20 @@ class NullDriver:
     # ---- the device
 
     def open(self) -> int:
+        """See Driver. The stream is a placeholder."""
         self._called("open")
         return 77
 
     def units(self) -> int:
+        """See Driver."""
         return self._units
 
     def cache_bytes(self) -> int:
+        """See Driver."""
         return self._cache_bytes
 
     def free_bytes(self) -> int:
+        """Bytes of the device's memory that no allocation holds."""
         return self._memory_bytes - sum(size for _, size in self.memory.values())
 
     # ---- memory
@@ -125,24 +134,29 @@ class NullDriver:
         return address
 
     def free(self, address: int) -> None:
+        """See Driver. Raises LaunchError for an address that is no allocation."""
         self._called("free", address)
         if address not in self.memory:
             raise LaunchError(f"{address:#x} is no allocation")
         del self.memory[address]
 
     def copy_in(self, target: int, source: int, size: int, stream: int) -> None:
+        """See Driver."""
         self._called("copy_in", target, size)
         ctypes.memmove(target, source, size)
 
     def copy_out(self, target: int, source: int, size: int, stream: int) -> None:
+        """See Driver."""
         self._called("copy_out", source, size)
         ctypes.memmove(target, source, size)
 
     def copy(self, target: int, source: int, size: int, stream: int) -> None:
+        """See Driver."""
         self._called("copy", target, source, size)
         self._queue(lambda: ctypes.memmove(target, source, size))
 
     def fill(self, address: int, value: int, size: int, stream: int) -> None:
+        """See Driver."""
         self._called("fill", address, value, size)
         self._queue(lambda: ctypes.memset(address, value, size))
 
@@ -155,30 +169,37 @@ class NullDriver:
     # ---- stream and events
 
     def synchronize(self, stream: int) -> None:
+        """See Driver."""
         self._called("synchronize")
 
     def create_event(self) -> NullEvent:
+        """See Driver."""
         self._called("create_event")
         return NullEvent()
 
     def record(self, event: NullEvent, stream: int) -> None:
+        """See Driver."""
         self._called("record")
         event.at = time.perf_counter()
 
     def elapsed_seconds(self, begin: NullEvent, end: NullEvent) -> float:
+        """Seconds of the host's clock between two recorded events."""
         self._called("elapsed_seconds")
         return end.at - begin.at
 
     def destroy_event(self, event: NullEvent) -> None:
+        """See Driver."""
         self._called("destroy_event")
 
     # ---- graphs
 
     def begin_capture(self, stream: int) -> None:
+        """See Driver."""
         self._called("begin_capture")
         self._capturing = NullGraph()
 
     def end_capture(self, stream: int) -> NullGraph:
+        """See Driver."""
         found, self._capturing = self._capturing, None
         self._called("end_capture")
         if found is None:
@@ -186,24 +207,29 @@ class NullDriver:
         return found
 
     def abandon_capture(self, stream: int) -> None:
+        """See Driver."""
         self.log.append(("abandon_capture",))
         self._capturing = None
 
     def instantiate(self, graph: NullGraph, stream: int) -> NullGraph:
+        """See Driver."""
         self._called("instantiate")
         return NullGraph(list(graph.launches))
 
     def launch_graph(self, executable: NullGraph, stream: int) -> None:
+        """See Driver."""
         self._called("launch_graph", len(executable.launches))
         for launch in executable.launches:
             launch()
 
     def destroy_graph(self, graph: NullGraph, executable: NullGraph | None) -> None:
+        """See Driver."""
         self._called("destroy_graph")
 
     # ---- modules and kernels
 
     def load_module(self, image: bytes, name: str) -> ctypes.CDLL | None:
+        """The emulator's shared library, loaded; None for any other image, whose launches are logged only."""
         self._called("load_module", name)
         if not image.startswith(_ELF) or not name.endswith(".so"):
             return None
@@ -213,9 +239,11 @@ class NullDriver:
             return ctypes.CDLL(os.fspath(path))
 
     def unload_module(self, module: ctypes.CDLL | None) -> None:
+        """See Driver."""
         self.log.append(("unload_module",))
 
     def get_function(self, module: ctypes.CDLL | None, name: str) -> NullFunction:
+        """See Driver. Raises LaunchError where the library has no such kernel."""
         self._called("get_function", name)
         if module is None:
             return NullFunction(name)
@@ -227,13 +255,16 @@ class NullDriver:
         return NullFunction(name, call)
 
     def allow_shared(self, function: NullFunction, size: int, name: str) -> None:
+        """See Driver."""
         self._called("allow_shared", name, size)
 
     def attributes(self, function: NullFunction, name: str) -> FunctionAttributes:
+        """64 registers, no local and no shared memory, whatever the kernel."""
         self._called("attributes", name)
         return FunctionAttributes(64, 0, 0)
 
     def blocks_per_unit(self, function: NullFunction, threads: int, shared: int, name: str) -> int:
+        """As many blocks as 2048 threads make, at least one."""
         self._called("blocks_per_unit", name, threads, shared)
         return max(1, 2048 // threads)
 
@@ -242,6 +273,8 @@ class NullDriver:
     def make_launch(
         self, function: NullFunction, launch: KernelLaunch, arguments: Arguments, stream: int, dependent: bool
     ) -> Launch:
+        """See Driver; where the emulator has the kernel it runs on the host, else the launch is logged
+        only."""
         sizes = (ctypes.c_uint * 3)(*launch.grid)
 
         def run() -> None:

@@ -49,6 +49,7 @@ class NullBackend:
         return Probe((Environment("null", "sm_90", "null", UNITS, 2**31, "NULL-0", libraries=libraries),))
 
     def families(self) -> Mapping[str, Family]:
+        """See Backend."""
         return _families()
 
     def baselines(
@@ -64,6 +65,7 @@ class NullBackend:
         return [Baseline(naive.name, solution)]
 
     def open(self, index: int, cache: BinaryCache) -> Device:
+        """See Backend."""
         devices = self.probe().devices
         if index >= len(devices):
             raise DeviceLost(f"null device {index} is gone: there is one, where the emulator has a compiler")

@@ -177,12 +177,15 @@ class PaddedKernel:
 
     @property
     def partial_sums(self) -> int:
+        """The product's."""
         return self._kernel.partial_sums
 
     def prepare(self) -> None:
+        """Prepares the product's kernel."""
         self._kernel.prepare()
 
     def bind(self, operands: Operands, workspace: int) -> Launch:
+        """A launch of steps() in order."""
         steps = tuple(step for step in self.steps(operands, workspace).values() if step is not None)
 
         def launch() -> None:

@@ -25,6 +25,7 @@ class PaddedLoadedKernel(PaddedKernel):
         self._product = kernel
 
     def resources(self) -> Mapping[str, int]:
+        """The product's kernel's (protocol.CompiledKernel)."""
         return self._product.resources()
 
 
@@ -41,23 +42,29 @@ class PaddedFamily:
         self._inner, self._toolchain = inner, toolchain
 
     def unavailable(self, environment: Environment) -> str | None:
+        """What makes the inner family unavailable."""
         return self._inner.unavailable(environment)
 
     def supports(self, problem: GemmProblem) -> bool:
+        """Whether A or B is to be copied, and the inner family supports the problem on the copies."""
         return bool(copied(problem, FACTORS)) and self._inner.supports(_twin(problem))
 
     def solutions(self, problem: GemmProblem, environment: Environment) -> Iterator[Solution]:
+        """The inner family's for the problem on the copies; none where nothing is to be copied."""
         if copied(problem, FACTORS):
             yield from self._wrapped(problem, self._inner.solutions(_twin(problem), environment))
 
     def neighbours(
         self, problem: GemmProblem, solution: Solution, environment: Environment
     ) -> Iterator[Solution]:
+        """The inner family's neighbours for the problem on the copies."""
         if copied(problem, FACTORS):
             inner = self._unwrapped(solution)
             yield from self._wrapped(problem, self._inner.neighbours(_twin(problem), inner, environment))
 
     def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
+        """The rule that is broken, or None: an operand to copy, family and version, then the inner
+        family's."""
         if not copied(problem, FACTORS):
             return f"neither A nor B of {problem.slug} is misaligned, or all addresses are"
         if (solution.family, solution.version) != (self.name, self.version):

@@ -62,6 +62,7 @@ class EagerSeries:
         return Sample(seconds / self.launches, self.launches, disturbed)
 
     def close(self) -> None:
+        """Gives the events back."""
         self._events.destroy()
 
 
@@ -118,6 +119,8 @@ class GraphSeries:
         return Sample(seconds / self.launches, self.launches, disturbed)
 
     def close(self) -> None:
+        """Waits for the device, then gives the graph and the events back. Raises LaunchError for what failed
+        on the device."""
         self._device.synchronize()
         self._device.driver.destroy_graph(self._graph, self._exec)
         self._events.destroy()

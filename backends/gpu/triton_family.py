@@ -59,9 +59,10 @@ class TritonKernel:
         self._steps = [(step, functions[step.entry]) for step in planned]
 
     def prepare(self) -> None:
-        pass
+        """Nothing to set up."""
 
     def resources(self) -> Mapping[str, int]:
+        """The first launch's (protocol.CompiledKernel)."""
         step, function = self._steps[0]
         return function.resources(step.description.threads, step.description.shared_bytes)
 
@@ -134,20 +135,25 @@ class CompiledTritonFamily:
         return here or f"Triton was not there when {environment.product} was probed"
 
     def supports(self, problem: GemmProblem) -> bool:
+        """See Family."""
         return self._family.supports(problem)
 
     def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
+        """See Family."""
         return self._family.solutions(problem, environment)
 
     def notes(self, problem: GemmProblem, environment: Environment) -> tuple[str, ...]:
+        """See NotedFamily."""
         return self._family.notes(problem, environment)
 
     def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
+        """See Family."""
         return self._family.illegal(problem, solution, environment)
 
     def compile(
         self, problem: GemmProblem, solution: Solution, environment: Environment, cache: BinaryCache
     ) -> Path | None:
+        """See Family."""
         config, arch = TritonConfig.of(problem, solution.parameters), arch_of(environment)
         return self._toolchain.compile(TritonUnit(config.requests(arch), environment.arch), cache)
 

@@ -42,6 +42,7 @@ class Tile:
 
     @property
     def threads(self) -> int:
+        """Threads of a block: one for each tm x tn elements of D."""
         return self.bm // self.tm * (self.bn // self.tn)
 
     @property
@@ -70,6 +71,8 @@ class BlockTileFamily(KernelFamily):
     listed: ClassVar[tuple[tuple[int, ...], ...]]
 
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterable[dict[str, Parameter]]:
+        """The rows of `listed`, where m and n are both large enough for a tile: fp32 up to SLOW_FLOPS unless
+        loads are wide; other types with wide loads only, up to SCALAR_INTENSITY operations a byte."""
         if fp32(problem):
             useful = self.wide or problem.flops <= SLOW_FLOPS
         else:  # on tensor cores' ground only where they have none
@@ -87,6 +90,8 @@ class BlockTileFamily(KernelFamily):
         return Tile(bm, bn, bk, tm, tn, wm, wn, self.wide, self.buffers)
 
     def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
+        """The rule that is broken, or None: the tile in whole warps of 32 threads, wide loads, threads,
+        shared memory, registers, grid."""
         product, arch, t = OrientedGemm(problem), arch_of(environment), self.tile(values)
         whole = first(
             whole_rule(t.bm, t.wm, "tile_m", "warp_m"), whole_rule(t.bn, t.wn, "tile_n", "warp_n"),
@@ -112,6 +117,7 @@ class BlockTileFamily(KernelFamily):
         )
 
     def config(self, problem: GemmProblem, values: Values, arch: GpuArch) -> KernelConfig:
+        """The instantiation of BlockTile, with its threads, shared memory (bytes) and blocks."""
         product, t = OrientedGemm(problem), self.tile(values)
         numbers = ", ".join(map(str, (t.bm, t.bn, t.bk, t.tm, t.tn, t.wm, t.wn)))
         whole = ", ".join(flag(t.wide and product.whole(operand)) for operand in ("a", "b"))

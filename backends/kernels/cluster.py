@@ -28,15 +28,18 @@ class ClusterConfig(KernelConfig):
 
     @property
     def grid(self) -> tuple[int, int, int]:
+        """Blocks along x, slices of k times groups of the batch along y, products of the batch along z."""
         p = self.product
         return self.blocks, self.slices * p.batch_groups, p.batch_blocks
 
     @property
     def cluster(self) -> tuple[int, int, int] | None:
+        """Blocks of a cluster along x, y and z; None where a cluster would be one block."""
         return None if self.tiles * self.slices == 1 else (self.tiles, self.slices, 1)
 
     @property
     def qualifiers(self) -> str:
+        """The cluster's size for the entry point (portable.h: GEMMTUNE_CLUSTER); empty without clusters."""
         if self.cluster is None:
             return ""
         return f", GEMMTUNE_CLUSTER({self.tiles}, {self.slices})"

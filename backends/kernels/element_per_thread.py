@@ -32,11 +32,13 @@ class ElementPerThread(KernelFamily):
     listed: ClassVar[tuple[tuple[int, int], ...]]
 
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterable[dict[str, Parameter]]:
+        """The tiles of `listed`, for fp32 up to SLOW_FLOPS where m and n are both large enough for a tile."""
         if fp32(problem) and broad(problem) and problem.flops <= SLOW_FLOPS:
             for tile_m, tile_n in self.listed:
                 yield {"tile_m": tile_m, "tile_n": tile_n}
 
     def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
+        """The rule that is broken, or None: threads of a block, blocks of the grid."""
         tile_m, tile_n = number(values, "tile_m"), number(values, "tile_n")
         product, arch, threads = OrientedGemm(problem), arch_of(environment), tile_m * tile_n
         return first(
@@ -45,6 +47,7 @@ class ElementPerThread(KernelFamily):
         )
 
     def config(self, problem: GemmProblem, values: Values, arch: GpuArch) -> KernelConfig:
+        """The instantiation: tile_m x tile_n threads a block, no shared memory."""
         tile_m, tile_n = number(values, "tile_m"), number(values, "tile_n")
         product = OrientedGemm(problem)
         text = f"{self.kernel}<{product.sides}, {tile_m}, {tile_n}>"

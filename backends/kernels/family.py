@@ -57,6 +57,7 @@ class KernelConfig:
 
     @property
     def grid(self) -> tuple[int, int, int]:
+        """Blocks of the product's launch along x, y and z."""
         if self.spans_batch:
             return self.blocks, 1, 1
         return self.blocks, self.splits * self.product.batch_groups, self.product.batch_blocks

@@ -85,6 +85,8 @@ class FewColumnsFamily(KernelFamily):
         """The class in the header."""
 
     def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
+        """The rule that is broken, or None: columns, the family's own rule, threads, shared memory,
+        registers, grid."""
         product, arch = streamed(problem, values), arch_of(environment)
         threads = self.threads(values, arch.warp)
         return first(
@@ -99,6 +101,7 @@ class FewColumnsFamily(KernelFamily):
         )
 
     def config(self, problem: GemmProblem, values: Values, arch: GpuArch) -> KernelConfig:
+        """The instantiation for the streamed operand, its blocks along m and its slices of k."""
         product = streamed(problem, values)
         return KernelConfig(
             product, self.header, self.instantiation(product, values), self.threads(values, arch.warp),

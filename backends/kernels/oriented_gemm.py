@@ -34,18 +34,22 @@ class OrientedGemm:
 
     @property
     def m(self) -> int:
+        """Rows of the product."""
         return self.problem.n if self.swap_ab else self.problem.m
 
     @property
     def n(self) -> int:
+        """Columns of the product."""
         return self.problem.m if self.swap_ab else self.problem.n
 
     @property
     def k(self) -> int:
+        """Elements that every sum is over."""
         return self.problem.k
 
     @property
     def batch(self) -> int:
+        """Products of the batch."""
         return self.problem.batch
 
     @property

@@ -40,20 +40,25 @@ class SampledFamily(Protocol):
     """What our own families and Triton's have in common."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """See Family."""
 
     @property
-    def version(self) -> int: ...
+    def version(self) -> int:
+        """The version that its solutions carry."""
 
     @property
     def choices(self) -> Mapping[str, tuple[Parameter, ...]]:
         """Every value that each parameter may have."""
 
-    def supports(self, problem: GemmProblem) -> bool: ...
+    def supports(self, problem: GemmProblem) -> bool:
+        """See Family."""
 
-    def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]: ...
+    def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
+        """See Family."""
 
-    def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None: ...
+    def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
+        """See Family."""
 
 
 @lru_cache(maxsize=1)

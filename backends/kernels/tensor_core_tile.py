@@ -75,10 +75,12 @@ class Tile:
 
     @property
     def warps(self) -> int:
+        """Warps of a block: one for each wm x wn elements of D."""
         return self.bm // self.wm * (self.bn // self.wn)
 
     @property
     def threads(self) -> int:
+        """Threads of a block."""
         return 32 * self.warps
 
     @property
@@ -200,6 +202,7 @@ class TileFamily(KernelFamily):
     )  # fmt: skip
 
     def tile(self, product: OrientedGemm, values: Values) -> Tile:
+        """The numbers of a configuration."""
         names = ("tile_m", "tile_n", "tile_k", "warp_m", "warp_n", "stages")
         return Tile(product, *(number(values, name) for name in names))
 

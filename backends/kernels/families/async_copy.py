@@ -50,6 +50,7 @@ class Pipeline:
 
     @property
     def threads(self) -> int:
+        """Threads of a block: one for each tm x tn elements of D."""
         return self.bm // self.tm * (self.bn // self.tn)
 
     @property
@@ -136,6 +137,8 @@ class AsyncCopy(KernelFamily):
         return Pipeline(*(number(values, name) for name in names))
 
     def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
+        """The rule that is broken, or None: fp32, the tile in whole warps and whole copies of 16 bytes by all
+        threads, threads, shared memory, registers, grid."""
         product, arch, t = OrientedGemm(problem), arch_of(environment), self.pipeline(values)
         copied = WIDE // 4 * t.threads  # elements, where every thread has a copy
         return first(
@@ -151,6 +154,8 @@ class AsyncCopy(KernelFamily):
         )
 
     def config(self, problem: GemmProblem, values: Values, arch: GpuArch) -> KernelConfig:
+        """The instantiation of AsyncCopy; an operand that is contiguous along k is copied element by
+        element."""
         product, t = OrientedGemm(problem), self.pipeline(values)
         numbers = ", ".join(map(str, (t.bm, t.bn, t.bk, t.tm, t.tn, t.stages, t.group)))
         # What is transposed goes by elements, wherever it lies.

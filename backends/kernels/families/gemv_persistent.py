@@ -52,10 +52,12 @@ class PersistentConfig(KernelConfig):
     blocks_per_unit: int = 0
 
     def on(self, units: int) -> PersistentConfig:
+        """With blocks_per_unit blocks for each of so many multiprocessors, at most one for each turn."""
         most = self.blocks_per_unit * max(1, units) or self.turns
         return replace(self, blocks=min(self.turns, most))
 
     def arguments(self, operands: Operands, workspace: int) -> GemmArgs:
+        """The kernel's argument, with the number of blocks."""
         found = super().arguments(operands, workspace)
         found.blocks = self.blocks
         return found
@@ -78,6 +80,8 @@ class GemvPersistent(KernelFamily):
     }  # fmt: skip
 
     def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
+        """The rule that is broken, or None: columns, the matrix's lines, `ahead`, loads of a line for each
+        thread, threads, shared memory, registers, grid."""
         product, arch = streamed(problem, values), arch_of(environment)
         broken = first(
             columns_rule(product, *self.columns), self._lines(product), self._ahead(values, environment)
@@ -137,6 +141,7 @@ class GemvPersistent(KernelFamily):
         return 4 * unroll * (rows + columns) + rows * columns + WIDE // product.element_bytes * (columns + 1)
 
     def config(self, problem: GemmProblem, values: Values, arch: GpuArch) -> PersistentConfig:
+        """The instantiation of GemvPersistent for this k; on() sets the number of blocks."""
         product = streamed(problem, values)
         threads, unroll = self._threads(values, arch.warp), self._unroll(product, values, arch.warp)
         full = product.k * product.element_bytes == WIDE * threads * unroll

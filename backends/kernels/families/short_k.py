@@ -70,6 +70,7 @@ class ShortTile:
 
     @property
     def threads(self) -> int:
+        """Threads of a block."""
         return 32 * self.warps
 
     @property
@@ -84,6 +85,7 @@ class ShortTile:
 
     @property
     def blocks(self) -> int:
+        """Blocks of a product: one for each tile of D."""
         return self.product.tiles(self.bm, self.bn)
 
     @property
@@ -172,6 +174,7 @@ class ShortK(KernelFamily):
     }  # fmt: skip
 
     def tile(self, product: OrientedGemm, values: Values) -> ShortTile:
+        """The numbers of a configuration."""
         return ShortTile(product, *(number(values, name) for name in self.choices))
 
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterator[dict[str, Parameter]]:
@@ -196,6 +199,8 @@ class ShortK(KernelFamily):
                 yield values
 
     def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
+        """The rule that is broken, or None: tensor cores, 16-bit operands along k, a short k, the tile in
+        whole parts for its warps, threads, shared memory, registers, grid."""
         t, arch = self.tile(OrientedGemm(problem), values), arch_of(environment)
         broken = first(
             tensor_core_rule(environment), deep_rule(t.product), _short_rule(t.product), _near_rule(t),
@@ -213,6 +218,7 @@ class ShortK(KernelFamily):
         )
 
     def config(self, problem: GemmProblem, values: Values, arch: GpuArch) -> KernelConfig:
+        """The instantiation of ShortK for this k, one block a tile of D."""
         t = self.tile(OrientedGemm(problem), values)
         aligned = ", ".join(flag(t.product.aligned(operand)) for operand in "ab")
         numbers = ", ".join(map(str, (problem.k, t.bm, t.bn, t.wm, t.wn, t.lanes, t.warps)))

@@ -46,6 +46,7 @@ class Skinny(FewColumnsFamily):
     }  # fmt: skip
 
     def step(self, product: OrientedGemm, values: Values) -> int:
+        """Elements of 16 bytes where A is contiguous along k, else one."""
         return WIDE // product.element_bytes if product.a_along_k else 1
 
     def _columns(self, product: OrientedGemm) -> int:
@@ -59,16 +60,21 @@ class Skinny(FewColumnsFamily):
         return words * 4 // product.element_bytes
 
     def rows(self, product: OrientedGemm, values: Values, warp: int) -> int:
+        """Rows of a block: `rows` of each of its warps_m warps, or those of a load of every lane where A is
+        contiguous along m."""
         each = number(values, "rows") if product.a_along_k else warp * self._across(product)
         return each * number(values, "warps_m")
 
     def shared_bytes(self, product: OrientedGemm, values: Values, warp: int) -> int:
+        """Bytes of fp32 sums of the warps along k; none where A is contiguous along k and one warp has all of
+        a slice."""
         warps_k = number(values, "warps_k")
         if product.a_along_k and warps_k == 1:
             return 0
         return warps_k * self.rows(product, values, warp) * self._columns(product) * 4
 
     def registers(self, product: OrientedGemm, values: Values) -> int:
+        """32-bit registers of a thread: loads in flight, sums, and what is being multiplied."""
         columns, unroll = self._columns(product), number(values, "unroll")
         if product.a_along_k:
             rows, v = number(values, "rows"), WIDE // product.element_bytes
@@ -77,6 +83,7 @@ class Skinny(FewColumnsFamily):
         return unroll * v * product.element_bytes // 4 + v * columns + v
 
     def loads(self, product: OrientedGemm, values: Values, warp: int) -> tuple[int, float]:
+        """Bytes that a thread has in flight, and the share of its loads that lie within a slice of k."""
         unroll, warps_k = number(values, "unroll"), number(values, "warps_k")
         slices = number(values, "splits") * warps_k
         if product.a_along_k:
@@ -97,10 +104,13 @@ class Skinny(FewColumnsFamily):
         return found * (1.1 if columns > 1 and number(values, "ahead") else 1.0)
 
     def most(self, product: OrientedGemm, environment: Environment) -> int:
+        """Fewer candidates for many columns where skinny-mma or skinny-ring runs the product too."""
         others = tensor_core_rule(environment) or deep_rule(product)
         return MOST_BEATEN if product.n >= _MANY_COLUMNS and others is None else MOST
 
     def legal(self, product: OrientedGemm, values: Values, environment: Environment) -> str | None:
+        """The rule that is broken, or None: rows and ahead where A is contiguous along m, ahead without
+        prefetching to L2."""
         if environment.vendor != "cuda" and number(values, "ahead") != 0:
             return f"ahead must be 0 where nothing is fetched ahead of its load, not {values['ahead']}"
         if product.a_along_k:
@@ -112,6 +122,7 @@ class Skinny(FewColumnsFamily):
         return None
 
     def instantiation(self, product: OrientedGemm, values: Values) -> str:
+        """SkinnyAlongK or SkinnyAcrossK, by how A lies, with its template arguments."""
         names = (
             ["rows", "unroll", "warps_m", "warps_k"]
             if product.a_along_k

@@ -34,37 +34,47 @@ class SkinnyMma(FewColumnsFamily):
     }  # fmt: skip
 
     def supports(self, problem: GemmProblem) -> bool:
+        """Whether kernels exist for the problem's types, and A and B have 16-bit elements."""
         return super().supports(problem) and DTYPES[problem.dtype_a].bytes == 2
 
     def step(self, product: OrientedGemm, values: Values) -> int:
+        """32 elements of k."""
         return 32
 
     def _column_tiles(self, product: OrientedGemm) -> int:
         return -(-product.n // 8)
 
     def rows(self, product: OrientedGemm, values: Values, warp: int) -> int:
+        """Rows of a block: 16 a row tile of each of its warps_m warps."""
         return 16 * number(values, "row_tiles") * number(values, "warps_m")
 
     def shared_bytes(self, product: OrientedGemm, values: Values, warp: int) -> int:
+        """Bytes of the fp32 sums of all warps along k, columns padded by 4 elements."""
         pitch = self.rows(product, values, warp) + 4
         return number(values, "warps_k") * 8 * self._column_tiles(product) * pitch * 4
 
     def registers(self, product: OrientedGemm, values: Values) -> int:
+        """32-bit registers of a thread: loads in flight, sums, and what is being multiplied."""
         tiles, columns = number(values, "row_tiles"), self._column_tiles(product)
         return 8 * tiles * number(values, "unroll") + 4 * tiles * columns + 4 * tiles + 2 * columns + 4
 
     def loads(self, product: OrientedGemm, values: Values, warp: int) -> tuple[int, float]:
+        """Bytes that a thread has in flight, and the share of its loads that lie within a slice of k."""
         steps = product.k / 32 / (number(values, "warps_k") * number(values, "splits"))
         unroll = number(values, "unroll")
         return 2 * WIDE * number(values, "row_tiles") * unroll, steps / (ceil(steps / unroll) * unroll)
 
     def most(self, product: OrientedGemm, environment: Environment) -> int:
+        """MOST_BEATEN: skinny-ring is mostly faster."""
         return MOST_BEATEN  # by skinny-ring
 
     def legal(self, product: OrientedGemm, values: Values, environment: Environment) -> str | None:
+        """The rule that is broken, or None: mma.sync on this architecture, 16-bit operands contiguous along
+        k."""
         return first(tensor_core_rule(environment), deep_rule(product))
 
     def instantiation(self, product: OrientedGemm, values: Values) -> str:
+        """SkinnyMma with its template arguments."""
         names = ("row_tiles", "unroll", "warps_m", "warps_k")
         numbers = [self._column_tiles(product), *(number(values, name) for name in names)]
         whole = "true" if product.whole("a") and product.whole("b") else "false"

@@ -51,15 +51,19 @@ class SkinnyRing(FewColumnsFamily):
     }  # fmt: skip
 
     def supports(self, problem: GemmProblem) -> bool:
+        """Whether kernels exist for the problem's types, and A and B have 16-bit elements."""
         return super().supports(problem) and DTYPES[problem.dtype_a].bytes == 2
 
     def step(self, product: OrientedGemm, values: Values) -> int:
+        """tile_k elements of k."""
         return number(values, "tile_k")
 
     def threads(self, values: Values, warp: int) -> int:
+        """Threads of a block."""
         return 32 * number(values, "warps")
 
     def rows(self, product: OrientedGemm, values: Values, warp: int) -> int:
+        """Rows of a block."""
         return number(values, "rows")
 
     def _columns(self, product: OrientedGemm) -> int:
@@ -70,6 +74,8 @@ class SkinnyRing(FewColumnsFamily):
         return product.whole("a") and product.whole("b")
 
     def shared_bytes(self, product: OrientedGemm, values: Values, warp: int) -> int:
+        """Bytes of all warps' rings, or of the fp32 sums that take their place at the end, whichever is
+        more."""
         rows, columns, warps = number(values, "rows"), self._columns(product), number(values, "warps")
         line = number(values, "tile_k") * 2 + (0 if self._whole(product) else WIDE)
         rings = warps * number(values, "slots") * (rows + columns) * line
@@ -82,6 +88,7 @@ class SkinnyRing(FewColumnsFamily):
         return 4 * tiles + 4 * columns + 8
 
     def loads(self, product: OrientedGemm, values: Values, warp: int) -> tuple[int, float]:
+        """Bytes that a thread has in flight, and the share of the warps' turns along k that have a chunk."""
         chunks = product.k / number(values, "tile_k") / number(values, "splits")
         warps, ring = number(values, "warps"), number(values, "slots") - 1
         each = number(values, "rows") * number(values, "tile_k") * product.element_bytes // 32
@@ -89,6 +96,7 @@ class SkinnyRing(FewColumnsFamily):
         return min(ring, turns) * each, chunks / (turns * warps)
 
     def resident(self, product: OrientedGemm, values: Values, environment: Environment) -> int:
+        """Blocks that a multiprocessor runs at once, by threads, registers and shared memory."""
         arch, threads = arch_of(environment), self.threads(values, 32)
         shared = self.shared_bytes(product, values, 32) + _BLOCK_SHARED
         registers = threads * (self.registers(product, values) + (40 if self._whole(product) else 100))
@@ -127,9 +135,12 @@ class SkinnyRing(FewColumnsFamily):
         return found + (SECOND_LAUNCH if splits > 1 else 0)
 
     def legal(self, product: OrientedGemm, values: Values, environment: Environment) -> str | None:
+        """The rule that is broken, or None: mma.sync on this architecture, 16-bit operands contiguous along
+        k."""
         return first(tensor_core_rule(environment), deep_rule(product))
 
     def instantiation(self, product: OrientedGemm, values: Values) -> str:
+        """SkinnyRing with its template arguments."""
         names = ("rows", "tile_k", "slots", "warps")
         numbers = [self._columns(product), *(number(values, name) for name in names)]
         whole = flag(self._whole(product))

@@ -84,15 +84,19 @@ class SkinnyShifted(FewColumnsFamily):
     }  # fmt: skip
 
     def supports(self, problem: GemmProblem) -> bool:
+        """Whether kernels exist for the problem's types, and A and B have 16-bit elements."""
         return super().supports(problem) and DTYPES[problem.dtype_a].bytes == 2
 
     def step(self, product: OrientedGemm, values: Values) -> int:
+        """32 elements of k."""
         return _DEEP
 
     def threads(self, values: Values, warp: int) -> int:
+        """Threads of a block: `warps` warps for each of its classes."""
         return 32 * number(values, "classes") * number(values, "warps")
 
     def rows(self, product: OrientedGemm, values: Values, warp: int) -> int:
+        """Rows of a block: `lines` of each of its classes."""
         return number(values, "lines") * number(values, "classes")
 
     def blocks(self, product: OrientedGemm, values: Values, warp: int) -> int:
@@ -111,6 +115,8 @@ class SkinnyShifted(FewColumnsFamily):
         return max(each, -(-(product.k + 7) // _DEEP) - (splits - 1) * each)
 
     def shared_bytes(self, product: OrientedGemm, values: Values, warp: int) -> int:
+        """Bytes of the columns, or of the fp32 sums that take their place at the end, whichever is more; with
+        clusters also of the sums that a cluster's blocks exchange."""
         columns, classes = 8 * self._eights(product), number(values, "classes")
         pitch, banks = number(values, "lines"), 32 // classes
         if classes > 1:  # an odd number of each class's share of the banks
@@ -133,15 +139,18 @@ class SkinnyShifted(FewColumnsFamily):
         return windows + multiplied + (_SECOND_LINES if lines == 32 else 0)
 
     def loads(self, product: OrientedGemm, values: Values, warp: int) -> tuple[int, float]:
+        """Bytes that a thread has in flight, and the share of its loads that lie within a slice of k."""
         unroll, steps = number(values, "unroll"), self._steps(product, values)
         turn = unroll * number(values, "warps")
         each = WIDE * number(values, "lines") // 8 * unroll * (1 + number(values, "ahead"))
         return each, steps / (ceil(steps / turn) * turn)
 
     def most(self, product: OrientedGemm, environment: Environment) -> int:
+        """MOST, whatever the product."""
         return MOST
 
     def resident(self, product: OrientedGemm, values: Values, environment: Environment) -> int:
+        """Blocks that a multiprocessor runs at once, by threads, registers and shared memory."""
         arch, threads = arch_of(environment), self.threads(values, 32)
         shared = self.shared_bytes(product, values, 32) + _BLOCK_SHARED
         registers = threads * (self.registers(product, values) + 32)
@@ -182,12 +191,16 @@ class SkinnyShifted(FewColumnsFamily):
         return busy + ceil(busiest / here) * waits + near + added
 
     def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
+        """The rules of every family for few columns, then registers of the threads that they are allocated
+        for."""
         registers = self.registers(streamed(problem, values), values)
         threads = scheduled_threads(self.threads(values, 32))
         broken = super().rule(problem, values, environment)
         return broken or registers_rule(registers, threads, arch_of(environment))
 
     def legal(self, product: OrientedGemm, values: Values, environment: Environment) -> str | None:
+        """The rule that is broken, or None: mma.sync on this architecture, 16-bit operands contiguous along
+        k, clusters."""
         return first(
             tensor_core_rule(environment), deep_rule(product), self._cluster_rule(values, environment)
         )
@@ -200,6 +213,7 @@ class SkinnyShifted(FewColumnsFamily):
         return "cluster must be 0 where k is not split" if number(values, "splits") == 1 else None
 
     def config(self, problem: GemmProblem, values: Values, arch: GpuArch) -> KernelConfig:
+        """The instantiation; with `cluster` the slices of k form clusters and need no second launch."""
         found = super().config(problem, values, arch)
         if not number(values, "cluster"):
             return found
@@ -209,6 +223,7 @@ class SkinnyShifted(FewColumnsFamily):
         )  # fmt: skip
 
     def instantiation(self, product: OrientedGemm, values: Values) -> str:
+        """SkinnyShifted with its template arguments."""
         numbers = {name: str(number(values, name)) for name in ("lines", "classes", "unroll", "warps")}
         numbers["ahead"] = flag(number(values, "ahead") == 1)
         names = ("lines", "classes", "unroll", "ahead", "warps")

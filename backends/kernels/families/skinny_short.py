@@ -55,9 +55,12 @@ class SkinnyShort(KernelFamily):
     }  # fmt: skip
 
     def supports(self, problem: GemmProblem) -> bool:
+        """Whether kernels exist for the problem's types, and A and B have 16-bit elements."""
         return super().supports(problem) and DTYPES[problem.dtype_a].bytes == 2
 
     def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
+        """The rule that is broken, or None: columns, mma.sync, 16-bit operands along k, leading dimensions,
+        steps of k, threads, shared memory, registers, grid."""
         product, arch = streamed(problem, values), arch_of(environment)
         broken = first(
             columns_rule(product, *self.columns),
@@ -116,6 +119,7 @@ class SkinnyShort(KernelFamily):
         return 4 * (number(values, "unroll") + brought) + 4 + _ADDRESSES
 
     def config(self, problem: GemmProblem, values: Values, arch: GpuArch) -> KernelConfig:
+        """The instantiation of SkinnyShort, with its threads, shared memory (bytes) and blocks."""
         product = streamed(problem, values)
         numbers = (product.n, number(values, "unroll"), number(values, "warps"))
         return KernelConfig(

@@ -72,6 +72,7 @@ class Teams:
 
     @property
     def blocks(self) -> int:
+        """Blocks of the whole batch: each runs `rounds` sets of products."""
         return -(-self.product.batch // (self.products * self.rounds))
 
     @property
@@ -146,6 +147,8 @@ class SmallBatch(KernelFamily):
         return Teams(OrientedGemm(problem), *(number(values, name) for name in names))
 
     def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
+        """The rule that is broken, or None: sides, threads in whole teams, stages and rounds, threads, shared
+        memory, registers, grid."""
         t, arch = self.teams(problem, values), arch_of(environment)
         cut = first(
             small_rule(t.product, MOST_SIDE), whole_rule(t.threads, t.team, "threads", "a product's,")
@@ -162,6 +165,7 @@ class SmallBatch(KernelFamily):
         )
 
     def config(self, problem: GemmProblem, values: Values, arch: GpuArch) -> KernelConfig:
+        """The instantiation of SmallBatch for this m, n and k; its blocks are the whole batch's."""
         t = self.teams(problem, values)
         numbers = ", ".join(map(str, (*t.tile, t.tm, t.tn, t.products, t.rounds, t.stages)))
         whole = ", ".join(flag(t.product.whole(operand)) for operand in ("a", "b"))

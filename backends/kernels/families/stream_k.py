@@ -44,6 +44,7 @@ class StreamKConfig(KernelConfig):
     blocks_per_unit: int = 1
 
     def on(self, units: int) -> StreamKConfig:
+        """With the blocks that so many multiprocessors run at once."""
         return replace(self, blocks=self.blocks_per_unit * max(1, units))
 
     @property
@@ -59,6 +60,8 @@ class StreamKConfig(KernelConfig):
         return self.streamed * self.steps
 
     def arguments(self, operands: Operands, workspace: int) -> GemmArgs:
+        """The argument of both launches, with what each block has: whole tiles, and its share of the
+        units."""
         found = super().arguments(operands, workspace)
         found.blocks, found.whole = self.blocks, self.tiles - self.streamed
         found.share, found.extra = divmod(self.units, self.blocks)
@@ -77,22 +80,27 @@ class StreamKConfig(KernelConfig):
 
     @property
     def reduces(self) -> bool:
+        """Whether there is a second launch: some tiles are cut along k."""
         return self.streamed > 0
 
     @property
     def reduce_grid(self) -> tuple[int, int, int]:
+        """One block along x for each streamed tile, one along y for each group of columns."""
         return self.streamed, self.column_groups, 1
 
     @property
     def reduce_threads(self) -> int:
+        """As many threads a block as the product's launch has."""
         return self.threads
 
     @property
     def reduce_shared_bytes(self) -> int:
+        """Bytes for the warps' columns of sums."""
         return self.patch_bytes
 
     @property
     def sums(self) -> str:
+        """The class of the second launch."""
         return "Chosen::FixUp"
 
 
@@ -138,6 +146,8 @@ class StreamK(TileFamily):
         return own + (second_launch_clocks(one.kept_bytes, units) if one.reduces else 0.0)
 
     def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
+        """The rule that is broken, or None: the tile, shared memory of all blocks of a multiprocessor, the
+        number of units, registers, grid."""
         t, blocks, arch = (
             self.tile(OrientedGemm(problem), values),
             number(values, "blocks_per_unit"),
@@ -161,6 +171,7 @@ class StreamK(TileFamily):
         )
 
     def config(self, problem: GemmProblem, values: Values, arch: GpuArch) -> StreamKConfig:
+        """The instantiation of StreamK; on() sets the number of blocks."""
         t, blocks = self.tile(OrientedGemm(problem), values), number(values, "blocks_per_unit")
         text = f"StreamK<{self.template_arguments(t, number(values, 'group'))}, {blocks}>"
         return StreamKConfig(

@@ -35,6 +35,8 @@ class TileMma(TileFamily):
     }  # fmt: skip
 
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterable[dict[str, Parameter]]:
+        """By clocks(), of every listed tile with slices of several tiles along k; last the likeliest again,
+        with group 1."""
         product, found = OrientedGemm(problem), []
         for tile in self.listed_tiles(problem):
             for splits in self.choices["splits"]:
@@ -53,6 +55,7 @@ class TileMma(TileFamily):
         return splits == 1 or problem.k >= 4 * splits * number(values, "tile_k")
 
     def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
+        """The rule that is broken, or None: the tile, then the grid."""
         t = self.tile(OrientedGemm(problem), values)
         splits = number(values, "splits")
         return first(
@@ -61,6 +64,7 @@ class TileMma(TileFamily):
         )
 
     def config(self, problem: GemmProblem, values: Values, arch: GpuArch) -> KernelConfig:
+        """The instantiation of TileMma, one block for each tile and slice of k."""
         t = self.tile(OrientedGemm(problem), values)
         text = f"TileMma<{self.template_arguments(t, number(values, 'group'))}>"
         return KernelConfig(

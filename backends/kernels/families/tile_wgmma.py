@@ -84,6 +84,7 @@ class WgmmaTile:
 
     @property
     def stage_bytes(self) -> int:
+        """Shared memory of one stage: a tile of A and one of B, LINE_BYTES a line."""
         return (self.bm + self.bn) * LINE_BYTES
 
     @property
@@ -203,6 +204,7 @@ class TileWgmma(KernelFamily):
                     yield bm, bn
 
     def tile(self, product: OrientedGemm, values: Values) -> WgmmaTile:
+        """The numbers of a configuration."""
         names = ("tile_m", "tile_n", "stages", "share", "share_b", "splits")
         return WgmmaTile(product, *(number(values, name) for name in names))
 
@@ -223,6 +225,8 @@ class TileWgmma(KernelFamily):
         return deep_rule(product)
 
     def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
+        """The rule that is broken, or None: the product, blocks of a cluster, slices of k in the grid, parts
+        of shared tiles, shared memory, registers, grid."""
         product, arch = OrientedGemm(problem), arch_of(environment)
         t = self.tile(product, values)
         broken = self.product_rule(product, environment)
@@ -243,6 +247,7 @@ class TileWgmma(KernelFamily):
         )
 
     def config(self, problem: GemmProblem, values: Values, arch: GpuArch) -> ClusterConfig:
+        """The instantiation of TileWgmma in clusters, with the tensor maps of A and B."""
         product = OrientedGemm(problem)
         t = self.tile(product, values)
         numbers = (t.bm, t.bn, t.stages, t.share, t.share_b, t.splits, number(values, "group"))

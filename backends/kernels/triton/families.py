@@ -183,6 +183,7 @@ class TritonGemm(TritonFamily):
     choices = _TILE
 
     def vary(self, problem: GemmProblem, values: Values, environment: Environment) -> Iterator[Values]:
+        """The tile itself: there are no other parameters."""
         yield values
 
 
@@ -207,6 +208,7 @@ class TritonSplitK(TritonFamily):
     def adopt(
         self, problem: GemmProblem, values: Values, split: int, environment: Environment
     ) -> Iterator[Values]:
+        """The proposed tile with the proposed number of slices."""
         yield {**values, "split_k": split}  # one slice is no choice of this family's
 
 

@@ -47,18 +47,22 @@ class TritonOrientedGemm:
 
     @property
     def m(self) -> int:
+        """Rows of the kernel's D."""
         return self.problem.m if self.swapped else self.problem.n
 
     @property
     def n(self) -> int:
+        """Columns of the kernel's D."""
         return self.problem.n if self.swapped else self.problem.m
 
     @property
     def k(self) -> int:
+        """Elements that every sum is over."""
         return self.problem.k
 
     @property
     def batch(self) -> int:
+        """Products of the batch."""
         return self.problem.batch
 
     def own(self, name: str) -> str:
@@ -94,6 +98,7 @@ class TritonOrientedGemm:
 
     @property
     def accumulator_bytes(self) -> int:
+        """Bytes of a sum: fp32 or int32."""
         return 4
 
     @property

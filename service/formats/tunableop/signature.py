@@ -256,4 +256,5 @@ def _type(name: str) -> tuple[str, str | None]:
 
 
 def quote(text: str) -> str:
+    """A text of a file in quotes for a message, printable, cut at 40 characters."""
     return f"'{printable(text, 40)}{'...' if len(text) > 40 else ''}'"
