@@ -177,7 +177,7 @@ class PaddedKernel:
 
     @property
     def partial_sums(self) -> int:
-        """The product's."""
+        """The partial sums of the product's kernel."""
         return self._kernel.partial_sums
 
     def prepare(self) -> None:

@@ -44,7 +44,7 @@ class OrientedGemm:
 
     @property
     def k(self) -> int:
-        """Elements that every sum is over."""
+        """Length of every dot product, in elements."""
         return self.problem.k
 
     @property

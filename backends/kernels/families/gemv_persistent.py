@@ -52,7 +52,8 @@ class PersistentConfig(KernelConfig):
     blocks_per_unit: int = 0
 
     def on(self, units: int) -> PersistentConfig:
-        """With blocks_per_unit blocks for each of so many multiprocessors, at most one for each turn."""
+        """The configuration with blocks_per_unit blocks for each of `units` multiprocessors, at most one for
+        each turn."""
         most = self.blocks_per_unit * max(1, units) or self.turns
         return replace(self, blocks=min(self.turns, most))
 

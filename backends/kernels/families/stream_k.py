@@ -44,7 +44,7 @@ class StreamKConfig(KernelConfig):
     blocks_per_unit: int = 1
 
     def on(self, units: int) -> StreamKConfig:
-        """With the blocks that so many multiprocessors run at once."""
+        """The configuration with blocks_per_unit blocks for each of `units` multiprocessors."""
         return replace(self, blocks=self.blocks_per_unit * max(1, units))
 
     @property

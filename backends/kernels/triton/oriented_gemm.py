@@ -57,7 +57,7 @@ class TritonOrientedGemm:
 
     @property
     def k(self) -> int:
-        """Elements that every sum is over."""
+        """Length of every dot product, in elements."""
         return self.problem.k
 
     @property
