@@ -29,10 +29,11 @@ from backends.registry import FoundDevice, backend, find_device
 from backends.solution import Solution
 from benchmarks.report import geometric_mean, write
 from tuners.budget import Budget, Search
-from tuners.decide import DecisionRule, median_interval
+from tuners.decide import median_interval
 from tuners.device_client import DeviceClient
 from tuners.device_process import Task
 from tuners.policy import MeasurementPolicy
+from tuners.request import TuningRequest
 from tuners.session import Session
 from tuners.space import search_space
 
@@ -44,7 +45,7 @@ def _cache() -> BinaryCache:
 
 
 def _tune(runner: DeviceClient, problem: GemmProblem, seconds: float, seed: int = 0) -> Session:
-    session = Session(runner, problem, budget=Budget(seconds), search=Search(seed=seed), rule=DecisionRule())
+    session = Session(runner, problem, TuningRequest(budget=Budget(seconds), search=Search(seed=seed)))
     for _ in session.run():
         pass
     return session

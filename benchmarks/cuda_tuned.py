@@ -24,6 +24,7 @@ from tuners.ceilings import Ceilings, CeilingStore
 from tuners.decide import Interval, Judgement, Verdict, paired
 from tuners.device_client import DeviceClient, Runner
 from tuners.policy import MeasurementPolicy
+from tuners.request import TuningRequest
 from tuners.roofline import bound
 from tuners.session import Session
 
@@ -139,7 +140,7 @@ def tune(
     is asked after every outcome."""
     policy = MeasurementPolicy.of(runner.environment.vendor)
     search = Search(seed=seed, families=None if families is None else tuple(families))
-    session = Session(runner, problem, policy, Budget(seconds), search)
+    session = Session(runner, problem, TuningRequest(policy, Budget(seconds), search))
     tuned, begin = Tuned(session), time.monotonic()
     for outcome in session.run():
         stamp = time.monotonic() - begin - session.counts.setup_seconds
@@ -183,7 +184,7 @@ def row(tuned: Tuned, ceilings: Ceilings | None = None) -> dict[str, Any]:
     answer is the baseline, and the ratio 1; `raw_ratio` is over the fastest library solution whoever won.
     Intervals are at the confidence that the decision gives each comparison."""
     session, verdict, finals = tuned.session, tuned.verdict, tuned.finals
-    confidence = session.rule.shared(len(finals) - 1)
+    confidence = session.request.rule.shared(len(finals) - 1)
     base, answer, library = finals[verdict.baseline], finals[verdict.winner], fastest_library(tuned)
     heuristic = next((o for o in finals.values() if o.solution.family == "cublaslt-heuristic"), None)
     won = verdict.judgement is Judgement.WIN

@@ -31,7 +31,8 @@ _solution = table(models.Solution)
 @dataclass(frozen=True)
 class SessionStart:
     """What identifies a session: the same start is the same session. `request` holds budget, search and
-    rule; `job_id` whose it is, or `provenance_number` where it came from."""
+    rule; `job_id` whose it is, or `provenance_number` where it came from. `options`, the constants of the
+    search, are kept with the session and identify nothing."""
 
     problem: GemmProblem
     environment: Environment
@@ -41,6 +42,7 @@ class SessionStart:
     job_id: str | None = None
     provenance_number: int | None = None
     origin: str = ""
+    options: Mapping[str, Any] | None = None
 
     @property
     def id(self) -> str:
@@ -69,7 +71,7 @@ def begin_session(connection: Connection, start: SessionStart) -> str:
         "device_class_id": str(start.environment.device_class),
         "policy_id": start.policy_id,
         "provenance_number": start.provenance_number,
-        "request": dict(start.request),
+        "request": dict(start.request) | ({} if start.options is None else {"options": dict(start.options)}),
         "status": "running",
         "created_at": now(),
     }

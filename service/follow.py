@@ -9,8 +9,8 @@ from backends.problem import GemmProblem
 from backends.wire import problem_from_wire, problem_to_wire
 from service.remote import Remote
 from service.report import problem_text
-from tuners.campaign import Result
 from tuners.decide import Verdict
+from tuners.session_store import Result
 
 
 def submit(remote: Remote, items: Sequence[tuple[GemmProblem, int]], options: Mapping[str, Any]) -> Any:

@@ -253,6 +253,7 @@ def _put_session(connection: Connection, number: int, item: ImportedSession) -> 
         provenance_number=number,
         # Two journals may hold a session of the same key; their first samples tell them apart.
         origin=f"{item.key}:{short_hash(storable(item.outcomes[0].to_dict()))}",
+        options=storable(item.start.get("options")),
     )
     row = queries.session(connection, start.id)
     if row is not None and row["ended_at"] is not None:

@@ -13,9 +13,9 @@ from backends.problem import GemmProblem
 from backends.registry import FoundDevice
 from backends.wire import problem_to_wire
 from service.formats.core.base import ImportedProblem, Rejected
-from tuners.campaign import Result
 from tuners.ceilings import Ceilings
 from tuners.decide import Judgement
+from tuners.session_store import Result
 
 _COLORS = {Judgement.WIN: "green", Judgement.TIE: "yellow", Judgement.LOSS: "red"}
 

@@ -1,11 +1,12 @@
-"""Where a campaign's outcomes go: a job's, under its ticket, or those of a command that runs by itself."""
+"""Session stores in the database: a job's, under its ticket, and a command's that runs by itself."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from threading import Event
 from typing import Any, TypeVar
 
@@ -19,8 +20,8 @@ from backends.solution import Solution
 from db import exported, jobs, sessions
 from db.engine import DatabaseUnavailable, writing
 from db.jobs import StartedJob
-from tuners.journal import StoredSession, session_key
-from tuners.policy import MeasurementPolicy
+from service.requests import request_content
+from tuners.session_store import Result, SessionSpec, StoredSession
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ _log = logging.getLogger(__name__)
 #: A job tells its tunings how far it is at most this often.
 PROGRESS_SECONDS = 1.0
 #: Of a problem's imported solutions so many are tried, the latest.
-MOST_SEEDS = 32
+MOST_IMPORTED = 32
 _FIRST_WAIT, _LONGEST_WAIT = 0.25, 5.0
 
 
@@ -54,7 +55,7 @@ def claimed_solutions(connection: Connection, start: sessions.SessionStart) -> l
     device = str(start.environment.device_class)
     found: dict[str, Solution] = {}
     for row in exported.claim_rows(connection, device, [start.problem.id]):
-        if row["solution_id"] is not None and len(found) < MOST_SEEDS:
+        if row["solution_id"] is not None and len(found) < MOST_IMPORTED:
             names = ("family", "version", "parameters", "build", "workspace_bytes", "deterministic")
             found.setdefault(row["solution_id"], Solution(**{name: row[name] for name in names}))
     return list(found.values())
@@ -64,54 +65,59 @@ class DirectStore:
     """The SessionStore of a campaign without a job: the same command finds what it measured before, and goes
     on where it stopped. `origin` sets sessions apart that shall be measured anew."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        problems: Sequence[GemmProblem],
-        environment: Environment,
-        policy: MeasurementPolicy,
-        request: Mapping[str, Any],
-        seed: int,
-        origin: str = "",
-    ) -> None:
-        self._engine = engine
-        self._starts = {
-            session_key(problem, environment, policy, seed): sessions.SessionStart(
-                problem, environment, policy.id, policy.to_dict(), request, origin=origin
-            )
-            for problem in problems
-        }
+    def __init__(self, engine: Engine, origin: str = "") -> None:
+        self._engine, self._origin = engine, origin
+        self._start: sessions.SessionStart | None = None
         self._seen: Counter[str] = Counter()
         self._first_take = 0
 
-    def stored(self, key: str) -> StoredSession:
+    def start(self, spec: SessionSpec) -> StoredSession:
         """Outcomes, and the result where the session has ended with a verdict."""
-        start = self._starts[key]
+        asked = spec.request
+        content = request_content(asked.budget, asked.search, asked.rule)
+        start = sessions.SessionStart(
+            spec.problem, spec.environment, asked.policy.id, asked.policy.to_dict(), content,
+            origin=self._origin, options=asked.options.to_dict(),
+        )  # fmt: skip
         with writing(self._engine) as connection:
             session_id = sessions.begin_session(connection, start)
             self._first_take = sessions.takes(connection, session_id) + 1
             outcomes = sessions.stored_outcomes(connection, session_id)
             result = sessions.stored_result(connection, session_id)
-            seeds = claimed_solutions(connection, start)
+            imported = claimed_solutions(connection, start)
+        self._start = start
         self._seen.clear()
-        return StoredSession(None, outcomes, result, seeds)
+        return StoredSession(outcomes, None if result is None else Result.from_dict(result), imported)
 
-    def write(self, kind: str, session: str, values: Mapping[str, Any], sync: bool = False) -> None:
-        """Stores an outcome or a result. Raises StorageError where the database does not answer."""
-        start = self._starts[session]
+    def add(self, outcome: Outcome) -> None:
+        """Stores an outcome. Raises StorageError where the database does not answer."""
+        start = self._begun()
+
+        def append(connection: Connection) -> None:
+            sessions.append_outcomes(connection, start.id, [outcome], self._first_take, self._seen)
+
+        self._write(append)
+
+    def finish(self, result: Result) -> None:
+        """Stores a result. Raises StorageError where the database does not answer."""
+        start = self._begun()
+        self._write(lambda connection: sessions.end_session(connection, start, result.to_dict()))
+
+    def _begun(self) -> sessions.SessionStart:
+        if self._start is None:
+            raise RuntimeError("no session was started")
+        return self._start
+
+    def _write(self, action: Callable[[Connection], None]) -> None:
         try:
             with writing(self._engine) as connection:
-                if kind == "outcome":
-                    outcome = [Outcome.from_dict(values)]
-                    sessions.append_outcomes(connection, start.id, outcome, self._first_take, self._seen)
-                elif kind == "result":
-                    sessions.end_session(connection, start, values)
+                action(connection)
         except DatabaseUnavailable as error:
             raise StorageError(f"{error}; run the same command again to go on") from error
 
 
 class JobStore:
-    """The campaign's SessionStore for one job. Raises jobs.Fenced where the job is another's by now."""
+    """The SessionStore of one job. Raises jobs.Fenced where the job is another's by now."""
 
     def __init__(
         self,
@@ -123,7 +129,7 @@ class JobStore:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.job = job
-        self.start = sessions.SessionStart(
+        self.session = sessions.SessionStart(
             problem, environment, job.policy_id, job.policy, job.request, job_id=job.id
         )
         self._engine, self._stop, self._clock = engine, stop, clock
@@ -133,38 +139,33 @@ class JobStore:
         self._fastest: Outcome | None = None
         self._told = clock()
 
-    def stored(self, key: str) -> StoredSession:
+    def start(self, spec: SessionSpec) -> StoredSession:
         """What earlier starts of this job measured in the same environment."""
+        self.session = replace(self.session, options=spec.request.options.to_dict())
 
         def read(connection: Connection) -> tuple[list[Outcome], int, list[Solution]]:
             jobs.hold(connection, self.job)
-            session_id = sessions.begin_session(connection, self.start)
+            session_id = sessions.begin_session(connection, self.session)
             jobs.hold(connection, self.job, session_id=session_id)
             outcomes = sessions.stored_outcomes(connection, session_id)
-            seeds = claimed_solutions(connection, self.start)
-            return outcomes, sessions.takes(connection, session_id), seeds
+            imported = claimed_solutions(connection, self.session)
+            return outcomes, sessions.takes(connection, session_id), imported
 
-        outcomes, highest, seeds = self._write(read)
+        outcomes, highest, imported = self._write(read)
         self._first_take = highest + 1
         for outcome in outcomes:
             self._count(outcome)
-        return StoredSession(outcomes=outcomes, seeds=seeds)
+        return StoredSession(outcomes, None, imported)
 
-    def write(self, kind: str, session: str, values: Mapping[str, Any], sync: bool = False) -> None:
-        """Stores an outcome at once; a result ends session and job in one transaction."""
-        if kind == "outcome":
-            self._outcome(Outcome.from_dict(values))
-        elif kind == "result":
-            self._result(values)
-
-    def _outcome(self, outcome: Outcome) -> None:
+    def add(self, outcome: Outcome) -> None:
+        """Stores an outcome at once, and tells the job's tunings how far it is."""
         self._count(outcome)
         tell = self._clock() - self._told >= PROGRESS_SECONDS
 
         def append(connection: Connection) -> Counter[str]:
             seen = self._seen.copy()  # an attempt that failed must not count
             jobs.hold(connection, self.job)
-            sessions.append_outcomes(connection, self.start.id, [outcome], self._first_take, seen)
+            sessions.append_outcomes(connection, self.session.id, [outcome], self._first_take, seen)
             if tell:
                 jobs.emit_to_all(connection, self.job.number, "measured", self._progress())
             return seen
@@ -173,16 +174,18 @@ class JobStore:
         if tell:
             self._told = self._clock()
 
-    def _result(self, result: Mapping[str, Any]) -> None:
-        verdict = result["verdict"]
-        summary = {"session_id": self.start.id, "outcomes": dict(self._statuses), "verdict": verdict}
+    def finish(self, result: Result) -> None:
+        """Ends session and job in one transaction."""
+        content = result.to_dict()
+        verdict = content["verdict"]
+        summary = {"session_id": self.session.id, "outcomes": dict(self._statuses), "verdict": verdict}
 
         def end(connection: Connection) -> None:
             jobs.hold(connection, self.job)
-            sessions.end_session(connection, self.start, result)
+            sessions.end_session(connection, self.session, content)
             sessions.close(connection, self.job.id, "stopped", "the job went on in another environment")
             status = "failed" if verdict is None else "succeeded"
-            jobs.end_job(connection, self.job, status, summary, result["error"])
+            jobs.end_job(connection, self.job, status, summary, result.error)
 
         self._write(end)
 

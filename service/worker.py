@@ -32,10 +32,13 @@ from service.jobs import Executor, JobQueue
 from service.requests import read_request
 from service.settings import Settings
 from service.store import JobStore, Stopping, patiently
-from tuners.campaign import Campaign, Finished
+from tuners.campaign import check_known
 from tuners.ceilings import CeilingStore
 from tuners.device_client import DeviceClient
+from tuners.options import SearchOptions
 from tuners.policy import MeasurementPolicy
+from tuners.recorded_session import RecordedSession
+from tuners.request import TuningRequest
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +47,8 @@ _log = logging.getLogger(__name__)
 LOOK_SECONDS, BEAT_SECONDS, REAP_SECONDS, DEAD_SECONDS = 0.25, 1.0, 5.0, 30.0
 #: A job that was told to stop does so after its present outcome; one that hangs is left to the next worker.
 _STOP_SECONDS, _LAST_SECONDS = 20.0, 5.0
+#: How every job is screened and raced.
+SEARCH_OPTIONS = SearchOptions()
 
 
 class Worker:
@@ -72,7 +77,7 @@ class Worker:
         self.failed = False
         self._turn = threading.Lock()
         self._job: StartedJob | None = None
-        self._campaign: Campaign | None = None
+        self._session: RecordedSession | None = None
         self._peers: dict[str, tuple[int, float]] = {}
         self._looked = 0.0
         self._held_idle = 0
@@ -114,11 +119,11 @@ class Worker:
             )
 
     def _look(self) -> None:
-        job, campaign = self._job, self._campaign
-        if job is not None and campaign is not None and not campaign.stopped:
+        job, session = self._job, self._session
+        if job is not None and session is not None and not session.stopped:
             with reading(self._engine) as connection:
                 if jobs.stop_requested(connection, job):
-                    campaign.stop()
+                    session.stop()
 
     def _beat(self) -> None:
         job = self._job
@@ -166,9 +171,9 @@ class Worker:
 
     def _finish(self) -> None:
         """Gives the job back. The thread that runs it never returns, so the engine holds it unfinished."""
-        campaign = self._campaign
-        if campaign is not None:
-            campaign.stop()
+        session = self._session
+        if session is not None:
+            session.stop()
         ended = self._idle.wait(_STOP_SECONDS)
         try:
             self._queue.hand_on([self.id])
@@ -216,7 +221,7 @@ class Worker:
             self.failed = True
             self._stop.set()
         finally:
-            self._job = self._campaign = None
+            self._job = self._session = None
             self._idle.set()
         if self._stop.is_set():
             self._never()
@@ -276,15 +281,19 @@ class Worker:
         problem = GemmProblem.from_dict(job.problem)
         budget, search, rule = read_request(job.request)
         store = JobStore(self._engine, job, problem, self.environment, self._stop)
-        campaign = Campaign(
-            runner, [problem], MeasurementPolicy.from_dict(job.policy), budget, search, rule, store,
+        request = TuningRequest(MeasurementPolicy.from_dict(job.policy), budget, search, rule, SEARCH_OPTIONS)
+        check_known(request, runner.backend)
+        session = RecordedSession(
+            runner, problem, request, store,
             lambda dtypes: self._ceilings.obtain(self.environment, dtypes, runner.ceilings),
         )  # fmt: skip
-        self._campaign = campaign
+        self._session = session
         if self._stop.is_set():  # it was told while there was none to stop
-            campaign.stop()
-        finished = any(isinstance(event, Finished) for event in campaign.run())
-        if finished:
+            session.stop()
+        else:
+            for _ in session.run(session.open()):
+                pass
+        if session.result is not None:
             return
         if self._stop.is_set():
             self._write(lambda connection: jobs.release_job(connection, job))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from backends.protocol import Backend, Buffer, Device, Family, Kernel
 from backends.solution import Solution
 from tuners.inputs import Case, screening_cases
 from tuners.measure import OperandSets, Timer
+from tuners.options import SearchOptions
 from tuners.policy import MeasurementPolicy
 from tuners.verify_device import make_verifier
 
@@ -51,6 +52,7 @@ class Task:
     problem: GemmProblem
     policy: MeasurementPolicy
     seed: int
+    options: SearchOptions = field(default_factory=SearchOptions)
 
 
 class DeviceProcess:

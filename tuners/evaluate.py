@@ -21,18 +21,6 @@ from tuners.inputs import Case, applicable, cases
 
 #: A screening's checks are laid out once for all candidates; a proof's are not kept.
 SCREEN_CHECKS = 12
-#: A screening takes at most so many samples for the undisturbed ones that it wants. Once LONG_SECONDS
-#: are sampled, FEWEST do: launches that long vary little.
-MAX_TRIES = 20
-FEWEST, LONG_SECONDS = 3, 0.1
-#: A sample of a final that stays disturbed was taken so often.
-SAMPLE_TRIES = 3
-#: A candidate whose fastest sample is this much slower than the best so far is not sampled further:
-#: far off after one sample, shown slower after three.
-PRUNE_FIRST, PRUNE_THIRD = 2.0, 1.6
-#: On a device that keeps its own time a candidate is timed no further where the launches that size its
-#: samples were so much slower than the best, and too long for the host's time between them to be the cause.
-PRUNE_SIZED, HOST_BOUND_SECONDS = 3.0, 5e-5
 NOT_REPEATABLE = "two runs on the same input gave different bits; the policy wants deterministic solutions"
 
 
@@ -117,29 +105,29 @@ def screen(process: DeviceProcess, solution: Solution, binaries: Binaries, best:
     timer = process.timer(solution, binaries)
     clean: list[float] = []
     disturbed: list[float] = []
-    samples = process.device.traits.screening_samples
+    options, samples = task.options.screening, process.device.traits.screening_samples
     if process.device.traits.own_clock:  # it ran a moment ago
         sized = timer.size(warm=False)
-        far = max(PRUNE_SIZED * best, HOST_BOUND_SECONDS) if best is not None else inf
+        far = max(options.prune_sized * best, options.host_bound_seconds) if best is not None else inf
         if sized.seconds > far and not sized.disturbed:
             sized = timer.size(warm=False)  # once more: a hiccup is no reason to drop the best of all
         if sized.seconds > far and not sized.disturbed:
             evidence |= {"disturbed": 0, "best_seconds": best, "sized_only": True}
             return Outcome(solution, Phase.SCREEN, Status.PRUNED, (sized.seconds,), evidence)
-    for _ in range(MAX_TRIES):
+    for _ in range(options.max_samples):
         taken = timer.sample(warm=not clean and not disturbed, screening=True)
         (disturbed if taken.disturbed else clean).append(taken.seconds)
         if taken.disturbed:
             evidence["disturbance"] = taken.disturbed
-        slow = PRUNE_FIRST if len(clean) < 3 else PRUNE_THIRD
+        slow = options.prune_after_one if len(clean) < 3 else options.prune_after_three
         if best is not None and clean and min(clean) > slow * best:
             evidence |= {"disturbed": len(disturbed), "best_seconds": best}
             return Outcome(solution, Phase.SCREEN, Status.PRUNED, tuple(clean), evidence)
-        long = sum(clean) > LONG_SECONDS and len(clean) >= FEWEST
+        long = sum(clean) > options.long_seconds and len(clean) >= options.min_samples
         if long or len(clean) == samples or len(disturbed) > 2 * samples:
             break
     evidence["disturbed"] = len(disturbed)
-    if len(clean) >= FEWEST:
+    if len(clean) >= options.min_samples:
         return Outcome(solution, Phase.SCREEN, Status.OK, tuple(clean), evidence)
     return Outcome(solution, Phase.SCREEN, Status.UNSTABLE, (*clean, *disturbed), evidence)
 
@@ -147,7 +135,7 @@ def screen(process: DeviceProcess, solution: Solution, binaries: Binaries, best:
 def sample(process: DeviceProcess, solution: Solution, binaries: Binaries, again: bool) -> Outcome:
     timer = process.timer(solution, binaries)
     seen: list[float] = []
-    for _ in range(SAMPLE_TRIES if again else 1):
+    for _ in range(process.task.options.race.sample_tries if again else 1):
         taken = timer.sample()
         if not taken.disturbed:
             return Outcome(solution, Phase.FINAL, Status.OK, (taken.seconds,), {"launches": taken.launches})

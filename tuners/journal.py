@@ -9,58 +9,43 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from backends.canonical import short_hash
-from backends.environment import Environment
 from backends.errors import ReadError, StorageError
 from backends.outcome import Outcome
-from backends.problem import GemmProblem
-from backends.solution import Solution
-from tuners.policy import MeasurementPolicy
+from tuners.session_store import Result, SessionSpec, StoredSession
 
 VERSION = 1
 #: How every line starts, and so what is left of a first one that a crash cut short.
 _START = b'{"type":"'
 
 
-def session_key(problem: GemmProblem, environment: Environment, policy: MeasurementPolicy, seed: int) -> str:
-    """What must be equal for stored outcomes to be replayed."""
-    return short_hash([problem.id, environment.to_dict(), policy.id, seed], 16)
-
-
 @dataclass
-class StoredSession:
-    """What is kept of one session: how it was started last (None where the store itself tells starts apart),
-    its outcomes, and the result of that start once there is one; `seeds` are solutions that imported files
-    claim for its problem."""
+class Kept:
+    """What the file holds of one session: its last start, its outcomes, and the result of that start."""
 
     start: Mapping[str, Any] | None = None
     outcomes: list[Outcome] = field(default_factory=list)
     result: Mapping[str, Any] | None = None
-    seeds: Sequence[Solution] = ()
 
 
-class SessionStore(Protocol):
-    """Where a campaign keeps what it measures, and finds what was measured before."""
-
-    def stored(self, key: str) -> StoredSession:
-        """What is kept of a session."""
-
-    def write(self, kind: str, session: str, values: Mapping[str, Any], sync: bool = False) -> None:
-        """Keeps a start, an outcome or a result; `sync`: durably before it returns. Raises StorageError."""
+def _asked(start: Mapping[str, Any]) -> dict[str, Any]:
+    """What a start must have in common with another for its result to be replayed. Options say how a verdict
+    was come to; files of earlier versions have none."""
+    return {name: value for name, value in start.items() if name != "options"}
 
 
 class Journal:
-    """An append-only file of JSON lines; each carries its type and session."""
+    """A SessionStore in an append-only file of JSON lines; each carries its type and session."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.sessions: dict[str, StoredSession] = {}
+        self.sessions: dict[str, Kept] = {}
+        self._session = ""
         if path.is_dir():
             raise ReadError(f"cannot read {path}: it is a folder; name a file")
         try:
@@ -110,7 +95,7 @@ class Journal:
     def _take(self, row: Mapping[str, Any]) -> None:
         if row["version"] != VERSION:
             raise ValueError(f"version {row['version']} of the file's form; this gemmtune reads {VERSION}")
-        stored = self.sessions.setdefault(row["session"], StoredSession())
+        stored = self.sessions.setdefault(row["session"], Kept())
         if row["type"] == "outcome":
             stored.outcomes.append(Outcome.from_dict(row["outcome"]))
         elif row["type"] == "start":
@@ -118,9 +103,28 @@ class Journal:
         elif row["type"] == "result":
             stored.result = row["result"]
 
-    def stored(self, key: str) -> StoredSession:
-        """What the file holds of a session."""
-        return self.sessions.get(key, StoredSession())
+    def start(self, spec: SessionSpec) -> StoredSession:
+        """See SessionStore. A start line is written unless the last one asked the same."""
+        self._session = spec.key
+        kept, start = self.sessions.get(spec.key, Kept()), spec.to_dict()
+        same = kept.start is not None and _asked(kept.start) == _asked(start)
+        if not same:
+            self.write("start", spec.key, start)
+        result = None
+        if same and kept.result is not None and kept.result.get("error") is None:
+            try:
+                result = Result.from_dict(kept.result)
+            except (KeyError, TypeError, ValueError) as error:
+                raise ReadError(f"{self.path}: the result of session {spec.key} is none ({error})") from error
+        return StoredSession(list(kept.outcomes), result)
+
+    def add(self, outcome: Outcome) -> None:
+        """See SessionStore."""
+        self.write("outcome", self._session, outcome.to_dict())
+
+    def finish(self, result: Result) -> None:
+        """See SessionStore."""
+        self.write("result", self._session, result.to_dict(), sync=True)
 
     def write(self, kind: str, session: str, values: Mapping[str, Any], sync: bool = False) -> None:
         """Appends {"type", "session", kind: values}. Raises StorageError; the file then ends as before."""

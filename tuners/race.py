@@ -14,13 +14,7 @@ from typing import Any
 from backends.outcome import Outcome, Phase, Status
 from backends.solution import Solution
 from tuners.decide import DecisionRule, Interval, paired
-
-#: Rounds of a heat.
-HEAT_ROUNDS = 3
-#: What three rounds show slower: behind by this factor in every one.
-HEAT_SHOWS = 1.05
-#: From this round of a final on, finalists shown slower than the leader (DROP_CONFIDENCE a look) leave.
-DROP_AFTER, DROP_CONFIDENCE = 8, 0.98
+from tuners.options import RaceOptions
 
 
 class BaselineFailed(Exception):
@@ -32,7 +26,11 @@ class Race:
     told True, it takes a disturbed one again."""
 
     def __init__(
-        self, sample: Callable[[Solution, bool], Outcome], solutions: Mapping[str, Solution], baseline: str
+        self,
+        sample: Callable[[Solution, bool], Outcome],
+        solutions: Mapping[str, Solution],
+        baseline: str,
+        options: RaceOptions,
     ) -> None:
         self.solutions, self.baseline = dict(solutions), baseline
         self.times: dict[str, list[float]] = {name: [] for name in solutions}
@@ -45,7 +43,7 @@ class Race:
         self.failed: set[str] = set()
         #: Rounds that counted for nobody.
         self.discarded = 0
-        self._sample, self._turn = sample, 0
+        self._sample, self._turn, self._options = sample, 0, options
 
     def round(self, hurried: bool = False) -> Iterator[Outcome]:
         """Samples everybody once, in rotating order; yields the outcomes of those that failed, who leave.
@@ -121,9 +119,9 @@ class Race:
         return {"disturbed": self.disturbed.get(name, 0), "rounds_discarded": self.discarded}
 
     def behind(self, name: str, winner: str) -> bool:
-        """Whether somebody cut in a heat was behind the winner in every round by HEAT_SHOWS."""
+        """Whether somebody cut in a heat was behind the winner by heat_ratio in every round."""
         pairs = list(zip(self.cut[name], self.heats.get(winner, []), strict=False))
-        return bool(pairs) and all(value > HEAT_SHOWS * own for value, own in pairs)
+        return bool(pairs) and all(value > self._options.heat_ratio * own for value, own in pairs)
 
     def _against(self, name: str, other: str) -> Interval:
-        return paired(self.times[name], self.times[other], DROP_CONFIDENCE)
+        return paired(self.times[name], self.times[other], self._options.drop_confidence)

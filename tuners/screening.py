@@ -11,26 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from backends.outcome import Outcome, Phase, Status
 from backends.solution import Solution
-from tuners.budget import Budget, Counts, Search
+from tuners.budget import Counts
 from tuners.device_client import Runner
 from tuners.device_process import Task
+from tuners.request import TuningRequest
 from tuners.space import Space
 from tuners.strategies import STRATEGIES
-
-#: Imported solutions have this share of the search.
-SEEDS_SHARE = 0.2
-#: Candidates asked for at a time. So many of them as take TOGETHER_SECONDS are screened in one call to the
-#: child.
-BATCH = 24
-TOGETHER_SECONDS = 0.05
-#: This share of the search is left to those that are still being compiled.
-RESERVED = 0.3
-#: The search waits for compilers, with nothing to screen, at most this many budgets, or so many seconds where
-#: that is more: the first kernels take some of them, however short the budget.
-PATIENCE, PATIENCE_SECONDS = 1.0, 5.0
-#: And before that so long for the first, without whom there is no search: where compilers have the machine to
-#: themselves it comes within seconds.
-FIRST_PATIENCE_SECONDS = 60.0
 
 
 class Screening:
@@ -41,29 +27,31 @@ class Screening:
         runner: Runner,
         task: Task,
         space: Space,
-        budget: Budget,
-        search: Search,
-        seeds: Sequence[Solution],
+        request: TuningRequest,
         counts: Counts,
         clock: Callable[[], float],
         stopped: Callable[[], bool],
     ) -> None:
         self.found: dict[str, Outcome] = {}
         self.notes: list[str] = []
+        budget, search = request.budget, request.search
         self._runner, self._task, self._space, self._budget = runner, task, space, budget
-        self._seeds, self._counts, self._clock, self._stopped = list(seeds), counts, clock, stopped
+        self._counts, self._clock, self._stopped = counts, clock, stopped
+        self._options = request.options.screening
         self._strategy = STRATEGIES[search.strategy](space.candidates, search.seed, self._neighbours)
         self._left = budget.candidates
         #: Asked for and not screened yet.
         self._waiting: dict[str, Solution] = {}
-        self._patience = max(PATIENCE * budget.seconds, PATIENCE_SECONDS)
-        self._patience_for_first = FIRST_PATIENCE_SECONDS
+        self._patience = max(
+            self._options.compile_wait_budgets * budget.seconds, self._options.compile_wait_seconds
+        )
+        self._patience_for_first = self._options.first_compile_wait_seconds
         self._took: list[float] = []
 
     def replay(self, outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
         """Tells the strategy what an earlier try found; hands those outcomes on."""
         space = self._space
-        known = {s.id for s in (*(b.solution for b in space.baselines), *space.candidates, *self._seeds)}
+        known = {s.id for s in (*(b.solution for b in space.baselines), *space.candidates, *space.warm_start)}
         # Neighbours were found on the way: a family that has some is known by its name.
         asked = {s.family for s in space.candidates if self._runner.tells_neighbours(s.family)}
         for outcome in outcomes:
@@ -85,19 +73,19 @@ class Screening:
         # Baselines must run, however long they take: the search has its share beside them.
         share = self._budget.seconds * (1 - self._budget.final_share)
         limit = self._counts.measuring_seconds + share
-        seeds = [solution for solution in self._seeds if solution.id not in self.found]
+        imported = [solution for solution in self._space.warm_start if solution.id not in self.found]
         while self._counts.measuring_seconds < limit and self._left != 0 and not self._stopped():
-            batch = self._next(limit - RESERVED * share)
-            if not batch and not seeds:
+            batch = self._next(limit - self._options.reserved_share * share)
+            if not batch and not imported:
                 break
             for outcome in self._batch(batch, limit):
                 self._left = None if self._left is None else self._left - 1
                 yield outcome
-            # Whatever a file says, candidates of our own were tried before, and have most of the time.
-            for outcome in self._imported(seeds[: self._left], limit):
+            # Imported solutions come after the first batch, and have their share of the search.
+            for outcome in self._imported(imported[: self._left], limit):
                 self._left = None if self._left is None else self._left - 1
                 yield outcome
-            seeds = []
+            imported = []
         begin = self._clock()
         self._runner.settle()
         self._counts.compiling_seconds += self._clock() - begin
@@ -107,7 +95,8 @@ class Screening:
     def _ask(self) -> None:
         """Asks the strategy for more, and has it compiled."""
         waiting = len(self._waiting)
-        count = BATCH if self._left is None else min(BATCH, self._left - waiting)
+        batch = self._options.batch
+        count = batch if self._left is None else min(batch, self._left - waiting)
         if count <= 0:
             return
         begin = self._clock()
@@ -122,7 +111,7 @@ class Screening:
         """Those to screen next; empty where nobody is left who would be in time."""
         more = True
         while not self._stopped():
-            ready = [s for s in self._waiting.values() if self._runner.ready(s)][:BATCH]
+            ready = [s for s in self._waiting.values() if self._runner.ready(s)][: self._options.batch]
             if ready:
                 for solution in ready:
                     del self._waiting[solution.id]
@@ -149,10 +138,11 @@ class Screening:
         self._counts.compiling_seconds += took
         return max(0.0, round(seconds - took, 3))
 
-    def _imported(self, seeds: Sequence[Solution], limit: float) -> Iterator[Outcome]:
+    def _imported(self, solutions: Sequence[Solution], limit: float) -> Iterator[Outcome]:
         """Within their share of the search, in which what hangs counts as well."""
-        counts, share = self._counts, SEEDS_SHARE * self._budget.seconds * (1 - self._budget.final_share)
-        waiting = [solution for solution in seeds if solution.id not in self.found]
+        counts = self._counts
+        share = self._options.warm_start_share * self._budget.seconds * (1 - self._budget.final_share)
+        waiting = [solution for solution in solutions if solution.id not in self.found]
         begin, tried = counts.measuring_seconds + counts.lost_seconds, 0
         for solution in waiting:
             spent = counts.measuring_seconds + counts.lost_seconds - begin
@@ -189,11 +179,12 @@ class Screening:
                 yield outcome
 
     def _together(self) -> int:
-        """How many candidates are screened in one call: as many as take TOGETHER_SECONDS."""
+        """How many candidates are screened in one call: as many as take batch_seconds."""
         recent = self._took[-4:]
         if not recent:
             return 1
-        return max(1, min(BATCH, int(TOGETHER_SECONDS * len(recent) / max(sum(recent), 1e-9))))
+        each = max(sum(recent), 1e-9) / len(recent)
+        return max(1, min(self._options.batch, int(self._options.batch_seconds / each)))
 
     def _best(self) -> float | None:
         times = [o.seconds for o in self.found.values() if o.status is Status.OK and o.seconds is not None]

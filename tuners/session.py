@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from backends.errors import GemmtuneError, UnsupportedProblem
 from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem
 from backends.protocol import Baseline
 from backends.solution import Solution
-from tuners.budget import Budget, Counts, Search
-from tuners.decide import DecisionRule, Verdict, decide
+from tuners.budget import Counts
+from tuners.decide import Verdict, decide
 from tuners.device_client import Runner
 from tuners.device_process import Task
 from tuners.measure import SAMPLE_SECONDS, WARM_BELOW_SECONDS, Rotation
-from tuners.policy import MeasurementPolicy
-from tuners.race import DROP_AFTER, HEAT_ROUNDS, BaselineFailed, Race
+from tuners.race import BaselineFailed, Race
+from tuners.request import TuningRequest
 from tuners.screening import Screening
 from tuners.space import Space
 from tuners.strategies import STRATEGIES
@@ -32,19 +33,8 @@ class SessionFailed(GemmtuneError):
     """The problem got no verdict; the message says why."""
 
 
-#: Who enters the heats: candidates that a screening put within NEAR of the fastest, at most ENTRANTS, while
-#: the heats take no more than HEATS_SHARE of the time that is left. FINALISTS go on to the final.
-NEAR, ENTRANTS, HEATS_SHARE, FINALISTS = 1.6, 40, 0.5, 8
-#: What a screening alone shows slower: screenings are moments apart, between which a machine's own speed
-#: moves by tens of percent.
-SCREEN_SHOWS = 1.25
-PROOF_SEEDS = 5
 #: What a sample costs beside its launches and its warm-up: the call to the child.
 _CALL_SECONDS = 0.5e-3
-#: A final goes on over the budget until it has the rounds that decide: a verdict a little late is worth more
-#: than none, and the screening of a slow baseline alone can use a budget up. From so many budgets on it
-#: hurries. Once it has itself taken so many, or so many seconds where that is more, it ends with that round.
-OVERTIME, OVERTIME_SECONDS = 2.0, 20.0
 
 
 class Session:
@@ -55,24 +45,21 @@ class Session:
         self,
         runner: Runner,
         problem: GemmProblem,
-        policy: MeasurementPolicy | None = None,
-        budget: Budget | None = None,
-        search: Search | None = None,
-        rule: DecisionRule | None = None,
+        request: TuningRequest | None = None,
         replay: Iterable[Outcome] = (),
+        warm_start: Iterable[Solution] = (),
         clock: Callable[[], float] = time.monotonic,
         space: Space | None = None,
-        seeds: Iterable[Solution] = (),
     ) -> None:
         self.runner, self.problem = runner, problem
-        self.policy, self.budget = policy or MeasurementPolicy(), budget or Budget()
-        self.search, self.rule = search or Search(), rule or DecisionRule()
+        self.request = request or TuningRequest()
         self.counts = Counts()
         self.verdict: Verdict | None = None
         self.rotation: Rotation | None = None
         self.notes: list[str] = []
+        self._race = self.request.options.race
         self._space = space
-        self._seeds = list(seeds)
+        self._warm_start = list(warm_start)
         self._replay = list(replay)
         self._clock = clock
         self._stopped = False
@@ -92,28 +79,29 @@ class Session:
         Raises UnsupportedProblem, DeviceMemoryExceeded, DeviceError, or SessionFailed where no baseline
         computes the problem right.
         """
-        if self.policy.mode not in self.runner.backend.traits.modes:
-            offered = ", ".join(self.runner.backend.traits.modes)
+        asked, offered = self.request, self.runner.backend.traits.modes
+        if asked.policy.mode not in offered:
             raise UnsupportedProblem(
-                f"{self.runner.backend.name} times in mode {offered} only, not {self.policy.mode}"
+                f"{self.runner.backend.name} times in mode {', '.join(offered)} only, not {asked.policy.mode}"
             )
-        if self.search.strategy not in STRATEGIES:
+        if asked.search.strategy not in STRATEGIES:
             known = ", ".join(STRATEGIES)
-            raise UnsupportedProblem(f"strategy {self.search.strategy!r} is unknown; known: {known}")
-        task = Task(self.problem, self.policy, self.search.seed)
+            raise UnsupportedProblem(f"strategy {asked.search.strategy!r} is unknown; known: {known}")
+        task = Task(self.problem, asked.policy, asked.search.seed, asked.options)
         begin = self._clock()
-        space = self._space or self.runner.space(task, self.search.families)
-        if self._seeds:
-            runner, families = self.runner, self.search.families
-            self._seeds, notes = usable(
-                self._seeds, space, self.problem, runner.backend, runner.environment, self.policy, families
-            )
+        space = self._space or self.runner.space(task, asked.search.families)
+        if self._warm_start:
+            runner, families = self.runner, asked.search.families
+            self._warm_start, notes = usable(
+                self._warm_start, space, self.problem, runner.backend, runner.environment, asked.policy,
+                families,
+            )  # fmt: skip
             self.notes += notes
         self.notes += space.notes
         self.counts.space = len(space.candidates)
         screening = Screening(
-            self.runner, task, space, self.budget, self.search, self._seeds, self.counts, self._clock,
-            lambda: self._stopped,
+            self.runner, task, replace(space, warm_start=tuple(self._warm_start)), asked, self.counts,
+            self._clock, lambda: self._stopped,
         )  # fmt: skip
         for outcome in screening.replay(self._replay):
             self._count(outcome)
@@ -121,7 +109,7 @@ class Session:
         screening.begin()
         self.rotation = self.runner.open(task)
         self.counts.setup_seconds = self._clock() - begin - self.counts.compiling_seconds
-        if self.policy.cache == "cold" and not self.rotation.cold:
+        if asked.policy.cache == "cold" and not self.rotation.cold:
             self.notes.append("small problems: their operand sets in rotation fit the cache")
         for outcome in screening.run():
             self._count(outcome)
@@ -151,7 +139,7 @@ class Session:
         while self.verdict is None and not self._stopped:
             entrants = [o.solution for o in timed[: self._places(timed, screened, fixed)]]
             self.runner.compile(task, [*fixed, *entrants])
-            race = Race(self._sample, {s.id: s for s in [*fixed, *entrants]}, fixed[0].id)
+            race = Race(self._sample, {s.id: s for s in [*fixed, *entrants]}, fixed[0].id, self._race)
             for outcome in self._run(race, [s.id for s in fixed]):
                 self._count(outcome)
                 yield outcome
@@ -174,34 +162,36 @@ class Session:
     def _places(
         self, timed: Sequence[Outcome], screened: dict[str, Outcome], fixed: Sequence[Solution]
     ) -> int:
-        """How many near the best can enter: beyond FINALISTS as many as the heats have time for (halving
-        makes them twice their first), and finalists as many as the rounds of a decision have time for."""
-        remaining = max(self.budget.seconds - self.counts.measuring_seconds, self.budget.seconds * 0.1)
+        """How many candidates near the best can enter. Finalists: as many as the rounds of a decision have
+        time for. Beyond them: as many as the heats have time for; all heats cost twice the first."""
+        budget = self.request.budget.seconds
+        remaining = max(budget - self.counts.measuring_seconds, budget * 0.1)
 
         def cost(outcome: Outcome) -> float:
             seconds = max(outcome.seconds or 0.0, SAMPLE_SECONDS)
             return (2 if seconds < WARM_BELOW_SECONDS else 1) * seconds + _CALL_SECONDS
 
-        near = [o for o in timed if (o.seconds or 0.0) <= NEAR * (timed[0].seconds or 0.0)]
+        near = [o for o in timed if (o.seconds or 0.0) <= self._race.entry_ratio * (timed[0].seconds or 0.0)]
         total = sum(cost(screened[s.id]) for s in fixed)
-        for place, outcome in enumerate(near[:ENTRANTS]):
+        for place, outcome in enumerate(near[: self._race.max_entrants]):
             total += cost(outcome)
-            decision = total * self.rule.rounds_needed(place + 1) > 1.5 * remaining
-            heats = 2 * HEAT_ROUNDS * total > HEATS_SHARE * remaining
-            if place and (decision if place < FINALISTS else heats):
+            decision = total * self.request.rule.rounds_needed(place + 1) > 1.5 * remaining
+            heats = 2 * self._race.heat_rounds * total > self._race.heats_share * remaining
+            if place and (decision if place < self._race.finalists else heats):
                 return place
-        return len(near[:ENTRANTS])
+        return len(near[: self._race.max_entrants])
 
     def _run(self, race: Race, fixed: Sequence[str]) -> Iterator[Outcome]:
         """Heats, then the final; yields who failed or was shown slower, then the others' times."""
+        budget = self.request.budget
         begin, spent, lost = self._clock(), self.counts.measuring_seconds, self.counts.lost_seconds
 
         def took() -> float:
             return self._clock() - begin - (self.counts.lost_seconds - lost)
 
         try:
-            while len(race.times) - len(fixed) > FINALISTS:
-                aim = race.rounds + HEAT_ROUNDS
+            while len(race.times) - len(fixed) > self._race.finalists:
+                aim = race.rounds + self._race.heat_rounds
                 while race.rounds < aim:
                     yield from race.round()
                     if self._stopped:
@@ -209,16 +199,16 @@ class Session:
                 race.halve(fixed)
             race.start_final()
             heats = took()
-            while race.rounds < self.rule.max_rounds:
-                yield from race.round(hurried=spent + took() > OVERTIME * self.budget.seconds)
+            while race.rounds < self.request.rule.max_rounds:
+                yield from race.round(hurried=spent + took() > self._race.overtime * budget.seconds)
                 if self._stopped:
                     return
                 self.counts.measuring_seconds = spent + took()
-                if race.rounds >= DROP_AFTER and race.rounds % 2 == 0:
-                    yield from race.drop_slower(self.rule)
-                over = self.counts.measuring_seconds > self.budget.seconds
-                late = took() - heats > max(OVERTIME * self.budget.seconds, OVERTIME_SECONDS)
-                needed = self.rule.rounds_needed(len(race.times) + len(race.slower) - 1)
+                if race.rounds >= self._race.drop_after and race.rounds % 2 == 0:
+                    yield from race.drop_slower(self.request.rule)
+                over = self.counts.measuring_seconds > budget.seconds
+                late = took() - heats > max(self._race.overtime * budget.seconds, self._race.overtime_seconds)
+                needed = self.request.rule.rounds_needed(len(race.times) + len(race.slower) - 1)
                 if race.rounds and (late or (over and race.rounds >= needed)):
                     break
         except BaselineFailed as error:
@@ -232,11 +222,11 @@ class Session:
     ) -> Outcome:
         """Decides and proves; sets the verdict where the proof holds."""
         preference = {n: (s.workspace_bytes, s.deterministic is not True) for n, s in race.solutions.items()}
-        arguments = (race.times, race.baseline, baseline.name, self.rule, preference)
+        arguments = (race.times, race.baseline, baseline.name, self.request.rule, preference)
         winner = decide(*arguments, slower=race.slower).winner
         verdict = decide(*arguments, self._not_slower(race, winner, timed, screened), race.slower)
         begin = self._clock()
-        proof = self.runner.prove(race.solutions[verdict.winner], PROOF_SEEDS)
+        proof = self.runner.prove(race.solutions[verdict.winner], self._race.proof_seeds)
         self.counts.proving_seconds += self._clock() - begin
         if proof.status is Status.OK:
             self.verdict = verdict
@@ -248,9 +238,9 @@ class Session:
         self, race: Race, winner: str, timed: Sequence[Outcome], screened: dict[str, Outcome]
     ) -> list[str]:
         """Candidates outside the final that were not shown slower than the winner by more than the margin:
-        by a screening alone where every sample is behind the winner's median by SCREEN_SHOWS; in the heats
-        where that screening's median is behind and every round, by HEAT_SHOWS."""
-        margin, mine = self.rule.margin, screened[winner]
+        by a screening alone where every sample is behind the winner's median by screening_ratio; in the heats
+        where that screening's median is behind and every round, by heat_ratio."""
+        margin, mine = self.request.rule.margin, screened[winner]
         found = []
         for outcome in timed:
             name = outcome.solution.id
@@ -258,7 +248,7 @@ class Session:
                 later = (outcome.seconds or 0.0) > (1 + margin) * (mine.seconds or 0.0)
                 slower = later and race.behind(name, winner)
             else:
-                shown = SCREEN_SHOWS * (mine.seconds or 0.0)
+                shown = self._race.screening_ratio * (mine.seconds or 0.0)
                 slower = name in race.solutions or min(outcome.samples) > shown
             if not slower:
                 found.append(name)

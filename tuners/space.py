@@ -17,11 +17,12 @@ from tuners.policy import MeasurementPolicy
 @dataclass(frozen=True)
 class Space:
     """`baselines` are judged against (the first gives the verdict); `candidates` never repeat them.
-    `notes` say what was left out, and why."""
+    `notes` say what was left out, and why. `warm_start`: solutions that imported files name, tried beside."""
 
     baselines: tuple[Baseline, ...]
     candidates: tuple[Solution, ...]
     notes: tuple[str, ...]
+    warm_start: tuple[Solution, ...] = ()
 
 
 def search_space(

@@ -15,7 +15,7 @@ from tuners.space import Space
 
 
 def usable(
-    seeds: Iterable[Solution],
+    imported: Iterable[Solution],
     space: Space,
     problem: GemmProblem,
     backend: Backend,
@@ -23,14 +23,14 @@ def usable(
     policy: MeasurementPolicy,
     families: Sequence[str] | None = None,
 ) -> tuple[list[Solution], list[str]]:
-    """The seeds that may run here, each once and none of the baselines, and notes that say why others may
+    """The imported solutions that may run here, each once and no baseline, and notes that say why others may
     not. `families` are those that the search is restricted to."""
     listed = {s.id: s for s in space.candidates}
     baselines = {baseline.solution.id for baseline in space.baselines}
     found: dict[str, Solution] = {}
     reasons: Counter[str] = Counter()
-    for seed in seeds:
-        solution = _of_this_build(seed, environment)
+    for one in imported:
+        solution = _of_this_build(one, environment)
         solution = listed.get(solution.id, solution)  # what is known here of its workspace and determinism
         if solution.id in baselines:
             continue

@@ -38,17 +38,18 @@ from service.formats import read_file
 from service.formats.core.base import Imported, ImportedProblem
 from service.progress import CampaignProgress
 from service.remote import Remote
-from service.requests import request_content
 from service.settings import Settings
 from service.startup import open_database
 from service.store import DirectStore
 from tuners.budget import Budget, Search
-from tuners.campaign import Campaign, Finished, Result, Skipped
+from tuners.campaign import Campaign, CampaignLimits, Finished, Skipped
 from tuners.ceilings import CeilingStore
 from tuners.decide import DecisionRule
 from tuners.device_client import DeviceClient
 from tuners.journal import Journal
 from tuners.policy import MeasurementPolicy
+from tuners.request import TuningRequest
+from tuners.session_store import Result
 from tuners.strategies import STRATEGIES
 
 
@@ -198,17 +199,14 @@ def _on(found: FoundDevice, settings: Settings, asked: _Asked, policy: Measureme
     ceilings = CeilingStore(settings.cache_dir / "ceilings")
     problems = [item.problem for item in asked.read.problems]
     journal = Journal(asked.output) if asked.output else None
-    store = journal or DirectStore(
-        open_database(settings), problems, found.environment, policy,
-        request_content(asked.budget, asked.search, asked.rule), asked.search.seed,
-        new_id("forced") if asked.force else "",
-    )  # fmt: skip
+    store = journal or DirectStore(open_database(settings), new_id("forced") if asked.force else "")
+    request = TuningRequest(policy, asked.budget, asked.search, asked.rule)
+    limits = CampaignLimits(asked.total_seconds, None if asked.max_gflop is None else asked.max_gflop * 1e9)
     done = _Done(found.environment.to_dict(), policy)
     with DeviceClient(found, BinaryCache(settings.cache_dir / "kernels")) as runner:
         campaign = Campaign(
-            runner, problems, policy, asked.budget, asked.search, asked.rule, store,
-            lambda dtypes: ceilings.obtain(runner.environment, dtypes, runner.ceilings),
-            asked.total_seconds, None if asked.max_gflop is None else asked.max_gflop * 1e9,
+            runner, problems, request, store,
+            lambda dtypes: ceilings.obtain(runner.environment, dtypes, runner.ceilings), limits,
         )  # fmt: skip
         previous = signal.signal(signal.SIGINT, lambda *_: campaign.stop())
         try:

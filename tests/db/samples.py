@@ -19,9 +19,9 @@ from db.engine import writing
 from db.values import put_device_class, table
 from service.requests import request_content
 from tuners.budget import Budget, Search
-from tuners.campaign import Result
 from tuners.decide import DecisionRule, Interval, Judgement, Verdict
 from tuners.policy import MeasurementPolicy
+from tuners.session_store import Result
 
 HERE = Environment("cpu", "x86_64", "Recorded CPU", 2, 2**34, "CPU-1", "x86-64-v3", libraries={"blas": "1"})
 #: The same device with another library: another environment of the same class.

@@ -27,8 +27,10 @@ from service.serve import Beside, _default_class, worker_of
 from service.settings import Settings
 from service.startup import open_database
 from tests.fleet import GPU_CLASS, GPUS
-from tuners.campaign import Finished, Result
+from tuners.campaign import Finished
 from tuners.policy import MeasurementPolicy
+from tuners.request import TuningRequest
+from tuners.session_store import Result
 
 pytestmark = pytest.mark.usefixtures("three_gpus")
 UUIDS = [gpu.uuid for gpu in GPUS]
@@ -191,8 +193,8 @@ class PlannedTuning:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def campaign(self, _: object, problems: Any, policy: MeasurementPolicy, *__: Any) -> PlannedTuning:
-        self.policies.append(policy)
+    def campaign(self, _: object, problems: Any, request: TuningRequest, *__: Any) -> PlannedTuning:
+        self.policies.append(request.policy)
         self.problems = problems
         return self
 

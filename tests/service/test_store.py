@@ -26,7 +26,6 @@ from service.store import DirectStore, JobStore, Stopping, patiently
 from tests.db.samples import (
     BASELINE,
     CLASS,
-    CONTENT,
     HERE,
     POLICY,
     candidate,
@@ -39,12 +38,13 @@ from tests.db.samples import (
     won,
 )
 from tests.tuners.recorded import ENVIRONMENT, RecordedRunner, space_of
-from tuners import screening
 from tuners.budget import Budget, Search
 from tuners.campaign import Campaign, Finished, Measured
 from tuners.decide import DecisionRule
-from tuners.journal import session_key
+from tuners.options import RaceOptions, ScreeningOptions, SearchOptions
 from tuners.policy import MeasurementPolicy
+from tuners.request import TuningRequest
+from tuners.session_store import Result, SessionSpec
 
 PROBLEM = problem()
 T = TypeVar("T")
@@ -106,7 +106,7 @@ def events(engine: Engine) -> list[dict[str, Any]]:
 
 def stored(engine: Engine, store: JobStore) -> list[dict[str, Any]]:
     with reading(engine) as connection:
-        return [outcome.to_dict() for outcome in sessions.stored_outcomes(connection, store.start.id)]
+        return [outcome.to_dict() for outcome in sessions.stored_outcomes(connection, store.session.id)]
 
 
 # ---- waiting -----------------------------------------------------------------------------------
@@ -153,6 +153,7 @@ def test_a_worker_that_is_told_to_stop_waits_no_longer() -> None:
 
 # ---- a job's store -----------------------------------------------------------------------------
 
+SPEC = SessionSpec(PROBLEM, HERE, TuningRequest(POLICY, search=Search("exhaustive")))
 OUTCOMES = [
     screened(BASELINE, 3e-6),
     screened(candidate(1), 2e-6),
@@ -164,18 +165,17 @@ OUTCOMES = [
 def test_a_job_from_its_first_outcome_to_its_result(engine: Engine) -> None:
     job = begun(engine)
     store = JobStore(engine, job, PROBLEM, HERE, Event())
-    assert store.stored("any key").outcomes == []
+    assert store.start(SPEC).outcomes == []
     with reading(engine) as connection:
-        row = queries.session(connection, store.start.id)
+        row = queries.session(connection, store.session.id)
         (shown,) = queries.tuning_jobs(connection, 1, -1, 10)
     assert row is not None
     assert (row["status"], row["job_id"]) == ("running", job.id)
-    assert shown["session_id"] == store.start.id, "a tuning's reader finds it while it runs"
-    store.write("start", "key", {})
+    assert shown["session_id"] == store.session.id, "a tuning's reader finds it while it runs"
     for number, outcome in enumerate([*OUTCOMES, proven(candidate(1))], 1):
-        store.write("outcome", "key", outcome.to_dict())
+        store.add(outcome)
         assert len(stored(engine, store)) == number, "kept before the next one is measured"
-    store.write("result", "key", won(PROBLEM, candidate(1)), sync=True)
+    store.finish(Result.from_dict(won(PROBLEM, candidate(1))))
     with reading(engine) as connection:
         tuning = queries.tunings(connection, None, 1)[0]
         (shown,) = queries.tuning_jobs(connection, 1, -1, 10)
@@ -189,8 +189,8 @@ def test_a_job_from_its_first_outcome_to_its_result(engine: Engine) -> None:
 
 def test_a_problem_without_a_verdict_fails_its_job_with_the_reason(engine: Engine) -> None:
     store = JobStore(engine, begun(engine), PROBLEM, HERE, Event())
-    store.stored("key")
-    store.write("result", "key", lost(PROBLEM, "no library call"))
+    store.start(SPEC)
+    store.finish(Result.from_dict(lost(PROBLEM, "no library call")))
     with reading(engine) as connection:
         (shown,) = queries.tuning_jobs(connection, 1, -1, 10)
         tuning = queries.tunings(connection, None, 1)[0]
@@ -201,8 +201,8 @@ def test_a_problem_without_a_verdict_fails_its_job_with_the_reason(engine: Engin
 def test_result_and_end_of_the_job_are_one(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     job = begun(engine)
     store = JobStore(engine, job, PROBLEM, HERE, Event())
-    store.stored("key")
-    store.write("outcome", "key", screened(BASELINE).to_dict())
+    store.start(SPEC)
+    store.add(screened(BASELINE))
     before = events(engine)
 
     def breaks(*_: object) -> None:
@@ -211,9 +211,9 @@ def test_result_and_end_of_the_job_are_one(engine: Engine, monkeypatch: pytest.M
     with monkeypatch.context() as patched:
         patched.setattr(jobs, "emit", breaks)  # the last thing that happens
         with pytest.raises(ZeroDivisionError):
-            store.write("result", "key", won(PROBLEM))
+            store.finish(Result.from_dict(won(PROBLEM)))
     with reading(engine) as connection:
-        row = queries.session(connection, store.start.id)
+        row = queries.session(connection, store.session.id)
         assert row is not None
         assert row["status"] == "running"
         found = queries.problem(connection, PROBLEM.id)
@@ -221,36 +221,37 @@ def test_result_and_end_of_the_job_are_one(engine: Engine, monkeypatch: pytest.M
         assert found["verdicts"] == []
         assert connection.execute(select(table(models.Best))).all() == []
     assert events(engine) == before
-    store.write("result", "key", won(PROBLEM))
+    store.finish(Result.from_dict(won(PROBLEM)))
     assert events(engine)[-1]["kind"] == "ended"
 
 
 def test_a_worker_that_lost_its_job_writes_nothing_more(engine: Engine) -> None:
     job = begun(engine)
     store = JobStore(engine, job, PROBLEM, HERE, Event())
-    store.stored("key")
-    store.write("outcome", "key", OUTCOMES[0].to_dict())
+    store.start(SPEC)
+    store.add(OUTCOMES[0])
     with writing(engine) as connection:
         taken = jobs.start_job(connection, job.id, "worker-2")
     assert taken is not None
-    for kind, values in (("outcome", OUTCOMES[1].to_dict()), ("result", won(PROBLEM))):
-        with pytest.raises(Fenced):
-            store.write(kind, "key", values)
     with pytest.raises(Fenced):
-        store.stored("key")
+        store.add(OUTCOMES[1])
+    with pytest.raises(Fenced):
+        store.finish(Result.from_dict(won(PROBLEM)))
+    with pytest.raises(Fenced):
+        store.start(SPEC)
     assert stored(engine, store) == [OUTCOMES[0].to_dict()]
     other = JobStore(engine, taken, PROBLEM, HERE, Event())
-    assert [o.to_dict() for o in other.stored("key").outcomes] == [OUTCOMES[0].to_dict()]
+    assert [o.to_dict() for o in other.start(SPEC).outcomes] == [OUTCOMES[0].to_dict()]
 
 
 def test_progress_is_told_once_a_second_at_most(engine: Engine) -> None:
     clock = Clock()
     store = JobStore(engine, begun(engine), PROBLEM, HERE, Event(), clock)
-    store.stored("key")
+    store.start(SPEC)
     for number in range(1, 13):
         clock.now += 0.25
         status = Status.CRASH if number % 4 == 0 else Status.OK
-        store.write("outcome", "key", screened(candidate(number), number * 1e-6, status).to_dict())
+        store.add(screened(candidate(number), number * 1e-6, status))
     told = [event["content"] for event in events(engine) if event["kind"] == "measured"]
     assert [content["outcomes"] for content in told] == [
         {"ok": 3, "crash": 1}, {"ok": 6, "crash": 2}, {"ok": 9, "crash": 3},
@@ -267,10 +268,10 @@ def test_a_database_that_comes_and_goes_loses_and_repeats_nothing(
     store = JobStore(engine, begun(engine), PROBLEM, HERE, Event(), clock)
     outcomes = [*OUTCOMES, raced(candidate(1), 4e-6), proven(candidate(1))]
     setattr(flaky, where, 2)
-    store.stored("key")
+    store.start(SPEC)
     for outcome in outcomes:
         setattr(flaky, where, 2)
-        store.write("outcome", "key", outcome.to_dict())
+        store.add(outcome)
     assert stored(engine, store) == [outcome.to_dict() for outcome in outcomes]
     assert flaky.calls == 3 * (1 + len(outcomes))
     with reading(engine) as connection:
@@ -278,24 +279,24 @@ def test_a_database_that_comes_and_goes_loses_and_repeats_nothing(
         assert [row["take"] for row in rows] == [0, 0, 1, 1, 2, 1]
     setattr(flaky, where, 1)
     if where == "before":
-        store.write("result", "key", won(PROBLEM))
+        store.finish(Result.from_dict(won(PROBLEM)))
     else:  # nobody heard that it had been kept: by now the job has ended, and is nobody's
         with pytest.raises(Fenced):
-            store.write("result", "key", won(PROBLEM))
+            store.finish(Result.from_dict(won(PROBLEM)))
     assert [event["kind"] for event in events(engine)] == ["queued", "started", "finished", "ended"]
 
 
 def test_a_session_that_goes_on_elsewhere_leaves_none_open(engine: Engine) -> None:
     job = begun(engine)
     first = JobStore(engine, job, PROBLEM, HERE, Event())
-    first.stored("key")
-    first.write("outcome", "key", OUTCOMES[0].to_dict())
+    first.start(SPEC)
+    first.add(OUTCOMES[0])
     second = JobStore(engine, job, PROBLEM, replace(HERE, libraries={"blas": "2"}), Event())
-    assert second.stored("key").outcomes == [], "what another library did says nothing here"
-    second.write("outcome", "key", OUTCOMES[0].to_dict())
-    second.write("result", "key", won(PROBLEM))
+    assert second.start(SPEC).outcomes == [], "what another library did says nothing here"
+    second.add(OUTCOMES[0])
+    second.finish(Result.from_dict(won(PROBLEM)))
     with reading(engine) as connection:
-        rows = [queries.session(connection, store.start.id) for store in (first, second)]
+        rows = [queries.session(connection, store.session.id) for store in (first, second)]
     assert [row and row["status"] for row in rows] == ["stopped", "succeeded"]
 
 
@@ -319,10 +320,12 @@ MEASURING = MeasurementPolicy()
 RULE = DecisionRule(min_rounds=8, max_rounds=8)
 
 
-def campaign(engine: Engine, runner: Runner, origin: str = "") -> Campaign:
-    direct = DirectStore(engine, REAL, ENVIRONMENT, MEASURING, CONTENT, 0, origin)
+def campaign(engine: Engine, runner: Runner, origin: str = "", alone: bool = False) -> Campaign:
+    """`alone`: candidates are screened one by one, so that stopping ends a batch."""
     runner_: Any = runner
-    return Campaign(runner_, REAL, MEASURING, Budget(5.0), Search(), RULE, direct)
+    options = SearchOptions(ScreeningOptions(batch_seconds=0.0 if alone else 0.05))
+    request = TuningRequest(MEASURING, Budget(5.0), Search(), RULE, options)
+    return Campaign(runner_, REAL, request, DirectStore(engine, origin))
 
 
 def screenings(runner: Runner) -> list[str]:
@@ -330,10 +333,9 @@ def screenings(runner: Runner) -> list[str]:
 
 
 @pytest.mark.usefixtures("space")
-def test_the_same_command_goes_on_and_then_knows(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(screening, "TOGETHER_SECONDS", 0)  # candidates one by one: stopping ends a batch
+def test_the_same_command_goes_on_and_then_knows(engine: Engine) -> None:
     first, second, third = (Runner([1e-5]) for _ in range(3))
-    run = campaign(engine, first)
+    run = campaign(engine, first, alone=True)
     measured = 0
     for event in run.run():
         measured += isinstance(event, Measured)
@@ -369,17 +371,41 @@ def test_a_command_whose_database_goes_away_says_how_to_go_on(
     assert [e.result.counts["replayed"] for e in done] == [1, 0]
 
 
-def test_what_is_kept_is_found_by_the_campaigns_key(engine: Engine) -> None:
-    direct = DirectStore(engine, [PROBLEM], HERE, POLICY, CONTENT, 7)
-    key = session_key(PROBLEM, HERE, POLICY, 7)
-    assert direct.stored(key).outcomes == []
+def test_what_is_kept_is_found_by_the_same_start(engine: Engine) -> None:
+    direct = DirectStore(engine)
+    assert direct.start(SPEC).outcomes == []
     for outcome in OUTCOMES:
-        direct.write("outcome", key, outcome.to_dict())
-    found = direct.stored(key)
+        direct.add(outcome)
+    found = direct.start(SPEC)
     assert [outcome.to_dict() for outcome in found.outcomes] == [outcome.to_dict() for outcome in OUTCOMES]
     assert found.result is None
-    direct.write("result", key, won(PROBLEM))
-    assert direct.stored(key).result == won(PROBLEM)
+    direct.finish(Result.from_dict(won(PROBLEM)))
+    ended = direct.start(SPEC).result
+    assert ended is not None
+    assert ended.to_dict() == won(PROBLEM)
+    other = replace(SPEC, request=replace(SPEC.request, rule=DecisionRule(margin=0.5)))
+    assert direct.start(other).outcomes == [], "another rule is another session"
+
+
+def test_a_session_keeps_the_options_of_its_search_and_is_not_named_by_them(engine: Engine) -> None:
+    options = SearchOptions(race=RaceOptions(finalists=3))
+    direct = DirectStore(engine)
+    direct.start(SPEC)
+    direct.add(OUTCOMES[0])
+    changed = replace(SPEC, request=replace(SPEC.request, options=options))
+    assert len(direct.start(changed).outcomes) == 1
+    other = DirectStore(engine, "another")
+    other.start(changed)
+    with reading(engine) as connection:
+        rows = connection.execute(select(table(models.Session).c.request)).scalars().all()
+    assert [SearchOptions.from_dict(row["options"]) for row in rows] == [SearchOptions(), options]
+    assert SPEC.request.policy.id == changed.request.policy.id
+
+
+@pytest.mark.parametrize("store", [DirectStore])
+def test_nothing_is_kept_of_a_session_that_was_not_started(engine: Engine, store: type[DirectStore]) -> None:
+    with pytest.raises(RuntimeError, match="no session was started"):
+        store(engine).add(OUTCOMES[0])
 
 
 def test_what_files_claim_of_a_problem_comes_with_its_session(engine: Engine) -> None:
@@ -389,9 +415,8 @@ def test_what_files_claim_of_a_problem_comes_with_its_session(engine: Engine) ->
         line = f'{m},64,128,bf16,true,packed,"{{""tile"":{tile},""threads"":1}}",{device}\n'
         import_file(engine, io.BytesIO((header + line).encode()), "claims.csv")
     wanted = [candidate(8), candidate(7)]  # the latest first; of this problem and class alone
-    direct = DirectStore(engine, [PROBLEM], HERE, POLICY, CONTENT, 0)
-    assert direct.stored(session_key(PROBLEM, HERE, POLICY, 0)).seeds == wanted
-    assert JobStore(engine, begun(engine), PROBLEM, HERE, Event()).stored("").seeds == wanted
+    assert DirectStore(engine).start(SPEC).warm_start == wanted
+    assert JobStore(engine, begun(engine), PROBLEM, HERE, Event()).start(SPEC).warm_start == wanted
 
 
 def test_an_imported_solution_is_measured_like_any_other(engine: Engine, space: None) -> None:

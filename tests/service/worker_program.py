@@ -34,10 +34,10 @@ from service.jobs import Executor, JobQueue
 from service.settings import Settings
 from service.startup import open_database
 from tests.tuners.recorded import ENVIRONMENT, RecordedRunner
-from tuners import screening
 from tuners.ceilings import Ceilings
 from tuners.device_client import DeviceClient
 from tuners.device_process import Task
+from tuners.options import ScreeningOptions, SearchOptions
 
 #: Everything that a worker does at intervals it does often.
 QUICK: Mapping[str, float] = {"LOOK_SECONDS": 0.05, "BEAT_SECONDS": 0.1, "REAP_SECONDS": 0.25}
@@ -119,7 +119,8 @@ def run(plan: Plan) -> None:
     for name, value in {**QUICK, **plan.timing}.items():
         assert hasattr(worker, name), name
         setattr(worker, name, value)
-    screening.TOGETHER_SECONDS = 0.0  # an answer a call, so that a test can say between which two it dies
+    # An answer a call, so that a test can say between which two it dies.
+    worker.SEARCH_OPTIONS = SearchOptions(ScreeningOptions(batch_seconds=0.0))
     if plan.clock_jumps:
         _let_the_clock_jump()
 

@@ -14,13 +14,14 @@ from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem, from_linear, from_mm
 from backends.registry import find_device
 from backends.solution import Solution
-from tuners.budget import Budget, Counts, Search
-from tuners.campaign import Campaign, Event, Finished, Measured, Result, Skipped, Started
+from tuners.budget import Budget, Counts
+from tuners.campaign import Campaign, CampaignLimits, Event, Finished, Measured, Skipped, Started
 from tuners.ceilings import Ceilings
 from tuners.decide import DecisionRule
 from tuners.device_client import DeviceClient
 from tuners.journal import Journal
-from tuners.policy import MeasurementPolicy
+from tuners.request import TuningRequest
+from tuners.session_store import Result
 
 PROBLEMS = [
     from_mm(32, 48, 64),
@@ -52,8 +53,8 @@ def campaign(
     budget = Budget(0.5, candidates=4)
     rule = DecisionRule(max_rounds=12)
     return Campaign(
-        runner, problems, MeasurementPolicy(), budget, Search(), rule, journal, ceilings, total_seconds,
-        max_flops,
+        runner, problems, TuningRequest(budget=budget, rule=rule), journal, ceilings,
+        CampaignLimits(total_seconds, max_flops),
     )  # fmt: skip
 
 
@@ -135,7 +136,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception], None]:
 
     def plant(error: Exception) -> None:
         monkeypatch.setattr(
-            "tuners.campaign.Session", lambda _, problem, *__, **___: Interrupted(error, problem)
+            "tuners.recorded_session.Session", lambda _, problem, *__, **___: Interrupted(error, problem)
         )
 
     return plant

@@ -30,11 +30,14 @@ from tuners.device_calls import LOST_EXIT_CODE
 from tuners.device_client import DeviceClient
 from tuners.device_process import Task
 from tuners.inputs import cases
+from tuners.options import ScreeningOptions
 from tuners.policy import MeasurementPolicy
+from tuners.request import TuningRequest
 from tuners.session import Session
 from tuners.verify import Finding
 
 PROBLEM = from_linear(48, 64, 80)
+OPTIONS = ScreeningOptions()
 TASK = Task(PROBLEM, MeasurementPolicy(), 0)
 HALF = Task(from_linear(16, 333, 257, "fp16"), MeasurementPolicy(), 0)
 #: Of a right candidate: a busy machine disturbs samples.
@@ -222,7 +225,7 @@ def test_far_slower_than_the_best_it_is_timed_no_further(
     stub.device.traits = GPU_TRAITS if own_clock else HOST_TRAITS
     outcome = trial.screen(stub, candidate("right"), {}, best)
     assert (outcome.status, len(outcome.samples)) == (status, samples)
-    long, far = seconds > trial.HOST_BOUND_SECONDS, seconds > trial.PRUNE_SIZED * best
+    long, far = seconds > OPTIONS.host_bound_seconds, seconds > OPTIONS.prune_sized * best
     assert outcome.evidence.get("sized_only", False) is (own_clock and long and far)
 
 
@@ -306,7 +309,7 @@ def test_a_family_that_knows_its_neighbours_is_not_asked_on_the_device(
 
 def test_neighbours_reach_the_search_and_are_replayed(asked: DeviceClient) -> None:
     search, budget = Search(families=("told",)), Budget(20.0)
-    first = Session(asked, PROBLEM, budget=budget, search=search)
+    first = Session(asked, PROBLEM, TuningRequest(budget=budget, search=search))
     outcomes = list(first.run())
     found = told(outcomes)
     assert len(found) == len(set(found))
@@ -314,7 +317,7 @@ def test_neighbours_reach_the_search_and_are_replayed(asked: DeviceClient) -> No
     assert numbers[:3] == [0, 1, 2]
     assert numbers[3:], "neighbours were tried"
     assert all(number >= BEYOND for number in numbers[3:])
-    again = Session(asked, PROBLEM, budget=budget, search=search, replay=outcomes)
+    again = Session(asked, PROBLEM, TuningRequest(budget=budget, search=search), replay=outcomes)
     second = list(again.run())
     assert again.counts.replayed == sum(o.phase is Phase.SCREEN for o in outcomes)
     assert set(found) <= set(told(second))

@@ -12,12 +12,14 @@ from backends.protocol import Sample
 from tests.tuners.recorded import solution
 from tuners import evaluate as trial
 from tuners.device_process import DeviceProcess
+from tuners.options import SearchOptions
 
 
 def sampled(samples: list[Sample], again: bool) -> tuple[Any, int]:
     """The outcome, and how many samples were taken."""
     left = iter(samples)
-    owner = SimpleNamespace(timer=lambda *_: SimpleNamespace(sample=lambda: next(left)))
+    task = SimpleNamespace(options=SearchOptions())
+    owner = SimpleNamespace(task=task, timer=lambda *_: SimpleNamespace(sample=lambda: next(left)))
     outcome = trial.sample(cast("DeviceProcess", owner), solution("a"), {}, again)
     return outcome, len(samples) - len(list(left))
 
@@ -36,7 +38,9 @@ def test_a_disturbed_sample_is_taken_again_until_one_is_not() -> None:
     assert (outcome.status, outcome.samples, taken) == (Status.OK, (1.5,), 2)
 
 
-@pytest.mark.parametrize(("again", "tries", "seconds"), [(True, trial.SAMPLE_TRIES, 2.0), (False, 1, 3.0)])
+@pytest.mark.parametrize(
+    ("again", "tries", "seconds"), [(True, SearchOptions().race.sample_tries, 2.0), (False, 1, 3.0)]
+)
 def test_a_sample_that_stays_disturbed_is_the_median_of_its_tries(
     again: bool, tries: int, seconds: float
 ) -> None:

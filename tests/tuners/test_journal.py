@@ -16,8 +16,9 @@ from backends.errors import ReadError, StorageError
 from backends.outcome import Outcome, Phase, Status
 from backends.problem import from_blas
 from backends.solution import Solution
-from tuners.journal import Journal, StoredSession, session_key
+from tuners.journal import Journal, Kept
 from tuners.policy import MeasurementPolicy
+from tuners.session_store import session_key
 
 ROOT = Path(__file__).parents[2]
 HERE = Environment("cpu", "avx2", "Some CPU", 4, 2**30, "uuid")
@@ -43,7 +44,7 @@ def write(path: Path, session: str, tiles: range, result: bool = False) -> None:
     journal.close()
 
 
-def read(path: Path) -> dict[str, StoredSession]:
+def read(path: Path) -> dict[str, Kept]:
     journal = Journal(path)
     journal.close()
     return journal.sessions
@@ -58,8 +59,8 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     write(path, "two", range(2))
     found = read(path)
     assert found == {
-        "one": StoredSession(None, [outcome(tile) for tile in range(3)], {"winner": "x"}),
-        "two": StoredSession(None, [outcome(tile) for tile in range(2)], None),
+        "one": Kept(None, [outcome(tile) for tile in range(3)], {"winner": "x"}),
+        "two": Kept(None, [outcome(tile) for tile in range(2)], None),
     }
     lines = path.read_bytes().split(b"\n")
     assert lines.pop() == b""
@@ -92,7 +93,7 @@ def test_other_types_of_lines_are_kept_and_skipped(tmp_path: Path) -> None:
     journal.write("problem", "one", PROBLEM.to_dict())
     journal.close()
     write(path, "one", range(1))
-    assert read(path)["one"] == StoredSession(None, [outcome(0)], None)
+    assert read(path)["one"] == Kept(None, [outcome(0)], None)
     assert json.loads(path.read_bytes().split(b"\n")[0])["problem"] == PROBLEM.to_dict()
 
 

@@ -16,8 +16,9 @@ from backends.cache import BinaryCache
 from backends.errors import DeviceLost
 from backends.registry import FoundDevice
 from tuners.__main__ import main
-from tuners.campaign import Finished, Result
+from tuners.campaign import Finished
 from tuners.policy import MeasurementPolicy
+from tuners.session_store import Result
 
 GOOD = '{"m":16,"n":32,"k":48}\n{"m":4,"n":32,"k":48,"dtype":"bf16","trans_b":true}\n'
 BAD = '{"m":0,"n":32,"k":48}\nnot json\n'
@@ -91,8 +92,8 @@ class PlannedCampaign:
         self._lost = lost
         self.stopped = False
 
-    def __call__(self, runner: Any, problems: Any, policy: Any, *_: Any) -> PlannedCampaign:
-        self.runner, self.problems, self.policy = runner, problems, policy
+    def __call__(self, runner: Any, problems: Any, request: Any, *_: Any) -> PlannedCampaign:
+        self.runner, self.problems, self.policy = runner, problems, request.policy
         return self
 
     def run(self) -> Iterator[Finished]:

@@ -11,6 +11,7 @@ from backends.registry import FoundDevice
 from tests.tuners.planted import SABOTAGE
 from tuners.budget import Budget, Search
 from tuners.device_client import DeviceClient
+from tuners.request import TuningRequest
 from tuners.session import Session
 
 #: kind -> the status it must get, and words that its evidence must hold.
@@ -41,7 +42,9 @@ def outcomes(
     monkeypatch.setattr("tuners.device_client.LONG", 1.0)
     with DeviceClient(planted, cache, hang_seconds=4.0) as runner:
         problem = from_linear(16, 333, 257, "fp16")
-        session = Session(runner, problem, budget=Budget(12), search=Search(families=("planted",)))
+        session = Session(
+            runner, problem, TuningRequest(budget=Budget(12), search=Search(families=("planted",)))
+        )
         return session, list(session.run())
 
 

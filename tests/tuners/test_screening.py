@@ -12,8 +12,10 @@ from tests.tuners.recorded import RecordedRunner, solution
 from tests.tuners.test_session import quiet, session
 from tuners.budget import Budget
 from tuners.device_process import Task
-from tuners.screening import FIRST_PATIENCE_SECONDS, PATIENCE, PATIENCE_SECONDS, RESERVED
+from tuners.options import ScreeningOptions
 from tuners.session import Session
+
+OPTIONS = ScreeningOptions()
 
 
 class Compiling(RecordedRunner):
@@ -73,14 +75,17 @@ def test_a_part_of_the_search_is_kept_for_who_compiles_late_and_the_late_one_may
     run = session(runner, ("base", "late", *many), budget=Budget(2.0))
     names = screened(run)
     at = names.index("late")
-    assert at * 5e-3 == pytest.approx(1.0 * (1 - RESERVED), abs=0.15)
+    assert at * 5e-3 == pytest.approx(1.0 * (1 - OPTIONS.reserved_share), abs=0.15)
     assert len(names) > at + 1, "the rest of the search is everybody's again"
     assert run.verdict is not None
     assert run.verdict.winner == solution("late").id
     assert run.counts.compiling_seconds > 0.5
 
 
-@pytest.mark.parametrize(("seconds", "patience"), [(2.0, PATIENCE_SECONDS), (10.0, PATIENCE * 10.0)])
+@pytest.mark.parametrize(
+    ("seconds", "patience"),
+    [(2.0, OPTIONS.compile_wait_seconds), (10.0, OPTIONS.compile_wait_budgets * 10.0)],
+)
 def test_patience_ends(seconds: float, patience: float) -> None:
     """Whoever is not compiled then is left out, and it is said; the search goes on without."""
     runner = Compiling([1e-3], {"late": 1e9})
@@ -98,7 +103,11 @@ def test_patience_ends(seconds: float, patience: float) -> None:
 
 
 def test_the_first_is_waited_for_though_it_takes_longer_than_all_the_rest_may() -> None:
-    slow = {"first": PATIENCE_SECONDS + 20.0, "second": 1.0, "third": PATIENCE_SECONDS + 1.0}
+    slow = {
+        "first": OPTIONS.compile_wait_seconds + 20.0,
+        "second": 1.0,
+        "third": OPTIONS.compile_wait_seconds + 1.0,
+    }
     run = session(Compiling([1e-3], slow), ("base", *slow), budget=Budget(2.0))
     assert screened(run) == ["base", "first", "second"], "from then on patience is what it is"
     assert "1 candidates were asked for and not compiled in time" in run.notes
@@ -107,7 +116,9 @@ def test_the_first_is_waited_for_though_it_takes_longer_than_all_the_rest_may() 
 def test_patience_for_the_first_ends() -> None:
     run = session(Compiling([1e-3], {"never": 1e9}), ("base", "never"), budget=Budget(2.0))
     assert screened(run) == ["base"]
-    assert run.counts.compiling_seconds == pytest.approx(FIRST_PATIENCE_SECONDS + PATIENCE_SECONDS)
+    assert run.counts.compiling_seconds == pytest.approx(
+        OPTIONS.first_compile_wait_seconds + OPTIONS.compile_wait_seconds
+    )
     assert run.verdict is not None
 
 

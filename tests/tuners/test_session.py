@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -18,6 +18,7 @@ from tuners.budget import Budget, Search
 from tuners.decide import DecisionRule, Judgement
 from tuners.device_process import Task
 from tuners.policy import MeasurementPolicy
+from tuners.request import TuningRequest
 from tuners.session import Session, SessionFailed
 
 PROBLEM = from_mm(64, 64, 64)
@@ -31,8 +32,12 @@ def quiet(seed: int = 0) -> list[float]:
 
 
 def session(runner: RecordedRunner, names: tuple[str, ...] = NAMES, **options: object) -> Session:
+    """`options` are a request's, by name, or a session's."""
     options.setdefault("budget", Budget(10))
-    return Session(runner, PROBLEM, clock=runner.clock, space=space_of(*names), **options)  # type: ignore[arg-type]
+    names_of_request = {field.name for field in fields(TuningRequest)}
+    asked = {name: options.pop(name) for name in list(options) if name in names_of_request}
+    request = TuningRequest(**asked)  # type: ignore[arg-type]
+    return Session(runner, PROBLEM, request, clock=runner.clock, space=space_of(*names), **options)  # type: ignore[arg-type]
 
 
 def test_a_faster_candidate_wins_and_is_proven_after_the_final() -> None:
@@ -150,7 +155,7 @@ def test_a_baseline_that_uses_the_budget_up_has_the_rounds_that_decide(seconds: 
     assert run.verdict is not None
     assert run.verdict.judgement is Judgement.WIN
     finalists = len({name for phase, name in runner.calls if phase == "final"}) - 1
-    assert run.verdict.rounds == run.rule.rounds_needed(finalists), "and not one more"
+    assert run.verdict.rounds == run.request.rule.rounds_needed(finalists), "and not one more"
 
 
 @pytest.mark.parametrize("gain", [0.0, 0.004, 0.015])
@@ -158,7 +163,7 @@ def test_rounds_over_the_budget_show_no_more_than_others(gain: float) -> None:
     run = session(RecordedRunner(slow(0.5), speed={"a": 1 - gain}), ("base", "a"), budget=Budget(1.5))
     list(run.run())
     assert run.verdict is not None
-    assert run.verdict.rounds == run.rule.rounds_needed(1)
+    assert run.verdict.rounds == run.request.rule.rounds_needed(1)
     assert run.verdict.judgement is Judgement.TIE
     assert "too few" not in run.verdict.reason
 
@@ -170,7 +175,7 @@ def test_a_final_that_cannot_have_its_rounds_ends_and_says_so(budget: float) -> 
     list(run.run())
     assert run.verdict is not None
     assert run.verdict.judgement is Judgement.TIE
-    assert run.verdict.rounds == 4  # the fourth is under way when OVERTIME_SECONDS are over
+    assert run.verdict.rounds == 4  # the fourth is under way when overtime_seconds are over
     assert run.verdict.reason == "too few rounds fitted the budget to decide: 4 of 8"
 
 
@@ -259,7 +264,7 @@ def test_a_second_baseline_that_wins_but_fails_its_proof_is_out() -> None:
     runner = RecordedRunner(quiet(), speed={"other": 0.5}, fails=fails)
     space = space_of("base", "a")
     two = replace(space, baselines=(*space.baselines, Baseline("second", solution("other"))))
-    run = Session(runner, PROBLEM, budget=Budget(10), clock=runner.clock, space=two)
+    run = Session(runner, PROBLEM, TuningRequest(budget=Budget(10)), clock=runner.clock, space=two)
     proofs = [o.status for o in run.run() if o.phase is Phase.PROOF]
     assert proofs == [Status.WRONG_RESULT, Status.OK]
     assert run.verdict is not None

@@ -17,8 +17,9 @@ from tests.tuners.recorded import space_of as recorded_space
 from tests.tuners.test_space import ENVIRONMENT, LIBRARY, LONG, PROBLEM, ListedBackend, ListedFamily, solution
 from tests.tuners.test_space import space as space_of
 from tuners.budget import Budget
+from tuners.options import ScreeningOptions
 from tuners.policy import MeasurementPolicy
-from tuners.screening import SEEDS_SHARE
+from tuners.request import TuningRequest
 from tuners.session import Session
 from tuners.warm_start import usable
 
@@ -127,10 +128,10 @@ def seeded(*seconds: float, names: int = 60, **budget: Any) -> tuple[Session, li
     made = Session(
         runner,
         PROBLEM,
-        budget=Budget(**{"seconds": 10.0, **budget}),
+        TuningRequest(budget=Budget(**{"seconds": 10.0, **budget})),
         clock=runner.clock,
         space=space,
-        seeds=given,
+        warm_start=given,
     )
     list(made.run())
     return made, [name for phase, name in runner.calls if phase == "screen"]
@@ -147,7 +148,7 @@ def test_seeds_come_after_the_first_candidates_and_before_the_rest() -> None:
 
 
 def test_slow_seeds_use_no_more_than_their_share() -> None:
-    share = SEEDS_SHARE * 10.0 * (1 - Budget(10.0).final_share)
+    share = ScreeningOptions().warm_start_share * 10.0 * (1 - Budget(10.0).final_share)
     made, names = seeded(*[0.6 * share] * 5)
     assert [name for name in names if name.startswith("seed")] == ["seed0", "seed1"]
     assert {f"c{i}" for i in range(60)} <= set(names)

@@ -33,9 +33,9 @@ from service.formats.core.base import (
 )
 from service.formats.core.json_text import BadJsonError, decode, kind_of
 from service.formats.core.row_values import BadRowError, environment_from, policy_from, solution_from
-from tuners.campaign import Result
 from tuners.journal import VERSION
 from tuners.policy import MeasurementPolicy
+from tuners.session_store import Result
 
 #: A result names its whole tie set, and an outcome may hold a compiler's log.
 MAX_JOURNAL_LINE = 2**20
@@ -141,6 +141,8 @@ def _start(number: int, values: Mapping[str, Any]) -> _Session:
         parts[name] = values.get(name)
         if not isinstance(parts[name], Mapping):
             raise BadRowError(f"start: {name} is missing, or no object")
+    if "options" in values and not isinstance(values["options"], Mapping):
+        raise BadRowError("start: options must be an object")
     problem = GemmProblem.from_dict(parts["problem"])  # type: ignore[arg-type]
     environment = environment_from(parts["environment"])  # type: ignore[arg-type]
     policy = policy_from(parts["policy"])  # type: ignore[arg-type]

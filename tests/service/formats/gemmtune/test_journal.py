@@ -13,9 +13,9 @@ from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem, from_linear
 from service.formats import READERS, Entry, Imported, ImportedSession, Rejected, read_file, read_stream
 from tests.service.formats.made import BASELINE, CPU, H200, LINEAR, PACKED, POLICY, outcomes
-from tuners.campaign import Result
 from tuners.decide import Interval, Judgement, Verdict
-from tuners.journal import Journal, session_key
+from tuners.journal import Journal
+from tuners.session_store import Result, session_key
 
 OTHER = from_linear(2, 64, 64, "fp32")
 OUTCOME = Outcome(PACKED, Phase.SCREEN, Status.OK, (1e-5, 2e-5), {"checks": 3})
@@ -155,6 +155,7 @@ def _verdict(**changed: Any) -> dict[str, Any]:
         (line("result", _verdict(more=5)), "result: "),
         (line("start", start(LINEAR, problem=5), "s2"), "start: problem is missing, or no object"),
         (line("start", start(LINEAR, rule=None), "s2"), "start: rule is missing"),
+        (line("start", start(LINEAR, options=[]), "s2"), "start: options must be an object"),
         (line("start", start(LINEAR, problem_id="x"), "s2"), "problem_id 'x' does not belong to its content"),
         (line("start", start(LINEAR, environment_id="x"), "s2"), "environment_id 'x' does not belong"),
         (line("start", start(LINEAR, policy_id=None), "s2"), "policy_id None does not belong"),

@@ -1,0 +1,98 @@
+"""A session whose outcomes and result go to a store as they come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from backends.errors import DeviceLost, GemmtuneError, StorageError
+from backends.outcome import Outcome
+from backends.problem import GemmProblem
+from tuners.ceilings import Ceilings
+from tuners.device_client import DeviceClient
+from tuners.request import TuningRequest
+from tuners.roofline import bound
+from tuners.session import Session
+from tuners.session_store import Result, SessionSpec, SessionStore, StoredSession
+
+#: Input types ("tf32" among them) -> the device's measured ceilings.
+CeilingsOf = Callable[[Sequence[str]], Ceilings]
+
+
+class RecordedSession:
+    """One problem tuned on a device, its session kept in `store`. `ceilings` gives the roofline that the
+    result's share is of; without it there is none.
+
+    open(), then iterate run(). `result` is there when the session ended with a verdict or with an error of
+    its problem; not where stop() ended it.
+    """
+
+    def __init__(
+        self,
+        runner: DeviceClient,
+        problem: GemmProblem,
+        request: TuningRequest,
+        store: SessionStore,
+        ceilings: CeilingsOf | None = None,
+    ) -> None:
+        self._runner, self._store, self._ceilings = runner, store, ceilings
+        self._spec = SessionSpec(problem, runner.environment, request)
+        self._session: Session | None = None
+        self._stopped = False
+        self.result: Result | None = None
+
+    def stop(self) -> None:
+        """Ends it after the outcomes that are known by then; safe from any thread or signal handler."""
+        self._stopped = True
+        if self._session is not None:
+            self._session.stop()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether stop() was called."""
+        return self._stopped
+
+    def open(self) -> StoredSession:
+        """Begins the session in its store, or goes on with it there. Raises StorageError."""
+        return self._store.start(self._spec)
+
+    def run(self, stored: StoredSession) -> Iterator[Outcome]:
+        """Yields every outcome, replayed ones first. An error that is the problem's becomes the result's;
+        StorageError and DeviceLost pass through, because nothing more could be kept or measured."""
+        begin, compiled = time.monotonic(), self._runner.compile_seconds
+        session = Session(
+            self._runner, self._spec.problem, self._spec.request, stored.outcomes, stored.warm_start
+        )
+        self._session, error = session, None
+        if self._stopped:
+            session.stop()
+        try:
+            for number, outcome in enumerate(session.run()):
+                if number >= session.counts.replayed:
+                    self._store.add(outcome)
+                yield outcome
+        except (StorageError, DeviceLost):
+            raise
+        except GemmtuneError as failure:
+            error = str(failure)
+        if session.stopped:
+            return
+        compiling = self._runner.compile_seconds - compiled
+        result = self._result_of(session, error, time.monotonic() - begin, compiling)
+        self._store.finish(result)
+        self.result = result
+
+    def _result_of(self, session: Session, error: str | None, seconds: float, compiling: float) -> Result:
+        counts = {**vars(session.counts), "compiling_seconds": compiling, "total_seconds": seconds}
+        rotation = session.rotation
+        if rotation is not None:
+            counts |= {"operand_sets": rotation.sets, "rotation_bytes": rotation.bytes}
+        share = binds = None
+        if session.verdict is not None and self._ceilings is not None:
+            kind = "tf32" if session.problem.compute == "tf32" else session.problem.dtype_a
+            try:
+                limit = bound(session.problem, self._ceilings([kind]))
+                share, binds = limit.share(session.verdict.seconds), limit.binds
+            except (GemmtuneError, KeyError) as failure:  # the verdict stands, whatever became of the device
+                session.notes.append(f"no roofline: {failure}")
+        return Result(session.problem, session.verdict, error, share, binds, counts, tuple(session.notes))

@@ -1,0 +1,21 @@
+"""TuningRequest: everything that is asked of a tuning besides its problems and its device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tuners.budget import Budget, Search
+from tuners.decide import DecisionRule
+from tuners.options import SearchOptions
+from tuners.policy import MeasurementPolicy
+
+
+@dataclass(frozen=True)
+class TuningRequest:
+    """How figures are taken, what a problem may cost, how it is searched, and what decides."""
+
+    policy: MeasurementPolicy = field(default_factory=MeasurementPolicy)
+    budget: Budget = field(default_factory=Budget)
+    search: Search = field(default_factory=Search)
+    rule: DecisionRule = field(default_factory=DecisionRule)
+    options: SearchOptions = field(default_factory=SearchOptions)

@@ -1,0 +1,138 @@
+"""What is kept of tuning sessions: how one was started, its outcomes, its result; and where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from backends.canonical import short_hash
+from backends.environment import Environment
+from backends.outcome import Outcome
+from backends.problem import GemmProblem
+from backends.solution import Solution
+from tuners.decide import Verdict
+from tuners.policy import MeasurementPolicy
+from tuners.request import TuningRequest
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one problem: a verdict with its share of the roofline, or an error that says why not.
+
+    Seconds: measuring counts against the budget; compiling and setting up (operands, references) do not.
+    """
+
+    problem: GemmProblem
+    verdict: Verdict | None
+    error: str | None = None
+    roofline_share: float | None = None
+    binds: str | None = None
+    counts: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; from_dict() is the inverse."""
+        verdict = None if self.verdict is None else self.verdict.to_dict()
+        return {
+            **vars(self),
+            "problem": self.problem.to_dict(),
+            "problem_id": self.problem.id,
+            "verdict": verdict,
+            "counts": dict(self.counts),
+            "notes": list(self.notes),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Result:
+        """Raises KeyError, TypeError or InvalidProblem for a row that is no result."""
+        rest = {name: value for name, value in values.items() if name != "problem_id"}
+        verdict = rest["verdict"]
+        return cls(
+            **{
+                **rest,
+                "problem": GemmProblem.from_dict(rest["problem"]),
+                "verdict": None if verdict is None else Verdict.from_dict(verdict),
+                "notes": tuple(rest["notes"]),
+            }
+        )
+
+
+def session_key(problem: GemmProblem, environment: Environment, policy: MeasurementPolicy, seed: int) -> str:
+    """What must be equal for stored outcomes to be replayed."""
+    return short_hash([problem.id, environment.to_dict(), policy.id, seed], 16)
+
+
+@dataclass(frozen=True)
+class SessionSpec:
+    """One problem in one environment under one request."""
+
+    problem: GemmProblem
+    environment: Environment
+    request: TuningRequest
+
+    @property
+    def key(self) -> str:
+        """Names the session in a file; neither budget nor options are part of it."""
+        return session_key(self.problem, self.environment, self.request.policy, self.request.search.seed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, as a file's start line has them."""
+        asked = self.request
+        return {
+            "problem": self.problem.to_dict(),
+            "problem_id": self.problem.id,
+            "environment": self.environment.to_dict(),
+            "environment_id": self.environment.id,
+            "policy": asked.policy.to_dict(),
+            "policy_id": asked.policy.id,
+            "budget": dict(vars(asked.budget)),
+            "search": {**vars(asked.search), "families": list(asked.search.families or ())},
+            "rule": dict(vars(asked.rule)),
+            "options": asked.options.to_dict(),
+        }
+
+
+@dataclass
+class StoredSession:
+    """What a store has of a session that begins: outcomes to replay, the result where it ended the same
+    request without an error, and solutions that imported files name for its problem."""
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    result: Result | None = None
+    warm_start: Sequence[Solution] = ()
+
+
+class SessionStore(Protocol):
+    """Keeps one session at a time."""
+
+    def start(self, spec: SessionSpec) -> StoredSession:
+        """Begins a session or goes on with it: add() and finish() are about it from now on. Raises
+        StorageError."""
+
+    def add(self, outcome: Outcome) -> None:
+        """Keeps an outcome. Raises StorageError."""
+
+    def finish(self, result: Result) -> None:
+        """Ends the session; the result is durable when this returns. Raises StorageError."""
+
+
+class MemoryStore:
+    """A SessionStore that keeps sessions as long as it lives."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[str, StoredSession] = {}
+        self._current = StoredSession()
+
+    def start(self, spec: SessionSpec) -> StoredSession:
+        """See SessionStore."""
+        self._current = self.sessions.setdefault(spec.key, StoredSession())
+        return replace(self._current, outcomes=list(self._current.outcomes))
+
+    def add(self, outcome: Outcome) -> None:
+        """See SessionStore."""
+        self._current.outcomes.append(outcome)
+
+    def finish(self, result: Result) -> None:
+        """See SessionStore."""
+        self._current.result = None if result.error is not None else result
