@@ -56,10 +56,12 @@ class Runner(Protocol):
     """What a session needs of a device; tests put recorded noise behind it."""
 
     @property
-    def environment(self) -> Environment: ...
+    def environment(self) -> Environment:
+        """Of the device."""
 
     @property
-    def backend(self) -> Backend: ...
+    def backend(self) -> Backend:
+        """The device's vendor."""
 
     def open(self, task: Task) -> Rotation:
         """Lays out a problem. Raises DeviceMemoryExceeded."""
@@ -203,19 +205,23 @@ class DeviceClient:
         return p.flops / min(fastest.samples), f"{p.m} x {p.n} x {p.k} {method}"
 
     def open(self, task: Task) -> Rotation:
+        """See Runner."""
         self._task, self._typical = task, 0.0
         self._compilers.turn_to(task)
         return self._setup(device_calls.rotation, task)
 
     def space(self, task: Task, families: Sequence[str] | None) -> Space:
+        """See Runner."""
         if self._asked:
             return self._setup(device_calls.space, task, families)
         return search_space(task.problem, self.backend, self.environment, task.policy, families)
 
     def tells_neighbours(self, family: str) -> bool:
+        """See Runner."""
         return family in self._asked or family in self._near
 
     def neighbours(self, task: Task, solution: Solution) -> Sequence[Solution]:
+        """See Runner."""
         if solution.family in self._asked:
             return self._setup(device_calls.neighbours, task, solution)
         family, limit = self._near.get(solution.family), task.policy.max_workspace_bytes
@@ -228,18 +234,23 @@ class DeviceClient:
         return self._compilers.seconds
 
     def begin(self, task: Task, solutions: Sequence[Solution]) -> None:
+        """See Runner."""
         self._compilers.begin(task, solutions)
 
     def ready(self, solution: Solution) -> bool:
+        """See Runner."""
         return self._compilers.ready(solution)
 
     def await_any(self, solutions: Sequence[Solution], seconds: float) -> None:
+        """See Runner."""
         self._compilers.await_any(solutions, seconds)
 
     def settle(self) -> None:
+        """See Runner."""
         self._compilers.settle()
 
     def compile(self, task: Task, solutions: Sequence[Solution]) -> Mapping[str, Outcome]:
+        """See Runner."""
         return self._compilers.compile(task, solutions)
 
     def screen(self, solutions: Sequence[Solution], best: float | None) -> list[Outcome]:
@@ -279,9 +290,11 @@ class DeviceClient:
         return [failed.get(s.id) or by_id[s.id] for s in solutions]
 
     def sample(self, solution: Solution, again: bool = True) -> Outcome:
+        """See Runner."""
         return self._candidate(device_calls.sample, Phase.FINAL, solution, again)
 
     def prove(self, solution: Solution, seeds: int) -> Outcome:
+        """See Runner."""
         return self._candidate(device_calls.prove, Phase.PROOF, solution, seeds)
 
     def _candidate(

@@ -86,6 +86,8 @@ def legal(
 
 
 def screen(process: DeviceProcess, solution: Solution, binaries: Binaries, best: float | None) -> Outcome:
+    """Verifies a candidate on one seed, then times it until it has its samples or is shown slower than `best`
+    (seconds). Raises LaunchError, IllegalSolution, DeviceMemoryExceeded."""
     task = process.task
     limit = task.policy.max_workspace_bytes
     kernel = process.load(task.problem, solution, binaries)
@@ -133,6 +135,8 @@ def screen(process: DeviceProcess, solution: Solution, binaries: Binaries, best:
 
 
 def sample(process: DeviceProcess, solution: Solution, binaries: Binaries, again: bool) -> Outcome:
+    """One sample for a race; with `again` a disturbed one is repeated, and the median of those that stayed
+    disturbed is an unstable outcome. Raises LaunchError."""
     timer = process.timer(solution, binaries)
     seen: list[float] = []
     for _ in range(process.task.options.race.sample_tries if again else 1):
@@ -145,6 +149,8 @@ def sample(process: DeviceProcess, solution: Solution, binaries: Binaries, again
 
 
 def prove(process: DeviceProcess, solution: Solution, binaries: Binaries, seeds: int) -> Outcome:
+    """Verifies a winner on `seeds` seeds of ragged and exact inputs; the device's condition is evidence. Raises
+    LaunchError, IllegalSolution, DeviceMemoryExceeded."""
     task = process.task
     condition = dict(process.device.condition())
     exact_seeds = process.device.traits.exact_seeds
