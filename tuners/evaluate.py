@@ -149,8 +149,8 @@ def sample(process: DeviceProcess, solution: Solution, binaries: Binaries, again
 
 
 def prove(process: DeviceProcess, solution: Solution, binaries: Binaries, seeds: int) -> Outcome:
-    """Verifies a winner on `seeds` seeds of ragged and exact inputs; the device's condition is evidence. Raises
-    LaunchError, IllegalSolution, DeviceMemoryExceeded."""
+    """Verifies a winner on `seeds` seeds of ragged and exact inputs; the evidence has the device's condition.
+    Raises LaunchError, IllegalSolution, DeviceMemoryExceeded."""
     task = process.task
     condition = dict(process.device.condition())
     exact_seeds = process.device.traits.exact_seeds
