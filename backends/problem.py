@@ -33,6 +33,7 @@ from backends.problem_rules import (
     MAX_STRIDE,
     TERMS,
     TRANSPOSES,
+    ProblemFields,
     alpha_class,
     beta_class,
     check_epilogue,
@@ -45,44 +46,13 @@ from backends.problem_rules import (
 
 
 @dataclass(frozen=True)
-class GemmProblem:
+class GemmProblem(ProblemFields):
     """One GEMM in canonical column-major form. Build it with from_linear, from_mm, from_bmm or from_blas.
 
     Leading dimensions and batch strides are in elements; a batch stride of 0 broadcasts an input.
     `gelu` is the tanh approximation that the vendors' fused epilogues compute. `alignment` is what every
     operand's address is a multiple of, in bytes, at most 16.
     """
-
-    m: int
-    n: int
-    k: int
-    batch: int
-    trans_a: str
-    trans_b: str
-    lda: int
-    ldb: int
-    ldc: int
-    ldd: int
-    stride_a: int
-    stride_b: int
-    stride_c: int
-    stride_d: int
-    dtype_a: str
-    dtype_b: str
-    dtype_c: str
-    dtype_d: str
-    compute: str
-    alpha: str
-    beta: str
-    activation: str
-    bias: str | None
-    bias_axis: str | None
-    scale_a: str
-    scale_b: str
-    scale_d: str
-    scale_dtype: str | None
-    alignment: int
-    fast_accumulation: bool
 
     def __post_init__(self) -> None:
         for name in ("m", "n", "k", "batch"):

@@ -1,15 +1,13 @@
-"""The rules of a GEMM problem: vocabularies, what may go together, and the normal form."""
+"""The fields of a GEMM problem, their vocabularies, what may go together, and the normal form."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from backends.dtypes import COMPLEX, COMPUTE_FOR, DTYPES, OUTPUTS_FOR, dtype, is_fp8
 from backends.errors import InvalidProblem
-
-if TYPE_CHECKING:
-    from backends.problem import GemmProblem
 
 #: Sizes are BLAS ints on every vendor's side.
 MAX_SIZE = 2**31 - 1
@@ -31,7 +29,44 @@ ALPHA_ANY_INTEGER, BETA_ANY_INTEGER = 2.0, -1.0
 TERMS = "in column-major terms"
 
 
-def check_types(p: GemmProblem) -> None:
+@dataclass(frozen=True)
+class ProblemFields:
+    """What a GEMM problem consists of; backends/problem.py says what it means. Sizes, leading dimensions and
+    batch strides are in elements, the alignment is in bytes."""
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    trans_a: str
+    trans_b: str
+    lda: int
+    ldb: int
+    ldc: int
+    ldd: int
+    stride_a: int
+    stride_b: int
+    stride_c: int
+    stride_d: int
+    dtype_a: str
+    dtype_b: str
+    dtype_c: str
+    dtype_d: str
+    compute: str
+    alpha: str
+    beta: str
+    activation: str
+    bias: str | None
+    bias_axis: str | None
+    scale_a: str
+    scale_b: str
+    scale_d: str
+    scale_dtype: str | None
+    alignment: int
+    fast_accumulation: bool
+
+
+def check_types(p: ProblemFields) -> None:
     """Types and compute type; replaces aliases by the types' own names."""
     for name in ("dtype_a", "dtype_b", "dtype_c", "dtype_d", "bias"):
         if name != "bias" or p.bias is not None:
@@ -59,7 +94,7 @@ def check_types(p: GemmProblem) -> None:
         raise InvalidProblem(f"fast_accumulation applies to 8-bit floats, not {a.name}", "fast_accumulation")
 
 
-def check_epilogue(p: GemmProblem) -> None:
+def check_epilogue(p: ProblemFields) -> None:
     """Bias, activation and scales."""
     if p.bias is not None:
         one_of(p.bias_axis, "bias_axis", ("m", "n"))
@@ -82,7 +117,7 @@ def check_epilogue(p: GemmProblem) -> None:
             raise InvalidProblem(f"scales do not apply to {p.dtype_a} operands", "scaling")
 
 
-def normalise(p: GemmProblem) -> None:
+def normalise(p: ProblemFields) -> None:
     """Sets what no implementation may read to one fixed value."""
     fixed: dict[str, Any] = {}
     if DTYPES[p.dtype_a].kind != COMPLEX:
@@ -100,7 +135,7 @@ def normalise(p: GemmProblem) -> None:
         object.__setattr__(p, name, value)
 
 
-def check_layout(p: GemmProblem) -> None:
+def check_layout(p: ProblemFields) -> None:
     """Leading dimensions, batch strides, and outputs that do not overlap."""
     rows = {
         "lda": p.m if p.trans_a == "N" else p.k,
@@ -127,7 +162,7 @@ def check_layout(p: GemmProblem) -> None:
         )
 
 
-def _outputs_are_apart(p: GemmProblem) -> bool:
+def _outputs_are_apart(p: ProblemFields) -> bool:
     one_after_another = p.stride_d >= p.ldd * (p.n - 1) + p.m
     interleaved = p.stride_d >= p.m and p.ldd >= p.stride_d * (p.batch - 1) + p.m
     return one_after_another or interleaved

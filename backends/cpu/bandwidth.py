@@ -7,25 +7,23 @@ reached.
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from backends.errors import CompileError, CompilerMissing
-from backends.protocol import Bandwidths
-
-if TYPE_CHECKING:
-    from backends.cpu.device import CpuDevice
+from backends.protocol import Bandwidths, Device
 
 _ROUNDS = 5
 
 
-def measure_bandwidths(device: CpuDevice) -> Bandwidths:
-    """Bytes/s of reading, and of copying (read + written)."""
+def measure_bandwidths(device: Device, runtime: Callable[[], ctypes.CDLL]) -> Bandwidths:
+    """Bytes/s of reading, and of copying (read + written). `runtime` gives our kernels' library, or raises
+    CompilerMissing or CompileError."""
     size = min(max(3 * device.cache_bytes, 2**26), device.free_bytes // 8)
     source, target = device.allocate(size), device.allocate(size)
     try:
@@ -35,7 +33,7 @@ def measure_bandwidths(device: CpuDevice) -> Bandwidths:
             target.upload(chunk, offset)
         threads = device.environment.units
         try:
-            pool = device.runtime
+            pool = runtime()
         except (CompilerMissing, CompileError):
             read, copy = _numpy_movers(size, threads)
             method = "numpy reductions and copies, all cores"

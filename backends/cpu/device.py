@@ -139,4 +139,4 @@ class CpuDevice:
 
     def bandwidths(self) -> Bandwidths:
         """See Device."""
-        return measure_bandwidths(self)
+        return measure_bandwidths(self, lambda: self.runtime)
