@@ -18,9 +18,11 @@ from backends import registry
 from backends.cache import BinaryCache
 from backends.cpu import compiler as cpu_compiler
 from backends.cpu.driver import read_cpu
+from backends.dtypes import COMPUTE_FOR
 from service.settings import Settings
 from service.startup import open_database, upgrade
 from tests.postgres import DATABASES, PostgresServer
+from tuners.ceilings import Ceilings, CeilingStore
 
 #: Suites that compile kernels, and suites that start processes: `make quick` leaves both out.
 COMPILING = (
@@ -115,11 +117,15 @@ def precompiled(request: pytest.FixtureRequest, shared: Path) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> BinaryCache:
     """Compiled kernels of this test run: its processes share them, but not the folder around them, where
-    locks lie."""
+    locks lie, and made-up ceilings: measuring takes seconds a type (test_device_client.py measures some)."""
     compiled = shared / "compiled"
     compiled.mkdir(exist_ok=True)
     link = Path(tmp_path_factory.mktemp("cache")) / "kernels"
     link.symlink_to(compiled)
+    flops = {**dict.fromkeys(COMPUTE_FOR, 1e11), "tf32": 1e11}
+    CeilingStore(link.parent / "ceilings").put(
+        registry.find_device("cpu").environment, Ceilings(1e10, 1e10, flops)
+    )
     return BinaryCache(link)
 
 

@@ -36,7 +36,7 @@ def run(tmp_path: Path, cache: BinaryCache, text: str, *more: str) -> subprocess
         "--candidates",
         "3",
         "--cache-dir",
-        str(cache.root),
+        str(cache.root.parent),
         *more,
     ]
     return subprocess.run(
