@@ -31,7 +31,7 @@ def ladder(document: Mapping[str, Any]) -> str:
     others = sorted({family for family, _ in found} - set(WORKLOG))
     names = ["{} x {} x {}".format(*size) for size in sizes]
     lines = [
-        f"| step | {' | '.join(f'{name}: GFLOP/s (over the stack)' for name in names)} | worklog, A6000 |",
+        f"| step | {' | '.join(f'{name}: GFLOP/s (over the framework)' for name in names)} | worklog, A6000 |",
         f"|---|{'---|' * len(sizes)}---|",
     ]
     for family in [*known, *others]:
@@ -51,16 +51,16 @@ def _cell(row: Mapping[str, Any] | None) -> str:
 
 
 def families(document: Mapping[str, Any]) -> str:
-    """Every product's families, the fastest first, over the stack's call and over the best of the libraries'."""
+    """Every product's families, the fastest first, over the framework's call and over the best of the libraries'."""
     lines = [
-        "| m x n x k | family | us | TFLOP/s | GB/s | over the stack | over the library | of the bound |",
+        "| m x n x k | family | us | TFLOP/s | GB/s | over the framework | over the library | of the bound |",
         "|---|---|---|---|---|---|---|---|",
     ]
     timed = [row for row in document["rows"] if row.get("best_us") is not None]
     base = sorted({row["baseline"] for row in timed})
     for problem in dict.fromkeys(row["problem"] for row in timed):
         rows = sorted((row for row in timed if row["problem"] == problem), key=lambda row: -row["ratio"])
-        # Both over the stack's call, each interleaved with it: minutes later a hot GPU's times are others.
+        # Both over the framework's call, each interleaved with it: minutes later a hot GPU's times are others.
         library = max((row["ratio"] for row in rows if row["family"] in LIBRARIES), default=None)
         for row in rows:
             over = "" if library is None else f"{row['ratio'] / library:.2f}x"
@@ -71,9 +71,9 @@ def families(document: Mapping[str, Any]) -> str:
             )
     return (
         "\n".join(lines)
-        + "\n\nThe best of each family's candidates, verified, on cold operands; the stack's call is "
+        + "\n\nThe best of each family's candidates, verified, on cold operands; the framework's call is "
         f"{' / '.join(base)}, the library's the best of {' and '.join(LIBRARIES)} when tuned (by "
-        f"the ratios of both to the stack's, which was timed in turns with each).\n{source(document)}\n"
+        f"the ratios of both to the framework's, which was timed interleaved with each).\n{source(document)}\n"
     )
 
 
@@ -103,7 +103,6 @@ LIBRARIES = ("cublaslt", "cublas")
 #: Mark -> (the result's name, its table).
 BLOCKS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
     "ladder": ("cuda-own-ladder", ladder),
-    "decode": ("cuda-own-decode", families),
     "squares": ("cuda-own-squares", families),
     "batched": ("cuda-own-batched", families),
     "sanitizer": ("cuda-sanitizer", sanitizer),

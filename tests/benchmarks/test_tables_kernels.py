@@ -50,7 +50,7 @@ def test_steps_in_the_ladders_order_beside_the_worklogs(tmp_path: Path) -> None:
     )  # fmt: skip
     page = tables_kernels.filled(PAGE, tmp_path)
     table = [line for line in page.splitlines() if line.startswith("|")]
-    assert table[0].startswith("| step | 32 x 32 x 32: GFLOP/s (over the stack) | 64 x 64 x 64: ")
+    assert table[0].startswith("| step | 32 x 32 x 32: GFLOP/s (over the framework) | 64 x 64 x 64: ")
     assert table[2:] == [
         "| `naive` | 800 (0.03x) | 900 (0.02x) | 300 |",
         "| `coalesced` |  | 5,000 (0.10x) | 2,000 |",
@@ -79,7 +79,7 @@ def test_a_products_families_over_the_best_of_the_libraries(tmp_path: Path) -> N
         {**product, **others, "problem": "two", "batch": 7, "family": "gemv", "best_us": 1.0, "ratio": 1.0},
     ]
     _write(tmp_path, *rows)
-    (tmp_path / "cuda-own-ladder.json").rename(tmp_path / "cuda-own-decode.json")
+    (tmp_path / "cuda-own-ladder.json").rename(tmp_path / "cuda-own-squares.json")
     page = tables_kernels.filled(PAGE, tmp_path)
     assert [line for line in page.splitlines() if line.startswith("|")][2:] == [
         "| 8 x 512 x 256 | `gemv` | 2.00 | 2.0 | 1,500 | 3.00x | 2.00x |  |",
