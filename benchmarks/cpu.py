@@ -33,9 +33,9 @@ from tuners.decide import median_interval
 from tuners.device_client import DeviceClient
 from tuners.device_process import Task
 from tuners.policy import MeasurementPolicy
-from tuners.request import TuningRequest
 from tuners.session import Session
 from tuners.space import search_space
+from tuners.tuning_settings import TuningSettings
 
 SHAPES = Path(__file__).parent / "shapes.json"
 
@@ -45,7 +45,7 @@ def _cache() -> BinaryCache:
 
 
 def _tune(runner: DeviceClient, problem: GemmProblem, seconds: float, seed: int = 0) -> Session:
-    session = Session(runner, problem, TuningRequest(budget=Budget(seconds), search=Search(seed=seed)))
+    session = Session(runner, problem, TuningSettings(budget=Budget(seconds), search=Search(seed=seed)))
     for _ in session.run():
         pass
     return session

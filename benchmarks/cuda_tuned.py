@@ -24,9 +24,9 @@ from tuners.ceilings import Ceilings, CeilingStore
 from tuners.decide import Interval, Judgement, Verdict, paired
 from tuners.device_client import DeviceClient, Runner
 from tuners.policy import MeasurementPolicy
-from tuners.request import TuningRequest
 from tuners.roofline import bound
 from tuners.session import Session
+from tuners.tuning_settings import TuningSettings
 
 SHAPES = Path(__file__).parent / "shapes.json"
 #: Verified and timed: who was shown slower before its last sample was verified all the same.
@@ -140,7 +140,7 @@ def tune(
     is asked after every outcome."""
     policy = MeasurementPolicy.of(runner.environment.vendor)
     search = Search(seed=seed, families=None if families is None else tuple(families))
-    session = Session(runner, problem, TuningRequest(policy, Budget(seconds), search))
+    session = Session(runner, problem, TuningSettings(policy, Budget(seconds), search))
     tuned, begin = Tuned(session), time.monotonic()
     for outcome in session.run():
         stamp = time.monotonic() - begin - session.counts.setup_seconds
@@ -184,7 +184,7 @@ def row(tuned: Tuned, ceilings: Ceilings | None = None) -> dict[str, Any]:
     answer is the baseline, and the ratio 1; `raw_ratio` is over the fastest library solution whoever won.
     Intervals are at the confidence that the decision gives each comparison."""
     session, verdict, finals = tuned.session, tuned.verdict, tuned.finals
-    confidence = session.request.rule.shared(len(finals) - 1)
+    confidence = session.settings.rule.shared(len(finals) - 1)
     base, answer, library = finals[verdict.baseline], finals[verdict.winner], fastest_library(tuned)
     heuristic = next((o for o in finals.values() if o.solution.family == "cublaslt-heuristic"), None)
     won = verdict.judgement is Judgement.WIN

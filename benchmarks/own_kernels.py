@@ -46,9 +46,9 @@ from tuners.budget import Budget, Search
 from tuners.ceilings import Ceilings
 from tuners.device_client import DeviceClient, Runner
 from tuners.policy import MeasurementPolicy
-from tuners.request import TuningRequest
 from tuners.roofline import bound
 from tuners.session import Session
+from tuners.tuning_settings import TuningSettings
 
 DECODE = (
     (1, 4096, 4096), (1, 14336, 4096), (1, 4096, 14336), (1, 1280, 8192), (1, 7168, 2048), (4, 4096, 4096),
@@ -99,7 +99,7 @@ def measured(runner: Runner, problem: GemmProblem, family: str, seconds: float, 
     """One family tuned by itself, the baselines beside it. Raises GemmtuneError."""
     policy = MeasurementPolicy.of(runner.environment.vendor)
     search = Search(seed=seed, families=(family,))
-    session = Session(runner, problem, TuningRequest(policy, Budget(seconds), search))
+    session = Session(runner, problem, TuningSettings(policy, Budget(seconds), search))
     tuned = Tuned(session)
     for outcome in session.run():
         tuned.take(outcome, 0.0)
@@ -123,7 +123,7 @@ def figures(tuned: Tuned, family: str, ceilings: Ceilings | None) -> dict[str, A
     }  # fmt: skip
     if best is None or best.seconds is None:
         return {**values, "best_us": None, "ratio": None}
-    confidence = tuned.session.request.rule.shared(len(tuned.finals) - 1)
+    confidence = tuned.session.settings.rule.shared(len(tuned.finals) - 1)
     raced = best.solution.id in tuned.finals
     interval = against(base, best, confidence) if raced else None
     values |= {

@@ -29,9 +29,7 @@ from db.engine import reading
 from db.lookup import Lookup
 from service import errors
 from service.settings import Settings
-from tuners.budget import Budget, Search
-from tuners.decide import DecisionRule
-from tuners.policy import MeasurementPolicy
+from tuners.tuning_settings import TuningSettings
 
 Model = TypeVar("Model", bound=BaseModel)
 T = TypeVar("T")
@@ -47,10 +45,7 @@ class TuningService(Protocol):
     def submit(
         self,
         device_class: DeviceClass,
-        policy: MeasurementPolicy,
-        budget: Budget,
-        search: Search,
-        rule: DecisionRule,
+        settings: TuningSettings,
         items: Sequence[tuple[GemmProblem, int]],
         priority: int,
         force: bool,

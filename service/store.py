@@ -73,7 +73,7 @@ class DirectStore:
 
     def start(self, spec: SessionSpec) -> StoredSession:
         """Outcomes, and the result where the session has ended with a verdict."""
-        asked = spec.request
+        asked = spec.settings
         content = request_content(asked.budget, asked.search, asked.rule)
         start = sessions.SessionStart(
             spec.problem, spec.environment, asked.policy.id, asked.policy.to_dict(), content,
@@ -141,7 +141,7 @@ class JobStore:
 
     def start(self, spec: SessionSpec) -> StoredSession:
         """What earlier starts of this job measured in the same environment."""
-        self.session = replace(self.session, options=spec.request.options.to_dict())
+        self.session = replace(self.session, options=spec.settings.options.to_dict())
 
         def read(connection: Connection) -> tuple[list[Outcome], int, list[Solution]]:
             jobs.hold(connection, self.job)

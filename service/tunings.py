@@ -14,9 +14,7 @@ from db.values import put_device_class
 from service.jobs import JobQueue
 from service.requests import request_content
 from service.settings import Settings
-from tuners.budget import Budget, Search
-from tuners.decide import DecisionRule
-from tuners.policy import MeasurementPolicy
+from tuners.tuning_settings import TuningSettings
 
 
 class Tunings:
@@ -32,10 +30,7 @@ class Tunings:
     def submit(
         self,
         device_class: DeviceClass,
-        policy: MeasurementPolicy,
-        budget: Budget,
-        search: Search,
-        rule: DecisionRule,
+        settings: TuningSettings,
         items: Sequence[tuple[GemmProblem, int]],
         priority: int = 10,
         force: bool = False,
@@ -47,9 +42,9 @@ class Tunings:
             merged[problem] = merged.get(problem, 0) + count
         request = rows.Request(
             str(device_class),
-            policy.id,
-            policy.to_dict(),
-            request_content(budget, search, rule),
+            settings.policy.id,
+            settings.policy.to_dict(),
+            request_content(settings.budget, settings.search, settings.rule),
             priority,
             force,
         )

@@ -38,7 +38,7 @@ from tuners.device_client import DeviceClient
 from tuners.options import SearchOptions
 from tuners.policy import MeasurementPolicy
 from tuners.recorded_session import RecordedSession
-from tuners.request import TuningRequest
+from tuners.tuning_settings import TuningSettings
 
 _log = logging.getLogger(__name__)
 
@@ -281,10 +281,12 @@ class Worker:
         problem = GemmProblem.from_dict(job.problem)
         budget, search, rule = read_request(job.request)
         store = JobStore(self._engine, job, problem, self.environment, self._stop)
-        request = TuningRequest(MeasurementPolicy.from_dict(job.policy), budget, search, rule, SEARCH_OPTIONS)
-        check_known(request, runner.backend)
+        settings = TuningSettings(
+            MeasurementPolicy.from_dict(job.policy), budget, search, rule, SEARCH_OPTIONS
+        )
+        check_known(settings, runner.backend)
         session = RecordedSession(
-            runner, problem, request, store,
+            runner, problem, settings, store,
             lambda dtypes: self._ceilings.obtain(self.environment, dtypes, runner.ceilings),
         )  # fmt: skip
         self._session = session

@@ -28,8 +28,8 @@ from tuners.decide import DecisionRule
 from tuners.device_client import DeviceClient
 from tuners.journal import Journal
 from tuners.policy import CACHES, MODES, MeasurementPolicy, read_bytes
-from tuners.request import TuningRequest
 from tuners.strategies import STRATEGIES
+from tuners.tuning_settings import TuningSettings
 
 OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -103,7 +103,7 @@ def _tune(options: argparse.Namespace, problems: list[GemmProblem]) -> int:
         campaign = Campaign(
             runner,
             problems,
-            TuningRequest(policy, budget, Search(options.strategy, options.seed), rule),
+            TuningSettings(policy, budget, Search(options.strategy, options.seed), rule),
             journal,
             lambda dtypes: store.obtain(runner.environment, dtypes, runner.ceilings),
         )

@@ -13,9 +13,9 @@ from backends.protocol import Backend
 from tuners.budget import Budget
 from tuners.device_client import DeviceClient
 from tuners.recorded_session import CeilingsOf, RecordedSession
-from tuners.request import TuningRequest
 from tuners.session_store import MemoryStore, Result, SessionStore
 from tuners.strategies import STRATEGIES
+from tuners.tuning_settings import TuningSettings
 
 
 @dataclass(frozen=True)
@@ -84,13 +84,13 @@ class Campaign:
         self,
         runner: DeviceClient,
         problems: Sequence[GemmProblem],
-        request: TuningRequest,
+        settings: TuningSettings,
         store: SessionStore | None = None,
         ceilings: CeilingsOf | None = None,
         limits: CampaignLimits | None = None,
     ) -> None:
-        check_known(request, runner.backend)
-        self.runner, self.problems, self.request = runner, list(problems), request
+        check_known(settings, runner.backend)
+        self.runner, self.problems, self.settings = runner, list(problems), settings
         self._limits = limits or CampaignLimits()
         self._store: SessionStore = store or MemoryStore()
         self._ceilings = ceilings
@@ -116,11 +116,11 @@ class Campaign:
         for index, problem in enumerate(self.problems):
             if self._stopped:
                 return
-            reason = self._limits.exceeded(problem, time.monotonic() - begin, self.request.budget)
+            reason = self._limits.exceeded(problem, time.monotonic() - begin, self.settings.budget)
             if reason is not None:
                 yield Skipped(index, problem, reason)
                 continue
-            session = RecordedSession(self.runner, problem, self.request, self._store, self._ceilings)
+            session = RecordedSession(self.runner, problem, self.settings, self._store, self._ceilings)
             stored = session.open()
             if stored.result is not None:
                 yield Finished(index, stored.result, replayed=True)
@@ -135,12 +135,12 @@ class Campaign:
                 yield Finished(index, session.result)
 
 
-def check_known(request: TuningRequest, backend: Backend) -> None:
+def check_known(settings: TuningSettings, backend: Backend) -> None:
     """Raises UnsupportedProblem for a strategy, mode or family that this backend does not have."""
     for what, names, known in (
-        ("strategy", [request.search.strategy], tuple(STRATEGIES)),
-        ("mode", [request.policy.mode], backend.traits.modes),
-        ("family", request.search.families or (), tuple(backend.families())),
+        ("strategy", [settings.search.strategy], tuple(STRATEGIES)),
+        ("mode", [settings.policy.mode], backend.traits.modes),
+        ("family", settings.search.families or (), tuple(backend.families())),
     ):
         for name in names:
             if name not in known:

@@ -10,10 +10,10 @@ from backends.outcome import Outcome
 from backends.problem import GemmProblem
 from tuners.ceilings import Ceilings
 from tuners.device_client import DeviceClient
-from tuners.request import TuningRequest
 from tuners.roofline import bound
 from tuners.session import Session
 from tuners.session_store import Result, SessionSpec, SessionStore, StoredSession
+from tuners.tuning_settings import TuningSettings
 
 #: Input types ("tf32" among them) -> the device's measured ceilings.
 CeilingsOf = Callable[[Sequence[str]], Ceilings]
@@ -31,12 +31,12 @@ class RecordedSession:
         self,
         runner: DeviceClient,
         problem: GemmProblem,
-        request: TuningRequest,
+        settings: TuningSettings,
         store: SessionStore,
         ceilings: CeilingsOf | None = None,
     ) -> None:
         self._runner, self._store, self._ceilings = runner, store, ceilings
-        self._spec = SessionSpec(problem, runner.environment, request)
+        self._spec = SessionSpec(problem, runner.environment, settings)
         self._session: Session | None = None
         self._stopped = False
         self.result: Result | None = None
@@ -61,7 +61,7 @@ class RecordedSession:
         StorageError and DeviceLost pass through, because nothing more could be kept or measured."""
         begin, compiled = time.monotonic(), self._runner.compile_seconds
         session = Session(
-            self._runner, self._spec.problem, self._spec.request, stored.outcomes, stored.warm_start
+            self._runner, self._spec.problem, self._spec.settings, stored.outcomes, stored.warm_start
         )
         self._session, error = session, None
         if self._stopped:

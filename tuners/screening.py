@@ -14,9 +14,9 @@ from backends.solution import Solution
 from tuners.budget import Counts
 from tuners.device_client import Runner
 from tuners.device_process import Task
-from tuners.request import TuningRequest
 from tuners.space import Space
 from tuners.strategies import STRATEGIES
+from tuners.tuning_settings import TuningSettings
 
 
 class Screening:
@@ -27,17 +27,17 @@ class Screening:
         runner: Runner,
         task: Task,
         space: Space,
-        request: TuningRequest,
+        settings: TuningSettings,
         counts: Counts,
         clock: Callable[[], float],
         stopped: Callable[[], bool],
     ) -> None:
         self.found: dict[str, Outcome] = {}
         self.notes: list[str] = []
-        budget, search = request.budget, request.search
+        budget, search = settings.budget, settings.search
         self._runner, self._task, self._space, self._budget = runner, task, space, budget
         self._counts, self._clock, self._stopped = counts, clock, stopped
-        self._options = request.options.screening
+        self._options = settings.options.screening
         self._strategy = STRATEGIES[search.strategy](space.candidates, search.seed, self._neighbours)
         self._left = budget.candidates
         #: Asked for and not screened yet.

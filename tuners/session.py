@@ -22,10 +22,10 @@ from tuners.device_client import Runner
 from tuners.device_process import Task
 from tuners.measure import SAMPLE_SECONDS, WARM_BELOW_SECONDS, Rotation
 from tuners.race import BaselineFailed, Race
-from tuners.request import TuningRequest
 from tuners.screening import Screening
 from tuners.space import Space
 from tuners.strategies import STRATEGIES
+from tuners.tuning_settings import TuningSettings
 from tuners.warm_start import usable
 
 
@@ -45,19 +45,19 @@ class Session:
         self,
         runner: Runner,
         problem: GemmProblem,
-        request: TuningRequest | None = None,
+        settings: TuningSettings | None = None,
         replay: Iterable[Outcome] = (),
         warm_start: Iterable[Solution] = (),
         clock: Callable[[], float] = time.monotonic,
         space: Space | None = None,
     ) -> None:
         self.runner, self.problem = runner, problem
-        self.request = request or TuningRequest()
+        self.settings = settings or TuningSettings()
         self.counts = Counts()
         self.verdict: Verdict | None = None
         self.rotation: Rotation | None = None
         self.notes: list[str] = []
-        self._race = self.request.options.race
+        self._race = self.settings.options.race
         self._space = space
         self._warm_start = list(warm_start)
         self._replay = list(replay)
@@ -79,7 +79,7 @@ class Session:
         Raises UnsupportedProblem, DeviceMemoryExceeded, DeviceError, or SessionFailed where no baseline
         computes the problem right.
         """
-        asked, offered = self.request, self.runner.backend.traits.modes
+        asked, offered = self.settings, self.runner.backend.traits.modes
         if asked.policy.mode not in offered:
             raise UnsupportedProblem(
                 f"{self.runner.backend.name} times in mode {', '.join(offered)} only, not {asked.policy.mode}"
@@ -164,7 +164,7 @@ class Session:
     ) -> int:
         """How many candidates near the best can enter. Finalists: as many as the rounds of a decision have
         time for. Beyond them: as many as the heats have time for; all heats cost twice the first."""
-        budget = self.request.budget.seconds
+        budget = self.settings.budget.seconds
         remaining = max(budget - self.counts.measuring_seconds, budget * 0.1)
 
         def cost(outcome: Outcome) -> float:
@@ -175,7 +175,7 @@ class Session:
         total = sum(cost(screened[s.id]) for s in fixed)
         for place, outcome in enumerate(near[: self._race.max_entrants]):
             total += cost(outcome)
-            decision = total * self.request.rule.rounds_needed(place + 1) > 1.5 * remaining
+            decision = total * self.settings.rule.rounds_needed(place + 1) > 1.5 * remaining
             heats = 2 * self._race.heat_rounds * total > self._race.heats_share * remaining
             if place and (decision if place < self._race.finalists else heats):
                 return place
@@ -183,7 +183,7 @@ class Session:
 
     def _run(self, race: Race, fixed: Sequence[str]) -> Iterator[Outcome]:
         """Heats, then the final; yields who failed or was shown slower, then the others' times."""
-        budget = self.request.budget
+        budget = self.settings.budget
         begin, spent, lost = self._clock(), self.counts.measuring_seconds, self.counts.lost_seconds
 
         def took() -> float:
@@ -199,16 +199,16 @@ class Session:
                 race.halve(fixed)
             race.start_final()
             heats = took()
-            while race.rounds < self.request.rule.max_rounds:
+            while race.rounds < self.settings.rule.max_rounds:
                 yield from race.round(hurried=spent + took() > self._race.overtime * budget.seconds)
                 if self._stopped:
                     return
                 self.counts.measuring_seconds = spent + took()
                 if race.rounds >= self._race.drop_after and race.rounds % 2 == 0:
-                    yield from race.drop_slower(self.request.rule)
+                    yield from race.drop_slower(self.settings.rule)
                 over = self.counts.measuring_seconds > budget.seconds
                 late = took() - heats > max(self._race.overtime * budget.seconds, self._race.overtime_seconds)
-                needed = self.request.rule.rounds_needed(len(race.times) + len(race.slower) - 1)
+                needed = self.settings.rule.rounds_needed(len(race.times) + len(race.slower) - 1)
                 if race.rounds and (late or (over and race.rounds >= needed)):
                     break
         except BaselineFailed as error:
@@ -222,7 +222,7 @@ class Session:
     ) -> Outcome:
         """Decides and proves; sets the verdict where the proof holds."""
         preference = {n: (s.workspace_bytes, s.deterministic is not True) for n, s in race.solutions.items()}
-        arguments = (race.times, race.baseline, baseline.name, self.request.rule, preference)
+        arguments = (race.times, race.baseline, baseline.name, self.settings.rule, preference)
         winner = decide(*arguments, slower=race.slower).winner
         verdict = decide(*arguments, self._not_slower(race, winner, timed, screened), race.slower)
         begin = self._clock()
@@ -240,7 +240,7 @@ class Session:
         """Candidates outside the final that were not shown slower than the winner by more than the margin:
         by a screening alone where every sample is behind the winner's median by screening_ratio; in the heats
         where that screening's median is behind and every round, by heat_ratio."""
-        margin, mine = self.request.rule.margin, screened[winner]
+        margin, mine = self.settings.rule.margin, screened[winner]
         found = []
         for outcome in timed:
             name = outcome.solution.id

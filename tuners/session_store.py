@@ -13,7 +13,7 @@ from backends.problem import GemmProblem
 from backends.solution import Solution
 from tuners.decide import Verdict
 from tuners.policy import MeasurementPolicy
-from tuners.request import TuningRequest
+from tuners.tuning_settings import TuningSettings
 
 
 @dataclass(frozen=True)
@@ -65,20 +65,20 @@ def session_key(problem: GemmProblem, environment: Environment, policy: Measurem
 
 @dataclass(frozen=True)
 class SessionSpec:
-    """One problem in one environment under one request."""
+    """One problem in one environment under these settings."""
 
     problem: GemmProblem
     environment: Environment
-    request: TuningRequest
+    settings: TuningSettings
 
     @property
     def key(self) -> str:
         """Names the session in a file; neither budget nor options are part of it."""
-        return session_key(self.problem, self.environment, self.request.policy, self.request.search.seed)
+        return session_key(self.problem, self.environment, self.settings.policy, self.settings.search.seed)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, as a file's start line has them."""
-        asked = self.request
+        asked = self.settings
         return {
             "problem": self.problem.to_dict(),
             "problem_id": self.problem.id,
@@ -95,8 +95,8 @@ class SessionSpec:
 
 @dataclass
 class StoredSession:
-    """What a store has of a session that begins: outcomes to replay, the result where it ended the same
-    request without an error, and solutions that imported files name for its problem."""
+    """What a store has of a session that begins: outcomes to replay, the result where it ended under
+    the same settings without an error, and solutions that imported files name for its problem."""
 
     outcomes: list[Outcome] = field(default_factory=list)
     result: Result | None = None

@@ -40,9 +40,10 @@ from service.formats.core.reading import told
 from service.remote import Remote
 from service.settings import Settings
 from service.startup import open_database
-from tuners.budget import Budget, Search
+from tuners.budget import Budget
 from tuners.decide import DecisionRule
 from tuners.policy import MeasurementPolicy
+from tuners.tuning_settings import TuningSettings
 
 #: Rejected lines that are told one by one.
 _SHOWN = 20
@@ -212,8 +213,12 @@ def _import_here(
         tunings = open_tunings(engine, settings)
         target = imports.import_class(engine, device or settings.device)
         created = tunings.submit(
-            target, MeasurementPolicy.of(target.vendor),
-            Budget(settings.seconds_per_problem), Search(), DecisionRule(margin=settings.margin),
+            target,
+            TuningSettings(
+                MeasurementPolicy.of(target.vendor),
+                Budget(settings.seconds_per_problem),
+                rule=DecisionRule(margin=settings.margin),
+            ),
             imports.distinct(done.read),
         )  # fmt: skip
         tunings.close()

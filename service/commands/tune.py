@@ -48,9 +48,9 @@ from tuners.decide import DecisionRule
 from tuners.device_client import DeviceClient
 from tuners.journal import Journal
 from tuners.policy import MeasurementPolicy
-from tuners.request import TuningRequest
 from tuners.session_store import Result
 from tuners.strategies import STRATEGIES
+from tuners.tuning_settings import TuningSettings
 
 
 def tune(
@@ -200,12 +200,12 @@ def _on(found: FoundDevice, settings: Settings, asked: _Asked, policy: Measureme
     problems = [item.problem for item in asked.read.problems]
     journal = Journal(asked.output) if asked.output else None
     store = journal or DirectStore(open_database(settings), new_id("forced") if asked.force else "")
-    request = TuningRequest(policy, asked.budget, asked.search, asked.rule)
+    tuning = TuningSettings(policy, asked.budget, asked.search, asked.rule)
     limits = CampaignLimits(asked.total_seconds, None if asked.max_gflop is None else asked.max_gflop * 1e9)
     done = _Done(found.environment.to_dict(), policy)
     with DeviceClient(found, BinaryCache(settings.cache_dir / "kernels")) as runner:
         campaign = Campaign(
-            runner, problems, request, store,
+            runner, problems, tuning, store,
             lambda dtypes: ceilings.obtain(runner.environment, dtypes, runner.ceilings), limits,
         )  # fmt: skip
         previous = signal.signal(signal.SIGINT, lambda *_: campaign.stop())

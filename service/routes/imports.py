@@ -128,10 +128,8 @@ def _tune(service: Service, done: imports.ImportAnswer, device: Any) -> dict[str
         reason = "the file has no problem" if not items else f"more than {most} problems; tune them in parts"
         return {"id": None, "total": 0, "reason": reason, "links": None}
     request = TuningOptions()
-    policy, budget, search, rule = parsing.settings_of(request, service.settings, device)
-    created = service.tunings.submit(
-        device, policy, budget, search, rule, items, request.priority, request.force
-    )
+    settings = parsing.settings_of(request, service.settings, device)
+    created = service.tunings.submit(device, settings, items, request.priority, request.force)
     return {
         "id": created.id, "total": created.total, "reason": None, "links": tuning_links(created.id),
     }  # fmt: skip

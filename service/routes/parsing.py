@@ -16,6 +16,7 @@ from service.settings import Settings
 from tuners.budget import Budget, Search
 from tuners.decide import DecisionRule
 from tuners.policy import MeasurementPolicy
+from tuners.tuning_settings import TuningSettings
 
 
 def problems(
@@ -78,9 +79,7 @@ def device_class(service: Service, selector: str) -> DeviceClass:
         raise errors.bad_body("/device", errors.unknown_device(error)) from None
 
 
-def settings_of(
-    request: schemas.TuningOptions, settings: Settings, device: DeviceClass
-) -> tuple[MeasurementPolicy, Budget, Search, DecisionRule]:
+def settings_of(request: schemas.TuningOptions, settings: Settings, device: DeviceClass) -> TuningSettings:
     """What is asked of every problem, the device's default mode where none is given. Raises 422 for what the
     device's backend does not offer."""
     seconds, margin = request.budget.seconds_per_problem, request.rule.margin
@@ -90,7 +89,7 @@ def settings_of(
         request.search.strategy, request.search.seed, None if families is None else tuple(families)
     )
     _check_offered(device, policy, search)
-    return (
+    return TuningSettings(
         policy,
         Budget(settings.seconds_per_problem if seconds is None else seconds, request.budget.candidates),
         search,

@@ -52,16 +52,14 @@ def create_tuning(service: ServiceDep, body: JsonBody) -> Response:
     items = parsing.merged(parsing.problems(value, service.settings.max_problems, True, faults))
     request = parse_model(schemas.TuningRequest, value, faults)
     device = parsing.device_class(service, service.selector(request.device))
-    policy, budget, search, rule = parsing.settings_of(request, service.settings, device)
-    created = service.tunings.submit(
-        device, policy, budget, search, rule, items, request.priority, request.force
-    )
+    settings = parsing.settings_of(request, service.settings, device)
+    created = service.tunings.submit(device, settings, items, request.priority, request.force)
     links = tuning_links(created.id)
     value = {
         "id": created.id,
         "status": "succeeded" if created.known == created.total else "queued",
         "device_class": str(device),
-        "policy_id": policy.id,
+        "policy_id": settings.policy.id,
         "total": created.total,
         "new": created.total - created.shared - created.known,
         "shared": created.shared,

@@ -29,8 +29,8 @@ from service.startup import open_database
 from tests.fleet import GPU_CLASS, GPUS
 from tuners.campaign import Finished
 from tuners.policy import MeasurementPolicy
-from tuners.request import TuningRequest
 from tuners.session_store import Result
+from tuners.tuning_settings import TuningSettings
 
 pytestmark = pytest.mark.usefixtures("three_gpus")
 UUIDS = [gpu.uuid for gpu in GPUS]
@@ -193,8 +193,8 @@ class PlannedTuning:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def campaign(self, _: object, problems: Any, request: TuningRequest, *__: Any) -> PlannedTuning:
-        self.policies.append(request.policy)
+    def campaign(self, _: object, problems: Any, settings: TuningSettings, *__: Any) -> PlannedTuning:
+        self.policies.append(settings.policy)
         self.problems = problems
         return self
 

@@ -43,8 +43,8 @@ from tuners.campaign import Campaign, Finished, Measured
 from tuners.decide import DecisionRule
 from tuners.options import RaceOptions, ScreeningOptions, SearchOptions
 from tuners.policy import MeasurementPolicy
-from tuners.request import TuningRequest
 from tuners.session_store import Result, SessionSpec
+from tuners.tuning_settings import TuningSettings
 
 PROBLEM = problem()
 T = TypeVar("T")
@@ -153,7 +153,7 @@ def test_a_worker_that_is_told_to_stop_waits_no_longer() -> None:
 
 # ---- a job's store -----------------------------------------------------------------------------
 
-SPEC = SessionSpec(PROBLEM, HERE, TuningRequest(POLICY, search=Search("exhaustive")))
+SPEC = SessionSpec(PROBLEM, HERE, TuningSettings(POLICY, search=Search("exhaustive")))
 OUTCOMES = [
     screened(BASELINE, 3e-6),
     screened(candidate(1), 2e-6),
@@ -324,8 +324,8 @@ def campaign(engine: Engine, runner: Runner, origin: str = "", alone: bool = Fal
     """`alone`: candidates are screened one by one, so that stopping ends a batch."""
     runner_: Any = runner
     options = SearchOptions(ScreeningOptions(batch_seconds=0.0 if alone else 0.05))
-    request = TuningRequest(MEASURING, Budget(5.0), Search(), RULE, options)
-    return Campaign(runner_, REAL, request, DirectStore(engine, origin))
+    settings = TuningSettings(MEASURING, Budget(5.0), Search(), RULE, options)
+    return Campaign(runner_, REAL, settings, DirectStore(engine, origin))
 
 
 def screenings(runner: Runner) -> list[str]:
@@ -383,7 +383,7 @@ def test_what_is_kept_is_found_by_the_same_start(engine: Engine) -> None:
     ended = direct.start(SPEC).result
     assert ended is not None
     assert ended.to_dict() == won(PROBLEM)
-    other = replace(SPEC, request=replace(SPEC.request, rule=DecisionRule(margin=0.5)))
+    other = replace(SPEC, settings=replace(SPEC.settings, rule=DecisionRule(margin=0.5)))
     assert direct.start(other).outcomes == [], "another rule is another session"
 
 
@@ -392,14 +392,14 @@ def test_a_session_keeps_the_options_of_its_search_and_is_not_named_by_them(engi
     direct = DirectStore(engine)
     direct.start(SPEC)
     direct.add(OUTCOMES[0])
-    changed = replace(SPEC, request=replace(SPEC.request, options=options))
+    changed = replace(SPEC, settings=replace(SPEC.settings, options=options))
     assert len(direct.start(changed).outcomes) == 1
     other = DirectStore(engine, "another")
     other.start(changed)
     with reading(engine) as connection:
         rows = connection.execute(select(table(models.Session).c.request)).scalars().all()
     assert [SearchOptions.from_dict(row["options"]) for row in rows] == [SearchOptions(), options]
-    assert SPEC.request.policy.id == changed.request.policy.id
+    assert SPEC.settings.policy.id == changed.settings.policy.id
 
 
 @pytest.mark.parametrize("store", [DirectStore])

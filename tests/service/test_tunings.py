@@ -24,6 +24,7 @@ from tests.db.samples import HERE, POLICY, problem
 from tests.postgres import ON_POSTGRES, PostgresServer
 from tuners.budget import Budget, Search
 from tuners.decide import DecisionRule
+from tuners.tuning_settings import TuningSettings
 
 A, B, C = problem(1), problem(2), problem(3)
 
@@ -36,8 +37,7 @@ def tunings(engine: Engine, database_url: str) -> Iterator[Tunings]:
 
 
 def submit(tunings: Tunings, *items: tuple[GemmProblem, int], priority: int = 10) -> Created:
-    arguments = (HERE.device_class, POLICY, Budget(), Search(), DecisionRule())
-    return tunings.submit(*arguments, list(items), priority)
+    return tunings.submit(HERE.device_class, TuningSettings(POLICY), list(items), priority)
 
 
 def queued(engine: Engine) -> list[tuple[str, str, int]]:

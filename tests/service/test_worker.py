@@ -35,9 +35,10 @@ from tests.service.worker_program import (
     wait,
 )
 from tests.tuners.recorded import ENVIRONMENT
-from tuners.budget import Budget, Search
+from tuners.budget import Budget
 from tuners.decide import DecisionRule
 from tuners.policy import MeasurementPolicy
+from tuners.tuning_settings import TuningSettings
 
 Row = dict[str, Any]
 CLASS = str(ENVIRONMENT.device_class)
@@ -61,8 +62,11 @@ class Bench:
     def submit(self, *ks: int, force: bool = False, priority: int = 10) -> str:
         """A tuning of these problems; its id."""
         created = self.tunings.submit(
-            ENVIRONMENT.device_class, POLICY, Budget(5.0, candidates=CANDIDATES), Search(),
-            DecisionRule(min_rounds=8, max_rounds=8), [(problem(k), 1) for k in ks], priority, force,
+            ENVIRONMENT.device_class,
+            TuningSettings(
+                POLICY, Budget(5.0, candidates=CANDIDATES), rule=DecisionRule(min_rounds=8, max_rounds=8)
+            ),
+            [(problem(k), 1) for k in ks], priority, force,
         )  # fmt: skip
         return created.id
 

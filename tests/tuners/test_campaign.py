@@ -20,8 +20,8 @@ from tuners.ceilings import Ceilings
 from tuners.decide import DecisionRule
 from tuners.device_client import DeviceClient
 from tuners.journal import Journal
-from tuners.request import TuningRequest
 from tuners.session_store import Result
+from tuners.tuning_settings import TuningSettings
 
 PROBLEMS = [
     from_mm(32, 48, 64),
@@ -53,7 +53,7 @@ def campaign(
     budget = Budget(0.5, candidates=4)
     rule = DecisionRule(max_rounds=12)
     return Campaign(
-        runner, problems, TuningRequest(budget=budget, rule=rule), journal, ceilings,
+        runner, problems, TuningSettings(budget=budget, rule=rule), journal, ceilings,
         CampaignLimits(total_seconds, max_flops),
     )  # fmt: skip
 

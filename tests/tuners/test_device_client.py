@@ -21,9 +21,9 @@ from tuners.budget import Budget, Search
 from tuners.device_client import DeviceClient
 from tuners.device_process import Task
 from tuners.policy import MeasurementPolicy
-from tuners.request import TuningRequest
 from tuners.session import Session
 from tuners.space import search_space
+from tuners.tuning_settings import TuningSettings
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -41,7 +41,7 @@ def _closed(runner: DeviceClient) -> object:
 
 def test_a_whole_session_on_this_cpu(runner: DeviceClient) -> None:
     session = Session(
-        runner, from_linear(8, 300, 500, bias="fp32"), TuningRequest(budget=Budget(1.0, candidates=12))
+        runner, from_linear(8, 300, 500, bias="fp32"), TuningSettings(budget=Budget(1.0, candidates=12))
     )
     outcomes = list(session.run())
     verdict = session.verdict
@@ -86,7 +86,7 @@ def test_a_candidate_that_cannot_compile_is_an_outcome_with_the_log(runner: Devi
 
 def test_a_full_disk_ends_the_session_and_names_the_way_out(tmp_path: Path) -> None:
     with DeviceClient(find_device("cpu"), BinaryCache(Path("/proc/gemmtune"))) as full:
-        session = Session(full, from_mm(64, 64, 64), TuningRequest(search=Search(families=("packed",))))
+        session = Session(full, from_mm(64, 64, 64), TuningSettings(search=Search(families=("packed",))))
         with pytest.raises(StorageError, match="GEMMTUNE_CACHE_DIR"):
             list(session.run())
 

@@ -32,8 +32,8 @@ from tuners.device_process import Task
 from tuners.inputs import cases
 from tuners.options import ScreeningOptions
 from tuners.policy import MeasurementPolicy
-from tuners.request import TuningRequest
 from tuners.session import Session
+from tuners.tuning_settings import TuningSettings
 from tuners.verify import Finding
 
 PROBLEM = from_linear(48, 64, 80)
@@ -309,7 +309,7 @@ def test_a_family_that_knows_its_neighbours_is_not_asked_on_the_device(
 
 def test_neighbours_reach_the_search_and_are_replayed(asked: DeviceClient) -> None:
     search, budget = Search(families=("told",)), Budget(20.0)
-    first = Session(asked, PROBLEM, TuningRequest(budget=budget, search=search))
+    first = Session(asked, PROBLEM, TuningSettings(budget=budget, search=search))
     outcomes = list(first.run())
     found = told(outcomes)
     assert len(found) == len(set(found))
@@ -317,7 +317,7 @@ def test_neighbours_reach_the_search_and_are_replayed(asked: DeviceClient) -> No
     assert numbers[:3] == [0, 1, 2]
     assert numbers[3:], "neighbours were tried"
     assert all(number >= BEYOND for number in numbers[3:])
-    again = Session(asked, PROBLEM, TuningRequest(budget=budget, search=search), replay=outcomes)
+    again = Session(asked, PROBLEM, TuningSettings(budget=budget, search=search), replay=outcomes)
     second = list(again.run())
     assert again.counts.replayed == sum(o.phase is Phase.SCREEN for o in outcomes)
     assert set(found) <= set(told(second))

@@ -92,8 +92,8 @@ class PlannedCampaign:
         self._lost = lost
         self.stopped = False
 
-    def __call__(self, runner: Any, problems: Any, request: Any, *_: Any) -> PlannedCampaign:
-        self.runner, self.problems, self.policy = runner, problems, request.policy
+    def __call__(self, runner: Any, problems: Any, settings: Any, *_: Any) -> PlannedCampaign:
+        self.runner, self.problems, self.policy = runner, problems, settings.policy
         return self
 
     def run(self) -> Iterator[Finished]:

@@ -11,8 +11,8 @@ from backends.registry import FoundDevice
 from tests.tuners.planted import SABOTAGE
 from tuners.budget import Budget, Search
 from tuners.device_client import DeviceClient
-from tuners.request import TuningRequest
 from tuners.session import Session
+from tuners.tuning_settings import TuningSettings
 
 #: kind -> the status it must get, and words that its evidence must hold.
 EXPECTED = {
@@ -43,7 +43,7 @@ def outcomes(
     with DeviceClient(planted, cache, hang_seconds=4.0) as runner:
         problem = from_linear(16, 333, 257, "fp16")
         session = Session(
-            runner, problem, TuningRequest(budget=Budget(12), search=Search(families=("planted",)))
+            runner, problem, TuningSettings(budget=Budget(12), search=Search(families=("planted",)))
         )
         return session, list(session.run())
 

@@ -18,8 +18,8 @@ from tuners.budget import Budget, Search
 from tuners.decide import DecisionRule, Judgement
 from tuners.device_process import Task
 from tuners.policy import MeasurementPolicy
-from tuners.request import TuningRequest
 from tuners.session import Session, SessionFailed
+from tuners.tuning_settings import TuningSettings
 
 PROBLEM = from_mm(64, 64, 64)
 NAMES = ("base", "a", "b", "c")
@@ -32,12 +32,12 @@ def quiet(seed: int = 0) -> list[float]:
 
 
 def session(runner: RecordedRunner, names: tuple[str, ...] = NAMES, **options: object) -> Session:
-    """`options` are a request's, by name, or a session's."""
+    """`options` are the settings', by name, or a session's."""
     options.setdefault("budget", Budget(10))
-    names_of_request = {field.name for field in fields(TuningRequest)}
-    asked = {name: options.pop(name) for name in list(options) if name in names_of_request}
-    request = TuningRequest(**asked)  # type: ignore[arg-type]
-    return Session(runner, PROBLEM, request, clock=runner.clock, space=space_of(*names), **options)  # type: ignore[arg-type]
+    names_of_settings = {field.name for field in fields(TuningSettings)}
+    asked = {name: options.pop(name) for name in list(options) if name in names_of_settings}
+    settings = TuningSettings(**asked)  # type: ignore[arg-type]
+    return Session(runner, PROBLEM, settings, clock=runner.clock, space=space_of(*names), **options)  # type: ignore[arg-type]
 
 
 def test_a_faster_candidate_wins_and_is_proven_after_the_final() -> None:
@@ -155,7 +155,7 @@ def test_a_baseline_that_uses_the_budget_up_has_the_rounds_that_decide(seconds: 
     assert run.verdict is not None
     assert run.verdict.judgement is Judgement.WIN
     finalists = len({name for phase, name in runner.calls if phase == "final"}) - 1
-    assert run.verdict.rounds == run.request.rule.rounds_needed(finalists), "and not one more"
+    assert run.verdict.rounds == run.settings.rule.rounds_needed(finalists), "and not one more"
 
 
 @pytest.mark.parametrize("gain", [0.0, 0.004, 0.015])
@@ -163,7 +163,7 @@ def test_rounds_over_the_budget_show_no_more_than_others(gain: float) -> None:
     run = session(RecordedRunner(slow(0.5), speed={"a": 1 - gain}), ("base", "a"), budget=Budget(1.5))
     list(run.run())
     assert run.verdict is not None
-    assert run.verdict.rounds == run.request.rule.rounds_needed(1)
+    assert run.verdict.rounds == run.settings.rule.rounds_needed(1)
     assert run.verdict.judgement is Judgement.TIE
     assert "too few" not in run.verdict.reason
 
@@ -264,7 +264,7 @@ def test_a_second_baseline_that_wins_but_fails_its_proof_is_out() -> None:
     runner = RecordedRunner(quiet(), speed={"other": 0.5}, fails=fails)
     space = space_of("base", "a")
     two = replace(space, baselines=(*space.baselines, Baseline("second", solution("other"))))
-    run = Session(runner, PROBLEM, TuningRequest(budget=Budget(10)), clock=runner.clock, space=two)
+    run = Session(runner, PROBLEM, TuningSettings(budget=Budget(10)), clock=runner.clock, space=two)
     proofs = [o.status for o in run.run() if o.phase is Phase.PROOF]
     assert proofs == [Status.WRONG_RESULT, Status.OK]
     assert run.verdict is not None

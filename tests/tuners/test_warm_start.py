@@ -19,8 +19,8 @@ from tests.tuners.test_space import space as space_of
 from tuners.budget import Budget
 from tuners.options import ScreeningOptions
 from tuners.policy import MeasurementPolicy
-from tuners.request import TuningRequest
 from tuners.session import Session
+from tuners.tuning_settings import TuningSettings
 from tuners.warm_start import usable
 
 
@@ -128,7 +128,7 @@ def seeded(*seconds: float, names: int = 60, **budget: Any) -> tuple[Session, li
     made = Session(
         runner,
         PROBLEM,
-        TuningRequest(budget=Budget(**{"seconds": 10.0, **budget})),
+        TuningSettings(budget=Budget(**{"seconds": 10.0, **budget})),
         clock=runner.clock,
         space=space,
         warm_start=given,

@@ -124,7 +124,11 @@ def test_what_nobody_knows(arch: str, families: tuple[str, ...], limit: int, wor
 
 @pytest.mark.parametrize(
     ("arch", "each"),
-    [("sm_80", 1), ("sm_100a", 1), pytest.param("sm_90a", 2, marks=pytest.mark.exhaustive)],
+    [
+        ("sm_80", 1),
+        pytest.param("sm_100a", 1, marks=pytest.mark.exhaustive),
+        pytest.param("sm_90a", 2, marks=pytest.mark.exhaustive),
+    ],
 )
 def test_nvrtc_compiles_a_sample_of_every_family(arch: str, each: int, tmp_path: Path) -> None:
     """Few of each: they take a minute of a processor. `gemmtune kernels check` compiles more."""

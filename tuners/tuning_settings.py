@@ -1,4 +1,4 @@
-"""TuningRequest: everything that is asked of a tuning besides its problems and its device."""
+"""TuningSettings: how a problem is to be tuned, whatever the problem and the device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tuners.policy import MeasurementPolicy
 
 
 @dataclass(frozen=True)
-class TuningRequest:
+class TuningSettings:
     """How figures are taken, what a problem may cost, how it is searched, and what decides."""
 
     policy: MeasurementPolicy = field(default_factory=MeasurementPolicy)
