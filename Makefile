@@ -2,6 +2,7 @@
 #   make demo   set up, then serve, import a captured model's file, tune it over HTTP, export, stop
 #   make test   set up, then lint and run every suite that this machine can run
 # Beside them: make quick (the inner loop), make exhaustive (the full grids).
+SHELL  := bash
 VENV   := .venv
 PYTHON := $(VENV)/bin/python
 DEMO_PROBLEMS := docs/examples/gpt2-untuned.csv
@@ -18,9 +19,14 @@ demo: setup
 	    --max-gflop $(DEMO_MAX_GFLOP) --seconds $(DEMO_SECONDS)
 
 # Suites start hundreds of processes: bytecode is kept, whatever the environment says.
-test: dev lint
+# The linters run beside them and are shown at the end: suites wait for processes and disks often enough.
+test: dev
 	@bash .ci/test-packages
-	@PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest $(SIDE_BY_SIDE) --durations=100 --durations-min=3 -m "$$(bash .ci/marks $(PYTHON))"
+	@marks=$$(bash .ci/marks $(PYTHON)) || exit 1; \
+	$(MAKE) --no-print-directory lint >.lint.log 2>&1 & linters=$$!; \
+	PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest $(SIDE_BY_SIDE) --durations=20 --durations-min=3 \
+	    -m "$$marks"; suites=$$?; \
+	wait $$linters; linted=$$?; cat .lint.log; rm -f .lint.log; exit $$((suites || linted))
 
 # The inner loop: no compiler, no processes, SQLite alone.
 quick: dev
@@ -29,7 +35,9 @@ quick: dev
 # What `make test` samples, in full; the day and the commit of a run that passed are kept.
 exhaustive: dev
 	@bash .ci/test-packages
-	@PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest $(SIDE_BY_SIDE) -q -m "exhaustive and $$(bash .ci/marks $(PYTHON) | sed 's/ and not exhaustive//')"
+	@marks=$$(bash .ci/marks $(PYTHON)) || exit 1; \
+	PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest $(SIDE_BY_SIDE) -q \
+	    -m "exhaustive and $${marks/ and not exhaustive/}"
 	@echo "$$(date -u +%F) $$(git rev-parse HEAD)" > tests/exhaustive.txt
 
 lint: dev

@@ -41,13 +41,13 @@ STARTING = (
     "service/test_serve.py", "service/test_several_devices.py", "service/test_store.py",
     "service/test_tunings.py", "service/test_worker.py", "tuners/",
 )  # fmt: skip
-#: Grids of which `make test` takes every third (or second) combination, and `make exhaustive` all. Tests of
-#: planted mistakes, and tests with few combinations, are taken whole.
+#: Grids of which `make test` takes one combination in so many, and `make exhaustive` all. Tests of planted
+#: mistakes, and tests with few combinations, are taken whole.
 SAMPLED = {
-    "backends/kernels/emulator/test_families.py": 3, "backends/kernels/families/": 3,
-    "backends/kernels/test_compile.py": 3, "backends/kernels/triton/test_arithmetic.py": 3,
-    "backends/gpu/test_padded.py": 3, "backends/gpu/test_device_reference.py": 2,
-    "backends/cpu/test_kernels_abi.py": 3, "tuners/test_verify_device.py": 2,
+    "backends/kernels/emulator/test_families.py": 5, "backends/kernels/families/": 5,
+    "backends/kernels/test_compile.py": 4, "backends/kernels/triton/test_arithmetic.py": 4,
+    "backends/gpu/test_padded.py": 4, "backends/gpu/test_device_reference.py": 3,
+    "backends/cpu/test_kernels_abi.py": 5, "tuners/test_verify_device.py": 3,
 }  # fmt: skip
 _FEW = 5
 

@@ -234,9 +234,9 @@ def cases(
     ]
     for index in range(seeds):
         seed, distribution = first_seed + index, DISTRIBUTIONS[index % len(DISTRIBUTIONS)]
-        found += _ladder("ragged", twins, problem, seed, distribution)
+        found += _with_fallbacks("ragged", twins, problem, seed, distribution)
         if index == 0:
-            found += _ladder(OWN_SCALARS, plain, problem, seed, distribution)
+            found += _with_fallbacks(OWN_SCALARS, plain, problem, seed, distribution)
         if exact_seeds is None or index < exact_seeds or operand_bytes(problem) <= LARGE_BYTES:
             found.append(Case(problem, seed, distribution, "exact"))
     return tuple(found)
@@ -252,7 +252,7 @@ def screening_cases(problem: GemmProblem, seed: int, every: bool) -> tuple[Case,
     return found if every or not own else (*own, *(case for case in found if case.name == "exact"))
 
 
-def _ladder(
+def _with_fallbacks(
     name: str, rungs: list[tuple[str, GemmProblem]], problem: GemmProblem, seed: int, distribution: str
 ) -> list[Case]:
     """One ragged case and what may stand in for it, without those that are the same problem again."""

@@ -1,6 +1,6 @@
-"""Families for products of any size on tensor cores: mma.sync from sm_80 on (tile_product.h), a block's tile
-or a slice of its k (tile_mma.h). stream_k.py has the one whose blocks share tiles evenly, hopper.py those of
-Hopper's wgmma alone."""
+"""Families for products of any size on tensor cores: mma.sync from sm_80 on (tile_product.h). A block computes
+a tile, or a slice of its k (tile_mma.h). In stream_k.py blocks share tiles evenly; tile_wgmma.py has Hopper's
+wgmma."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from backends.kernels.oriented_gemm import WIDE, OrientedGemm, flag
 from backends.problem import GemmProblem
 from backends.solution import Parameter
 
-#: With fewer rows or columns than this the families of streaming.py waste nothing, and a tile does.
+#: With fewer rows or columns than this the GEMV and skinny families waste nothing, and a tile does.
 LEAST_SIDE = 17
 #: operand_tile.h: enum Start.
 AT_16, AT_4, ANYWHERE = 0, 1, 2

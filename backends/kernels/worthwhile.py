@@ -8,7 +8,7 @@ from backends.problem import GemmProblem
 SLOW_FLOPS = 2**38
 
 
-#: With fewer rows or columns than this the families of streaming.py waste nothing, and a tile does.
+#: With fewer rows or columns than this the GEMV and skinny families waste nothing, and a tile does.
 LEAST_SIDE = 17
 
 
@@ -17,7 +17,7 @@ SCALAR_INTENSITY = 64
 
 
 def fp32(problem: GemmProblem) -> bool:
-    """Whether the ladder's steps are what is to be tried: on 16-bit types tensor cores are."""
+    """Whether the SGEMM steps are to be tried: on 16-bit types tensor cores are."""
     return problem.dtype_a == "fp32"
 
 

@@ -51,7 +51,7 @@ EVERYWHERE = ("cpu", "null")
 #: At most so many candidates of a family that its library lists, and of one's neighbours; of our own kernels
 #: for a GPU, whose lists are samples of a space that suites of their own go through. Of the CPU's, each of
 #: which is compiled, at most so many instantiations, from all over the list.
-LISTED, NEAR, COMPILED = 6, 2, 5
+LISTED, NEAR, COMPILED = 6, 2, 3
 #: The registered backends, and the shared GPU layer without a GPU.
 BACKENDS = {**REGISTERED, "null": "backends.gpu.null_backend:NullBackend"}
 

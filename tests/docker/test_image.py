@@ -122,6 +122,7 @@ def test_only_the_worker_has_a_compiler(images: Images) -> None:
     assert "/usr/bin/g++" in images.worker.run(*find)
 
 
+@pytest.mark.exhaustive
 def test_the_worker_compiles_and_tunes_without_a_server(images: Images) -> None:
     (device,) = json.loads(images.worker.run("gemmtune", "devices", "--json"))["devices"]
     assert device["environment"]["libraries"]["compiler"]

@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 
 from service import cli
@@ -50,6 +51,8 @@ def loaded(environment: Mapping[str, str]) -> Iterator[Loaded]:
 
 def main() -> None:
     """Runs each line's command."""
+    for module in {module for module, _ in cli.COMMANDS.values()}:  # a command alone loads no other
+        import_module(f"service.commands.{module}")
     gc.freeze()  # what is loaded is not looked through again when a command ends
     for line in sys.stdin:
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:

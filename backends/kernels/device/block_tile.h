@@ -1,4 +1,4 @@
-// The ladder from shared memory on: a block computes a BM x BN tile of D, BK of k at a time. Tiles of A and
+// The SGEMM steps from shared memory on: a block computes a BM x BN tile of D, BK of k at a time. Tiles of A and
 // B are brought into shared memory, widened to fp32, with their rows (columns) side by side, and every
 // thread adds up the TM x TN elements that are its own. Each family is one step further:
 //

@@ -6,14 +6,14 @@
 //   GEMMTUNE_RARELY(condition)                    the condition; what it leads to is kept out of the way
 //   thread_index() block_x() block_y() block_z()  blocks are one-dimensional, grids three-dimensional
 //   block_barrier() warp_barrier() shuffle_xor()  every thread of the block, or of the warp, takes part
-//   meet<THREADS>()                               block_barrier() of so many threads, wherever they call it
+//   named_barrier_sync<THREADS>()                 block_barrier() of so many threads, wherever they call it
 //   stream16() stream8() stream4() read16()       aligned loads: of what is read once, or again
 //   stream16(p, there)                            the same, or zeros; no branch, so that many are in flight
 //   stream16_part()                               either, of a run that is read by small parts: the 128 bytes
 //                                                 around come as far as L2 with it
 //   read16_if() read2_if()                        a load where it is wanted (else anything; zero): no branch
 //   write_shared16_if()                           and such a store to shared memory, of what is known anyway
-//   fetch()                                       on its way to L2, on NVIDIA's GPUs: no load, at any time
+//   prefetch_l2()                                 on its way to L2, on NVIDIA's GPUs: no load, at any time
 //   write16() write8()                            aligned stores
 //   write_global16()                              one to global memory, in one piece whatever stands around it
 //   copy_async16() copy_async4()                  from global to shared memory, by nobody's registers: 16 (4)
@@ -26,8 +26,8 @@
 //   commit_copies() wait_copies<N>()              copies since the last make a group; all but N groups are in
 //                                                 place, as far as this thread's own go
 //   read_shared<T>()                              from shared memory, by a whole warp
-//   keep(x)                                       x, worked out here once: compilers would rather do so again
-//   keep_shared(p)                                in every turn of a loop that uses it (p: shared memory)
+//   opaque(x)                                     x, worked out here once: compilers would rather do so again
+//   opaque_shared(p)                              in every turn of a loop that uses it (p: shared memory)
 //   launch_dependents() wait_for_launches()       what launches tell each other (below)
 //   GEMMTUNE_KERNEL(name, family)                 the entry point of family::run(args, shared), which begins
 //                                                 when all launches before it have ended
@@ -120,8 +120,8 @@ GEMMTUNE_DEVICE Words stream16_part(const void* p, bool there = true) { return s
 
 #if !defined(GEMMTUNE_KEEPING)
 template <typename T>
-GEMMTUNE_DEVICE T keep(T x) { return x; }
-GEMMTUNE_DEVICE char* keep_shared(char* p) { return p; }
+GEMMTUNE_DEVICE T opaque(T x) { return x; }
+GEMMTUNE_DEVICE char* opaque_shared(char* p) { return p; }
 #endif
 
 #if !defined(GEMMTUNE_HOST)
@@ -143,7 +143,7 @@ GEMMTUNE_DEVICE T read_shared(const void* p) { return *static_cast<const T*>(p);
 //                        of memory, and may stand before a block's last stores. Copies of operands say so
 //                        as well. A launch that says nothing lets the next one start when its last block
 //                        ends: products do not overlap.
-// Before it waits a kernel may fetch() what it is going to load: whoever stores there meanwhile stores to L2.
+// Before it waits a kernel may prefetch_l2() what it is going to load: whoever stores there meanwhile stores to L2.
 // Elsewhere launches wait for one another anyway, and these functions do nothing.
 #if !defined(GEMMTUNE_DEPENDENT_LAUNCHES)
 GEMMTUNE_DEVICE void launch_dependents() {}

@@ -15,26 +15,26 @@ GEMMTUNE_DEVICE unsigned block_y() { return blockIdx.y; }
 GEMMTUNE_DEVICE unsigned block_z() { return blockIdx.z; }
 GEMMTUNE_DEVICE void block_barrier() { __syncthreads(); }
 template <int THREADS>
-GEMMTUNE_DEVICE void meet() {  // __syncthreads() is one place in the program for all
+GEMMTUNE_DEVICE void named_barrier_sync() {  // __syncthreads() is one place in the program for all
     asm volatile("barrier.cta.sync.aligned 1, %0;" ::"n"(THREADS) : "memory");
 }
 GEMMTUNE_DEVICE void warp_barrier() { __syncwarp(); }
 
 #define GEMMTUNE_KEEPING
-GEMMTUNE_DEVICE int keep(int x) {
+GEMMTUNE_DEVICE int opaque(int x) {
     asm volatile("" : "+r"(x));
     return x;
 }
-GEMMTUNE_DEVICE i64 keep(i64 x) {
+GEMMTUNE_DEVICE i64 opaque(i64 x) {
     asm volatile("" : "+l"(x));
     return x;
 }
 template <typename T>
-GEMMTUNE_DEVICE T* keep(T* p) {
+GEMMTUNE_DEVICE T* opaque(T* p) {
     asm volatile("" : "+l"(p));
     return p;
 }
-GEMMTUNE_DEVICE char* keep_shared(char* p) {
+GEMMTUNE_DEVICE char* opaque_shared(char* p) {
     unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(p));
     asm volatile("" : "+r"(at));
     return static_cast<char*>(__cvta_shared_to_generic(at));
@@ -112,7 +112,7 @@ GEMMTUNE_DEVICE void write_shared16_if(bool wanted, void* p, Words v) {
                    "r"(static_cast<unsigned>(__cvta_generic_to_shared(p))), "r"(static_cast<int>(wanted))
                  : "memory");
 }
-GEMMTUNE_DEVICE void fetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+GEMMTUNE_DEVICE void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 GEMMTUNE_DEVICE void write16(void* p, Words v) { *static_cast<Words*>(p) = v; }
 GEMMTUNE_DEVICE void write_global16(void* p, Words v) {
     asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};"

@@ -24,7 +24,7 @@ GEMMTUNE_DEVICE void block_barrier() {
 }
 
 template <int THREADS>
-GEMMTUNE_DEVICE void meet() { block_barrier(); }
+GEMMTUNE_DEVICE void named_barrier_sync() { block_barrier(); }
 
 GEMMTUNE_DEVICE float as_float(unsigned bits) { return __builtin_bit_cast(float, bits); }
 GEMMTUNE_DEVICE unsigned as_unsigned(float value) { return __builtin_bit_cast(unsigned, value); }
@@ -58,7 +58,7 @@ GEMMTUNE_DEVICE void write_shared16_if(bool wanted, void* p, Words v) {
 GEMMTUNE_DEVICE unsigned short read2_if(bool wanted, const void* p) {
     return wanted ? *static_cast<const unsigned short*>(p) : static_cast<unsigned short>(0);
 }
-GEMMTUNE_DEVICE void fetch(const void*) {}
+GEMMTUNE_DEVICE void prefetch_l2(const void*) {}
 GEMMTUNE_DEVICE void write16(void* p, Words v) { *static_cast<Words*>(p) = v; }
 GEMMTUNE_DEVICE void write_global16(void* p, Words v) { write16(p, v); }
 GEMMTUNE_DEVICE void write8(void* p, const unsigned (&v)[2]) {

@@ -30,22 +30,22 @@ struct RingLines {
     GEMMTUNE_DEVICE RingLines(const void* operand, i64 batch, i64 ld, i64 first, int lines, int k) : k_(k) {
         const char* const base = static_cast<const char*>(operand) + (batch + first * ld) * 2;
         const i64 left = lines - first;
-        lines_ = keep(static_cast<int>(left < LINES ? left : LINES)), eight_ = keep(ld * 16);
+        lines_ = opaque(static_cast<int>(left < LINES ? left : LINES)), eight_ = opaque(ld * 16);
         start_ = static_cast<int>(reinterpret_cast<u64>(base) % 16) / 2, ld_ = static_cast<int>(ld & 7);
         GEMMTUNE_UNROLL
         for (int turn = 0; turn < kTurns; ++turn) {
             const int line = line_of(turn);
-            from_[turn] = keep(base + (line * ld * 2 - shift_of(line) + unit() * 16));
-            to_[turn] = keep(place_of(line) * kPitch + (unit() ^ exchanged(line)) * 16);
+            from_[turn] = opaque(base + (line * ld * 2 - shift_of(line) + unit() * 16));
+            to_[turn] = opaque(place_of(line) * kPitch + (unit() ^ exchanged(line)) * 16);
         }
-        left_ = keep(lines_ - lane_index() / kLanes);
+        left_ = opaque(lines_ - lane_index() / kLanes);
         const int mine = lane_index() / 4 % LINES, member = lane_index() % 4;
-        read_ = keep(place_of(mine) * kPitch + shift_of(mine) / 4 * 4 + (member ^ exchanged(mine)) * 16);
+        read_ = opaque(place_of(mine) * kPitch + shift_of(mine) / 4 * 4 + (member ^ exchanged(mine)) * 16);
         if (WHOLE) return;
-        bits_ = keep(shift_of(mine) % 4 * 8);
+        bits_ = opaque(shift_of(mine) % 4 * 8);
         const int last = lane_index();
-        from_last_ = keep(base + (last * ld * 2 - shift_of(last) + kPiece));
-        to_last_ = keep(place_of(last) * kPitch + kPiece), left_last_ = keep(lines_ - last);
+        from_last_ = opaque(base + (last * ld * 2 - shift_of(last) + kPiece));
+        to_last_ = opaque(place_of(last) * kPitch + kPiece), left_last_ = opaque(lines_ - last);
     }
 
     // Starts this lane's copies of a chunk of an operand that ends at `end`; what lies beyond a line's end is

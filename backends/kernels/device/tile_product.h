@@ -185,7 +185,7 @@ private:
         };
         const auto arrived = [&] {
             wait_copies<kAhead - 1>();
-            meet<kThreads>();  // idle warps come from another place in the program
+            named_barrier_sync<kThreads>();  // idle warps come from another place in the program
         };
         if constexpr (kDeep) {  // copies are long programs, to be fetched as often as they stand here
             GEMMTUNE_ROLL

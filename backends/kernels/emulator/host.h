@@ -35,7 +35,7 @@ inline unsigned block_y() { return host::block().at[1]; }
 inline unsigned block_z() { return host::block().at[2]; }
 inline void block_barrier() { host::wait(host::kAtBlock); }
 template <int THREADS>
-inline void meet() { block_barrier(); }
+inline void named_barrier_sync() { block_barrier(); }
 
 template <typename To, typename From>
 inline To same_bits(From value) {
@@ -82,7 +82,7 @@ inline unsigned short read2_if(bool wanted, const void* p) {
     within_operand(p, 2);
     return aligned_load<unsigned short>(p, 2);
 }
-inline void fetch(const void*) {}
+inline void prefetch_l2(const void*) {}
 inline void write16(void* p, Words v) {
     if (reinterpret_cast<u64>(p) % 16) host::fail("a wide store to a misaligned address");
     memcpy(p, &v, 16);

@@ -29,7 +29,7 @@ from backends.kernels.families.warp_tile import WarpTile
 from backends.kernels.family import KernelFamily
 
 #: In the order that a search takes turns: those for few columns, small products, tensor cores, then the
-#: ladder from its top.
+#: SGEMM steps, the last first.
 FAMILIES: Mapping[str, KernelFamily] = {
     family.name: family
     for family in (

@@ -1,4 +1,4 @@
-// The ladder's last step, fp32: STAGES tiles of A and B deep, brought into shared memory by copies that go on
+// The last SGEMM step, fp32: STAGES tiles of A and B deep, brought into shared memory by copies that go on
 // while threads multiply and that pass through no registers. What block_tile.h spends on loads under way is
 // left for larger sums (TM x TN of 16 x 8), which read shared memory less often, and for the operands of the
 // next p, which are read while those of this one are multiplied. One barrier a tile.
@@ -8,7 +8,7 @@
 // k is transposed by copies of an element each. The latter cost an instruction for each of the LINES BK /
 // threads elements that a thread brings, of BK TM TN multiplications: one of a hundred at worst.
 //
-// Banks. A warp's lanes lie in Z order (lanes.h), four elements of a line each: a half-warp reads 4 x 16
+// Banks. A warp's lanes lie in Z order (lane_layout.h), four elements of a line each: a half-warp reads 4 x 16
 // bytes side by side of A and as many of B, each in one pass. Copies of 16 bytes are written side by side.
 // Those of an element, eight along k by four lines a warp, go to p kPitch + line with kPitch = 4 modulo 32:
 // p 4 + line has every bank once.

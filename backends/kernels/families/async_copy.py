@@ -1,4 +1,4 @@
-"""The ladder's last step: tiles that come by asynchronous copies, several at a time (async_copy.h)."""
+"""The last SGEMM step: tiles that come by asynchronous copies, several at a time (async_copy.h)."""
 
 from __future__ import annotations
 

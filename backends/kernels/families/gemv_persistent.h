@@ -68,7 +68,7 @@ private:
         GEMMTUNE_DEVICE Mine(const GemmArgs& args, Task task, unsigned first)
             : from(static_cast<const T*>(args.a) + task.batch * args.stride_a + first * args.lda + begin()),
               lda(args.lda), rows(args.m - static_cast<int>(first)), elements(args.k - begin()) {
-            from = keep(from);
+            from = opaque(from);
         }
 
         static GEMMTUNE_DEVICE int begin() { return static_cast<int>(thread_index()) * V; }
@@ -82,7 +82,7 @@ private:
             for (int r = 0; r < ROWS; ++r) {
                 GEMMTUNE_UNROLL
                 for (int u = 0; u < UNROLL; ++u)
-                    if (r < rows && within(u)) fetch(at(r, u));
+                    if (r < rows && within(u)) prefetch_l2(at(r, u));
             }
         }
 
@@ -109,7 +109,7 @@ private:
               alpha(args.alpha) {
             const int there = args.m - static_cast<int>(first) - mine() / COLUMNS;
             rows = mine() < kSums && column < args.n ? there : 0;
-            plain = keep(static_cast<int>(args.beta == 0.0f && !args.bias && args.activation == kNone));
+            plain = opaque(static_cast<int>(args.beta == 0.0f && !args.bias && args.activation == kNone));
             at = static_cast<typename TYPES::D*>(args.d) + task.batch * args.stride_d + row * apart +
                  column * args.d_column;
         }

@@ -71,7 +71,7 @@ struct ShortLines {
         const char* source = from_;
         GEMMTUNE_UNROLL
         for (int turn = 0; turn < kTurns * kSides; ++turn) {
-            if (turn > 0 && turn % kSides == 0) source = keep(source + kAtOnce * line_bytes_);
+            if (turn > 0 && turn % kSides == 0) source = opaque(source + kAtOnce * line_bytes_);
             const char* const from = source + turn % kSides * LANES * 16;
             const int left = turn % kSides == kSides - 1 ? left_last_ : left_;
             const bool wanted = turn / kSides * kAtOnce < left && (turn > 0 || ALIGNED || left_first_ > 0);
@@ -359,7 +359,7 @@ private:
                 D found[kUnit];
                 GEMMTUNE_UNROLL
                 for (int e = 0; e < kUnit; ++e) found[e] = *reinterpret_cast<const D*>(at + e * STRIDE);
-                words[n] = keep(static_cast<int>(Word<D>::pack(found)));  // read here, not at its store
+                words[n] = opaque(static_cast<int>(Word<D>::pack(found)));  // read here, not at its store
             }
             GEMMTUNE_UNROLL
             for (int n = 0; n < Way::kAtOnce; ++n) {

@@ -36,7 +36,7 @@ MOST, MOST_OF_TILE, MOST_OF_BLOCK = 24, 4, 2
 LONGEST = 256
 #: Bytes from a tile's first line to its end.
 MOST_BYTES = 2**31
-#: With fewer rows or columns, or elements of D, the families of streaming.py or one small tile do.
+#: With fewer rows or columns, or elements of D, the GEMV and skinny families or one small tile do.
 LEAST_SIDE, LEAST_ELEMENTS = 9, 2**15
 #: Elements of a thread's piece, and of k that an instruction multiplies.
 _PIECE, _STEP = 8, 16
@@ -47,7 +47,7 @@ _PAD = 8
 #: What a block takes of its multiprocessor's shared memory beside what it asks for.
 _BLOCK_SHARED = 1024
 
-#: Of a multiprocessor, a clock: products by mma.sync (tensor_cores.py), bytes of shared memory, of L2, and
+#: Of a multiprocessor, a clock: products by mma.sync (tile_product.h), bytes of shared memory, of L2, and
 #: of D that it stores; instructions at most, and clocks between two of a warp's.
 _PRODUCTS = {80: 950.0, 90: 1270.0}
 _SHARED_BYTES, _L2_BYTES, _STORED_BYTES, _ISSUED, _ISSUE_CLOCKS = 128.0, 24.0, 14.0, 2.0, 6.0

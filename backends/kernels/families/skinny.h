@@ -7,7 +7,7 @@
 // many columns, whose sums take the registers), and goes along k, UNROLL steps at a time.
 //
 // ALIGNED: every line of A, and of B where it is contiguous along k, starts at 16 bytes; else its loads are
-// put together (stream.h: load_any). WHOLE: lines are whole loads, too; else they go by elements. COLUMNS
+// put together (unaligned_loads.h: load_any). WHOLE: lines are whole loads, too; else they go by elements. COLUMNS
 // is n rounded up to a power of two. k may further be split among blocks (grid.y; epilogue.h: Reduce).
 #pragma once
 
@@ -62,7 +62,7 @@ private:
         for (int u = 0; u < UNROLL; ++u) {
             if (at + u * kWarp >= mine.end) break;
             GEMMTUNE_UNROLL
-            for (int r = 0; r < ROWS; ++r) fetch(row[r] + (at + static_cast<i64>(u) * kWarp) * V);
+            for (int r = 0; r < ROWS; ++r) prefetch_l2(row[r] + (at + static_cast<i64>(u) * kWarp) * V);
         }
     }
 

@@ -48,11 +48,11 @@ struct SkinnyRing {
         const Slice<BK> mine(args, task, (static_cast<unsigned>(args.k) - 1) / BK + 1);
         const Lines<ROWS> a(args.a, task.batch * args.stride_a, args.lda, first, args.m, args.k);
         const Lines<COLUMNS> b(args.b, task.batch * args.stride_b, args.ldb, 0, args.n, args.k);
-        char* const ring = keep_shared(shared + warp * SLOTS * kSlot);
+        char* const ring = opaque_shared(shared + warp * SLOTS * kSlot);
         Sums sum = {};
         // The first turns copy only. (In one loop with the others: this is most of the kernel's code.)
-        const int end = keep(mine.end);
-        int next = keep(mine.begin + warp), to = 0, from = 0;
+        const int end = opaque(mine.end);
+        int next = opaque(mine.begin + warp), to = 0, from = 0;
         wait_for_launches();
         if (task.beyond(args)) return;
         GEMMTUNE_ROLL

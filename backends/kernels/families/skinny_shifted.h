@@ -71,7 +71,7 @@ struct SkinnyShifted {
         const i64 first = static_cast<i64>(block_x() / kBeside) * kSpan + block_x() % kBeside * CLASSES;
         const unsigned begin = task.slice * (args.slice / kDeep);
         Lane lane(args, task, first + warp % CLASSES, begin, part * UNROLL, shared);
-        int at = keep(static_cast<int>(begin) + part * UNROLL);
+        int at = opaque(static_cast<int>(begin) + part * UNROLL);
         Window window[AHEAD ? 2 : 1];
         Sums sum = {};
         wait_for_launches();
@@ -133,20 +133,20 @@ private:
             GEMMTUNE_UNROLL
             for (int h = 0; h < kHalves; ++h) {  // lines beyond the last: read as the first, not stored
                 const int i = 8 * (group + 8 * h);
-                line[h] = keep(start + ((first + i < args.m ? i * args.lda : 0) + own) * 2 + on);
+                line[h] = opaque(start + ((first + i < args.m ? i * args.lda : 0) + own) * 2 + on);
             }
             const unsigned each = args.slice / kDeep, k = static_cast<unsigned>(args.k);
             const unsigned steps = (k + shift + kDeep - 1) / kDeep;
             const bool last = task.slice + 1 == static_cast<unsigned>(args.splits) || begin + each > steps;
-            end = keep(static_cast<int>(first >= args.m ? begin : last ? steps : begin + each));
+            end = opaque(static_cast<int>(first >= args.m ? begin : last ? steps : begin + each));
             const unsigned whole = (k + shift) / kDeep;
-            inner = shift ? 1 : 0, outer = keep(least(static_cast<int>(whole), end));
+            inner = shift ? 1 : 0, outer = opaque(least(static_cast<int>(whole), end));
             column = static_cast<const char*>(args.b) + (task.batch * args.stride_b + group * args.ldb) * 2;
             const int phase = static_cast<int>(reinterpret_cast<u64>(column) % 16) / 2;
             const int from = 8 + own + phase, word = (from - shift % 2) / 2;
             const int place = place_of(group, phase, args.ldb);
             bits = static_cast<unsigned>(from - 2 * word) * 16;
-            column = keep_shared(shared + place * kPitch + word * 4 + ahead * kStep);
+            column = opaque_shared(shared + place * kPitch + word * 4 + ahead * kStep);
         }
 
         GEMMTUNE_DEVICE bool plain(int at) const { return at >= inner && at + UNROLL <= outer; }

@@ -56,13 +56,13 @@ struct SkinnyShort {
         const int place = 8 + shift_of(column(args, task, least(group, COLUMNS - 1))) + own;
         const int near_word = (place - shift % 2) / 2;
         const unsigned bits = static_cast<unsigned>(place - 2 * near_word) * 16;
-        const char* const near = keep_shared(shared + least(group, COLUMNS - 1) * kPitch + near_word * 4);
+        const char* const near = opaque_shared(shared + least(group, COLUMNS - 1) * kPitch + near_word * 4);
         const int j = t / kBringers, word = t % kBringers;
         const char* const start = column(args, task, least(j, COLUMNS - 1));
         const char* const from = start - shift_of(start) * 2 + word * 16;
         const int e = word * 8 - shift_of(start);
         const Inside of_b(from, args.b, args.b_bytes);
-        char* const to = keep_shared(shared + j * kPitch + word * 16 + 16);
+        char* const to = opaque_shared(shared + j * kPitch + word * 16 + 16);
         const Finish<TYPES, 0> here(args, task.batch, first + t % 8 * 8, t / 8);
         wait_for_launches();
         if (task.beyond(args)) return;

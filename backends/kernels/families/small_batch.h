@@ -10,7 +10,7 @@
 // reads of four elements: four lines of one p where it is contiguous along lines, four p of one line where
 // along k.
 //
-// Banks. A team's threads lie in Z order (lanes.h), so that a half-warp reads four words of four elements of
+// Banks. A team's threads lie in Z order (lane_layout.h), so that a half-warp reads four words of four elements of
 // each operand: side by side where it is contiguous along lines; where along k they are of four neighbouring
 // lines, which the pitch (K and 16 bytes more: an odd number of four words) puts into banks of their own.
 // Teams of fewer than 16 threads share a half-warp and may meet.

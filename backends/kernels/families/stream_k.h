@@ -98,7 +98,7 @@ private:
         return args.partial + piece * (BM * BN) + (four * kThreads + static_cast<int>(thread_index())) * 4;
     }
 
-    static GEMMTUNE_DEVICE void keep(const GemmArgs& args, bool from_start, int c,
+    static GEMMTUNE_DEVICE void opaque(const GemmArgs& args, bool from_start, int c,
                                      const SumsOfColumns& sum) {
         GEMMTUNE_UNROLL
         for (int of = 0; of < 2 * Product::kTilesM; ++of) {
@@ -125,7 +125,7 @@ private:
         if (!part.idle && all) Product::transpose_all(sum, part, shared, finish);
         if (!part.idle && !all) {
             GEMMTUNE_UNROLL
-            for (int c = 0; c < Product::kTilesN; ++c) keep(args, piece.begin == 0, c, sum[c]);
+            for (int c = 0; c < Product::kTilesN; ++c) opaque(args, piece.begin == 0, c, sum[c]);
         }
         block_barrier();  // the patches are read: the next piece's tiles are copied to where they lie
     }

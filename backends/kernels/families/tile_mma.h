@@ -25,14 +25,14 @@ struct TileMma {
         release_reduce(args);
         if (part.idle) return;
         Product::transpose_all(sum, part, shared, [&](i64 column, const float* patch) {
-            if (args.splits > 1) keep(args, task, part, column, patch);
+            if (args.splits > 1) opaque(args, task, part, column, patch);
             else Product::finish(args, task.batch, part, column, patch);
         });
     }
 
 private:
     // A slice's sums of a warp's columns from j on, for Reduce.
-    static GEMMTUNE_DEVICE void keep(const GemmArgs& args, Task task, const typename Product::Part& part,
+    static GEMMTUNE_DEVICE void opaque(const GemmArgs& args, Task task, const typename Product::Part& part,
                                      i64 j, const float* patch) {
         const i64 product = static_cast<i64>(task.slice) * args.batch + task.batch;
         float* const to = args.partial + (product * args.n + j) * args.m + part.i;

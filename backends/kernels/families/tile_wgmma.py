@@ -168,7 +168,7 @@ class TileWgmma(KernelFamily):
         multiprocessor have room for, where it has as many."""
         product = OrientedGemm(problem)
         if min(product.m, product.n) < _COLUMNS or self.product_rule(product, environment) is not None:
-            return  # (less than an instruction's columns: the families of streaming.py waste nothing)
+            return  # (less than an instruction's columns: the GEMV and skinny families waste nothing)
         found = [
             (self.tile(product, values), values)
             for values in self._tiles(product, environment)

@@ -123,7 +123,7 @@ inline void see(unsigned long long kind, const void* p) {
     seen[sights][0] = kind, seen[sights][1] = block << 10 | thread_index();
     seen[sights++][2] = reinterpret_cast<u64>(p);
 }
-inline void fetch(const void* p) { see(1, p); }
+inline void prefetch_l2(const void* p) { see(1, p); }
 inline Words stream16(const void* p) {
     see(0, p);
     return aligned_load<Words>(p, 16);
@@ -136,7 +136,7 @@ def _seeing(folder: Path) -> Path:
     copied_headers(folder)
     text = (folder / "emulator" / "host.h").read_text()
     plain = "inline Words stream16(const void* p) { return aligned_load<Words>(p, 16); }\n"
-    for line in ("inline void fetch(const void*) {}\n", plain):
+    for line in ("inline void prefetch_l2(const void*) {}\n", plain):
         assert text.count(line) == 1
         text = text.replace(line, "")
     place = "inline void stream8("
