@@ -1,6 +1,8 @@
-"""Families for products of any size on tensor cores: mma.sync from sm_80 on (tile_product.h). A block computes
-a tile, or a slice of its k (tile_mma.h). In stream_k.py blocks share tiles evenly; tile_wgmma.py has Hopper's
-wgmma."""
+"""Families for products of any size on tensor cores: mma.sync from sm_80 on (tile_product.h).
+
+A block computes a tile, or a slice of its k (tile_mma.h). In stream_k.py blocks share tiles evenly;
+tile_wgmma.py has Hopper's wgmma.
+"""
 
 from __future__ import annotations
 
