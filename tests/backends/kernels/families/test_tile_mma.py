@@ -112,7 +112,7 @@ def test_operands_end_anywhere(sides: str, tmp_path: Path) -> None:
         ("device/tile_product.h", "wait_copies<kAhead - 1>()", "wait_copies<kAhead>()"),
         (
             "device/tile_product.h",
-            "            meet<kThreads>();  // idle warps",
+            "            named_barrier_sync<kThreads>();  // idle warps",
             "            // idle warps",
         ),
         ("device/tile_product.h", "kAhead = STAGES - 1;", "kAhead = STAGES;"),
