@@ -15,12 +15,12 @@ from backends.cuda.cublaslt import CublasLt, CublasLtHeuristic, first_heuristic
 from backends.cuda.driver import CudaDriver, DriverMissing, api, check
 from backends.cuda.padded_cublaslt import PaddedCublasLt
 from backends.cuda.telemetry import NvmlTelemetry
-from backends.cuda.torch_gemm import TorchMatmul, import_torch, torch_build
 from backends.environment import Environment
 from backends.errors import DeviceLost, GemmtuneError, UnsupportedProblem
 from backends.gpu.compiled_family import CompiledFamily, compiled_families
 from backends.gpu.device import GpuDevice
 from backends.gpu.padded_family import PaddedFamily
+from backends.gpu.torch_gemm import TorchMatmul, import_torch, torch_build
 from backends.gpu.triton_family import triton_families
 from backends.kernels.families import FAMILIES
 from backends.problem import GemmProblem, from_linear
@@ -175,7 +175,7 @@ def library_builds() -> tuple[Mapping[str, str], tuple[str, ...]]:
         notes.append(f"nvmath-python is not installed ({error}): no cuBLAS; pip install 'gemmtune[cuda]'")
     except Exception as error:  # the loader's own: the bindings are there, the library is not
         notes.append(f"cuBLAS does not load ({type(error).__name__}: {error}); pip install 'gemmtune[cuda]'")
-    build, torch, triton = nvrtc_build(), torch_build(), usable_build()
+    build, torch, triton = nvrtc_build(), torch_build("cuda"), usable_build()
     if build is None:
         notes.append("NVRTC does not load: nothing of our own compiles; pip install 'gemmtune[cuda]'")
     else:
@@ -196,7 +196,7 @@ def _families() -> Mapping[str, Family]:
     nvrtc, lt = Nvrtc(), CublasLt()
     wgmma = CompiledFamily(FAMILIES["tile-wgmma"], nvrtc)
     made: list[Family] = [
-        lt, CublasLtHeuristic(), PaddedCublasLt(lt, nvrtc), Cublas(), TorchMatmul(),
+        lt, CublasLtHeuristic(), PaddedCublasLt(lt, nvrtc), Cublas(), TorchMatmul("CUDA"),
         *triton_families(Triton()),
         # Version 1 had tile-wgmma's parameters of version 1, and version 2 slower copies.
         PaddedFamily("tile-wgmma-padded", 3, wgmma, nvrtc),

@@ -13,10 +13,13 @@ import numpy as np
 
 from backends.cuda.datatypes import COMPUTE_TYPES, DATA_TYPES, OPERATIONS, scalar
 from backends.cuda.driver import api, check
+from backends.cuda.library import call
 from backends.dtypes import DTYPES
 from backends.environment import Environment
 from backends.errors import GemmtuneError
-from backends.gpu.library import LibraryFamily, call, capability, unscaled, untold_partial_sums
+from backends.gpu.context import GpuContext
+from backends.gpu.library import LibraryFamily, unscaled, untold_partial_sums
+from backends.kernels.legality import capability
 from backends.operands import Layout, Operands, layouts
 from backends.problem import GemmProblem
 from backends.protocol import Launch
@@ -96,7 +99,7 @@ class Cublas(LibraryFamily):
         return _misaligned(p)
 
     def load(
-        self, problem: GemmProblem, solution: Solution, binary: Path | None, device: Any
+        self, problem: GemmProblem, solution: Solution, binary: Path | None, device: GpuContext
     ) -> CublasKernel:
         """The routine on the device; the cuBLAS handle is made once a process."""
         library = device.keep("cublas", lambda: _Library(device))
@@ -129,7 +132,7 @@ def _misaligned(p: GemmProblem) -> str | None:
 class _Library:
     """The process's cuBLAS handle on the device's stream, and the workspace that it was given."""
 
-    def __init__(self, device: Any) -> None:
+    def __init__(self, device: GpuContext) -> None:
         from nvmath.bindings import cublas  # noqa: PLC0415  (optional)
 
         self.api: Any = cublas
@@ -149,7 +152,7 @@ class _Library:
 class _Pointers:
     """Device arrays of the addresses of every matrix of a batch; freed with the launch that owns them."""
 
-    def __init__(self, device: Any, problem: GemmProblem, operands: Operands) -> None:
+    def __init__(self, device: GpuContext, problem: GemmProblem, operands: Operands) -> None:
         found = layouts(problem)
         starts = {"a": operands.a, "b": operands.b, "d": operands.d}
         steps = {name: layout.stride * layout.dtype.bytes for name, layout in found.items()}
@@ -167,7 +170,9 @@ class _Pointers:
 class CublasKernel:
     """A routine with its parameters on a device."""
 
-    def __init__(self, problem: GemmProblem, solution: Solution, device: Any, library: _Library) -> None:
+    def __init__(
+        self, problem: GemmProblem, solution: Solution, device: GpuContext, library: _Library
+    ) -> None:
         self._problem, self._device, self._library = problem, device, library
         self._routine = str(solution.parameters["routine"])
         self._algo = int(solution.parameters["algo"] or 0)

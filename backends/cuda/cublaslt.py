@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,10 +31,12 @@ from backends.cuda.cublaslt_algorithms import (
 )
 from backends.cuda.cublaslt_call import MOST_HEURISTICS, MatmulCall, lt, read_algorithms, types
 from backends.cuda.datatypes import COMPUTE_TYPES, DATA_TYPES
+from backends.cuda.library import call
 from backends.dtypes import DTYPES
 from backends.environment import Environment
 from backends.errors import IllegalSolution
-from backends.gpu.library import MOST_SHARES, LibraryFamily, call
+from backends.gpu.context import GpuContext
+from backends.gpu.library import MOST_SHARES, LibraryFamily
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
 from backends.protocol import Launch
@@ -160,7 +161,7 @@ class Library:
         return self._bases[kind]
 
 
-def library(device: Any) -> Library:
+def library(device: GpuContext) -> Library:
     """The device's own."""
     found: Library = device.keep("cublaslt", Library)
     return found
@@ -171,7 +172,7 @@ class CublasLtKernel:
 
     def __init__(
         self,
-        device: Any,
+        device: GpuContext,
         matmul: MatmulCall,
         algo: npt.NDArray[np.uint64],
         one: MatmulAlgoConfig,
@@ -227,7 +228,7 @@ class CublasLt(LibraryFamily):
         return None
 
     def enumerate_on(
-        self, problem: GemmProblem, device: Any, max_workspace_bytes: int | None
+        self, problem: GemmProblem, device: GpuContext, max_workspace_bytes: int | None
     ) -> Iterator[Solution]:
         """The heuristics' answers under the limit, then what the check passes."""
         found, matmul = library(device), library(device).call(problem)
@@ -247,7 +248,7 @@ class CublasLt(LibraryFamily):
                 yield self._solution(one, size, device)
 
     def neighbours_on(
-        self, problem: GemmProblem, solution: Solution, device: Any, max_workspace_bytes: int | None
+        self, problem: GemmProblem, solution: Solution, device: GpuContext, max_workspace_bytes: int | None
     ) -> Iterator[Solution]:
         """Candidates that differ in one choice and pass the library's check within the limit on workspace
         (bytes)."""
@@ -261,12 +262,12 @@ class CublasLt(LibraryFamily):
             if size is not None and (max_workspace_bytes is None or size <= max_workspace_bytes):
                 yield self._solution(one, size, device)
 
-    def _solution(self, one: MatmulAlgoConfig, size: int, device: Any) -> Solution:
+    def _solution(self, one: MatmulAlgoConfig, size: int, device: GpuContext) -> Solution:
         build = device.environment.libraries.get("cublaslt")
         return Solution(self.name, 1, one._asdict(), build, size, True)
 
     def load(
-        self, problem: GemmProblem, solution: Solution, binary: Path | None, device: Any
+        self, problem: GemmProblem, solution: Solution, binary: Path | None, device: GpuContext
     ) -> CublasLtKernel:
         """Rebuilt by AlgoInit and SetAttribute. Raises IllegalSolution where AlgoCheck refuses it, or an
         operand is aligned to less than it needs (which AlgoCheck cannot see of addresses)."""
@@ -314,19 +315,19 @@ class CublasLtHeuristic(CublasLt):
         return (first_heuristic(environment, None),)
 
     def enumerate_on(
-        self, problem: GemmProblem, device: Any, max_workspace_bytes: int | None
+        self, problem: GemmProblem, device: GpuContext, max_workspace_bytes: int | None
     ) -> Iterator[Solution]:
         """None: they are among the candidates of `cublaslt`, by their attributes."""
         return iter(())
 
     def neighbours_on(
-        self, problem: GemmProblem, solution: Solution, device: Any, max_workspace_bytes: int | None
+        self, problem: GemmProblem, solution: Solution, device: GpuContext, max_workspace_bytes: int | None
     ) -> Iterator[Solution]:
         """None: those of `cublaslt` are searched."""
         return iter(())
 
     def load(
-        self, problem: GemmProblem, solution: Solution, binary: Path | None, device: Any
+        self, problem: GemmProblem, solution: Solution, binary: Path | None, device: GpuContext
     ) -> CublasLtKernel:
         """Raises IllegalSolution where the heuristic has no answer of that rank."""
         matmul = library(device).call(problem)

@@ -136,6 +136,10 @@ class CudaDriver:
         self._stream = check(cu.cuStreamCreate(flags), "cuStreamCreate")
         return int(self._stream)
 
+    def ordinal(self) -> int:
+        """See Driver."""
+        return self._index
+
     def units(self) -> int:
         """See Driver."""
         return self._attribute("MULTIPROCESSOR_COUNT")

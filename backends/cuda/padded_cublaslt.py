@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from backends.cache import BinaryCache
 from backends.cuda.cublaslt import CublasLt
 from backends.environment import Environment
 from backends.errors import IllegalSolution
+from backends.gpu.context import GpuContext
 from backends.gpu.library import LibraryFamily
 from backends.gpu.padded import PADS, PaddedKernel, buffers, copied, copying_unit, misaligned, padded_twin
 from backends.problem import GemmProblem
@@ -56,7 +56,7 @@ class PaddedCublasLt(LibraryFamily):
         return self._inner.illegal(padded_twin(problem, str(pad)), inner, environment)
 
     def enumerate_on(
-        self, problem: GemmProblem, device: Any, max_workspace_bytes: int | None
+        self, problem: GemmProblem, device: GpuContext, max_workspace_bytes: int | None
     ) -> Iterator[Solution]:
         """The library's candidates for each way of padding in turn."""
         asked = []
@@ -74,7 +74,7 @@ class PaddedCublasLt(LibraryFamily):
                     yield solution
 
     def neighbours_on(
-        self, problem: GemmProblem, solution: Solution, device: Any, max_workspace_bytes: int | None
+        self, problem: GemmProblem, solution: Solution, device: GpuContext, max_workspace_bytes: int | None
     ) -> Iterator[Solution]:
         """The library's neighbours with the same padding, and the same attributes with the other."""
         own = str(solution.parameters["pad"])
@@ -98,7 +98,7 @@ class PaddedCublasLt(LibraryFamily):
         return None
 
     def load(
-        self, problem: GemmProblem, solution: Solution, binary: Path | None, device: Any
+        self, problem: GemmProblem, solution: Solution, binary: Path | None, device: GpuContext
     ) -> PaddedKernel:
         """Raises IllegalSolution for a way of padding that this problem has no use for."""
         pad = str(solution.parameters.get("pad"))

@@ -40,6 +40,9 @@ class Driver(Protocol):
     def open(self) -> int:
         """Makes the device's context this thread's, and a stream that everything is queued on: the stream."""
 
+    def ordinal(self) -> int:
+        """The device's index among those of this process, as the vendor's runtime (and torch) counts them."""
+
     def units(self) -> int:
         """Multiprocessors (CUs, WGPs)."""
 

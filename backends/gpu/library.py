@@ -1,42 +1,66 @@
-"""What the vendors' library families on CUDA share: their base, and their errors in our words."""
+"""What the families of vendors' libraries share: their base class, and their errors as ours."""
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Protocol
 
 from backends.cache import BinaryCache
 from backends.dtypes import DTYPES, FLOAT
 from backends.environment import Environment
 from backends.errors import ContextLost, DeviceLost, GemmtuneError, IllegalSolution, LaunchError
+from backends.gpu.context import GpuContext
 from backends.problem import GemmProblem
 from backends.protocol import Kernel
 from backends.solution import Solution
 
-#: cublasStatus_t (cublas_api.h)
-STATUSES = {
-    1: "NOT_INITIALIZED", 3: "ALLOC_FAILED", 7: "INVALID_VALUE", 8: "ARCH_MISMATCH", 11: "MAPPING_ERROR",
-    13: "EXECUTION_FAILED", 14: "INTERNAL_ERROR", 15: "NOT_SUPPORTED", 16: "LICENSE_ERROR",
-}  # fmt: skip
-#: Shares of k that a library is taken to add up in D's type where it does not tell.
+#: Slices of k that a library is assumed to sum in D's type where it does not report its reduction.
 MOST_SHARES = 64
-#: Refusals: INVALID_VALUE, ARCH_MISMATCH, NOT_SUPPORTED.
-_REFUSALS = frozenset({7, 8, 15})
-#: Statuses with which a library reports that a kernel could not be launched: the context may be lost.
-_EXECUTION = frozenset({11, 13, 14})
+
+
+class LibraryError(Exception):
+    """A library's call answered a status other than success: `status` is its number."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"status {status}")
+        self.status = status
+
+
+@dataclass(frozen=True)
+class LibraryStatuses:
+    """The status codes of a vendor's library, which call() translates.
+
+    - prefix: what names begin with (CUBLAS_STATUS_); names: number -> the rest of the name.
+    - refusals: the library does not support the call. executions: a kernel could not be launched, and the
+      context may be lost.
+    - module: the package whose exceptions carry a `status`; "" where calls raise LibraryError."""
+
+    prefix: str = ""
+    names: Mapping[int, str] = field(default_factory=dict)
+    refusals: frozenset[int] = frozenset()
+    executions: frozenset[int] = frozenset()
+    module: str = ""
+
+    def name(self, status: int) -> str:
+        """The status as its header spells it; the number where it is not listed."""
+        return f"{self.prefix}{self.names.get(status, status)}"
+
+
+#: A framework reports errors in words, as RuntimeErrors.
+WORDS = LibraryStatuses()
 
 
 class LibraryCall:
-    """See call(); made once and entered by every launch, which costs some 0.2 us."""
+    """See call(). It is made once and entered by every launch, which costs about 0.2 us."""
 
-    __slots__ = ("_device", "_what")
+    __slots__ = ("_device", "_statuses", "_what")
 
-    def __init__(self, device: Any, what: str) -> None:
-        self._device, self._what = device, what
+    def __init__(self, device: Waits, what: str, statuses: LibraryStatuses) -> None:
+        self._device, self._what, self._statuses = device, what, statuses
 
     def __enter__(self) -> None:
         return None
@@ -46,33 +70,40 @@ class LibraryCall:
     ) -> None:
         if error is None or isinstance(error, GemmtuneError):
             return
+        statuses = self._statuses
         module = type(error).__module__.partition(".")[0]
-        if module != "nvmath" and not isinstance(error, RuntimeError):
+        known = isinstance(error, (RuntimeError, LibraryError)) or (module and module == statuses.module)
+        if not known:
             return
         status = getattr(error, "status", None)
-        if status is None or int(status) in _EXECUTION:
+        if status is None or int(status) in statuses.executions:
             _raise_if_lost(self._device)
-        if status is not None and int(status) in _REFUSALS:
-            raise IllegalSolution(
-                f"{self._what} refuses it: CUBLAS_STATUS_{STATUSES[int(status)]}"
-            ) from error
-        name = f"CUBLAS_STATUS_{STATUSES.get(int(status), status)}" if status is not None else _words(error)
+        if status is not None and int(status) in statuses.refusals:
+            raise IllegalSolution(f"{self._what} refuses it: {statuses.name(int(status))}") from error
+        name = statuses.name(int(status)) if status is not None else _words(error)
         raise LaunchError(f"{self._what}: {name}") from error
 
 
-def call(device: Any, what: str) -> LibraryCall:
-    """A context for a library's calls: what nvmath and torch raise becomes IllegalSolution for a refusal,
-    ContextLost where the fault ended this process's use of the device, else a LaunchError; each names `what`
-    and the status."""
-    return LibraryCall(device, what)
+class Waits(Protocol):
+    """A device that can be waited for."""
+
+    def synchronize(self) -> None:
+        """Raises ContextLost or DeviceLost where the last launches ended this process's use of the device."""
 
 
-def _raise_if_lost(device: Any) -> None:
+def call(device: Waits, what: str, statuses: LibraryStatuses) -> LibraryCall:
+    """A context manager for a library's calls. It turns what bindings and frameworks raise into
+    IllegalSolution for a refusal, ContextLost where the fault ended this process's use of the device, and
+    LaunchError for anything else; each message names `what` and the status."""
+    return LibraryCall(device, what, statuses)
+
+
+def _raise_if_lost(device: Waits) -> None:
     try:
         device.synchronize()
     except (ContextLost, DeviceLost):
         raise
-    except LaunchError:  # of a stream that is being captured, say; the library's own words are better
+    except LaunchError:  # during a stream capture, for example; the library's own message says more
         pass
 
 
@@ -81,25 +112,19 @@ def _words(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
 
 
-def capability(environment: Environment) -> int:
-    """The compute capability times ten: 90 of sm_90 and sm_90a. 0 where the arch is none of NVIDIA's."""
-    found = re.match(r"sm_(\d+)", environment.arch)
-    return int(found[1]) if found else 0
-
-
 def unscaled(problem: GemmProblem) -> bool:
     """Whether the problem has no scales."""
     return problem.scale_a == problem.scale_b == problem.scale_d == "none"
 
 
 def untold_partial_sums(problem: GemmProblem) -> int:
-    """What a library that does not tell how it splits k may round to D's type."""
+    """How many partial sums a library may round to D's type where it does not report how it splits k."""
     out = DTYPES[problem.dtype_d]
     return MOST_SHARES if out.kind == FLOAT and out.bits < 32 else 1
 
 
 class LibraryFamily(ABC):
-    """What families without a compiled binary share. `library` names their build among the environment's."""
+    """A family without a compiled binary. `library` is its build's key in the environment's libraries."""
 
     name = ""
     version = 1
@@ -140,5 +165,7 @@ class LibraryFamily(ABC):
         return None
 
     @abstractmethod
-    def load(self, problem: GemmProblem, solution: Solution, binary: Path | None, device: Any) -> Kernel:
+    def load(
+        self, problem: GemmProblem, solution: Solution, binary: Path | None, device: GpuContext
+    ) -> Kernel:
         """See Family."""

@@ -103,6 +103,10 @@ class NullDriver:
         self._called("open")
         return 77
 
+    def ordinal(self) -> int:
+        """See Driver."""
+        return 0
+
     def units(self) -> int:
         """See Driver."""
         return self._units

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import sys
 import time
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from backends.errors import CompileError, IllegalSolution, LaunchError
+from backends.gpu.context import GpuBuffer
 from backends.kernel_checks.candidates import GPU_FAMILIES
 from backends.kernels.triton.configuration import TritonConfig
 from backends.kernels.triton.families import holds
@@ -33,7 +35,7 @@ from benchmarks.sanitizer_pairs import (
     sampled,
     to_json,
 )
-from tests.backends.cuda.fakes import FakeBuffer, FakeDevice
+from tests.backends.gpu.null_device import NullDevice
 from tests.backends.kernels.emulator.host import H200
 from tests.benchmarks.gpus import gpu
 
@@ -110,12 +112,13 @@ def test_what_does_not_compile_is_told_in_its_place(tmp_path: Path) -> None:
 # ---- under the sanitizer -------------------------------------------------------------------------
 
 
-class _Device(FakeDevice):
-    """Loads candidates by name; what launches see is written down."""
+class _Device(NullDevice):
+    """Loads candidates by name; records what launches see and every allocation's (address, size)."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[Any] = []
+        self.allocated: list[tuple[int, int]] = []
 
     def load(self, problem: GemmProblem, solution: Solution, binary: Path | None) -> Any:
         name = solution.parameters["name"]
@@ -126,22 +129,27 @@ class _Device(FakeDevice):
             def start() -> None:
                 if name == "faulty":
                     raise LaunchError("it does not start")
+                for operand, layout in layouts(problem).items():
+                    at = getattr(operands, operand)
+                    assert any(ctypes.string_at(at, layout.bytes)), f"{operand} was not drawn"
                 self.seen.append((name, binary, operands, workspace))
 
             return start
 
         return SimpleNamespace(workspace_bytes=44 if name == "split" else 0, bind=bind, prepare=lambda: None)
 
-    def allocate(self, size: int) -> FakeBuffer:
-        self.buffers.append(FakeBuffer(2**20 * (len(self.buffers) + 1), size))
-        return self.buffers[-1]
+    def allocate(self, size: int) -> GpuBuffer:
+        made = super().allocate(size)
+        self.allocated.append((made.address, made.size))
+        return made
 
     def synchronize(self) -> None:
         self.seen.append("waited")
 
 
-def _held(device: _Device, address: int) -> FakeBuffer:
-    return next(one for one in device.buffers if one.address <= address < one.address + one.size)
+def _held(device: _Device, address: int) -> tuple[int, int]:
+    """The address and the size of the allocation that an address is in."""
+    return next((at, size) for at, size in device.allocated if at <= address < at + size)
 
 
 def test_operands_are_allocations_of_their_own_and_no_larger(capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,12 +163,11 @@ def test_operands_are_allocations_of_their_own_and_no_larger(capsys: pytest.Capt
     assert (operands.alpha, operands.beta) == ODD.scalars
     for name, layout in layouts(ODD).items():
         address = getattr(operands, name)
-        buffer = _held(device, address)
-        assert (address % 4, buffer.address + buffer.size - address) == (2, layout.bytes), name
-        assert buffer.data[2:].any(), name
-    assert _held(device, workspace).size == 44
-    assert len(device.buffers) == len(layouts(ODD)) + 1
-    assert all(buffer.freed for buffer in device.buffers)
+        start, size = _held(device, address)
+        assert (address % 4, start + size - address) == (2, layout.bytes), name
+    assert _held(device, workspace)[1] == 44
+    assert len(device.allocated) == len(layouts(ODD)) + 1
+    assert device.driver.memory == {}, "every allocation is freed"
     assert capsys.readouterr().out.splitlines() == [
         f"{word} {ODD.slug} {candidate('split').id}" for word in ("pair", "launched")
     ]
@@ -171,7 +178,7 @@ def test_an_aligned_problems_operands_begin_where_allocations_do() -> None:
     problem = from_mm(5, 7, 9, "bf16")
     launch([Pair(problem, candidate("one"), Path("f"))], device)  # type: ignore[arg-type]
     _, _, operands, workspace = device.seen[0]
-    assert [(one.address, one.size) for one in device.buffers] == [
+    assert device.allocated == [
         (getattr(operands, name), layout.bytes) for name, layout in layouts(problem).items()
     ]
     assert (operands.c, workspace) == (0, 0)
@@ -184,7 +191,7 @@ def test_a_refused_pair_is_told_and_a_failing_one_ends_the_run(capsys: pytest.Ca
         launch([Pair(ODD, candidate(name), Path(name)) for name in names], device)  # type: ignore[arg-type]
     words = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert words == ["pair", "refused", "pair", "launched", "pair"]
-    assert all(buffer.freed for buffer in device.buffers)
+    assert device.driver.memory == {}, "every allocation is freed"
 
 
 def test_the_child_launches_what_the_file_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

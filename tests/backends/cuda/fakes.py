@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from backends.environment import Environment
 
@@ -27,64 +23,6 @@ class LibraryError(Exception):
     def __init__(self, status: int) -> None:
         self.status = status
         super().__init__(f"status {status}")
-
-
-class FakeBuffer:
-    """Device memory that remembers what was put there."""
-
-    def __init__(self, address: int, size: int) -> None:
-        self.address, self.size, self.data, self.freed = address, size, np.zeros(size, np.uint8), False
-
-    def upload(self, data: npt.NDArray[np.uint8], offset: int = 0) -> None:
-        self.data[offset : offset + data.size] = data
-
-    def free(self) -> None:
-        self.freed = True
-
-
-class FakeFunction:
-    """A kernel whose launches are written down."""
-
-    def __init__(self, log: list[Any], name: tuple[Any, ...]) -> None:
-        self._log, self._name = log, name
-
-    def pack(self, *arguments: Any) -> tuple[Any, ...]:
-        return arguments
-
-    def launch(self, grid: Any, block: Any, arguments: Any, stream: int, shared: int = 0) -> None:
-        self._log.append((self._name, grid, block, arguments, stream))
-
-    def dependent(self, grid: Any, block: Any, arguments: Any, stream: int, shared: int = 0) -> Any:
-        return lambda: self._log.append((("dependent", *self._name), grid, block, arguments, stream))
-
-
-class FakeDevice:
-    """What a family asks of a device."""
-
-    environment = ENVIRONMENT
-    stream = 77
-    units = 132
-
-    def __init__(self) -> None:
-        self.kept: dict[str, Any] = {}
-        self.buffers: list[FakeBuffer] = []
-        self.log: list[Any] = []
-
-    def loaded(self, binary: Path, load: Callable[[Path], Any]) -> Any:
-        return self.keep(str(binary), lambda: load(binary))
-
-    def keep(self, name: str, make: Callable[[], Any]) -> Any:
-        return self.kept.setdefault(name, None) or self.kept.update({name: make()}) or self.kept[name]
-
-    def allocate(self, size: int) -> FakeBuffer:
-        self.buffers.append(FakeBuffer(0x10000 * (len(self.buffers) + 1), size))
-        return self.buffers[-1]
-
-    def function(self, source: str, name: str, defines: Any = None) -> FakeFunction:
-        return FakeFunction(self.log, (source, name, tuple(sorted((defines or {}).items()))))
-
-    def synchronize(self) -> None:
-        pass
 
 
 class Status(int):

@@ -114,7 +114,7 @@ def nvmath(monkeypatch: pytest.MonkeyPatch) -> Any:
     found.cublasLt = SimpleNamespace(get_version=lambda: 130103)
     found.cublas = SimpleNamespace(get_property=lambda part: (13, 1, 3)[part])
     monkeypatch.setitem(sys.modules, "nvmath.bindings", found)
-    monkeypatch.setattr(module, "torch_build", lambda: None)
+    monkeypatch.setattr(module, "torch_build", lambda platform: None)
     monkeypatch.setattr(module, "nvrtc_build", lambda: "13.0")
     monkeypatch.setattr(module, "usable_build", lambda: None)
     return found
@@ -123,7 +123,7 @@ def nvmath(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_builds_of_the_libraries_that_load(nvmath: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert library_builds() == ({"cublaslt": "130103", "cublas": "130103", "nvrtc": "13.0"}, ())
     library_builds.cache_clear()
-    monkeypatch.setattr(module, "torch_build", lambda: "2.11.0+cu130")
+    monkeypatch.setattr(module, "torch_build", lambda platform: "2.11.0+cu130")
     monkeypatch.setattr(module, "usable_build", lambda: "3.6.0")
     assert library_builds()[0]["torch"] == "2.11.0+cu130"
     assert library_builds()[0]["triton"] == "3.6.0"

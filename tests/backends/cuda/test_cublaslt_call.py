@@ -14,8 +14,8 @@ from backends.cuda import cublaslt_call as module
 from backends.cuda.cublaslt_algorithms import Algorithm, MatmulAlgoConfig
 from backends.cuda.cublaslt_call import Algo, MatmulCall, read_algorithms, read_configuration, types
 from backends.cuda.datatypes import COMPUTE_TYPES, DATA_TYPES
+from backends.cuda.library import call
 from backends.errors import IllegalSolution, LaunchError
-from backends.gpu.library import call
 from backends.operands import Operands
 from backends.problem import GemmProblem, from_bmm, from_linear, from_mm
 from tests.backends.cuda.fake_lt import FakeLt

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from backends.environment import Environment
 from backends.errors import ContextLost, DeviceLost, IllegalSolution, LaunchError
-from backends.gpu.library import call, capability
-from tests.backends.cuda.fakes import ENVIRONMENT, LibraryError
+from backends.gpu.library import WORDS, LibraryCall, LibraryError, LibraryStatuses, Waits
+from backends.gpu.library import call as library_call
+
+STATUSES = LibraryStatuses(
+    "BLAS_",
+    {1: "NOT_INITIALIZED", 3: "ALLOC_FAILED", 7: "INVALID_VALUE", 8: "ARCH_MISMATCH", 15: "NOT_SUPPORTED"},
+    refusals=frozenset({7, 8, 15}), executions=frozenset({11, 13, 14}), module="bindings",
+)  # fmt: skip
+
+
+class BindingsError(Exception):
+    """What a package's bindings raise: its own exception, with the status."""
+
+    __module__ = "bindings.blas"
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+        super().__init__(f"status {status}")
+
+
+def call(device: Waits, what: str) -> LibraryCall:
+    return library_call(device, what, STATUSES)
 
 
 class Device:
@@ -28,10 +45,10 @@ class Device:
 def test_a_status_is_named_with_what_was_called(status: int, name: str) -> None:
     device = Device()
     with (
-        pytest.raises(LaunchError, match=rf"^cuBLAS gemm_ex: CUBLAS_STATUS_{name}$"),
+        pytest.raises(LaunchError, match=rf"^cuBLAS gemm_ex: BLAS_{name}$"),
         call(device, "cuBLAS gemm_ex"),
     ):
-        raise LibraryError(status)
+        raise BindingsError(status)
     assert device.waits == 0
 
 
@@ -41,34 +58,42 @@ def test_a_status_is_named_with_what_was_called(status: int, name: str) -> None:
 def test_a_refusal_is_no_fault(status: int, name: str) -> None:
     device = Device(ContextLost("nobody asks"))
     with (
-        pytest.raises(IllegalSolution, match=rf"^cuBLAS gemm_ex refuses it: CUBLAS_STATUS_{name}$"),
+        pytest.raises(IllegalSolution, match=rf"^cuBLAS gemm_ex refuses it: BLAS_{name}$"),
         call(device, "cuBLAS gemm_ex"),
     ):
-        raise LibraryError(status)
+        raise BindingsError(status)
     assert device.waits == 0
+
+
+@pytest.mark.parametrize("raised", [BindingsError(13), LibraryError(13)])
+def test_errors_of_bindings_and_of_our_own_calls_are_alike(raised: Exception) -> None:
+    with pytest.raises(LaunchError, match=r"^x: BLAS_13$"), call(Device(), "x"):
+        raise raised
+    with pytest.raises(BindingsError), library_call(Device(), "x", WORDS):
+        raise BindingsError(13)
 
 
 @pytest.mark.parametrize("status", [11, 13, 14])
 def test_a_failed_execution_asks_whether_the_context_is_lost(status: int) -> None:
     with pytest.raises(ContextLost, match="gone"), call(Device(ContextLost("gone")), "x"):
-        raise LibraryError(status)
+        raise BindingsError(status)
     with pytest.raises(DeviceLost), call(Device(DeviceLost("off the bus")), "x"):
-        raise LibraryError(status)
+        raise BindingsError(status)
     capturing = Device(LaunchError("waiting for the device: CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"))
-    with pytest.raises(LaunchError, match=r"^x: CUBLAS_STATUS_"), call(capturing, "x"):
-        raise LibraryError(status)
+    with pytest.raises(LaunchError, match=r"^x: BLAS_"), call(capturing, "x"):
+        raise BindingsError(status)
 
 
 def test_a_frameworks_error_is_its_first_line() -> None:
     device = Device()
     with (
         pytest.raises(LaunchError, match=r"^torch: RuntimeError: CUDA error: invalid$") as caught,
-        call(device, "torch"),
+        library_call(device, "torch", WORDS),
     ):
         raise RuntimeError("CUDA error: invalid\nCompile with TORCH_USE_CUDA_DSA")
     assert isinstance(caught.value.__cause__, RuntimeError)
     assert device.waits == 1
-    with pytest.raises(LaunchError, match=r"^torch: RuntimeError$"), call(device, "torch"):
+    with pytest.raises(LaunchError, match=r"^torch: RuntimeError$"), library_call(device, "torch", WORDS):
         raise RuntimeError
 
 
@@ -79,11 +104,3 @@ def test_other_errors_pass() -> None:
         raise IllegalSolution("a rule")
     with call(Device(), "x"):
         pass
-
-
-@pytest.mark.parametrize(
-    ("arch", "expected"), [("sm_75", 75), ("sm_90a", 90), ("sm_120", 120), ("gfx942", 0)]
-)
-def test_capability(arch: str, expected: int) -> None:
-    environment: Environment = replace(ENVIRONMENT, arch=arch)
-    assert capability(environment) == expected

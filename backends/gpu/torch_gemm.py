@@ -1,23 +1,24 @@
-"""torch's own CUDA GEMM calls on the same memory: what a framework's user runs today.
+"""torch's own GEMM calls on the same memory: what a framework's user runs today, on CUDA and on ROCm builds.
 
-torch is imported in the process that owns the device alone (it takes seconds). Tensors alias the operands'
-addresses, and every call writes to `out`, so that nothing is allocated while launches are captured.
+Only the process that owns the device imports torch (it takes seconds). Tensors alias the operands' addresses,
+and every call writes to `out`, so that nothing is allocated during a graph capture. A ROCm build of torch has
+the same Python interface: its devices are called cuda, and hipBLASLt or rocBLAS runs its products.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
-from backends.cuda.driver import api, check
 from backends.dtypes import DTYPES, is_fp8
 from backends.environment import Environment
-from backends.gpu.library import LibraryFamily, call, unscaled, untold_partial_sums
+from backends.gpu.context import GpuContext
+from backends.gpu.library import WORDS, LibraryFamily, call, unscaled, untold_partial_sums
 from backends.operands import Layout, Operands, layouts
 from backends.problem import GemmProblem
 from backends.protocol import Launch
@@ -28,19 +29,25 @@ _TENSOR_TYPES: Mapping[str, tuple[str, str]] = {
     "fp64": ("<f8", "float64"), "fp32": ("<f4", "float32"), "fp16": ("<f2", "float16"),
     "bf16": ("<i2", "bfloat16"), "int8": ("|i1", "int8"), "int32": ("<i4", "int32"),
     "fp8_e4m3": ("|u1", "float8_e4m3fn"), "fp8_e5m2": ("|u1", "float8_e5m2"),
+    "fp8_e4m3_fnuz": ("|u1", "float8_e4m3fnuz"), "fp8_e5m2_fnuz": ("|u1", "float8_e5m2fnuz"),
 }  # fmt: skip
+#: 8-bit floats by the Open Compute Project's definition, and AMD's earlier one without signed zeros.
+_OCP, _FNUZ = ("fp8_e4m3", "fp8_e5m2"), ("fp8_e4m3_fnuz", "fp8_e5m2_fnuz")
+_E5M2 = {"fp8_e5m2", "fp8_e5m2_fnuz"}
 #: (input and output, compute) of torch.mm.
 _COMPUTES = {
     ("fp64", "fp64"), ("fp32", "fp32"), ("fp32", "tf32"), ("fp16", "fp32"), ("fp16", "fp16"),
     ("bf16", "fp32"),
 }  # fmt: skip
+#: torch.version's name of a platform -> what the local part of a version begins with.
+_SUFFIXES = {"cuda": "cu", "hip": "rocm"}
 #: The first torch with allow_fp16_accumulation.
 _FP16_ACCUMULATION = (2, 7)
 
 
-def torch_build() -> str | None:
-    """The installed torch's version ("2.9.1+cu128"), read without importing it; None where there is none or
-    where it is built without CUDA."""
+def torch_build(platform: str) -> str | None:
+    """The installed torch's version ("2.9.1+cu128", "2.9.1+rocm7.0"), read without importing it; None where
+    torch is not installed or not built for the platform ("cuda" or "hip")."""
     try:
         found = distribution("torch")
     except PackageNotFoundError:
@@ -49,10 +56,14 @@ def torch_build() -> str | None:
         text = Path(str(found.locate_file("torch/version.py"))).read_text()
     except OSError:
         text = ""
-    cuda = re.search(r"^cuda\b[^=\n]*=\s*['\"]([0-9.]+)['\"]", text, re.MULTILINE)
-    if cuda is None:
-        return found.version if "+cu" in found.version else None
-    return found.version if "+" in found.version else f"{found.version}+cu{cuda[1].replace('.', '')}"
+    suffix = _SUFFIXES[platform]
+    built = re.search(rf"^{platform}\b[^=\n]*=\s*['\"]([0-9.]+)['\"]", text, re.MULTILINE)
+    if built is None:
+        return found.version if f"+{suffix}" in found.version else None
+    if "+" in found.version:
+        return found.version
+    release = built[1].split(".")[:2]
+    return f"{found.version}+{suffix}{''.join(release) if platform == 'cuda' else '.'.join(release)}"
 
 
 def _version(build: str | None) -> tuple[int, ...]:
@@ -65,7 +76,11 @@ class TorchMatmul(LibraryFamily):
 
     name = "torch"
     library = "torch"
-    title = "torch with CUDA"
+
+    def __init__(self, platform: str) -> None:
+        """`platform` as torch names it: CUDA or ROCm."""
+        self.title = f"torch with {platform}"
+        self._fp8 = _OCP if platform == "CUDA" else (*_OCP, *_FNUZ)
 
     def supports(self, problem: GemmProblem) -> bool:
         """Whether torch has a call for the types, the bias and the scales (of fp8 alone)."""
@@ -73,7 +88,7 @@ class TorchMatmul(LibraryFamily):
         if p.bias not in (None, p.dtype_d) or p.dtype_c != p.dtype_d:
             return False
         if is_fp8(DTYPES[p.dtype_a]):
-            return _scaled_mm_takes(p)
+            return _scaled_mm_takes(p, self._fp8)
         if not unscaled(p):
             return False
         if p.dtype_a == "int8":
@@ -100,7 +115,9 @@ class TorchMatmul(LibraryFamily):
             return f"torch {build} cannot accumulate in fp16; 2.7 can"
         return None
 
-    def load(self, problem: GemmProblem, solution: Solution, binary: Path | None, device: Any) -> TorchKernel:
+    def load(
+        self, problem: GemmProblem, solution: Solution, binary: Path | None, device: GpuContext
+    ) -> TorchKernel:
         """The call on the device; torch's runtime on its stream is made once a process."""
         runtime = device.keep("torch", lambda: _Runtime(device))
         return TorchKernel(problem, device, runtime)
@@ -112,11 +129,12 @@ def _int_mm_takes(p: GemmProblem) -> bool:
     return shaped and p.dtype_d == "int32" and p.alpha == "one" and p.beta == "zero" and p.epilogue == "none"
 
 
-def _scaled_mm_takes(p: GemmProblem) -> bool:
+def _scaled_mm_takes(p: GemmProblem, known: Sequence[str]) -> bool:
     """torch._scaled_mm: row-major times column-major (BLAS: TN), k and columns multiples of 16, never e5m2
     on both sides, a packed 16-bit or fp32 output; scales a tensor or, to bf16, a row and a column."""
     kinds = {p.dtype_a, p.dtype_b}
-    if not kinds <= set(_TENSOR_TYPES) or kinds == {"fp8_e5m2"} or (p.trans_a, p.trans_b) != ("T", "N"):
+    both_e5m2 = len(kinds) == 1 and kinds <= _E5M2
+    if not kinds <= set(known) or both_e5m2 or (p.trans_a, p.trans_b) != ("T", "N"):
         return False
     if p.k % 16 or p.m % 16 or p.batch != 1 or p.ldd != p.m or p.alpha != "one" or p.beta != "zero":
         return False
@@ -141,12 +159,11 @@ def import_torch() -> Any:
 class _Runtime:
     """torch made ready in this process: its current stream is ours, gradients are off."""
 
-    def __init__(self, device: Any) -> None:
+    def __init__(self, device: GpuContext) -> None:
         self.torch = torch = import_torch()
-        self.guard = call(device, "torch")
+        self.guard = call(device, "torch", WORDS)
         with self.guard:
-            ordinal = int(check(api().cuCtxGetDevice(), "cuCtxGetDevice"))
-            self.device = torch.device("cuda", ordinal)
+            self.device = torch.device("cuda", device.driver.ordinal())
             self._stream = torch.cuda.ExternalStream(device.stream, device=self.device)
             # For the process's life: entering it around each launch is time that no user pays.
             torch.set_grad_enabled(False)
@@ -206,7 +223,7 @@ class TorchKernel:
 
     workspace_bytes = 0
 
-    def __init__(self, problem: GemmProblem, device: Any, runtime: _Runtime) -> None:
+    def __init__(self, problem: GemmProblem, device: GpuContext, runtime: _Runtime) -> None:
         self._problem, self._device, self._runtime = problem, device, runtime
         self.partial_sums = untold_partial_sums(problem)
 

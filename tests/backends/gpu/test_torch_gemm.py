@@ -1,4 +1,4 @@
-"""torch on CUDA: which problems, and exactly which calls on which memory."""
+"""torch on GPUs: which problems, and exactly which calls on which memory."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from backends.cache import BinaryCache
-from backends.cuda import torch_gemm as module
-from backends.cuda.torch_gemm import TorchMatmul, torch_build
 from backends.errors import IllegalSolution, LaunchError
+from backends.gpu import torch_gemm as module
+from backends.gpu.torch_gemm import TorchMatmul, torch_build
 from backends.operands import Operands
 from backends.problem import GemmProblem, from_bmm, from_linear, from_mm
 from tests.backends.gpu.null_device import ENVIRONMENT, NullDevice
 
-TORCH = TorchMatmul()
+TORCH, ROCM = TorchMatmul("CUDA"), TorchMatmul("ROCm")
 FP8 = {"dtype_d": "bf16", "scale_a": "tensor", "scale_b": "tensor"}
 
 
@@ -85,8 +85,10 @@ def test_rules() -> None:
         ("2.9.1", "__version__ = '2.9.1+cu128'\ncuda: Optional[str] = '12.8'\nhip = None\n", "2.9.1+cu128"),
         ("2.6.0+cu124", "cuda: Optional[str] = '12.4'\n", "2.6.0+cu124"),
         ("2.9.1+cpu", "cuda: Optional[str] = None\n", None),
-        ("2.9.1+rocm6.4", "cuda: Optional[str] = None\nhip: Optional[str] = '6.4'\n", None),
+        ("2.9.1+rocm6.4", "cuda: Optional[str] = None\nhip: Optional[str] = '6.4.43482'\n", "2.9.1+rocm6.4"),
+        ("2.9.1", "cuda: Optional[str] = None\nhip: Optional[str] = '7.0.51831'\n", "2.9.1+rocm7.0"),
         ("2.9.1+cu128", None, "2.9.1+cu128"),
+        ("2.9.1+rocm7.0", None, "2.9.1+rocm7.0"),
         ("2.9.1", None, None),
     ],
 )
@@ -99,7 +101,9 @@ def test_the_build_is_read_without_an_import(
         (tmp_path / "torch" / "version.py").write_text(text)
     found = SimpleNamespace(version=version, locate_file=lambda path: tmp_path / path)
     monkeypatch.setattr(module, "distribution", lambda name: found)
-    assert torch_build() == expected
+    platform = "hip" if "rocm" in (expected or "") else "cuda"
+    assert torch_build(platform) == expected
+    assert torch_build("cuda" if platform == "hip" else "hip") is None, "of the other platform"
     assert "torch" not in sys.modules
 
 
@@ -108,7 +112,7 @@ def test_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(module, "distribution", missing)
-    assert torch_build() is None
+    assert torch_build("cuda") is None
 
 
 class Tensor:
@@ -230,9 +234,7 @@ PLACES = {"a": 0, "b": 2**14, "c": 2**15, "d": 3 * 2**14, "bias": 2**15 + 2**13}
 @pytest.fixture
 def torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTorch]:
     fake = FakeTorch()
-    driver = SimpleNamespace(cuCtxGetDevice=lambda: (SimpleNamespace(name="CUDA_SUCCESS"), 0))
     monkeypatch.setitem(sys.modules, "torch", fake)
-    monkeypatch.setattr(module, "api", lambda: driver)
     MEMORY.view(np.float32)[:] = np.random.default_rng(3).integers(-4, 5, MEMORY.size // 4)
     yield fake
     MEMORY[:] = 0
