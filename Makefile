@@ -1,15 +1,15 @@
 # Two commands do everything on a fresh Debian machine with python3, make and root:
 #   make demo   set up, then serve, import a captured model's file, tune it over HTTP, export, stop
 #   make test   set up, then lint and run every suite that this machine can run
-# Beside them: make quick (the inner loop), make exhaustive (the full grids).
+# In addition: make quick (the inner loop), make exhaustive (the full grids).
 SHELL  := bash
 VENV   := .venv
 PYTHON := $(VENV)/bin/python
 DEMO_PROBLEMS := docs/examples/gpt2-untuned.csv
-# Problems over this size are left out and counted: the demo ends within three minutes.
+# Larger problems are skipped and counted, so that the demo ends within three minutes.
 DEMO_MAX_GFLOP := 2.5
 DEMO_SECONDS   := 1.5
-# Two test files at a time, in the order of the folders: most of a suite waits for processes and disks.
+# Two test files at a time, in folder order: suites mostly wait for processes and disks.
 SIDE_BY_SIDE   := -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test quick exhaustive lint format setup dev clean
@@ -18,8 +18,8 @@ demo: setup
 	@$(VENV)/bin/gemmtune demo $(DEMO_PROBLEMS) --folder .demo \
 	    --max-gflop $(DEMO_MAX_GFLOP) --seconds $(DEMO_SECONDS)
 
-# Suites start hundreds of processes: bytecode is kept, whatever the environment says.
-# The linters run beside them and are shown at the end: suites wait for processes and disks often enough.
+# Suites start hundreds of processes, so bytecode is written even if the environment disables it.
+# The linters run in parallel, while suites wait for processes and disks; their output is shown at the end.
 test: dev
 	@bash .ci/test-packages
 	@marks=$$(bash .ci/marks $(PYTHON)) || exit 1; \
@@ -28,11 +28,11 @@ test: dev
 	    -m "$$marks"; suites=$$?; \
 	wait $$linters; linted=$$?; cat .lint.log; rm -f .lint.log; exit $$((suites || linted))
 
-# The inner loop: no compiler, no processes, SQLite alone.
+# The inner loop: no compiler, no processes, SQLite only.
 quick: dev
 	@PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest $(SIDE_BY_SIDE) -q -m "not cuda and not hip and not exhaustive and not compiler and not process and not postgres and not image and not torch and not mounts and not clang"
 
-# What `make test` samples, in full; the day and the commit of a run that passed are kept.
+# Runs in full the grids that `make test` samples; records the date and the commit of a run that passed.
 exhaustive: dev
 	@bash .ci/test-packages
 	@marks=$$(bash .ci/marks $(PYTHON)) || exit 1; \

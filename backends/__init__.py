@@ -1,1 +1,1 @@
-"""What a GEMM is, and how each vendor runs one: values, protocols and one package a vendor."""
+"""GEMM problems and how each vendor runs them: value types, protocols and one package per vendor."""

@@ -1,4 +1,4 @@
-"""Hardware facts, one row an architecture; a row that contradicts itself does not import.
+"""Hardware facts, one row per architecture. A row with inconsistent limits raises ValueError on import.
 
 Sources: the CUDA C++ programming guide's table of compute capabilities, AMD's CDNA and RDNA ISA guides,
 and the x86-64 psABI's microarchitecture levels.
@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What one unit (SM, CU, WGP) does in a clock: bytes from memory, bytes from its L1 cache, fp32
-    multiply-adds; and the bytes of loads in flight with which it reaches its share of the memory's bandwidth.
-    Cost models order candidates by them; no rule depends on them."""
+    """Throughput of one unit (SM, CU, WGP) per clock: bytes from memory, bytes from its L1 cache and fp32
+    multiply-adds. `in_flight_bytes` are the bytes of outstanding loads that saturate the unit's share of the
+    memory bandwidth. Only the cost models that order candidates use these; no legality rule does."""
 
     memory_bytes: float
     cache_bytes: float
@@ -25,20 +25,55 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class GpuArch:
-    """An architecture's limits. A unit is what the driver counts as a multiprocessor: an SM, a CU of CDNA, a
-    WGP of RDNA. Registers are of 32 bits.
+class MatrixCores:
+    """The matrix instructions of an AMD architecture.
 
-    - warp: threads of a warp (wavefront).
-    - block_shared_bytes, unit_shared_bytes: shared memory (LDS) that a block may use, and that a unit has.
-    - thread_registers, unit_registers: of a thread at most, and of a unit.
-    - register_granule: a thread is given a multiple of this many registers.
-    - unit_threads, unit_blocks: threads and blocks that a unit holds at once; block_threads: of a block.
-    - default_shared_bytes: dynamic shared memory of a launch without an attribute of its kernel.
-    - grid_threads: a launch has fewer threads than this along each dimension; None: only blocks are limited.
-    - capability: NVIDIA's compute capability times ten, 0 of another vendor.
-    - dependent_launches: a launch may start while the one before it ends (programmatic dependent launch).
-    - clusters: blocks may form clusters."""
+    - instruction: "mfma" (CDNA), or "wmma_gfx11" or "wmma_gfx12" (RDNA 3 and 4), which differ in how operands
+      lie in registers.
+    - shapes: input type (fp16, bf16, int8, fp8) -> (m, n, k) of its instructions, the smallest k first.
+    - fp8: the 8-bit float formats that they multiply: "fnuz", "ocp", or "" for none.
+    - multiply_adds: input type -> multiply-adds per clock of one unit, for cost models."""
+
+    instruction: str
+    shapes: Mapping[str, tuple[tuple[int, int, int], ...]]
+    multiply_adds: Mapping[str, int]
+    fp8: str = ""
+
+    def __post_init__(self) -> None:
+        if self.instruction not in ("mfma", "wmma_gfx11", "wmma_gfx12"):
+            raise ValueError(f"matrix instructions are mfma or wmma, not {self.instruction}")
+        if self.fp8 not in ("", "fnuz", "ocp") or ("fp8" in self.shapes) != bool(self.fp8):
+            raise ValueError(f"8-bit floats are fnuz, ocp or none, not {self.fp8!r}")
+        if not set(self.shapes) <= {"fp16", "bf16", "int8", "fp8"}:
+            raise ValueError(f"no matrix instruction multiplies {', '.join(self.shapes)}")
+        if set(self.shapes) != set(self.multiply_adds):
+            raise ValueError(f"{', '.join(self.shapes)} have rates of {', '.join(self.multiply_adds)}")
+        for kind, shapes in self.shapes.items():
+            if any(m != n or m not in (16, 32) or k < 8 or k & (k - 1) for m, n, k in shapes) or not shapes:
+                raise ValueError(f"matrix instructions of {kind} have 16 or 32 rows, not {shapes}")
+
+    def shape(self, kind: str, m: int) -> tuple[int, int, int] | None:
+        """The instruction of an input type with `m` rows and the largest k, or None."""
+        return next((one for one in reversed(self.shapes.get(kind, ())) if one[0] == m), None)
+
+
+@dataclass(frozen=True)
+class GpuArch:
+    """An architecture's limits. A unit is what the driver counts as a multiprocessor: an SM, a CU (CDNA) or a
+    WGP (RDNA). Registers are 32 bits wide.
+
+    - warp: threads per warp (wavefront).
+    - block_shared_bytes, unit_shared_bytes: shared memory (LDS) available to a block and to a unit.
+    - thread_registers, unit_registers: registers available to a thread and to a unit.
+    - register_granule: registers are allocated to a thread in multiples of this.
+    - unit_threads, unit_blocks: resident threads and blocks per unit. block_threads: threads per block.
+    - default_shared_bytes: dynamic shared memory that a launch may use without setting a kernel attribute.
+    - grid_threads: exclusive upper bound on the threads of a launch along each dimension; None if only the
+      number of blocks is limited.
+    - capability: NVIDIA's compute capability times ten, 0 for other vendors.
+    - dependent_launches: programmatic dependent launch: a launch may start before the previous one has ended.
+    - clusters: thread block clusters are supported.
+    - matrix_cores: AMD's matrix instructions; None for other vendors and for architectures without them."""
 
     name: str
     vendor: str
@@ -57,6 +92,7 @@ class GpuArch:
     capability: int = 0
     dependent_launches: bool = False
     clusters: bool = False
+    matrix_cores: MatrixCores | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         if self.warp not in (32, 64):
@@ -69,18 +105,23 @@ class GpuArch:
             raise ValueError(f"{self.name}: {self.block_threads} threads are no whole warps")
         if not self.unit_registers >= self.thread_registers * self.warp:
             raise ValueError(f"{self.name}: a warp's registers exceed its unit's")
+        if self.matrix_cores is not None:
+            wave = 64 if self.matrix_cores.instruction == "mfma" else 32
+            if self.vendor != "hip" or self.warp != wave:
+                name = self.matrix_cores.instruction
+                raise ValueError(f"{self.name}: {name} needs AMD wavefronts of {wave}")
 
     @property
     def async_copies(self) -> bool:
-        """Whether copies from memory to shared memory are asynchronous (cp.async, from sm_80 on)."""
+        """Whether global memory can be copied to shared memory asynchronously (cp.async, from sm_80 on)."""
         return self.capability >= 80
 
 
 @dataclass(frozen=True)
 class CpuIsa:
-    """A level of a CPU's instruction set: vector width, registers, and the compiler flags that name it.
+    """A CPU instruction set level: vector width, number of vector registers, and its compiler flags.
 
-    `requires` are the flags of /proc/cpuinfo that a CPU must have.
+    `requires` are the /proc/cpuinfo flags that a CPU must have.
     """
 
     name: str
@@ -101,9 +142,10 @@ _KIB = 1024
 
 
 def nvidia(capability: int, shared_kib: int, threads: int, blocks: int) -> GpuArch:
-    """A compute capability (times ten) by the CUDA programming guide, "Technical Specifications per Compute
-    Capability": KiB of shared memory, threads and blocks of a multiprocessor. A block has 1 KiB less of the
-    shared memory. Rates are an H200's, by measurement: 4.6 TB/s over 132 multiprocessors."""
+    """The row of a compute capability (times ten): KiB of shared memory, threads and blocks per
+    multiprocessor, from "Technical Specifications per Compute Capability" in the CUDA programming guide. A
+    block can use 1 KiB less shared memory than its multiprocessor has. All rows have the rates measured on an
+    H200: 4.6 TB/s over 132 multiprocessors."""
     return GpuArch(
         f"sm_{capability}", "cuda", 32, (shared_kib - 1) * _KIB, shared_kib * _KIB,
         thread_registers=255, unit_registers=65536, register_granule=8, unit_threads=threads,
@@ -112,29 +154,67 @@ def nvidia(capability: int, shared_kib: int, threads: int, blocks: int) -> GpuAr
     )  # fmt: skip
 
 
+#: (m, n, k) of the matrix instructions of CDNA, by the bytes of a lane's operand and its elements.
+_FOUR_INT8 = _FOUR_HALVES = ((16, 16, 16), (32, 32, 8))
+_EIGHT_BYTES = _EIGHT_HALVES = ((16, 16, 32), (32, 32, 16))
+_SIXTEEN_BYTES = ((16, 16, 64), (32, 32, 32))
+_WMMA = ((16, 16, 16),)
+#: Shapes: AMD's CDNA 2, 3 and 4 and RDNA 3 and 4 ISA guides; LLVM, BuiltinsAMDGPU.def. Multiply-adds: AMD
+#: matrix instruction calculator (half of FLOPs/CU/cycle or FLOPs/WGP/cycle); the MI355X data sheet for CDNA 4.
+_MATRIX_CORES = {
+    "gfx90a": MatrixCores(
+        "mfma", {"fp16": _FOUR_HALVES, "bf16": _FOUR_HALVES, "int8": _FOUR_INT8},
+        {"fp16": 512, "bf16": 512, "int8": 512},
+    ),
+    "gfx942": MatrixCores(
+        "mfma", {"fp16": _FOUR_HALVES, "bf16": _FOUR_HALVES, "int8": _EIGHT_BYTES, "fp8": _EIGHT_BYTES},
+        {"fp16": 1024, "bf16": 1024, "int8": 2048, "fp8": 2048}, "fnuz",
+    ),
+    "gfx950": MatrixCores(
+        "mfma",
+        {
+            "fp16": _FOUR_HALVES + _EIGHT_HALVES, "bf16": _FOUR_HALVES + _EIGHT_HALVES,
+            "int8": _EIGHT_BYTES + _SIXTEEN_BYTES, "fp8": _EIGHT_BYTES,
+        },
+        {"fp16": 2048, "bf16": 2048, "int8": 4096, "fp8": 4096}, "ocp",
+    ),
+    "gfx1100": MatrixCores(
+        "wmma_gfx11", {"fp16": _WMMA, "bf16": _WMMA, "int8": _WMMA},
+        {"fp16": 512, "bf16": 512, "int8": 512},
+    ),
+    "gfx1201": MatrixCores(
+        "wmma_gfx12", {"fp16": _WMMA, "bf16": _WMMA, "int8": _WMMA, "fp8": _WMMA},
+        {"fp16": 1024, "bf16": 1024, "int8": 2048, "fp8": 2048}, "ocp",
+    ),
+}  # fmt: skip
+
+
 def _cdna(name: str, shared_kib: int, rates: Rates) -> GpuArch:
-    """A CU of CDNA: four SIMDs of 512 registers (VGPRs and AGPRs) by 64 lanes, eight wavefronts and, of
-    several wavefronts each, four workgroups a SIMD (CDNA ISA guides; LLVM, AMDGPUBaseInfo.cpp)."""
+    """The row of a CDNA CU. It has four SIMDs, each with 512 registers (VGPRs and AGPRs) of 64 lanes. A SIMD
+    holds eight wavefronts, and four workgroups of several wavefronts each (CDNA ISA guides; LLVM,
+    AMDGPUBaseInfo.cpp)."""
     return GpuArch(
         name, "hip", 64, shared_kib * _KIB, shared_kib * _KIB, thread_registers=512,
         unit_registers=4 * 512 * 64, register_granule=8, unit_threads=2048, unit_blocks=16,
         default_shared_bytes=shared_kib * _KIB, rates=rates, grid_threads=2**32,
+        matrix_cores=_MATRIX_CORES[name],
     )  # fmt: skip
 
 
 def _rdna(name: str, rates: Rates) -> GpuArch:
-    """A WGP of RDNA 3 and 4: four SIMDs of 1536 registers by 32 lanes, of which a thread has 256 at most;
-    sixteen wavefronts a SIMD (RDNA ISA guides; LLVM, AMDGPUBaseInfo.cpp)."""
+    """The row of an RDNA 3 or 4 WGP. It has four SIMDs, each with 1536 registers of 32 lanes and up to
+    sixteen wavefronts; a thread can use 256 registers (RDNA ISA guides; LLVM, AMDGPUBaseInfo.cpp)."""
     return GpuArch(
         name, "hip", 32, 64 * _KIB, 128 * _KIB, thread_registers=256, unit_registers=4 * 1536 * 32,
         register_granule=24, unit_threads=2048, unit_blocks=32, default_shared_bytes=64 * _KIB, rates=rates,
-        grid_threads=2**32,
+        grid_threads=2**32, matrix_cores=_MATRIX_CORES[name],
     )  # fmt: skip
 
 
-#: AMD's rates are of data sheets, none measured: a die of an MI250X (1.6 TB/s, 110 CUs, 1.7 GHz), an MI300X
-#: (5.3 TB/s, 304, 2.1), an MI355X (8 TB/s, 256, 2.4), an RX 7900 XTX (0.96 TB/s, 48 WGPs, 2.5) and an RX 9070
-#: XT (0.64 TB/s, 32, 3.0); loads in flight for a latency of 800 ns (RDNA 600) and half as many again.
+#: AMD's rates come from data sheets; none are measured: one die of an MI250X (1.6 TB/s, 110 CUs, 1.7 GHz),
+#: MI300X (5.3 TB/s, 304 CUs, 2.1 GHz), MI355X (8 TB/s, 256 CUs, 2.4 GHz), RX 7900 XTX (0.96 TB/s, 48 WGPs,
+#: 2.5 GHz) and RX 9070 XT (0.64 TB/s, 32 WGPs, 3.0 GHz). Bytes in flight cover a latency of 800 ns (600 ns on
+#: RDNA), plus 50%.
 GPU_ARCHS: Mapping[str, GpuArch] = {
     row.name: row
     for row in (
@@ -151,25 +231,28 @@ GPU_ARCHS: Mapping[str, GpuArch] = {
     )
 }
 
-#: NVIDIA's suffixes open instructions to a kernel that then runs on that architecture alone (a) or on its
-#: family (f).
+#: With NVIDIA's suffixes a kernel may use more instructions, and then runs only on that architecture (a) or
+#: on its family (f).
 _SUFFIXES = {"sm_90": ("a",), "sm_100": ("a", "f")}
-#: Architectures by every name that a compiler is given.
+#: Architectures by every target name that is passed to a compiler.
 GPU_TARGETS: Mapping[str, GpuArch] = {
     name + suffix: row for name, row in GPU_ARCHS.items() for suffix in ("", *_SUFFIXES.get(name, ()))
 }
 
+#: Beginnings of RDNA's names, whose wavefronts have 32 lanes.
+_RDNA = ("gfx10", "gfx11", "gfx12")
 _SM = re.compile(r"sm_(\d+)[af]?")
 
 
 @lru_cache(maxsize=64)
 def gpu_arch(vendor: str, name: str) -> GpuArch:
-    """The row of an architecture; one that is not listed has the least limits of its vendor's rows."""
+    """The row of an architecture. One that is not listed gets conservative limits of its vendor."""
     found = GPU_TARGETS.get(name)
     if found is not None:
         return found
     if vendor == "hip":
-        return replace(GPU_ARCHS["gfx90a"], name=name, thread_registers=256)
+        like = "gfx1100" if name.startswith(_RDNA) else "gfx90a"
+        return replace(GPU_ARCHS[like], name=name, thread_registers=256)
     number = _SM.fullmatch(name)
     capability = int(number[1]) if number else 0
     return replace(nvidia(capability, 100 if capability >= 80 else 49, 1536, 16), name=name)
@@ -179,7 +262,7 @@ _V2 = frozenset(["cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"])
 _V3 = _V2 | frozenset(["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"])
 _V4 = _V3 | frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"])
 
-#: Best first: the first row whose `requires` a CPU has is its level.
+#: Best first: a CPU's level is the first row whose `requires` flags it has.
 CPU_ISAS: tuple[CpuIsa, ...] = (
     CpuIsa("x86-64-v4", "x86_64", 64, 32, ("-march=x86-64-v4",), _V4),
     CpuIsa("x86-64-v3", "x86_64", 32, 16, ("-march=x86-64-v3",), _V3),
@@ -188,7 +271,7 @@ CPU_ISAS: tuple[CpuIsa, ...] = (
     CpuIsa("armv8-a", "aarch64", 16, 32, ("-march=armv8-a",)),
 )
 
-#: Extensions on top of a level: /proc/cpuinfo's flag -> the compiler's.
+#: Extensions beyond a level: /proc/cpuinfo flag -> compiler flag.
 CPU_EXTENSIONS: Mapping[str, str] = {
     "avx512_bf16": "-mavx512bf16",
     "avx512_vnni": "-mavx512vnni",

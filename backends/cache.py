@@ -1,7 +1,7 @@
-"""Compiled binaries on disk, keyed by everything that shapes them.
+"""A disk cache of compiled binaries, keyed by everything that affects the output.
 
-A binary is written to a temporary file beside its place, flushed, and renamed into it: a reader sees the
-whole file or none, and two processes that compile the same thing at once both end with a good one.
+A binary is written to a temporary file in the same folder, flushed, and renamed into place. Readers see
+either the whole file or none, and two processes may safely compile the same binary at the same time.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from backends.errors import StorageError
 
 
 class BinaryCache:
-    """A folder of binaries. `root` is made on first use."""
+    """A folder of binaries. `root` is created on first use."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     @staticmethod
     def key(sources: Mapping[str, str], arch: str, compiler: str, flags: Sequence[str]) -> str:
-        """24 hex digits over the sources' texts, the arch, the compiler's version and the flags."""
+        """24 hex digits of a hash over the source texts, the architecture, the compiler version and the
+        flags."""
         return short_hash([dict(sources), arch, compiler, list(flags)], digits=24)
 
     def path(self, key: str, suffix: str) -> Path:
-        """Where the binary of `key` lies or would lie."""
+        """Where the binary of `key` is stored, whether or not it exists yet."""
         return self.root / key[:2] / f"{key}{suffix}"
 
     def get(self, key: str, suffix: str) -> Path | None:
-        """The binary's path, or None. An empty file (a disk that filled up once) counts as none."""
+        """The binary's path, or None. An empty file (left by a full disk) counts as missing."""
         path = self.path(key, suffix)
         try:
             return path if path.stat().st_size > 0 else None
@@ -39,9 +40,9 @@ class BinaryCache:
             return None
 
     def put(self, key: str, suffix: str, build: Callable[[Path], None]) -> Path:
-        """Calls build(path) with a temporary path to fill, then moves it into place.
+        """Calls build(path) with a temporary path to write to, then moves the file into place.
 
-        Raises StorageError where the disk refuses; whatever `build` raises passes through.
+        Raises StorageError if the disk cannot be written; exceptions of `build` propagate.
         """
         path = self.path(key, suffix)
         try:
@@ -65,7 +66,7 @@ class BinaryCache:
 
 
 def storage_error(path: Path, error: OSError) -> StorageError:
-    """The user's words for a disk that refuses."""
+    """The StorageError for a failed write, with advice for the user."""
     return StorageError(
         f"cannot write {path}: {error.strerror or error}; free some space or name another folder "
         "(GEMMTUNE_CACHE_DIR for compiled kernels)"

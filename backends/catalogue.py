@@ -1,5 +1,5 @@
-"""Every kernel family of our own: C++ for GPUs, Triton, C++ for CPUs; what each is, and whether this machine
-can compile it. No device is asked, and a compiler that is missing is an answer."""
+"""The catalogue of our own kernel families (C++ for GPUs, Triton, C++ for CPUs): what each is, and whether
+this machine can compile it. Needs no device; a missing compiler is reported, not raised."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from backends.kernels.triton.families import TritonFamily
 from backends.problem import GemmProblem, from_mm
 from backends.solution import Parameter
 
-#: What a family may be asked for: every input type, and fp32 on tensor cores.
+#: The input types that a family is checked for: every dtype, and tf32 (fp32 on tensor cores).
 INPUT_TYPES = (*COMPUTE_FOR, "tf32")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A family as people see it. `files` are relative to the installation; `parameters`: name -> its values,
-    none where it may be any number; `missing`: vendor -> why nothing is compiled for it here, None where all
-    is well."""
+    """A family as shown to users. `files` are relative to the installation. `parameters`: name -> its values,
+    empty if it may be any number. `missing`: vendor -> why this machine cannot compile for it, None if it
+    can."""
 
     name: str
     description: str
@@ -41,12 +41,12 @@ class Entry:
 
     @property
     def vendors(self) -> tuple[str, ...]:
-        """Those it compiles for."""
+        """The vendors that it compiles for."""
         return tuple(self.missing)
 
     @property
     def space(self) -> int | None:
-        """Combinations of its parameters' values, legal or not; None where a parameter is any number."""
+        """Number of combinations of parameter values, legal or not; None if a parameter may be any number."""
         return prod(len(values) for values in self.parameters.values()) or None
 
     def to_dict(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class Entry:
 
 
 def catalogue() -> list[Entry]:
-    """Every family, in the order that a search on its vendor takes turns."""
+    """Every family, in the order in which a search on its vendor takes turns."""
     found = [
         Entry(
             family.name, _about(family), *_source(family), family.version, _types(family.supports),
@@ -76,19 +76,19 @@ def catalogue() -> list[Entry]:
 
 
 def _source(family: GpuFamily) -> tuple[str, tuple[str, ...]]:
-    """The language and its files."""
+    """The family's language and source files."""
     if isinstance(family, TritonFamily):
         return "Triton", ("backends/kernels/triton/kernels.py",)
     return "C++", (f"backends/kernels/{family.header}",)
 
 
 def _about(family: object) -> str:
-    """The first paragraph of its class's docstring."""
+    """The first paragraph of the family's class docstring, on one line."""
     return " ".join((inspect.getdoc(type(family)) or "").partition("\n\n")[0].split())
 
 
 def _types(supports: Callable[[GemmProblem], bool]) -> tuple[str, ...]:
-    """Input types of a plain product that it runs."""
+    """The input types for which the family runs a plain GEMM."""
     found: list[str] = []
     for name in INPUT_TYPES:
         with suppress(InvalidProblem):

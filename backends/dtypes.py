@@ -1,7 +1,7 @@
 """The number formats of GEMM operands, and host conversions that need no torch.
 
-Storage on the host is a numpy dtype; ml_dtypes supplies those numpy lacks (bf16, fp8). The unit
-roundoff is half the spacing of numbers just above one: 2**-(significand bits), counting the hidden one.
+Each format is stored on the host as a numpy dtype; ml_dtypes supplies those numpy lacks (bf16, fp8). The unit
+roundoff is half the spacing of numbers just above one: 2**-(significand bits), counting the hidden bit.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ ALIASES: Mapping[str, str] = {
     "i8": "int8", "i32": "int32",
 }  # fmt: skip
 
-#: Significand bits kept by an accumulator, by compute type. tf32 and the bf16 splits accumulate in
-#: fp32; what they do to their *inputs* is in INPUT_ROUNDOFF.
+#: Significand bits of the accumulator, by compute type. tf32 and the bf16 splits accumulate in fp32; how they
+#: round their *inputs* is in INPUT_ROUNDOFF.
 COMPUTE_TYPES: Mapping[str, int] = {
     "fp64": 53, "fp32": 24, "tf32": 24, "bf16x9": 24, "fp16": 11, "int32": 0,
 }  # fmt: skip
@@ -146,10 +146,10 @@ def dtype(name: object, field: str = "dtype") -> DType:
 
 
 def to_host(values: npt.NDArray[Any], target: DType) -> npt.NDArray[Any]:
-    """Round float64 or float32 `values` to `target` once (nearest even; integers clip to their range)."""
+    """Rounds float64 or float32 `values` to `target` once (nearest even; integers clip to their range)."""
     if target.kind == INTEGER:
         info = np.iinfo(target.storage)
-        # In float64, because fp32 has no 2**31 - 1 to clip to.
+        # In float64, because fp32 cannot represent 2**31 - 1.
         values = np.clip(np.rint(values.astype(np.float64)), info.min, info.max)
     elif values.dtype == np.float64 and target.kind == FLOAT and target.significand < 11:
         values = _to_odd_fp32(values)
@@ -158,8 +158,9 @@ def to_host(values: npt.NDArray[Any], target: DType) -> npt.NDArray[Any]:
 
 
 def _to_odd_fp32(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """float64 to float32, inexact values to the neighbour with an odd last bit: ml_dtypes converts through
-    float32, and only rounding to odd keeps the second rounding right (Boldo and Melquiond, 2008)."""
+    """Rounds float64 to float32; inexact values go to the neighbour with an odd last bit. ml_dtypes converts
+    through float32, and the second rounding is correct only after rounding to odd (Boldo and Melquiond,
+    2008)."""
     near = values.astype(np.float32)
     with np.errstate(invalid="ignore"):
         inexact = np.isfinite(near) & (near.astype(np.float64) != values)

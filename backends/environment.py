@@ -1,4 +1,4 @@
-"""What a result is true of: Environment, its DeviceClass, and the selectors that people type."""
+"""Environment (what a result was measured on), its DeviceClass, and the selectors that users type."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNITS = re.compile("[1-9][0-9]{0,8}")
 
 @dataclass(frozen=True, order=True)
 class DeviceClass:
-    """vendor:arch:product:units, e.g. cuda:sm_90:NVIDIA-H200:132. Results move only within a class."""
+    """vendor:arch:product:units, e.g. cuda:sm_90:NVIDIA-H200:132. Results are shared only within a class."""
 
     vendor: str
     arch: str
@@ -55,10 +55,10 @@ class DeviceClass:
 
 @dataclass(frozen=True)
 class Environment:
-    """One device and everything whose change may change a result.
+    """One device and everything that may affect a result measured on it.
 
-    `units` are compute units (SMs, CUs, CPU cores this process may use); `partition` a MIG or CPX
-    partition, or the ISA level of a CPU; `libraries` library name -> build.
+    `units` are compute units (SMs, CUs, CPU cores this process may use). `partition` is a MIG or CPX
+    partition, or the ISA level of a CPU. `libraries`: library name -> build.
     """
 
     vendor: str
@@ -74,7 +74,7 @@ class Environment:
 
     @property
     def device_class(self) -> DeviceClass:
-        """The class that this device's results belong to."""
+        """The device class that this device's results belong to."""
         return DeviceClass(self.vendor, self.arch, slug(self.product), self.units)
 
     @property
@@ -93,8 +93,8 @@ class Environment:
 
 
 def selects(selector: str, device_class: DeviceClass) -> bool:
-    """Whether `selector` (cpu, cuda:sm_90, a full class; case-insensitive) names the class; others
-    too, maybe."""
+    """Whether `selector` (cpu, cuda:sm_90, a full class; case-insensitive) matches the class. It may match
+    other classes too."""
     wanted = selector.strip().lower().split(":")
     return str(device_class).lower().split(":")[: len(wanted)] == wanted
 
@@ -102,8 +102,8 @@ def selects(selector: str, device_class: DeviceClass) -> bool:
 def resolve(selector: str, classes: Sequence[DeviceClass], notes: Sequence[str] = ()) -> DeviceClass:
     """The one class that `selector` names.
 
-    Raises UnknownDevice (which lists what exists and the `notes` of backends that have nothing) or
-    AmbiguousDevice (which lists the classes that match).
+    Raises UnknownDevice (listing the classes that exist and the `notes` of the backends) or
+    AmbiguousDevice (listing the classes that match).
     """
     distinct = sorted(set(classes))
     found = [c for c in distinct if selects(selector, c)]

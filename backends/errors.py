@@ -1,7 +1,6 @@
-"""One exception tree. A message says what is wrong, with which value, and what to do.
+"""The exception tree. A message says what is wrong, with which value, and what to do.
 
-A *candidate* that fails is not an exception but a recorded outcome (see outcome.py); these are the
-faults that end a request.
+A failing *candidate* is a recorded outcome (see outcome.py); these exceptions end a request.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ class GemmtuneError(Exception):
 
 
 class InvalidProblem(GemmtuneError, ValueError):
-    """The problem describes no GEMM that can be run. `field` names the part at fault."""
+    """The problem does not describe a GEMM that can be run. `field` names the field at fault."""
 
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
@@ -33,7 +32,7 @@ class UnknownDevice(GemmtuneError, LookupError):
 
 
 class AmbiguousDevice(GemmtuneError, LookupError):
-    """The selector matches several device classes (or devices' UUIDs). `classes` lists them."""
+    """The selector matches several device classes (or several device UUIDs). `classes` lists them."""
 
     def __init__(self, selector: str, classes: Sequence[str], what: str = "device classes") -> None:
         super().__init__(
@@ -48,16 +47,16 @@ class UnsupportedProblem(GemmtuneError, ValueError):
 
 
 class DeviceMemoryExceeded(GemmtuneError, MemoryError):
-    """The operands need more than the stated share of the device's memory."""
+    """The operands need more than the policy's share of the device's memory."""
 
 
 class DeviceError(GemmtuneError):
-    """A device or its driver refused an operation that no candidate is to blame for."""
+    """A device or driver operation failed, and no candidate is to blame."""
 
 
 class DeviceLost(DeviceError):
-    """The device is gone, in use by others alone, or in a state that only its administrator can mend:
-    nothing more can be measured here, and what was to be measured is as it was."""
+    """The device is gone, held exclusively by another process, or in a state that only its administrator can
+    repair. Nothing more can be measured here; problems that were waiting stay unmeasured."""
 
 
 class CompilerMissing(GemmtuneError):
@@ -65,7 +64,7 @@ class CompilerMissing(GemmtuneError):
 
 
 class CompileError(GemmtuneError):
-    """The compiler refused a candidate. `log` holds what it printed."""
+    """The compiler rejected a candidate. `log` holds the compiler's output."""
 
     def __init__(self, message: str, log: str = "") -> None:
         super().__init__(message)
@@ -73,24 +72,24 @@ class CompileError(GemmtuneError):
 
 
 class LaunchError(GemmtuneError):
-    """A kernel or a library call answered an error status."""
+    """A kernel or a library call returned an error status."""
 
 
 class ContextLost(LaunchError):
-    """A fault on the device ended this process's use of it: only another process can go on."""
+    """A device fault made this process's context unusable; only a new process can continue."""
 
 
 class NoBinary(GemmtuneError, LookupError):
-    """The solution is none of the kernels that are compiled to a binary for others to launch."""
+    """The solution has no kernel binary that other programs could launch."""
 
 
 class IllegalSolution(GemmtuneError):
-    """A library refuses this configuration for this problem; the message is the rule."""
+    """A library refuses this configuration, or it is illegal for this problem; the message is the rule."""
 
 
 class StorageError(GemmtuneError, OSError):
-    """A file could not be written or read (a full disk, a folder without permission)."""
+    """A file could not be written or read (full disk, missing permission)."""
 
 
 class ReadError(GemmtuneError, ValueError):
-    """An input file cannot be read at all (single bad lines are reported, not raised)."""
+    """An input file cannot be read at all (single malformed lines are reported, not raised)."""

@@ -1,7 +1,7 @@
-"""The import packages have plain names; a stranger of the same name on sys.path would be imported instead.
+"""Checks that gemmtune's import packages, which have plain names, are not shadowed on sys.path.
 
-Only the standard library is imported here, so that the check itself can run when gemmtune is hidden: the
-entry points run this file by its path, before they import anything of gemmtune.
+This file imports only the standard library, so that the check can run even when gemmtune is shadowed. The
+entry points run it by path before they import anything of gemmtune.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class ShadowedPackage(ImportError):
 
 
 def check_installation(packages: Sequence[str] = PACKAGES) -> None:
-    """Raises ShadowedPackage unless every package comes from the folder that this file belongs to."""
+    """Raises ShadowedPackage unless every package comes from this file's installation."""
     home = Path(__file__).resolve().parent.parent
     for name in packages:
         spec = find_spec(name)

@@ -1,4 +1,4 @@
-"""Where the elements of a problem's operands lie, as every backend and the verifier see it."""
+"""The memory layout of a problem's operands, shared by every backend and the verifier."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from backends.dtypes import DTYPES, DType
 from backends.problem import GemmProblem
 
-#: The operands of a problem in the order that every table lists them.
+#: The operands of a problem, in the order in which every table lists them.
 NAMES = ("a", "b", "c", "d", "bias", "scale_a", "scale_b", "scale_d")
 
 
@@ -32,7 +32,7 @@ class Layout:
 
     @property
     def elements(self) -> int:
-        """Elements from the first to the last, padding between included."""
+        """Elements from the first to the last, including the padding between them."""
         return (self.copies - 1) * self.stride + (self.columns - 1) * self.ld + self.rows
 
     @property
@@ -41,22 +41,23 @@ class Layout:
         return self.elements * self.dtype.bytes
 
     def view(self, flat: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The elements within a flat array of storage, shape [copies, columns, rows]: each matrix
-        transposed, so that memory order is numpy's order. Writes go through."""
+        """A view of the elements in a flat storage array, with shape [copies, columns, rows]: each matrix is
+        transposed, so that memory order is numpy's order. Writes go to the array. Raises ValueError if the
+        array is too small."""
         size = flat.itemsize
         shape = (self.copies, self.columns, self.rows)
         strides = (self.stride * size, self.ld * size, size)
         if flat.size < self.elements:
             raise ValueError(f"{flat.size} elements of storage, {self.elements} needed")
-        # Not as_strided: its interface string does not know every 8-bit float.
+        # Not as_strided: it does not support every 8-bit float type.
         return np.ndarray(shape, flat.dtype, flat, 0, strides)
 
 
 @lru_cache(maxsize=256)
 def layouts(problem: GemmProblem) -> Mapping[str, Layout]:
-    """The layout of every operand the problem has: a, b, d; c where beta != 0; bias where there is one; a
-    scale a tensor is one value, `outer` scales are one a row of op(A) or a column of op(B). (Scales of
-    blocks have no layout yet: no backend supports them.)"""
+    """The layout of every operand that the problem has: a, b and d; c if beta != 0; bias and scales if there
+    are any. A `tensor` scale is one value; `outer` scales are one value per row of op(A) or per column of
+    op(B). Block scales have no layout, since no backend supports them yet."""
 
     def one(rows: int, columns: int, ld: int, stride: int, kind: str) -> Layout:
         copies = problem.batch if stride else 1
@@ -84,13 +85,13 @@ def layouts(problem: GemmProblem) -> Mapping[str, Layout]:
 
 
 def operand_bytes(problem: GemmProblem) -> int:
-    """Bytes of one whole set of operands as stored, padding included."""
+    """Bytes of one set of operands as stored, padding included."""
     return sum(layout.bytes for layout in layouts(problem).values())
 
 
 @dataclass(frozen=True)
 class Operands:
-    """Device addresses of one set of operands (0: the problem has none), and the scalars.
+    """Device addresses of one set of operands (0 for an operand that the problem lacks), and the scalars.
 
     D = scale_d activation(alpha scale_a scale_b op(A) op(B) + beta C + bias).
     """
@@ -108,7 +109,7 @@ class Operands:
 
     @classmethod
     def at(cls, address: Mapping[str, int], scalars: tuple[float, float]) -> Operands:
-        """From addresses by operand name."""
+        """Builds the set from addresses by operand name and (alpha, beta)."""
         found = {name: address.get(name, 0) for name in NAMES}
         return cls(**found, alpha=scalars[0], beta=scalars[1])
 
@@ -116,8 +117,8 @@ class Operands:
 def as_product(
     problem: GemmProblem, a: npt.NDArray[Any], b: npt.NDArray[Any]
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """(op(B)^T [copies,n,k], op(A)^T [copies,k,m]) from the operands' views (Layout.view): their matmul
-    is D's view [batch,n,m]. Conjugates where the problem says so; copies nothing otherwise."""
+    """(op(B)^T [copies,n,k], op(A)^T [copies,k,m]) from the operands' views (Layout.view); their matmul
+    is D's view [batch,n,m]. Conjugates, and thereby copies, only operands with trans "C"."""
     right = a if problem.trans_a == "N" else a.swapaxes(1, 2)
     left = b if problem.trans_b == "N" else b.swapaxes(1, 2)
     if problem.trans_a == "C":

@@ -1,4 +1,4 @@
-"""Outcome: what became of one candidate, with its evidence."""
+"""Outcome: the result of screening, timing or proving one candidate, with its evidence."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from backends.solution import Solution
 
 
 class Status(StrEnum):
-    """ok: verified and timed. pruned: verified, and shown slower before all its samples were taken.
-    unstable: too few undisturbed samples. illegal: breaks a named rule. The rest name the failure."""
+    """ok: verified and timed. pruned: verified, and shown to be slower before all its samples were taken.
+    unstable: too few undisturbed samples. illegal: breaks a named rule. The others name the failure."""
 
     OK = "ok"
     PRUNED = "pruned"
@@ -28,8 +28,8 @@ class Status(StrEnum):
 
 
 class Phase(StrEnum):
-    """screen: one seed verified, then timed. final: timed against the baseline, interleaved.
-    proof: five seeds verified after the final."""
+    """screen: verified on one seed, then timed. final: timed, interleaved with the baseline.
+    proof: verified on five seeds after the final."""
 
     SCREEN = "screen"
     FINAL = "final"
@@ -38,7 +38,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """`samples` are seconds a launch, in the order taken; `evidence` holds plain JSON values."""
+    """`samples` are seconds per launch, in the order taken; `evidence` holds plain JSON values."""
 
     solution: Solution
     phase: Phase
@@ -48,7 +48,7 @@ class Outcome:
 
     @property
     def seconds(self) -> float | None:
-        """Median seconds a launch, or None where nothing was timed."""
+        """Median seconds per launch, or None if nothing was timed."""
         return median(self.samples) if self.samples else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class Outcome:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Outcome:
-        """Raises KeyError, TypeError or ValueError for a row that is no outcome."""
+        """Raises KeyError, TypeError or ValueError for a malformed row."""
         return cls(
             Solution.from_dict(values["solution"]),
             Phase(values["phase"]),

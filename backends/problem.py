@@ -1,13 +1,13 @@
 """GemmProblem: one GEMM, in one canonical form.
 
 D[m,n] = activation(alpha * op(A)[m,k] op(B)[k,n] + beta * C[m,n] + bias), `batch` times, in
-column-major BLAS terms. A row-major call is the same memory read as its transpose, so it is stored as
-its column-major twin: BLAS m is the call's n, BLAS A is the call's second operand, and the bias axis and
-the row/column scales change sides with them. The two calls are one problem, with one id.
+column-major BLAS terms. Row-major memory is the transpose of column-major memory, so a row-major call is
+stored as its column-major twin: BLAS m is the call's n, BLAS A is the call's second operand, and the bias
+axis and the row/column scales are swapped accordingly. Both calls are one problem with one id.
 
-Values that no implementation may read are set to one fixed value, and nothing else is collapsed:
-batch strides when batch = 1 (0), C's type and layout when beta = 0 (D's), conjugation of a real operand
-(T), the bias axis without a bias, scale type without scales. docs/decisions/0001 has the reasons.
+Fields that no implementation reads are set to one fixed value, and nothing else is normalised: batch strides
+when batch = 1 (to 0), C's type and layout when beta = 0 (to D's), conjugation of a real operand (to T), the
+bias axis without a bias, and the scale type without scales (to None). docs/decisions/0001 has the reasons.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class GemmProblem(ProblemFields):
     """One GEMM in canonical column-major form. Build it with from_linear, from_mm, from_bmm or from_blas.
 
     Leading dimensions and batch strides are in elements; a batch stride of 0 broadcasts an input.
-    `gelu` is the tanh approximation that the vendors' fused epilogues compute. `alignment` is what every
-    operand's address is a multiple of, in bytes, at most 16.
+    `gelu` is the tanh approximation that the vendors' fused epilogues compute. Every operand's address is a
+    multiple of `alignment` bytes, which is at most 16.
     """
 
     def __post_init__(self) -> None:
@@ -73,7 +73,7 @@ class GemmProblem(ProblemFields):
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of the product: 2*m*n*k*batch (an FMA is two)."""
+        """Floating-point operations: 2*m*n*k*batch (an FMA counts as two). The epilogue is not counted."""
         return 2 * self.m * self.n * self.k * self.batch
 
     @property
@@ -96,7 +96,7 @@ class GemmProblem(ProblemFields):
 
     @property
     def scalars(self) -> tuple[float, float]:
-        """(alpha, beta) as numbers: the class's own value, or its representative for "any"."""
+        """(alpha, beta) as numbers: the value of the class, or the representative of "any"."""
         integer = self.compute == "int32"
         any_alpha = ALPHA_ANY_INTEGER if integer else ALPHA_ANY
         any_beta = BETA_ANY_INTEGER if integer else BETA_ANY
@@ -115,7 +115,7 @@ class GemmProblem(ProblemFields):
         return hash(tuple(self.to_dict().values()))
 
     def __getstate__(self) -> dict[str, Any]:
-        """The fields alone: texts hash otherwise in another process."""
+        """Pickles the fields only: the cached hash is invalid in another process, where str hashes differ."""
         return self.to_dict()
 
     def to_dict(self) -> dict[str, Any]:
@@ -137,24 +137,25 @@ class GemmProblem(ProblemFields):
 
     @cached_property
     def id(self) -> str:
-        """A readable slug and 12 hex digits of the SHA-256 of the canonical JSON of to_dict()."""
+        """The slug and 12 hex digits of the SHA-256 of the canonical JSON of to_dict()."""
         return f"{self.slug}-{short_hash(self.to_dict())}"
 
     @property
     def slug(self) -> str:
-        """The problem in BLAS terms, short: tn_4096x16x4096_bf16 (m x n x k); not unique."""
+        """A short name in BLAS terms: tn_4096x16x4096_bf16 (m x n x k); not unique."""
         batch = f"_b{self.batch}" if self.batch > 1 else ""
         kind = "tf32" if self.compute == "tf32" else self.dtype_a
         return f"{self.trans_a}{self.trans_b}".lower() + f"_{self.m}x{self.n}x{self.k}{batch}_{kind}"
 
     @property
     def epilogue(self) -> str:
-        """none, bias, relu, bias_relu, ...: what follows the product."""
+        """The epilogue's name: none, bias, relu, bias_relu, ..."""
         parts = (["bias"] if self.bias else []) + [a for a in [self.activation] if a != "none"]
         return "_".join(parts) or "none"
 
 
-#: dataclasses.asdict() copies deeply, which takes half of what a lookup by id may take.
+#: Used in place of dataclasses.asdict(), whose deep copies would take half the time allowed for a lookup by
+#: id.
 _NAMES = tuple(f.name for f in fields(GemmProblem))
 
 
@@ -194,9 +195,10 @@ def from_blas(
     alignment: int = 16,
     fast_accumulation: bool = False,
 ) -> GemmProblem:
-    """A column-major BLAS call. What is not given is packed: the least leading dimension, batches one
-    after another, D in C's place. alpha and beta are numbers; only their class is kept. A bias lies
-    along m (a value a row of D) unless told. "tf32" as a dtype is fp32 storage computed in tf32.
+    """The problem of a column-major BLAS call. Defaults are packed: minimal leading dimensions, contiguous
+    batches, and the same layout for C and D. alpha and beta are numbers, of which only the class is kept. A
+    bias lies along m (one value per row of D) unless `bias_axis` says otherwise. The dtype "tf32" means fp32
+    storage computed in tf32. Raises InvalidProblem.
     """
     call = (
         m, n, k, dtype_a, trans_a, trans_b, lda, ldb, ldc, ldd, batch, stride_a, stride_b, stride_c,
@@ -205,11 +207,11 @@ def from_blas(
     )  # fmt: skip
     try:
         return _built(*call)
-    except TypeError:  # what cannot be hashed is no argument of a problem, and is told so
+    except TypeError:  # an unhashable argument is invalid; the uncached call raises the InvalidProblem
         return _built.__wrapped__(*call)
 
 
-@lru_cache(maxsize=2048, typed=True)  # a log repeats its calls; 1, 1.0 and True are three things
+@lru_cache(maxsize=2048, typed=True)  # logs repeat calls; `typed` keeps 1, 1.0 and True apart
 def _built(
     m: int, n: int, k: int, dtype_a: str, trans_a: str, trans_b: str, lda: int | None, ldb: int | None,
     ldc: int | None, ldd: int | None, batch: int, stride_a: int | None, stride_b: int | None, stride_c:
@@ -266,7 +268,7 @@ def _built(
         raise _renamed(error, in_place) from None
 
 
-#: Arguments that change sides when a row-major call is read as column-major.
+#: Arguments that are swapped when a row-major call is read as column-major.
 _SIDES = (
     ("trans_a", "trans_b"), ("lda", "ldb"), ("stride_a", "stride_b"), ("dtype_a", "dtype_b"),
     ("scale_a", "scale_b"), ("m", "n"),
@@ -277,7 +279,8 @@ _TWIN_NAMES = {a: b for left, right in _SIDES for a, b in ((left, right), (right
 
 
 def twin(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The same memory, read in the other order: a row-major call's arguments for from_blas(), and back."""
+    """Converts arguments between row-major and column-major terms, for the same memory: from a row-major call
+    to from_blas(), and back."""
     out = dict(arguments)
     for left, right in _SIDES:
         for old, new in ((left, right), (right, left)):
@@ -290,9 +293,9 @@ def twin(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_mm(m: int, n: int, k: int, dtype_a: str = "fp32", **arguments: Any) -> GemmProblem:
-    """A row-major call D[m,n] = op(A) op(B): lda is A's row length, and so on. A bias lies along n (a
-    value a column, as in F.linear) unless told; `outer` scales are a value a row of A, a column of B.
-    Takes the arguments of from_blas(), in row-major terms.
+    """The problem of a row-major call D[m,n] = op(A) op(B), with the arguments of from_blas() in row-major
+    terms: lda is A's row length, and so on. A bias lies along n (one value per column, as in F.linear) unless
+    `bias_axis` says otherwise; `outer` scales are one value per row of A and per column of B.
     """
     call = {"m": m, "n": n, "k": k, "dtype_a": dtype_a, **arguments}
     names = dict(_TWIN_NAMES)
@@ -306,24 +309,24 @@ def from_mm(m: int, n: int, k: int, dtype_a: str = "fp32", **arguments: Any) -> 
 
 
 def from_bmm(batch: int, m: int, n: int, k: int, dtype_a: str = "fp32", **arguments: Any) -> GemmProblem:
-    """A row-major strided batch; a batch of one is a plain GEMM."""
+    """The problem of a row-major strided batch; a batch of one is a plain GEMM."""
     return from_mm(m, n, k, dtype_a, batch=batch, **arguments)
 
 
 def from_linear(m: int, n: int, k: int, dtype_a: str = "fp32", **arguments: Any) -> GemmProblem:
-    """F.linear(x[m,k], w[n,k]): row-major, the weight transposed."""
+    """The problem of F.linear(x[m,k], w[n,k]): row-major, with a transposed weight."""
     return from_mm(m, n, k, dtype_a, trans_b="T", **arguments)
 
 
 def with_scalars(problem: GemmProblem, alpha: float, beta: float, dtype_c: str | None = None) -> GemmProblem:
-    """The same problem with the classes of other scalars. A C that there was none of takes D's layout, and
-    `dtype_c` (D's type without)."""
+    """The same problem with other alpha and beta. If it had no C (beta = 0), C gets D's layout and the type
+    `dtype_c` (default: D's type)."""
     kind = problem.dtype_c if dtype_c is None or problem.beta != "zero" else dtype_c
     return replace(problem, dtype_c=kind, alpha=alpha_class(alpha), beta=beta_class(beta))
 
 
 def _renamed(error: InvalidProblem, names: Mapping[str, str], terms: str = TERMS) -> InvalidProblem:
-    """The same fault, told of the argument that the caller gave."""
+    """The same error, reported for the argument that the caller passed."""
     mine, text = names.get(error.field or "", error.field), str(error)
     if mine != error.field and text.startswith(f"{error.field} "):
         text = f"{mine}{text.removeprefix(error.field or '')}"

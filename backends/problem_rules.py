@@ -1,4 +1,4 @@
-"""The fields of a GEMM problem, their vocabularies, what may go together, and the normal form."""
+"""The fields of a GEMM problem, their allowed values and combinations, and the normal form."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from typing import Any
 from backends.dtypes import COMPLEX, COMPUTE_FOR, DTYPES, OUTPUTS_FOR, dtype, is_fp8
 from backends.errors import InvalidProblem
 
-#: Sizes are BLAS ints on every vendor's side.
+#: Sizes must fit the 32-bit ints of every vendor's BLAS.
 MAX_SIZE = 2**31 - 1
-#: No leading dimension or batch stride beyond this many elements (a petabyte of bf16).
+#: Largest leading dimension or batch stride, in elements (a petabyte of bf16).
 MAX_STRIDE = 2**49
 
 TRANSPOSES = ("N", "T", "C")
 ACTIVATIONS = ("none", "relu", "gelu", "silu")
 ALPHA_CLASSES = ("one", "any")
 BETA_CLASSES = ("zero", "one", "any")
-#: none; one scale a tensor; one a row of A (column of B); one a block.
+#: No scale; one scale per tensor; one per row of A (column of B); one per block.
 SCALES = ("none", "tensor", "outer", "block_1x128", "block_128x128", "block_32")
 SCALE_DTYPES = ("fp32", "fp8_e8m0", "fp8_e4m3")
 ALIGNMENTS = (1, 2, 4, 8, 16)
-#: The scalars that stand for the class "any" when a problem is run (exact in every float format).
+#: The scalars that represent the class "any" when a problem is run (exact in every float format).
 ALPHA_ANY, BETA_ANY = 1.5, -0.5
 ALPHA_ANY_INTEGER, BETA_ANY_INTEGER = 2.0, -1.0
-#: How a message says which reading of the sizes it speaks of.
+#: How a message names the reading (column-major or row-major) of the sizes in it.
 TERMS = "in column-major terms"
 
 
 @dataclass(frozen=True)
 class ProblemFields:
-    """What a GEMM problem consists of; backends/problem.py says what it means. Sizes, leading dimensions and
-    batch strides are in elements, the alignment is in bytes."""
+    """The fields of a GEMM problem; backends/problem.py documents their meaning. Sizes, leading dimensions
+    and batch strides are in elements; the alignment is in bytes."""
 
     m: int
     n: int
@@ -67,7 +67,7 @@ class ProblemFields:
 
 
 def check_types(p: ProblemFields) -> None:
-    """Types and compute type; replaces aliases by the types' own names."""
+    """Checks operand types and compute type, and replaces aliases by canonical names."""
     for name in ("dtype_a", "dtype_b", "dtype_c", "dtype_d", "bias"):
         if name != "bias" or p.bias is not None:
             object.__setattr__(p, name, dtype(getattr(p, name), name).name)  # no aliases
@@ -95,7 +95,7 @@ def check_types(p: ProblemFields) -> None:
 
 
 def check_epilogue(p: ProblemFields) -> None:
-    """Bias, activation and scales."""
+    """Checks bias, activation and scales."""
     if p.bias is not None:
         one_of(p.bias_axis, "bias_axis", ("m", "n"))
     kind = DTYPES[p.dtype_d].kind
@@ -118,7 +118,7 @@ def check_epilogue(p: ProblemFields) -> None:
 
 
 def normalise(p: ProblemFields) -> None:
-    """Sets what no implementation may read to one fixed value."""
+    """Sets fields that no implementation reads to one fixed value."""
     fixed: dict[str, Any] = {}
     if DTYPES[p.dtype_a].kind != COMPLEX:
         fixed |= {t: "T" for t in ("trans_a", "trans_b") if getattr(p, t) == "C"}
@@ -136,11 +136,11 @@ def normalise(p: ProblemFields) -> None:
 
 
 def check_layout(p: ProblemFields) -> None:
-    """Leading dimensions, batch strides, and outputs that do not overlap."""
+    """Checks leading dimensions and batch strides, and that the outputs of a batch do not overlap."""
     rows = {
         "lda": p.m if p.trans_a == "N" else p.k,
         "ldb": p.k if p.trans_b == "N" else p.n,
-        "ldd": p.m,  # before C's, which is a copy of it when beta = 0
+        "ldd": p.m,  # before ldc, which is a copy of it when beta = 0
         "ldc": p.m,
     }
     for name, least in rows.items():
@@ -170,7 +170,7 @@ def _outputs_are_apart(p: ProblemFields) -> bool:
 
 def check_size(value: object, name: str, most: int, least: int = 1) -> None:
     """Raises InvalidProblem unless `value` is an integer in [least, most]."""
-    if type(value) is int and least <= value <= most:  # a million lines of a log are a million problems
+    if type(value) is int and least <= value <= most:  # fast path: logs may have a million lines
         return
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidProblem(f"{name} must be an integer, not {value!r}", name)
@@ -182,7 +182,7 @@ def one_of(value: object, name: str, known: tuple[object, ...], where: str = "")
     """Raises InvalidProblem unless `value` is one of `known`, of the same type."""
     if type(value) is str and value in known:
         return
-    # 16.0 == 16, but they make two ids
+    # 16.0 == 16, but they give different ids
     same = [k for k in known if isinstance(value, type(k)) and value == k]
     if not same or isinstance(value, bool):
         listed = ", ".join(str(k) for k in known)
@@ -199,7 +199,7 @@ def _scalar(value: object, name: str) -> float:
 
 
 def alpha_class(value: object) -> str:
-    """one or any. Raises InvalidProblem for 0 and for what is no finite number."""
+    """The class of alpha: one or any. Raises InvalidProblem for 0 and for anything but a finite number."""
     number = _scalar(value, "alpha")
     if number == 0.0:
         raise InvalidProblem("alpha 0 multiplies nothing; there is no GEMM to tune", "alpha")
@@ -207,6 +207,6 @@ def alpha_class(value: object) -> str:
 
 
 def beta_class(value: object) -> str:
-    """zero, one or any. Raises InvalidProblem for what is no finite number."""
+    """The class of beta: zero, one or any. Raises InvalidProblem for anything but a finite number."""
     number = _scalar(value, "beta")
     return {0.0: "zero", 1.0: "one"}.get(number, "any")

@@ -1,7 +1,7 @@
-"""What a backend is: small Protocols that cpu, cuda and hip implement, and one contract suite checks.
+"""The protocols that backends (cpu, cuda, hip) implement; one contract suite checks them.
 
-A Backend lists devices and families and compiles; none of that needs the device. A Device is opened in
-the process that owns it, loads candidates and times them.
+A Backend lists devices and kernel families and compiles candidates, all without opening a device. A Device is
+opened in the process that owns it; it loads candidates and times them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from backends.traits import MeasurementTraits
 
 @dataclass(frozen=True)
 class Probe:
-    """What a backend found: its devices, and notes for people (no driver, no compiler, ...)."""
+    """What a backend found: its devices, and notes for the user (no driver, no compiler, ...)."""
 
     devices: tuple[Environment, ...]
     notes: tuple[str, ...] = ()
@@ -32,7 +32,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Bandwidths:
-    """Measured bytes/s of reading and of copying (bytes read + written); `method` says how."""
+    """Measured bytes/s of reading and of copying (bytes read + written); `method` names the method."""
 
     read: float
     copy: float
@@ -41,7 +41,7 @@ class Bandwidths:
 
 @dataclass(frozen=True)
 class Sample:
-    """One timed run of `launches` launches: seconds a launch, and what disturbed it ("" nothing)."""
+    """One timed run of `launches` launches: seconds per launch, and what disturbed it ("" if nothing did)."""
 
     seconds: float
     launches: int
@@ -49,7 +49,7 @@ class Sample:
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
 
-#: One launch on one operand set, everything looked up beforehand.
+#: One launch on one operand set, with all arguments already bound.
 Launch = Callable[[], None]
 
 
@@ -58,15 +58,15 @@ class Kernel(Protocol):
 
     @property
     def workspace_bytes(self) -> int:
-        """Device bytes of workspace that bind() must be given."""
+        """Bytes of device workspace that bind() needs."""
 
     @property
     def partial_sums(self) -> int:
-        """Partial sums that it may round to D's type and add up: 1 where every element of D is rounded once.
-        Frameworks' defaults allow more (torch: allow_bf16_reduced_precision_reduction)."""
+        """Number of partial sums that it may round to D's type before adding them up; 1 if every element of D
+        is rounded once. Frameworks allow more by default (torch: allow_bf16_reduced_precision_reduction)."""
 
     def bind(self, operands: Operands, workspace: int) -> Launch:
-        """A launch on these operands; `workspace` is a device address. Raises LaunchError when run."""
+        """A launch on these operands; `workspace` is a device address. The launch raises LaunchError."""
 
     def prepare(self) -> None:
         """Untimed set-up before a sample (thread counts, modes)."""
@@ -74,13 +74,22 @@ class Kernel(Protocol):
 
 @runtime_checkable
 class CompiledKernel(Protocol):
-    """A kernel that also tells what it takes of a multiprocessor, as our own do on a GPU; libraries keep
-    theirs to themselves. It is part of a screening's evidence, as "resources"."""
+    """A kernel that reports its resource usage, as our own GPU kernels do; libraries do not expose theirs.
+    The screening's evidence has it as "resources"."""
 
     def resources(self) -> Mapping[str, int]:
-        """Of its product's launch: registers and bytes of local memory (spills, mostly) of a thread, bytes of
-        shared memory and threads of a block, and how many such blocks a multiprocessor holds: `registers`,
-        `local_bytes`, `shared_bytes`, `threads`, `blocks_per_unit`. Microseconds. Raises LaunchError."""
+        """Resource usage of the GEMM's launch: `registers` and `local_bytes` (mostly spills) per thread,
+        `shared_bytes` and `threads` per block, and `blocks_per_unit`, the resident blocks per multiprocessor.
+        Takes microseconds. Raises LaunchError."""
+
+
+@runtime_checkable
+class NamedKernel(Protocol):
+    """A kernel whose library names it. The screening's evidence has the names as "names"; they are no part of
+    the solution, which its index and the library's build identify."""
+
+    def names(self) -> Mapping[str, str]:
+        """`kernel_name` and `solution_name`; empty where the library does not report them. Microseconds."""
 
 
 class Buffer(Protocol):
@@ -88,37 +97,39 @@ class Buffer(Protocol):
 
     @property
     def address(self) -> int:
-        """Where the memory begins, as kernels take it."""
+        """Device address of the first byte, as kernels take it."""
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
 
     def upload(self, data: npt.NDArray[np.uint8], offset: int = 0) -> None:
-        """Copies bytes in."""
+        """Copies host bytes into the buffer."""
 
     def download(self, offset: int, size: int) -> npt.NDArray[np.uint8]:
-        """Copies bytes out."""
+        """Copies bytes of the buffer to the host."""
 
     def free(self) -> None:
-        """Gives the memory back; the buffer is dead."""
+        """Frees the memory; the buffer must not be used afterwards."""
 
 
 class Series(Protocol):
     """Launches of one candidate, ready to be timed."""
 
     def sample(self, warm: bool = True) -> Sample:
-        """Times them once, back to back. Raises LaunchError."""
+        """Times the launches once, back to back. Raises LaunchError."""
 
     def close(self) -> None:
-        """Gives back what was made for it."""
+        """Releases the resources of the series."""
 
 
 @dataclass(frozen=True)
 class ErrorBound:
-    """How far an element may be from the float64 reference (tuners/reference.py derives it):
-    tolerance = rough |alpha s| ||a_i|| ||b_j|| + step sum of |terms|, slope times that after an activation,
-    then `rounding` |expected| + `least`; s is the product of the scales."""
+    """The constants of an element's tolerance against the float64 reference (derived in tuners/reference.py):
+
+    tolerance = slope (rough |alpha s| ||a_i|| ||b_j|| + step sum |terms|) + rounding |expected| + least
+
+    s is the product of the scales; `slope` is 1 without an activation."""
 
     rough: float
     step: float
@@ -129,9 +140,9 @@ class ErrorBound:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`bad` of `elements` of D are off their bound; `worst` error over bound (inf for NaN); the first bad
-    one's (batch, column, row) with its value, what was expected and within what; Frobenius norms of the
-    error and of the reference."""
+    """`bad` of the `elements` of D exceed their tolerance. `worst` is the largest ratio of error to tolerance
+    (inf for NaN). `first` is the first bad element's (batch, column, row); `value`, `expected` and
+    `tolerance` are its own. `error_norm` and `reference_norm` are Frobenius norms."""
 
     elements: int
     bad: int
@@ -145,8 +156,8 @@ class Comparison:
 
 
 class DeviceReference(Protocol):
-    """A device's own kernels for verifying, which use none of the libraries that they check. Addresses are
-    device addresses; work is queued where candidates run, in order."""
+    """A device's own verification kernels, which use none of the libraries that they check. Addresses are
+    device addresses; work is queued in order with the candidates' launches."""
 
     def fill(self, address: int, size: int, value: int) -> None:
         """Sets `size` bytes to `value`."""
@@ -155,15 +166,15 @@ class DeviceReference(Protocol):
         """Copies bytes within the device."""
 
     def draw(self, layout: Layout, address: int, seed: int, distribution: str) -> None:
-        """Random elements of an operand as stored (padding stays as it is); the same for the same seed.
-        Distributions as in tuners/inputs.py, "scale" (uniform in [0.5, 1.5)), and "poison", which sets the
-        elements' bytes to what tuners/verify.py poisons their type with."""
+        """Fills an operand's elements with random values that depend only on the seed; padding is unchanged.
+        Distributions are those of tuners/inputs.py, "scale" (uniform in [0.5, 1.5)), and "poison", which sets
+        the elements' bytes to the poison of their type (tuners/verify.py)."""
 
     def compute(
         self, problem: GemmProblem, operands: Operands, bound: ErrorBound, expected: int, tolerance: int
     ) -> None:
-        """Every element of D in float64 arithmetic: float64 [batch, n, m] at `expected` and float32
-        tolerances, of the same shape, at `tolerance`."""
+        """Computes every element of D in float64: writes float64 [batch, n, m] to `expected` and float32
+        tolerances of the same shape to `tolerance`."""
 
     def compare(
         self,
@@ -173,14 +184,14 @@ class DeviceReference(Protocol):
         tolerance: int,
         allowance: tuple[float, float] = (0.0, 0.0),
     ) -> Comparison:
-        """Holds D at `d` against a reference, whose tolerances grow by allowance[0] |expected| +
-        allowance[1]. Raises LaunchError for what failed before it."""
+        """Compares D at `d` with the reference; every tolerance grows by allowance[0] |expected| +
+        allowance[1]. Raises LaunchError if earlier queued work failed."""
 
     def differing(self, pairs: Sequence[tuple[int, int, int]]) -> list[int]:
-        """For each (address, address, size): how many bytes differ."""
+        """For each (address, address, size): the number of bytes that differ."""
 
     def other_than(self, ranges: Sequence[tuple[int, int]], value: int) -> list[int]:
-        """For each (address, size): how many bytes are not `value`."""
+        """For each (address, size): the number of bytes that are not `value`."""
 
 
 class Device(Protocol):
@@ -192,53 +203,54 @@ class Device(Protocol):
 
     @property
     def cache_bytes(self) -> int:
-        """Size of the last-level cache, which cold measurements must exceed."""
+        """Size of the last-level cache in bytes; cold measurements must exceed it."""
 
     @property
     def free_bytes(self) -> int:
         """Bytes of memory that can be allocated now."""
 
     def allocate(self, size: int) -> Buffer:
-        """Raises DeviceMemoryExceeded."""
+        """Allocates `size` bytes. Raises DeviceMemoryExceeded."""
 
     @property
     def traits(self) -> MeasurementTraits:
-        """Its backend's."""
+        """The traits of its backend."""
 
     @property
     def reference(self) -> DeviceReference | None:
-        """Its own inputs, references and comparisons, where traits.device_reference says so; else None: the
-        host's numpy reaches its memory."""
+        """Kernels that draw inputs, compute references and compare results on the device, if
+        traits.device_reference is set; else None, and numpy on the host does the same."""
 
     def load(self, problem: GemmProblem, solution: Solution, binary: Path | None) -> Kernel:
-        """Raises IllegalSolution for what the library refuses, LaunchError where it cannot be loaded."""
+        """Loads a candidate. Raises IllegalSolution if the library refuses it, LaunchError if loading
+        fails."""
 
     def series(
         self, kernel: Kernel, launches: Sequence[Launch], mode: str, warm: Launch | None = None
     ) -> Series:
-        """The launches made ready to be timed back to back, again and again; `warm` is run untimed before
-        them (on operands of its own, so that the timed ones stay cold)."""
+        """Prepares the launches to be timed back to back, repeatedly. `warm` runs untimed before them, on
+        different operands, so that the operands of the timed launches stay cold."""
 
     def synchronize(self) -> None:
-        """Waits for what was launched. Raises LaunchError for what failed there."""
+        """Waits for all launches to complete. Raises LaunchError if one of them failed."""
 
     def bandwidths(self) -> Bandwidths:
-        """Measures reading and copying, each as fast as this device does it."""
+        """Measures this device's peak read and copy bandwidths."""
 
     def condition(self) -> Mapping[str, Any]:
-        """What a final records of the device's state: clocks, power, temperature, who else uses it."""
+        """The device state that is recorded with a final: clocks, power, temperature, other processes."""
 
 
 class Family(Protocol):
-    """A kernel family or a library routine: its candidates, its rules, its source."""
+    """A kernel family or a library routine: its candidates, legality rules and compilation."""
 
     @property
     def name(self) -> str:
-        """The name that its solutions carry as their family."""
+        """The family name in its solutions."""
 
     @property
     def compiles(self) -> bool:
-        """Whether its candidates have binaries of their own, which take a compiler's time."""
+        """Whether its candidates must be compiled."""
 
     def unavailable(self, environment: Environment) -> str | None:
         """Why the family cannot run here (no compiler, library not installed), or None."""
@@ -250,62 +262,62 @@ class Family(Protocol):
         """Every legal candidate, the likeliest first."""
 
     def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
-        """The rule that the solution breaks, or None."""
+        """The rule that the solution breaks for this problem, or None."""
 
     def compile(
         self, problem: GemmProblem, solution: Solution, environment: Environment, cache: BinaryCache
     ) -> Path | None:
-        """The binary, compiled into the cache where it was missing; None where nothing is compiled.
+        """The binary, compiled into the cache if it is not there; None if the family does not compile.
         Needs no device. Raises CompileError or CompilerMissing."""
 
     def load(self, problem: GemmProblem, solution: Solution, binary: Path | None, device: Any) -> Kernel:
-        """The candidate on an opened device of this backend. Raises LaunchError."""
+        """Loads the candidate on an open device of this backend. Raises LaunchError."""
 
 
 @runtime_checkable
 class DeviceListedFamily(Protocol):
-    """A family whose candidates only its library can tell, on the device: search_space() runs where the
-    device is open, and asks these in place of solutions()."""
+    """A family whose candidates only its library can enumerate, on the open device. search_space() then runs
+    in the device process and calls enumerate_on() in place of solutions()."""
 
     def enumerate_on(
         self, problem: GemmProblem, device: Any, max_workspace_bytes: int | None
     ) -> Iterable[Solution]:
-        """Legal candidates, the likeliest first; not all there are."""
+        """Legal candidates, the likeliest first; possibly only a sample."""
 
     def neighbours_on(
         self, problem: GemmProblem, solution: Solution, device: Any, max_workspace_bytes: int | None
     ) -> Iterable[Solution]:
-        """Legal candidates that differ from `solution` in one choice."""
+        """Legal candidates that differ from `solution` in one parameter."""
 
 
 @runtime_checkable
 class NeighbouredFamily(Protocol):
-    """A family that knows without a device which candidates are like one."""
+    """A family that can enumerate a candidate's neighbours without a device."""
 
     def neighbours(
         self, problem: GemmProblem, solution: Solution, environment: Environment
     ) -> Iterable[Solution]:
-        """Legal candidates that differ from `solution` in one choice, by a step."""
+        """Legal candidates that differ from `solution` in one parameter, by one step."""
 
 
 @runtime_checkable
 class NotedFamily(Protocol):
-    """A family that tells people of how its candidates of a problem were come by."""
+    """A family that can explain how it generated its candidates; shown in the tuning's notes."""
 
     def notes(self, problem: GemmProblem, environment: Environment) -> Sequence[str]:
-        """Notes on what solutions() lists; families that say the same are quoted once."""
+        """Notes on the candidates that solutions() lists; identical notes of several families appear once."""
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """A default that verdicts are judged against: `name` says whose (framework, library, ...)."""
+    """A default call that candidates are compared with; `name` says which (a framework's, a library's)."""
 
     name: str
     solution: Solution
 
 
 class Backend(Protocol):
-    """One vendor."""
+    """One vendor's devices and kernel families."""
 
     @property
     def name(self) -> str:
@@ -317,21 +329,22 @@ class Backend(Protocol):
 
     @property
     def process_variables(self) -> Mapping[str, str]:
-        """Environment variables that the process owning a device must start with (the user's stay)."""
+        """Environment variables for the process that owns a device; values set by the user take
+        precedence."""
 
     def product(self, dtype: str) -> GemmProblem:
-        """A product of this input type (or "tf32") large enough to run at the multiplying ceiling."""
+        """A problem of this input type (or "tf32") that is large enough to reach the compute ceiling."""
 
     def probe(self) -> Probe:
-        """The devices of this machine; never raises for hardware or drivers that are missing."""
+        """The devices of this machine; never raises for missing hardware or drivers."""
 
     def families(self) -> Mapping[str, Family]:
-        """Family name -> family, in the order candidates are listed."""
+        """Family name -> family, in the order in which candidates are listed."""
 
     def baselines(
         self, problem: GemmProblem, environment: Environment, max_workspace_bytes: int | None = None
     ) -> Sequence[Baseline]:
-        """The defaults, the verdict's own first. Raises UnsupportedProblem."""
+        """The baselines; the first is the one that the verdict is about. Raises UnsupportedProblem."""
 
     def open(self, index: int, cache: BinaryCache) -> Device:
-        """Opens device `index` of probe() in this process. Raises DeviceLost where it is gone or in use."""
+        """Opens device `index` of probe() in this process. Raises DeviceLost if it is gone or in use."""

@@ -1,4 +1,4 @@
-"""Backends by name, imported when asked for: a driver that is missing is an answer, not a crash."""
+"""Backends by name, imported on first use, so that a missing driver is reported and does not crash."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from backends.protocol import Backend
 BACKENDS: dict[str, str] = {
     "cpu": "backends.cpu.backend:CpuBackend",
     "cuda": "backends.cuda.backend:CudaBackend",
+    "hip": "backends.hip.backend:HipBackend",
 }
 
-#: Characters of a UUID that may name it.
+#: Shortest UUID prefix that may select a device, in characters.
 _LEAST_UUID = 6
 
 
@@ -38,16 +39,16 @@ def load_object(path: str) -> object:
 
 
 def backend(name: str) -> Backend:
-    """The backend called `name`. Raises KeyError for a name not registered."""
+    """The backend called `name`. Raises KeyError for a name that is not registered."""
     make = cast("type[Backend]", load_object(BACKENDS[name]))
     return make()
 
 
 def devices(only: str | None = None) -> tuple[list[FoundDevice], list[str]]:
-    """Every device of this machine (or of one backend), and the notes of backends, each with its name.
+    """Every device of this machine (or of one backend), and the backends' notes, prefixed by backend name.
 
-    Backends' process variables are set first: the process that owns a device has them, and a driver's order
-    of devices may depend on them."""
+    Sets the backends' process variables first, since the device process has them and the order in which a
+    driver lists its devices may depend on them."""
     found: list[FoundDevice] = []
     notes: list[str] = []
     for name in BACKENDS if only is None else [only]:
@@ -61,15 +62,14 @@ def devices(only: str | None = None) -> tuple[list[FoundDevice], list[str]]:
 
 
 def find_device(selector: str, index: int | None = None) -> FoundDevice:
-    """The first device of the one class that `selector` names, or as matching_devices() has it. Raises
-    UnknownDevice, AmbiguousDevice."""
+    """The first of matching_devices(). Raises UnknownDevice, AmbiguousDevice."""
     return matching_devices(selector, index)[0]
 
 
 def matching_devices(selector: str, index: int | None = None) -> list[FoundDevice]:
-    """Every device of the one class that `selector` names, or the one device whose UUID it is or begins;
-    with `index` the one of them that has it in its backend. Never empty. Raises UnknownDevice (which lists
-    what exists), AmbiguousDevice."""
+    """Every device of the one class that `selector` names, or the one device whose UUID starts with it;
+    `index` keeps only the device with that index in its backend. Never empty. Raises UnknownDevice (listing
+    the devices that exist) or AmbiguousDevice."""
     found, notes = _look_for(selector)
     named = [d for d in found if selects(selector, d.environment.device_class)] or _by_uuid(selector, found)
     if not named:
@@ -85,8 +85,8 @@ def matching_devices(selector: str, index: int | None = None) -> list[FoundDevic
 
 
 def _look_for(selector: str) -> tuple[list[FoundDevice], list[str]]:
-    """The devices of the backend that the selector speaks of, which leaves the other drivers alone; where it
-    has none of them, all devices with the backends' notes."""
+    """The devices of the backend that the selector names, without loading other drivers. If none of them
+    matches, all devices. Both with the backends' notes."""
     vendor = selector.strip().lower().partition(":")[0]
     if vendor in BACKENDS:
         found, notes = devices(vendor)

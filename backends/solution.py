@@ -1,4 +1,4 @@
-"""Solution: one way to run a GEMM, with an identity that outlives the process that measured it."""
+"""Solution: one way to run a GEMM, with an id that is stable across processes and machines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from backends.canonical import short_hash, slug
 
-#: No floats: 1 and 1.0 would be equal values with two ids.
+#: No floats: 1 and 1.0 would be equal values with different ids.
 Parameter = str | int | bool | None
 
 
@@ -18,9 +18,10 @@ Parameter = str | int | bool | None
 class Solution:
     """A family of kernels (or a library routine) with its parameters.
 
-    `version` is the family's own and rises whenever the same parameters mean another kernel. `build` is
-    the library's build for a vendor's family, else None: a library's index means nothing under another
-    build. Workspace (bytes) and determinism are properties, not identity; None is "not known".
+    `version` is the family's version, which rises whenever the same parameters yield a different kernel.
+    `build` is the library's build (None for other families), since an algorithm index is meaningless in
+    another build. Workspace (bytes) and determinism are not part of the id; deterministic=None means "not
+    known".
     """
 
     family: str
@@ -55,13 +56,13 @@ class Solution:
 
     @cached_property
     def id(self) -> str:
-        """Readable slug + 12 hex digits of a SHA-256 over family, version, parameters and build."""
+        """The slug and 12 hex digits of a SHA-256 over family, version, parameters and build."""
         identity = [self.family, self.version, dict(self.parameters), self.build]
         return f"{self.slug}-{short_hash(identity)}"
 
     @property
     def slug(self) -> str:
-        """family-name1_value1-..., cut at 80 characters; not unique."""
+        """family-name1_value1-..., truncated to 80 characters; not unique."""
         parts = [f"{name}_{value}" for name, value in self.parameters.items()]
         return slug("-".join([self.family, *parts]))[:80].rstrip("-")
 
@@ -79,7 +80,7 @@ class Solution:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Solution:
-        """Raises ValueError where a stored id does not belong to the stored parameters."""
+        """Raises ValueError if a stored id does not match the stored content."""
         rest = {name: value for name, value in values.items() if name != "id"}
         solution = cls(**rest)
         if "id" in values and values["id"] != solution.id:

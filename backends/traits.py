@@ -1,4 +1,5 @@
-"""How a kind of device is measured: facts that tuners ask for, in place of guessing them from one another."""
+"""How candidates are timed and verified on each kind of device. Tuners read these explicit traits; they never
+infer one from another."""
 
 from __future__ import annotations
 
@@ -8,40 +9,42 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class MeasurementTraits:
-    """What a tuner must know of a kind of device to time and to verify candidates on it."""
+    """What a tuner must know about a kind of device to time and verify candidates on it."""
 
-    #: Timing modes (eager, graph), the default first.
+    #: Timing modes (eager, graph); the first is the default.
     modes: tuple[str, ...]
-    #: Whether compilers may work while the device measures: not where the device is the host.
+    #: Whether compilers may run while the device measures. False if the device is the host.
     compiles_beside: bool
-    #: Whether the device times its own work (events on its stream) in place of the host's clock.
+    #: Whether the device times its own work (events on its stream); otherwise the host's clock is used.
     own_clock: bool
-    #: Seconds that a sample must last for its fixed costs to vanish: while screening, and in a final.
+    #: Least duration of a sample in seconds, so that its fixed costs are negligible: (screening, final).
     sample_seconds: tuple[float, float]
-    #: How many short launches size a sample.
+    #: Number of short launches that are timed to decide how many launches a sample has.
     sizing_launches: int
-    #: Undisturbed samples that a screening wants of a candidate.
+    #: Undisturbed samples that a screening takes of a candidate.
     screening_samples: int
-    #: Seconds that one round of all operand sets may take in a screening; None for the final's rule. Making a
-    #: series costs some devices more than its launches do.
+    #: Longest round over all operand sets in a screening, in seconds; None applies the rule for finals. On
+    #: some devices preparing a series costs more than its launches.
     screening_round_seconds: float | None
-    #: Whether inputs, references and comparisons are the device's own (Device.reference), not the host's.
+    #: Whether the device draws inputs, computes references and compares results (Device.reference), rather
+    #: than the host.
     device_reference: bool
-    #: Whether a screening verifies every case of one seed, or the one with the problem's own scalars alone.
+    #: Whether a screening verifies every case of one seed, or of the ragged cases only the one with the
+    #: problem's own scalars.
     screens_every_case: bool
-    #: Whether the exact problem is run twice, which shows what a run leaves behind. It takes a host long.
+    #: Whether the exact problem is run twice, which detects state left behind by a run. Slow on a host.
     repeats_exact: bool
-    #: Whether a screening runs the other cases twice, as a proof does.
+    #: Whether a screening runs the other cases twice, as a proof always does.
     repeats_others_in_screening: bool
-    #: Seeds of the exact problem in a proof, where operands are large; None for all of the policy's.
+    #: Seeds on which a proof runs the exact problem if its operands are large; None for all seeds.
     exact_seeds: int | None
-    #: Bytes of the workspace that is allocated before anybody asks: growing it means binding everybody anew.
+    #: Bytes of workspace allocated up front, since growing it later means binding every candidate again.
     workspace_bytes: int
 
 
-#: The host as a device: its clock, numpy's references.
+#: The host as a device: timed by its own clock, verified with numpy references.
 HOST_TRAITS = MeasurementTraits(
-    modes=("eager",),  # it has no graphs: a launch is what a caller pays for
+    modes=("eager",),  # there are no graphs: a timed launch is what a caller pays for
     compiles_beside=False,
     own_clock=False,
     sample_seconds=(1e-3, 1e-3),  # the clock costs some 100 ns
@@ -56,9 +59,9 @@ HOST_TRAITS = MeasurementTraits(
     workspace_bytes=2**20,
 )
 
-#: A GPU, of any vendor. A sample's fixed cost is some 2.5 us: a graph's launch between two events.
+#: A GPU of any vendor. The fixed cost of a sample is about 2.5 us: a graph launch between two events.
 GPU_TRAITS = MeasurementTraits(
-    modes=("graph", "eager"),  # a graph's replay leaves out the host, which servers do not pay for
+    modes=("graph", "eager"),  # replaying a graph excludes the host's launch cost, as in servers
     compiles_beside=True,
     own_clock=True,
     sample_seconds=(5e-5, 1e-3),
@@ -73,5 +76,5 @@ GPU_TRAITS = MeasurementTraits(
     workspace_bytes=64 * 2**20,
 )
 
-#: vendor -> its devices' traits.
+#: vendor -> the traits of its devices.
 VENDOR_TRAITS: Mapping[str, MeasurementTraits] = {"cpu": HOST_TRAITS, "cuda": GPU_TRAITS, "hip": GPU_TRAITS}

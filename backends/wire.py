@@ -1,7 +1,7 @@
-"""A problem as people write it: {"m":16,"n":4096,"k":4096,"dtype":"bf16"} is enough.
+"""The wire form of a problem, as users write it: {"m":16,"n":4096,"k":4096,"dtype":"bf16"} is enough.
 
-Row-major unless "layout" is "col". Unknown fields are refused; every fault names its field. This is the
-one reader behind the command line, JSON lines and HTTP.
+Row-major unless "layout" is "col". Unknown fields are rejected; every error names its field. The command
+line, JSON lines and HTTP all use this parser.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ EPILOGUES = tuple(
 
 
 def problem_from_wire(values: object) -> GemmProblem:
-    """Builds the problem. Raises InvalidProblem naming the field at fault."""
+    """Parses a problem. Raises InvalidProblem naming the field at fault."""
     if not isinstance(values, Mapping):
         raise InvalidProblem(f"a problem must be an object such as {{'m': 16, ...}}, not {values!r}")
     for name in values:
@@ -74,7 +74,8 @@ def problem_from_wire(values: object) -> GemmProblem:
 
 
 def problem_to_wire(problem: GemmProblem) -> dict[str, Any]:
-    """The row-major form, only what differs from the defaults; problem_from_wire() reads it back."""
+    """The row-major wire form with only the fields that differ from the defaults; problem_from_wire() is the
+    inverse."""
     alpha, beta = problem.scalars
     call = twin({**problem.to_dict(), "alpha": alpha, "beta": beta})
     out: dict[str, Any] = {"m": call["m"], "n": call["n"], "k": call["k"], "dtype": call["dtype_a"]}
@@ -103,7 +104,7 @@ def problem_to_wire(problem: GemmProblem) -> dict[str, Any]:
         out["alpha"] = alpha
     if beta != 0.0:
         out["beta"] = beta
-    if _same(out, problem):  # most problems are packed and of default types
+    if _same(out, problem):  # most problems are packed and have default types
         return out
     optional = {
         name: call[name]
@@ -122,7 +123,7 @@ def problem_to_wire(problem: GemmProblem) -> dict[str, Any]:
     }
     optional["strides"] = {side: call[f"stride_{side}"] for side in _STRIDES}
     full = {**out, **optional}
-    for name in optional:  # leave out whatever the defaults give back
+    for name in optional:  # leave out fields whose default gives the same problem
         rest = {key: value for key, value in full.items() if key != name}
         if _same(rest, problem):
             full = rest
@@ -137,7 +138,7 @@ def _same(values: Mapping[str, Any], problem: GemmProblem) -> bool:
 
 
 def _written(field: str | None, values: Mapping[str, Any]) -> str | None:
-    """The field of the wire that holds the builders' argument `field`."""
+    """The wire field that holds the builder argument `field`."""
     if field == "dtype_a" and values.get("dtype_a") is None:
         return "dtype"
     if field in ("activation", "bias", "bias_axis"):

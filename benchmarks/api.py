@@ -4,11 +4,11 @@
     python -m benchmarks.api best       GET /v1/solutions/best against an empty async route, in one run
     python -m benchmarks.api batch      POST /v1/solutions/best with 10,000 problems
     python -m benchmarks.api export     100,000 rows in every format that a CPU's results can be written in
-    python -m benchmarks.api submit     10,000 problems in one tuning, on SQLite and (--postgres URL) PostgreSQL
-    python -m benchmarks.api overhead   what a job costs beside its session
+    python -m benchmarks.api submit     10,000 problems in one tuning; SQLite and (--postgres URL) PostgreSQL
+    python -m benchmarks.api overhead   a job's overhead beyond its session
 
 `best` loads the server with wrk (Debian: apt-get install wrk) from this machine: one server process, 16
-connections. Nothing is tuned meanwhile.
+connections. No tuning runs meanwhile.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from tuners.policy import MeasurementPolicy
 ROWS, EXPORTED, BATCH, JOBS = 1_000_000, 100_000, 10_000, 60
 CONNECTIONS, SECONDS, ROUNDS = 16, 8, 5
 POLICY = MeasurementPolicy()
-#: Two classes of device: all rows are the first one's, EXPORTED of them the second one's too.
+#: Two device classes: WHOLE has a best row for every problem, PART for the first EXPORTED of them.
 WHOLE = Environment("cpu", "x86_64", "Fleet A", 64, 1 << 38, "CPU-A", libraries={"blas": "openblas 0.3.31"})
 PART = Environment("cpu", "x86_64", "Fleet B", 64, 1 << 38, "CPU-B", libraries={"blas": "openblas 0.3.31"})
 
 
 def problems(count: int) -> Iterator[GemmProblem]:
-    """Distinct problems as fleets have them: many row counts of few weights, some of every type."""
+    """Distinct problems like those of a fleet: many row counts for few weights, in every data type."""
     made = 0
     for dtype in ("bf16", "fp16", "fp32"):
         for n in range(512, 20481, 512):
@@ -92,7 +92,7 @@ def _settings(folder: Path, **more: Any) -> Settings:
 
 
 def run_server(url: str, port: int) -> None:
-    """The service as `gemmtune serve --no-worker` runs it, with one route more that does nothing."""
+    """The service as `gemmtune serve --no-worker` runs it, plus a route that does nothing."""
     import uvicorn  # noqa: PLC0415
 
     from service.app import create_app  # noqa: PLC0415
@@ -108,7 +108,7 @@ def run_server(url: str, port: int) -> None:
 
 @contextmanager
 def serving(url: str) -> Iterator[tuple[str, int]]:
-    """A server's address and process id."""
+    """Runs a server; yields its address and process id."""
     port = random.randint(20000, 40000)
     command = [sys.executable, "-m", "benchmarks.api", "server", "--url", url, "--port", str(port)]
     process = subprocess.Popen(command)
@@ -127,7 +127,7 @@ def serving(url: str) -> Iterator[tuple[str, int]]:
 
 
 def _resident(pid: int) -> float:
-    """MiB, the most so far."""
+    """Peak resident memory in MiB."""
     words = Path(f"/proc/{pid}/status").read_text()
     found = re.search(r"VmHWM:\s+(\d+) kB", words)
     assert found is not None
@@ -175,7 +175,7 @@ def _wrk(address: str, paths: Path, seconds: int) -> dict[str, float]:
 
 
 def best(folder: Path) -> None:
-    """The hot path against an empty route of the same server, in turns."""
+    """The hot path against an empty route of the same server, interleaved."""
     choose = random.Random(1)
     everything = list(problems(ROWS))
     with tempfile.TemporaryDirectory() as scratch, serving(_settings(folder).database_url) as (address, pid):
@@ -213,7 +213,7 @@ def best(folder: Path) -> None:
 
 
 def batch(folder: Path) -> None:
-    """10,000 problems in one question; every one is stored."""
+    """10,000 problems in one request; every one is stored."""
     choose = random.Random(2)
     some = choose.sample(list(problems(ROWS)), BATCH)
     wire = [{"m": p.n, "n": p.m, "k": p.k, "dtype": p.dtype_a} for p in some]
@@ -233,7 +233,7 @@ def batch(folder: Path) -> None:
 
 
 def export(folder: Path) -> None:
-    """A class's rows as a file, streamed; the time to its first byte and to its last."""
+    """Streams a class's rows as a file; times the first byte and the last."""
     rows: list[dict[str, Any]] = []
     with serving(_settings(folder).database_url) as (address, pid), httpx.Client(timeout=120) as client:
         for name in ("json", "jsonl", "csv"):
@@ -264,7 +264,7 @@ def export(folder: Path) -> None:
 
 
 def submit(postgres: str | None) -> None:
-    """10,000 problems in one request, until the 202."""
+    """Submits 10,000 problems in one request; times the 202 response."""
     figures: dict[str, Any] = {"problems": BATCH}
     wire = [{"m": p.n, "n": p.m, "k": p.k, "dtype": p.dtype_a} for p in problems(BATCH)]
     with tempfile.TemporaryDirectory() as scratch:
@@ -294,8 +294,8 @@ def submit(postgres: str | None) -> None:
 
 
 def overhead() -> None:
-    """What a job costs beside its session: from the first job's start to the last one's end, less the time
-    that the sessions themselves took."""
+    """A job's overhead beyond its session: the time from the first job's start to the last one's end, minus
+    the sessions' own time, per job."""
     with tempfile.TemporaryDirectory() as scratch:
         url = f"sqlite:///{scratch}/gemmtune.sqlite"
         environment = {**os.environ, "GEMMTUNE_DATABASE_URL": url}
@@ -338,7 +338,7 @@ def overhead() -> None:
 
 
 def main() -> None:
-    """See the module's text."""
+    """Runs one benchmark; the module's docstring lists them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["fill", "best", "batch", "export", "submit", "overhead", "server"])
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "gemmtune-benchmark")

@@ -1,4 +1,4 @@
-"""Markdown tables, what a figure looks like in one, and where it is from."""
+"""Formats Markdown tables, their figures, and the sources of the figures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def counts(counts: Mapping[str, int]) -> str:
 
 
 def source(document: Mapping[str, Any]) -> str:
-    """Where and how figures of a GPU were measured."""
+    """Where and how a GPU's figures were measured."""
     several = document.get("environments") or [document["environment"]]
     env = several[0]
     many = f"{len(several)} x " if len(several) > 1 else ""

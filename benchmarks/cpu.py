@@ -99,7 +99,7 @@ def _rounds(runner: DeviceClient, solutions: list[Solution], rounds: int) -> dic
 
 
 def decode(device: FoundDevice, quick: bool, dtype: str) -> None:
-    """Tuned best over the baseline for M = 2..16 on the decode list's weights."""
+    """The tuned winner over the baseline for M = 2..16 on the decode list's weights."""
     layers = sorted({(s["n"], s["k"]) for s in json.loads(SHAPES.read_text())["decode_small"]})
     rows: list[dict[str, Any]] = []
     with DeviceClient(device, _cache()) as runner:
@@ -134,7 +134,7 @@ def decode(device: FoundDevice, quick: bool, dtype: str) -> None:
 
 
 def load(device: FoundDevice) -> None:
-    """Milliseconds from asking the cache to a kernel ready to launch, in processes that never loaded it."""
+    """Milliseconds from the cache lookup to a kernel ready to launch, in fresh processes."""
     problem = from_mm(512, 512, 512, "fp32")
     families = backend("cpu").families()
     env, cache = device.environment, _cache()
@@ -199,7 +199,7 @@ def wall(device: FoundDevice) -> None:
 
 
 def repeatability(device: FoundDevice) -> None:
-    """20 problems tuned twice: how often the second winner lies in the first tie set."""
+    """Tunes 20 problems twice: how often the second winner lies in the first tie set."""
     sizes = [(1, 768, 768), (4, 768, 3072), (8, 2304, 768), (16, 3072, 768), (32, 768, 768), (64, 768, 3072),
              (128, 2304, 768), (256, 768, 768), (512, 768, 768), (200, 300, 400)]  # fmt: skip
     problems = [from_linear(*size, dtype) for size in sizes for dtype in ("fp32", "bf16")]
@@ -222,7 +222,7 @@ def repeatability(device: FoundDevice) -> None:
 
 
 def install(device: FoundDevice) -> None:
-    """Megabytes of a fresh environment with the base install, its own pip taken off."""
+    """Megabytes that the base install adds to a fresh virtual environment."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         site = next(Path(folder).glob("lib/python*/site-packages"))

@@ -3,16 +3,14 @@
     python -m benchmarks.cuda lists      the published lists, tuned against torch and cuBLASLt's heuristic
     python -m benchmarks.cuda screening  configurations verified and timed within 3 s of wall clock
     python -m benchmarks.cuda launch     host microseconds to launch a stored cuBLASLt solution from Python
-    python -m benchmarks.cuda trap       algorithm 66's splits of k: which are wrong, and are they foretold
-
-    python -m benchmarks.cuda types      a problem of every combination of types, tuned or its stated error
+    python -m benchmarks.cuda trap       algorithm 66 with split-K: which splits are wrong, and is each predicted
+    python -m benchmarks.cuda types      one problem per combination of types: tuned, or its error
     python -m benchmarks.cuda repeat     6 shapes tuned twice: is the second winner in the first tie set
 
-`lists` keeps its rows in OUTPUT/.partial as they come: the same command goes on where a run was cut off, and
-with --resume FILE where one on another machine was (--kept: its rows are all, and no GPU is needed). On a machine
-without git GEMMTUNE_COMMIT names the commit.
-No service is needed: backends, tuners, numpy and the CUDA libraries. Ratios compare within one session, from
-samples interleaved with the baseline's.
+`lists` appends every row to OUTPUT/.partial as it is measured. The same command resumes an interrupted run;
+--resume FILE resumes a run of another machine; --kept writes the document from the stored rows, without a
+GPU. On a machine without git, set GEMMTUNE_COMMIT. No service is needed: backends, tuners, numpy and the CUDA
+libraries. Ratios compare within one session, from samples interleaved with the baseline's.
 """
 
 from __future__ import annotations
@@ -52,15 +50,15 @@ from benchmarks.report import RESULTS, UNKNOWN, commit, write
 from tuners.budget import Budget
 from tuners.device_client import DeviceClient
 
-#: Runs of under 100 us, then two that take longer (m, n, k of F.linear).
+#: Shapes (m, n, k of F.linear) that run in under 100 us, then two that take longer.
 SHORT = ((1, 4096, 4096), (16, 4096, 4096), (8, 1280, 8192), (4, 7168, 2048), (32, 6144, 4096),
          (64, 8192, 8192), (128, 4096, 4096), (512, 4096, 4096))  # fmt: skip
 LONG = ((4096, 8192, 8192), (4096, 28672, 4096))
 REPEATED = ((1, 4096, 4096), (16, 6144, 4096), (64, 8192, 8192), (128, 4096, 4096), (1024, 4096, 4096),
             (4096, 6144, 4096))  # fmt: skip
-#: Decode and prefill together: what serving a model is made of.
+#: The decode and prefill lists: the GEMMs of serving a model.
 SERVING = ("decode_m1", "decode_small", "decode_large", "prefill")
-#: What a shape takes beside its budget (operands, references, the proof): no new one starts with less left.
+#: Seconds that a shape takes beyond its budget (operands, references, the proof): none starts with less left.
 BESIDE_SECONDS = 4.0
 
 
@@ -69,8 +67,8 @@ BESIDE_SECONDS = 4.0
 
 @dataclass
 class Lists:
-    """One run over shapes of the lists; rows that earlier runs kept of other `published` shapes (none: of these
-    alone) stand beside them. `start` makes a device's runner (tests put another there)."""
+    """One run over `shapes`. The document also has the rows that earlier runs stored for other `published`
+    shapes (empty: only those of `shapes`). `start` makes a device's runner; tests replace it."""
 
     found: Sequence[FoundDevice]
     shapes: Sequence[Shape]
@@ -90,11 +88,12 @@ class Lists:
 
     @property
     def wanted(self) -> Sequence[Shape]:
-        """What the document is about."""
+        """The shapes that the document covers."""
         return self.published or self.shapes
 
     def rows(self) -> list[dict[str, Any]]:
-        """Rows kept so far of published shapes, this budget, type and commit (or any), in the order of the lists."""
+        """The stored rows of wanted shapes with this budget, type, families and commit (any commit with
+        `any_commit`), in the order of the lists."""
         asked = (self.dtype, self.seconds, self.families)
         kept = {
             (one["list"], one["name"]): one["row"]
@@ -106,7 +105,7 @@ class Lists:
         return [kept[shape.list, shape.name] for shape in self.wanted if (shape.list, shape.name) in kept]
 
     def run(self) -> list[dict[str, Any]]:
-        """Tunes what is missing; all the rows, errors among them."""
+        """Tunes the missing shapes; returns all rows, including errors."""
         known = {(one["list"], one["name"]) for one in self.rows() if "error" not in one}
         missing = [shape for shape in self.shapes if (shape.list, shape.name) not in known]
         missing.sort(key=lambda shape: (-shape.problem(self.dtype).flops, -shape.n * shape.k, shape.name))
@@ -116,7 +115,7 @@ class Lists:
         return self.rows()
 
     def gpus(self) -> list[dict[str, Any]]:
-        """Every GPU that rows are from: uuid, environment, ceilings."""
+        """Every GPU that the rows were measured on: uuid, index, environment, ceilings."""
         used = {one.get("uuid") for one in self.rows()}
         kept = {
             one["uuid"]: one for one in self.partial.read() if one["kind"] == "gpu" and one["uuid"] in used
@@ -190,7 +189,7 @@ def lists(options: argparse.Namespace) -> None:
 
 
 def lists_document(run: Lists, rows: Sequence[dict[str, Any]]) -> tuple[list[Environment], dict[str, Any]]:
-    """The environments that rows are from, and the figures."""
+    """The environments that the rows were measured in, and the figures."""
     gpus = run.gpus()
     environments = [Environment.from_dict(one["environment"]) for one in gpus]
     names = list(dict.fromkeys(one["list"] for one in rows))
@@ -241,12 +240,14 @@ def screened(
     seconds: float,
     families: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Screens one problem for so long by the wall clock, and no final. `run_us` is the fastest's time."""
+    """Screens one problem for `seconds` of wall clock, without a final. `run_us` is the fastest candidate's
+    time."""
 
     def enough(tuned: Tuned, stamp: float) -> bool:
         return stamp > seconds or bool(tuned.finals)
 
-    # Half a budget is the search's: twice the time keeps it searching until the wall clock ends it.
+    # The search gets 1 - final_share of a budget: this budget keeps it searching until the wall clock ends
+    # it.
     tuned = tune(runner, problem, seconds / (1 - Budget().final_share), stop=enough, families=families)
     times = [o.seconds for o in tuned.timed() if o.seconds is not None]
     base = next((o.seconds for _, o in tuned.screened if o.status in TIMED and o.seconds is not None), None)
@@ -263,7 +264,7 @@ def screened(
 
 
 def types(options: argparse.Namespace) -> None:
-    """A mid-size problem of every combination."""
+    """One mid-size problem per combination of types, epilogue and layout."""
     found = machine(options.device, options.gpus)
     wanted = combinations()
     rows = tuned_types(found, {name: wanted[name] for name in options.only or wanted}, options.seconds)
@@ -280,7 +281,7 @@ def types(options: argparse.Namespace) -> None:
 
 
 def repeat(options: argparse.Namespace) -> None:
-    """Shapes tuned twice, all of them once before any again."""
+    """Tunes every shape once, then every shape again."""
     device = machine(options.device, 1)[0]
     problems = [_linear(shape, options.dtype) for shape in options.only or REPEATED]
     verdicts = []
@@ -307,7 +308,7 @@ def repeat(options: argparse.Namespace) -> None:
 
 
 def launch(options: argparse.Namespace) -> None:
-    """Host time a launch; opens the device in this process."""
+    """Host time per launch; opens the device in this process."""
     device = machine(options.device, 1)[0]
     write(
         f"{options.device}-launch",
@@ -318,7 +319,7 @@ def launch(options: argparse.Namespace) -> None:
 
 
 def trap(options: argparse.Namespace) -> None:
-    """One algorithm's splits of k."""
+    """Verifies one algorithm's split-K configurations."""
     device = machine(options.device, 1)[0]
     figures = cuda_trap.trap(device, options.algorithm, options.seconds)
     write(f"{options.device}-trap", device.environment, figures, options.output)
@@ -330,7 +331,7 @@ def _shape(text: str) -> tuple[int, int, int]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The commands."""
+    """The parser, with a subcommand per benchmark."""
     made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = made.add_subparsers(dest="which", required=True)
     runs: dict[str, tuple[Callable[[argparse.Namespace], None], float]] = {

@@ -1,4 +1,4 @@
-"""What a launch of a stored cuBLASLt solution costs the host, from Python and from C++."""
+"""Host time to launch a stored cuBLASLt solution, from Python and from C++."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from benchmarks.cuda_tuned import kernel_cache, say
 from tuners.measure import OperandSets
 from tuners.policy import MeasurementPolicy
 
-#: Launches of a repetition, in bursts with a synchronisation between them that is not in the time: so few that
-#: the device's queue never fills up and holds the host back.
+#: Launches per repetition, in bursts with an untimed synchronisation between them; a burst is small enough
+#: that the device's queue never fills up and stalls the host.
 CALLS, BURST, REPETITIONS = 2000, 64, 15
-#: A problem so small that the device keeps up, and decode shapes (m, n, k of F.linear).
+#: A problem small enough that the device keeps up, and decode shapes (m, n, k of F.linear).
 LAUNCHED = ((16, 64, 64), (64, 8192, 8192), (16, 4096, 4096))
 
 # ---- launches ------------------------------------------------------------------------------------
@@ -36,7 +36,7 @@ def host_seconds(
     burst: int = BURST,
     repetitions: int = REPETITIONS,
 ) -> list[float]:
-    """Seconds of host time a call, a value a repetition; an untimed burst goes first."""
+    """Seconds of host time per call, one value per repetition, after an untimed burst."""
     found = []
     for turn in range(repetitions + 1):
         spent = 0.0
@@ -53,8 +53,8 @@ def host_seconds(
 
 
 def launches(found: FoundDevice, dtype: str) -> dict[str, Any]:
-    """A stored cuBLASLt solution loaded and bound in this process, and torch.mm with out=, launched outside
-    graphs."""
+    """Times launches outside graphs: a stored cuBLASLt solution loaded and bound in this process,
+    cublasLtMatmul from C++, and torch.mm with out=."""
     device = backend(found.backend).open(found.index, kernel_cache())
     family = backend(found.backend).families()["cublaslt"]
     rows = []
@@ -63,7 +63,7 @@ def launches(found: FoundDevice, dtype: str) -> dict[str, Any]:
         if not isinstance(family, DeviceListedFamily):
             raise SystemExit("the family cublaslt lists nothing")
         listed = next(iter(family.enumerate_on(problem, device, None)))
-        stored = Solution.from_dict(listed.to_dict())  # as it comes out of a database
+        stored = Solution.from_dict(listed.to_dict())  # as read from a database
         kernel = device.load(problem, stored, None)
         sets = OperandSets(device, problem, MeasurementPolicy.of(found.environment.vendor, cache="warm"), 0)
         workspace = device.allocate(max(kernel.workspace_bytes, 1))
@@ -87,7 +87,7 @@ def launches(found: FoundDevice, dtype: str) -> dict[str, Any]:
 
 
 def _native(m: int, n: int, k: int) -> dict[str, float] | None:
-    """The library's call itself, timed by benchmarks/launch.cpp; None where there is no nvcc."""
+    """The library's own call, timed by benchmarks/launch.cpp; None without nvcc."""
     compiler = shutil.which("nvcc")
     if compiler is None:
         return None

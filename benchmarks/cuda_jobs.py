@@ -1,4 +1,4 @@
-"""Jobs over many GPUs at once, and rows kept as they come."""
+"""Runs jobs on several GPUs at once, and stores rows as they are measured."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from tuners.device_client import DeviceClient
 
 T = TypeVar("T")
 
-#: A GPU that failed so often is asked no more.
+#: A GPU that failed this many times gets no more jobs.
 MOST_FAILURES = 2
 
 
 class Jobs(Generic[T]):
-    """Jobs that devices take by name; one that a device handed back goes to another, while there is one."""
+    """A queue of jobs for named devices; a job that one device handed back goes to another, if there is
+    one."""
 
     def __init__(self, jobs: Sequence[T]) -> None:
         self._waiting = list(enumerate(jobs))
@@ -31,18 +32,19 @@ class Jobs(Generic[T]):
         self._changed = threading.Condition()
 
     def join(self, who: str) -> None:
-        """A device will take jobs."""
+        """Adds a device that takes jobs."""
         with self._changed:
             self._here.add(who)
 
     def leave(self, who: str) -> None:
-        """A device takes no more."""
+        """Removes a device: it takes no more jobs."""
         with self._changed:
             self._here.discard(who)
             self._changed.notify_all()
 
     def take(self, who: str) -> tuple[int, T] | None:
-        """The next; waits while one that runs may yet come back. None: nothing is left."""
+        """The next job with its number; waits while a running job may be handed back. None: no job is
+        left."""
         with self._changed:
             while (place := self._next(who)) is None:
                 if not self._waiting and not self._running:
@@ -59,13 +61,13 @@ class Jobs(Generic[T]):
         return 0 if self._waiting and self._here <= {who} else None
 
     def done(self, number: int) -> None:
-        """The job needs nobody any more."""
+        """Marks a job as finished."""
         with self._changed:
             self._running.discard(number)
             self._changed.notify_all()
 
     def hand_back(self, number: int, job: T, who: str) -> bool:
-        """Puts a job back for another device; False where that was done before."""
+        """Puts a job back for another device; False if it was put back before."""
         with self._changed:
             if number in self._returned:
                 return False
@@ -76,14 +78,14 @@ class Jobs(Generic[T]):
             return True
 
     def clear(self) -> None:
-        """Drops what waits."""
+        """Drops the waiting jobs."""
         with self._changed:
             self._waiting.clear()
             self._changed.notify_all()
 
     @property
     def left(self) -> list[T]:
-        """What nobody took."""
+        """The jobs that no device took."""
         with self._changed:
             return [job for _, job in self._waiting]
 
@@ -95,8 +97,9 @@ def spread(
     failed: Callable[[FoundDevice, T, Exception], None],
     start: Callable[[FoundDevice], Any] = lambda device: DeviceClient(device, kernel_cache()),
 ) -> None:
-    """Runs the jobs on all the devices at once, a thread and a runner a device. A device that fails hands its
-    job back once and starts afresh, MOST_FAILURES times; a job's own failure is told to `failed`."""
+    """Runs the jobs on all devices at once, with one thread and one runner per device. A device that fails
+    hands its job back and is started again, at most MOST_FAILURES times in all; `failed` gets a job's own
+    error, and a device's error on a job that was handed back before."""
 
     def one(device: FoundDevice, runner: Any) -> None:
         while (taken := jobs.take(device.environment.uuid)) is not None:
@@ -110,7 +113,7 @@ def spread(
                     finally:
                         jobs.done(number)
                 raise
-            except Exception as error:  # the other jobs are still worth their time
+            except Exception as error:  # the other jobs go on
                 try:
                     failed(device, job, error)
                 finally:
@@ -140,7 +143,7 @@ def spread(
 
 
 class Partial:
-    """A JSON-lines file that rows are appended to as they come, so that a run can be gone on with."""
+    """A JSON-lines file of rows, each appended when it is measured, so that a run can be resumed."""
 
     def __init__(self, path: Path, resumed: Path | None = None) -> None:
         self.path = path
@@ -156,11 +159,11 @@ class Partial:
             file.write(json.dumps(values) + "\n")
 
     def read(self) -> list[dict[str, Any]]:
-        """Every whole line."""
+        """Every complete line."""
         return list(_lines(self.path)) if self.path.exists() else []
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     for line in path.read_text().splitlines():
-        with suppress(ValueError):  # the last line of a run that was cut off
+        with suppress(ValueError):  # the last line of an interrupted run
             yield json.loads(line)

@@ -1,7 +1,7 @@
-"""cuBLASLt's algorithm 66 with split k on compute capability 9.0: which splits give wrong results, and whether
-the rule that backends/cuda/cublaslt_algorithms.py has of them predicts each.
+"""cuBLASLt's algorithm 66 with split-K on compute capability 9.0: which splits give wrong results, and
+whether the rule in backends/cuda/cublaslt_algorithms.py predicts each.
 
-Verified in this process on the exact problem, whatever the families' own rules say.
+Every configuration is verified in this process on the exact problem, even if the family's rules exclude it.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from benchmarks.cuda_tuned import kernel_cache, say
 from tuners.inputs import Case
 from tuners.verify_device import make_verifier
 
-#: m, n of F.linear; k about multiples of 64, odd ones, and the sizes of models.
+#: m, n of F.linear; k at and around multiples of 64, odd values, and the sizes of models.
 SIZES = (48, 256)
 DEPTHS = (256, 257, 258, 259, 260, 272, 320, 392, 520, 1000, 1024, 1032, 2048, 2056, 4088, 4095, 4096, 4097,
           4100, 4104, 7168, 8192, 8200, 14336)  # fmt: skip
-#: Inputs and output: an fp32 output has no rounding of its own to hide a few elements of k in.
+#: Types of inputs and output: an fp32 output has no rounding that could hide a few missing elements of k.
 TYPES = (("bf16", "fp32"), ("bf16", "bf16"), ("fp16", "fp16"))
 SPLITS = range(1, 33)
 #: cublasLtReductionScheme_t: in place, in the compute type, in the output type.
 SCHEMES = (1, 2, 4)
-#: (tile, cluster) pairs of each problem.
+#: (tile, cluster) pairs tried per problem.
 BASES = 3
 
 
 def problems() -> Iterator[GemmProblem]:
-    """Leading dimensions are whole vectors of 16 bytes, so that k may be odd."""
+    """Leading dimensions are multiples of 16 bytes, so that k may be odd."""
     for dtype, out in TYPES:
         for k in DEPTHS:
             ld = -(-k // 8) * 8
@@ -43,14 +43,14 @@ def problems() -> Iterator[GemmProblem]:
 
 
 def variations(base: MatmulAlgoConfig) -> Iterator[MatmulAlgoConfig]:
-    """Every split and scheme of a configuration."""
+    """The configuration with every split-K factor and reduction scheme."""
     for split in SPLITS:
         for scheme in SCHEMES if split > 1 else (0,):
             yield base._replace(splitk_num=split, reduction_scheme=scheme)
 
 
 def trap(found: FoundDevice, algorithm: int, seconds: float) -> dict[str, Any]:
-    """Tries every split over the problems, each for its part of the seconds."""
+    """Tries every split on every problem, each within its share of `seconds`."""
     device = backend(found.backend).open(found.index, kernel_cache())
     family = backend(found.backend).families()["cublaslt"]
     if not isinstance(family, DeviceListedFamily):

@@ -1,4 +1,4 @@
-"""What the CUDA benchmarks share: the lists' shapes, one tuning with its time stamps, its row of figures."""
+"""Shared by the CUDA benchmarks: the lists' shapes, a tuning with time stamps, and its row of figures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tuners.session import Session
 from tuners.tuning_settings import TuningSettings
 
 SHAPES = Path(__file__).parent / "shapes.json"
-#: Verified and timed: who was shown slower before its last sample was verified all the same.
+#: Statuses of verified and timed candidates: one pruned before its last sample was verified all the same.
 TIMED = (Status.OK, Status.PRUNED)
 
 
@@ -39,12 +39,12 @@ def say(text: str) -> None:
 
 
 def kernel_cache() -> BinaryCache:
-    """Where every command keeps compiled kernels."""
+    """The cache of compiled kernels that all commands share."""
     return BinaryCache(default_cache_dir() / "kernels")
 
 
 def machine(backend: str, most: int | None = None) -> list[FoundDevice]:
-    """The machine's devices of a backend, at most `most`; ends the program where there is none."""
+    """The machine's devices of a backend, at most `most`. Raises SystemExit if there is none."""
     found, notes = devices(backend)
     if not found:
         raise SystemExit(f"no {backend} device: {'; '.join(notes) or 'none was found'}")
@@ -72,7 +72,7 @@ class Shape:
 
 
 def read_shapes(path: Path = SHAPES, lists: Sequence[str] | None = None) -> list[Shape]:
-    """The shapes of the lists named (all without). Raises SystemExit for a list that the file lacks."""
+    """The shapes of the named lists (default: all). Raises SystemExit for a list that the file lacks."""
     held = json.loads(path.read_text())
     known = [name for name, value in held.items() if isinstance(value, list)]
     for name in lists or ():
@@ -90,8 +90,8 @@ def read_shapes(path: Path = SHAPES, lists: Sequence[str] | None = None) -> list
 
 @dataclass
 class Tuned:
-    """A session and what it showed. Stamps are seconds of wall clock since its screening began; `finals` are
-    of the final that the verdict is from, `proof` is that verdict's."""
+    """A session and its outcomes. Stamps are seconds of wall clock since screening began; `finals` are the
+    outcomes of the final that decided the verdict, `proof` is that verdict's proof."""
 
     session: Session
     screened: list[tuple[float, Outcome]] = field(default_factory=list)
@@ -101,7 +101,7 @@ class Tuned:
 
     @property
     def verdict(self) -> Verdict:
-        """Raises GemmtuneError where the session was stopped before it had one."""
+        """Raises GemmtuneError if the session was stopped before it had a verdict."""
         if self.session.verdict is None:
             raise GemmtuneError(f"{self.session.problem.slug}: stopped before its verdict")
         return self.session.verdict
@@ -112,7 +112,7 @@ class Tuned:
         return max((stamp for stamp, _ in self.screened), default=0.0)
 
     def take(self, outcome: Outcome, stamp: float) -> None:
-        """Sorts an outcome into its place."""
+        """Records an outcome by its phase."""
         if outcome.phase is Phase.SCREEN:
             self.screened.append((stamp, outcome))
         elif outcome.phase is Phase.FINAL and outcome.status in (*TIMED, Status.UNSTABLE):
@@ -121,10 +121,10 @@ class Tuned:
         elif outcome.phase is Phase.PROOF:
             self.proof = outcome
             if outcome.status is not Status.OK:
-                self.finals.clear()  # the others race again
+                self.finals.clear()  # the remaining finalists race again
 
     def timed(self, within: float = inf) -> list[Outcome]:
-        """Screened configurations that were verified and timed so early."""
+        """Screened candidates that were verified and timed by the stamp `within`."""
         return [o for stamp, o in self.screened if stamp <= within and o.status in TIMED]
 
 
@@ -136,8 +136,8 @@ def tune(
     stop: Callable[[Tuned, float], bool] | None = None,
     families: Sequence[str] | None = None,
 ) -> Tuned:
-    """Tunes one problem by the backend's default policy, drawing from `families` (None: all). `stop(tuned, stamp)`
-    is asked after every outcome."""
+    """Tunes one problem by the backend's default policy, with candidates from `families` (None: all). The
+    session stops when `stop(tuned, stamp)`, called after every outcome, returns True."""
     policy = MeasurementPolicy.of(runner.environment.vendor)
     search = Search(seed=seed, families=None if families is None else tuple(families))
     session = Session(runner, problem, TuningSettings(policy, Budget(seconds), search))
@@ -151,19 +151,20 @@ def tune(
 
 
 def ends(interval: Interval) -> list[float | None]:
-    """Both ends, an open one as None."""
+    """Both ends of the interval; None for an open end."""
     return [None if abs(end) == inf else end for end in (interval.low, interval.high)]
 
 
 def against(slower: Outcome, faster: Outcome, confidence: float) -> Interval:
-    """slower/faster by the paired median, over the rounds that both ran (who left the final ran fewer)."""
+    """The interval of slower/faster by the paired median, over the rounds that both ran (a pruned finalist
+    ran fewer)."""
     rounds = min(len(slower.samples), len(faster.samples))
     return paired(slower.samples[:rounds], faster.samples[:rounds], confidence)
 
 
 def fastest_library(tuned: Tuned) -> Outcome | None:
-    """The verdict's winner where it is a library's; else the finalist that is fastest by the paired median and
-    neither torch's call nor the baseline. Those who stayed to the end go first."""
+    """Among the finalists that are neither torch's call nor the baseline: the verdict's winner, else the
+    fastest by the paired median, those that were not pruned first. Own kernels are not excluded."""
     verdict, finals = tuned.verdict, tuned.finals
     others = [
         o for o in finals.values() if o.solution.family != "torch" and o.solution.id != verdict.baseline
@@ -180,9 +181,9 @@ def fastest_library(tuned: Tuned) -> Outcome | None:
 
 
 def row(tuned: Tuned, ceilings: Ceilings | None = None) -> dict[str, Any]:
-    """A tuning's figures. `ratio` is the baseline's time over the answer's: where nothing was shown faster, the
-    answer is the baseline, and the ratio 1; `raw_ratio` is over the fastest library solution whoever won.
-    Intervals are at the confidence that the decision gives each comparison."""
+    """A tuning's figures. `ratio` is the baseline's time over the winner's, or 1 if nothing was shown to be
+    faster; `raw_ratio` is the baseline's time over that of fastest_library(), whichever won. Intervals have
+    the confidence that the decision rule gives each comparison."""
     session, verdict, finals = tuned.session, tuned.verdict, tuned.finals
     confidence = session.settings.rule.shared(len(finals) - 1)
     base, answer, library = finals[verdict.baseline], finals[verdict.winner], fastest_library(tuned)
@@ -215,7 +216,7 @@ def row(tuned: Tuned, ceilings: Ceilings | None = None) -> dict[str, Any]:
 
 
 def screening_figures(tuned: Tuned, within: float = inf) -> dict[str, Any]:
-    """What was screened, by status and by family."""
+    """Counts of the candidates screened by the stamp `within`, by status and by family."""
     seen = [o for stamp, o in tuned.screened if stamp <= within]
     return {
         "configurations": len(tuned.timed(within)),
@@ -245,8 +246,8 @@ def _proof(tuned: Tuned) -> dict[str, Any]:
 
 
 def ceilings_of(runner: DeviceClient, kinds: Sequence[str]) -> Ceilings | None:
-    """The device's ceilings, measured once an environment; None (with a line that says why) where they cannot
-    be. Raises DeviceError."""
+    """The device's ceilings, measured once per environment; None, with a line that says why, if they cannot
+    be measured. Raises DeviceError."""
     store = CeilingStore(default_cache_dir() / "ceilings")
     try:
         return store.obtain(runner.environment, list(kinds), runner.ceilings)
@@ -258,7 +259,7 @@ def ceilings_of(runner: DeviceClient, kinds: Sequence[str]) -> Ceilings | None:
 
 
 def in_words(values: dict[str, Any]) -> str:
-    """A row in a line of progress."""
+    """A row as a line of progress."""
     if "error" in values:
         return str(values["error"])
     share = "" if values["share"] is None else f", {values['share']:.0%} of the {values['binds']} bound"

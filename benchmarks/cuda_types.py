@@ -16,7 +16,7 @@ _OUTER = {"scale_a": "outer", "scale_b": "outer"}
 
 
 def combinations() -> dict[str, Callable[[], GemmProblem]]:
-    """Name -> a mid-size F.linear (or batched) problem of a combination of types, epilogue or layout."""
+    """Name -> a mid-size F.linear (or batched) problem with a combination of types, epilogue or layout."""
 
     def linear(dtype: str, **more: Any) -> Callable[[], GemmProblem]:
         return lambda: from_linear(512, 2048, 2048, dtype, **more)
@@ -62,7 +62,7 @@ def combinations() -> dict[str, Callable[[], GemmProblem]]:
 def tuned_types(
     found: Sequence[FoundDevice], wanted: dict[str, Callable[[], GemmProblem]], seconds: float
 ) -> list[dict[str, Any]]:
-    """A row a combination, in the order given."""
+    """One row per combination, in the given order."""
     rows: dict[str, dict[str, Any]] = {}
 
     def one(runner: DeviceClient, name: str) -> None:

@@ -1,11 +1,11 @@
-"""What the file formats cost, and whether mistakes in files are seen. Needs no device.
+"""Time and memory of the file formats, and fuzzing of their readers. Needs no device.
 
     python -m benchmarks.formats read    a million lines of every input format imported into a new database
     python -m benchmarks.formats write   100,000 stored rows as a file of every output format
     python -m benchmarks.formats fuzz    100,000 files with mistakes for every reader
 
-`read` and `write` run each format in a process of its own: peak memory is that process's. `fuzz` also runs each
-reader by coverage where atheris is installed.
+Each format runs in its own process, so that peak memory is its own. `fuzz` also runs coverage-guided fuzzing
+if atheris is installed.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from tests.service.formats.contract_inputs import TORCH, written
 from tuners.policy import MeasurementPolicy
 
 LINES, ROWS, MISTAKES = 1_000_000, 100_000, 100_000
-#: Problems of a log of so many lines, and rows of a tuned file, which then stand in it again and again.
+#: Distinct problems of a log, and distinct rows of a tuned file; they repeat until the file has its lines.
 DISTINCT, TUNED = 2_000, 20_000
 
 # ---- reading -------------------------------------------------------------------------------------
 
-#: format -> what of its example's last line is the number that differs from problem to problem.
+#: Format -> pattern of the number that varies between problems, in the last line of the format's example.
 VARIED: Mapping[str, bytes] = {
     "tunableop": rb"(?<=nn_)1024(?=_)|(?<=_ld_)1024|(?<=1024_)1024(?=,)",
     "tunableop-untuned": rb"(?<=_)16(?=_)",
@@ -60,12 +60,12 @@ VARIED: Mapping[str, bytes] = {
 
 
 def text_of(name: str, lines: int, distinct: int) -> Iterator[bytes]:
-    """A file of so many lines with so many problems, in pieces: the example's head, then its last line (of a log
-    whose calls take several, the whole call) over and over with other sizes."""
+    """A file of `lines` lines with `distinct` problems, in pieces: the example's head, then its last line
+    (the whole example, in logs where a call takes several lines) repeated with other sizes."""
     example = READERS[name].example.encode().rstrip(b"\n")
     whole = name in ("cublas-log", "block-fp8")
     head, line = (b"", example) if whole else example.rpartition(b"\n")[::2]
-    if name == "hipblaslt":  # a row has a header of its own
+    if name == "hipblaslt":  # every row has its own header
         head, line = example.partition(b"\n")[::2]
     pattern = re.compile(VARIED[name], re.MULTILINE)
     if not pattern.search(line):
@@ -81,7 +81,7 @@ def text_of(name: str, lines: int, distinct: int) -> Iterator[bytes]:
 
 
 class _Pieces(io.RawIOBase):
-    """Pieces as a stream."""
+    """An iterator of pieces as a raw stream."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces, self._held = pieces, b""
@@ -125,7 +125,7 @@ POLICY = MeasurementPolicy()
 
 
 def write_one(name: str, rows: int) -> dict[str, Any]:
-    """Exports rows that are stored in a SQLite database, as a service does."""
+    """Exports rows stored in a SQLite database, as a service does."""
     one = written()[name]
     environment, winner, target, problems = one.environment, one.winner, one.target, one.problems
     with tempfile.TemporaryDirectory() as folder:
@@ -153,7 +153,7 @@ def write_one(name: str, rows: int) -> dict[str, Any]:
 
 
 def fuzz_one(name: str, count: int) -> dict[str, Any]:
-    """Mistakes by chance, then by coverage where atheris is installed. Raises WrongAnswer."""
+    """Random mistakes, then coverage-guided ones if atheris is installed. Raises WrongAnswer."""
     begin = time.perf_counter()
     seen = mutate.fuzz(name, count, seed=1)
     by_chance = time.perf_counter() - begin
@@ -174,7 +174,7 @@ def fuzz_one(name: str, count: int) -> dict[str, Any]:
 
 
 def _apart(which: str, name: str, count: int) -> dict[str, Any]:
-    """One format in a process of its own."""
+    """Runs one format in its own process."""
     command = [
         sys.executable,
         "-m",

@@ -1,7 +1,8 @@
-"""A reader fuzzed by coverage: `python -m benchmarks.fuzz_coverage READER RUNS`; needs `pip install atheris`.
+"""Coverage-guided fuzzing of a reader: `python -m benchmarks.fuzz_coverage READER RUNS`; needs
+`pip install atheris`.
 
-Every input goes through the same checks as tests.service.formats.mutate's mistakes. Ends with an error at the first wrong
-answer, which libFuzzer keeps as a crash-* file.
+Every input goes through the same checks as the mistakes of tests.service.formats.mutate. Ends with an error
+at the first wrong answer, whose input libFuzzer stores as a crash-* file.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ with atheris.instrument_imports(include=["service.formats"]):
 
 
 def main() -> None:
-    """Does not come back: libFuzzer ends the process."""
+    """Never returns: libFuzzer ends the process."""
     name, runs = sys.argv[1], int(sys.argv[2])
     corpus = Path(tempfile.mkdtemp(prefix="gemmtune-fuzz-"))
     (corpus / "example").write_text(READERS[name].example)

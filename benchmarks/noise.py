@@ -1,4 +1,4 @@
-"""Records the noise of this machine: samples of baselines only, taken as a final takes them.
+"""Records the noise of this machine: samples of baselines only, taken as in a final.
 
     python -m benchmarks.noise tests/data/noise-cpu.json
 
@@ -30,7 +30,7 @@ SAMPLES = 1500
 
 
 def main() -> None:
-    """Writes {"environment", "commit", "series": {problem: seconds a launch}} to the file named."""
+    """Writes {"environment", "commit", "series": {problem: seconds per launch}} to the named file."""
     device = find_device("cpu")
     series = {}
     with DeviceClient(device, BinaryCache(default_cache_dir() / "kernels")) as runner:

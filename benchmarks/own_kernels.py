@@ -1,16 +1,16 @@
-"""Our own kernel families against torch and cuBLASLt, a family at a time, on the first GPU of this machine.
+"""Our own kernel families against torch and cuBLASLt, one family at a time, on the first GPU of this machine.
 
     python -m benchmarks.own_kernels decode   one to 17 rows in bf16: gemv, skinny, skinny-mma, skinny-ring,
                                               skinny-shifted
     python -m benchmarks.own_kernels ladder   fp32 squares: every step of the ladder
     python -m benchmarks.own_kernels squares  large bf16 squares: tile-wgmma, tile-mma, stream-k, Triton's
-    python -m benchmarks.own_kernels batched  batches of small products: small-batch
+    python -m benchmarks.own_kernels batched  batches of small GEMMs: small-batch
     python -m benchmarks.own_kernels all      all four, one document
 
 Each family is tuned by itself (its likeliest candidates first, verified, cold operands, graphs) against the
-baselines, which are timed in turns with it; `cublaslt` is one of the families, and where there is a batch `cublas`
-(cublasGemmStridedBatchedEx). `ratio` is torch's time over the best of a family. --only MxNxK ... (of F.linear;
-MxNxKxBATCH of a batch) and --families a,b narrow it down; --dtype takes another type.
+baselines, which are timed interleaved with it. `cublaslt` is one of the families, and so is `cublas`
+(cublasGemmStridedBatchedEx) for batches. `ratio` is torch's time over the family's best. --only MxNxK ... (of
+F.linear; MxNxKxBATCH of a batch) and --families a,b narrow the run down; --dtype takes another type.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ BATCHED: Mapping[tuple[int, ...], str] = {
 
 
 def problems(which: str, only: Sequence[tuple[int, ...]], dtype: str | None) -> list[GemmProblem]:
-    """What a command measures: F.linear for decode and squares, plain products for the ladder, strided batches
-    of them."""
+    """The problems of a command: F.linear for decode and squares, plain GEMMs for the ladder, strided batches
+    of them for batched."""
 
     def shapes(default: Iterable[tuple[int, ...]], numbers: int) -> list[tuple[int, ...]]:
         return [shape for shape in only or default if len(shape) == numbers]
@@ -84,7 +84,7 @@ def problems(which: str, only: Sequence[tuple[int, ...]], dtype: str | None) -> 
 
 
 def asked(problem: GemmProblem, environment: Environment, wanted: Sequence[str]) -> list[str]:
-    """The families to tune, the libraries' first: all that list something for the problem, or those wanted."""
+    """The families to tune, libraries first: those with a candidate for the problem, of `wanted` if given."""
     listed: Mapping[str, KernelFamily | TritonFamily] = {**FAMILIES, **TRITON}
     own = [
         name for name, family in listed.items() if any(True for _ in family.solutions(problem, environment))
@@ -96,7 +96,7 @@ def asked(problem: GemmProblem, environment: Environment, wanted: Sequence[str])
 
 
 def measured(runner: Runner, problem: GemmProblem, family: str, seconds: float, seed: int) -> Tuned:
-    """One family tuned by itself, the baselines beside it. Raises GemmtuneError."""
+    """Tunes one family by itself, interleaved with the baselines. Raises GemmtuneError."""
     policy = MeasurementPolicy.of(runner.environment.vendor)
     search = Search(seed=seed, families=(family,))
     session = Session(runner, problem, TuningSettings(policy, Budget(seconds), search))
@@ -107,7 +107,7 @@ def measured(runner: Runner, problem: GemmProblem, family: str, seconds: float, 
 
 
 def fastest(tuned: Tuned, family: str) -> Outcome | None:
-    """The family's best: of the final where one of it got there, else of the screening."""
+    """The family's fastest finalist; if none reached the final, its fastest screened candidate."""
     finals = [o for o in tuned.finals.values() if o.solution.family == family]
     seen = finals or [o for _, o in tuned.screened if o.solution.family == family and o.status in TIMED]
     return min(seen, key=lambda o: o.seconds or 0.0, default=None)
@@ -141,7 +141,7 @@ def figures(tuned: Tuned, family: str, ceilings: Ceilings | None) -> dict[str, A
 
 
 def in_words(values: dict[str, Any]) -> str:
-    """A row as a line."""
+    """A row as a line of progress."""
     if "error" in values:
         return f"{values['problem']:24} {values['family']:16} {values['error']}"
     if values["best_us"] is None:
@@ -156,7 +156,7 @@ def in_words(values: dict[str, Any]) -> str:
 
 
 def rows(runner: DeviceClient, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every problem by every family."""
+    """One row per problem and family."""
     found = []
     for problem in problems(options.which, options.only or (), options.dtype):
         ceilings = ceilings_of(runner, [problem.dtype_a])
@@ -186,7 +186,7 @@ def _shape(text: str) -> tuple[int, ...]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The commands."""
+    """The command's options."""
     made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     made.add_argument("which", choices=("decode", "squares", "ladder", "batched", "all"))
     made.add_argument("--seconds", type=float, default=2.0, help="of measuring, a family and problem (2)")

@@ -1,14 +1,16 @@
-"""What the hardware does under a launch: Nsight Compute's figures of the default's call and of the tuned winner.
+"""Nsight Compute's figures of a launch: the default's call and the tuned winner.
 
     python -m benchmarks.profile llama3-8b/4096x4096/m1 odd/1000x1000x1000
-    python -m benchmarks.profile odd/3x1000x777 --keep    other shapes' rows stay as they were measured
-    python -m benchmarks.profile launch --pairs F         what runs under ncu: launches what F lists
+    python -m benchmarks.profile odd/3x1000x777 --keep    keeps the stored rows of other shapes
+    python -m benchmarks.profile launch --pairs F         the process under ncu: launches the pairs in F
 
-For shapes of the published lists, named as in shapes.json, and others that the document has: the default's call and the
-winner that cuda-lists-bf16.json has (or --lists: cuda-lists-bf16-libraries.json gives cuda-profile-libraries.json, and
-cuda-inside.json cuda-profile-inside.json), each launched twice under `ncu` in a process of its own; the second launch's
-kernels are kept. Caches are flushed before each kernel, clocks are left alone. With --keep rows of shapes that are not asked for come from the document that
-is there, in --output or else in benchmarks/results, each with the commit that it was measured at.
+Takes shapes of the published lists, named as in shapes.json, and others that the winners' document has. For
+each, the default's call and the winner in cuda-lists-bf16.json (or in --lists FILE:
+cuda-lists-bf16-libraries.json gives cuda-profile-libraries.json, and cuda-inside.json gives
+cuda-profile-inside.json) are launched twice under `ncu`, each in its own process; the second launch's kernels
+are kept. Caches are flushed before each kernel; clocks are left alone. With --keep, the rows of shapes that
+are not named come from the existing document, in --output or else in benchmarks/results, each with the commit
+that it was measured at.
 """
 
 from __future__ import annotations
@@ -36,16 +38,16 @@ from benchmarks.sanitizer import heard
 from benchmarks.sanitizer_pairs import Pair, launch_file, to_json
 
 SECTIONS = ("SpeedOfLight", "MemoryWorkloadAnalysis", "ComputeWorkloadAnalysis", "Occupancy", "LaunchStats")
-#: Where CUDA's toolkit has it, on the path or not.
+#: Where the CUDA toolkit installs ncu, tried if it is not on PATH.
 ELSEWHERE = "/usr/local/cuda/bin/ncu"
-#: Of a solution's kernel: ids hold it, and rows of the lists only the id.
+#: Family versions to try: an id depends on the version, and the lists' rows have only the id.
 _VERSIONS = range(1, 10)
 _COLUMNS = ("ID", "Kernel Name", "Block Size", "Grid Size", "Section Name", "Metric Name", "Metric Unit",
             "Metric Value")  # fmt: skip
 
 
 def located() -> str:
-    """ncu's path. Ends the program where there is none."""
+    """ncu's path. Raises SystemExit if it is not installed."""
     path = shutil.which("ncu") or shutil.which(ELSEWHERE)
     if path is None:
         raise SystemExit("ncu (Nsight Compute, of CUDA's toolkit) is not installed: nothing was profiled")
@@ -53,7 +55,7 @@ def located() -> str:
 
 
 def command(ncu: str, pairs: Path) -> list[str]:
-    """ncu's. Units are the base ones: ns, bytes a second, percent."""
+    """ncu's command line. Figures come in base units: ns, bytes per second, percent."""
     sections = [word for name in SECTIONS for word in ("--section", name)]
     options = ["--csv", "--page", "details", "--print-units", "base", "--clock-control", "none"]
     child = [sys.executable, "-m", "benchmarks.profile", "launch", "--pairs", str(pairs)]
@@ -61,8 +63,8 @@ def command(ncu: str, pairs: Path) -> list[str]:
 
 
 def kernels(output: str) -> list[dict[str, Any]]:
-    """Every kernel of ncu's table in order: name, block, grid, and figures, "Section: Metric" -> [value, unit]. Text
-    before and around the table is passed over. Raises ValueError where there is no table."""
+    """Every kernel of ncu's table in order: name, block, grid, and figures, "Section: Metric" -> [value,
+    unit]. Text around the table is skipped. Raises ValueError if there is no table."""
     lines = output.splitlines()
     begin = next((at for at, line in enumerate(lines) if line.startswith('"ID",')), None)
     if begin is None:
@@ -84,7 +86,7 @@ def _number(text: str) -> float | str:
 
 
 def winner(row: Mapping[str, Any]) -> Solution:
-    """A row's winner as a solution. Raises ValueError for one whose id no version of its family gives."""
+    """A row's winner as a solution. Raises ValueError if no version of its family gives the row's id."""
     for version in _VERSIONS:
         found = Solution(row["family"], version, row["parameters"], row["build"], row["workspace_bytes"])
         if found.id == row["winner"]:
@@ -124,7 +126,8 @@ def rows(
     tuned: Mapping[str, Mapping[str, Any]],
     timeout: float,
 ) -> list[dict[str, Any]]:
-    """Two rows a shape: the default's call, and the winner where the lists have one that is another."""
+    """One or two rows per shape: the default's call, and the winner of the lists if it is another
+    solution."""
     cache, made = kernel_cache(), []
     for shape in shapes:
         problem = shape.problem("bf16")
@@ -143,9 +146,9 @@ def rows(
 
 
 def earlier(name: str, folder: Path, found: FoundDevice) -> dict[str, Any]:
-    """The document NAME.json, in the folder or else in benchmarks/results, without rows where there is none. Every
-    row says when it was measured, and at which commit. Raises SystemExit for one of another kind of GPU: shares are of
-    the hardware's own peaks."""
+    """The document NAME.json, from the folder or else from benchmarks/results; without rows if there is none.
+    Every row has its commit and time of measurement. Raises SystemExit for a document of another kind of GPU:
+    shares are of the hardware's own peaks."""
     path = next((at for one in (folder, RESULTS) if (at := one / f"{name}.json").exists()), None)
     if path is None:
         return {"environments": [], "rows": []}
@@ -162,8 +165,8 @@ def earlier(name: str, folder: Path, found: FoundDevice) -> dict[str, Any]:
 def document(
     found: FoundDevice, made: Sequence[dict[str, Any]], kept: Mapping[str, Any], order: Sequence[str]
 ) -> tuple[list[Environment], dict[str, Any]]:
-    """The environments that rows are from, this one first, and the figures: what was measured, and kept rows of
-    other shapes, in the order of these names."""
+    """The environments of the rows, this one first, and the figures: the new rows and the kept rows of other
+    shapes, in the order of the names in `order`."""
     new, here = {row["name"] for row in made}, commit()
     old = [row for row in kept["rows"] if row["name"] not in new]
     places = {name: place for place, name in enumerate(order)}
@@ -195,7 +198,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Profiles the shapes; exits with 1 where one could not be."""
+    """Profiles the shapes; exits with 1 if one could not be profiled."""
     options = parser().parse_args(arguments)
     if options.shapes == ["launch"]:
         launch_file(options.pairs)

@@ -1,4 +1,4 @@
-"""What every benchmark writes: figures with the environment, commit and command that made them.
+"""Writes every benchmark's result: figures with the environment, commit and command that produced them.
 
 On a machine without git, or without the repository, GEMMTUNE_COMMIT names the commit that was copied there;
 without either the commit is "unknown".
@@ -23,20 +23,20 @@ UNKNOWN = "unknown"
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """Raises ValueError for an empty sequence."""
+    """The geometric mean. Raises ValueError for an empty sequence."""
     if not values:
         raise ValueError("no values")
     return exp(sum(log(value) for value in values) / len(values))
 
 
 def commit() -> str:
-    """$GEMMTUNE_COMMIT (of a copy whose repository stayed elsewhere), else git's, marked where the tree differs
-    from it, else "unknown"."""
+    """$GEMMTUNE_COMMIT (for a copy without its repository), else git's HEAD, marked +changes if the tree
+    differs from it, else "unknown"."""
     told = os.environ.get("GEMMTUNE_COMMIT", "").strip()
     head = "" if told else _git("rev-parse", "HEAD")
     if not head:
         return told or UNKNOWN
-    # What a benchmark itself writes does not make the measured code another.
+    # Only the measured code counts: a benchmark's own results do not make the tree dirty.
     dirty = _git("status", "--porcelain", "--", "backends", "tuners", "db", "service")
     return head + ("+changes" if dirty else "")
 
@@ -51,7 +51,7 @@ def _git(*arguments: str) -> str:
 
 
 def command(arguments: Sequence[str]) -> str:
-    """What repeats a measurement. Where its results went is no part of it."""
+    """The command line that repeats a measurement, without --output."""
     rest = list(arguments[1:])
     if "--output" in rest:
         at = rest.index("--output")
@@ -65,8 +65,8 @@ def write(
     figures: Mapping[str, Any],
     folder: Path | None = None,
 ) -> Path:
-    """Writes NAME.json into results (or `folder`) and prints the figures. Of several devices' environments the
-    first is "environment", and all are "environments"."""
+    """Writes NAME.json into results (or `folder`) and prints the figures. With several environments, the
+    first is "environment" and all are in "environments"."""
     folder = folder or RESULTS
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
@@ -79,7 +79,7 @@ def write(
         **({"environments": [one.to_dict() for one in several]} if len(several) > 1 else {}),
         **figures,
     }
-    fresh = path.with_suffix(".json.new")  # a run that is killed here leaves the last document whole
+    fresh = path.with_suffix(".json.new")  # a run killed here leaves the previous document intact
     fresh.write_text(json.dumps(document, indent=1) + "\n")
     fresh.replace(path)
     print(json.dumps({key: value for key, value in figures.items() if key != "rows"}, indent=1))

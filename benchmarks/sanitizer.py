@@ -2,12 +2,12 @@
 
     python -m benchmarks.sanitizer                    every family, memcheck, racecheck and synccheck
     python -m benchmarks.sanitizer --families gemv    one of them
-    python -m benchmarks.sanitizer launch --pairs F   what runs under the sanitizer: launches what F lists
+    python -m benchmarks.sanitizer launch --pairs F   the process under the sanitizer: launches the pairs in F
 
-Of each family, C++ and Triton: its likeliest candidate for every problem of sanitizer_pairs.py that it supports, and
-some drawn from its whole legal space. All are compiled first; then a process a family and tool loads and launches them.
-Every operand is an allocation of its own, exactly as large as its layout. Memory that is read before it is written is
-not looked for (initcheck): padding stays as it was allocated. Exits with 1 where any run was not clean.
+Takes, for each family, C++ and Triton, its likeliest candidate for every problem of sanitizer_pairs.py that
+it supports, and some drawn from its whole legal space. All are compiled first; then one process per family
+and tool loads and launches them. Every operand is an allocation of its own, exactly as large as its layout.
+initcheck is not run: padding stays uninitialised. Exits with 1 if any run was not clean.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ from benchmarks.report import RESULTS, write
 from benchmarks.sanitizer_pairs import FAMILIES, compiled, launch_file, sampled, to_json
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
-#: The sanitizer's exit status for what it found.
+#: The sanitizer's exit status if it found something.
 FOUND = 9
-#: What a document keeps of a report, in lines.
+#: Lines of a report that a document keeps.
 REPORT_LINES = 40
-#: Bytes that memcheck keeps between allocations: what goes far beyond one is not to land in the next.
+#: Bytes of padding between allocations under memcheck: an access far out of bounds must not land in the next
+#: one.
 PADDING = 2**16
-#: Where CUDA's toolkit has it, on the path or not.
+#: Where the CUDA toolkit installs the sanitizer, tried if it is not on PATH.
 ELSEWHERE = "/usr/local/cuda/bin/compute-sanitizer"
 _ROOT = Path(__file__).parent.parent
 _ERRORS = re.compile(r"ERROR SUMMARY: (\d+) errors?\b")
@@ -50,7 +51,7 @@ _CHATTER = re.compile(r"^========= *(COMPUTE-SANITIZER|(ERROR|RACECHECK) SUMMARY
 
 
 def located() -> tuple[str, str]:
-    """compute-sanitizer's path and version. Ends the program where there is none."""
+    """compute-sanitizer's path and version. Raises SystemExit if it is not installed."""
     path = shutil.which("compute-sanitizer") or shutil.which(ELSEWHERE)
     if path is None:
         raise SystemExit("compute-sanitizer is not installed (CUDA's toolkit has it): nothing was checked")
@@ -60,8 +61,9 @@ def located() -> tuple[str, str]:
 
 
 def command(sanitizer: str, tool: str, pairs: Path) -> list[str]:
-    """The sanitizer's. The driver's errors are checked where it is called; memcheck's own list of them is off, for
-    bindings ask the driver for functions that it has not. A kernel that faults ends, and the next ones still run."""
+    """The sanitizer's command line. memcheck does not report API errors: our calls check them, and bindings
+    ask the driver for functions that it does not have. A kernel that faults is ended, and later kernels still
+    run."""
     options = ["--error-exitcode", str(FOUND), "--print-limit", "20", "--destroy-on-device-error", "kernel"]
     if tool == "memcheck":
         options += ["--report-api-errors", "no", "--padding", str(PADDING)]
@@ -70,7 +72,8 @@ def command(sanitizer: str, tool: str, pairs: Path) -> list[str]:
 
 
 def heard(arguments: Sequence[str], timeout: float) -> tuple[int | None, str]:
-    """A process's exit status, None where it was ended after `timeout` seconds, and all that it printed."""
+    """Runs a process; returns its exit status, None if it was killed after `timeout` seconds, and its
+    output."""
     process = subprocess.Popen(
         arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", cwd=_ROOT,
         start_new_session=True,
@@ -84,12 +87,12 @@ def heard(arguments: Sequence[str], timeout: float) -> tuple[int | None, str]:
 
 
 def judged(tool: str, pairs: int, status: int | None, output: str) -> dict[str, Any]:
-    """What a tool's run over so many pairs says. `verdict` is "clean" only where the tool printed its summary, which
-    counts no error and no warning, every pair was launched (or refused, but not all of them), and all exited with 0;
-    `errors` and `warnings` are None without a summary."""
+    """The result of a tool's run over `pairs` pairs. `verdict` is "clean" only if the tool's summary counts
+    no error and no warning, every pair was launched or refused (at least one was launched), and the exit
+    status is 0. `errors` and `warnings` are None without a summary."""
     counts = [int(count) for count in _ERRORS.findall(output)]
     hazards = [(int(errors), int(warnings)) for errors, warnings in _HAZARDS.findall(output)]
-    said = [(max(counts), 0)] if counts else []  # another line counts those that were not printed
+    said = [(max(counts), 0)] if counts else []  # a second line counts the unprinted ones
     said = [*said, *hazards] if hazards or tool != "racecheck" else []
     lines = output.splitlines()
     count = {word: sum(line.startswith(f"{word} ") for line in lines) for word in ("launched", "refused")}
@@ -113,8 +116,8 @@ def judged(tool: str, pairs: int, status: int | None, output: str) -> dict[str, 
 
 
 def report(lines: Sequence[str], clean: bool) -> list[str]:
-    """The first lines of what the sanitizer says, each pair's name before what is said of it, and how a run that was
-    not clean ended."""
+    """The first lines of the sanitizer's report, each pair's name before its findings, and the last lines of
+    a run that was not clean."""
     told, pair = [], ""
     for line in lines:
         if line.startswith(("pair ", "refused ")):
@@ -126,7 +129,7 @@ def report(lines: Sequence[str], clean: bool) -> list[str]:
 
 
 def checked(options: argparse.Namespace, environment: Environment, sanitizer: str) -> list[dict[str, Any]]:
-    """A row a family: its pairs, and by tool what was said of them."""
+    """One row per family: its pairs, and the result of every tool."""
     families, rows = backend("cuda").families(), {}
     with tempfile.TemporaryDirectory(prefix="gemmtune-sanitizer-") as folder:
         for name in options.families:
@@ -170,7 +173,7 @@ def unclean(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _known(known: Sequence[str], text: str) -> list[str]:
-    """Names, comma-separated, each once. Raises ArgumentTypeError for one that is not known."""
+    """Comma-separated names, each once. Raises ArgumentTypeError for an unknown name."""
     found = list(dict.fromkeys(text.split(",")))
     for name in found:
         if name not in known:
@@ -185,7 +188,7 @@ def _at_least(least: int, text: str) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command."""
+    """The command's options."""
     made = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     made.add_argument("what", choices=("check", "launch"), nargs="?", default="check")
     made.add_argument("--pairs", type=Path, metavar="FILE", help="what `launch` launches")
@@ -217,8 +220,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Checks, or launches where it is itself under the sanitizer. Ends the program with 1 where any run was not
-    clean."""
+    """Checks the families, or launches the pairs of --pairs when run under the sanitizer. Exits with 1 if any
+    run was not clean."""
     made = parser()
     options = made.parse_args(arguments)
     if (options.what == "launch") != (options.pairs is not None):

@@ -1,5 +1,5 @@
-"""What runs under compute-sanitizer: candidates of our own families for small problems of every kind, compiled by one
-process and launched by another."""
+"""The pairs that run under compute-sanitizer: candidates of our own families on small problems of every kind,
+compiled by one process and launched by another."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from benchmarks.cuda_tuned import kernel_cache
 from tuners.inputs import draw
 
 FAMILIES = tuple(name for name, family in GPU_FAMILIES.items() if "cuda" in vendors(family))
-#: Sizes of one, of no whole tile, of whole 16 bytes and of none; every transpose, type, epilogue and bias axis; k deep
-#: enough that pipelines of tiles go round, and for slices of it.
+#: Sizes of one, sizes that are no multiple of a tile, rows aligned to 16 bytes and not; every transpose,
+#: type, epilogue and bias axis; k large enough that the pipeline stages wrap around, and for split-K.
 PROBLEMS = (
     from_mm(1, 1, 1), from_mm(1, 6, 1, "bf16"), from_mm(6, 1, 6, "fp16"), from_mm(1, 1, 600, "tf32"),
     from_blas(37, 21, 45, lda=40, ldb=48, beta=1.0),
@@ -65,7 +65,8 @@ PROBLEMS = (
     from_linear(37, 45, 176, "int8"), from_mm(80, 48, 272, "int8", beta=1.0),
     from_linear(40, 48, 272, "fp8_e4m3", dtype_d="bf16", scale_a="outer", scale_b="tensor"),
 )  # fmt: skip
-#: For families that are listed for more than a wave of tiles alone, or for a short k beside many rows and columns.
+#: For families with candidates only for more than one wave of tiles, or for a short k with many rows and
+#: columns.
 LARGE = (
     from_mm(1409, 1561, 519, "bf16"), from_linear(1409, 1561, 1031, "bf16", beta=1.0), from_linear(133, 517, 129, "bf16"),
     from_linear(133, 517, 31, "bf16", alignment=2, beta=1.0), from_linear(132, 520, 48, "fp16", bias="fp16", activation="gelu"),
@@ -74,7 +75,7 @@ LARGE = (
 
 @dataclass(frozen=True)
 class Pair:
-    """A candidate and its problem, with its file of kernels, or why it was not compiled."""
+    """A candidate and its problem, with its compiled file, or why it was not compiled."""
 
     problem: GemmProblem
     solution: Solution
@@ -82,7 +83,7 @@ class Pair:
     error: str = ""
 
     def told(self) -> dict[str, Any]:
-        """As results list it."""
+        """The pair as results list it."""
         return {
             "problem": problem_to_wire(self.problem), "slug": self.problem.slug, "solution": self.solution.id,
             "parameters": dict(self.solution.parameters), **({"error": self.error} if self.error else {}),
@@ -92,8 +93,9 @@ class Pair:
 def sampled(
     name: str, environment: Environment, sample: int, seed: int
 ) -> list[tuple[GemmProblem, Solution]]:
-    """The family's likeliest candidate for each problem (of LARGE where it has none for the others), then `sample` more of its space (fewer
-    where so many are not found), the same for the same seed. Triton's are such that shared memory may hold."""
+    """The family's likeliest candidate for each problem (of LARGE if it has none for PROBLEMS), then `sample`
+    more from its legal space (fewer if not that many are found); the same for the same seed. Triton's candidates
+    are limited to those that may fit in shared memory."""
     family = GPU_FAMILIES[name]
     mine = [problem for problem in PROBLEMS if family.supports(problem)]
 
@@ -117,7 +119,7 @@ def compiled(
     environment: Environment,
     cache: BinaryCache,
 ) -> Iterator[Pair]:
-    """Every pair in order, compiled by as many threads as this process has processors. Raises StorageError."""
+    """Every pair in order, compiled by one thread per processor of this process. Raises StorageError."""
 
     def one(pair: tuple[GemmProblem, Solution]) -> Pair:
         try:
@@ -131,8 +133,9 @@ def compiled(
 
 
 def launch(pairs: Sequence[Pair], device: Device) -> None:
-    """Launches each twice, waiting for each, with a line before and a line after. What the device has not the shared
-    memory for is told and left out. Raises GemmtuneError for a launch that fails."""
+    """Launches each pair twice, waits for each launch, and prints a line before and after. A pair that is
+    illegal on the device (too much shared memory) is reported and skipped. Raises GemmtuneError for a launch
+    that fails."""
     for pair in pairs:
         print(f"pair {pair.problem.slug} {pair.solution.id}", flush=True)
         try:
@@ -144,7 +147,7 @@ def launch(pairs: Sequence[Pair], device: Device) -> None:
 
 
 def _run(pair: Pair, device: Device) -> None:
-    """On operands that are allocations of their own, aligned to what the problem promises and no more."""
+    """Launches on separately allocated operands; an alignment below 16 bytes is met exactly, not exceeded."""
     problem, rng = pair.problem, np.random.default_rng(0)
     kernel = device.load(problem, pair.solution, pair.binary)
     with ExitStack() as held:
@@ -169,7 +172,7 @@ def _run(pair: Pair, device: Device) -> None:
 
 
 def to_json(pairs: Sequence[Pair], environment: Environment) -> str:
-    """What launch_file() reads."""
+    """The text that launch_file() reads."""
     rows = [
         {
             "problem": one.problem.to_dict(),
@@ -182,8 +185,8 @@ def to_json(pairs: Sequence[Pair], environment: Environment) -> str:
 
 
 def launch_file(path: Path) -> None:
-    """Launches what the file lists, on device 0, which is not probed again: nobody's library is to be loaded here.
-    Raises GemmtuneError."""
+    """Launches the file's pairs on device 0. The device is not probed again, so that no library is loaded
+    here. Raises GemmtuneError."""
     found = json.loads(path.read_text())
     pairs = [
         Pair(

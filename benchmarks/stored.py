@@ -1,4 +1,4 @@
-"""Rows put into a database as tunings would have left them, for figures about reading them."""
+"""Fills a database with rows as tunings would have left them, for benchmarks that read them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from db.engine import now, writing
 from db.values import kind_of, put_policy, put_solutions, table
 from tuners.policy import MeasurementPolicy
 
-#: Rows of one transaction.
+#: Rows per transaction.
 PART = 20_000
 BASE = Solution("openblas", 1, {"routine": "matmul", "threads": 64}, "openblas 0.3.31", 0, None)
 
@@ -34,8 +34,8 @@ def fill_class(
     number: int = 0,
     new_problems: bool = True,
 ) -> int:
-    """Best rows of a device class with their sessions and verdicts, numbered after `number`; the last number.
-    `new_problems` False: they are stored already."""
+    """Stores best rows of a device class with their sessions and verdicts, numbered from `number` + 1;
+    returns the last number. `new_problems` False: the problems are stored already."""
     rest = iter(problems)
     begun = False
     while part := list(islice(rest, PART)):
@@ -105,7 +105,7 @@ def _store(
         rows[models.Best].append(best_row(joined))
     with writing(engine) as connection:
         problem_id = table(models.Problem).c.id
-        known = set(connection.scalars(select(problem_id).limit(1)))  # the first came with its session
+        known = set(connection.scalars(select(problem_id).limit(1)))  # the first was stored with its session
         rows[models.Problem] = [row for row in rows[models.Problem] if row["id"] not in known]
         for model, values in rows.items():
             if values:

@@ -1,4 +1,4 @@
-"""Writes docs/performance.md, and the figures within docs/kernels.md, from benchmarks/results: none is typed.
+"""Generates docs/performance.md, and the figures in docs/kernels.md, from benchmarks/results.
 
 python -m benchmarks.tables
 """

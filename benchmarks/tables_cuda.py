@@ -1,4 +1,5 @@
-"""The CUDA part of docs/performance.md, from the results that exist; a missing file leaves its section out."""
+"""The CUDA part of docs/performance.md, from the results that exist; a missing file leaves its section
+out."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any
 from benchmarks import cells
 from benchmarks.cells import source
 
-#: List -> what a reader knows it as.
+#: List -> its title.
 TITLES: Mapping[str, str] = {
     "decode_m1": "Decode, one token (m = 1)",
     "decode_small": "Decode, small batches (m = 4 to 16)",
@@ -19,12 +20,12 @@ TITLES: Mapping[str, str] = {
     "square": "Square",
     "odd": "Odd sizes",
 }
-#: List (or "serving": decode and prefill together) -> the geometric mean that is aimed at; shown
-#: beside what was measured.
+#: List (or "serving": decode and prefill together) -> the target geometric mean, shown beside the
+#: measured one.
 BARS: Mapping[str, float] = {
     "decode_m1": 1.28, "decode_small": 1.10, "decode_large": 1.05, "prefill": 1.04, "odd": 3.0,
 }  # fmt: skip
-#: The same where libraries' candidates are all.
+#: The same for candidates of libraries alone.
 LIBRARY_BARS: Mapping[str, float] = {"serving": 1.03, "odd": 2.0}
 
 
@@ -69,7 +70,8 @@ _HEAD = (
 
 
 def lists(document: Mapping[str, Any], libraries: bool = False) -> list[str]:
-    """The summary of all lists, then a table a list (of `libraries`' candidates alone the summary is all)."""
+    """The summary of all lists, then a table per list; for candidates of `libraries` alone, only the
+    summary."""
     dtype, rows = document["dtype"], document["rows"]
     found = [_summary(document, libraries)]
     for name in () if libraries else document["lists"]:
@@ -115,7 +117,7 @@ def _summary(document: Mapping[str, Any], libraries: bool) -> str:
 
 
 def _rows_of(commits: Sequence[str]) -> str:
-    """Of which commits the rows are, where they are of several."""
+    """A line that names the rows' commits if there are several."""
     return (
         f"\nRows are of the commits {', '.join(one[:12] for one in commits)}.\n" if len(commits) > 1 else ""
     )
@@ -174,7 +176,7 @@ def _list(title: str, dtype: str, rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def screening(document: Mapping[str, Any]) -> str:
-    """Configurations within some seconds."""
+    """Configurations verified and timed within some seconds."""
     lines = [
         [f"{row['m']} x {row['n']} x {row['k']}", cells.us(row["run_us"]), f"**{row['configurations']}**",
          f"{row['screening_seconds']:.2f}", cells.counts(row["by_status"])]
@@ -194,7 +196,7 @@ def screening(document: Mapping[str, Any]) -> str:
 
 
 def repeat(document: Mapping[str, Any]) -> str:
-    """Tuned twice."""
+    """Problems tuned twice."""
     lines = [
         [row["problem"], f"{row['first_verdict']} {cells.us(row['first_us'])} us",
          f"{row['second_verdict']} {cells.us(row['second_us'])} us", str(row["ties"]),
@@ -210,7 +212,7 @@ def repeat(document: Mapping[str, Any]) -> str:
 
 
 def launch(document: Mapping[str, Any]) -> str:
-    """Host time a launch."""
+    """Host time per launch."""
     lines = [
         [
             row["call"],
@@ -251,7 +253,7 @@ def types(document: Mapping[str, Any]) -> str:
 
 
 def trap(document: Mapping[str, Any]) -> str:
-    """Splits of k that compute wrong results."""
+    """Split-K configurations that compute wrong results."""
     lines = [
         [row["problem"], str(row["tried"]), f"**{row['wrong']}**", ", ".join(map(str, row["wrong_splits"]))]
         for row in document["rows"]
@@ -277,7 +279,7 @@ def trap(document: Mapping[str, Any]) -> str:
 
 # ---- profile -------------------------------------------------------------------------------------
 
-#: Column -> Nsight Compute's section and metric, and what its base unit is divided by.
+#: Column -> Nsight Compute's section and metric, and the divisor of its base unit.
 _PROFILED: Mapping[str, tuple[str, float]] = {
     "us": ("GPU Speed Of Light Throughput: Duration", 1e3),
     "DRAM %": ("GPU Speed Of Light Throughput: DRAM Throughput", 1.0),
@@ -287,7 +289,7 @@ _PROFILED: Mapping[str, tuple[str, float]] = {
     "waves": ("Launch Statistics: Waves Per SM", 1.0),
     "occupancy %": ("Occupancy: Achieved Occupancy", 1.0),
 }
-#: Whose winners a document has, by what it was made from.
+#: The document that a profile takes its winners from -> the end of the section's title.
 _WINNERS = {
     "cuda-lists-bf16-libraries.json": ": libraries' winners",
     "cuda-inside.json": ": the even products inside odd ones",
@@ -295,7 +297,8 @@ _WINNERS = {
 
 
 def profile(document: Mapping[str, Any]) -> str:
-    """A line a kernel: what it takes of the hardware. Where rows are of several commits, each says of which."""
+    """One line per kernel with its shares of the hardware's peaks, and its commit if the rows have
+    several."""
     of = [row.get("commit", document["commit"]) for row in document["rows"]]
     commits = sorted(set(of))
     lines = []

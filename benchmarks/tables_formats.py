@@ -1,4 +1,4 @@
-"""The part of docs/performance.md about files: what reading and writing them costs, and mistakes in them."""
+"""The section of docs/performance.md about files: the cost of reading and writing them, and fuzzing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Document = Mapping[str, Any]
 
 
 def section(results: Path, source: Callable[[dict[str, Any]], str]) -> str:
-    """A row a format."""
+    """The section, with one row per format."""
     read, write, fuzz = (
         json.loads((results / f"formats-{name}.json").read_text()) for name in ("read", "write", "fuzz")
     )

@@ -1,4 +1,4 @@
-"""The figures within docs/kernels.md, between its marks, from the results that exist."""
+"""Generates the figures between the marks of docs/kernels.md from the results that exist."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.cells import source
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "kernels.md"
-#: The worklog's GFLOP/s of 4092^3 on an A6000, by the family that is its step here; None where it has none.
+#: The worklog's GFLOP/s at 4092^3 on an A6000, by the family that is the step here; None if it has no figure.
 WORKLOG: Mapping[str, float | None] = {
     "naive": 300, "coalesced": 2000, "shared-tile": 2200, "block-tile-1d": 8600, "block-tile-2d": 16000,
     "vectorized": 19000, "warp-tile": 21700, "double-buffered": None, "async-copy": None,
@@ -20,8 +20,8 @@ _MARKS = "<!-- figures: {} -->\n(.*?)<!-- end -->\n"
 
 
 def ladder(document: Mapping[str, Any]) -> str:
-    """Every step's best GFLOP/s, a row a step and a column a size (at which every family was timed), beside the
-    worklog's."""
+    """Every step's best GFLOP/s, one row per step and one column per size (those at which every family was
+    timed), beside the worklog's."""
     rows = [row for row in document["rows"] if row.get("gflops") is not None]
     missed = {(row["m"], row["n"], row["k"]) for row in document["rows"] if row.get("gflops") is None}
     sizes = sorted({(row["m"], row["n"], row["k"]) for row in rows} - missed)
@@ -51,7 +51,7 @@ def _cell(row: Mapping[str, Any] | None) -> str:
 
 
 def families(document: Mapping[str, Any]) -> str:
-    """Every product's families, the fastest first, over the framework's call and over the best of the libraries'."""
+    """Every problem's families, the fastest first, over the framework's call and over the best library."""
     lines = [
         "| m x n x k | family | us | TFLOP/s | GB/s | over the framework | over the library | of the bound |",
         "|---|---|---|---|---|---|---|---|",
@@ -60,7 +60,7 @@ def families(document: Mapping[str, Any]) -> str:
     base = sorted({row["baseline"] for row in timed})
     for problem in dict.fromkeys(row["problem"] for row in timed):
         rows = sorted((row for row in timed if row["problem"] == problem), key=lambda row: -row["ratio"])
-        # Both over the framework's call, each interleaved with it: minutes later a hot GPU's times are others.
+        # Both ratios are over the framework's call, interleaved with each: absolute times drift on a hot GPU.
         library = max((row["ratio"] for row in rows if row["family"] in LIBRARIES), default=None)
         for row in rows:
             over = "" if library is None else f"{row['ratio'] / library:.2f}x"
@@ -78,13 +78,13 @@ def families(document: Mapping[str, Any]) -> str:
 
 
 def _product(row: Mapping[str, Any]) -> str:
-    """In row-major terms: stored problems are column-major."""
+    """The sizes in row-major terms; stored problems are column-major."""
     size = f"{row['n']} x {row['m']} x {row['k']}"
     return size if row["batch"] == 1 else f"{row['batch']} of {size}"
 
 
 def sanitizer(document: Mapping[str, Any]) -> str:
-    """What each tool of compute-sanitizer said of each family: 0 where nothing, else its verdict."""
+    """The result of each tool of compute-sanitizer for each family: 0 if clean, else its verdict."""
     tools = document["tools"]
     lines = [f"| family | pairs | {' | '.join(tools)} |", f"|---|---|{'---|' * len(tools)}"]
     for row in document["rows"]:
@@ -111,8 +111,8 @@ BLOCKS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
 
 
 def filled(text: str, folder: Path) -> str:
-    """The page with every block made anew; a block whose result is missing is empty. Raises ValueError for a
-    page that lacks a mark."""
+    """The page with every block regenerated; a block without a result is empty. Raises ValueError for a page
+    that lacks a mark."""
     for mark, (name, make) in BLOCKS.items():
         path, marks = folder / f"{name}.json", re.compile(_MARKS.format(re.escape(mark)), re.DOTALL)
         found = marks.search(text)

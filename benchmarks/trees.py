@@ -1,10 +1,11 @@
-"""Two trees of gemmtune in one run, interleaved: is the one slower than the other?
+"""Compares two trees of gemmtune in one run, interleaved: is one slower than the other?
 
     python -m benchmarks.trees OLD_TREE [--repeats 3] [--device cuda] [--only launch,devices]
 
-Each probe is a process of its own in each tree, by turns: CPU seconds of `gemmtune --help`, wall seconds of
-`gemmtune devices`, nanoseconds that a launch takes of the host, microseconds of GET /v1/solutions/best, and the
-seconds a problem of `gemmtune tune` on five shapes. A figure is the ratio of medians, this tree over the other.
+Each probe runs in its own process, alternating between the trees: CPU seconds of `gemmtune --help`, wall
+seconds of `gemmtune devices`, host nanoseconds per launch, microseconds of GET /v1/solutions/best, and
+seconds per problem of `gemmtune tune` on five shapes. A figure is the ratio of medians, this tree over the
+other.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from benchmarks.report import RESULTS, write
 HERE = Path(__file__).resolve().parent.parent
 #: Five shapes of linear layers, bf16: one token, a small batch, a large one, a square, odd sizes.
 SHAPES = ((1, 4096, 4096), (16, 4096, 4096), (128, 4096, 4096), (2048, 2048, 2048), (3, 1000, 777))
-#: Prints {family: nanoseconds a launch} of the host, in whatever tree it runs.
+#: Script that prints {family: host nanoseconds per launch} of the tree that it runs in.
 LAUNCHES = """
 import json, sys, time
 from pathlib import Path
@@ -62,7 +63,7 @@ for name in sys.argv[3].split(","):
     found[name] = min(best)
 print(json.dumps(found))
 """
-#: Prints the median microseconds of GET best, of a service that it starts on a copy of a database.
+#: Script that starts a service and prints the median microseconds of GET best.
 ASKING = """
 import http.client, json, os, subprocess, sys, time
 server = subprocess.Popen(
@@ -86,7 +87,8 @@ Probe = Callable[[Path, Path, argparse.Namespace], Mapping[str, float]]
 
 
 def _run(tree: Path, home: Path, *command: str) -> str:
-    """What a command prints in a tree, with a home of its own. Raises SystemExit with what it said."""
+    """Runs a command in a tree, with cache and database in `home`; returns its output. Raises SystemExit with
+    its error output."""
     paths = [
         str(tree),
         *(path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path != str(HERE)),
@@ -120,7 +122,7 @@ def devices(tree: Path, home: Path, options: argparse.Namespace) -> Mapping[str,
 
 
 def launch(tree: Path, home: Path, options: argparse.Namespace) -> Mapping[str, float]:
-    """Nanoseconds of the host a launch, by family."""
+    """Host nanoseconds per launch, by family."""
     text = _run(tree, home, "-c", LAUNCHES, options.device, str(home / "kernels"), options.families)
     return {f"launch {name}": float(value) for name, value in json.loads(text).items()}
 
@@ -132,8 +134,8 @@ def best(tree: Path, home: Path, options: argparse.Namespace) -> Mapping[str, fl
 
 
 def tune(tree: Path, home: Path, options: argparse.Namespace) -> Mapping[str, float]:
-    """Wall seconds a problem of tuning the five shapes into a new database: first with nothing compiled, then
-    with the binaries that the first one kept."""
+    """Wall seconds per problem to tune the five shapes into a new database: first with nothing compiled, then
+    with the first run's binaries."""
     (home / "gemmtune.sqlite").unlink(missing_ok=True)
     figure = "tune" if (home / "cache").exists() else "tune, nothing compiled"
     file = home / "shapes.jsonl"
@@ -152,12 +154,12 @@ PROBES: Mapping[str, Probe] = {
     "best": best,
     "tune": tune,
 }
-#: Run once before they are measured: what is compiled and cached is not what is asked about.
+#: Probes that run once before they are measured, so that compiling is not part of the figure.
 _WARMED = ("launch",)
 
 
 def measured(old: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row a figure: both medians, and this tree's over the other's."""
+    """One row per figure: both medians, and this tree's over the other's."""
     homes = {tree: Path(tempfile.mkdtemp(prefix="gemmtune-tree-")) for tree in (old, HERE)}
     taken: dict[str, dict[Path, list[float]]] = {}
     try:

@@ -1,1 +1,1 @@
-"""What gemmtune remembers: tables, reads, writes, migrations. It knows the backends' values, nothing else."""
+"""Storage: tables, reads, writes, migrations. Of gemmtune's packages it imports only backends."""

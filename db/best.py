@@ -1,4 +1,4 @@
-"""Best rows, which are served as they are stored: derived from verdicts, and made anew whenever one comes."""
+"""Best rows: derived from verdicts, rebuilt whenever a verdict arrives, and served exactly as stored."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _solution = table(models.Solution)
 
 
 def refresh_best(connection: Connection, problem_id: str, device_class_id: str, policy_id: str) -> None:
-    """Makes one best row anew from its verdicts, of which there is at least one."""
+    """Rebuilds one best row from its verdicts; at least one must exist."""
     mine = (
         _best.c.problem_id == problem_id,
         _best.c.device_class_id == device_class_id,
@@ -39,19 +39,19 @@ def refresh_best(connection: Connection, problem_id: str, device_class_id: str, 
         return best_row(connection.execute(chosen).mappings().one())
 
     insert_new(connection, models.Best, [derived()])
-    # Two sessions of one problem may end at once: the second to get the row's lock sees both verdicts.
+    # Two sessions of one problem may end at once: whichever locks the row second sees both verdicts.
     connection.execute(select(_best.c.problem_id).where(*mine).with_for_update()).all()
     connection.execute(update(_best).where(*mine).values(derived()))
     touch(connection, device_class_id)
 
 
 def refresh_winners(connection: Connection, solution_ids: Sequence[str]) -> None:
-    """Makes the documents of all best rows anew whose winners are among the solutions."""
+    """Rebuilds the documents of all best rows with a winner among the solutions."""
     key = (_best.c.problem_id, _best.c.device_class_id, _best.c.policy_id)
     won: set[tuple[str, ...]] = set()
     classes: set[str] = set()
     for part in chunks(solution_ids):
-        # From the measurements, which are found by their solution: neither verdicts nor best rows are.
+        # Start from the measurements: they are indexed by solution; verdicts and best rows are not.
         measured = among(connection, _measurement.c.solution_id, part)
         query = (
             select(*key)
@@ -79,7 +79,7 @@ def refresh_winners(connection: Connection, solution_ids: Sequence[str]) -> None
         met = met.join(_measurement, _measurement.c.session_id == _session.c.id).where(measured)
         classes |= set(connection.scalars(met))
     for ids in chunks(sorted({row[0] for row in won})):
-        # In one order, and as they are once they are locked: another verdict may have come.
+        # Lock in key order and read the verdict numbers under the lock: a new verdict may have arrived.
         held = select(*key, _best.c.verdict_number).where(among(connection, _best.c.problem_id, ids))
         rows = connection.execute(held.order_by(*key).with_for_update()).all()
         numbers = [row.verdict_number for row in rows if tuple(row[:3]) in won]
@@ -112,7 +112,7 @@ def _weights_query() -> Any:
 
 
 def _choose(weights: Sequence[Any]) -> int:
-    """The number of the verdict that makes the best row: see models.Verdict."""
+    """The number of the verdict that the best row shows; models.Verdict states the rule."""
     newest = max(weights, key=lambda row: row.number)
     present = [row for row in weights if row.environment_id == newest.environment_id]
     chosen = max(present, key=lambda row: (not row.restricted, row.budget_seconds, row.number))
@@ -120,7 +120,7 @@ def _choose(weights: Sequence[Any]) -> int:
 
 
 def touch(connection: Connection, device_class_id: str) -> None:
-    """The class's exports have changed."""
+    """Increments the class's revision, which invalidates cached exports of the class."""
     device_class = table(models.DeviceClass)
     connection.execute(
         update(device_class)
@@ -130,7 +130,7 @@ def touch(connection: Connection, device_class_id: str) -> None:
 
 
 def rebuild_best(connection: Connection) -> int:
-    """Derives every best row anew from the verdicts; how many there are."""
+    """Derives every best row again from the verdicts; returns how many there are."""
     connection.execute(delete(_best))
     key = (_verdict.c.problem_id, _verdict.c.device_class_id, _verdict.c.policy_id)
     query = _weights_query().order_by(*key).execution_options(yield_per=1000)
@@ -175,7 +175,7 @@ def _best_query() -> Any:
 
 
 def best_row(row: Mapping[Any, Any]) -> dict[str, Any]:
-    """The best row of a verdict that is joined as _best_query() joins it."""
+    """The best row of a verdict, from a row of _best_query()."""
     problem = GemmProblem.from_dict(row["problem"])
     verdict = row["content"]
     document = {

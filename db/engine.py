@@ -18,10 +18,10 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from backends.errors import GemmtuneError, StorageError
 
-#: A writer waits this long for another before it gives up.
+#: How long a writer waits for another writer before it gives up.
 BUSY_SECONDS = 10.0
 CONNECT_SECONDS = 5
-#: A server that vanishes without a word is noticed within half a minute, not after the kernel's hours.
+#: Keepalives detect a dead server within half a minute; the kernel's defaults take hours.
 POSTGRES_OPTIONS = {
     "connect_timeout": CONNECT_SECONDS,
     "keepalives": 1,
@@ -37,7 +37,7 @@ class DatabaseUnavailable(GemmtuneError):
 
 
 class DatabaseBroken(StorageError):
-    """The file is no database of ours, or is damaged: waiting does not help."""
+    """The file is not a gemmtune database, or is damaged: retrying does not help."""
 
 
 def default_url() -> str:
@@ -48,7 +48,7 @@ def default_url() -> str:
 
 
 def parse_url(text: str) -> URL:
-    """The URL with its driver. Raises StorageError for one that names no database of a kind we use."""
+    """The URL with its driver. Raises StorageError unless it names a SQLite file or a PostgreSQL database."""
     try:
         url = make_url(text)
     except ArgumentError as error:
@@ -69,7 +69,7 @@ def parse_url(text: str) -> URL:
 
 
 def open_engine(text: str) -> Engine:
-    """An engine for the URL; the folder of a SQLite file is made. Nothing is connected yet."""
+    """An engine for the URL. Creates the folder of a SQLite file; does not connect yet."""
     url = parse_url(text)
     if url.get_backend_name() == "sqlite":
         path = Path(str(url.database))
@@ -95,21 +95,22 @@ def open_engine(text: str) -> Engine:
 def _prepare_sqlite(engine: Engine) -> None:
     @event.listens_for(engine, "connect")
     def connected(connection: Any, _record: Any) -> None:
-        # The driver's own BEGIN would come too late for a reader's snapshot.
+        # Turns the driver's implicit BEGIN off: it comes too late for a reader's snapshot.
         connection.isolation_level = None
         _use_wal(connection)
-        connection.execute("PRAGMA synchronous=FULL")  # acknowledged is kept, whatever the power does
+        connection.execute("PRAGMA synchronous=FULL")  # acknowledged commits survive a power failure
         connection.execute("PRAGMA foreign_keys=ON")
 
     @event.listens_for(engine, "begin")
     def begun(connection: Connection) -> None:
-        # A writer takes the lock first: one that had read before could not wait for it.
+        # A writer takes the write lock at BEGIN: a transaction that has already read cannot wait for it.
         write = connection.get_execution_options().get("gemmtune_write")
         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
 
 
 def _use_wal(connection: Any) -> None:
-    """Of several that open a new file at once, SQLite answers some "locked" here without waiting."""
+    """Retries "locked" errors: SQLite reports them here, without waiting, to connections that open a new file
+    at the same time."""
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         try:
@@ -137,7 +138,7 @@ def writing(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """The driver's connection errors as ours."""
+    """Raises the driver's connection errors as DatabaseUnavailable or DatabaseBroken."""
     try:
         yield
     except PoolTimeout as error:
@@ -149,7 +150,8 @@ def translated() -> Iterator[None]:
 
 
 def translate(error: DBAPIError) -> Exception:
-    """Ours for a database that is away, locked or damaged; the error itself for anything else."""
+    """DatabaseUnavailable or DatabaseBroken for an unreachable, locked or damaged database; any other error
+    unchanged."""
     text = str(error.orig)
     state = getattr(error.orig, "sqlstate", None)
     if state == "40P01":
@@ -182,5 +184,5 @@ def _first_line(text: str) -> str:
 
 
 def now() -> str:
-    """The time for people: UTC, ISO 8601, milliseconds."""
+    """The current time for display: UTC, ISO 8601, milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

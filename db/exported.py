@@ -1,4 +1,4 @@
-"""What exports read: the best rows of a device class with all that a file may need, and imported claims."""
+"""Reads for exports: a device class's best rows with every column that a file may need, and its claims."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Row = dict[str, Any]
 def export_rows(
     connection: Connection, device_class_id: str, policy_id: str | None
 ) -> Iterator[Mapping[str, Any]]:
-    """Best rows with all that a file may need, streamed in the order of problem ids: the verdict's columns,
-    winner_family, ... and baseline_family, ... of its two solutions, with the workspaces of its session. JSON
-    columns come as text: most rows share their solutions with others, and parsing would take longer than
-    reading."""
+    """Best rows with every column that a file may need, streamed in the order of problem ids: the verdict's
+    columns, then winner_family, ... and baseline_family, ... of its two solutions, with their workspaces in
+    the verdict's session. JSON columns come as text: most rows share their solutions with other rows, and
+    parsing each would take longer than reading."""
     winner, baseline = _solution.alias("winner"), _solution.alias("baseline")
 
     def columns(which: Any, prefix: str) -> list[Any]:
@@ -70,8 +70,8 @@ def export_rows(
 def claim_rows(
     connection: Connection, device_class_id: str, problem_ids: Sequence[str] | None = None
 ) -> Iterator[Row]:
-    """Imported claims of a class, the latest of each problem first, with solution, problem and provenance.
-    Workspace and determinism are what the file says, else what the solution is stored with."""
+    """Imported claims of a class by problem, the latest first, with solution, problem and provenance.
+    Workspace and determinism come from the file if it states them, else from the stored solution."""
     query = (
         select(_claim, _problem.c.content.label("problem"), _provenance.c.source, _provenance.c.format,
                _provenance.c.header, _solution.c.family, _solution.c.version, _solution.c.parameters,
@@ -93,7 +93,7 @@ def claim_rows(
 def problem_keys(
     connection: Connection, fmt: str, problem_ids: Sequence[str]
 ) -> dict[str, list[tuple[str, int]]]:
-    """A format's own keys (with call counts) of problems."""
+    """Problem id -> the format's own (key, call count) pairs."""
     found: dict[str, list[tuple[str, int]]] = {}
     for part in chunks(problem_ids):
         query = select(_key.c.problem_id, _key.c.key, _key.c.count).where(

@@ -1,8 +1,8 @@
-"""Jobs as workers run them: started, held, ended or given back, each step in one transaction.
+"""The worker's side of jobs: start, hold, end or release, each step in one transaction.
 
-A job that ends tells every tuning that refers to it, with an event and in its counters; both happen in the
-transaction that ends it, so that nothing is told twice or lost. Row locks are taken in the order that
-tunings.py names.
+A job that ends adds an event to every tuning that refers to it and updates the tuning's counters. Both happen
+in the transaction that ends the job, so that no event is lost or duplicated. Row locks are taken in the order
+that tunings.py names.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from db.engine import now
 from db.tunings import ACTIVE, emit
 from db.values import storable, table
 
-#: A job whose worker died this often is failed.
+#: A job fails once its worker has died this many times.
 MAX_ATTEMPTS = 3
 
 _tuning = table(models.Tuning)
@@ -27,12 +27,12 @@ _link = table(models.TuningJob)
 
 
 class Fenced(Exception):
-    """Another worker has taken the job over (or it was ended): this one's writes are refused."""
+    """Another worker has taken the job over, or the job has ended: this worker's writes are refused."""
 
 
 @dataclass(frozen=True)
 class StartedJob:
-    """What a worker needs of the job it starts; `attempt` is its ticket for every later write."""
+    """What a worker needs to run a job; `attempt` is the ticket that every later write must show."""
 
     number: int
     id: str
@@ -48,7 +48,7 @@ class StartedJob:
 
 
 def start_job(connection: Connection, job_id: str, worker_id: str) -> StartedJob | None:
-    """Takes the job for this worker; None for one that has ended (or never was)."""
+    """Takes the job for this worker; None if the job has ended or does not exist."""
     problem, policy = table(models.Problem), table(models.Policy)
     query = (
         select(_job, problem.c.content.label("problem"), policy.c.content.label("policy"))
@@ -60,7 +60,7 @@ def start_job(connection: Connection, job_id: str, worker_id: str) -> StartedJob
     row = connection.execute(query).mappings().first()
     if row is None:
         return None
-    # A start that was stored, but whose acknowledgement was lost, is not a second one.
+    # A repeated start after a lost acknowledgement does not count as a second start.
     again = row["status"] == "running" and row["worker_id"] == worker_id
     attempt = row["attempt"] + (0 if again else 1)
     connection.execute(
@@ -97,7 +97,7 @@ def start_job(connection: Connection, job_id: str, worker_id: str) -> StartedJob
 
 
 def hold(connection: Connection, job: StartedJob, **values: Any) -> None:
-    """Locks the job for this transaction's writes. Raises Fenced where it is no longer this worker's."""
+    """Locks the job for this transaction and sets `values`. Raises Fenced if it is not this worker's now."""
     mine = and_(_job.c.number == job.number, _job.c.attempt == job.attempt, _job.c.status == "running")
     done = connection.execute(update(_job).where(mine).values(attempt=job.attempt, **values))
     if done.rowcount != 1:
@@ -113,8 +113,8 @@ def end_job(
     evidence: Mapping[str, Any] | None = None,
     broken: bool = False,
 ) -> None:
-    """Ends the job (succeeded: it has a verdict | failed | cancelled) and tells its tunings. `broken`: it
-    failed for no reason of the problem's own, which fails its tunings too. Raises Fenced."""
+    """Ends the job (succeeded: it has a verdict | failed | cancelled) and updates its tunings. `broken`: it
+    failed for a reason other than the problem itself, which fails its tunings too. Raises Fenced."""
     hold(
         connection,
         job,
@@ -148,13 +148,13 @@ def end_job(
 
 
 def release_job(connection: Connection, job: StartedJob) -> None:
-    """Gives the job back unharmed (its worker was told to stop): this start does not count."""
+    """Returns the job to the queue (its worker must stop): this start does not count. Raises Fenced."""
     hold(connection, job, status="queued", worker_id=None)
     connection.execute(update(_job).where(_job.c.number == job.number).values(attempt=job.attempt - 1))
 
 
 def stop_requested(connection: Connection, job: StartedJob) -> bool:
-    """Whether the job is to stop: nobody refers to it any more, or it is no longer this worker's."""
+    """Whether the job must stop: no active tuning refers to it, or it is no longer this worker's."""
     query = select(_job.c.stop_requested).where(
         _job.c.number == job.number, _job.c.attempt == job.attempt, _job.c.status == "running"
     )

@@ -1,8 +1,8 @@
-"""The read that is asked for most: one best row by its key, on a connection that is kept.
+"""The most frequent read: one best row by its key, on a persistent connection.
 
-A session of the general engine takes longer than the whole answer may. So SQLite is read right here, on the
-event loop (a row by its key takes some 20 us, less than the way to a thread and back), and PostgreSQL through
-connections of its own that never block the loop.
+A connection from the general engine takes longer than the whole answer may. SQLite is therefore read on the
+event loop itself (a row by its key takes about 20 us, less than a round trip to a thread), and PostgreSQL
+through separate asynchronous connections, which never block the loop.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError
 from backends.environment import DeviceClass
 from db.engine import DatabaseUnavailable, parse_url, translate
 
-#: Readers of a WAL file wait for nobody but a recovery; the loop must not wait long even then.
+#: Readers of a WAL file wait only for a recovery; even then the event loop must not block for long.
 _BUSY_SECONDS = 0.05
 _CACHE_KIB = 16 * 1024
 _ANSWER_SECONDS = 5.0
@@ -32,7 +32,7 @@ _CLASSES = "SELECT id FROM device_classes ORDER BY id"
 
 
 class Lookup(Protocol):
-    """One event loop's. Raises DatabaseUnavailable or DatabaseBroken."""
+    """Reads for one event loop. Raises DatabaseUnavailable or DatabaseBroken."""
 
     async def document(self, problem_id: str, device_class_id: str, policy_id: str) -> str | None:
         """The served answer (JSON text) of a best row."""
@@ -45,7 +45,7 @@ class Lookup(Protocol):
 
 
 def open_lookup(url: str) -> Lookup:
-    """For the database of the URL; nothing is connected yet."""
+    """A lookup for the database of the URL; does not connect yet."""
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite":
         return SqliteLookup(str(parsed.database))
@@ -53,7 +53,7 @@ def open_lookup(url: str) -> Lookup:
 
 
 class SqliteLookup:
-    """A read-only connection, opened anew after an error and where another file has taken the name."""
+    """A read-only connection, reopened after an error or when the path names another file."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -79,7 +79,7 @@ class SqliteLookup:
         try:
             if self._connection is None:
                 self._connection = self._open()
-            # To the last row: a statement that is left in the middle holds its snapshot.
+            # Fetch every row: an unfinished statement keeps its snapshot open.
             return self._connection.execute(sql, values).fetchall()
         except sqlite3.Error as error:
             self._drop()
@@ -102,7 +102,7 @@ class SqliteLookup:
         return None
 
     def _check_file(self) -> None:
-        """A restored backup is another file of the same name."""
+        """Drops the connection if the path names another file by now, such as a restored backup."""
         if self._connection is not None and self._identity() != self._file:
             self._drop()
 
@@ -118,7 +118,7 @@ def _wrapped(error: sqlite3.Error) -> DBAPIError:
 
 
 class PostgresLookup:
-    """A few kept connections; one that has broken is replaced, and what it was asked is asked again."""
+    """A few persistent connections; a broken one is replaced and its query repeated."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -143,7 +143,7 @@ class PostgresLookup:
     async def _read(self, sql: str, values: Sequence[str]) -> list[Any]:
         async with self._places:
             while self._idle:
-                # The server may have closed it since: then the next one is tried, and a new one in the end.
+                # The server may have closed an idle connection: try the next one, and finally a new one.
                 with suppress(psycopg.OperationalError):
                     return await self._ask(self._idle.pop(), sql, values)
             try:

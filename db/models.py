@@ -1,8 +1,8 @@
-"""The tables, and nothing but tables. docs/database.md draws how they hang together.
+"""The tables, and nothing else; docs/database.md draws their relations.
 
-Order comes from `number` columns that the database counts up, never from a clock: clocks jump. Times are
-UTC in ISO 8601 and only for people. Ids are those of the values (problem, solution, environment, policy)
-or random (tuning, job, worker).
+Order comes from `number` columns that the database increments, never from a clock: clocks jump. Times are
+UTC in ISO 8601 and only for display. Ids derive from the content (problem, solution, environment, policy,
+session) or are random (tuning, job, worker).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import JSON, BigInteger, Column, ForeignKey, Index, Integer, Text, UniqueConstraint
 from sqlmodel import Field, SQLModel
 
-#: SQLite counts up INTEGER keys only; PostgreSQL's would end at 2^31.
+#: SQLite autoincrements only INTEGER keys; PostgreSQL's INTEGER ends at 2^31.
 _NUMBER = BigInteger().with_variant(Integer, "sqlite")
 
 
@@ -21,7 +21,7 @@ def _json(nullable: bool = False) -> Any:
 
 
 class DeviceClass(SQLModel, table=True):
-    """`revision` rises with every change of a best row of the class: exports are cached by it."""
+    """`revision` rises with every change of the class's best rows; it is part of the exports' cache key."""
 
     __tablename__ = "device_classes"
 
@@ -34,7 +34,8 @@ class DeviceClass(SQLModel, table=True):
 
 
 class Environment(SQLModel, table=True):
-    """`number` tells which environment of a class was met last."""
+    """A device with its driver and libraries; `number` gives the order in which environments were first
+    stored."""
 
     __tablename__ = "environments"
 
@@ -75,7 +76,7 @@ class Problem(SQLModel, table=True):
 
 class Provenance(SQLModel, table=True):
     """Where imported rows came from. kind: node (gemmtune's own measurements on a bare node) or imported
-    (what another tool, or another gemmtune, says). Importing the same content again changes nothing."""
+    (claims of another tool, or of another gemmtune). Importing the same content again changes nothing."""
 
     __tablename__ = "provenance"
     __table_args__ = (UniqueConstraint("kind", "format", "sha256", "device_class_id"),)
@@ -91,7 +92,7 @@ class Provenance(SQLModel, table=True):
 
 
 class ProblemKey(SQLModel, table=True):
-    """A tool's own words for a problem, kept to be written back as they were, and its calls."""
+    """A tool's own key for a problem, which exports write back unchanged, and its call count."""
 
     __tablename__ = "problem_keys"
 
@@ -103,8 +104,8 @@ class ProblemKey(SQLModel, table=True):
 
 
 class Solution(SQLModel, table=True):
-    """Workspace is that of the problem it was first stored for: a measurement keeps its own. Determinism is
-    what is known by now; False, once found, stays."""
+    """`workspace_bytes` is that of the problem that the solution was first stored for; every measurement has
+    its own. `deterministic` is what is known so far; False is final."""
 
     __tablename__ = "solutions"
 
@@ -119,7 +120,8 @@ class Solution(SQLModel, table=True):
 
 
 class Session(SQLModel, table=True):
-    """One problem measured in one environment under one policy: running | succeeded | failed | stopped."""
+    """One problem measured in one environment under one policy. Status: running | succeeded | failed |
+    stopped."""
 
     __tablename__ = "sessions"
 
@@ -143,8 +145,8 @@ class Session(SQLModel, table=True):
 
 
 class Measurement(SQLModel, table=True):
-    """An outcome of a session, never overwritten. `take` numbers a solution's outcomes in a phase: a final
-    that is raced again gives new ones."""
+    """One outcome of a session, never overwritten. `take` numbers a solution's outcomes in one phase: racing
+    a finalist again adds a new one."""
 
     __tablename__ = "measurements"
     __table_args__ = (UniqueConstraint("session_id", "solution_id", "phase", "take"),)
@@ -163,9 +165,9 @@ class Measurement(SQLModel, table=True):
 
 
 class Verdict(SQLModel, table=True):
-    """What a session decided. `restricted`: the client had left candidates out. The best row of a problem,
-    device class and policy is of the environment decided in last; there unrestricted verdicts come first,
-    then those of a larger budget, then later ones."""
+    """A session's decision. `restricted`: the client limited the families or the number of candidates. The
+    best row of a problem, device class and policy shows a verdict from the newest verdict's environment:
+    among those, unrestricted verdicts win over restricted ones, then larger budgets, then the most recent."""
 
     __tablename__ = "verdicts"
     __table_args__ = (Index("ix_verdicts_best", "problem_id", "device_class_id", "policy_id"),)
@@ -190,8 +192,8 @@ class Verdict(SQLModel, table=True):
 
 
 class Best(SQLModel, table=True):
-    """Derived: rebuilt from verdicts by `gemmtune db rebuild`. `document` is the answer that is served,
-    ready as JSON text; kind, bucket and sizes find a near problem."""
+    """Derived data: `gemmtune db rebuild` rebuilds it from the verdicts. `document` is the served answer as
+    JSON text; kind, bucket and sizes serve the search for near problems."""
 
     __tablename__ = "best"
     __table_args__ = (
@@ -218,7 +220,8 @@ class Best(SQLModel, table=True):
 
 
 class Claim(SQLModel, table=True):
-    """What an imported file says of a problem, unproven; solution_id None is the stack's default."""
+    """What an imported file says of a problem, not measured here; solution_id None is the framework's own
+    default."""
 
     __tablename__ = "claims"
     __table_args__ = (
@@ -238,9 +241,9 @@ class Claim(SQLModel, table=True):
 
 
 class Tuning(SQLModel, table=True):
-    """A client's request: queued | running | succeeded | failed | cancelled. The counters are of its jobs
-    (failed: without a verdict; broken: of those, without a reason that the problem gave); `last_event`
-    numbers its events."""
+    """A client's request. Status: queued | running | succeeded | failed | cancelled. The counters count its
+    jobs (failed: jobs without a verdict; broken: failed jobs for which the problem is not the reason);
+    `last_event` is the number of its latest event."""
 
     __tablename__ = "tunings"
 
@@ -262,8 +265,8 @@ class Tuning(SQLModel, table=True):
 
 class Job(SQLModel, table=True):
     """One problem to be measured once, for every tuning that refers to it. `in_flight` is the request's key
-    until the job has ended, so that equal requests share it; `attempt` counts its starts and fences off a
-    worker that was taken for dead."""
+    until the job has ended, so that equal requests share the job; `attempt` counts its starts and fences off
+    a worker that was taken for dead."""
 
     __tablename__ = "jobs"
 
@@ -289,7 +292,7 @@ class Job(SQLModel, table=True):
 
 
 class TuningJob(SQLModel, table=True):
-    """A tuning's place for a job; `count` is how often the client calls the problem."""
+    """A job's position in a tuning; `count` is how often the client calls the problem."""
 
     __tablename__ = "tuning_jobs"
 
@@ -302,7 +305,7 @@ class TuningJob(SQLModel, table=True):
 
 
 class Event(SQLModel, table=True):
-    """A tuning's progress, numbered from 1 without gaps."""
+    """A progress event of a tuning, numbered from 1 without gaps."""
 
     __tablename__ = "events"
 
@@ -316,8 +319,8 @@ class Event(SQLModel, table=True):
 
 
 class Worker(SQLModel, table=True):
-    """A worker process of one device: idle | measuring | stopped | dead. `beat` counts up while it lives.
-    `lock` names what only one living worker of a host can hold."""
+    """A worker process of one device. Status: idle | measuring | stopped | dead. `beat` increments while the
+    worker lives. `lock` names the lock that only one living worker of a host can hold."""
 
     __tablename__ = "workers"
 

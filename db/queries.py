@@ -1,5 +1,5 @@
-"""Every read that people and machines ask for. Rows come as plain dicts; lists are paged by a key that
-only grows (or a name), so that a page never shifts under its reader."""
+"""The reads behind the API and the commands. Rows are plain dicts; lists are paged by a key that only grows
+(or by a name), so that pages never shift under a reader."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _one(connection: Connection, query: Select[Any]) -> Row | None:
 
 
 def device_classes(connection: Connection) -> list[Row]:
-    """Every class with the workers that live, the environments and best rows it has."""
+    """Every class with its numbers of live workers and of environments."""
     live = select(func.count()).where(
         _worker.c.device_class_id == _class.c.id, _worker.c.status.in_(("idle", "measuring"))
     )
@@ -63,7 +63,7 @@ def known_classes(connection: Connection) -> list[DeviceClass]:
 
 
 def revision(connection: Connection, device_class_id: str) -> int:
-    """Rises with every change of the class's best rows."""
+    """The class's revision, which rises with every change of its best rows; 0 for an unknown class."""
     query = select(_class.c.revision).where(_class.c.id == device_class_id)
     return connection.execute(query).scalar() or 0
 
@@ -132,8 +132,8 @@ def measurements(
 
 
 def leaderboard(connection: Connection, session_id: str) -> list[Row]:
-    """One row a solution of a session: its last outcome of each phase, the fastest first (finals before
-    screenings, because they were raced side by side), failures last."""
+    """One row per solution of a session: its last outcome of each phase, the fastest first (finals before
+    screenings, because finalists were raced side by side), failures last."""
     query = (
         select(_measurement, *_solution_columns())
         .join(_solution, _solution.c.id == _measurement.c.solution_id)
@@ -163,7 +163,7 @@ def session(connection: Connection, session_id: str) -> Row | None:
 def latest_session(
     connection: Connection, problem_id: str, device_class_id: str | None, policy_id: str | None
 ) -> Row | None:
-    """The newest session of a problem that has a verdict, else the newest of any."""
+    """The problem's newest session with a verdict, else its newest session."""
     query = select(_session).where(_session.c.problem_id == problem_id)
     if device_class_id is not None:
         query = query.where(_session.c.device_class_id == device_class_id)
@@ -174,7 +174,7 @@ def latest_session(
 
 
 def solution(connection: Connection, solution_id: str) -> Row | None:
-    """A solution, and on how many problems it is best; its workspace is the largest that a problem took."""
+    """A solution with counts of verdicts won and of measurements; its workspace is the largest measured."""
     found = _one(connection, select(_solution).where(_solution.c.id == solution_id))
     if found is None:
         return None
@@ -208,7 +208,7 @@ def _with_solution(row: Row) -> Row:
 def best_documents(
     connection: Connection, problem_ids: Sequence[str], device_class_id: str, policy_id: str
 ) -> dict[str, str]:
-    """The served answers (JSON text) of many problems, by id."""
+    """Problem id -> the served answer (JSON text)."""
     found: dict[str, str] = {}
     for part in chunks(problem_ids):
         query = select(_best.c.problem_id, _best.c.document).where(
@@ -229,8 +229,9 @@ def near(
     buckets: Sequence[int],
     limit: int = 5000,
 ) -> list[Row]:
-    """Best rows (without documents) that may be near: of one weight (equal m and k, in column-major terms)
-    the next ones on both sides of n, which is the number of tokens; and (at most `limit`) of the cells."""
+    """Best rows, without documents, that may be near: rows of the same weight matrix (equal m and k, in
+    column-major terms), up to 8 on either side of n, which is the number of tokens; and at most `limit` rows
+    of the size buckets. A row may come twice."""
     columns = (_best.c.problem_id, _best.c.m, _best.c.n, _best.c.k, _best.c.batch)
     same = and_(
         _best.c.device_class_id == device_class_id, _best.c.policy_id == policy_id, _best.c.kind == kind
@@ -244,9 +245,9 @@ def near(
 
 
 def alternatives(connection: Connection, session_id: str) -> list[Row]:
-    """The session's finalists that were timed, the fastest first, with their solutions: whoever must not use
-    the winner (workspace, determinism, families) takes the first of these that he may. What failed in any
-    phase of the session (a proof, say) is none of them."""
+    """The session's timed outcomes with their solutions, finals first, then the fastest first: a caller that
+    cannot use the winner (workspace, determinism, families) takes the first that it can use. Solutions that
+    failed in any phase of the session (the proof, say) are left out."""
     usable = ("ok", "unstable", "pruned")
     failed = select(_measurement.c.solution_id).where(
         _measurement.c.session_id == session_id, _measurement.c.status.not_in(usable)
@@ -269,8 +270,8 @@ def alternatives(connection: Connection, session_id: str) -> list[Row]:
 def transfer(
     connection: Connection, solution_id: str, problem_ids: Sequence[str], device_class_id: str, policy_id: str
 ) -> list[Row]:
-    """How a solution did in the sessions of other problems: its screened seconds beside the best screened
-    seconds there (both of one session, so that they compare)."""
+    """How a solution did in sessions of other problems: its screened seconds beside the best screened seconds
+    of the same session, so that the two are comparable."""
     its = func.min(case((_measurement.c.solution_id == solution_id, _measurement.c.seconds)))
     query = (
         select(_session.c.problem_id, its.label("seconds"), func.min(_measurement.c.seconds).label("best"))
@@ -289,7 +290,7 @@ def transfer(
 
 
 def best_environments(connection: Connection, device_class_id: str, policy_id: str, limit: int) -> list[Row]:
-    """The environments that the class's best rows were measured in, the one measured in last first."""
+    """The environments of the class's best rows, that of the newest verdict first."""
     last = (
         select(_best.c.environment_id, func.max(_best.c.verdict_number).label("last"))
         .where(_best.c.device_class_id == device_class_id, _best.c.policy_id == policy_id)
@@ -306,7 +307,7 @@ def best_environments(connection: Connection, device_class_id: str, policy_id: s
 
 
 def best_policies(connection: Connection, device_class_id: str) -> list[tuple[str, int]]:
-    """The policies that a class has best rows of, with their numbers, the most first."""
+    """The policies with best rows of the class, with the number of rows, the most first."""
     query = (
         select(_best.c.policy_id, func.count())
         .where(_best.c.device_class_id == device_class_id)
@@ -317,7 +318,7 @@ def best_policies(connection: Connection, device_class_id: str) -> list[tuple[st
 
 
 def environment_contents(connection: Connection, ids: Sequence[str]) -> dict[str, Any]:
-    """Environments by id."""
+    """Id -> the environment's values."""
     query = select(_environment.c.id, _environment.c.content).where(_environment.c.id.in_(list(ids)))
     return {row.id: row.content for row in connection.execute(query)}
 
@@ -346,7 +347,7 @@ def tuning(connection: Connection, tuning_id: str) -> Row | None:
 
 
 def tuning_jobs(connection: Connection, tuning_number: int, after: int, limit: int) -> list[Row]:
-    """A tuning's jobs by position, with their verdicts (null where there is none)."""
+    """A tuning's jobs by position, with their verdicts (None where there is none)."""
     names = (
         "judgement",
         "baseline_name",
@@ -386,7 +387,7 @@ def events(connection: Connection, tuning_number: int, after: int, limit: int) -
 
 
 def gauges(connection: Connection) -> Row:
-    """Counts for /metrics: jobs by status, live workers by status, rows."""
+    """Counts for /metrics: jobs by status and live workers by status."""
     jobs = connection.execute(select(_job.c.status, func.count()).group_by(_job.c.status))
     live = connection.execute(
         select(_worker.c.status, func.count())

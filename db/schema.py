@@ -1,6 +1,6 @@
-"""The schema's version: read, compared with what this gemmtune knows, brought up to date.
+"""Reads, checks and upgrades the schema's version.
 
-Migrations are numbered, linear and append-only; there is no way down but a backup.
+Migrations are numbered, linear and append-only; the only way down is a backup.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TABLES = frozenset(
     if isinstance(table, type) and issubclass(table, SQLModel) and hasattr(table, "__table__")
 )
 _FOLDER = Path(__file__).parent / "migrations"
-#: Two upgrades at once wait for each other (PostgreSQL's advisory lock; SQLite's writer is alone anyway).
+#: Key of PostgreSQL's advisory lock, which serializes concurrent upgrades; SQLite has a single writer anyway.
 _LOCK = 0x67656D6D
 
 
@@ -31,7 +31,7 @@ class StaleSchema(GemmtuneError):
 
 
 def revisions() -> list[str]:
-    """Every revision that this gemmtune knows, oldest first: what the migrations' file names begin with."""
+    """Every revision that this gemmtune knows, oldest first: the prefixes of the migrations' file names."""
     return sorted(path.name.partition("_")[0] for path in (_FOLDER / "versions").glob("[0-9]*_*.py"))
 
 
@@ -47,22 +47,23 @@ def current(engine: Engine) -> str | None:
 
 
 def check(engine: Engine) -> None:
-    """Raises StaleSchema, which names the command that mends it."""
+    """Raises StaleSchema, which names the command to run, unless the schema is current."""
     _compare(current(engine))
 
 
 def ready(engine: Engine) -> None:
-    """Raises what stands in the way of working: StaleSchema, DatabaseUnavailable, DatabaseBroken."""
+    """Raises StaleSchema, DatabaseUnavailable or DatabaseBroken unless the database is ready for writing."""
     path = engine.url.database
     if engine.dialect.name == "sqlite" and not Path(str(path)).exists():
         raise DatabaseBroken(f"there is no {path}; bring it back, or make a new one: gemmtune db upgrade")
     check(engine)
-    with writing(engine) as connection:  # a file that cannot be written says so here
+    with writing(engine) as connection:  # a read-only file raises here
         connection.execute(text("SELECT id FROM device_classes LIMIT 1")).all()
 
 
 def upgrade(engine: Engine) -> str:
-    """Brings the schema to head(), in one transaction; the revision. Raises StaleSchema for a newer one."""
+    """Upgrades the schema to head() in one transaction; returns the revision. Raises StaleSchema for a newer
+    one."""
     from alembic import command  # noqa: PLC0415  (half a second to load, and only needed here)
     from alembic.config import Config  # noqa: PLC0415
 
@@ -80,7 +81,7 @@ def upgrade(engine: Engine) -> str:
 
 
 def ours(name: str | None, kind: str, _parents: Any) -> bool:
-    """Whether a table is one of models.py (the job engine keeps its own beside them)."""
+    """Whether a table is one of models.py; the job engine has its own in the same database."""
     return kind != "table" or name in TABLES
 
 

@@ -1,6 +1,6 @@
 """Sessions, their measurements and verdicts; best rows follow (best.py).
 
-Every write may be repeated: what is there already stays as it is.
+Every write is idempotent: rows that exist already stay as they are.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _solution = table(models.Solution)
 
 @dataclass(frozen=True)
 class SessionStart:
-    """What identifies a session: the same start is the same session. `request` holds budget, search and
-    rule; `job_id` whose it is, or `provenance_number` where it came from. `options`, the constants of the
-    search, are kept with the session and identify nothing."""
+    """Identifies a session: equal starts are the same session. `request` holds budget, search and rule;
+    `job_id` is the job that runs it, `provenance_number` the source of an imported one. `options`, the
+    constants of the search, are stored with the session but are not part of its identity."""
 
     problem: GemmProblem
     environment: Environment
@@ -46,7 +46,7 @@ class SessionStart:
 
     @property
     def id(self) -> str:
-        """Slug and hash."""
+        """The problem's slug and a hash of the start."""
         identity = [
             self.job_id,
             self.origin,
@@ -59,7 +59,7 @@ class SessionStart:
 
 
 def begin_session(connection: Connection, start: SessionStart) -> str:
-    """The session's id; its row and all it refers to are there."""
+    """Stores the session and every row that it refers to, unless they exist; returns its id."""
     put_environment(connection, start.environment)
     put_policy(connection, start.policy_id, start.policy)
     put_problems(connection, [start.problem])
@@ -80,7 +80,7 @@ def begin_session(connection: Connection, start: SessionStart) -> str:
 
 
 def stored_outcomes(connection: Connection, session_id: str) -> list[Outcome]:
-    """Every outcome of the session in the order it came."""
+    """Every outcome of the session in the order stored."""
     query = (
         select(_measurement, _solution)
         .join(_solution, _solution.c.id == _measurement.c.solution_id)
@@ -103,7 +103,7 @@ def stored_outcomes(connection: Connection, session_id: str) -> list[Outcome]:
 
 
 def stored_result(connection: Connection, session_id: str) -> dict[str, Any] | None:
-    """How the session ended, as end_session() took it; None for one without a verdict (yet)."""
+    """How the session ended, in the form that end_session() takes; None for a session without a verdict."""
     problem = table(models.Problem)
     query = (
         select(_session, _verdict.c.content, _verdict.c.roofline_share, _verdict.c.binds,
@@ -120,13 +120,13 @@ def stored_result(connection: Connection, session_id: str) -> dict[str, Any] | N
 
 
 def solution_values(row: Mapping[Any, Any]) -> dict[str, Any]:
-    """Solution.from_dict()'s values of a row that holds a solution's columns."""
+    """The values for Solution.from_dict(), from a row with a solution's columns."""
     names = ("id", "family", "version", "parameters", "build", "workspace_bytes", "deterministic")
     return {name: row[_solution.c[name]] for name in names}
 
 
 def takes(connection: Connection, session_id: str) -> int:
-    """The highest `take` of the session's finals and proofs: those of a new start count on from it."""
+    """The highest `take` of the session's finals and proofs; a new start continues from it."""
     query = select(func.max(_measurement.c.take)).where(
         _measurement.c.session_id == session_id, _measurement.c.phase != Phase.SCREEN.value
     )
@@ -136,9 +136,9 @@ def takes(connection: Connection, session_id: str) -> int:
 def append_outcomes(
     connection: Connection, session_id: str, outcomes: Sequence[Outcome], first_take: int, seen: Counter[str]
 ) -> None:
-    """Stores outcomes. A screening is take 0 and stored once; finals and proofs of this start of the session
-    are numbered from `first_take`, by `seen`, which the caller keeps for the start. Best rows show what the
-    outcomes tell of their solutions' determinism."""
+    """Stores outcomes. A screening has take 0 and is stored once. Finals and proofs of this start of the
+    session are numbered from `first_take` by the counts in `seen`, which the caller keeps for the whole
+    start. Best rows are updated with what the outcomes show of their winners' determinism."""
     changed = put_solutions(connection, [outcome.solution for outcome in outcomes])
     at, rows = now(), []
     for outcome in outcomes:
@@ -167,8 +167,9 @@ def append_outcomes(
 
 
 def end_session(connection: Connection, start: SessionStart, result: Mapping[str, Any]) -> None:
-    """Stores how it ended: `result` is a tuner's result as plain JSON (verdict, error, counts, notes,
-    roofline_share, binds). A verdict makes the best row anew. Raises KeyError for a winner never stored."""
+    """Stores how the session ended: `result` is a tuner's result as plain JSON (verdict, error, counts,
+    notes, roofline_share, binds). A verdict rebuilds the best row. Raises SQLAlchemy's IntegrityError for a
+    winner or baseline that was never stored."""
     verdict = result["verdict"]
     connection.execute(
         update(_session)
@@ -205,7 +206,7 @@ def end_session(connection: Connection, start: SessionStart, result: Mapping[str
 
 
 def close(connection: Connection, job_id: str, status: str, error: str | None) -> None:
-    """Ends whatever session of a job is still running: stopped | failed."""
+    """Ends the job's sessions that are still running. `status`: stopped | failed."""
     connection.execute(
         update(_session)
         .where(_session.c.job_id == job_id, _session.c.status == "running")
@@ -214,7 +215,7 @@ def close(connection: Connection, job_id: str, status: str, error: str | None) -
 
 
 def _weight(request: Mapping[str, Any]) -> dict[str, Any]:
-    """What a verdict of the request counts beside others."""
+    """The columns of a verdict that rank it among others, from the session's request."""
     budget, search = request.get("budget", {}), request.get("search", {})
     return {
         "restricted": bool(search.get("families")) or budget.get("candidates") is not None,

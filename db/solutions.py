@@ -1,4 +1,4 @@
-"""Where a solution was measured: what a request for its binary leaves open is settled by that."""
+"""Where a solution was measured, which settles what a request for its binary leaves out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RAN = ("ok", "unstable", "pruned")
 
 @dataclass(frozen=True)
 class Use:
-    """A problem and a device class that a solution ran for, and whether it is the best row's winner there."""
+    """A problem and a device class that a solution ran on, and whether it is a best row's winner there."""
 
     problem_id: str
     device_class: DeviceClass
@@ -29,7 +29,7 @@ class Use:
 
 
 def uses(connection: Connection, solution_id: str) -> list[Use]:
-    """Every one, once, by problem and class."""
+    """Every use of the solution once, ordered by problem and class."""
     won = and_(_verdict.c.session_id == _session.c.id, _verdict.c.winner_id == solution_id)
     served = and_(
         _best.c.problem_id == _session.c.problem_id,

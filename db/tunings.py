@@ -1,4 +1,5 @@
-"""Tunings and the jobs that they make, share and cancel, each step in one transaction; what jobs.py runs.
+"""Creates and cancels tunings with their jobs, which tunings may share, each step in one transaction; jobs.py
+has the worker's side.
 
 Row locks are always taken in the order job, then tunings by number.
 """
@@ -32,8 +33,8 @@ _worker = table(models.Worker)
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of every problem: `content` (budget, search, rule) is part of a job's identity, priority
-    (1 first) and force are not."""
+    """What a tuning asks for every problem: `content` (budget, search, rule) is part of a job's identity;
+    priority (1 first) and force are not."""
 
     device_class_id: str
     policy_id: str
@@ -44,13 +45,14 @@ class Request:
 
     @cached_property
     def hash(self) -> str:
-        """Of all that jobs of the request share."""
+        """Hash of what all jobs of the request share."""
         return short_hash([self.device_class_id, self.policy_id, dict(self.content)])
 
 
 @dataclass(frozen=True)
 class Created:
-    """A tuning's id and number, the jobs that are new, and how many were in flight or known already."""
+    """A tuning's id and number, its new jobs, and how many jobs were in flight (shared) or measured already
+    (known)."""
 
     id: str
     number: int
@@ -76,8 +78,9 @@ def new_id(kind: str) -> str:
 def create_tuning(
     connection: Connection, request: Request, items: Sequence[tuple[GemmProblem, int]]
 ) -> Created:
-    """Stores a tuning of distinct problems with their call counts. Jobs in flight are shared; without
-    `force`, what the same request has measured in the class's present environment is not measured again."""
+    """Stores a tuning of distinct problems with their call counts. Jobs in flight are shared. Without
+    `force`, problems that the same request has measured in a current environment of the class are not
+    measured again."""
     put_policy(connection, request.policy_id, request.policy)
     put_problems(connection, [problem for problem, _ in items])
     keys = {request_key(problem.id, request): problem.id for problem, _ in items}
@@ -124,8 +127,8 @@ def create_tuning(
 
 
 def _known(connection: Connection, request: Request, keys: Sequence[str]) -> dict[str, int]:
-    """The latest job of each key with a verdict from an environment of the class's living workers (where none
-    lives, of its newest). A class's devices differ in their UUIDs, so they are several environments."""
+    """The latest job of each key with a verdict from an environment of the class's live workers (if none
+    lives, of its newest worker). Devices of one class differ in UUID, so a class has several environments."""
     of_class = _worker.c.device_class_id == request.device_class_id
     live = select(_worker.c.environment_id).where(of_class, _worker.c.status.in_(LIVE))
     newest = select(_worker.c.environment_id).where(of_class).order_by(_worker.c.number.desc()).limit(1)
@@ -149,9 +152,9 @@ def _known(connection: Connection, request: Request, keys: Sequence[str]) -> dic
 
 def _in_flight(connection: Connection, keys: Sequence[str]) -> dict[str, int]:
     found: dict[str, int] = {}
-    # PostgreSQL takes them all in one statement: rows are locked in one order, whoever locks them.
+    # PostgreSQL takes all keys in one statement, so that every transaction locks rows in the same order.
     for part in [keys] if connection.dialect.name == "postgresql" else chunks(keys):
-        # The lock makes a job that is ending wait until it sees this tuning, or us see that it has ended.
+        # With the lock, either a job that is ending waits and sees this tuning, or we see that it has ended.
         query = (
             select(_job.c.in_flight, _job.c.number)
             .where(among(connection, _job.c.in_flight, part))
@@ -164,8 +167,8 @@ def _in_flight(connection: Connection, keys: Sequence[str]) -> dict[str, int]:
 def _insert_jobs(
     connection: Connection, request: Request, keys: Mapping[str, str]
 ) -> tuple[dict[str, int], list[str]]:
-    """Job numbers by key, and the ids of those that this transaction made, in the order of `keys`. Rows are
-    inserted in the order of their keys, whoever inserts, so that two transactions cannot block each other."""
+    """Job numbers by key, and the ids of the jobs that this transaction inserted, in the order of `keys`.
+    Rows are inserted in key order, so that two transactions cannot deadlock."""
     at = now()
     found: dict[str, int] = {}
     ids: dict[str, str] = {}
@@ -195,9 +198,8 @@ def _insert_jobs(
         ids |= {key: row.id for key, row in made.items()}
         found |= {key: row.number for key, row in made.items()}
         missing = [key for key in missing if key not in made]
-        found |= _in_flight(
-            connection, missing
-        )  # another's, where it was faster; again, where that has ended
+        # Another transaction may have inserted the job first; if that job has ended by now, insert again.
+        found |= _in_flight(connection, missing)
         missing = [key for key in missing if key not in found]
     return found, [ids[key] for key in keys if key in ids]
 
@@ -207,7 +209,7 @@ def _pairs(connection: Connection, query: Any) -> dict[str, int]:
 
 
 def _started(connection: Connection, numbers: Sequence[int]) -> int:
-    """How many of these jobs have been started already, for other tunings."""
+    """How many of these jobs have already started, for other tunings."""
     count = 0
     for part in chunks(numbers):
         query = select(func.count()).where(_job.c.number.in_(part), _job.c.started_at.is_not(None))
@@ -216,7 +218,7 @@ def _started(connection: Connection, numbers: Sequence[int]) -> int:
 
 
 def emit(connection: Connection, tuning_number: int, kind: str, content: Mapping[str, Any]) -> int:
-    """Adds an event to a tuning; its number. The row's lock makes numbers and commits come in one order."""
+    """Adds an event to a tuning; returns its number. The row lock makes events commit in number order."""
     number: int = connection.execute(
         update(_tuning)
         .where(_tuning.c.number == tuning_number)
@@ -238,8 +240,9 @@ def emit(connection: Connection, tuning_number: int, kind: str, content: Mapping
 
 
 def cancel_tuning(connection: Connection, tuning_id: str) -> list[str] | None:
-    """Detaches the tuning from its jobs. The ids of queued jobs that nobody refers to any more (they are
-    cancelled; running ones are asked to stop); None for an unknown tuning. An ended one stays as it is."""
+    """Detaches the tuning from its jobs. Returns the ids of queued jobs that no other active tuning refers to
+    (they are cancelled; running ones are asked to stop), or None for an unknown tuning. A tuning that has
+    ended stays as it is."""
     row = connection.execute(
         select(_tuning.c.number, _tuning.c.status).where(_tuning.c.id == tuning_id)
     ).first()

@@ -1,4 +1,4 @@
-"""The backends' values as rows: written once, idempotently, whoever writes them first."""
+"""Stores the backends' values as rows, idempotently: rows that exist already stay."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from backends.solution import Solution
 from db import models
 from db.engine import now
 
-#: What a problem may differ in and still be of the same kind.
+#: Fields in which problems of the same kind may differ.
 _SIZES = frozenset(
     ("m", "n", "k", "batch", "lda", "ldb", "ldc", "ldd", "stride_a", "stride_b", "stride_c", "stride_d")
 )
-#: Parameters of one statement: under every SQLite's limit.
+#: Parameters per statement, below the limit of every SQLite version.
 CHUNK = 500
 
 
@@ -39,14 +39,14 @@ def insert_new(
     rows: Sequence[Mapping[str, Any]],
     *returning: str,
 ) -> list[Any]:
-    """Inserts the rows (of equal columns) whose identity is not there yet; the columns named in `returning`
-    of those that it inserted."""
+    """Inserts the rows (all with the same columns) that do not exist yet; returns the columns named in
+    `returning` of the inserted ones."""
     if not rows:
         return []
     target = table(model)
     names = list(rows[0])
     if connection.dialect.name == "postgresql":
-        # One parameter for all rows: a statement a row, or a parameter a value, is ten times slower.
+        # One parameter for all rows: one statement per row, or one parameter per value, is ten times slower.
         columns = ", ".join(f'"{name}"' for name in names)
         statement: Any = text(
             f'INSERT INTO "{target.name}" ({columns}) SELECT {columns} '
@@ -63,7 +63,7 @@ def insert_new(
 
 
 def among(connection: Connection, column: Any, values: Sequence[str]) -> ColumnElement[bool]:
-    """column IN values, as one parameter on PostgreSQL: hundreds of them it would compare row by row."""
+    """column IN values; one array parameter on PostgreSQL, which compares a list of hundreds row by row."""
     if connection.dialect.name == "postgresql":
         return column == any_(cast(list(values), postgresql.ARRAY(Text)))  # type: ignore[no-any-return]
     return column.in_(values)  # type: ignore[no-any-return]
@@ -76,8 +76,8 @@ def chunks(values: Sequence[Any]) -> Iterable[Sequence[Any]]:
 
 
 def storable(value: Any) -> Any:
-    """Plain JSON values that every database takes: infinities and NaN become words, and characters that are
-    no text (NUL, lone surrogates; compilers and drivers print such) the replacement character."""
+    """Plain JSON values that every database takes: infinities and NaN become strings, NUL becomes U+FFFD and
+    lone surrogates "?" (compilers and drivers print both)."""
     if isinstance(value, float):
         return value if isfinite(value) else str(value)
     if isinstance(value, str):
@@ -100,12 +100,12 @@ def _kind(fields: tuple[tuple[str, Any], ...]) -> str:
 
 
 def bucket_of(m: int, n: int, k: int) -> int:
-    """The cell of the sizes' powers of two: a near problem lies in the same or a neighbouring one."""
+    """The cell of the sizes' floored log2: near problems lie in the same or a neighbouring cell."""
     return (int(log2(m)) << 12) | (int(log2(n)) << 6) | int(log2(k))
 
 
 def neighbour_buckets(m: int, n: int, k: int, reach: int = 1) -> list[int]:
-    """The cell of the sizes and those up to `reach` doublings around it."""
+    """The cell of the sizes and all cells within `reach` doublings of it in m, n and k."""
     steps = range(-reach, reach + 1)
     cells = [
         [level + step for step in steps if level + step >= 0] for level in map(int, map(log2, (m, n, k)))
@@ -114,7 +114,7 @@ def neighbour_buckets(m: int, n: int, k: int, reach: int = 1) -> list[int]:
 
 
 def put_device_class(connection: Connection, device_class: DeviceClass) -> str:
-    """The class's id."""
+    """Stores the class; returns its id."""
     insert_new(
         connection, models.DeviceClass, [{"id": str(device_class), "revision": 0, **vars(device_class)}]
     )
@@ -122,7 +122,7 @@ def put_device_class(connection: Connection, device_class: DeviceClass) -> str:
 
 
 def put_environment(connection: Connection, environment: Environment) -> str:
-    """The environment's id; its class is there too."""
+    """Stores the environment and its class; returns the environment's id."""
     class_id = put_device_class(connection, environment.device_class)
     row = {
         "id": environment.id,
@@ -136,14 +136,13 @@ def put_environment(connection: Connection, environment: Environment) -> str:
 
 
 def put_policy(connection: Connection, policy_id: str, content: Mapping[str, Any]) -> str:
-    """The policy's id."""
+    """Stores the policy; returns its id."""
     insert_new(connection, models.Policy, [{"id": policy_id, "content": dict(content)}])
     return policy_id
 
 
 def put_problems(connection: Connection, problems: Iterable[GemmProblem]) -> None:
-    """Problems, whichever are new; in one order, whoever inserts, so that two transactions cannot block each
-    other."""
+    """Stores the problems that are new, in id order, so that two transactions cannot deadlock."""
     at = now()
     rows = [
         {
@@ -164,8 +163,8 @@ def put_problems(connection: Connection, problems: Iterable[GemmProblem]) -> Non
 
 
 def put_solutions(connection: Connection, solutions: Iterable[Solution]) -> list[str]:
-    """Solutions, in one order as problems are. Determinism that was not known is added, and False, which two
-    runs showed, stays. The ids of those that were there and of which more is known now."""
+    """Stores the solutions, in id order as put_problems() does. Determinism that was unknown is filled in;
+    False, which two differing runs prove, stays. Returns the ids of stored solutions that this changed."""
     at = now()
     rows: dict[str, dict[str, Any]] = {}
     for one in sorted(solutions, key=lambda s: s.id):
@@ -183,7 +182,7 @@ def put_solutions(connection: Connection, solutions: Iterable[Solution]) -> list
             told = row["deterministic"]
             if _surest(stored[row["id"]], told) is stored[row["id"]]:
                 continue
-            # Another transaction may have found it out meanwhile.
+            # Another transaction may have stored it meanwhile.
             less = solution.c.deterministic.is_(None) if told else solution.c.deterministic.is_not(False)
             learn = update(solution).where(solution.c.id == row["id"], less).values(deterministic=told)
             if connection.execute(learn).rowcount:
@@ -192,14 +191,14 @@ def put_solutions(connection: Connection, solutions: Iterable[Solution]) -> list
 
 
 def _surest(*known: bool | None) -> bool | None:
-    """False before True before None."""
+    """The strongest of the values: False, else True, else None."""
     return min((each for each in known if each is not None), default=None)
 
 
 def measured_workspace(session_id: Any, solution: Any) -> ColumnElement[int]:
-    """Bytes that a solution (its table, or an alias of it) took in a session. Another problem's may differ
-    from them, and the solution's own row has those of the problem that it was first stored for: that is taken
-    where the session has no measurement of it."""
+    """Workspace bytes of a solution (its table, or an alias of it) in a session: the largest that the session
+    measured. The solution's own row, which has the workspace of the problem that it was first stored for, is
+    the fallback for a session without a measurement of it."""
     measurement = table(models.Measurement)
     taken = (
         select(func.max(measurement.c.workspace_bytes))

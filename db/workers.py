@@ -1,7 +1,7 @@
-"""Worker processes: who they are, that they live, and who is gone.
+"""Worker processes: registration, heartbeats, and marking them stopped or dead.
 
-Life is told by a counter that rises, watched by the observer's own steady clock, so that no clock's jump
-makes a living worker dead.
+A heartbeat increments a counter. Observers time it by their own monotonic clock, so that no jump of a clock
+makes a live worker look dead.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def register(
     environment: Environment,
     lock: str | None = None,
 ) -> list[str]:
-    """Adds a worker that holds `lock` (by default named as its device). The ids of earlier workers of the
+    """Adds a worker that holds `lock` (default: the device's UUID). Returns the ids of earlier workers of the
     host that held it: they must be dead, and are marked so."""
     environment_id = put_environment(connection, environment)
     lock = environment.uuid if lock is None else lock
@@ -57,7 +57,7 @@ def register(
 
 
 def beat(connection: Connection, worker_id: str, status: str, job_id: str | None) -> bool:
-    """Shows that the worker lives; False where it was taken for dead."""
+    """Records a heartbeat; False if the worker is marked dead or stopped."""
     done = connection.execute(
         update(_worker)
         .where(_worker.c.id == worker_id, _worker.c.status.in_(LIVE))
@@ -67,13 +67,13 @@ def beat(connection: Connection, worker_id: str, status: str, job_id: str | None
 
 
 def beats(connection: Connection) -> Mapping[str, int]:
-    """The counter of every worker that is not known to be gone."""
+    """The heartbeat counter of every live worker, by id."""
     rows = connection.execute(select(_worker.c.id, _worker.c.beat).where(_worker.c.status.in_(LIVE)))
     return {row.id: row.beat for row in rows}
 
 
 def mark(connection: Connection, worker_ids: Sequence[str], status: str) -> None:
-    """Sets stopped or dead."""
+    """Sets the workers' status: stopped or dead."""
     connection.execute(
         update(_worker).where(_worker.c.id.in_(list(worker_ids))).values(status=status, job_id=None)
     )

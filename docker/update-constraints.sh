@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Writes docker/constraints.txt: the newest versions that pyproject.toml allows, from a fresh environment.
-# Run it with the image's version of Python: PYTHON=python3.11 docker/update-constraints.sh
+# Writes docker/constraints.txt: the newest versions that pyproject.toml allows, resolved in a fresh environment.
+# Run it with the image's Python version: PYTHON=python3.11 docker/update-constraints.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

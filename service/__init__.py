@@ -1,1 +1,1 @@
-"""How people and machines reach gemmtune: the command line, file formats, settings."""
+"""gemmtune's interfaces: the command line, the HTTP service with its workers, file formats, settings."""

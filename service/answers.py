@@ -1,6 +1,6 @@
-"""The shapes of answers on the wire, never tables: routes make them as plain values, which the suites hold
-against these models. Here tunings, best solutions and the service's own state; service.records has what is
-stored, and files."""
+"""The response models, separate from the tables. Routes return plain values; tests check them against these
+models. This module has tunings, best solutions and the service's own state; service.records has stored
+records and files."""
 
 from __future__ import annotations
 

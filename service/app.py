@@ -1,4 +1,4 @@
-"""The application: its state, its layers, its routes, its OpenAPI document.
+"""The application: its state, middleware, routes and OpenAPI document.
 
 `python -m service.app docs/openapi.json` writes the document.
 """
@@ -42,18 +42,18 @@ _DESCRIPTION = (
     "Which way of running this GEMM is fastest and right on this device? Errors are RFC 9457 problem "
     "documents; lists are paged by `cursor`; unknown fields and parameters are refused."
 )
-#: Bodies that routes read themselves.
+#: Models that FastAPI does not find by itself: bodies that routes parse, and the error document.
 _BODIES: tuple[type[BaseModel], ...] = (schemas.TuningRequest, schemas.BestRequest, schemas.Fault)
 
 
 def create_app(
     settings: Settings, make_tunings: Callable[[Engine, Settings], TuningService] = open_tunings
 ) -> FastAPI:
-    """The application; its database is opened when it starts and closed when it ends."""
+    """The application; its database is opened at startup and closed at shutdown."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.openapi()  # now: the first bad request would wait for it, and every other with it
+        app.openapi()  # built now, or the first bad request would hold up all others for it
         url = settings.database_url
         app.state.service = Service(settings, open_engine(url), open_lookup(url), make_tunings)
         try:
@@ -75,7 +75,7 @@ def create_app(
     app.state.metrics = Metrics(lambda: app.state.service.read(queries.gauges))
     app.state.binaries = Binaries(settings)
     errors.install(app, settings.retry_after_seconds, app.state.operations.allowed)
-    app.router.routes.append(best.hot_route())  # first: the fewer paths are tried, the sooner it answers
+    app.router.routes.append(best.hot_route())  # first: routes are matched in order
     for routes in (best, tunings, problems, binaries, imports, exports, devices, health):
         app.include_router(routes.router)
     app.add_middleware(Compressed, minimum_size=settings.compress_bytes, plain=frozenset({best.PATH}))
@@ -90,7 +90,7 @@ def create_app(
 
 
 def _document(app: FastAPI) -> None:
-    """Adds the bodies that routes read themselves to the OpenAPI document."""
+    """Adds the models that FastAPI does not find by itself to the OpenAPI document."""
     plain = app.openapi
 
     def complete() -> dict[str, Any]:
@@ -112,7 +112,7 @@ def _document(app: FastAPI) -> None:
 
 
 def openapi_document() -> Mapping[str, Any]:
-    """The committed document."""
+    """The document that is committed as docs/openapi.json."""
     return create_app(Settings()).openapi()
 
 

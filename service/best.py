@@ -1,7 +1,8 @@
-"""The best known way to run a problem: measured for it, or for a near one, or claimed by an import, or none.
+"""The best known solution of a problem: measured for it, or for a near one, or claimed by an import, or none.
 
-An exact answer is the stored document as it is. The rest is looked for here: a solution that meets the
-client's filters, a near problem whose solution is legal for the one asked, an imported claim.
+An exact answer is the stored document as it is. This module searches for the others: a solution that meets
+the client's filters, an imported claim, and a near problem with a solution that is legal for the requested
+problem.
 """
 
 from __future__ import annotations
@@ -28,15 +29,14 @@ from db import exported, queries
 from db.values import kind_of, neighbour_buckets
 from service.formats.core.row_text import problem_wire
 
-#: How far (in doublings of the sizes) a problem may be and still say something, how many of the nearest are
-#: tried, among how many whose operands may be aligned otherwise, and how many notes say why one was not
-#: taken.
+#: Largest distance of a near problem, in doublings of the sizes; how many of the nearest with equally aligned
+#: operands are tried; among how many of the nearest those are looked for; how many notes explain rejections.
 MAX_DISTANCE, MAX_TRIED, MAX_SEEN, MAX_NOTES = 2.0, 16, 256, 3
 
 
 @dataclass(frozen=True)
 class Filters:
-    """What a solution must meet."""
+    """Requirements that a solution must meet."""
 
     max_workspace: int | None = None
     deterministic: bool = False
@@ -46,8 +46,8 @@ class Filters:
         return self.max_workspace is not None or self.deterministic or self.families is not None
 
     def admit(self, solution: Mapping[str, Any] | None, share: Fraction = Fraction(1)) -> bool:
-        """Whether the solution (None: a stack's default, of which nothing is known) meets them, also where
-        its workspace grows to this share of what it took."""
+        """Whether the solution (None: the framework's default, of which nothing is known) meets the filters,
+        even if its workspace grows by the factor `share`."""
         if solution is None:
             return not self
         if self.max_workspace is not None:
@@ -61,7 +61,7 @@ class Filters:
 
 @dataclass(frozen=True)
 class Asked:
-    """A question beside its problem."""
+    """What a request says besides its problem."""
 
     device: DeviceClass
     policy_id: str
@@ -70,22 +70,22 @@ class Asked:
 
 
 def exact(document: str) -> bytes:
-    """The answer of a stored document, as JSON text."""
+    """A stored document as an answer, in JSON text."""
     return b'{"match":"exact",' + document[1:].encode()
 
 
 def answer(
     connection: Connection, asked: Asked, problem: GemmProblem, document: str | None, near: bool = True
 ) -> bytes:
-    """The answer as JSON text. `document` is the problem's own, if it has one; `near` False leaves near
-    problems out."""
+    """The answer as JSON text. `document` is the problem's own best document, if any; `near` False skips near
+    problems."""
     if document is not None and not asked.filters:
         return exact(document)
     return orjson.dumps(_Search(connection, asked, problem).run(document, near))
 
 
 class _Search:
-    """One problem's way to its answer; `notes` tells what stood in it."""
+    """The search for one problem's answer; its notes say why better matches were rejected."""
 
     def __init__(self, connection: Connection, asked: Asked, problem: GemmProblem) -> None:
         self._connection, self._asked, self._problem = connection, asked, problem
@@ -125,7 +125,8 @@ class _Search:
     # ---- filters -----------------------------------------------------------------------------------
 
     def _chosen(self, document: dict[str, Any], share: Fraction = Fraction(1)) -> dict[str, Any] | None:
-        """The document; where its winner does not meet the filters, that of the fastest that does."""
+        """The document if its winner meets the filters, else the document of the fastest alternative that
+        does; None if none does."""
         filters = self._asked.filters
         if filters.admit(document["solution"], share):
             return document
@@ -195,8 +196,8 @@ class _Search:
         return None
 
     def _aligned(self, problem_ids: list[str]) -> Iterator[tuple[str, GemmProblem, dict[str, Any]]]:
-        """The near problems (of the first MAX_SEEN) whose operands are aligned as the asked one's are, with
-        their documents: a kernel that was found on better aligned operands cannot read these."""
+        """The near problems (among the first MAX_SEEN) with operands aligned like the requested problem's,
+        with their documents: a kernel tuned for better aligned operands cannot read the requested ones."""
         here, noted = _alignments(self._problem), False
         for start in range(0, min(len(problem_ids), MAX_SEEN), MAX_TRIED):
             part = problem_ids[start : start + MAX_TRIED]
@@ -211,7 +212,7 @@ class _Search:
                 if _alignments(problem) == here:
                     yield problem_id, problem, document
                     continue
-                if not noted:  # once: it may hold for all of them
+                if not noted:  # once: it may apply to all of them
                     self._note(f"{problem_id}: its operands are aligned to other bytes than those asked for")
                 noted = True
 
@@ -232,7 +233,7 @@ class _Search:
     def _near(self) -> dict[str, float]:
         """Distances of near problems, the nearest first."""
         found: dict[str, float] = {}
-        for reach in (1, 2):  # the cells around hold all that is near by so many doublings
+        for reach in (1, 2):  # these cells hold all problems within `reach` doublings
             found |= self._near_by(reach)
             if sum(distance <= reach for distance in found.values()) >= MAX_TRIED:
                 break
@@ -257,7 +258,7 @@ class _Search:
         }
 
     def _fault(self, document: Mapping[str, Any], families: Mapping[str, Family]) -> str | None:
-        """Why the near problem's solution cannot run the problem that was asked."""
+        """Why the near problem's solution cannot run the requested problem; None if it can."""
         values = document["solution"]
         family = families.get(values["family"])
         if family is None:
@@ -269,11 +270,12 @@ class _Search:
         environment = Environment.from_dict(contents[environment_id])
         try:
             return family.illegal(self._problem, Solution.from_dict(values), environment)
-        except (KeyError, TypeError, ValueError) as error:  # of another version of the family
+        except (KeyError, TypeError, ValueError) as error:  # parameters of another version of the family
             return f"{family.name} cannot judge its parameters ({error})"
 
     def _regret(self, solution_id: str, problem_ids: list[str]) -> dict[str, Any] | None:
-        """How much slower than the best the solution was where it was measured nearby."""
+        """By what share the solution was slower than the best in sessions of near problems; None if it was
+        not measured there."""
         rows = queries.transfer(
             self._connection, solution_id, problem_ids, str(self._asked.device), self._asked.policy_id
         )
@@ -286,12 +288,12 @@ def _place(*sizes: int) -> tuple[float, ...]:
 
 
 def _written(problem: GemmProblem) -> int:
-    """Elements of the result, which a workspace for partial sums grows with."""
+    """Elements of the output: a workspace for partial sums grows with them."""
     return problem.m * problem.n * problem.batch
 
 
 def _alignments(problem: GemmProblem) -> dict[str, int]:
-    """Bytes, at most 16, that the columns of each matrix begin at multiples of; in all of its batch."""
+    """The alignment of each matrix's columns in the whole batch, in bytes, at most 16."""
     found = layouts(problem)
     return {
         name: gcd(

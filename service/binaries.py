@@ -1,5 +1,5 @@
-"""A solution's compiled kernels: which problem, architecture and device a request means, and the package, of
-which few are compiled at a time."""
+"""A solution's compiled kernels: resolves which problem, architecture and device a request means, and builds
+the package, with a limit on concurrent compiles."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from db.solutions import Use, uses
 from service import errors
 from service.settings import Settings
 
-#: What a refusal lists, at most.
+#: A refusal lists at most this many choices.
 _LISTED = 20
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """What is compiled: a solution for a problem and an architecture; multiprocessors where a launch depends
-    on them."""
+    """What to compile: a solution for a problem and an architecture; `units` is the number of multiprocessors
+    if a launch depends on it."""
 
     solution: Solution
     problem: GemmProblem
@@ -35,15 +35,15 @@ class Chosen:
 
     @property
     def name(self) -> str:
-        """Of the file."""
+        """The file's name."""
         return f"{self.solution.id}-{self.arch}.zip"
 
 
 def choose(
     connection: Connection, solution_id: str, problem_id: str | None, arch: str | None, units: int | None
 ) -> Chosen:
-    """What a request means; what it leaves open is where the solution was measured. Raises NoBinary, and
-    Refused where that leaves several, or none."""
+    """Resolves a request; what it leaves out is taken from where the solution was measured. Raises NoBinary,
+    and Refused if that gives several choices or none."""
     row = queries.solution(connection, solution_id)
     if row is None:
         raise errors.not_found("solution", solution_id)
@@ -74,7 +74,8 @@ def _problem(connection: Connection, problem_id: str) -> GemmProblem:
 
 
 def _only_problem(solution_id: str, found: Sequence[Use]) -> str:
-    """The problem that the solution is best for; where it is for none, the one that it was measured for."""
+    """The only problem that the solution is best for; if it is best for none, the only one that it was
+    measured for. Raises Refused."""
     names = _distinct(use.problem_id for use in found if use.best)
     what = "is the best for"
     if not names:
@@ -95,7 +96,8 @@ def _only_arch(solution_id: str, found: Sequence[Use]) -> str:
 
 
 def _only_units(solution_id: str, arch: str, found: Sequence[Use]) -> int:
-    """Of the devices of the architecture, whatever its suffix, that the solution was measured on."""
+    """Multiprocessors of the devices, of the architecture with any suffix, that the solution was measured on.
+    Raises Refused for several counts or none."""
     row = GPU_TARGETS[arch]
     sizes = _distinct(
         str(use.device_class.units) for use in found if GPU_TARGETS.get(use.device_class.arch) is row
@@ -123,7 +125,7 @@ def _several(names: Sequence[str], what: str) -> str:
 
 
 class Binaries:
-    """Packages out of the cache, or compiled: at most so many at a time as the settings say."""
+    """Packages from the cache, or compiled: at most `settings.max_compiles` at a time."""
 
     def __init__(self, settings: Settings) -> None:
         self._cache = BinaryCache(settings.cache_dir / "kernels")
@@ -131,8 +133,8 @@ class Binaries:
         self._places = threading.Semaphore(self._most)
 
     def package(self, chosen: Chosen) -> bytes:
-        """The zip. Raises what package.build() raises, and Refused (503) where all places are taken: nobody
-        waits for one, for then waiting requests could take every thread."""
+        """The zip. Raises what package.build() raises, and Refused (503) if all places are taken: requests do
+        not wait for a place, because waiting requests could take every thread."""
         if not self._places.acquire(blocking=False):
             raise errors.busy(
                 "as many kernels are being compiled as may be at a time, "

@@ -1,4 +1,4 @@
-"""What results rows of imported files say, kept apart from what was measured: served only where asked for."""
+"""Claims of imported files' results rows, stored apart from measurements and served only on request."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from service.formats.core.base import NamesDevice
 from service.formats.core.row_text import problem_text
 from service.kept import LONGEST_KEY, Kept, environment_fits, parts, solution_fits
 
-#: Library family -> the vendor whose devices run it, as formats declare it.
+#: Library family -> the vendor of the devices that run it, as formats declare it.
 _VENDORS = {name: vendor for one in READERS.values() for name, vendor in one.declares.families.items()}
 
 
 def put_claims(engine: Engine, number: int, read: Imported, device_class: DeviceClass | None) -> Kept:
-    """Stores what the file claims, under provenance `number`; `device_class` is whose the rows are that do
-    not say so themselves."""
+    """Stores the file's claims under provenance `number`. `device_class` is the device of rows that do not
+    name one."""
     kept = Kept()
     fmt = READERS[read.format]
     contradiction = None
@@ -65,7 +65,7 @@ def put_claims(engine: Engine, number: int, read: Imported, device_class: Device
                 put_environment(connection, environment)
             for policy_id, content in policies.items():
                 put_policy(connection, policy_id, content)
-            # What a file says of determinism is the claim's alone.
+            # A file's statement on determinism stays with its claim: the solution's own is measured.
             put_solutions(connection, (replace(s, deterministic=None) for s in solutions.values()))
             made = len(insert_new(connection, models.Claim, rows, "number"))
         kept.stored += made

@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 from backends.errors import DeviceLost, GemmtuneError
 
-#: Command -> its module in service/commands, and its help's first paragraph: listing commands imports none.
+#: Command -> its module in service/commands, and the first paragraph of its help: listing imports no module.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "tune": (
         "tune",
@@ -81,14 +81,14 @@ def _short(text: str, limit: int) -> str:
 
 
 class LazyGroup(TyperGroup):
-    """The commands of COMMANDS, each imported when it is asked for."""
+    """The commands of COMMANDS, each imported on first use."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The names of COMMANDS, in their order."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command, whose module is imported now; None for an unknown name."""
+        """The command, after importing its module; None for an unknown name."""
         if cmd_name not in COMMANDS:
             return None
         made = typer.Typer(**_SETTINGS)
@@ -119,11 +119,11 @@ def main() -> None:
         _fail(str(error), FAILED)
     except GemmtuneError as error:
         _fail(str(error))
-    except BrokenPipeError:  # the reader of our output has gone: nothing is left to say
+    except BrokenPipeError:  # the reader of standard output is gone: there is nothing to report
         sys.stderr.close()
         sys.exit(FAILED)
     except ValueError as error:
-        from pydantic import ValidationError  # noqa: PLC0415  (a setting was read: it is loaded)
+        from pydantic import ValidationError  # noqa: PLC0415  (settings were read, so it is loaded)
 
         if not isinstance(error, ValidationError):
             raise

@@ -1,5 +1,5 @@
-"""The whole way once, as a user goes it: start the service, import a captured file, tune through HTTP, ask
-for the best, export, stop."""
+"""Runs a user's whole workflow once: start the service, import a captured file, tune through HTTP, ask for
+the best, export, stop."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STOP_SECONDS = 40
 
 @contextmanager
 def running(folder: Path, device: str) -> Iterator[str]:
-    """A service with a worker on a free port, its database and log in `folder`; its address."""
+    """Runs a service with a worker on a free port, its database and log in `folder`; yields its address."""
     environment = {
         **os.environ,
         "GEMMTUNE_DATABASE_URL": f"sqlite:///{(folder / 'gemmtune.sqlite').absolute()}",
@@ -63,7 +63,7 @@ def demo(
     seconds: float,
     out: Console,
 ) -> None:
-    """Runs it; what was made stays in `folder`. Raises ServiceError, DeviceError, InvalidProblem."""
+    """Runs the workflow; its files stay in `folder`. Raises ServiceError, DeviceError, InvalidProblem."""
     folder.mkdir(parents=True, exist_ok=True)
 
     def say(text: str) -> None:
@@ -80,7 +80,7 @@ def demo(
         say(
             f"tuning {len(kept)} of them through HTTP ({len(items) - len(kept)} are over {max_gflop:g} GFLOP)"
         )
-        _wait_for_worker(remote, device)
+        wait_for_worker(remote, device)
         options = {"device": device, "budget": {"seconds_per_problem": seconds}}
         results = follow.follow(remote, follow.submit(remote, kept, options), say)
         counts = {problem.id: count for problem, count in kept}
@@ -101,8 +101,8 @@ def _wire(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name not in ("id", "count")}
 
 
-def _wait_for_worker(remote: Remote, device: str) -> None:
-    """A worker tells the service its device class when it has started."""
+def wait_for_worker(remote: Remote, device: str) -> None:
+    """Waits until a worker has registered its device class. Raises DeviceError after a minute."""
     for _ in range(600):
         if any(row["workers"] for row in remote.get("/v1/devices")["classes"]):
             return

@@ -1,4 +1,4 @@
-"""What routes share: the service's own state, reading requests strictly, and writing answers."""
+"""Shared by the routes: the service's state, strict reading of requests, and answers."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from tuners.tuning_settings import TuningSettings
 Model = TypeVar("Model", bound=BaseModel)
 T = TypeVar("T")
 
-#: Ids as this service makes them; what does not look like one names nothing.
+#: The form of this service's ids; text of another form names nothing.
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,199}")
 _CLASS_SECONDS = 1.0
 
 
 class TuningService(Protocol):
-    """service.tunings.Tunings, or a test's stand-in."""
+    """Implemented by service.tunings.Tunings and by tests' fakes."""
 
     def submit(
         self,
@@ -61,7 +61,7 @@ class TuningService(Protocol):
 
 @dataclass
 class Service:
-    """What lives as long as the application: settings, the database, the tunings. `closing` ends streams."""
+    """State with the application's lifetime: settings, the database, the tunings. `closing` ends streams."""
 
     settings: Settings
     engine: Engine
@@ -76,7 +76,7 @@ class Service:
 
     @property
     def tunings(self) -> TuningService:
-        """Opened when first needed: the service starts while its database is away."""
+        """Opened on first use, so that the service can start while its database is unreachable."""
         with self._lock:
             if self._tunings is None:
                 self._tunings = self.open_tunings(self.engine, self.settings)
@@ -92,26 +92,26 @@ class Service:
         self.engine.dispose()
 
     def read(self, query: Callable[..., T], *arguments: Any, **named: Any) -> T:
-        """One of db.queries on a connection of its own."""
+        """Runs one of db.queries on a connection of its own."""
         with reading(self.engine) as connection:
             return query(connection, *arguments, **named)
 
     # ---- device classes --------------------------------------------------------------------------
 
     def selector(self, given: str | None) -> str:
-        """What was given, or the service's default."""
+        """The given selector, or the service's default."""
         return self.settings.device if given is None else given
 
     def classes_are_fresh(self) -> bool:
-        """Whether known classes were looked up less than a second ago."""
+        """Whether the known classes were looked up less than a second ago."""
         return time.monotonic() < self._classes_until
 
     def knows(self, selector: str) -> bool:
-        """Whether the selector was resolved before, among the classes last looked up."""
+        """Whether the selector was resolved before among the classes last looked up."""
         return selector in self._selected
 
     def refresh_classes(self, known: Sequence[DeviceClass]) -> None:
-        """Takes in what the database knows."""
+        """Stores the classes just read from the database; a change discards resolved selectors."""
         if tuple(known) != self._classes:
             self._classes, self._selected = tuple(known), {}
         self._classes_until = time.monotonic() + _CLASS_SECONDS
@@ -140,7 +140,7 @@ def service_of(request: Request) -> Service:
     return found
 
 
-# FastAPI runs a plain function as a dependency in a thread; this one only looks an attribute up.
+# async: FastAPI runs a synchronous dependency in a thread, and this one only reads an attribute.
 async def _service(request: Request) -> Service:
     return service_of(request)
 
@@ -148,11 +148,11 @@ async def _service(request: Request) -> Service:
 ServiceDep = Annotated[Service, Depends(_service)]
 
 
-# ---- what an operation takes ---------------------------------------------------------------------
+# ---- parameters of an operation ------------------------------------------------------------------
 
 
 class Operations:
-    """Paths, methods and query parameters as the OpenAPI document has them."""
+    """Paths, methods and query parameters, from the OpenAPI document."""
 
     def __init__(self, app: FastAPI) -> None:
         self._app = app
@@ -167,12 +167,12 @@ class Operations:
         return self._found
 
     def allowed(self, path: str) -> list[str]:
-        """The methods of a path; of several templates that match, the plainest one's."""
+        """The methods of a path; if several templates match, of the one with the fewest parameters."""
         matching = [found for found in self._all() if found[0].match(path)]
         return sorted(min(matching, key=lambda f: f[1].count("{"))[2]) if matching else []
 
     def parameters(self, template: str, method: str) -> frozenset[str] | None:
-        """The query parameters of an operation."""
+        """The query parameters of an operation; None for an unknown one."""
         return next((methods.get(method) for _, path, methods in self._all() if path == template), None)
 
 
@@ -195,7 +195,7 @@ async def known_parameters(request: Request) -> None:
 
 
 def refuse_names(given: Sequence[str], known: frozenset[str]) -> None:
-    """Raises for names not known or repeated."""
+    """Raises 422 for unknown names, and for repeated ones that are not REPEATABLE."""
     listed = ", ".join(sorted(known)) or "none"
     parts = [
         {"parameter": name, "detail": f"unknown query parameter; known: {listed}"}
@@ -215,14 +215,14 @@ STRICT = [Depends(known_parameters)]
 
 
 def identifier(what: str, name: str) -> str:
-    """The id, if it can be one. Raises 404: what is no id names nothing."""
+    """The id. Raises 404 for text that cannot be an id."""
     if not _ID.fullmatch(name):
         raise errors.not_found(what, name)
     return name
 
 
 def found(what: str, name: str, row: T | None) -> T:
-    """The row. Raises 404."""
+    """The row. Raises 404 for None."""
     if row is None:
         raise errors.not_found(what, name)
     return row
@@ -232,7 +232,7 @@ def found(what: str, name: str, row: T | None) -> T:
 
 
 async def body_chunks(request: Request, limit: int, setting: str) -> Any:
-    """The body as it comes. Raises 413 as soon as it is known to be too large."""
+    """Yields the body's chunks as they arrive. Raises 413 as soon as the body is known to be too large."""
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
         raise errors.too_large(limit, setting)
@@ -257,18 +257,18 @@ async def _json_body(request: Request) -> Any:
     return b"".join(chunks)
 
 
-#: The bytes of a JSON body; parse_json() reads them, in the route's thread.
+#: The bytes of a JSON body; parse_json() parses them in the route's thread.
 JsonBody = Annotated[bytes, Depends(_json_body)]
 
 
 def parse_json(text: bytes) -> Any:
-    """The value. Raises 400 with the position for what is no JSON, and for a name given twice in one object:
-    readers differ in which of the two they take."""
+    """The parsed value. Raises 400 for invalid JSON, with the position, and for a name given twice in one
+    object: parsers differ in which of the two they take."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise errors.malformed(str(error)) from None
-    # What nests so deep, or has such numbers, is no request of ours, and refused as such later.
+    # Values nested too deep, or numbers too long, for this parser fit no model and are refused later.
     with suppress(RecursionError, ValueError):
         json.loads(text, object_pairs_hook=_no_name_twice)
     return value
@@ -283,7 +283,7 @@ def _no_name_twice(pairs: list[tuple[str, Any]]) -> None:
 
 
 def parse_model(model: type[Model], value: Any, faults: Sequence[errors.Part] = ()) -> Model:
-    """The value as a model. Raises 422 with a JSON pointer to every fault, those already found among them."""
+    """The value as a model. Raises 422 with a JSON pointer to every fault, after those already found."""
     parts = list(faults)
     try:
         found = model.model_validate(value)
@@ -317,14 +317,14 @@ _LARGEST = 2**63 - 1
 
 @dataclass(frozen=True)
 class Page:
-    """Where a page begins and how many rows it has; `parameter` is what the cursor came in."""
+    """Where a page begins and how many rows it has; `parameter` names the cursor's query parameter."""
 
     cursor: str | None
     limit: int
     parameter: str = "cursor"
 
     def after(self, kind: str, start: int = 0) -> int:
-        """The number that the page follows. Raises 422 for what is no cursor of this list."""
+        """The number of the row before the page. Raises 422 for a cursor that is not of this list."""
         return start if self.cursor is None else _read_cursor(self.cursor, kind, self.parameter)
 
 
@@ -359,7 +359,7 @@ PageDep = Annotated[Page, Depends(_page)]
 
 
 def make_cursor(kind: str, number: int) -> str:
-    """Opaque to clients."""
+    """A cursor, opaque to clients, for the page after row `number` of the list `kind`."""
     return base64.urlsafe_b64encode(orjson.dumps([kind, number])).decode().rstrip("=")
 
 
@@ -379,7 +379,8 @@ def _read_cursor(text: str, kind: str, parameter: str) -> int:
 
 
 def page_of(kind: str, rows: Sequence[Any], limit: int, number: Callable[[Any], int]) -> dict[str, Any]:
-    """{"items", "next_cursor"}: `rows` may hold one more than the page, which shows that there is a next."""
+    """{"items", "next_cursor"}. `rows` may hold one row more than the page, which shows that another page
+    follows."""
     items = list(rows[:limit])
     more = len(rows) > limit
     return {"items": items, "next_cursor": make_cursor(kind, number(items[-1])) if more else None}
@@ -389,9 +390,9 @@ def page_of(kind: str, rows: Sequence[Any], limit: int, number: Callable[[Any], 
 
 
 def answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """JSON. Infinite numbers become null."""
+    """A JSON response. Infinities and NaN become null."""
     try:
         text = orjson.dumps(value)
-    except TypeError:  # an integer beyond 64 bits, in evidence that a candidate left
+    except TypeError:  # an integer beyond 64 bits, in a candidate's evidence
         text = json.dumps(value).encode()
     return Response(text, status, headers, "application/json")

@@ -1,4 +1,4 @@
-"""One process measures on a device at a time."""
+"""Locks devices, so that one process at a time measures on a device."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _WHAT_TO_DO = (
 
 
 def locks_folder(settings: Settings) -> Path:
-    """Where the locks of this machine's devices are."""
+    """The folder with the locks of this machine's devices."""
     return settings.cache_dir / "locks"
 
 
 class DeviceInUse(DeviceError):
-    """Another process has the device. `holder` says which."""
+    """Another process holds the device; `holder` describes it."""
 
     def __init__(self, device: FoundDevice, holder: str) -> None:
         super().__init__(f"device {device.environment.device_class} is in use by {holder}; {_WHAT_TO_DO}")
@@ -33,13 +33,13 @@ class DeviceInUse(DeviceError):
 
 
 class DeviceLock:
-    """One process a device of a machine, whichever its index: a lock by its UUID that ends with the process.
-    Raises DeviceInUse."""
+    """A lock that one process of a machine can hold per device: keyed by UUID, not by index, and released
+    when the process ends. Raises DeviceInUse."""
 
     def __init__(self, folder: Path, device: FoundDevice) -> None:
         self.device = device
         path = folder / f"{short_hash(device.environment.uuid)}.lock"
-        #: Its path: only one living process of a host holds it.
+        #: The lock file's path; only one living process of a host holds it.
         self.name = str(path)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -59,8 +59,8 @@ class DeviceLock:
 
     @classmethod
     def first_free(cls, folder: Path, devices: Sequence[FoundDevice]) -> DeviceLock:
-        """The lock of the first of these devices that nobody has. Raises DeviceError that names every holder
-        where all are in use."""
+        """The lock of the first free device of these. Raises DeviceError, which names every holder, if all
+        are in use."""
         held: list[tuple[FoundDevice, DeviceInUse]] = []
         for device in devices:
             try:
@@ -80,5 +80,5 @@ class DeviceLock:
         self.release()
 
     def release(self) -> None:
-        """Lets the next process have the device."""
+        """Releases the device."""
         self._file.close()

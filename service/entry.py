@@ -1,4 +1,4 @@
-"""The gemmtune command's first step: is the installation whole? Only then is the rest imported."""
+"""The gemmtune command's first step: checks the installation before the rest is imported."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _CHECK = Path(__file__).resolve().parent.parent / "backends" / "installation.py"
 
 
 def main() -> None:
-    """Checks for shadowed packages (exit code 2 with the stranger's folder), then runs the command line."""
+    """Checks for shadowed packages (exit code 2, naming the foreign folder), then runs the command line."""
     try:
         runpy.run_path(str(_CHECK))["check_installation"]()
     except ImportError as error:
         sys.exit(_say(error))
-    from service.cli import main as command_line  # noqa: PLC0415  (only now is it known to be ours)
+    from service.cli import main as command_line  # noqa: PLC0415  (only now known to be gemmtune's)
 
     command_line()
 

@@ -1,4 +1,4 @@
-"""Every fault as RFC 9457 problem+json: the one place where errors become answers."""
+"""Turns every error into an RFC 9457 problem+json answer; no other module does."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from db.schema import StaleSchema
 from service.formats.core.export import ExportRefused
 
 MEDIA_TYPE = "application/problem+json"
-#: A message that quotes what it was sent does not quote all of it.
+#: Longest detail, and longest detail of one part, in characters: messages may quote the request.
 _LONGEST_DETAIL = 2000
 _LONGEST_PART = 500
-#: Characters of a compiler's log.
+#: Characters of a compiler's log that an answer has.
 _LONGEST_LOG = 8000
 
 #: One fault of a request: {"pointer"} into the body or {"parameter"}, with {"detail"}.
@@ -46,7 +46,7 @@ Part = dict[str, str]
 
 @dataclass(frozen=True)
 class Fault:
-    """What went wrong. `name` makes the type URI, `members` are added to the document."""
+    """An error's answer. `name` becomes the type URI; `members` are added to the document."""
 
     status: int
     name: str
@@ -68,7 +68,7 @@ class Refused(GemmtuneError):
 
 
 def not_found(what: str, name: str) -> Refused:
-    """404: there is no such thing."""
+    """404: nothing has this name."""
     return Refused(Fault(404, "not-found", "Not found", f"there is no {what} {name!r}"))
 
 
@@ -86,7 +86,7 @@ def nothing_to_export(reason: str, report: Mapping[str, Any]) -> Refused:
 
 
 def open_choice(name: str, detail: str, choices: Sequence[str]) -> Refused:
-    """409: a query parameter that was not given has several values, or none; it lists a hundred."""
+    """409: an omitted query parameter has several possible values, or none; lists up to a hundred."""
     return Refused(
         Fault(
             409,
@@ -99,12 +99,12 @@ def open_choice(name: str, detail: str, choices: Sequence[str]) -> Refused:
 
 
 def busy(detail: str) -> Refused:
-    """503: all places are taken."""
+    """503: all places are in use."""
     return Refused(Fault(503, "busy", "The service is busy", f"{detail}; try again in a moment"))
 
 
 def invalid(parts: Sequence[Part], title: str = "The request is not valid") -> Refused:
-    """422: each part with its place."""
+    """422 that lists every part with its location."""
     cut = [{k: v[:_LONGEST_PART] for k, v in part.items()} for part in parts]
     first = cut[0]
     where = first.get("pointer", first.get("parameter", ""))
@@ -138,7 +138,7 @@ def unsupported_type(detail: str, accepted: Sequence[str]) -> Refused:
 
 
 def too_large(limit: int, setting: str) -> Refused:
-    """413, which names the limit; the connection ends, because the rest is not read."""
+    """413, which names the limit; closes the connection, because the rest of the body is not read."""
     return Refused(
         Fault(
             413,
@@ -170,7 +170,7 @@ def _unknown_device(error: UnknownDevice) -> Fault:
 
 
 def unknown_device(error: UnknownDevice) -> str:
-    """The message; with no class known at all, what makes one known."""
+    """The message; if no device class is known at all, it says how to register one."""
     if error.available:
         return str(error)
     return (
@@ -190,7 +190,7 @@ def _ambiguous(error: AmbiguousDevice) -> Fault:
 
 
 def _compile_error(error: CompileError) -> Fault:
-    log = error.log.partition("Traceback (most recent call last)")[0]  # Triton's own, which is no client's
+    log = error.log.partition("Traceback (most recent call last)")[0]  # Triton's own: no use to clients
     return Fault(
         500, "compile-failed", "The kernel does not compile", str(error), {"log": log[:_LONGEST_LOG]}
     )
@@ -200,7 +200,7 @@ def _plain(status: int, name: str, title: str) -> Callable[[Any], Fault]:
     return lambda error: Fault(status, name, title, str(error))
 
 
-#: The first class that fits decides; subclasses come before their bases.
+#: The first matching class decides; subclasses come before their bases.
 _KNOWN: tuple[tuple[type[GemmtuneError], Callable[[Any], Fault]], ...] = (
     (Refused, lambda error: error.fault),
     (InvalidProblem, _invalid_problem),
@@ -226,7 +226,7 @@ UNEXPECTED = Fault(
 
 
 def fault_of(error: Exception) -> Fault:
-    """The fault that an error is answered with; UNEXPECTED for one that nobody foresaw."""
+    """The fault that an error is answered with; UNEXPECTED for errors of unknown kind."""
     for kind, make in _KNOWN:
         if isinstance(error, kind):
             return make(error)
@@ -280,7 +280,7 @@ def _part(item: Mapping[str, Any]) -> Part:
 
 
 def problem_response(fault: Fault, request_path: str, request_id: str, retry_after: int) -> Response:
-    """The document; a 503 says when to ask again."""
+    """The problem document as a response; a 503 has Retry-After."""
     document = {
         "type": f"urn:gemmtune:{fault.name}",
         "title": fault.title,

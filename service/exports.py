@@ -1,7 +1,7 @@
-"""The best known rows of a device class as a file of another tool, streamed.
+"""Exports the best rows of a device class as a file of another tool, streamed.
 
-A hundred thousand rows are written in seconds because what they share (environments, policies, solutions) is
-built once, and a stored problem is taken as it is: it was checked when it was stored.
+A hundred thousand rows are written in seconds because values that rows share (environments, policies,
+solutions) are built once, and stored problems are not validated again.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from service.formats import WRITERS, ExportOptions, ExportRefused, ExportReport,
 from service.formats.core.export import IMPORTED, MEASURED
 from tuners.policy import MeasurementPolicy
 
-#: Rows whose keys are looked up together, and characters of a piece handed on.
+#: Rows per lookup of keys, and least characters of a piece of output.
 _ROWS, _PIECE = 1000, 64 * 1024
-#: Solutions that are remembered with the workspaces they took.
+#: Capacity of the cache of solutions with their workspaces.
 _REMEMBERED = 1024
-#: Environments that a header may speak of.
+#: Most environments that a header can describe.
 _ENVIRONMENTS = 100
 _OWN_DEFAULT = "the claim is the stack's own default"
 
@@ -39,7 +39,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Selection:
-    """Which rows are written, and for whom: see ExportOptions."""
+    """Which rows are written, and for which target: see ExportOptions."""
 
     device: DeviceClass
     policy_id: str
@@ -52,7 +52,7 @@ class Selection:
 
 @dataclass
 class Export:
-    """A file to be: take `pieces` to their end, then `report` is whole. `tag` is equal for equal files."""
+    """A file to write: `report` is complete once `pieces` is exhausted. Equal tags mean equal files."""
 
     name: str
     media_type: str
@@ -61,7 +61,7 @@ class Export:
     pieces: Iterator[str]
 
     def whole_report(self) -> ExportReport:
-        """The report of the whole file, which is written for nobody."""
+        """Generates the whole file, discards it and returns its report."""
         for _ in self.pieces:
             pass
         return self.report
@@ -76,7 +76,7 @@ def writer(format_name: str) -> Writer:
 
 
 def export_tag(connection: Connection, format_name: str, chosen: Selection) -> str:
-    """Equal while nothing that the file depends on has changed."""
+    """A hash of everything that the file depends on."""
     class_id = str(chosen.device)
     parts = [
         version("gemmtune"),
@@ -94,8 +94,8 @@ def export_tag(connection: Connection, format_name: str, chosen: Selection) -> s
 
 
 def open_export(engine: Engine, format_name: str, chosen: Selection) -> Export:
-    """The export, whose rows are read as its pieces are taken. Raises ExportRefused for one that makes no
-    sense as asked; UnknownDevice is the caller's to find."""
+    """The export; its rows are read while its pieces are consumed. Raises ExportRefused for an unknown format
+    or options that the format does not take. The caller resolves the device."""
     made = writer(format_name)
     report = ExportReport()
     with reading(engine) as connection:
@@ -138,7 +138,7 @@ def nothing_reason(engine: Engine, chosen: Selection, report: ExportReport) -> s
 
 
 def until_written(export: Export) -> list[str]:
-    """Takes pieces until one row is written; what was taken. With the report's `written` still 0 the file
+    """Consumes pieces until a row is written and returns them. If the report's `written` is still 0, the file
     has no row."""
     taken = []
     for piece in export.pieces:
@@ -149,7 +149,7 @@ def until_written(export: Export) -> list[str]:
 
 
 def _gathered(pieces: Iterator[str]) -> Iterator[str]:
-    """Pieces of a size that is worth sending."""
+    """Joins pieces until they have at least _PIECE characters."""
     held: list[str] = []
     size = 0
     for piece in pieces:
@@ -190,8 +190,8 @@ def _claims(
     key_formats: Sequence[str],
     report: ExportReport,
 ) -> Iterator[ExportRow]:
-    """What imported files say of problems that were never measured, the latest of each; where that is the
-    stack's own default there is nothing to write."""
+    """The latest imported claim of each problem without a measured row. A claim of the framework's own
+    default is omitted: there is nothing to write."""
     claims = (
         row
         for row in exported.claim_rows(connection, str(chosen.device))
@@ -212,7 +212,7 @@ def _claims(
 def _keys(
     connection: Connection, formats: Sequence[str], ids: Sequence[str]
 ) -> dict[str, tuple[tuple[str, ...], int]]:
-    """The tool's own texts for problems, and their calls."""
+    """Problem id -> the tool's own keys and the call count."""
     found: dict[str, tuple[tuple[str, ...], int]] = {}
     for name in formats:
         for problem_id, pairs in exported.problem_keys(connection, name, ids).items():
@@ -223,14 +223,14 @@ def _keys(
 
 
 def stored_problem(problem_id: str, values: Mapping[str, Any]) -> GemmProblem:
-    """A problem as it was stored: checked then, and its id known."""
+    """A stored problem, built without validation: it was checked when it was stored, and its id is known."""
     problem = object.__new__(GemmProblem)
     vars(problem).update(values, id=problem_id)
     return problem
 
 
 class _Shared:
-    """Values that many rows have in common, each built once."""
+    """Values that many rows share, each built once."""
 
     def __init__(self, connection: Connection, chosen: Selection) -> None:
         self._connection, self._device = connection, chosen.device
@@ -299,7 +299,7 @@ class _Shared:
         return self._environments[environment_id]
 
     def _unknown(self) -> Environment:
-        """All that is known of where another tool's results were found."""
+        """The environment of another tool's results, of which only the device class is known."""
         device = self._device
         if "" not in self._environments:
             self._environments[""] = Environment(
@@ -319,7 +319,7 @@ class _Shared:
                     parameters=orjson.loads(parameters) if isinstance(parameters, str) else parameters,
                     **{name: row[prefix + name] for name in ("family", "version", "build")},
                 )
-            # Checked and hashed once, however many workspaces its problems take.
+            # Validated and hashed once per id; the copies differ only in workspace and determinism.
             known = object.__new__(Solution)
             vars(known).update(
                 vars(parsed), id=parsed.id, workspace_bytes=workspace, deterministic=deterministic

@@ -1,4 +1,4 @@
-"""Tuning through a service: submit, follow its events, collect the results as a local run has them."""
+"""Tunes through a service: submits, follows the events, and collects results in the form of a local run's."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tuners.session_store import Result
 
 
 def submit(remote: Remote, items: Sequence[tuple[GemmProblem, int]], options: Mapping[str, Any]) -> Any:
-    """Submits the problems with their call counts; the service's answer."""
+    """Submits the problems with their call counts; returns the service's answer."""
     problems = [{**problem_to_wire(problem), "count": count} for problem, count in items]
     return remote.post("/v1/tunings", {"problems": problems, **options})
 
 
 def follow(remote: Remote, created: Mapping[str, Any], say: Callable[[str], None]) -> list[Result]:
-    """Says each job's end as it comes; every job's result once all have ended."""
+    """Reports each job through `say` when it ends; returns every job's result once all have ended."""
     names = {job["id"]: job for job in _jobs(remote, created["id"])}
     done = created.get("known", 0)
     if done:

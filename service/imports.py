@@ -1,9 +1,9 @@
-"""Files of other tools, and of gemmtune elsewhere, taken into the database.
+"""Imports files of other tools, and of gemmtune elsewhere, into the database.
 
-What a file says is kept apart by where it came from: problems and the tool's own names for them; claims (what
-its results rows say, never served unless asked for); sessions of a bare node's journal, which are gemmtune's
-own measurements and make best rows. Writing is idempotent: the same bytes again change nothing, and an import
-that was cut off is finished by the next.
+An import stores problems with the tool's own keys; claims (results rows, served only on request); and
+sessions of a bare node's journal, which are gemmtune's own measurements and make best rows. Keys, claims and
+sessions refer to the file's provenance. Imports are idempotent: the same bytes again change nothing, and the
+next import completes an interrupted one.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from service.formats.core.base import Told
 from service.formats.core.row_text import problem_text, problem_wire
 from service.kept import INT4, LONGEST_KEY, Kept, environment_fits, parts, solution_fits
 
-#: `format` of a reader that brings gemmtune's own measurements.
+#: `format` of the reader for gemmtune's own measurements.
 JOURNAL = "journal"
 
 
 @dataclass(frozen=True)
 class ImportAnswer:
-    """What became of a file: what was read, and what was kept of it."""
+    """The result of an import: what was read, and what was stored."""
 
     read: Imported
     provenance: Mapping[str, Any]
@@ -83,9 +83,9 @@ def import_file(
     source: str | None = None,
     options: ReadOptions | None = None,
 ) -> ImportAnswer:
-    """Reads a stream (messages call it `name`) and stores what it says. `device` is whose results the rows of
-    another tool are: a selector, or a whole class, which is then registered. `options` say what the file does
-    not; its name is that of `source` unless told.
+    """Reads a stream (messages call it `name`) and stores its content. `device` is the device of another
+    tool's results: a selector, or a whole class, which is then registered. `options` supply what the file
+    does not say; their file name defaults to that of `source`, else of `name`.
 
     Raises ReadError, UnknownDevice, AmbiguousDevice, DatabaseUnavailable.
     """
@@ -95,7 +95,7 @@ def import_file(
     if not options.file_name:
         options = replace(options, file_name=(source or name).replace("\\", "/").rpartition("/")[2])
     read = formats.read_stream(hashed, name, format_name, options)
-    if isinstance(formats.READERS[read.format], Told):  # told otherwise, the same bytes are another file
+    if isinstance(formats.READERS[read.format], Told):  # with other options the same bytes are another file
         hashed.add(repr(options))
     kind = "node" if read.format == JOURNAL else "imported"
     provenance = {
@@ -114,7 +114,7 @@ def import_file(
     claims = put_claims(engine, number, read, device_class)
     kept = _put_sessions(engine, number, read.sessions)
     if new or claims.stored:
-        # Exports write a tool's own keys and, where asked to, claims.
+        # Exports contain the tools' own keys and, on request, claims: cached ones are out of date.
         with writing(engine) as connection:
             for row in queries.device_classes(connection):
                 touch(connection, row["id"])
@@ -124,8 +124,8 @@ def import_file(
 
 
 def import_class(engine: Engine, text: str) -> DeviceClass:
-    """The class that an import is for: a known one by its selector, or any by its whole name. A new one is
-    registered. Raises UnknownDevice, AmbiguousDevice."""
+    """The device class of an import: a known one by its selector, or any by its whole name, which registers a
+    new one. Raises UnknownDevice, AmbiguousDevice."""
     with writing(engine) as connection:
         known = queries.known_classes(connection)
         try:
@@ -153,12 +153,12 @@ class _Hashed:
         return data
 
     def add(self, text: str) -> None:
-        """What else makes the file what it is, after all of its bytes."""
+        """Adds text to the hash, after all bytes of the stream."""
         self.digest()
         self._hash.update(b"\0" + text.encode())
 
     def digest(self) -> str:
-        """Of the whole stream, whether its reader wanted the rest or not."""
+        """The hash of the whole stream, including what its reader left unread."""
         while self.read(1 << 16):
             pass
         return self._hash.hexdigest()
@@ -168,7 +168,7 @@ class _Hashed:
 
 
 def _put_provenance(connection: Connection, row: Mapping[str, Any]) -> tuple[int, bool]:
-    """The row's number, and whether it is new."""
+    """Stores the row; returns its number, and whether it is new."""
     made = insert_new(connection, models.Provenance, [{**row, "created_at": now()}], "number")
     if made:
         return made[0][0], True
@@ -181,8 +181,8 @@ def _put_provenance(connection: Connection, row: Mapping[str, Any]) -> tuple[int
 def _put_keys(
     connection: Connection, format_name: str, number: int, items: Sequence[ImportedProblem]
 ) -> None:
-    """The tool's own texts; the calls of a problem are counted with its first. Of two files that name the
-    same, the one that was first imported later counts, however often either is imported again."""
+    """Stores the tool's own keys; a problem's call count goes with its first key. If two files have the same
+    key, the file with the later first import wins, however often either is imported again."""
     rows = [
         {
             "problem_id": problem_text(item.problem)[0],
@@ -194,7 +194,7 @@ def _put_keys(
         for item in items
         for place, key in enumerate([k for k in item.keys if len(k) <= LONGEST_KEY] or [""])
     ]
-    # In one order, so that two imports of the same problems cannot block each other.
+    # In key order, so that two imports of the same problems cannot deadlock.
     rows.sort(key=lambda row: (str(row["problem_id"]), str(row["key"])))
     target = table(models.ProblemKey)
     insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
@@ -243,7 +243,8 @@ def _session_fault(item: ImportedSession) -> str | None:
 
 
 def _put_session(connection: Connection, number: int, item: ImportedSession) -> bool:
-    """Whether anything of the session is new. A journal that has grown since goes on where it was."""
+    """Stores the session; returns whether anything of it is new. A journal that has grown since its last
+    import continues the stored session."""
     start = sessions.SessionStart(
         item.problem,
         item.environment,
@@ -251,7 +252,7 @@ def _put_session(connection: Connection, number: int, item: ImportedSession) -> 
         item.policy.to_dict(),
         storable({name: item.start[name] for name in ("budget", "search", "rule")}),
         provenance_number=number,
-        # Two journals may hold a session of the same key; their first samples tell them apart.
+        # Two journals may hold a session with the same key; their first outcomes tell them apart.
         origin=f"{item.key}:{short_hash(storable(item.outcomes[0].to_dict()))}",
         options=storable(item.start.get("options")),
     )
@@ -277,5 +278,5 @@ def _put_session(connection: Connection, number: int, item: ImportedSession) -> 
 
 
 def distinct(read: Imported) -> list[tuple[GemmProblem, int]]:
-    """The file's problems with their calls, as a tuning takes them."""
+    """The file's problems with their call counts, as a tuning takes them."""
     return [(item.problem, min(item.count, INT4)) for item in read.problems]

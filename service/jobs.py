@@ -1,8 +1,8 @@
-"""The job engine: durable queues on DBOS, one a device class. The only module that knows DBOS.
+"""The job engine: durable queues on DBOS, one per device class. The only module that uses DBOS.
 
-A job is one call of one function with a job's id. Its truth (status, attempts, who runs it) is our own row;
-the engine keeps the queue, hands a job to one worker at a time, and hands it on when that worker is gone.
-Execution is at least once: whoever is called looks at the row first.
+A job is one call of one function with a job's id. Its authoritative state (status, attempts, worker) is our
+own row; the engine keeps the queue, gives a job to one worker at a time, and requeues it when that worker is
+gone. Execution is at least once: the called function checks the row first.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from sqlalchemy import Connection
 
 from db.engine import POSTGRES_OPTIONS, parse_url, translated
 
-#: Constant: by default it is a hash of the code, and a newer gemmtune would strand the older one's jobs.
+#: Fixed: DBOS's default is a hash of the code, with which a newer gemmtune would strand an older one's jobs.
 _VERSION = "1"
 _NAME = "gemmtune"
 _WORKFLOW = "tune"
-#: About 0.1 s of overhead a job (polling is random within it); each poll is one small read.
+#: Costs about 0.1 s per job (the engine randomizes its polls); each poll is one small read.
 POLL_SECONDS = 0.05
 _CHUNK = 500
 
 
 def migrate(url: str) -> None:
-    """Creates or upgrades the engine's own tables, beside ours. Idempotent."""
+    """Creates or upgrades the engine's own tables, in the same database as ours. Idempotent."""
     from dbos._sys_db import SystemDatabase  # noqa: PLC0415  (private: see tests/service/test_jobs.py)
 
     with translated():
@@ -47,7 +47,7 @@ def _serializer() -> Any:
 
 
 def _url(url: str) -> str:
-    """DBOS wants its own spelling of PostgreSQL's driver and takes it from there."""
+    """The URL as DBOS takes it: without a driver, and with our connection options for PostgreSQL."""
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite":
         return parsed.set(drivername="sqlite").render_as_string(hide_password=False)
@@ -61,10 +61,10 @@ def _pool(size: int) -> dict[str, Any]:
 
 
 class JobQueue:
-    """What puts jobs into queues, takes them out, and hands them on: it runs none itself."""
+    """Puts jobs into queues, removes them, and requeues them; runs none itself."""
 
     def __init__(self, url: str) -> None:
-        # An error at once where the database is away: whoever asks knows better how long to wait.
+        # No retries: an unreachable database is an error at once, and the caller decides how long to wait.
         self._client = DBOSClient(
             system_database_url=_url(url), application_name=_NAME, lazy=True, retry_connection_errors=False
         )
@@ -74,13 +74,13 @@ class JobQueue:
         self._client.destroy()
 
     def declare(self, queue: str) -> None:
-        """Makes a queue known, before its executors start: a running one looks for new queues only once a
-        second. Raises DatabaseUnavailable."""
+        """Registers a queue. Call it before the queue's executors start: a running executor looks for new
+        queues only once a second. Raises DatabaseUnavailable."""
         with translated():
             self._client.register_queue(queue, worker_concurrency=1, polling_interval_sec=POLL_SECONDS)
 
     def put(self, connection: Connection, queue: str, job_ids: Sequence[str], priority: int) -> None:
-        """Queues jobs within the caller's transaction. Priority 1 runs first; equals in order."""
+        """Queues jobs within the caller's transaction. Priority 1 runs first; equal priorities in order."""
         for job_id in job_ids:
             self._client.enqueue_in_transaction(
                 connection,
@@ -95,20 +95,20 @@ class JobQueue:
             )
 
     def drop(self, job_ids: Sequence[str]) -> None:
-        """Takes jobs out of their queue; those that have ended stay ended."""
+        """Removes jobs from their queue; jobs that have ended stay as they are."""
         with translated():
             for start in range(0, len(job_ids), _CHUNK):
                 self._client.cancel_workflows(list(job_ids[start : start + _CHUNK]))
 
     def holders(self) -> set[str]:
-        """The executors that hold jobs, living or not. Raises DatabaseUnavailable."""
+        """The ids of the executors that hold jobs, alive or not. Raises DatabaseUnavailable."""
         with translated():
             pending = self._client.list_workflows(status="PENDING", load_input=False, load_output=False)
         return {str(workflow.executor_id) for workflow in pending}
 
     def hand_on(self, executor_ids: Sequence[str]) -> list[str]:
-        """Puts the jobs that these executors held back into their queues; the jobs' ids. They must be gone,
-        or on their way out: a job handed on starts elsewhere at once. Raises DatabaseUnavailable."""
+        """Requeues the jobs that these executors hold; returns the jobs' ids. The executors must not run the
+        jobs any more: a requeued job starts elsewhere at once. Raises DatabaseUnavailable."""
         system = self._client._sys_db
         with translated():
             held = [
@@ -116,12 +116,12 @@ class JobQueue:
                 for executor_id in executor_ids
                 for pending in system.get_pending_workflows(executor_id, _VERSION)
             ]
-            # Each goes back into its own queue; the last argument is for workflows that never had one.
+            # Each job returns to its own queue; the last argument is for workflows that never had a queue.
             return [job for job, holder in held if system.reenqueue_for_recovery(job, [holder], _NAME)]
 
 
 class Executor:
-    """What runs a queue's jobs, one at a time, in a thread of this process: the side of a worker."""
+    """The worker's side: runs a queue's jobs, one at a time, in a thread of this process."""
 
     def __init__(self, url: str, queue: str, executor_id: str, run: Callable[[str], None]) -> None:
         config: DBOSConfig = {
@@ -134,12 +134,12 @@ class Executor:
             "db_engine_kwargs": _pool(4),
             "max_executor_threads": 4,
             "scheduler_polling_interval_sec": 3600.0,
-            "log_level": "ERROR",  # it warns at every poll of a database that is away, which we do ourselves
+            "log_level": "ERROR",  # else it warns at every poll of an unreachable database; we log that
         }
         logging.getLogger("dbos").setLevel(logging.ERROR)
         DBOS(config=config)
 
-        # Attempts are counted in our row, where a stop on request does not count.
+        # Our row counts the attempts: a start that was stopped on request does not count.
         @DBOS.workflow(name=_WORKFLOW, max_recovery_attempts=None)
         def tune(job_id: str) -> None:
             run(job_id)
@@ -147,7 +147,7 @@ class Executor:
         DBOS.listen_queues([queue])
 
     def start(self) -> None:
-        """Begins to take jobs of its queue, which was declared."""
+        """Starts to take jobs from its queue, which must have been declared."""
         DBOS.launch()
 
 

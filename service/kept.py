@@ -1,4 +1,4 @@
-"""What an import keeps, counted, and the limits of what can be kept."""
+"""Counts of what an import stores, and limits on what can be stored."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from db.values import storable
 
 T = TypeVar("T")
 
-#: Rows of one transaction.
+#: Rows per transaction.
 BATCH = 1000
-#: Reasons of one kind that are told.
+#: Most reasons that are reported.
 _REASONS = 20
-#: PostgreSQL indexes no longer text.
+#: Longest key in characters: PostgreSQL cannot index much longer text.
 LONGEST_KEY = 1000
 INT4, INT8 = 2**31 - 1, 2**63 - 1
 
 
 @dataclass
 class Kept:
-    """How many of a kind were stored, were there already, and were left out (why: `reasons`)."""
+    """How many rows of one kind were stored, were known already, and were skipped (for which `reasons`)."""
 
     stored: int = 0
     known: int = 0
@@ -31,7 +31,7 @@ class Kept:
     reasons: list[str] = field(default_factory=list)
 
     def skip(self, count: int, reason: str) -> None:
-        """Counts what was left out."""
+        """Counts skipped rows."""
         self.skipped += count
         if len(self.reasons) < _REASONS and reason not in self.reasons:
             self.reasons.append(reason)
@@ -42,19 +42,19 @@ class Kept:
 
 
 def parts(values: Sequence[T]) -> Iterator[Sequence[T]]:
-    """As many as one transaction takes."""
+    """The values in pieces of at most BATCH, one transaction each."""
     for start in range(0, len(values), BATCH):
         yield values[start : start + BATCH]
 
 
 def environment_fits(environment: Environment) -> bool:
-    """Whether a database can hold it."""
+    """Whether every database can store the environment."""
     values = environment.to_dict()
     return storable(values) == values and environment.units <= INT4 and environment.memory_bytes <= INT8
 
 
 def solution_fits(solution: Solution) -> bool:
-    """Whether a database can hold it."""
+    """Whether every database can store the solution."""
     values = solution.to_dict()
     numbers = (solution.workspace_bytes, *(v for v in solution.parameters.values() if isinstance(v, int)))
     return (

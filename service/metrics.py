@@ -1,4 +1,4 @@
-"""Prometheus metrics: requests, the process, and what the database says of jobs and workers."""
+"""Prometheus metrics: requests, the process, and the database's counts of jobs and workers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Metrics:
             "gemmtune_http_request_seconds", "Seconds from a request to the end of its answer.", names[:2],
             registry=self._registry, buckets=_BUCKETS,
         )  # fmt: skip
-        # Looking labels up costs more than counting.
+        # Cached: looking labels up costs more than counting.
         self._counters: dict[tuple[str, str, int], Counter] = {}
         self._histograms: dict[tuple[str, str], Histogram] = {}
 
@@ -61,12 +61,12 @@ class Metrics:
         histogram.observe(seconds)
 
     def text(self) -> bytes:
-        """The exposition."""
+        """The metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
 
 class _Gauges(Collector):
-    """The database's gauges, asked for at most every few seconds; none while it is away."""
+    """The database's gauges, read at most every few seconds; none while the database is unreachable."""
 
     def __init__(self, read: Callable[[], Mapping[str, Any]]) -> None:
         self._read = read

@@ -1,7 +1,6 @@
-"""What surrounds every request: its id, its log line, its metrics, and what becomes of the unforeseen.
+"""Middleware around every request: request ids, access log, metrics, and the answer to unexpected errors.
 
-Plain ASGI: a layer of Starlette's BaseHTTPMiddleware would cost a lookup half of its time and hold back
-streams.
+Plain ASGI: one layer of Starlette's BaseHTTPMiddleware would take half of a lookup's time and delay streams.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from service.metrics import Metrics
 _access = logging.getLogger("gemmtune.access")
 _log = logging.getLogger(__name__)
 _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
-#: What stands for a path that no route has: a metric's labels must not grow with what strangers ask for.
+#: The route of paths without one, in metrics: labels must not grow with the paths that clients try.
 UNMATCHED = "unmatched"
-#: In log and metrics, for a client that went away before it had sent its request; nobody is answered.
+#: The status, in log and metrics, of a client that disconnected before it had sent its request; not answered.
 CLIENT_GONE = 499
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"))
 
 
 class Observed:
-    """The outermost layer of ours: request ids, access log, metrics, and 500 without a traceback."""
+    """Our outermost layer: request ids, access log, metrics, and 500 without a traceback."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, access_log: bool, retry_after: int) -> None:
         self._app, self._metrics = app, metrics
@@ -60,7 +59,7 @@ class Observed:
             status = status or CLIENT_GONE
         except Exception:
             _log.exception("request %s failed: %s %s", request_id, scope["method"], _shown(scope["path"]))
-            if status:  # the answer has begun: it is cut off, so that nobody takes it for whole
+            if status:  # the answer has begun: leave it visibly incomplete
                 raise
             response = problem_response(UNEXPECTED, scope["path"], request_id, self._retry_after)
             await response(scope, receive, sender)
@@ -83,7 +82,7 @@ class Observed:
 
 
 class Compressed:
-    """gzip for answers that gain by it: not for lookups, which are small and many, nor for streams."""
+    """gzip for answers that gain from it: not for lookups, which are small and many, nor event streams."""
 
     def __init__(self, app: ASGIApp, minimum_size: int, plain: frozenset[str]) -> None:
         self._app, self._plain = app, plain
@@ -105,5 +104,5 @@ def _request_id(scope: Scope) -> str:
 
 
 def _shown(path: str) -> str:
-    """On one line, without what a terminal or a log reader might obey."""
+    """The path on one line, escaped if a terminal or a log reader could misread it."""
     return path[:300] if path.isascii() and path.isprintable() and " " not in path else repr(path[:300])

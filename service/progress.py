@@ -1,4 +1,4 @@
-"""A campaign's progress on the terminal: one bar, redrawn a few times a second so as not to disturb."""
+"""A campaign's progress on the terminal: one bar, redrawn rarely so as not to disturb measurements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REDRAWS_PER_SECOND = 2
 
 
 class CampaignProgress:
-    """Follows events on `console`: a bar on a terminal, else a line a problem; silent when told to be."""
+    """Shows events on `console`: a bar on a terminal, else one line per problem; nothing if `silent`."""
 
     def __init__(self, console: Console, total: int, silent: bool) -> None:
         self._console, self._total, self._silent = console, total, silent

@@ -1,4 +1,4 @@
-"""The shapes of answers on the wire, as in service.answers: what is stored, and files."""
+"""Response models, like those of service.answers: stored records, and files."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A service somewhere, as the command line asks it: plain requests, errors as ours, events followed across
-broken connections."""
+"""The command line's client of a service: plain requests, errors as ServiceError, and events across broken
+connections."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import httpx
 
 from backends.errors import GemmtuneError
 
-#: A service that does not answer is asked again for this long while a tuning is followed.
+#: How long an unreachable service is retried while a tuning is followed.
 _PATIENCE_SECONDS = 60.0
-#: Answers of a service (or what stands before it) that is away for a moment; the pause before the next try.
+#: Status codes of a service (or its proxy) that is unavailable for a moment; the pause before the next try.
 _AWAY, _AGAIN_SECONDS = (502, 503, 504), 0.5
 
 
 class ServiceError(GemmtuneError):
-    """The service refused, or does not answer; the message is its own."""
+    """The service refused the request, for the reason that the message gives, or does not answer."""
 
 
 class Remote:
@@ -53,7 +53,7 @@ class Remote:
         return self._json("DELETE", path)
 
     def upload(self, path: str, file: Path, **parameters: Any) -> Any:
-        """Sends a file as it is. Raises ServiceError."""
+        """Uploads a file unchanged; the JSON answer. Raises ServiceError."""
         try:
             with file.open("rb") as stream:
                 return self._json(
@@ -64,7 +64,8 @@ class Remote:
             raise ServiceError(f"cannot read {file}: {error.strerror}") from error
 
     def download(self, path: str, **parameters: Any) -> Iterator[bytes]:
-        """The answer's bytes as they come. Raises ServiceError before the first."""
+        """Yields the answer's bytes as they arrive. Raises ServiceError: a refusal before the first byte, a
+        broken connection at any point."""
         try:
             with self._client.stream("GET", path, params=_given(parameters), timeout=600) as answer:
                 if answer.status_code != 200:
@@ -75,7 +76,8 @@ class Remote:
             raise self._away(error) from error
 
     def pages(self, path: str, name: str, cursor: str, **parameters: Any) -> Iterator[Any]:
-        """Every item of a paged list: `name` holds a page in the answer, `cursor` is its parameter."""
+        """Every item of a paged list: `name` is the answer's field with a page, `cursor` the parameter for
+        the next page."""
         given = dict(parameters)
         while True:
             answer = self.get(path, **given)
@@ -87,8 +89,8 @@ class Remote:
             given[cursor] = following
 
     def events(self, tuning_id: str) -> Iterator[dict[str, Any]]:
-        """A tuning's events until it has ended. A connection that breaks is made anew where it broke, for as
-        long as the service was not away for a minute. Raises ServiceError."""
+        """Yields a tuning's events until it has ended. A broken connection is resumed after the last event,
+        unless the service has been unreachable for _PATIENCE_SECONDS. Raises ServiceError."""
         last, since = 0, time.monotonic()
         path = f"/v1/tunings/{tuning_id}/events"
         while True:
@@ -96,7 +98,7 @@ class Remote:
             try:
                 headers = {"Accept": "text/event-stream", "Last-Event-ID": str(last)}
                 with self._client.stream("GET", path, headers=headers, timeout=60) as answer:
-                    if answer.status_code == 204:  # nothing more will come
+                    if answer.status_code == 204:  # no more events
                         return
                     if answer.status_code != 200:
                         answer.read()
@@ -164,7 +166,7 @@ def _refused(answer: httpx.Response) -> ServiceError:
 
 
 def _events(lines: Iterator[str]) -> Iterator[dict[str, Any] | None]:
-    """Server-sent events as {"number", "kind", "content"}; None for a sign of life."""
+    """Server-sent events as {"number", "kind", "content"}; None for a heartbeat."""
     event: dict[str, str] = {}
     for line in lines:
         if not line:

@@ -1,4 +1,4 @@
-"""What the command line prints: tables of devices, problems and verdicts."""
+"""The command line's output: tables of devices, problems and verdicts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def problem_text(problem: GemmProblem) -> str:
     """The row-major call in a few words: 16x4096x4096 bf16 TN bias (m x n x k; T: transposed)."""
     wire = problem_to_wire(problem)
     kind = "tf32" if problem.compute == "tf32" else wire["dtype"]
-    letters = problem.trans_b + problem.trans_a  # the row-major call's own sides
+    letters = problem.trans_b + problem.trans_a  # the operands of the row-major call
     words = [f"{wire['m']}x{wire['n']}x{wire['k']}", kind, letters]
     if problem.batch > 1:
         words.insert(1, f"batch {problem.batch}")
@@ -51,7 +51,7 @@ def winner_text(solution_id: str) -> str:
 
 
 def devices_table(found: Sequence[FoundDevice], ceilings: Mapping[int, Ceilings | None]) -> Table:
-    """One row a device: its index and UUID name it where several are of its class."""
+    """One row per device; index and UUID distinguish devices of the same class."""
     table = Table(title="Devices")
     table.add_column("index")
     table.add_column("device class, UUID", no_wrap=True)
@@ -72,7 +72,7 @@ def devices_table(found: Sequence[FoundDevice], ceilings: Mapping[int, Ceilings 
 
 
 def ceilings_text(ceilings: Ceilings | None) -> str:
-    """The three ceilings, a line each."""
+    """The ceilings, one per line: reading, copying, and multiplying in every measured type."""
     if ceilings is None:
         return "not measured yet\n(devices --measure)"
     lines = [
@@ -84,7 +84,7 @@ def ceilings_text(ceilings: Ceilings | None) -> str:
 
 
 def problems_table(problems: Sequence[ImportedProblem]) -> Table:
-    """One row a distinct problem."""
+    """One row per distinct problem."""
     table = Table("problem (row-major m x n x k)", "calls", "GFLOP", "MiB", "id", title="Problems")
     for item in problems:
         p = item.problem
@@ -104,8 +104,8 @@ def rejected_table(rejected: Sequence[Rejected], most: int = 20) -> Table:
 
 
 def verdicts_table(results: Sequence[Result], counts: Mapping[str, int]) -> Table:
-    """One row a problem: times are medians of the final, the interval is the speed-up's, the roofline's
-    share is the winner's, and says which ceiling binds."""
+    """One row per problem: times are medians of the final, the interval is the speed-up's, and the share of
+    the roofline is the winner's, with the ceiling that binds."""
     table = Table(title="Verdicts", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name in ("problem (row-major m x n x k)", "winner"):
         table.add_column(name, justify="left")
@@ -131,8 +131,8 @@ def verdicts_table(results: Sequence[Result], counts: Mapping[str, int]) -> Tabl
 
 
 def summary(results: Sequence[Result], counts: Mapping[str, int]) -> str:
-    """Verdicts counted, what replacing the baseline by each winner is worth over all calls, and whose
-    baselines they were."""
+    """Counts of verdicts, the speed-up over all calls if each winner replaces its baseline, and the
+    baselines' names."""
     verdicts = [(r.verdict, counts.get(r.problem.id, 1)) for r in results if r.verdict is not None]
     judged = Counter(verdict.judgement.value for verdict, _ in verdicts)
     words = ", ".join(f"{judged[j.value]} {j.value}" for j in Judgement)

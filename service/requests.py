@@ -1,4 +1,4 @@
-"""What is asked of a problem besides its measurement policy, as stored with every job and session."""
+"""The budget, search and rule of a request, in the form that is stored with every job and session."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def request_content(budget: Budget, search: Search, rule: DecisionRule) -> dict[
 
 
 def read_request(content: Mapping[str, Any]) -> tuple[Budget, Search, DecisionRule]:
-    """Of a stored job."""
+    """The values of a stored job; the inverse of request_content()."""
     search = Search(**content["search"])
     if search.families is not None:
         search = replace(search, families=tuple(search.families))

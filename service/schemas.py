@@ -1,5 +1,5 @@
-"""The shapes of requests on the wire, and of faults: these models validate what comes in. service.answers
-has what goes out."""
+"""The request models, which validate what comes in, and the error document. service.answers has the response
+models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tuners.policy import CACHES, DISTRIBUTIONS, MODES
 from tuners.strategies import STRATEGIES
 
 INT64 = 2**63 - 1
-#: Calls of a problem, and their sum.
+#: Largest call count of a problem, and largest sum over equal problems.
 MAX_COUNT = 2**31 - 1
 
 

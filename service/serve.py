@@ -1,4 +1,4 @@
-"""The service in one process, and beside it the workers that it starts and starts again: one a device."""
+"""Runs the service in one process, with workers as child processes that it restarts: one per device."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from service.startup import open_database
 
 _log = logging.getLogger(__name__)
 
-#: A worker that ends is started again, later each time that it had not lived this long.
+#: A worker that ends is restarted; the wait doubles, up to _LONGEST_WAIT, if it did not live this long.
 _LIVED_SECONDS, _FIRST_WAIT, _LONGEST_WAIT = 30.0, 0.5, 30.0
-#: Streams of events that are open are closed after this many seconds when the service stops.
+#: How long open requests may continue when the service stops.
 _GRACE_SECONDS = 3
-#: How long a worker has to give its job back.
+#: How long a worker has to release its job.
 _WORKER_SECONDS = 25.0
 
 
 class PortInUse(DeviceError):
-    """The address cannot be listened on."""
+    """The service cannot listen on the address."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -59,8 +59,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class WorkerProcess:
-    """A worker as a child process, started again when it ends. It ends with us, however we end: its standard
-    input is a pipe that only we hold."""
+    """A worker as a child process, restarted when it ends. It ends with this process, even if that is killed:
+    its standard input is a pipe that only this process holds."""
 
     def __init__(self, command: Sequence[str], name: str = "worker") -> None:
         self.command, self._name = list(command), name
@@ -69,7 +69,7 @@ class WorkerProcess:
         self._thread = threading.Thread(target=self._keep, name="worker", daemon=True)
 
     def start(self) -> None:
-        """Starts it, in a thread of its own."""
+        """Starts the worker, in a thread that restarts it."""
         self._thread.start()
 
     def _keep(self) -> None:
@@ -82,7 +82,7 @@ class WorkerProcess:
                 self._child = subprocess.Popen(
                     self.command,
                     stdin=subprocess.PIPE,
-                    start_new_session=True,  # Ctrl-C is for us alone
+                    start_new_session=True,  # Ctrl-C must reach only this process
                 )
             with self._child:
                 code = self._child.wait()
@@ -93,7 +93,7 @@ class WorkerProcess:
             self._stopping.wait(wait)
 
     def stop(self) -> None:
-        """Tells it to give its job back; kills it where it does not."""
+        """Asks the worker to release its job and end; kills it if it does not end in _WORKER_SECONDS."""
         with self._starting:
             self._stopping.set()
             child = self._child
@@ -111,13 +111,13 @@ def _ending(code: int) -> str:
 
 
 class _Server(uvicorn.Server):
-    """Streams of events that are open end with the service, not with its patience."""
+    """Ends open event streams when the service stops, not at the end of the grace period."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         service = getattr(self.config.app.state, "service", None)  # type: ignore[union-attr]
         if service is not None:
             service.closing = True
-        # A request that waits for a database which neither answers nor hangs up must not keep us.
+        # A request that waits for a database that hangs must not keep this process from ending.
         last = threading.Timer(_GRACE_SECONDS + _WORKER_SECONDS + 5, os._exit, [1])
         last.daemon = True
         last.start()
@@ -126,7 +126,7 @@ class _Server(uvicorn.Server):
 
 @dataclass(frozen=True)
 class Beside:
-    """Which devices have workers beside the service: all that matching_devices() has, at most `most`."""
+    """The devices that get workers: all of matching_devices(), at most `most`."""
 
     selector: str
     index: int | None = None
@@ -138,7 +138,7 @@ class Beside:
 
 
 def worker_of(device: FoundDevice) -> WorkerProcess:
-    """The worker of one device. By its UUID: the others' indices move when one is lost."""
+    """The worker of one device, named by its UUID: indices shift when another device is lost."""
     uuid = device.environment.uuid
     command = [
         sys.executable, "-P", "-m", "service.entry", "worker", "--device", uuid, "--end-with-parent",
@@ -155,7 +155,8 @@ def _stop_all(workers: Sequence[WorkerProcess]) -> None:
 
 
 def _default_class(settings: Settings, devices: Sequence[FoundDevice]) -> Settings:
-    """What requests mean that name no device: a UUID names one to this machine alone."""
+    """Settings whose default device has a meaning for requests: a UUID, which only this machine knows, is
+    replaced by the device's class."""
     try:
         for device in devices[:1]:
             resolve(settings.device, [device.environment.device_class])
@@ -165,13 +166,13 @@ def _default_class(settings: Settings, devices: Sequence[FoundDevice]) -> Settin
 
 
 def serve(settings: Settings, beside: Beside | None, announce: Callable[[str], None]) -> None:
-    """Serves until SIGTERM or SIGINT. `beside`: also run workers, one a device; None runs none.
+    """Serves until SIGTERM or SIGINT. `beside`: also run workers, one per device; None runs none.
     Raises PortInUse, StaleSchema, DatabaseUnavailable, UnknownDevice, AmbiguousDevice."""
-    # Unknown devices are refused here, not by a worker that is started again and again.
+    # Unknown devices are refused here, not by a worker that would be restarted again and again.
     devices = [] if beside is None else beside.devices()
     settings = _default_class(settings, devices)
     engine = open_database(settings)
-    if devices:  # requests for them are taken from the start: the workers come up meanwhile
+    if devices:  # register the classes: requests for them are accepted before the workers are up
         with writing(engine) as connection:
             for device in devices:
                 put_environment(connection, device.environment)
@@ -187,7 +188,8 @@ def serve(settings: Settings, beside: Beside | None, announce: Callable[[str], N
     def stop(*_: object) -> None:
         server.should_exit = True
 
-    # Before uvicorn catches these itself, and after it has ended and raises them again: there is more to do.
+    # For the time before uvicorn installs its own handlers, and after it has ended and raises the signals
+    # again: the workers must still be stopped.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     workers = [worker_of(device) for device in devices]

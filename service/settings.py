@@ -1,4 +1,4 @@
-"""Every setting, in one class; docs/settings.md documents each and a test holds the two together."""
+"""Every setting, in one class; a test checks that docs/settings.md documents each."""
 
 from __future__ import annotations
 

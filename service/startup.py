@@ -1,4 +1,4 @@
-"""What every command that uses the database does first: open it, and see that its schema is the right one."""
+"""Opens the database for every command that uses it, and checks its schema."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from service.settings import Settings
 
 
 def upgrade(settings: Settings) -> str:
-    """Brings the schema of the database up to date, ours and the job engine's; its revision."""
+    """Upgrades the database's schema, ours and the job engine's; returns its revision."""
     from service import jobs  # noqa: PLC0415  (the job engine takes a while to load)
 
     engine = open_engine(settings.database_url)
     try:
-        # The engine's first: wherever this is killed, a database of the current revision has everything.
+        # The job engine's first: even if this is killed, a database of the current revision has everything.
         if schema.current(engine) in (None, *schema.revisions()):
             jobs.migrate(settings.database_url)
         return schema.upgrade(engine)
@@ -24,8 +24,8 @@ def upgrade(settings: Settings) -> str:
 
 
 def open_database(settings: Settings) -> Engine:
-    """An engine whose schema is current. A SQLite file that is new is made ready; an old schema is refused,
-    because only its owner may decide to leave other versions behind. Raises StaleSchema."""
+    """An engine for a database with the current schema. An empty SQLite database is upgraded; an old schema
+    is refused, because only its owner may decide to shut out older versions. Raises StaleSchema."""
     engine = open_engine(settings.database_url)
     try:
         found = schema.current(engine)

@@ -1,4 +1,4 @@
-"""Session stores in the database: a job's, under its ticket, and a command's that runs by itself."""
+"""Session stores in the database: of a worker's job, under its ticket, and of a command without a job."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from tuners.session_store import Result, SessionSpec, StoredSession
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
-#: A job tells its tunings how far it is at most this often.
+#: Least seconds between two progress events of a job.
 PROGRESS_SECONDS = 1.0
-#: Of a problem's imported solutions so many are tried, the latest.
+#: Most imported solutions of a problem that are tried, the latest first.
 MOST_IMPORTED = 32
 _FIRST_WAIT, _LONGEST_WAIT = 0.25, 5.0
 
 
 class Stopping(Exception):
-    """The worker is to stop while the database is away."""
+    """The worker was asked to stop while it waited for the database."""
 
 
 def patiently(stop: Event, action: Callable[[], T]) -> T:
-    """Repeats an action until the database answers. Raises Stopping when told to stop meanwhile."""
+    """Repeats an action until the database answers. Raises Stopping if `stop` is set meanwhile."""
     wait = _FIRST_WAIT
     while True:
         try:
@@ -51,7 +51,7 @@ def patiently(stop: Event, action: Callable[[], T]) -> T:
 
 
 def claimed_solutions(connection: Connection, start: sessions.SessionStart) -> list[Solution]:
-    """What imported files claim for the session's problem and device class, the latest first."""
+    """The solutions that imported files claim for the session's problem and device class, latest first."""
     device = str(start.environment.device_class)
     found: dict[str, Solution] = {}
     for row in exported.claim_rows(connection, device, [start.problem.id]):
@@ -62,8 +62,8 @@ def claimed_solutions(connection: Connection, start: sessions.SessionStart) -> l
 
 
 class DirectStore:
-    """The SessionStore of a campaign without a job: the same command finds what it measured before, and goes
-    on where it stopped. `origin` sets sessions apart that shall be measured anew."""
+    """The SessionStore of a campaign without a job: the same command finds its earlier outcomes and resumes.
+    A new `origin` makes separate sessions, which are measured again."""
 
     def __init__(self, engine: Engine, origin: str = "") -> None:
         self._engine, self._origin = engine, origin
@@ -72,7 +72,7 @@ class DirectStore:
         self._first_take = 0
 
     def start(self, spec: SessionSpec) -> StoredSession:
-        """Outcomes, and the result where the session has ended with a verdict."""
+        """The stored outcomes, and the result if the session has a verdict."""
         asked = spec.settings
         content = request_content(asked.budget, asked.search, asked.rule)
         start = sessions.SessionStart(
@@ -90,7 +90,7 @@ class DirectStore:
         return StoredSession(outcomes, None if result is None else Result.from_dict(result), imported)
 
     def add(self, outcome: Outcome) -> None:
-        """Stores an outcome. Raises StorageError where the database does not answer."""
+        """Stores an outcome. Raises StorageError if the database does not answer."""
         start = self._begun()
 
         def append(connection: Connection) -> None:
@@ -99,7 +99,7 @@ class DirectStore:
         self._write(append)
 
     def finish(self, result: Result) -> None:
-        """Stores a result. Raises StorageError where the database does not answer."""
+        """Stores a result. Raises StorageError if the database does not answer."""
         start = self._begun()
         self._write(lambda connection: sessions.end_session(connection, start, result.to_dict()))
 
@@ -117,7 +117,7 @@ class DirectStore:
 
 
 class JobStore:
-    """The SessionStore of one job. Raises jobs.Fenced where the job is another's by now."""
+    """The SessionStore of one job. Raises jobs.Fenced once the job is no longer this worker's."""
 
     def __init__(
         self,
@@ -158,12 +158,12 @@ class JobStore:
         return StoredSession(outcomes, None, imported)
 
     def add(self, outcome: Outcome) -> None:
-        """Stores an outcome at once, and tells the job's tunings how far it is."""
+        """Stores an outcome at once, and adds a progress event to the job's tunings if one is due."""
         self._count(outcome)
         tell = self._clock() - self._told >= PROGRESS_SECONDS
 
         def append(connection: Connection) -> Counter[str]:
-            seen = self._seen.copy()  # an attempt that failed must not count
+            seen = self._seen.copy()  # a failed transaction must not count
             jobs.hold(connection, self.job)
             sessions.append_outcomes(connection, self.session.id, [outcome], self._first_take, seen)
             if tell:

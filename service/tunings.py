@@ -18,7 +18,7 @@ from tuners.tuning_settings import TuningSettings
 
 
 class Tunings:
-    """The service's side of tunings. Raises DatabaseUnavailable where nothing could be kept."""
+    """Submits and cancels tunings. Raises DatabaseUnavailable if nothing could be stored."""
 
     def __init__(self, engine: Engine, queue: JobQueue) -> None:
         self._engine, self._queue = engine, queue
@@ -56,11 +56,11 @@ class Tunings:
 
     def cancel(self, tuning_id: str) -> bool:
         """Cancels a tuning; False for one that does not exist. Its jobs that no other tuning waits for are
-        taken out of the queue, or stop after the outcome they are at."""
+        removed from the queue, or stop after their current outcome."""
         with writing(self._engine) as connection:
             queued = rows.cancel_tuning(connection, tuning_id)
         if queued:
-            # Were this lost in a crash, a worker would take each up, see that it has ended, and go on.
+            # If a crash loses this step, a worker takes each job, sees that it has ended, and goes on.
             self._queue.drop(queued)
         return queued is not None
 

@@ -1,8 +1,8 @@
 """A worker: one process that owns one device, takes its class's jobs one by one, and measures them.
 
-It holds a lock on its device, shows that it lives by a counter, takes over the jobs of workers that died,
-and on SIGTERM gives its job back with all that was measured. A kill at any moment loses nothing: the job is
-handed on, and what was stored is replayed. A device that is lost ends its worker, not the job.
+It holds a lock on its device, sends heartbeats, requeues the jobs of dead workers, and on SIGTERM releases
+its job with all that was measured. A kill at any moment loses nothing: the job is requeued, and stored
+outcomes are replayed. The loss of a device ends its worker, not the job.
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ from tuners.tuning_settings import TuningSettings
 
 _log = logging.getLogger(__name__)
 
-#: How often the worker looks whether its job was cancelled, shows that it lives, and looks for dead peers;
-#: a peer whose counter stood still for DEAD_SECONDS of our own clock is dead.
+#: How often the worker checks whether its job was cancelled, sends a heartbeat, and looks for dead peers; a
+#: peer is dead if its counter has not changed for DEAD_SECONDS of our own clock.
 LOOK_SECONDS, BEAT_SECONDS, REAP_SECONDS, DEAD_SECONDS = 0.25, 1.0, 5.0, 30.0
-#: A job that was told to stop does so after its present outcome; one that hangs is left to the next worker.
+#: How long a stopping worker waits for its job, which ends after its current outcome (one that hangs is left
+#: to the next worker), and how much later the process is ended by force.
 _STOP_SECONDS, _LAST_SECONDS = 20.0, 5.0
-#: How every job is screened and raced.
+#: The constants of screening and racing, for every job.
 SEARCH_OPTIONS = SearchOptions()
 
 
@@ -73,7 +74,7 @@ class Worker:
         self._stop = threading.Event()
         self._idle = threading.Event()
         self._idle.set()
-        #: Whether it ended because nothing could be kept or measured, or because it was taken for dead.
+        #: Whether the worker ended because it could not store or measure, or was taken for dead.
         self.failed = False
         self._turn = threading.Lock()
         self._job: StartedJob | None = None
@@ -85,10 +86,10 @@ class Worker:
         queue = str(self.environment.device_class)
         self._executor = Executor(settings.database_url, queue, self.id, self._take)
 
-    # ---- the main thread: life, cancelling, the dead -----------------------------------------------
+    # ---- the main thread: heartbeats, cancelling, dead peers ---------------------------------------
 
     def run(self) -> None:
-        """Takes jobs until stop(). Raises StorageError where the database is damaged."""
+        """Takes jobs until stop(). Raises StorageError if the database is damaged."""
         patiently(self._stop, self._register)
         patiently(self._stop, lambda: self._queue.declare(str(self.environment.device_class)))
         self._executor.start()
@@ -109,7 +110,7 @@ class Worker:
         self._finish()
 
     def stop(self) -> None:
-        """Asks the worker to give its job back and end."""
+        """Asks the worker to release its job and end."""
         self._stop.set()
 
     def _register(self) -> None:
@@ -137,13 +138,13 @@ class Worker:
             self._stop.set()
 
     def _reap(self) -> None:
-        # In this order: whoever takes a job in between has registered before.
+        # Holders first: every holder has registered before it took its job, so the heartbeats include it.
         holders = self._queue.holders()
         with reading(self._engine) as connection:
             beats = workers.beats(connection)
         now = time.monotonic()
         if now - self._looked > 2 * REAP_SECONDS + BEAT_SECONDS:
-            # The database was away, or we slept: nobody could beat then, or we could not see it.
+            # The database was unreachable, or this process slept: heartbeats were not written, or not seen.
             self._peers.clear()
         self._looked = now
         self._peers = {
@@ -156,11 +157,11 @@ class Worker:
             _log.warning("workers are dead: %s", ", ".join(dead))
             with writing(self._engine) as connection:
                 workers.mark(connection, dead, "dead")
-        # Whoever holds a job and does not live, however that came about: a crash between two steps of this
-        # loses nothing.
+        # Every holder that is not alive, for whatever reason: a crash between two steps of this method loses
+        # nothing.
         gone = holders - (beats.keys() - set(dead))
-        # A job that this worker holds while it does nothing was claimed, but the claim's acknowledgement was
-        # lost. Twice in a row, because a job may be on its way from the queue to the thread that runs it.
+        # If this worker holds a job while it is idle, the acknowledgement of its claim was lost. Seen twice
+        # in a row, because a job may be on its way from the queue to the thread that runs it.
         self._held_idle = self._held_idle + 1 if self.id in holders and self._idle.is_set() else 0
         if self._held_idle >= 2:
             gone.add(self.id)
@@ -170,7 +171,7 @@ class Worker:
                 _log.warning("handed on: %s", ", ".join(handed))
 
     def _finish(self) -> None:
-        """Gives the job back. The thread that runs it never returns, so the engine holds it unfinished."""
+        """Requeues the job. The thread that runs it never returns, so the engine keeps it unfinished."""
         session = self._session
         if session is not None:
             session.stop()
@@ -187,7 +188,7 @@ class Worker:
             self.close()
 
     def close(self) -> None:
-        """Ends the child that owns the device."""
+        """Ends the device process."""
         runner, self._runner = self._runner, None
         if runner is not None:
             runner.close()
@@ -195,8 +196,8 @@ class Worker:
     # ---- the engine's thread: one job --------------------------------------------------------------
 
     def _take(self, job_id: str) -> None:
-        # The engine counts a job as running a moment after it has claimed it: within that it may hand over
-        # another. Two at once would measure each other.
+        # The engine counts a job as running a moment after it has claimed it, and may hand over another one
+        # meanwhile. Two jobs at once would disturb each other's measurements.
         with self._turn:
             self._run(job_id)
 
@@ -210,13 +211,13 @@ class Worker:
             _log.warning("job %s is another worker's by now", job_id)
         except Stopping:
             pass
-        except (StorageError, DeviceLost) as error:  # leave the job to a worker that can keep and measure it
+        except (StorageError, DeviceLost) as error:  # another worker may be able to store and measure
             lost = f"{self.environment.device_class} ({self.environment.uuid}) is lost, its worker ends: "
             _log.critical("%s%s", lost if isinstance(error, DeviceLost) else "", error)
             self._release_if_possible()
             self.failed = True
             self._stop.set()
-        except Exception:  # the job's end could not be kept: another start must see to it
+        except Exception:  # the job's end could not be stored: another start must end it
             _log.exception("job %s could not be ended; this worker ends", job_id)
             self.failed = True
             self._stop.set()
@@ -227,7 +228,7 @@ class Worker:
             self._never()
 
     def _release_if_possible(self) -> None:
-        """This start was not the job's fault, so it shall not count."""
+        """Releases the job: the failure was not the job's fault, so this start does not count."""
         job = self._job
         if job is not None:
             with (
@@ -267,7 +268,7 @@ class Worker:
             self._measure(job)
         except (jobs.Fenced, Stopping, StorageError, DeviceLost):
             raise
-        except Exception as error:  # a fault of ours ends this job, not the queue
+        except Exception as error:  # an internal error ends this job, not the queue
             _log.exception("job %s failed", job_id)
             evidence = {"traceback": traceback.format_exc()[-4000:]}
             self._end(
@@ -290,7 +291,7 @@ class Worker:
             lambda dtypes: self._ceilings.obtain(self.environment, dtypes, runner.ceilings),
         )  # fmt: skip
         self._session = session
-        if self._stop.is_set():  # it was told while there was none to stop
+        if self._stop.is_set():  # stop() came before there was a session to stop
             session.stop()
         else:
             for _ in session.run(session.open()):
@@ -325,7 +326,7 @@ class Worker:
 
 
 def end_with_parent(stop: Callable[[], None]) -> None:
-    """Calls `stop` when standard input ends: the process at its other end is gone."""
+    """Calls `stop` when standard input ends: the parent process is gone."""
 
     def watch() -> None:
         while os.read(0, 4096):
@@ -336,8 +337,8 @@ def end_with_parent(stop: Callable[[], None]) -> None:
 
 
 def _stop_on_signals(stop: Callable[[], None]) -> None:
-    """Calls `stop` from a thread: a signal's handler would wait for ever for a lock that the code which it
-    interrupts holds."""
+    """Calls `stop` from a thread on SIGTERM or SIGINT: a signal handler would deadlock on a lock that the
+    interrupted code holds."""
     heard, tell = os.pipe()
     os.set_blocking(tell, False)
     signal.set_wakeup_fd(tell)
@@ -352,8 +353,8 @@ def _stop_on_signals(stop: Callable[[], None]) -> None:
 
 
 def stop_process(worker: Worker) -> None:
-    """Stops the worker; ends the process hard where something (a database that neither answers nor closes
-    its connections) keeps the worker from ending."""
+    """Stops the worker; ends the process by force if something, such as a database that hangs, keeps the
+    worker from ending."""
     last = threading.Timer(_STOP_SECONDS + _LAST_SECONDS, os._exit, [1])
     last.daemon = True
     last.start()
@@ -361,8 +362,8 @@ def stop_process(worker: Worker) -> None:
 
 
 def run_worker(worker: Worker) -> None:
-    """Runs it in this process until SIGTERM or SIGINT, then ends the process: threads that hold a job
-    unfinished must not outlive it."""
+    """Runs the worker in this process until SIGTERM or SIGINT, then ends the process: threads with an
+    unfinished job must not outlive it."""
     _stop_on_signals(lambda: stop_process(worker))
     code = 1
     try:

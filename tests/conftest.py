@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -21,13 +22,14 @@ from backends.cpu.driver import read_cpu
 from backends.dtypes import COMPUTE_FOR
 from service.settings import Settings
 from service.startup import open_database, upgrade
+from tests.backends.hip.on_host.build import build
 from tests.postgres import DATABASES, PostgresServer
 from tuners.ceilings import Ceilings, CeilingStore
 
 #: Suites that compile kernels, and suites that start processes: `make quick` leaves both out.
 COMPILING = (
-    "backends/cpu/", "backends/gpu/", "backends/kernels/emulator/", "backends/kernels/families/",
-    "backends/kernels/test_compile.py", "backends/kernels/test_headers.py", "backends/kernel_checks/",
+    "backends/cpu/", "backends/gpu/", "backends/hip/", "backends/kernels/emulator/",
+    "backends/kernels/families/", "backends/kernels/test_compile.py", "backends/kernels/test_headers.py", "backends/kernel_checks/",
     "backends/kernels/triton/test_arithmetic.py", "backends/packages/", "backends/test_contract.py",
     "backends/toolchains/", "golden/", "service/http/test_binaries.py", "service/test_kernels_command.py",
     "tuners/test_compiling.py", "tuners/test_verify_device.py",
@@ -37,7 +39,7 @@ STARTING = (
     "backends/test_catalogue.py", "db/test_engine.py", "db/test_schema.py", "docker/",
     "service/http/test_database_faults.py", "service/http/test_events.py", "service/http/test_on_postgres.py",
     "service/http/test_operations.py", "service/http/test_schemathesis.py", "service/http/test_tunings.py",
-    "service/test_cli.py", "service/test_commands.py", "service/test_crashes.py", "service/test_jobs.py",
+    "service/test_cli.py", "service/test_commands.py", "service/test_hip_on_host.py", "service/test_crashes.py", "service/test_jobs.py",
     "service/test_serve.py", "service/test_several_devices.py", "service/test_store.py",
     "service/test_tunings.py", "service/test_worker.py", "tuners/",
 )  # fmt: skip
@@ -127,6 +129,17 @@ def cache(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> BinaryCache
         registry.find_device("cpu").environment, Ceilings(1e10, 1e10, flops)
     )
     return BinaryCache(link)
+
+
+@pytest.fixture(scope="session")
+def rocm(shared: Path) -> Path:
+    """A ROCm on the host (tests/backends/hip/on_host), compiled once for all processes of this test run."""
+    place = shared / "rocm"
+    if not place.exists():
+        made = build(shared / f"rocm-{os.getpid()}")
+        with suppress(OSError):  # another process was first
+            made.rename(place)
+    return place
 
 
 @pytest.fixture

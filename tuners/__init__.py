@@ -1,1 +1,1 @@
-"""Which candidate is best, and how we know: space, search, measure, verify, decide."""
+"""Finds the fastest correct candidate for a problem: space, search, measure, verify, decide."""

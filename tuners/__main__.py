@@ -2,9 +2,9 @@
 
     echo '{"m":16,"n":4096,"k":4096,"dtype":"fp32"}' | python -m tuners --output results.jsonl
 
-Problems come as JSON lines (the form of the HTTP interface) from a file or standard input. Running the
-same command again goes on where the output file ends. Exit codes: 0 every problem has a verdict, 1 some
-have none or the device was lost, 2 bad input, 130 interrupted.
+Problems are read as JSON lines (in the form of the HTTP interface) from a file or standard input. Running the
+same command again resumes where the output file ends. Exit codes: 0 every problem has a verdict, 1 some have
+none or the device was lost, 2 bad input, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; the exit code."""
+    """Runs the command and returns its exit code."""
     options = _parser().parse_args(arguments)
     try:
         problems, bad = _problems(options.problems)

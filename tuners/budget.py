@@ -1,4 +1,4 @@
-"""What a tuning may spend, how it looks, and what it counted."""
+"""The budget, the search settings and the counters of a tuning."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Budget:
-    """seconds: of measuring a problem; compiling is reported apart. candidates: at most this many.
-    final_share: of the seconds that is kept for the final. Screening the baselines and the rounds that decide
-    a final may take more (session.py says how much)."""
+    """seconds: for measuring a problem; compiling is counted separately. candidates: at most this many.
+    final_share: the share of the seconds that is reserved for the final. Screening the baselines, and the
+    rounds that decide a final, may exceed the budget (see session.py)."""
 
     seconds: float = 2.0
     candidates: int | None = None
@@ -24,7 +24,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Search:
-    """How to look: strategy by name, its seed, and the families to draw from (None: all)."""
+    """How to search: the strategy's name, its seed, and the families to draw from (None: all)."""
 
     strategy: str = "local"
     seed: int = 0
@@ -33,8 +33,8 @@ class Search:
 
 @dataclass
 class Counts:
-    """Where the time went and what was seen. Measuring (screening and the final) counts against the
-    budget; setting up, compiling, proving the winner, and what hangs and crashes took do not."""
+    """Time spent, and outcomes by status. Measuring (screening and the final) counts against the budget;
+    setup, compiling, proving the winner, and time lost to hangs and crashes do not."""
 
     space: int = 0
     setup_seconds: float = 0.0

@@ -1,4 +1,4 @@
-"""Many problems on one device: sessions one after another, journalled, each failure kept to its problem."""
+"""Tunes many problems on one device: one stored session after another; a failure affects only its problem."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tuners.tuning_settings import TuningSettings
 
 @dataclass(frozen=True)
 class CampaignLimits:
-    """What a caller limits a campaign to: seconds of measuring in all, and FLOPs of a problem; None: no
+    """The caller's limits on a campaign: its total wall-clock seconds, and the FLOPs of a problem; None: no
     limit. Raises InvalidProblem for a limit that is not above 0."""
 
     total_seconds: float | None = None
@@ -32,7 +32,7 @@ class CampaignLimits:
                 raise InvalidProblem(f"{name} must be above 0, not {limit}", name)
 
     def exceeded(self, problem: GemmProblem, spent: float, budget: Budget) -> str | None:
-        """The limit that leaves the problem out after `spent` seconds, or None."""
+        """The limit that excludes the problem after `spent` seconds, or None."""
         if self.max_flops is not None and problem.flops > self.max_flops:
             return f"over the limit of {self.max_flops / 1e9:g} GFLOP"
         if self.total_seconds is not None and spent + budget.seconds > self.total_seconds:
@@ -42,7 +42,7 @@ class CampaignLimits:
 
 @dataclass(frozen=True)
 class Started:
-    """A problem's session begins."""
+    """A problem's session starts."""
 
     index: int
     problem: GemmProblem
@@ -58,7 +58,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Finished:
-    """A problem has its result; `replayed`: it was in the journal already."""
+    """A problem has a result; `replayed`: the store already had it."""
 
     index: int
     result: Result
@@ -67,7 +67,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A problem that the caller's own limits left out; `reason` names the limit."""
+    """A problem that the caller's limits exclude; `reason` names the limit."""
 
     index: int
     problem: GemmProblem
@@ -78,7 +78,7 @@ Event = Started | Measured | Finished | Skipped
 
 
 class Campaign:
-    """Iterate run() for events. stop() ends it after the next outcome; the store keeps it."""
+    """Iterate run() for events. stop() ends the campaign after the next outcome, which is still stored."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Campaign:
         self._stopped = False
 
     def stop(self) -> None:
-        """Asks the campaign to end."""
+        """Requests the end of the campaign."""
         self._stopped = True
         if self._session is not None:
             self._session.stop()
@@ -109,9 +109,9 @@ class Campaign:
         return self._stopped
 
     def run(self) -> Iterator[Event]:
-        """Events of every problem in order. A problem that cannot run ends with a Finished that says why;
-        StorageError and DeviceLost pass through: the problem that they interrupt has no result, and the next
-        run goes on from its outcomes."""
+        """Yields the events of every problem in order. A problem that cannot run ends with a Finished whose
+        result holds the error. StorageError and DeviceLost propagate: the interrupted problem has no result,
+        and the next run resumes from its outcomes."""
         begin = time.monotonic()
         for index, problem in enumerate(self.problems):
             if self._stopped:

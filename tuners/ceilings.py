@@ -1,4 +1,4 @@
-"""The measured ceilings of a device, kept per environment: reading, copying, multiplying by type."""
+"""The measured ceilings of a device, stored per environment: read, copy, and compute by input type."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from backends.environment import Environment
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Bytes/s of reading and of copying (read + written), and operations/s of a large product by input
-    type. `method` says how each was measured."""
+    """Bytes/s of reading and of copying (read + written), and FLOP/s of a large GEMM by input type. `method`
+    says how each was measured."""
 
     read_bytes_per_second: float
     copy_bytes_per_second: float
@@ -25,7 +25,8 @@ class Ceilings:
     method: Mapping[str, str] = field(default_factory=dict)
 
     def merged(self, other: Ceilings) -> Ceilings:
-        """Both measurements' figures, the higher where both have one: a ceiling is what was reached."""
+        """The union of both measurements. The higher of two figures is kept, since a ceiling is the highest
+        rate reached."""
         flops = dict(self.flops_per_second)
         method = {**self.method}
         for name in ("read", "copy"):
@@ -45,13 +46,13 @@ class Ceilings:
 
 
 class CeilingStore:
-    """One JSON file an environment in a folder."""
+    """A folder with one JSON file per environment."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def get(self, environment: Environment) -> Ceilings | None:
-        """What was measured in this environment; None for nothing (or a file that is damaged)."""
+        """The ceilings measured in this environment; None if there are none or the file is damaged."""
         try:
             values: dict[str, Any] = json.loads(self._path(environment).read_text())
             return Ceilings(**values["ceilings"])
@@ -59,7 +60,7 @@ class CeilingStore:
             return None
 
     def put(self, environment: Environment, ceilings: Ceilings) -> None:
-        """Raises StorageError."""
+        """Stores an environment's ceilings. Raises StorageError."""
         path = self._path(environment)
         text = json.dumps({"environment": environment.to_dict(), "ceilings": asdict(ceilings)}, indent=1)
         try:
@@ -77,7 +78,7 @@ class CeilingStore:
         dtypes: Sequence[str],
         measure: Callable[[Sequence[str]], Ceilings],
     ) -> Ceilings:
-        """The stored ceilings, after measuring and storing those of `dtypes` that were missing."""
+        """The stored ceilings, after measuring and storing the missing ones of `dtypes`."""
         known = self.get(environment)
         missing = [name for name in dtypes if known is None or name not in known.flops_per_second]
         if known is not None and not missing:

@@ -1,4 +1,5 @@
-"""Compiling the candidates of one task: for the host in lockstep with the search, for GPUs beside it."""
+"""Compiles the candidates of one task: before the search continues if the device is the host, concurrently
+with measuring if it is a GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from backends.solution import Solution
 from tuners.device_process import Binaries, Task
 from tuners.inputs import Case, applicable, screening_cases
 
-#: What compilers that work beside a device leave to the processes that drive devices.
+#: Niceness of compilers that run while a device measures, so that the device process has priority.
 NICENESS = 10
 
 
@@ -27,11 +28,12 @@ class _DroppedError(Exception):
 
 
 class Compilers:
-    """Solution -> its binaries, for one task at a time. `asked` families compile nothing that is worth a
-    thread: what they need is made once a problem.
+    """Solution -> its binaries, for one task at a time. Families that do not compile, or that are listed on
+    the device (DeviceListedFamily), are handled in the calling thread: what they need is small and compiled
+    once per problem.
 
-    A device that is not the host itself does not feel the processors' work (traits.compiles_beside): there
-    begin() returns at once. The host's own measurements would, and begin() waits."""
+    If compilers do not disturb the device's measurements (traits.compiles_beside), begin() returns at once.
+    If the device is the host they would, so begin() waits for them."""
 
     def __init__(self, backend: Backend, environment: Environment, cache: BinaryCache) -> None:
         self._backend, self._environment, self._cache = backend, environment, cache
@@ -39,29 +41,30 @@ class Compilers:
         self._traits = backend.traits
         self._beside = self._traits.compiles_beside
         here = os.cpu_count() or 1
-        # The process that drives the device has a processor to itself.
+        # One processor is left to the device process.
         self._pool = ThreadPoolExecutor(max(1, here - 1 if self._beside else here), initializer=self._be_nice)
         self._task: Task | None = None
         self._jobs: dict[str, Future[Binaries | Outcome | None]] = {}
         self._made: dict[str, Binaries | Outcome] = {}
         self._settling = False
-        #: Spent waiting for compilers.
+        #: Seconds spent waiting for compilers.
         self.seconds = 0.0
 
     def _be_nice(self) -> None:
         if self._beside:
-            with suppress(OSError):  # a thread's own on Linux; compilers' processes inherit it
+            with suppress(OSError):  # niceness is per thread on Linux; compiler processes inherit it
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
     def turn_to(self, task: Task) -> None:
-        """Forgets another task's."""
+        """Makes `task` the current one; drops the jobs and binaries of another task."""
         if task != self._task:
             self.settle()
             self._task = task
             self._made.clear()
 
     def begin(self, task: Task, solutions: Sequence[Solution]) -> None:
-        """Starts to compile what was not begun; on the host, compiles it."""
+        """Starts compiling the solutions that were not begun yet; waits for them if the device is the
+        host."""
         self.turn_to(task)
         for solution in solutions:
             name = solution.id
@@ -77,16 +80,16 @@ class Compilers:
             self._collect()
 
     def ready(self, solution: Solution) -> bool:
-        """Whether what was begun has ended, well or not."""
+        """Whether a solution's compilation has ended, successfully or not."""
         self._collect([solution.id])
         return solution.id in self._made
 
     def await_any(self, solutions: Sequence[Solution], seconds: float) -> None:
-        """Waits until one of those that were begun has ended, `seconds` at most."""
+        """Waits, at most `seconds`, until one of the compilations in progress has ended."""
         self._wait([self._jobs[s.id] for s in solutions if s.id in self._jobs], seconds, all_of_them=False)
 
     def compile(self, task: Task, solutions: Sequence[Solution]) -> Mapping[str, Outcome]:
-        """Waits for them all; the outcomes of those that failed, by id."""
+        """Compiles all solutions and waits for them. Returns the outcomes of those that failed, by id."""
         self.begin(task, solutions)
         self._wait([self._jobs[s.id] for s in solutions if s.id in self._jobs], None, all_of_them=True)
         self._collect()
@@ -94,20 +97,20 @@ class Compilers:
         return {name: made for name, made in found.items() if isinstance(made, Outcome)}
 
     def binaries(self, solution: Solution) -> Binaries | None:
-        """Of one that compiled, None where it did not or was not begun."""
+        """The binaries of a solution; None if compiling failed or was not begun."""
         made = self._made.get(solution.id)
         return None if isinstance(made, Outcome) else made
 
     def for_proof(self, task: Task, solution: Solution) -> Binaries | Outcome:
-        """With what a proof runs beyond the screening."""
+        """The binaries for all cases of a proof, which are more than those of a screening."""
         begin = time.monotonic()
         made = self._compiled(task, solution, every=True)
         self.seconds += time.monotonic() - begin
         return made
 
     def settle(self) -> None:
-        """Drops what is queued, and of what is being compiled the binaries that are not begun, and waits for
-        those that are: nothing works beside the device then."""
+        """Drops queued jobs and, within running jobs, the binaries that were not begun; waits for the
+        binaries in progress. No compiler runs when it returns."""
         running = [job for job in self._jobs.values() if not job.cancel()]
         self._settling = True
         try:
@@ -118,7 +121,7 @@ class Compilers:
         self._jobs.clear()
 
     def close(self) -> None:
-        """Drops what is queued."""
+        """Drops queued jobs and stops the thread pool."""
         self._pool.shutdown(cancel_futures=True)
 
     def _wait(
@@ -129,7 +132,7 @@ class Compilers:
         self.seconds += time.monotonic() - begin
 
     def _collect(self, names: Iterable[str] | None = None) -> None:
-        """Of those (None: all) who have ended."""
+        """Collects the results of the jobs in `names` (None: all) that have ended."""
         for name in list(self._jobs) if names is None else names:
             job = self._jobs.get(name)
             if job is not None and job.done():
@@ -139,19 +142,20 @@ class Compilers:
                     self._made[name] = made
 
     def _job(self, task: Task, solution: Solution) -> Binaries | Outcome | None:
-        """A thread's: None where the search ended first."""
+        """Runs in a pool thread. None if the search ended first."""
         try:
             return self._compiled(task, solution)
         except _DroppedError:
             return None
 
     def _compiled(self, task: Task, solution: Solution, every: bool = False) -> Binaries | Outcome:
-        """The binaries of a candidate for each problem that it is verified on, or what became of it."""
+        """The binaries of a candidate for each problem that it is verified on, or the outcome if it is
+        illegal or does not compile."""
         family, here = self._families[solution.family], self._environment
         rule = family.illegal(task.problem, solution, here)
         if rule is not None:
             return Outcome(solution, Phase.SCREEN, Status.ILLEGAL, (), {"rule": rule})
-        if isinstance(family, DeviceListedFamily):  # which twins are legal is asked on the device too
+        if isinstance(family, DeviceListedFamily):  # which twins are legal is only known on the device
             problems = [task.problem]
         else:
 

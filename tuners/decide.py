@@ -1,8 +1,8 @@
-"""From paired samples to a verdict. Pure: no clock, no device, no randomness.
+"""Decides a verdict from paired samples. Pure: no clock, no device, no randomness.
 
-Every round of a final times the baseline and each finalist once, in rotating order. A round's ratio
-(candidate / baseline) cancels what drifts between rounds. The interval of the median ratio comes from
-order statistics (a sign test turned around), so it assumes no distribution, only independent rounds.
+Every round of a final times the baseline and each finalist once, in rotating order. The ratio candidate /
+baseline within a round cancels drift between rounds. The confidence interval of the median ratio comes from
+order statistics (an inverted sign test), so it assumes independent rounds but no distribution.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import Any
 
 
 class Judgement(StrEnum):
-    """WIN: the winner beats the baseline by more than noise and margin. TIE: it could not be shown to.
-    LOSS: every candidate was shown slower than the baseline; the default stays, as with a TIE."""
+    """WIN: the whole confidence interval of the speedup lies above 1, and the median gain is at least the
+    margin. LOSS: every candidate was shown to be slower than the baseline. TIE: neither could be shown. The
+    baseline stays in use after a TIE and a LOSS."""
 
     WIN = "WIN"
     TIE = "TIE"
@@ -27,8 +28,8 @@ class Judgement(StrEnum):
 
 @dataclass(frozen=True)
 class DecisionRule:
-    """margin: least relative gain of a WIN. confidence: of one comparison, before it is divided among the
-    finalists (Bonferroni). min_rounds, max_rounds: of a final; see rounds_needed()."""
+    """margin: least relative gain of a WIN. confidence: of the whole final; it is shared among the
+    comparisons (Bonferroni). min_rounds, max_rounds: of a final; see rounds_needed()."""
 
     margin: float = 0.02
     confidence: float = 0.99
@@ -44,11 +45,12 @@ class DecisionRule:
             raise ValueError(f"need 2 <= min_rounds <= max_rounds, not {self.min_rounds}, {self.max_rounds}")
 
     def shared(self, comparisons: int) -> float:
-        """The confidence of each of so many comparisons."""
+        """The confidence of each comparison when there are `comparisons` of them."""
         return 1 - (1 - self.confidence) / max(1, comparisons)
 
     def rounds_needed(self, comparisons: int) -> int:
-        """Rounds below which no interval of so many comparisons closes, hence nothing is decided."""
+        """The least number of rounds that can decide: with fewer, the interval of each of `comparisons`
+        comparisons is unbounded."""
         count = self.min_rounds
         while _rank(count, self.shared(comparisons)) is None:
             count += 1
@@ -57,7 +59,7 @@ class DecisionRule:
 
 @dataclass(frozen=True)
 class Interval:
-    """A median with its confidence interval; -inf/inf where too few values bound it."""
+    """A median with its confidence interval; (-inf, inf) if there are too few values to bound it."""
 
     low: float
     mid: float
@@ -66,7 +68,7 @@ class Interval:
 
 @lru_cache(maxsize=4096)
 def _rank(count: int, confidence: float) -> int | None:
-    """The largest r with P(r-th smallest <= median <= r-th largest) >= confidence; None: there is none."""
+    """The largest r with P(r-th smallest <= median <= r-th largest) >= confidence; None if there is none."""
     tail, best = 0.0, None
     for r in range(1, count // 2 + 1):
         tail += comb(count, r - 1) / 2**count
@@ -86,16 +88,17 @@ def median_interval(values: Sequence[float], confidence: float) -> Interval:
 
 
 def paired(a: Sequence[float], b: Sequence[float], confidence: float) -> Interval:
-    """The median of a/b, round by round."""
+    """The median, with its interval, of the ratios a/b taken round by round."""
     return median_interval([x / y for x, y in zip(a, b, strict=True)], confidence)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a final decided. Ids are solutions'; seconds are medians of the final's fresh samples.
+    """The decision of a final. `baseline` and `winner` are solution ids; seconds are medians of the final's
+    fresh samples.
 
-    `speedup` is baseline time over winner time (an interval); `tie_set` every candidate not shown
-    slower than the winner by more than the margin; `reason` says in words why.
+    `speedup` is baseline time over winner time, with its interval. `tie_set` holds every candidate that was
+    not shown to be slower than the winner by more than the margin. `reason` explains the judgement.
     """
 
     judgement: Judgement
@@ -110,7 +113,7 @@ class Verdict:
     reason: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values (an open interval's end is null)."""
+        """Plain JSON values (an unbounded end of an interval is null)."""
         finite = {
             name: value if abs(value) != float("inf") else None for name, value in vars(self.speedup).items()
         }
@@ -141,13 +144,13 @@ def decide(
     not_slower: Sequence[str] = (),
     slower: Sequence[str] = (),
 ) -> Verdict:
-    """Judges a final. `times`: solution id -> seconds, one value a round, the same rounds for all.
+    """Decides a final. `times`: solution id -> seconds, one value per round, the same rounds for all.
 
-    Among candidates that beat the baseline and whose difference from the fastest of them is noise, and
-    under half the margin, the smallest `preference` (then the id) wins: the same way every time.
-    `not_slower` are candidates that never reached the final although nothing showed them slower; they
-    join the tie set. `slower` are finalists that left the final because they were shown slower than
-    whoever led it; they count as comparisons made. Raises ValueError for unequal or missing rounds.
+    Among the candidates that beat the baseline and whose difference from the fastest of them is within noise
+    and below half the margin, the one with the smallest `preference` (then id) wins, so that the choice is
+    reproducible. `not_slower` are candidates that did not reach the final although nothing showed them to be
+    slower; they join the tie set. `slower` are finalists that were eliminated as slower than the leader; they
+    count as comparisons. Raises ValueError for unequal or missing rounds.
     """
     rounds = {len(values) for values in times.values()}
     if baseline not in times or len(rounds) != 1 or 0 in rounds:
@@ -167,9 +170,9 @@ def decide(
     enough = count >= rule.rounds_needed(comparisons)
     winners = [name for name in times if enough and _wins(against_base[name], rule)]
     if winners:
-        best = fastest(winners)  # a faster median that is no WIN itself blocks nothing
+        best = fastest(winners)  # candidates with a faster median but no WIN of their own are ignored
         behind = {name: paired(times[name], times[best], confidence) for name in winners}
-        half = 1 + rule.margin / 2  # wide intervals must not let a preference cost more than this
+        half = 1 + rule.margin / 2  # limits the cost of a preference when intervals are wide
         level = [n for n in winners if n == best or (behind[n].low <= 1.0 and behind[n].mid <= half)]
         winner = min(level, key=lambda name: (order.get(name, ()), name))
         judgement = Judgement.WIN
@@ -220,7 +223,7 @@ def _no_winner(
 
 
 def _inverse(ratio: float) -> float:
-    """1/ratio, an open end staying open."""
+    """1/ratio for an end of an interval; an unbounded end stays unbounded."""
     if ratio == float("-inf"):
         return float("inf")
     return 0.0 if ratio == float("inf") else 1 / ratio

@@ -1,8 +1,7 @@
-"""What the parent calls in the process that owns the device: that one loads, verifies and times candidates,
-and may be killed.
+"""The functions that run in the device process, which loads, verifies and times candidates and may be killed.
 
-The parent calls these functions through a process pool (device_client.py). A candidate's own failure comes
-back as an Outcome; a crash or a hang is the parent's to see.
+The parent calls them through a process pool (device_client.py). A candidate's failure is returned as an
+Outcome; the parent detects crashes and hangs.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ import resource
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from backends import registry
 from backends.errors import (
@@ -37,7 +36,9 @@ from tuners.device_process import Binaries, DeviceProcess, DeviceProcessSettings
 from tuners.measure import Rotation
 from tuners.space import Space, search_space
 
-#: The child's exit code where the device's context was lost.
+T = TypeVar("T")
+
+#: Exit code of the device process when the device's context is lost.
 LOST_EXIT_CODE = 70
 _PR_SET_PDEATHSIG = 1
 
@@ -47,23 +48,24 @@ _process: DeviceProcess | None = None
 
 
 def start(settings: DeviceProcessSettings) -> None:
-    """Initialises the child: dies with its parent, dumps no core, is the first that a full memory kills,
-    and writes what libraries print when they crash to its own log."""
+    """Initialises the device process: it dies with its parent, dumps no core, is the OOM killer's first
+    choice, and writes standard error, such as the last output of a crashing library, to its own log."""
     global _settings
     _settings = settings
     with suppress(OSError):  # already a group leader
         os.setsid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     log = os.open(settings.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 2)
     os.close(log)
     registry.BACKENDS.update(settings.backends)
-    # Candidates are bound to operand sets in tens of thousands of objects, none of them in cycles, which full
-    # collections would walk for 0.15 s in the middle of a measurement. DeviceProcess.close() collects.
+    # Binding candidates to operand sets creates tens of thousands of objects without cycles. A full
+    # collection would walk them for 0.15 s in the middle of a measurement. DeviceProcess.close() collects
+    # explicitly.
     gc.disable()
 
 
@@ -74,7 +76,7 @@ def _state() -> DeviceProcess:
     if _process is None:
         try:
             _process = DeviceProcess(_settings)
-        except (LaunchError, DeviceMemoryExceeded) as error:  # of the machine: no problem is laid out yet
+        except (LaunchError, DeviceMemoryExceeded) as error:  # no problem is laid out yet: a machine fault
             raise DeviceLost(
                 f"device {_settings.index} of {_settings.backend} cannot be opened: {error}"
             ) from error
@@ -83,8 +85,8 @@ def _state() -> DeviceProcess:
 
 @contextmanager
 def _ending_if_lost() -> Iterator[None]:
-    """Ends the process where the device's context is lost: nothing else would answer right any more. What
-    it says last is read by its parent."""
+    """Ends the process if the device's context is lost, since later results would be wrong. The parent reads
+    the message from the log."""
     try:
         yield
     except ContextLost as error:
@@ -98,15 +100,23 @@ def warm_up() -> None:
 
 
 def bandwidths() -> Bandwidths:
-    """Measures reading and copying; frees the current operands first."""
+    """Measures read and copy bandwidth; frees the current operands first."""
     process = _state()
     with _ending_if_lost():
         process.close()
         return process.device.bandwidths()
 
 
+def run(check: Callable[..., T], *arguments: object) -> T:
+    """Calls check(process, *arguments), a function of a module, for what no tuning does (selftest_calls.py).
+    The current task's buffers stay allocated."""
+    process = _state()
+    with _ending_if_lost():
+        return check(process, *arguments)
+
+
 def rotation(task: Task) -> Rotation:
-    """Lays the operands out and computes the screening's references. Raises DeviceMemoryExceeded."""
+    """Lays out the operands and computes the screening's references. Raises DeviceMemoryExceeded."""
     with _ending_if_lost():
         process = _state().open(task)
         for case in process.screening:
@@ -116,7 +126,7 @@ def rotation(task: Task) -> Rotation:
 
 
 def space(task: Task, families: Sequence[str] | None) -> Space:
-    """The search space, as far as it takes the device to tell it."""
+    """The search space, including the candidates that only the open device can enumerate."""
     process = _state()
     with _ending_if_lost():
         return search_space(
@@ -125,7 +135,8 @@ def space(task: Task, families: Sequence[str] | None) -> Space:
 
 
 def neighbours(task: Task, solution: Solution) -> list[Solution]:
-    """Legal candidates that differ from `solution` in one choice; none where its family knows none."""
+    """Legal candidates that differ from `solution` in one parameter; none if its family is not listed on the
+    device."""
     process = _state()
     family = process.families.get(solution.family)
     if not isinstance(family, DeviceListedFamily):
@@ -136,7 +147,7 @@ def neighbours(task: Task, solution: Solution) -> list[Solution]:
 
 
 def screen(task: Task, batch: Sequence[tuple[Solution, Binaries]], best: float | None) -> list[Outcome]:
-    """For each: verifies one seed, then times; `best` is the fastest median so far (seconds)."""
+    """Verifies each solution on one seed, then times it. `best` is the fastest median so far, in seconds."""
     found: list[Outcome] = []
     for solution, binaries in batch:
 
@@ -153,22 +164,22 @@ def screen(task: Task, batch: Sequence[tuple[Solution, Binaries]], best: float |
 
 
 def sample(task: Task, solution: Solution, binaries: Binaries, again: bool) -> Outcome:
-    """One sample for a final; a disturbed one is handed back as unstable, with `again` only after it was
-    taken again a few times."""
+    """Takes one sample for a race. A disturbed one is returned as unstable; with `again`, only after a few
+    repetitions."""
     return _guarded(
         Phase.FINAL, solution, lambda: evaluate.sample(_state().open(task), solution, binaries, again)
     )
 
 
 def prove(task: Task, solution: Solution, binaries: Binaries, seeds: int) -> Outcome:
-    """Verifies `seeds` seeds on ragged and exact problems."""
+    """Verifies a solution on `seeds` seeds of ragged and exact problems."""
     return _guarded(
         Phase.PROOF, solution, lambda: evaluate.prove(_state().open(task), solution, binaries, seeds)
     )
 
 
 def _guarded(phase: Phase, solution: Solution, run: Any) -> Outcome:
-    """A candidate's own exceptions as its outcome."""
+    """Runs `run` and turns exceptions that the candidate caused into its outcome."""
     try:
         with _ending_if_lost():
             outcome: Outcome = run()

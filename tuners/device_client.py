@@ -1,4 +1,4 @@
-"""The parent's side of the child that owns the device: calls with time limits, failures as outcomes."""
+"""The parent's side of the device process: calls with time limits, and failures as outcomes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,7 @@ from pebble import ProcessExpired, ProcessPool
 
 from backends.cache import BinaryCache
 from backends.environment import Environment
-from backends.errors import (
-    DeviceError,
-    DeviceLost,
-    DeviceMemoryExceeded,
-    GemmtuneError,
-)
+from backends.errors import DeviceError, DeviceLost, DeviceMemoryExceeded, GemmtuneError
 from backends.outcome import Outcome, Phase, Status
 from backends.protocol import Backend, DeviceListedFamily, NeighbouredFamily
 from backends.registry import BACKENDS, FoundDevice, backend
@@ -42,98 +37,106 @@ from tuners.space import Space, search_space
 
 T = TypeVar("T")
 
-#: A call that takes longer than this and LONG times what it should is a hang.
+#: A call hangs if it takes longer than HANG_SECONDS plus LONG times its typical duration.
 HANG_SECONDS, LONG = 10.0, 10.0
-#: A large product is tried with this many of each family's first candidates.
+#: The compute ceiling is measured with this many of each family's first candidates.
 CEILING_CANDIDATES = 2
-#: A folder's maker locks it within this time.
+#: The process that creates a folder locks it within this time.
 FRESH_SECONDS = 60.0
-#: Laying out, referencing and ceilings are numpy's own work: slow at worst.
+#: Time limit for laying out operands, computing references and measuring ceilings, which may be slow.
 SETUP_SECONDS = 600.0
 
 
 class Runner(Protocol):
-    """What a session needs of a device; tests put recorded noise behind it."""
+    """The device operations that a session needs; tests implement it with recorded noise."""
 
     @property
     def environment(self) -> Environment:
-        """Of the device."""
+        """The device's environment."""
 
     @property
     def backend(self) -> Backend:
-        """The device's vendor."""
+        """The device's backend."""
 
     def open(self, task: Task) -> Rotation:
-        """Lays out a problem. Raises DeviceMemoryExceeded."""
+        """Lays out the task's operands on the device. Raises DeviceMemoryExceeded."""
 
     def space(self, task: Task, families: Sequence[str] | None) -> Space:
         """The search space. Raises UnsupportedProblem."""
 
     def tells_neighbours(self, family: str) -> bool:
-        """Whether candidates of a family have neighbours that no list holds."""
+        """Whether the family can enumerate neighbours, which may be missing from its list."""
 
     def neighbours(self, task: Task, solution: Solution) -> Sequence[Solution]:
-        """Legal candidates that differ from `solution` in one choice, where its family can tell them."""
+        """Legal candidates that differ from `solution` in one parameter; none if its family cannot enumerate
+        them."""
 
     def begin(self, task: Task, solutions: Sequence[Solution]) -> None:
-        """Starts to compile what is missing. Where compilers would disturb the device's measurements, it
-        compiles it."""
+        """Starts compiling what is not compiled yet. If compilers would disturb the device's measurements,
+        waits for them."""
 
     def ready(self, solution: Solution) -> bool:
-        """Whether one that was begun has compiled, or failed to."""
+        """Whether a solution's compilation has ended, successfully or not."""
 
     def await_any(self, solutions: Sequence[Solution], seconds: float) -> None:
-        """Waits until one more of those that were begun is ready, `seconds` at most."""
+        """Waits, at most `seconds`, until one of the compilations in progress has ended."""
 
     def settle(self) -> None:
-        """Drops what was begun and is not being compiled yet; no compiler works when it returns."""
+        """Drops compilations that are still queued; no compiler runs when it returns."""
 
     def compile(self, task: Task, solutions: Sequence[Solution]) -> Mapping[str, Outcome]:
-        """Waits until all of them are compiled; the outcomes of those that failed, by id."""
+        """Compiles all solutions and waits for them. Returns the outcomes of those that failed, by id."""
 
     def screen(self, solutions: Sequence[Solution], best: float | None) -> list[Outcome]:
-        """For each: one seed verified, then timed."""
+        """Verifies each solution on one seed, then times it. `best` is the fastest median so far, in
+        seconds."""
 
     def sample(self, solution: Solution, again: bool = True) -> Outcome:
-        """One timed sample; `again`: a disturbed one is taken again."""
+        """Takes one timed sample; with `again`, a disturbed one is repeated."""
 
     def prove(self, solution: Solution, seeds: int) -> Outcome:
-        """`seeds` seeds verified."""
+        """Verifies a solution on `seeds` seeds."""
 
 
-#: Of the folders that hold a child's log, and the file in them that their owner has locked.
+#: Prefix of the folders that hold a device process's log, and the file in them that the owner locks.
 _FOLDERS, _LOCK = "gemmtune-child-", "lock"
 
 
 def _remove_left_folders() -> None:
-    """Of processes that were killed: nobody holds their lock, and nobody else would remove them."""
+    """Removes the folders of killed processes, which are recognized by a free lock."""
     for lock in Path(tempfile.gettempdir()).glob(f"{_FOLDERS}*/{_LOCK}"):
         with suppress(OSError), lock.open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if time.time() - lock.stat().st_mtime > FRESH_SECONDS:  # not one that is being made
+            if time.time() - lock.stat().st_mtime > FRESH_SECONDS:  # a newer one may not be locked yet
                 shutil.rmtree(lock.parent, ignore_errors=True)
 
 
 def _screen_alone(task: Task, solution: Solution, binaries: Binaries, best: float | None) -> Outcome:
-    """In the child: a batch of one."""
+    """Runs in the device process: screens a batch of one."""
     return device_calls.screen(task, [(solution, binaries)], best)[0]
 
 
 class DeviceClient:
-    """A device behind a killable child. Use as a context manager; one task at a time."""
+    """A device driven through a process that can be killed. A context manager; one task at a time."""
 
-    def __init__(self, device: FoundDevice, cache: BinaryCache, hang_seconds: float = HANG_SECONDS) -> None:
+    def __init__(
+        self,
+        device: FoundDevice,
+        cache: BinaryCache,
+        hang_seconds: float = HANG_SECONDS,
+        setup_seconds: float = SETUP_SECONDS,
+    ) -> None:
         self.device = device
         self.environment = device.environment
         self.backend = backend(device.backend)
         self.cache = cache
-        self._hang = hang_seconds
+        self._hang, self._setup_seconds = hang_seconds, setup_seconds
         _remove_left_folders()
         self._folder = tempfile.TemporaryDirectory(prefix=_FOLDERS)
         self._lock = os.open(Path(self._folder.name, _LOCK), os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self._log = Path(self._folder.name) / "child.log"
-        # The child inherits them; libraries read such variables when they are loaded.
+        # The device process inherits these variables; libraries read them when they are loaded.
         for name, value in self.backend.process_variables.items():
             os.environ.setdefault(name, value)
         settings = DeviceProcessSettings(
@@ -157,8 +160,8 @@ class DeviceClient:
         self._task: Task | None = None
         self._typical = 0.0
         self._awake = False
-        # The child starts while the parent lists candidates; a failure shows at the first real call.
-        self._warm = self._pool.schedule(device_calls.warm_up, timeout=SETUP_SECONDS)
+        # The device process starts while the parent lists candidates; a failure shows at the first call.
+        self._warm = self._pool.schedule(device_calls.warm_up, timeout=setup_seconds)
 
     def __enter__(self) -> DeviceClient:
         return self
@@ -167,7 +170,7 @@ class DeviceClient:
         self.close()
 
     def close(self) -> None:
-        """Ends the child, whatever it is doing."""
+        """Ends the device process, even in the middle of a call."""
         self._pool.stop()  # type: ignore[no-untyped-call]
         self._pool.join()
         self._compilers.close()
@@ -175,19 +178,23 @@ class DeviceClient:
         os.close(self._lock)
 
     def ceilings(self, dtypes: Sequence[str]) -> Ceilings:
-        """Measures the device's ceilings: reading, copying, and for each input type a large product by the
-        baselines and each family's first candidates. Raises DeviceError where the child dies of it."""
+        """Measures the device's ceilings: read and copy bandwidth, and for each input type a large GEMM with
+        the baselines and each family's first candidates. Raises DeviceError if the device process dies or no
+        candidate is correct."""
         flops, method = {}, {}
         for name in dtypes:
-            flops[name], method[name] = self._product(name)
+            flops[name], method[name] = self.product(name)
         moved = self._setup(device_calls.bandwidths)
         method |= {"read": moved.method, "copy": moved.method}
         return Ceilings(moved.read, moved.copy, flops, method)
 
-    def _product(self, name: str) -> tuple[float, str]:
+    def product(self, name: str, families: Sequence[str] | None = None) -> tuple[float, str]:
+        """FLOP/s of the backend's large GEMM of an input type, and how they were reached: by the baselines
+        and the first candidates of the families (None: all). Raises like ceilings(), UnsupportedProblem
+        too."""
         policy = MeasurementPolicy(mode=self.backend.traits.modes[0], cache="warm")
         task = Task(self.backend.product(name), policy, 0)
-        space = self.space(task, None)
+        space = self.space(task, families)
         tried = [b.solution for b in space.baselines]
         for family in dict.fromkeys(solution.family for solution in space.candidates):
             tried += [s for s in space.candidates if s.family == family][:CEILING_CANDIDATES]
@@ -230,7 +237,7 @@ class DeviceClient:
 
     @property
     def compile_seconds(self) -> float:
-        """Spent waiting for compilers."""
+        """Seconds spent waiting for compilers."""
         return self._compilers.seconds
 
     def begin(self, task: Task, solutions: Sequence[Solution]) -> None:
@@ -254,7 +261,8 @@ class DeviceClient:
         return self._compilers.compile(task, solutions)
 
     def screen(self, solutions: Sequence[Solution], best: float | None) -> list[Outcome]:
-        """Together first; where the child dies or hangs, one by one, so that it shows whose fault it is."""
+        """Screens the solutions in one call. If the device process dies or hangs, screens them one by one to
+        find the one at fault."""
         if len(solutions) > 1:
             together = self._screen_together(solutions, best)
             if together is not None:
@@ -275,12 +283,12 @@ class DeviceClient:
         batch = [(s, self._compilers.binaries(s) or {}) for s in solutions if s.id not in failed]
         limit = self._hang + LONG * self._typical * len(batch)
         if not self._typical:
-            limit = max(limit, SETUP_SECONDS)
+            limit = max(limit, self._setup_seconds)
         begin = time.monotonic()
         try:
             found = self._call(device_calls.screen, (self._task, batch, best), limit)
         except (FutureTimeout, ProcessExpired):
-            if self._log.exists():  # whose words these are shows when they run one by one
+            if self._log.exists():  # its text is reproduced when the candidates run one by one
                 self._log.write_text("")
             self._setup(device_calls.rotation, self._task)
             return None
@@ -312,7 +320,7 @@ class DeviceClient:
             return replace(binaries, phase=phase)
         limit = self._hang + LONG * self._typical
         if not self._typical or phase is Phase.PROOF:  # a proof draws inputs and computes references
-            limit = max(limit, SETUP_SECONDS)
+            limit = max(limit, self._setup_seconds)
         arguments = (self._task, solution, binaries, *extra)
         try:
             return self._call(call, arguments, limit)
@@ -321,17 +329,18 @@ class DeviceClient:
             status = Status.TIMEOUT
         except ProcessExpired as error:
             evidence, status = self._autopsy(error), Status.CRASH
-        self._setup(device_calls.rotation, self._task)  # here and now, not on the next candidate's time
+        self._setup(device_calls.rotation, self._task)  # now, so that no candidate's time limit pays for it
         return Outcome(solution, phase, status, (), evidence)
 
     def _awaken(self) -> None:
-        """Waits for the first child: one that never answers dies of the machine, not of a problem."""
+        """Waits until the device process has started. If that fails, the machine is at fault and no problem
+        is: raises DeviceLost."""
         if self._awake:
             return
         try:
             self._result(self._warm)
         except FutureTimeout as error:
-            raise DeviceLost(f"{self.device.backend}: no answer within {SETUP_SECONDS:.0f} s") from error
+            raise DeviceLost(f"{self.device.backend}: no answer within {self._setup_seconds:.0f} s") from error
         except ProcessExpired as error:
             evidence = self._autopsy(error)
             raise DeviceLost(
@@ -339,12 +348,17 @@ class DeviceClient:
             ) from error
         self._awake = True
 
+    def run(self, check: Callable[..., T], *arguments: object) -> T:
+        """Calls check(process, *arguments) in the device process (device_calls.run). Raises DeviceError if
+        the process dies or does not answer."""
+        return self._setup(device_calls.run, check, *arguments)
+
     def _setup(self, call: Callable[..., T], *arguments: object) -> T:
         self._awaken()
         try:
-            return self._call(call, arguments, SETUP_SECONDS)
+            return self._call(call, arguments, self._setup_seconds)
         except FutureTimeout as error:
-            raise DeviceError(f"{self.device.backend}: no answer within {SETUP_SECONDS:.0f} s") from error
+            raise DeviceError(f"{self.device.backend}: no answer within {self._setup_seconds:.0f} s") from error
         except ProcessExpired as error:
             evidence = self._autopsy(error)
             raise DeviceError(

@@ -1,6 +1,6 @@
-"""The state of the process that owns the device: the open device, and what is laid out on it for a task.
+"""The state of the device process: the open device, and the buffers and kernels of the current task.
 
-It can always be made again: every call from the parent names its problem (device_calls.py).
+The state can always be rebuilt, since every call from the parent carries its task (device_calls.py).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from tuners.options import SearchOptions
 from tuners.policy import MeasurementPolicy
 from tuners.verify_device import make_verifier
 
-#: Loaded candidates kept ready (heats and finals interleave those who are in them).
+#: Loaded candidates that are kept, since heats and finals interleave their entrants.
 _KEPT = 64
-#: problem id -> path of the candidate's binary for that problem; the parent compiles, the child never.
+#: problem id -> path of the candidate's binary for that problem. Only the parent process compiles.
 Binaries = Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class DeviceProcessSettings:
-    """What a child needs to know: backend and device, the registry, the cache, its log file. Devices are
-    numbered anew when one is lost, so that the one meant is told by its UUID too."""
+    """Settings of a device process: backend, device, registry, cache folder and log file. The UUID identifies
+    the device as well, since indices change when a device is lost."""
 
     backend: str
     index: int
@@ -47,7 +47,7 @@ class DeviceProcessSettings:
 
 @dataclass(frozen=True)
 class Task:
-    """One problem under one policy; `seed` draws its inputs."""
+    """One problem under one policy; its inputs are drawn from `seed`."""
 
     problem: GemmProblem
     policy: MeasurementPolicy
@@ -56,7 +56,7 @@ class Task:
 
 
 class DeviceProcess:
-    """The open device and what is laid out on it."""
+    """The open device, with the operands, kernels and verifier of the current task."""
 
     def __init__(self, settings: DeviceProcessSettings) -> None:
         self.backend: Backend = registry.backend(settings.backend)
@@ -77,7 +77,7 @@ class DeviceProcess:
         return self.backend.families()
 
     def close(self) -> None:
-        """Frees everything laid out for the current task."""
+        """Frees everything that was allocated for the current task."""
         self._forget_timers()
         self.verifier.forget()
         for held in (self._sets, self._workspace):
@@ -87,7 +87,7 @@ class DeviceProcess:
         gc.collect()
 
     def open(self, task: Task) -> DeviceProcess:
-        """Makes `task` the current one."""
+        """Makes `task` the current one: allocates and fills its operands."""
         if task != self._task:
             self.close()
             self._sets = OperandSets(self.device, task.problem, task.policy, task.seed)
@@ -103,23 +103,23 @@ class DeviceProcess:
 
     @property
     def screening(self) -> Sequence[Case]:
-        """What a candidate must compute right before it is timed."""
+        """The cases that a candidate must compute correctly before it is timed."""
         return screening_cases(self.task.problem, self.task.seed, every=self.device.traits.screens_every_case)
 
     @property
     def sets(self) -> OperandSets:
-        """The current operands."""
+        """The operand sets of the current task."""
         if self._sets is None:
             raise RuntimeError("no task is open")
         return self._sets
 
     def load(self, problem: GemmProblem, solution: Solution, binaries: Binaries) -> Kernel:
-        """The candidate for `problem`."""
+        """Loads the candidate for `problem`."""
         path = binaries.get(problem.id)
         return self.device.load(problem, solution, Path(path) if path else None)
 
     def timer(self, solution: Solution, binaries: Binaries) -> Timer:
-        """The candidate bound to every operand set, loaded once."""
+        """The candidate's timer. The candidate is loaded once, and reloaded only if it was evicted."""
         if solution.id not in self._timers:
             kernel = self.load(self.task.problem, solution, binaries)
             timer = Timer.of(self.device, kernel, self.sets, self.task.policy.mode, self._workspace_at)
@@ -136,7 +136,7 @@ class DeviceProcess:
 
     def _workspace_at(self, size: int) -> int:
         if self._workspace is None or self._workspace.size < size:
-            self._forget_timers()  # their launches hold the old address
+            self._forget_timers()  # their launches are bound to the old address
             if self._workspace is not None:
                 self._workspace.free()
             self._workspace = self.device.allocate(max(size, self.device.traits.workspace_bytes))

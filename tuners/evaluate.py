@@ -1,6 +1,6 @@
-"""One candidate on the open device: verified, screened, sampled, proven.
+"""Verifies, screens, samples and proves one candidate on the open device.
 
-Runs in the child; what a candidate raises is device_calls.py's to turn into its outcome.
+Runs in the device process; device_calls.py turns a candidate's exceptions into its outcome.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Any
 from backends.errors import IllegalSolution
 from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem
-from backends.protocol import CompiledKernel, Family, Kernel
+from backends.protocol import CompiledKernel, Family, Kernel, NamedKernel
 from backends.solution import Solution
 from tuners.device_process import Binaries, DeviceProcess
 from tuners.inputs import Case, applicable, cases
 
-#: A screening's checks are laid out once for all candidates; a proof's are not kept.
+#: Up to this many checks are kept laid out for the next candidates, as in a screening. A proof has more
+#: checks and keeps none.
 SCREEN_CHECKS = 12
 NOT_REPEATABLE = "two runs on the same input gave different bits; the policy wants deterministic solutions"
 
@@ -27,8 +28,8 @@ NOT_REPEATABLE = "two runs on the same input gave different bits; the policy wan
 def verify(
     process: DeviceProcess, solution: Solution, binaries: Binaries, checks: Sequence[Case]
 ) -> dict[str, Any]:
-    """Runs the checks that are legal for the solution; the evidence, with "wrong" where one failed. A check
-    that stands in for another runs where that one is not legal."""
+    """Runs the checks that are legal for the solution, and returns the evidence, with "wrong" if one failed.
+    A fallback check runs if the one that it replaces is not legal."""
     worst: dict[str, Any] = {"checks": 0, "exact_checks": 0, "beta_checks": 0, "error_over_bound": 0.0}
     traits = process.device.traits
     family, findings, ran = process.families[solution.family], {}, set()
@@ -38,11 +39,11 @@ def verify(
         if kernel is None:
             return False
         keep, exact = len(checks) <= SCREEN_CHECKS, case.name == "exact"
-        # Twice shows what a run leaves behind.
+        # A second run detects state left behind by the first.
         twice = traits.repeats_exact if exact else traits.repeats_others_in_screening or not keep
         try:
             findings[case] = process.verifier.check(kernel, case, keep, runs=2 if twice else 1), kernel
-        except IllegalSolution:  # a library may refuse as late as at its launch
+        except IllegalSolution:  # a library may refuse only at its launch
             return False
         return True
 
@@ -76,7 +77,7 @@ def verify(
 def legal(
     process: DeviceProcess, family: Family, problem: GemmProblem, solution: Solution, binaries: Binaries
 ) -> Kernel | None:
-    """The candidate for a problem, None where a rule forbids it there."""
+    """The candidate loaded for a problem; None if it is illegal there."""
     if not family.supports(problem) or family.illegal(problem, solution, process.device.environment):
         return None
     try:
@@ -86,8 +87,8 @@ def legal(
 
 
 def screen(process: DeviceProcess, solution: Solution, binaries: Binaries, best: float | None) -> Outcome:
-    """Verifies a candidate on one seed, then times it until it has its samples or is shown slower than `best`
-    (seconds). Raises LaunchError, IllegalSolution, DeviceMemoryExceeded."""
+    """Verifies a candidate on one seed, then times it until it has enough samples or is shown to be slower
+    than `best` (seconds). Raises LaunchError, IllegalSolution, DeviceMemoryExceeded."""
     task = process.task
     limit = task.policy.max_workspace_bytes
     kernel = process.load(task.problem, solution, binaries)
@@ -104,15 +105,17 @@ def screen(process: DeviceProcess, solution: Solution, binaries: Binaries, best:
             return Outcome(solution, Phase.SCREEN, Status.ILLEGAL, (), evidence | {"rule": NOT_REPEATABLE})
     if isinstance(kernel, CompiledKernel):
         evidence["resources"] = dict(kernel.resources())
+    if isinstance(kernel, NamedKernel) and (names := kernel.names()):
+        evidence["names"] = dict(names)
     timer = process.timer(solution, binaries)
     clean: list[float] = []
     disturbed: list[float] = []
     options, samples = task.options.screening, process.device.traits.screening_samples
-    if process.device.traits.own_clock:  # it ran a moment ago
+    if process.device.traits.own_clock:  # no warm-up: the candidate ran a moment ago
         sized = timer.size(warm=False)
         far = max(options.prune_sized * best, options.host_bound_seconds) if best is not None else inf
         if sized.seconds > far and not sized.disturbed:
-            sized = timer.size(warm=False)  # once more: a hiccup is no reason to drop the best of all
+            sized = timer.size(warm=False)  # once more, so that one outlier cannot drop the best candidate
         if sized.seconds > far and not sized.disturbed:
             evidence |= {"disturbed": 0, "best_seconds": best, "sized_only": True}
             return Outcome(solution, Phase.SCREEN, Status.PRUNED, (sized.seconds,), evidence)
@@ -135,8 +138,8 @@ def screen(process: DeviceProcess, solution: Solution, binaries: Binaries, best:
 
 
 def sample(process: DeviceProcess, solution: Solution, binaries: Binaries, again: bool) -> Outcome:
-    """One sample for a race; with `again` a disturbed one is repeated, and the median of those that stayed
-    disturbed is an unstable outcome. Raises LaunchError."""
+    """Takes one sample for a race; with `again`, a disturbed one is repeated. If all tries were disturbed,
+    the outcome is unstable, with their median. Raises LaunchError."""
     timer = process.timer(solution, binaries)
     seen: list[float] = []
     for _ in range(process.task.options.race.sample_tries if again else 1):
@@ -149,8 +152,8 @@ def sample(process: DeviceProcess, solution: Solution, binaries: Binaries, again
 
 
 def prove(process: DeviceProcess, solution: Solution, binaries: Binaries, seeds: int) -> Outcome:
-    """Verifies a winner on `seeds` seeds of ragged and exact inputs; the evidence has the device's condition.
-    Raises LaunchError, IllegalSolution, DeviceMemoryExceeded."""
+    """Verifies a winner on `seeds` seeds of ragged and exact problems; the evidence includes the device's
+    condition. Raises LaunchError, IllegalSolution, DeviceMemoryExceeded."""
     task = process.task
     condition = dict(process.device.condition())
     exact_seeds = process.device.traits.exact_seeds

@@ -1,4 +1,4 @@
-"""Random operands for verifying and timing, and the problems that probe a candidate's edges."""
+"""Random operands for verifying and timing, and the cases that test a candidate's edge handling."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from backends.problem import GemmProblem, with_scalars
 
 #: Seed i of a proof draws from DISTRIBUTIONS[i]: signed, large, exact small integers, one-sided, signed.
 DISTRIBUTIONS = ("normal", "large", "integers", "uniform", "normal")
-#: The standard deviation of floating `small` values, whose integers are -1, 0 and 1.
+#: The standard deviation of floating-point `small` values. (`small` integers are -1, 0 and 1.)
 SMALL = 2.0**-3
-#: Standard deviations of an element of D that half of its type's range must hold.
+#: Half of the range of D's type must hold this many standard deviations of an element.
 DEVIATIONS = 4.0
-#: More values than this repeat: drawing them anew would take seconds. A prime, so that no stride of a
-#: kernel's mistakes falls on an equal value.
+#: Number of values after which they repeat, since drawing more would take seconds. A prime, so that a kernel
+#: that reads at a wrong stride does not find equal values.
 POOL = 2**22 - 3
-#: No multiple of any tile, cache block or vector.
+#: Sizes that are not multiples of any tile, cache block or vector.
 RAGGED_M, RAGGED_N, RAGGED_K = 131, 37, 259
 RAGGED_BATCH = 3
-#: Multiples of 16 and of no tile.
+#: Multiples of 16 that are not multiples of any tile.
 EVEN_M, EVEN_N = 144, 48
 
 
 def draw(rng: np.random.Generator, count: int, dtype: DType, distribution: str) -> npt.NDArray[Any]:
-    """`count` values of storage type `dtype`; large keeps sums of thousands of products finite, small is for
-    outputs that hold no larger sums, and scale is uniform from a half to one and a half. fp64's use its whole
-    significand, so that arithmetic on narrowed inputs shows."""
+    """`count` values of storage type `dtype`. `large` keeps sums of thousands of products finite, `small` is
+    for outputs that cannot hold larger sums, and `scale` is uniform in [0.5, 1.5). fp64 values use the whole
+    significand, so that arithmetic on narrowed inputs is detected."""
     if count > POOL:
         return np.resize(draw(rng, POOL, dtype, distribution), count)
     if dtype.kind == INTEGER:
@@ -53,14 +53,14 @@ def draw(rng: np.random.Generator, count: int, dtype: DType, distribution: str) 
 
 
 def scaled_down(distribution: str, problem: GemmProblem) -> str:
-    """The distribution that is drawn from instead, where sums might leave a floating output's range: `large`
-    (and integers of the whole span) becomes `normal`; what would pass half of the range yet becomes the
-    first of `integers`, `normal` and `small` that does not. (What leaves an integer's range saturates.)"""
+    """The distribution to draw from instead if sums might leave a floating-point output's range. `large` (and
+    integers of the whole span) becomes `normal`; a distribution that would still exceed half of the range is
+    replaced by the first of `integers`, `normal` and `small` that would not. (Integer outputs saturate.)"""
     kind = _without_large(distribution, problem)
     if DTYPES[problem.dtype_d].kind == INTEGER:
         return kind
     most = DTYPES[problem.dtype_d].largest
-    if problem.compute == "fp16":  # so are the sums
+    if problem.compute == "fp16":  # then the sums are fp16 too
         most = min(most, DTYPES["fp16"].largest)
     for candidate in (kind, "integers", "normal"):
         if _reach(candidate, problem) < most / 2:
@@ -69,7 +69,8 @@ def scaled_down(distribution: str, problem: GemmProblem) -> str:
 
 
 def _without_large(distribution: str, problem: GemmProblem) -> str:
-    """`normal` for values so large that products of them, C or the bias would leave the output's range."""
+    """`normal` if values are so large that their products, C or the bias would leave the output's range; else
+    `distribution`."""
     out, source = DTYPES[problem.dtype_d], DTYPES[problem.dtype_a]
     wide = ("uniform", "large") if source.kind == INTEGER else ("large",)
     if distribution not in wide:
@@ -81,14 +82,14 @@ def _without_large(distribution: str, problem: GemmProblem) -> str:
 
 
 def _reach(distribution: str, p: GemmProblem) -> float:
-    """What hardly an element of D exceeds: the mean's size and DEVIATIONS standard deviations of a sum of k
-    products, with alpha and the largest scales; C and the bias likewise."""
+    """A magnitude that elements of D hardly ever exceed: |mean| plus DEVIATIONS standard deviations of a sum
+    of k products, times alpha and the largest scales, plus the same for C and the bias."""
     (mean_a, square_a), (mean_b, square_b) = (
         _moments(DTYPES[kind], distribution) for kind in (p.dtype_a, p.dtype_b)
     )
     mean = abs(mean_a * mean_b)
     variance = square_a * square_b - mean**2
-    largest = 1.5 if p.scale_dtype in (None, "fp32") else 2.0  # powers of two round up
+    largest = 1.5 if p.scale_dtype in (None, "fp32") else 2.0  # 1.5 may round up to a power of two
     scaled_inputs = (p.scale_a != "none") + (p.scale_b != "none")
     alpha, beta = p.scalars
     reach: float = p.k * mean + DEVIATIONS * (p.k * variance) ** 0.5
@@ -102,7 +103,7 @@ def _reach(distribution: str, p: GemmProblem) -> float:
 
 
 def _moments(dtype: DType, distribution: str) -> tuple[float, float]:
-    """The mean of a distribution's values and of their squares."""
+    """The mean of a distribution's values, and the mean of their squares."""
     if dtype.kind == INTEGER:
         return (0.0, 2 / 3) if distribution == "small" else (-0.5, (2 * _span(distribution) ** 2 + 1) / 6)
     if distribution == "uniform":
@@ -112,7 +113,7 @@ def _moments(dtype: DType, distribution: str) -> tuple[float, float]:
 
 
 def _span(distribution: str) -> int:
-    """Integers go from minus this to one less than it."""
+    """Integers are drawn from [-span, span)."""
     return 8 if distribution in ("normal", "integers") else 128
 
 
@@ -122,7 +123,7 @@ def _large(dtype: DType) -> float:
 
 
 def host_inputs(problem: GemmProblem, seed: int, distribution: str) -> dict[str, npt.NDArray[Any]]:
-    """Logical operands [copies, columns, rows] of all that the problem has but d."""
+    """The problem's operands except d, each as an array [copies, columns, rows]."""
     rng = np.random.default_rng([seed, 0x6E77])
     kind = scaled_down(distribution, problem)
     found = {}
@@ -136,12 +137,12 @@ def host_inputs(problem: GemmProblem, seed: int, distribution: str) -> dict[str,
 
 
 def operand_distribution(name: str, distribution: str) -> str:
-    """What an operand is drawn from where the inputs are drawn from `distribution`."""
+    """The distribution of an operand when the inputs are drawn from `distribution`."""
     return "scale" if name.startswith("scale_") else distribution
 
 
 def _as_stored(layout: Layout, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """What `values` read as once they are stored: copies that overlap share elements."""
+    """`values` as they read after being stored: copies that overlap share elements."""
     if layout.copies == 1 or layout.stride >= layout.ld * (layout.columns - 1) + layout.rows:
         return values
     view = layout.view(np.empty(layout.elements, values.dtype))
@@ -151,8 +152,8 @@ def _as_stored(layout: Layout, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 @dataclass(frozen=True)
 class Case:
-    """One check of a candidate: a problem, a seed and a distribution. One that is `instead_of` another (of
-    the same seed, by name) is run only where that one is not applicable."""
+    """One check of a candidate: a problem, a seed and a distribution. A case with `instead_of` is run only if
+    the case of that name with the same seed is not applicable."""
 
     problem: GemmProblem
     seed: int
@@ -162,15 +163,16 @@ class Case:
 
 
 def ragged(problem: GemmProblem) -> GemmProblem:
-    """The same types, transposes and epilogue on small odd sizes with padded leading dimensions and
-    alpha, beta beyond one and zero."""
+    """A problem with the same types, transposes and epilogue, but small odd sizes, padded leading dimensions,
+    and alpha and beta other than one and zero."""
     p = problem
     return _twin(p, (min(p.m, RAGGED_M), min(p.n, RAGGED_N), min(p.k, RAGGED_K)), 1)
 
 
 def _ragged_fallbacks(problem: GemmProblem) -> list[tuple[str, GemmProblem]]:
-    """Easier twins, by what their names add, for libraries that want leading dimensions in whole vectors (of
-    16 bytes), D's rows too, or all sizes. k stays: such a library's configuration may split it."""
+    """(name suffix, problem) of easier twins, for libraries that require leading dimensions, D's rows too, or
+    all sizes to be multiples of a 16-byte vector. They keep k, since a configuration of such a library may
+    split it."""
     p = problem
     m, n = min(p.m, RAGGED_M), min(p.n, RAGGED_N)
     vector = max(1, 16 // DTYPES[p.dtype_d].bytes)
@@ -186,7 +188,7 @@ def _ragged_fallbacks(problem: GemmProblem) -> list[tuple[str, GemmProblem]]:
 
 
 def _twin(p: GemmProblem, sizes: tuple[int, int, int], align: int) -> GemmProblem:
-    """`p` at other sizes, padded, with scalars that are neither one nor zero; leading dimensions and batch
+    """`p` with other sizes, padding, and scalars that are neither one nor zero. Leading dimensions and batch
     strides are multiples of `align` bytes."""
     m, n, k = sizes
     batch = min(p.batch, RAGGED_BATCH)
@@ -205,14 +207,14 @@ def _twin(p: GemmProblem, sizes: tuple[int, int, int], align: int) -> GemmProble
         stride_c=ldd * n if p.stride_c else 0,
         stride_d=up(ldd * n + 1, p.dtype_d) if batch > 1 else 0,
     )  # fmt: skip
-    # No library adds a C of 8-bit floats.
+    # No library supports a C of 8-bit floats.
     small = with_scalars(small, 3.0, 3.0, "bf16" if p.dtype_d.startswith("fp8") else None)
     ldc = up(m + 2, small.dtype_c)
     return replace(small, ldc=ldc, stride_c=ldc * n if batch > 1 else 0)
 
 
-#: Operands over this many bytes make references that take a host seconds: MeasurementTraits.exact_seeds of
-#: them must do, and the proof's evidence counts them.
+#: For operands over this many bytes a host needs seconds per reference, so a proof runs the exact problem on
+#: only MeasurementTraits.exact_seeds seeds and counts them in its evidence.
 LARGE_BYTES = 2**27
 #: The ragged problem with the exact one's own alpha and beta.
 OWN_SCALARS = "ragged, own scalars"
@@ -222,9 +224,10 @@ OWN_SCALARS = "ragged, own scalars"
 def cases(
     problem: GemmProblem, seeds: int, first_seed: int, exact_seeds: int | None = None
 ) -> tuple[Case, ...]:
-    """What a candidate must compute right: for each seed, the ragged problem with both scalars at work, and
-    the exact problem (`exact_seeds` of a large one; None for all). A ragged twin that equals the problem
-    is not run twice. Each ragged one is followed by what may stand in for it; applicable() walks them."""
+    """The cases that a candidate must compute correctly: for each seed, the ragged problem with both scalars
+    in effect, and the exact problem (on `exact_seeds` seeds if it is large; None: on all). For the first seed
+    also the ragged problem with the problem's own scalars, if they differ. Each ragged case is followed by
+    its fallbacks; applicable() selects among them."""
     found = []
     twins = [("", ragged(problem)), *_ragged_fallbacks(problem)]
     plain = [
@@ -243,10 +246,10 @@ def cases(
 
 
 def screening_cases(problem: GemmProblem, seed: int, every: bool) -> tuple[Case, ...]:
-    """What a candidate must compute right before it is timed: every case of one seed, or of the ragged twins
-    the one with the problem's own scalars alone. A GPU's screening sees hundreds of candidates, whose
-    kernels take milliseconds each to load (and seconds to compile), and other scalars are other kernels to
-    most; the proof runs both."""
+    """The cases that a candidate must compute correctly before it is timed: every case of one seed, or of the
+    ragged ones only that with the problem's own scalars. Other scalars mean other kernels for most
+    families, and a screening on a GPU sees hundreds of candidates, each of which takes milliseconds to load
+    (and seconds to compile). The proof runs both."""
     found = cases(problem, 1, seed)
     own = [case for case in found if case.name.startswith(OWN_SCALARS)]
     return found if every or not own else (*own, *(case for case in found if case.name == "exact"))
@@ -255,7 +258,7 @@ def screening_cases(problem: GemmProblem, seed: int, every: bool) -> tuple[Case,
 def _with_fallbacks(
     name: str, rungs: list[tuple[str, GemmProblem]], problem: GemmProblem, seed: int, distribution: str
 ) -> list[Case]:
-    """One ragged case and what may stand in for it, without those that are the same problem again."""
+    """A ragged case and its fallbacks, without repetitions of the same problem."""
     found: list[Case] = []
     for added, twin in rungs:
         if found and twin in (problem, *(case.problem for case in found)):
@@ -266,8 +269,8 @@ def _with_fallbacks(
 
 
 def applicable(found: Iterable[Case], runs: Callable[[Case], bool]) -> Iterator[Case]:
-    """The cases to check, in order: `runs` is asked whether a case can be run at all, for one that stands in
-    for another only where that one (or what stood in for that) could not."""
+    """The cases to check, in order. `runs` says whether a case can be run; it is called for a fallback only
+    if the case that it replaces (and that case's own fallbacks) could not be run."""
     done: set[tuple[int, str]] = set()
     for case in found:
         if case.instead_of is not None and (case.seed, case.instead_of) in done:
@@ -280,8 +283,8 @@ def applicable(found: Iterable[Case], runs: Callable[[Case], bool]) -> Iterator[
 def physical(
     layout: Layout, values: npt.NDArray[Any] | None, guard: int, poison: int
 ) -> npt.NDArray[np.uint8]:
-    """An operand as stored, between two guard bands of `guard` bytes: every byte that is no element
-    (bands, padding, and elements where `values` is None) is `poison`."""
+    """An operand as stored, between two guard bands of `guard` bytes. Guard bands and padding are filled with
+    `poison`, as are the elements if `values` is None."""
     raw = np.full(layout.bytes + 2 * guard, poison, np.uint8)
     if values is not None:
         # Guard bands keep element alignment, so the payload can be viewed in place.

@@ -1,7 +1,7 @@
-"""Sessions as JSON lines: written as outcomes come, read back to go on after a stop or a crash.
+"""Sessions as JSON lines: written as outcomes arrive, read back to resume after a stop or a crash.
 
-A line is written whole or not at all: a disk that fills up in the middle of one leaves the file as it was
-before it, and a last line that a crash cut short is dropped when the file is read.
+A line is written whole or not at all. If the disk fills up in the middle of a line, the file is truncated to
+its state before that line; a last line that a crash cut short is dropped when the file is read.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from backends.outcome import Outcome
 from tuners.session_store import Result, SessionSpec, StoredSession
 
 VERSION = 1
-#: How every line starts, and so what is left of a first one that a crash cut short.
+#: The start of every line, so that a first line cut short by a crash is recognized.
 _START = b'{"type":"'
 
 
 @dataclass
 class Kept:
-    """What the file holds of one session: its last start, its outcomes, and the result of that start."""
+    """The content of the file for one session: its last start, its outcomes, and the result of that start."""
 
     start: Mapping[str, Any] | None = None
     outcomes: list[Outcome] = field(default_factory=list)
@@ -34,13 +34,14 @@ class Kept:
 
 
 def _asked(start: Mapping[str, Any]) -> dict[str, Any]:
-    """What a start must have in common with another for its result to be replayed. Options say how a verdict
-    was come to; files of earlier versions have none."""
+    """The part of a start that must equal another's for its result to be replayed. It excludes the options,
+    which only say how a verdict was reached and are missing in files of earlier versions."""
     return {name: value for name, value in start.items() if name != "options"}
 
 
 class Journal:
-    """A SessionStore in an append-only file of JSON lines; each carries its type and session."""
+    """A SessionStore in an append-only file of JSON lines, each with its type and session. Raises ReadError
+    for a file of another kind, StorageError if it cannot be written or is in use."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -50,7 +51,7 @@ class Journal:
             raise ReadError(f"cannot read {path}: it is a folder; name a file")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Unbuffered: nothing is left over that a later flush could write after a refusal.
+            # Unbuffered, so that after a failed write no rest is left for a later flush to write.
             self._file = path.open("r+b" if path.exists() else "w+b", buffering=0)
         except OSError as error:
             raise self._refused(error) from error
@@ -70,7 +71,8 @@ class Journal:
             raise
 
     def _load(self) -> int:
-        """Reads every whole line; the offset after the last. Raises ReadError for another kind of file."""
+        """Reads every whole line and returns the offset after the last. Raises ReadError for a file of
+        another kind."""
         good = 0
         try:
             with self.path.open("rb") as file:
@@ -104,7 +106,7 @@ class Journal:
             stored.result = row["result"]
 
     def start(self, spec: SessionSpec) -> StoredSession:
-        """See SessionStore. A start line is written unless the last one asked the same."""
+        """See SessionStore. Writes a start line unless the last one has the same settings."""
         self._session = spec.key
         kept, start = self.sessions.get(spec.key, Kept()), spec.to_dict()
         same = kept.start is not None and _asked(kept.start) == _asked(start)
@@ -127,7 +129,8 @@ class Journal:
         self.write("result", self._session, result.to_dict(), sync=True)
 
     def write(self, kind: str, session: str, values: Mapping[str, Any], sync: bool = False) -> None:
-        """Appends {"type", "session", kind: values}. Raises StorageError; the file then ends as before."""
+        """Appends {"type", "version", "session", kind: values}. Raises StorageError, and then leaves the file
+        as it was."""
         row = {"type": kind, "version": VERSION, "session": session, kind: values}
         line = (json.dumps(row, separators=(",", ":")) + "\n").encode()
         start = self._file.tell()
@@ -143,12 +146,12 @@ class Journal:
         self._take(row)
 
     def _drop_from(self, start: int) -> None:
-        with suppress(OSError):  # what cannot be cut off is dropped when the file is read
+        with suppress(OSError):  # a partial line that cannot be truncated is dropped on the next read
             self._file.truncate(start)
         self._file.seek(start)
 
     def close(self) -> None:
-        """Closes the file. Raises StorageError where the disk refuses only now."""
+        """Closes the file. Raises StorageError if the disk reports an error only now."""
         try:
             self._file.close()
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Timing a candidate: rotating operand sets, enough launches a sample, disturbed samples set aside."""
+"""Times a candidate: rotating operand sets, enough launches per sample, disturbed samples marked."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ from backends.protocol import Buffer, Device, Kernel, Launch, Sample, Series
 from tuners.inputs import draw
 from tuners.policy import MeasurementPolicy
 
-#: Cold rotation exceeds this many last-level caches, within MAX_SETS operand sets.
+#: Cold rotation spans more than this many times the last-level cache, with at most MAX_SETS operand sets.
 COLD_CACHES = 3
 MAX_SETS = 128
-#: A sample in a final runs at least this long.
+#: Least duration of a sample in a final.
 SAMPLE_SECONDS = 1e-3
-#: A launch shorter than this is sized by several (MeasurementTraits.sizing_launches).
+#: Launches shorter than this are sized by timing several (MeasurementTraits.sizing_launches).
 SIZED_BY_ONE = 1e-4
-#: A sample goes once round all the sets where that takes at most so many times what it must last, or in a
-#: screening MeasurementTraits.screening_round_seconds.
+#: A sample covers whole rounds over all operand sets if a round takes at most ROUND_SHARE times the least
+#: duration of a sample, or in a screening MeasurementTraits.screening_round_seconds if that is set.
 ROUND_SHARE = 4.0
 MAX_LAUNCHES = 4096
-#: Longer launches are not warmed up: waking threads is noise of a millionth to them.
+#: Launches at least this long are not warmed up: the time to wake threads is negligible beside them.
 WARM_BELOW_SECONDS = 10e-3
-#: Random elements drawn once a type; operands are filled from it at random offsets.
+#: Number of random elements drawn once per type; operands are filled from them at random offsets.
 _POOL = 2**20
-#: What a GPU's allocator aligns to; vendors' heuristics ask.
+#: Alignment of a GPU's allocator, in bytes; vendors' heuristics take alignment into account.
 _ALIGN = 256
 
 
 def working_bytes(problem: GemmProblem, device_reference: bool) -> int:
-    """Bytes that measuring one problem needs besides rotation: one set, the verifier's images and buffers,
-    and the float64 reference with its temporaries; less with a device reference (verify_device.py)."""
+    """Bytes that measuring one problem needs in addition to the rotation: one operand set, the verifier's
+    images and buffers, and the float64 reference with its temporaries; less with a device reference
+    (verify_device.py)."""
     shape = layouts(problem)
     if device_reference:
         d = shape["d"].bytes
@@ -50,8 +51,8 @@ def working_bytes(problem: GemmProblem, device_reference: bool) -> int:
 
 @dataclass(frozen=True)
 class Rotation:
-    """How cold a measurement was: operand sets in rotation, the bytes they span, and whether that exceeds
-    the caches by COLD_CACHES."""
+    """How cold a measurement was: the operand sets in rotation, the bytes that they span, and whether that is
+    at least COLD_CACHES times the last-level cache."""
 
     sets: int
     bytes: int
@@ -59,7 +60,7 @@ class Rotation:
 
 
 class OperandSets:
-    """The operand sets that timed launches rotate among, filled with random values."""
+    """The operand sets among which timed launches rotate, filled with random values."""
 
     def __init__(self, device: Device, problem: GemmProblem, policy: MeasurementPolicy, seed: int) -> None:
         allowed = policy.memory_share * device.free_bytes
@@ -74,7 +75,7 @@ class OperandSets:
         places, end = {}, 0
         for name, layout in shape.items():
             places[name] = end
-            # An address is aligned to what the problem promises and no more: libraries look at it.
+            # Addresses have the alignment that the problem promises and no more: libraries depend on it.
             askew = max(problem.alignment, layout.dtype.bytes) if problem.alignment < 16 else 0
             places[name] += askew
             end += ceil((layout.bytes + askew) / _ALIGN) * _ALIGN + _ALIGN
@@ -115,17 +116,17 @@ class OperandSets:
             self.sets.append(Operands.at(address, problem.scalars))
 
     def free(self) -> None:
-        """Gives the memory back."""
+        """Frees the memory."""
         self._buffer.free()
 
     def turns(self, count: int) -> list[int]:
-        """The sets of the next `count` launches, going on round where the last ones stopped."""
+        """The sets of the next `count` launches, continuing round-robin from the previous call."""
         start, self._turn = self._turn, (self._turn + count) % len(self.sets)
         return [(start + i) % len(self.sets) for i in range(count)]
 
 
 class _HostFill:
-    """Fills operands by copies out of a pool of random elements, at random offsets."""
+    """Fills operands with copies from a pool of random elements, at random offsets."""
 
     def __init__(self, buffer: Buffer, policy: MeasurementPolicy, seed: int) -> None:
         self._buffer, self._distribution = buffer, policy.distribution
@@ -146,8 +147,8 @@ class _HostFill:
 
 @dataclass
 class Timer:
-    """A loaded candidate, bound to an operand set when it first runs on it: most that a screening sees run on
-    few."""
+    """A loaded candidate. It is bound to an operand set when it first runs on it, since most candidates of a
+    screening run on few sets."""
 
     device: Device
     kernel: Kernel
@@ -167,17 +168,17 @@ class Timer:
         mode: str,
         workspace: Callable[[int], int],
     ) -> Timer:
-        """`workspace(bytes)` gives the address of enough device memory."""
+        """`workspace(bytes)` returns the address of that much device memory."""
         return cls(device, kernel, operands, workspace(kernel.workspace_bytes), mode)
 
     def _launch(self, number: int) -> Launch:
-        """The candidate on one of the operand sets."""
+        """The candidate bound to one of the operand sets."""
         if number not in self._bound:
             self._bound[number] = self.kernel.bind(self.operands.sets[number], self.workspace)
         return self._bound[number]
 
     def size(self, warm: bool = True) -> Sample:
-        """Runs a few times one by one, and keeps how long a launch takes."""
+        """Times a few launches and stores the seconds per launch."""
         sized = self._once(1, warm)
         if sized.seconds < SIZED_BY_ONE:
             sized = self._once(self.device.traits.sizing_launches, warm=False)
@@ -185,8 +186,8 @@ class Timer:
         return sized
 
     def sample(self, warm: bool = True, screening: bool = False) -> Sample:
-        """One sample of as many launches as its device needs for one; the first call sizes it. `warm` False:
-        the same candidate ran a moment ago."""
+        """Takes one sample, with as many launches as the device's traits require; the first call sizes it.
+        `warm`: run a warm-up launch first; not needed if the same candidate ran a moment ago."""
         if not self.seconds:
             self.size()
         traits = self.device.traits
@@ -195,15 +196,15 @@ class Timer:
         sets, longest = len(self.operands.sets), ROUND_SHARE * wanted
         if screening and traits.screening_round_seconds is not None:
             longest = traits.screening_round_seconds
-            if self.operands.rotation.cold:  # half of what exceeds three caches still exceeds one
+            if self.operands.rotation.cold:  # half of three times the cache size still exceeds the cache
                 sets = ceil(sets / 2)
         if sets * self.seconds <= longest or count >= sets:
             count = ceil(count / sets) * sets
         warm = warm and self.seconds < WARM_BELOW_SECONDS
-        if count < sets:  # so long a launch that the next sample is to go on with other sets
+        if count < sets:  # launches are so long that the next sample continues with other sets
             return self._once(count, warm, self.mode)
         if (count, sets) not in self._series:
-            # Whole rounds: repeating it stays as cold as the rotation makes it.
+            # Whole rounds, so that repeating the series stays as cold as the rotation.
             once_round = [self._launch(number) for number in range(sets)]
             launches = once_round * (count // sets)
             self._series[count, sets] = self.device.series(self.kernel, launches, self.mode, once_round[-1])
@@ -211,7 +212,7 @@ class Timer:
 
     def _once(self, count: int, warm: bool, mode: str = "eager") -> Sample:
         launches = [self._launch(number) for number in self.operands.turns(count + 1)]
-        # The warm-up runs on the set before the timed ones, which stay as cold as the rotation makes them.
+        # The warm-up runs on the set before the timed ones, so these stay as cold as the rotation allows.
         series = self.device.series(self.kernel, launches[1:], mode, launches[0] if warm else None)
         try:
             return series.sample(warm)
@@ -219,7 +220,7 @@ class Timer:
             series.close()
 
     def close(self) -> None:
-        """Gives back what was made for its samples."""
+        """Releases the series made for its samples."""
         for series in self._series.values():
             series.close()
         self._series.clear()

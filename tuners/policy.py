@@ -1,4 +1,4 @@
-"""MeasurementPolicy: how a figure was taken. It is part of every result's identity."""
+"""MeasurementPolicy: how times are measured. It is part of every result's identity."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from backends.traits import VENDOR_TRAITS
 MODES = ("eager", "graph")
 CACHES = ("cold", "warm")
 DISTRIBUTIONS = ("normal", "uniform")
-#: vendor -> the mode where none is asked for. A service without GPUs serves workers that have them.
+#: vendor -> its default mode. For all vendors, since a service without GPUs may serve workers that have them.
 DEFAULT_MODES: Mapping[str, str] = {vendor: traits.modes[0] for vendor, traits in VENDOR_TRAITS.items()}
-#: Of a size's unit: 32M and 32MiB are the same, 32MB is not.
+#: Bytes per unit of a size: 32M equals 32MiB, but not 32MB.
 _UNITS = {
     name: base**power
     for power, letter in enumerate(("", "k", "m", "g", "t"))
@@ -28,9 +28,10 @@ _LARGEST = 2**63 - 1
 
 @dataclass(frozen=True)
 class MeasurementPolicy:
-    """mode: launches one by one from the host (eager) or captured (graph). cache: cold rotates among
-    operand sets beyond three times the last-level cache. distribution: of the inputs, mean 0 and scale 1.
-    max_workspace_bytes: None is no limit. memory_share: of the device's free memory that operands may take.
+    """mode: launches are issued one by one from the host (eager) or captured in a graph (graph). cache:
+    `cold` rotates among operand sets that exceed three times the last-level cache. distribution: of the
+    inputs; see inputs.draw(). max_workspace_bytes: None means no limit. memory_share: the share of the
+    device's free memory that operands may take.
     """
 
     mode: str = "eager"
@@ -63,12 +64,12 @@ class MeasurementPolicy:
 
     @classmethod
     def of(cls, vendor: str, mode: str | None = None, **fields: Any) -> MeasurementPolicy:
-        """For a device of `vendor`: without a mode that vendor's default. Raises InvalidProblem."""
+        """A policy for a device of `vendor`, by default in that vendor's mode. Raises InvalidProblem."""
         return cls(mode=DEFAULT_MODES[vendor] if mode is None else mode, **fields)
 
     @property
     def id(self) -> str:
-        """mode-cache-distribution and a hash of every field that shapes a result (not memory_share)."""
+        """mode-cache-distribution and a hash of every field that affects a result (not memory_share)."""
         identity = {name: value for name, value in self.to_dict().items() if name != "memory_share"}
         return f"{self.mode}-{self.cache}-{self.distribution}-{short_hash(identity, 8)}"
 
@@ -89,7 +90,7 @@ class MeasurementPolicy:
 
 
 def read_bytes(text: str, field: str = "max_workspace_bytes") -> int:
-    """A number of bytes as people write it: 33554432, 32MiB, 32M (also 2^20) or 33MB (10^6). Raises
+    """Parses a number of bytes: 33554432, 32MiB, 32M (M is 2^20) or 33MB (MB is 10^6). Raises
     InvalidProblem."""
     found = _SIZE.fullmatch(text.strip().lower())
     if found is not None and found[2] in _UNITS:

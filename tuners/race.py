@@ -1,9 +1,9 @@
 """Interleaved rounds: heats that halve the field, then a final on fresh samples.
 
-A screening times each candidate once, for some milliseconds; a burst of noise there would decide for good.
-So everything near the best enters heats: short series of rounds spread over time, after each of which the
-slower half leaves. The final's rounds start afresh, because whoever was picked for fast samples keeps none
-of them as evidence.
+A screening times each candidate once, for a few milliseconds, so that a burst of noise could rule a candidate
+out for good. All candidates near the best therefore enter heats: short series of rounds, spread over time,
+after each of which the slower half is eliminated. The final takes fresh samples, because the samples by which
+finalists were selected are biased.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class BaselineFailed(Exception):
 
 
 class Race:
-    """Who is in it, their times round by round, and who left it and why. `sample` takes one sample;
-    told True, it takes a disturbed one again."""
+    """The entrants, their times round by round, and who was eliminated. `sample` takes one sample of a
+    solution; its second argument says whether to repeat a disturbed one."""
 
     def __init__(
         self,
@@ -35,23 +35,24 @@ class Race:
         self.solutions, self.baseline = dict(solutions), baseline
         self.times: dict[str, list[float]] = {name: [] for name in solutions}
         self.disturbed = dict.fromkeys(solutions, 0)
-        #: Left a heat in its slower half: their times so far, beside those who stayed (self.heats).
+        #: Times of the entrants eliminated in heats, and (`heats`) of those that reached the final.
         self.cut: dict[str, list[float]] = {}
         self.heats: dict[str, list[float]] = {}
-        #: Left the final, shown slower than its leader.
+        #: Finalists that were eliminated because they were shown to be slower than the leader.
         self.slower: list[str] = []
         self.failed: set[str] = set()
-        #: Rounds that counted for nobody.
+        #: Rounds that were discarded.
         self.discarded = 0
         self._sample, self._turn, self._options = sample, 0, options
 
     def round(self, hurried: bool = False) -> Iterator[Outcome]:
-        """Samples everybody once, in rotating order; yields the outcomes of those that failed, who leave.
+        """Samples every entrant once, in rotating order. Yields the outcomes of those that failed, which are
+        removed. Raises BaselineFailed.
 
-        A round in which a sample stayed disturbed counts for nobody, unless half the rounds are: then the
-        machine is like that, and the evidence says how often. A hurried round counts as it comes, and no
-        sample of it is taken again (a sixth of the time, on such a machine): what disturbs anybody alike can
-        hide a difference, and makes none.
+        A round with a sample that stayed disturbed is discarded, unless half of the rounds were: on so noisy
+        a machine the round counts, and the evidence says how often. A hurried round always counts and repeats
+        no sample (a sixth of the time on such a machine): a disturbance that affects all entrants alike can
+        hide a difference but not create one.
         """
         order = list(self.times)
         start = self._turn % len(order)
@@ -79,11 +80,11 @@ class Race:
 
     @property
     def rounds(self) -> int:
-        """Rounds that count so far."""
+        """Rounds that were counted so far."""
         return len(self.times[self.baseline])
 
     def halve(self, fixed: Sequence[str]) -> None:
-        """After a heat: the slower half leaves (never the `fixed`)."""
+        """Eliminates the slower half after a heat, but never the `fixed` entrants."""
         ratios = {name: self._against(name, self.baseline).mid for name in self.times}
         free = sorted((n for n in self.times if n not in fixed), key=lambda n: (ratios[n], n))
         for name in free[(len(free) + 1) // 2 :]:
@@ -96,7 +97,7 @@ class Race:
         self.disturbed = dict.fromkeys(self.times, 0)
 
     def drop_slower(self, rule: DecisionRule) -> Iterator[Outcome]:
-        """Takes out whoever is shown slower than the leader by more than the margin."""
+        """Eliminates finalists that are shown to be slower than the leader by more than the margin."""
         leader = min(self.times, key=lambda name: (self._against(name, self.baseline).mid, name))
         for name in [name for name in self.times if name not in (leader, self.baseline)]:
             ratio = self._against(name, leader)
@@ -108,18 +109,18 @@ class Race:
                 yield Outcome(self.solutions[name], Phase.FINAL, Status.PRUNED, values, evidence)
 
     def finished(self) -> list[Outcome]:
-        """The final's times of everybody still in it."""
+        """The outcomes of the remaining finalists, with their times in the final."""
         return [
             Outcome(self.solutions[name], Phase.FINAL, Status.OK, tuple(values), self.evidence(name))
             for name, values in self.times.items()
         ]
 
     def evidence(self, name: str) -> dict[str, Any]:
-        """How many of a finalist's samples stayed disturbed, and the rounds discarded for such."""
+        """How many of a finalist's samples stayed disturbed, and how many rounds were discarded for that."""
         return {"disturbed": self.disturbed.get(name, 0), "rounds_discarded": self.discarded}
 
     def behind(self, name: str, winner: str) -> bool:
-        """Whether somebody cut in a heat was behind the winner by heat_ratio in every round."""
+        """Whether an entrant eliminated in a heat was slower than the winner by heat_ratio in every round."""
         pairs = list(zip(self.cut[name], self.heats.get(winner, []), strict=False))
         return bool(pairs) and all(value > self._options.heat_ratio * own for value, own in pairs)
 

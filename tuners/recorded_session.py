@@ -1,4 +1,4 @@
-"""A session whose outcomes and result go to a store as they come."""
+"""A session whose outcomes and result are stored as they arrive."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ CeilingsOf = Callable[[Sequence[str]], Ceilings]
 
 
 class RecordedSession:
-    """One problem tuned on a device, its session kept in `store`. `ceilings` gives the roofline that the
-    result's share is of; without it there is none.
+    """Tunes one problem on a device and keeps the session in `store`. `ceilings` gives the roofline for the
+    result's share; without it the result has none.
 
-    open(), then iterate run(). `result` is there when the session ended with a verdict or with an error of
-    its problem; not where stop() ended it.
+    Call open(), then iterate run(). `result` is set when the session has ended with a verdict or with an
+    error of its problem, but not if stop() ended it.
     """
 
     def __init__(
@@ -42,7 +42,8 @@ class RecordedSession:
         self.result: Result | None = None
 
     def stop(self) -> None:
-        """Ends it after the outcomes that are known by then; safe from any thread or signal handler."""
+        """Ends the session after the outcomes that are known by then; safe from any thread or signal
+        handler."""
         self._stopped = True
         if self._session is not None:
             self._session.stop()
@@ -53,12 +54,12 @@ class RecordedSession:
         return self._stopped
 
     def open(self) -> StoredSession:
-        """Begins the session in its store, or goes on with it there. Raises StorageError."""
+        """Starts or resumes the session in its store. Raises StorageError."""
         return self._store.start(self._spec)
 
     def run(self, stored: StoredSession) -> Iterator[Outcome]:
-        """Yields every outcome, replayed ones first. An error that is the problem's becomes the result's;
-        StorageError and DeviceLost pass through, because nothing more could be kept or measured."""
+        """Yields every outcome, replayed ones first. An error of the problem becomes the result's error.
+        StorageError and DeviceLost propagate, because nothing more could be stored or measured."""
         begin, compiled = time.monotonic(), self._runner.compile_seconds
         session = Session(
             self._runner, self._spec.problem, self._spec.settings, stored.outcomes, stored.warm_start
@@ -93,6 +94,6 @@ class RecordedSession:
             try:
                 limit = bound(session.problem, self._ceilings([kind]))
                 share, binds = limit.share(session.verdict.seconds), limit.binds
-            except (GemmtuneError, KeyError) as failure:  # the verdict stands, whatever became of the device
+            except (GemmtuneError, KeyError) as failure:  # the verdict stands without a roofline
                 session.notes.append(f"no roofline: {failure}")
         return Result(session.problem, session.verdict, error, share, binds, counts, tuple(session.notes))

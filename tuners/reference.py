@@ -1,15 +1,16 @@
-"""What a candidate must compute: a float64 reference that is itself proven.
+"""The float64 reference that candidates are compared with, and the error bound of every element.
 
-The reference product is numpy's float64 GEMM, checked once per case by Freivalds' random projection in
-plain (non-BLAS) float64 arithmetic: an error of 1e-9 of its row's sum shows, so it may judge the library
-it came from. Small integers, whose sums are exact in the accumulator, are held to the output's rounding
-alone. Where the product is too large for that, sampled columns are compared in full (the first, the
-last, random ones) and, for epilogues without an activation, every column by projection.
+The reference is numpy's float64 GEMM. It is certified once per case by Freivalds' random projection in plain
+(non-BLAS) float64 arithmetic, which detects an error of 1e-9 of its row's sum, so the reference may be used
+to check the library that computed it. Small integers, whose sums are exact in the accumulator, may differ
+only by the output's rounding. For problems too large for a full comparison, sampled columns (the first, the
+last, random ones) are compared in full and, for epilogues without an activation, all columns by projection.
 
 Bound of an element: |out - ref| <= c u_acc sqrt(k) |alpha| ||a_i|| ||b_j|| + u_out |ref|, where u are unit
-roundoffs: the statistical growth of a sum of k products (Higham, Accuracy and Stability, 2nd ed., 3.1) with
-Cauchy-Schwarz norms, c = 4; then the rounding to the output type, and one more before each step of an
-epilogue that is not fused. error_bound() holds these constants; a device's own reference uses the same.
+roundoffs. The first term is the statistical error growth of a sum of k products (Higham, Accuracy and
+Stability, 2nd ed., 3.1) with Cauchy-Schwarz norms and c = 4; the second is the rounding to the output type,
+with one more rounding before each epilogue step that is not fused. error_bound() holds these constants; a
+device's own reference uses the same.
 """
 
 from __future__ import annotations
@@ -31,22 +32,22 @@ from tuners.inputs import Case, host_inputs, scaled_down
 Array = npt.NDArray[Any]
 Float = npt.NDArray[np.float64]
 
-#: Products above this many operations are compared on sampled columns.
+#: Problems with more floating-point operations than this are compared on sampled columns.
 FULL_FLOPS = 2e10
 _SAFETY = 4.0
 #: Spacing of the numbers just above one in the accumulator of 8-bit products (see _narrow_sums).
 _FP8_ULP = 2.0**-13
-#: Random sign vectors of the reference's own check: two equal errors in a row cancel under one of them with
-#: probability 1/2, under all with 1/8.
+#: Random sign vectors that certify the reference. Two equal errors in a row cancel under one of them with
+#: probability 1/2, and under all three with 1/8.
 _CERTIFIED_BY = 3
-#: Projections cover this many columns each: wide ones would drown one element in rounding noise.
+#: Columns per projection. In a wider one a single wrong element would drown in rounding noise.
 _CHUNK = 256
 
 
 @dataclass(frozen=True)
 class Projection:
-    """A check of all columns at once: D's columns times `signs` [m], summed over chunks of columns, must be
-    `sums` [batch, n, chunks] within `accumulated` plus what rounding D itself adds."""
+    """A check of all columns at once: D's columns times `signs` [m], summed over chunks of columns, must
+    equal `sums` [batch, n, chunks] within `accumulated` plus the error of rounding D itself."""
 
     signs: Float
     sums: Float
@@ -55,8 +56,9 @@ class Projection:
 
 @dataclass(frozen=True)
 class Reference:
-    """What a case must give. `columns` are the m-indices compared in full (None: all); `expected` and
-    `tolerance` are [batch, n, len(columns)]; `projection` covers the other columns, where it can."""
+    """The expected result of a case. `columns` are the m-indices that are compared in full (None: all);
+    `expected` and `tolerance` are [batch, n, len(columns)]; `projection` covers the other columns where it is
+    applicable."""
 
     case: Case
     columns: npt.NDArray[np.int64] | None
@@ -66,7 +68,7 @@ class Reference:
 
 
 def make_reference(case: Case) -> tuple[Reference, dict[str, Array]]:
-    """The reference and the inputs it belongs to. Raises DeviceError where numpy's float64 GEMM is wrong."""
+    """The reference of a case, and its inputs. Raises DeviceError if numpy's float64 GEMM is wrong."""
     p = case.problem
     inputs = host_inputs(p, case.seed, case.distribution)
     left, right = as_product(p, inputs["a"], inputs["b"])
@@ -77,14 +79,14 @@ def make_reference(case: Case) -> tuple[Reference, dict[str, Array]]:
     right64 = _scaled(inputs, "scale_a", right64, columns)
     product = np.matmul(left64, right64)
     _certify(product, left64, right64, case.seed)
-    if len(product) != p.batch:  # both inputs are broadcast
+    if len(product) != p.batch:  # both A and B are broadcast
         product = np.repeat(product, p.batch, axis=0)
     alpha, beta = p.scalars
     left_norm = np.sqrt(np.einsum("bnk,bnk->bn", left64, left64))[:, :, None]
     right_norm = np.sqrt(np.einsum("bkm,bkm->bm", right64, right64))[:, None, :]
     bound = error_bound(p, case.distribution)
     value = np.multiply(product, alpha, out=product)
-    added = np.abs(value)  # the sizes of the terms, which may cancel
+    added = np.abs(value)  # sum of the terms' absolute values; the terms may cancel
     if "c" in inputs:
         c = inputs["c"] if columns is None else inputs["c"][:, :, columns]
         scaled = beta * c.astype(np.float64)
@@ -117,8 +119,8 @@ def make_reference(case: Case) -> tuple[Reference, dict[str, Array]]:
 
 
 def _steps(p: GemmProblem) -> int:
-    """Steps after the product. A framework that does not fuse them rounds to the output type before each,
-    and its users call that right."""
+    """Number of epilogue steps. A framework that does not fuse them rounds to the output type before each
+    one, which its users accept as correct."""
     return (p.alpha != "one") + (p.beta != "zero") + (p.bias is not None) + (p.activation != "none")
 
 
@@ -137,7 +139,7 @@ def activate(name: str, x: Float) -> Float:
 def _scaled(
     inputs: dict[str, Array], name: str, values: Float, columns: npt.NDArray[np.int64] | slice | None = None
 ) -> Float:
-    """op(B)^T times scale_b, or some columns of op(A)^T times scale_a; as it is where there is no scale."""
+    """op(B)^T times scale_b, or the given columns of op(A)^T times scale_a; unchanged without a scale."""
     if name not in inputs:
         return values
     scale = inputs[name][0, 0].astype(np.float64)
@@ -148,7 +150,7 @@ def _scaled(
 
 
 def error_bound(problem: GemmProblem, distribution: str) -> ErrorBound:
-    """The constants of an element's bound, for inputs of a distribution (before inputs.scaled_down)."""
+    """The constants of an element's bound, for inputs of `distribution` (before inputs.scaled_down)."""
     p, out = problem, DTYPES[problem.dtype_d]
     distribution = scaled_down(distribution, p)
     unit = 2.0 ** -COMPUTE_TYPES[p.compute] if p.compute != "int32" else 0.0
@@ -156,14 +158,14 @@ def error_bound(problem: GemmProblem, distribution: str) -> ErrorBound:
     exact = distribution == "integers" and p.compute != "int32" and 64 * p.k <= 1 / unit
     if (
         narrow
-    ):  # six standard deviations of the sum are whole numbers in the narrow accumulator, with a bit left
+    ):  # the narrow accumulator holds integers up to six standard deviations of the sum, with a bit to spare
         exact = exact and 6 * (20 / 3) * p.k**0.5 <= 0.5 / _FP8_ULP
     if exact:
-        unit = 0.0  # |a|, |b| <= 4: every partial sum is exact
+        unit = 0.0  # |a|, |b| <= 4, so every partial sum is exact
     rough = unit * p.k**0.5 + 2 * INPUT_ROUNDOFF.get(p.compute, 0.0)
     if narrow and not exact:
         rough += _narrow_sums(p, distribution)
-    # An exact integer product that meets fractions or a floating output is finished in single precision.
+    # If an exact integer sum is combined with fractions or a floating output, the epilogue is in fp32.
     step = unit if p.compute != "int32" or _is_exact(p) else 2.0**-24
     step = 4 * step + _steps(p) * out.unit_roundoff
     slope, rounding, least = 1.0, 0.0, 0.5
@@ -172,21 +174,21 @@ def error_bound(problem: GemmProblem, distribution: str) -> ErrorBound:
         rounding = 1.01 * out.unit_roundoff
         least = max(float(np.finfo(np.float32).tiny), float(smallest))
     if p.activation in ("gelu", "silu"):
-        # Slopes stay below 1.13; the functions themselves cost a few ulp.
+        # Slopes stay below 1.13; evaluating the functions costs a few ulp.
         slope, rounding, least = 1.2, rounding + 32 * 2.0**-24, least + 32 * 2.0**-44
-    if _is_scaled(p):  # scales are single precision, and so are the products with them
+    if _is_scaled(p):  # scales, and multiplications by them, are in single precision
         step, rounding = step + 4 * 2.0**-24, rounding + 2 * 2.0**-24
     return ErrorBound(_SAFETY * rough, step, slope, rounding, least)
 
 
 def _narrow_sums(p: GemmProblem, distribution: str) -> float:
-    """What an accumulator narrower than single precision adds to 8-bit floats' sums, relative to the norms.
+    """The additional error of fp8 sums, relative to the norms, when the accumulator is narrower than fp32.
 
-    Hopper's tensor cores keep about 14 bits of the sum of 32 products and the accumulator, aligned to the
-    largest, and cut the rest off: DeepSeek-V3 (arXiv:2412.19437, 3.3.2) sees errors near 2 % of the result at
-    k = 4096. With fast accumulation all k/32 steps stay there; the cut is towards zero, so that one-sided
-    sums lose half an ulp of the running sum at every step, and signed ones that of a sum sqrt(k) times
-    smaller. Without it partial sums move to single precision every few steps.
+    Hopper's tensor cores align 32 products and the accumulator to the largest of them, keep about 14 bits of
+    the sum and truncate the rest; DeepSeek-V3 (arXiv:2412.19437, 3.3.2) reports errors near 2% of the result
+    at k = 4096. With fast accumulation all k/32 steps use this accumulator. Truncation is towards zero, so
+    one-sided sums lose half an ulp of the running sum at every step; signed sums lose half an ulp of a sum
+    that is sqrt(k) times smaller. Without fast accumulation, partial sums are added in fp32 every few steps.
     """
     if not p.fast_accumulation:
         return _FP8_ULP
@@ -206,7 +208,8 @@ def _is_scaled(p: GemmProblem) -> bool:
 
 
 def _certify(product: Float, left: Float, right: Float, seed: int) -> None:
-    """Freivalds: product @ x must be left @ (right @ x) for random signs x, in arithmetic without BLAS."""
+    """Freivalds' check without BLAS: product @ x must equal left @ (right @ x) for random signs x. Raises
+    DeviceError."""
     x = np.random.default_rng([seed, 0xF1E1]).choice([-1.0, 1.0], (product.shape[2], _CERTIFIED_BY))
     got = np.einsum("bnm,mx->bnx", product, x)
     inner = np.einsum("bkm,mx->bkx", right, x)
@@ -251,7 +254,7 @@ def _project(
         )
         want = want + chunk_sums(row, signs)
     scale = float(inputs["scale_d"][0, 0, 0]) if "scale_d" in inputs else 1.0
-    frobenius = np.stack(norms, 1)[:, None, :]  # bounds the root of a chunk's summed squared errors
+    frobenius = np.stack(norms, 1)[:, None, :]  # bounds the root of the sum of a chunk's squared errors
     accumulated = 6 * rough * abs(alpha * scale) * left_norm * frobenius
     exact = 0.5 if DTYPES[p.dtype_d].kind == INTEGER else float(np.finfo(np.float32).tiny)
     return Projection(signs, scale * want, accumulated + exact)

@@ -1,4 +1,4 @@
-"""The bound of a problem on a device, from measured ceilings, and what share of it a time reached."""
+"""The roofline bound of a problem on a device, from measured ceilings, and the share that a time reaches."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from tuners.ceilings import Ceilings
 
 @dataclass(frozen=True)
 class Bound:
-    """Least seconds by arithmetic and by memory traffic; the larger binds."""
+    """The least seconds for the arithmetic and for the memory traffic; the larger one binds."""
 
     compute_seconds: float
     memory_seconds: float
 
     @property
     def seconds(self) -> float:
-        """The bound itself."""
+        """The bound in seconds."""
         return max(self.compute_seconds, self.memory_seconds)
 
     @property
     def binds(self) -> str:
-        """Which ceiling: compute or memory."""
+        """The binding ceiling: compute or memory."""
         return "compute" if self.compute_seconds >= self.memory_seconds else "memory"
 
     def share(self, seconds: float) -> float:
-        """Share of the bound that `seconds` reached (above 1 where operands stayed in a cache)."""
+        """The share of the bound that `seconds` reaches (above 1 if operands stayed in a cache)."""
         return self.seconds / seconds
 
 
 def bound(problem: GemmProblem, ceilings: Ceilings) -> Bound:
-    """Raises KeyError where no product of the input type was measured.
+    """The bound of a problem. Raises KeyError if the input type's compute ceiling was not measured.
 
-    Reading is charged at the reading ceiling. A written byte costs what copying shows beyond reading: a
-    copy moves as many bytes out as in, and its half of reading is known.
+    Reads are charged at the read ceiling. The cost of a written byte is derived from copying, which writes as
+    many bytes as it reads: the copy's time minus the time of its reads.
     """
     read, copy = ceilings.read_bytes_per_second, ceilings.copy_bytes_per_second
     per_written = max(2 / copy - 1 / read, 0.0)

@@ -1,8 +1,8 @@
-"""The search of one problem: who is screened, in which order, and for how long.
+"""Decides which candidates of a problem are compiled and screened, in what order, and for how long.
 
-The baselines first. Then what the strategy asks for, as soon as it is compiled: libraries' candidates are
-screened while compilers work on the others. A part of the search is kept for those that come late; when
-nothing else is left, the search waits for compilers, but not for long.
+Baselines come first, then the strategy's candidates as soon as they are compiled: libraries' candidates are
+screened while compilers work on the others. A share of the search is reserved for candidates that are
+compiled late. When nothing else is left, the search waits for compilers, but not for long.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tuners.tuning_settings import TuningSettings
 
 
 class Screening:
-    """Iterate replay(), then begin(), then iterate run(). `found` holds the outcomes, by solution."""
+    """Iterate replay(), call begin(), then iterate run(). `found` holds the outcomes by solution id."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Screening:
         self._options = settings.options.screening
         self._strategy = STRATEGIES[search.strategy](space.candidates, search.seed, self._neighbours)
         self._left = budget.candidates
-        #: Asked for and not screened yet.
+        #: Candidates that the strategy returned and that are not screened yet.
         self._waiting: dict[str, Solution] = {}
         self._patience = max(
             self._options.compile_wait_budgets * budget.seconds, self._options.compile_wait_seconds
@@ -49,10 +49,10 @@ class Screening:
         self._took: list[float] = []
 
     def replay(self, outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
-        """Tells the strategy what an earlier try found; hands those outcomes on."""
+        """Reports the outcomes of an earlier run to the strategy, and yields them."""
         space = self._space
         known = {s.id for s in (*(b.solution for b in space.baselines), *space.candidates, *space.warm_start)}
-        # Neighbours were found on the way: a family that has some is known by its name.
+        # Neighbours are not in the lists, so their outcomes are recognized by family.
         asked = {s.family for s in space.candidates if self._runner.tells_neighbours(s.family)}
         for outcome in outcomes:
             solution = outcome.solution
@@ -63,14 +63,14 @@ class Screening:
                 yield outcome
 
     def begin(self) -> None:
-        """Asks for the first candidates, so that compilers work while the problem is laid out."""
+        """Requests the first candidates, so that compilers work while the operands are laid out."""
         self._ask()
 
     def run(self) -> Iterator[Outcome]:
-        """Screens until the search's share of the budget is used or there is nobody left."""
+        """Screens until the search's share of the budget is used or no candidate is left."""
         first = [b.solution for b in self._space.baselines if b.solution.id not in self.found]
         yield from self._batch(first)
-        # Baselines must run, however long they take: the search has its share beside them.
+        # Baselines must run, however long they take; their time does not reduce the search's share.
         share = self._budget.seconds * (1 - self._budget.final_share)
         limit = self._counts.measuring_seconds + share
         imported = [solution for solution in self._space.warm_start if solution.id not in self.found]
@@ -81,7 +81,7 @@ class Screening:
             for outcome in self._batch(batch, limit):
                 self._left = None if self._left is None else self._left - 1
                 yield outcome
-            # Imported solutions come after the first batch, and have their share of the search.
+            # Imported solutions come after the first batch, with their own share of the search.
             for outcome in self._imported(imported[: self._left], limit):
                 self._left = None if self._left is None else self._left - 1
                 yield outcome
@@ -93,7 +93,7 @@ class Screening:
             self.notes.append(f"{len(self._waiting)} candidates were asked for and not compiled in time")
 
     def _ask(self) -> None:
-        """Asks the strategy for more, and has it compiled."""
+        """Asks the strategy for more candidates and starts compiling them."""
         waiting = len(self._waiting)
         batch = self._options.batch
         count = batch if self._left is None else min(batch, self._left - waiting)
@@ -108,7 +108,7 @@ class Screening:
         self._counts.compiling_seconds += self._clock() - begin
 
     def _next(self, reserved_from: float) -> list[Solution]:
-        """Those to screen next; empty where nobody is left who would be in time."""
+        """The candidates to screen next; empty if none is left that would be compiled in time."""
         more = True
         while not self._stopped():
             ready = [s for s in self._waiting.values() if self._runner.ready(s)][: self._options.batch]
@@ -131,7 +131,8 @@ class Screening:
         return []
 
     def _wait(self, seconds: float) -> float:
-        """For any of those that are compiled, so long at most; the seconds that are left, in whole ms."""
+        """Waits at most `seconds` for a compilation to end; returns the seconds that are left, in whole
+        ms."""
         begin = self._clock()
         self._runner.await_any(list(self._waiting.values()), seconds)
         took = self._clock() - begin
@@ -139,7 +140,7 @@ class Screening:
         return max(0.0, round(seconds - took, 3))
 
     def _imported(self, solutions: Sequence[Solution], limit: float) -> Iterator[Outcome]:
-        """Within their share of the search, in which what hangs counts as well."""
+        """Screens imported solutions within their share of the search; time lost to hangs counts as well."""
         counts = self._counts
         share = self._options.warm_start_share * self._budget.seconds * (1 - self._budget.final_share)
         waiting = [solution for solution in solutions if solution.id not in self.found]
@@ -155,8 +156,9 @@ class Screening:
             self.notes.append(f"{tried} of {len(waiting)} imported solutions were tried{left_over}")
 
     def _batch(self, batch: Sequence[Solution], limit: float | None = None) -> Iterator[Outcome]:
-        """Until `limit` measured seconds (None: of baselines, which are not pruned either). Whatever was
-        measured is handed on, also by a tuning that is stopped meanwhile."""
+        """Screens a batch until `limit` seconds have been measured. With None, for baselines, there is no
+        limit and nothing is pruned. Every measured outcome is yielded, even if the session is stopped
+        meanwhile."""
         counts, failed = self._counts, self._compile(batch)
         waiting = list(batch)
         while waiting and not self._stopped() and (limit is None or counts.measuring_seconds < limit):
@@ -179,7 +181,7 @@ class Screening:
                 yield outcome
 
     def _together(self) -> int:
-        """How many candidates are screened in one call: as many as take batch_seconds."""
+        """How many candidates to screen in one call: as many as take batch_seconds."""
         recent = self._took[-4:]
         if not recent:
             return 1

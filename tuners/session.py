@@ -1,8 +1,8 @@
-"""One problem on one device under a policy and a budget: a stream of outcomes, then a verdict.
+"""Tunes one problem on one device under a policy and a budget: yields outcomes, then has a verdict.
 
-Baselines -> screening (verify one seed, then time) -> a final of the best, interleaved with the baselines
-in rotating order -> decide -> five more seeds for whoever won. Outcomes are handed on as they come. A
-session that was stopped goes on where it was: replayed outcomes are told to the strategy, not measured.
+Baselines -> screening (verify on one seed, then time) -> a final of the best, interleaved with the baselines
+in rotating order -> decision -> proof of the winner on five more seeds. Outcomes are yielded as they arrive.
+A stopped session can be resumed: replayed outcomes are reported to the strategy and not measured again.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from tuners.warm_start import usable
 
 
 class SessionFailed(GemmtuneError):
-    """The problem got no verdict; the message says why."""
+    """The session ended without a verdict; the message says why."""
 
 
-#: What a sample costs beside its launches and its warm-up: the call to the child.
+#: Cost of a sample in addition to its launches and warm-up: the call to the device process.
 _CALL_SECONDS = 0.5e-3
 
 
 class Session:
-    """Iterate run() for outcomes; `verdict` is there when it ends. stop() ends it after the outcomes that are
-    known by then (there is no verdict, and the outcomes can be replayed)."""
+    """Iterate run() for outcomes; `verdict` is set when it ends. stop() ends it after the outcomes that are
+    known by then; there is no verdict, and the outcomes can be replayed."""
 
     def __init__(
         self,
@@ -65,19 +65,19 @@ class Session:
         self._stopped = False
 
     def stop(self) -> None:
-        """Asks this tuning to end; safe from any thread or signal handler."""
+        """Requests the end of this session; safe from any thread or signal handler."""
         self._stopped = True
 
     @property
     def stopped(self) -> bool:
-        """Whether stop() ended it before its verdict."""
+        """Whether stop() ended the session before its verdict."""
         return self._stopped and self.verdict is None
 
     def run(self) -> Iterator[Outcome]:
-        """Yields every outcome as it is known, replayed ones included (first).
+        """Yields every outcome as it becomes known, replayed ones first.
 
-        Raises UnsupportedProblem, DeviceMemoryExceeded, DeviceError, or SessionFailed where no baseline
-        computes the problem right.
+        Raises UnsupportedProblem, DeviceMemoryExceeded, DeviceError, or SessionFailed if no baseline computes
+        the problem correctly.
         """
         asked, offered = self.settings, self.runner.backend.traits.modes
         if asked.policy.mode not in offered:
@@ -130,7 +130,8 @@ class Session:
     def _final(
         self, task: Task, baselines: Sequence[Baseline], screened: dict[str, Outcome]
     ) -> Iterator[Outcome]:
-        """Races, decides, and proves the winner; one that fails is out, and the others race again."""
+        """Races the candidates, decides, and proves the winner. A winner that fails its proof is excluded,
+        and the others race again."""
         fixed = [screened[b.solution.id].solution for b in baselines]
         names = {solution.id for solution in fixed}
         usable = (Status.OK, Status.UNSTABLE)
@@ -143,7 +144,7 @@ class Session:
             for outcome in self._run(race, [s.id for s in fixed]):
                 self._count(outcome)
                 yield outcome
-            if self._stopped:  # heats and half a final decide nothing
+            if self._stopped:  # an unfinished race decides nothing
                 return
             proof = self._prove(race, baselines[0], timed, screened)
             self._count(proof)
@@ -162,8 +163,9 @@ class Session:
     def _places(
         self, timed: Sequence[Outcome], screened: dict[str, Outcome], fixed: Sequence[Solution]
     ) -> int:
-        """How many candidates near the best can enter. Finalists: as many as the rounds of a decision have
-        time for. Beyond them: as many as the heats have time for; all heats cost twice the first."""
+        """How many candidates near the best may enter the race. Up to the number of finalists, the rounds
+        that a decision needs must fit in the remaining time; beyond that, the heats must fit in their share
+        of it. All heats together cost twice the first."""
         budget = self.settings.budget.seconds
         remaining = max(budget - self.counts.measuring_seconds, budget * 0.1)
 
@@ -182,7 +184,8 @@ class Session:
         return len(near[: self._race.max_entrants])
 
     def _run(self, race: Race, fixed: Sequence[str]) -> Iterator[Outcome]:
-        """Heats, then the final; yields who failed or was shown slower, then the others' times."""
+        """Runs the heats, then the final. Yields the outcomes of entrants that failed or were shown to be
+        slower, then the outcomes of the remaining finalists."""
         budget = self.settings.budget
         begin, spent, lost = self._clock(), self.counts.measuring_seconds, self.counts.lost_seconds
 
@@ -220,7 +223,8 @@ class Session:
     def _prove(
         self, race: Race, baseline: Baseline, timed: Sequence[Outcome], screened: dict[str, Outcome]
     ) -> Outcome:
-        """Decides and proves; sets the verdict where the proof holds."""
+        """Decides the race and proves the winner; sets the verdict if the proof succeeds. Raises
+        SessionFailed if the baseline fails its proof."""
         preference = {n: (s.workspace_bytes, s.deterministic is not True) for n, s in race.solutions.items()}
         arguments = (race.times, race.baseline, baseline.name, self.settings.rule, preference)
         winner = decide(*arguments, slower=race.slower).winner
@@ -237,9 +241,10 @@ class Session:
     def _not_slower(
         self, race: Race, winner: str, timed: Sequence[Outcome], screened: dict[str, Outcome]
     ) -> list[str]:
-        """Candidates outside the final that were not shown slower than the winner by more than the margin:
-        by a screening alone where every sample is behind the winner's median by screening_ratio; in the heats
-        where that screening's median is behind and every round, by heat_ratio."""
+        """Candidates outside the final that were not shown to be slower than the winner. A screening alone
+        shows it if every sample is slower than the winner's screening median by screening_ratio. The heats
+        show it if the screening median is slower than the winner's by more than the margin, and every heat
+        round by heat_ratio."""
         margin, mine = self.settings.rule.margin, screened[winner]
         found = []
         for outcome in timed:

@@ -1,4 +1,4 @@
-"""What is kept of tuning sessions: how one was started, its outcomes, its result; and where."""
+"""What is stored of tuning sessions (settings, outcomes, result), and the protocol of the stores."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from tuners.tuning_settings import TuningSettings
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one problem: a verdict with its share of the roofline, or an error that says why not.
+    """The result of tuning one problem: a verdict with its share of the roofline, or an error.
 
-    Seconds: measuring counts against the budget; compiling and setting up (operands, references) do not.
+    Of the seconds in `counts`, measuring counts against the budget; compiling and setup (operands,
+    references) do not.
     """
 
     problem: GemmProblem
@@ -45,7 +46,7 @@ class Result:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Result:
-        """Raises KeyError, TypeError or InvalidProblem for a row that is no result."""
+        """Raises KeyError, TypeError or InvalidProblem for a malformed row."""
         rest = {name: value for name, value in values.items() if name != "problem_id"}
         verdict = rest["verdict"]
         return cls(
@@ -59,13 +60,13 @@ class Result:
 
 
 def session_key(problem: GemmProblem, environment: Environment, policy: MeasurementPolicy, seed: int) -> str:
-    """What must be equal for stored outcomes to be replayed."""
+    """A key of everything that must be equal for stored outcomes to be replayed."""
     return short_hash([problem.id, environment.to_dict(), policy.id, seed], 16)
 
 
 @dataclass(frozen=True)
 class SessionSpec:
-    """One problem in one environment under these settings."""
+    """One problem in one environment with its settings."""
 
     problem: GemmProblem
     environment: Environment
@@ -73,11 +74,11 @@ class SessionSpec:
 
     @property
     def key(self) -> str:
-        """Names the session in a file; neither budget nor options are part of it."""
+        """The session's name in a file. It includes neither the budget nor the options."""
         return session_key(self.problem, self.environment, self.settings.policy, self.settings.search.seed)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, as a file's start line has them."""
+        """Plain JSON values, as in the start line of a file."""
         asked = self.settings
         return {
             "problem": self.problem.to_dict(),
@@ -95,8 +96,8 @@ class SessionSpec:
 
 @dataclass
 class StoredSession:
-    """What a store has of a session that begins: outcomes to replay, the result where it ended under
-    the same settings without an error, and solutions that imported files name for its problem."""
+    """What a store holds for a session that starts: outcomes to replay, the result if the session ended under
+    the same settings without an error, and solutions that imported files name for the problem."""
 
     outcomes: list[Outcome] = field(default_factory=list)
     result: Result | None = None
@@ -104,21 +105,20 @@ class StoredSession:
 
 
 class SessionStore(Protocol):
-    """Keeps one session at a time."""
+    """Stores the outcomes and results of sessions, one session at a time."""
 
     def start(self, spec: SessionSpec) -> StoredSession:
-        """Begins a session or goes on with it: add() and finish() are about it from now on. Raises
-        StorageError."""
+        """Starts or resumes a session; add() and finish() then refer to it. Raises StorageError."""
 
     def add(self, outcome: Outcome) -> None:
-        """Keeps an outcome. Raises StorageError."""
+        """Stores an outcome. Raises StorageError."""
 
     def finish(self, result: Result) -> None:
         """Ends the session; the result is durable when this returns. Raises StorageError."""
 
 
 class MemoryStore:
-    """A SessionStore that keeps sessions as long as it lives."""
+    """A SessionStore that keeps sessions in memory."""
 
     def __init__(self) -> None:
         self.sessions: dict[str, StoredSession] = {}

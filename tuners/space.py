@@ -16,8 +16,9 @@ from tuners.policy import MeasurementPolicy
 
 @dataclass(frozen=True)
 class Space:
-    """`baselines` are judged against (the first gives the verdict); `candidates` never repeat them.
-    `notes` say what was left out, and why. `warm_start`: solutions that imported files name, tried beside."""
+    """Candidates are compared with `baselines`, and the verdict is against the first; `candidates` never
+    repeat them. `notes` say what was left out, and why. `warm_start`: solutions from imported files, tried in
+    addition."""
 
     baselines: tuple[Baseline, ...]
     candidates: tuple[Solution, ...]
@@ -33,10 +34,11 @@ def search_space(
     families: Sequence[str] | None = None,
     device: Device | None = None,
 ) -> Space:
-    """Families take turns, each with its likeliest candidates first, so that a short budget sees them all.
-    Those that only their library can list are asked on the open `device`; without one they list nothing.
+    """The search space of a problem. Candidates are taken from the families round-robin, the likeliest of
+    each first, so that a short budget covers all families. A DeviceListedFamily enumerates its candidates on
+    the open `device`; without one its solutions() are used, which are usually none.
 
-    Raises UnsupportedProblem where no baseline or none of the asked-for `families` runs the problem.
+    Raises UnsupportedProblem if no baseline or none of the requested `families` runs the problem.
     """
     known = backend.families()
     for name in families or ():

@@ -1,4 +1,4 @@
-"""TuningSettings: how a problem is to be tuned, whatever the problem and the device."""
+"""TuningSettings: how to tune a problem, independent of the problem and the device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tuners.policy import MeasurementPolicy
 
 @dataclass(frozen=True)
 class TuningSettings:
-    """How figures are taken, what a problem may cost, how it is searched, and what decides."""
+    """How to measure (policy), how much to spend (budget), how to search, and how to decide (rule)."""
 
     policy: MeasurementPolicy = field(default_factory=MeasurementPolicy)
     budget: Budget = field(default_factory=Budget)

@@ -1,8 +1,8 @@
-"""Is a candidate right? It runs in poisoned buffers between guard bands, and every element is checked.
+"""Verifies a candidate in poisoned buffers between guard bands, and checks its results element by element.
 
-The output starts as NaN (integers: a large odd number), so that an element never written, or a result
-that reads the output, the workspace or the padding, shows. Inputs, guard bands and padding must come back
-untouched. Ragged cases run twice, so that state left from the first run shows in the second.
+The output starts as NaN (integers: a large odd number), which exposes elements that are never written, and
+results that depend on the output, the workspace or the padding. Inputs, guard bands and padding must stay
+unchanged. Ragged cases run twice, so that state left behind by the first run shows in the second.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from backends.protocol import Buffer, Device, Kernel
 from tuners.inputs import Case, physical
 from tuners.reference import Reference, chunk_sums, make_reference
 
-#: Bytes around every operand that must come back as they were.
+#: Bytes before and after every operand that must stay unchanged.
 GUARD = 4096
-#: Floats: 0xFF.. is a NaN in every format. Integers: a large odd number.
+#: Bytes of poison. Floats: 0xFF.. is a NaN in every format. Integers: a large odd number.
 POISON_FLOAT, POISON_INTEGER = 0xFF, 0x77
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What verifying saw: "" or what is wrong; the largest error relative to its bound; the relative
-    Frobenius error; the share of elements compared one by one; whether every run gave the same bits, None
-    where that was not looked at."""
+    """The result of a verification: what is wrong ("" if nothing); the largest ratio of error to bound; the
+    relative Frobenius error; the share of elements that were compared individually; whether all runs gave the
+    same bits (None if not checked)."""
 
     wrong: str
     error_over_bound: float
@@ -39,7 +39,7 @@ class Finding:
     repeatable: bool | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; an error that is not finite becomes null."""
+        """Plain JSON values; errors that are not finite become null."""
         return {
             name: (value if not isinstance(value, float) or np.isfinite(value) else None)
             for name, value in vars(self).items()
@@ -47,7 +47,7 @@ class Finding:
 
 
 def compare(reference: Reference, out: npt.NDArray[Any]) -> Finding:
-    """Holds D's view [batch, n, m] against the reference."""
+    """Compares D's view [batch, n, m] with the reference."""
     chosen = out if reference.columns is None else out[:, :, reference.columns]
     value = chosen.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -82,7 +82,8 @@ def compare(reference: Reference, out: npt.NDArray[Any]) -> Finding:
 
 @dataclass
 class _Bench:
-    """A case laid out on the device: what every byte must be before a run, and the buffers that hold it."""
+    """A case laid out on the device: its reference, the bytes of every operand before a run (`images`), and
+    the buffers."""
 
     reference: Reference
     images: dict[str, npt.NDArray[np.uint8]]
@@ -94,21 +95,21 @@ class _Bench:
 
 
 class Verifier:
-    """Runs candidates on cases in buffers of its own, which no timed launch ever sees."""
+    """Runs candidates on cases, in buffers that timed launches never use."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._kept: dict[tuple[str, int, str], _Bench] = {}
 
     def forget(self) -> None:
-        """Frees what is kept (when the problem changes)."""
+        """Frees the cases that are kept laid out (when the problem changes)."""
         for bench in self._kept.values():
             bench.free()
         self._kept.clear()
 
     def check(self, kernel: Kernel, case: Case, keep: bool = True, runs: int = 2) -> Finding:
         """Runs `kernel` (loaded for the case's problem) `runs` times and checks each result. `keep` keeps
-        the case laid out for the next candidate. A launch that raises passes through."""
+        the case laid out for the next candidate. Exceptions of a launch propagate."""
         bench = self._kept.pop(_key(case), None) or self._make(case)
         try:
             for _ in range(runs):
@@ -120,7 +121,7 @@ class Verifier:
             raise
         if keep and not finding.wrong:
             self._kept[_key(case)] = bench
-        else:  # a wrong candidate may have written anywhere: lay the case out afresh
+        else:  # a wrong candidate may have written anywhere, so the case must be laid out again
             bench.free()
         return finding
 
@@ -136,7 +137,7 @@ class Verifier:
             name: physical(layout, inputs.get(name), GUARD, poison(layout.dtype.kind))
             for name, layout in layouts(p).items()
         }
-        # Addresses are aligned to what the problem promises and no more.
+        # Addresses have the alignment that the problem promises and no more.
         buffers = {
             name: self._device.allocate(image.size + 2 * p.alignment) for name, image in images.items()
         }
@@ -176,21 +177,21 @@ def _judge(p: GemmProblem, bench: _Bench) -> Finding:
     view = layout.view(result[GUARD : GUARD + layout.bytes].view(layout.dtype.storage))
     finding = compare(bench.reference, view)
     poison = image[:1].repeat(layout.dtype.bytes).view(layout.dtype.storage)
-    view[...] = poison[0]  # what is left is padding and guard bands: they must be poison still
+    view[...] = poison[0]  # the other bytes, padding and guard bands, must still be poison
     if not _same_bytes(result, image):
         return Finding("wrote outside its output", np.inf, finding.relative_error, finding.coverage)
     return finding
 
 
 def _same_bytes(a: npt.NDArray[np.uint8], b: npt.NDArray[np.uint8]) -> bool:
-    """Equality, eight bytes at a time."""
+    """Equality of two byte arrays, compared eight bytes at a time."""
     whole = a.size // 8 * 8
     words = np.array_equal(a[:whole].view(np.uint64), b[:whole].view(np.uint64))
     return words and np.array_equal(a[whole:], b[whole:])
 
 
 def poison(kind: str) -> int:
-    """The byte that operands of a kind of number are poisoned with."""
+    """The poison byte of operands with this kind of number."""
     return POISON_INTEGER if kind == INTEGER else POISON_FLOAT
 
 

@@ -1,9 +1,8 @@
-"""Verifying where the device has its own reference: nothing but verdicts crosses to the host.
+"""Verifies candidates on devices that have their own reference; only the results are copied to the host.
 
-Like tuners/verify.py: operands lie between poisoned guard bands, the output starts as poison, every element
-is held against a float64 reference, and what is not the candidate's to write must come back untouched. Each
-run has an output of its own, so that their bits can be held against each other; inputs are looked at once,
-after the last run.
+As in tuners/verify.py, operands lie between poisoned guard bands, the output starts as poison, every element
+is compared with a float64 reference, and everything but D and the workspace must stay unchanged. Each run has
+its own output, so that the runs' bits can be compared; inputs are checked once, after the last run.
 """
 
 from __future__ import annotations
@@ -22,18 +21,19 @@ from tuners.inputs import Case, operand_distribution, scaled_down
 from tuners.reference import error_bound
 from tuners.verify import GUARD, Finding, Verifier, poison
 
-#: Standard deviations that a prefix of a sum is taken to reach.
+#: Assumed largest magnitude of a prefix of a sum, in standard deviations.
 PREFIX_DEVIATIONS = 4.0
 
 
 def make_verifier(device: Device) -> Verifier | DeviceVerifier:
-    """The verifier that a device can have."""
+    """The device's verifier: a DeviceVerifier if it has its own reference, else a Verifier."""
     return Verifier(device) if device.reference is None else DeviceVerifier(device)
 
 
 @dataclass
 class _Block:
-    """An operand between its guard bands: `address` is its first element's, `start` its first band's."""
+    """An operand between its guard bands. `start` is the address of the first band, `address` that of the
+    first element."""
 
     buffer: Buffer
     start: int
@@ -54,27 +54,27 @@ class _Block:
 
 @dataclass
 class _Bench:
-    """A case laid out on the device: inputs, copies of them (guard bands included), the reference, and an
-    output for each run."""
+    """A case laid out on the device: the inputs, copies of them (guard bands included), the reference, and
+    one output per run."""
 
     inputs: dict[str, _Block] = field(default_factory=dict)
     images: dict[str, _Block] = field(default_factory=dict)
     outputs: list[_Block] = field(default_factory=list)
     expected: Buffer | None = None
     tolerance: Buffer | None = None
-    #: Root mean square of what is expected, once somebody needs it.
+    #: Root mean square of the expected values, computed on demand.
     deviation: float | None = None
-    #: Whether the candidate has been launched, and may have written anywhere.
+    #: Whether the candidate has been launched and may have written anywhere.
     launched: bool = False
 
     def reference(self) -> tuple[int, int]:
-        """Addresses of what is expected and of the tolerances."""
+        """Addresses of the expected values and of the tolerances."""
         if self.expected is None or self.tolerance is None:
             raise RuntimeError("the case is not laid out")
         return self.expected.address, self.tolerance.address
 
     def free(self) -> None:
-        """Gives back whatever it has."""
+        """Frees all buffers."""
         for block in (*self.inputs.values(), *self.images.values(), *self.outputs):
             block.buffer.free()
         for buffer in (self.expected, self.tolerance):
@@ -83,8 +83,8 @@ class _Bench:
 
 
 class DeviceVerifier:
-    """Runs candidates on cases in buffers of its own, which no timed launch ever sees. Has Verifier's
-    methods; a case costs the device twice its inputs, an output a run, and 12 bytes an element of D."""
+    """Runs candidates on cases, in buffers that timed launches never use. Has the methods of Verifier. A case
+    takes device memory for its inputs twice, one output per run, and 12 bytes per element of D."""
 
     def __init__(self, device: Device) -> None:
         if device.reference is None:
@@ -95,7 +95,7 @@ class DeviceVerifier:
         self._workspace: Buffer | None = None
 
     def forget(self) -> None:
-        """Frees what is kept (when the problem changes)."""
+        """Frees the cases that are kept laid out, and the workspace (when the problem changes)."""
         for bench in self._kept.values():
             bench.free()
         self._kept.clear()
@@ -105,8 +105,8 @@ class DeviceVerifier:
 
     def check(self, kernel: Kernel, case: Case, keep: bool = True, runs: int = 2) -> Finding:
         """Runs `kernel` (loaded for the case's problem) `runs` times, then checks every result. `keep` keeps
-        the case laid out for the next candidate, as does a refusal before anything ran. A launch that
-        raises passes through, as does what the device tells of it later."""
+        the case laid out for the next candidate, also if this one was refused before it was launched.
+        Exceptions of a launch propagate, including those that the device reports later."""
         bench = self._kept.pop(_key(case), None) or self._make(case)
         try:
             finding = self._run(kernel, case.problem, bench, runs)
@@ -119,7 +119,7 @@ class DeviceVerifier:
             raise
         if keep and not finding.wrong:
             self._kept[_key(case)] = bench
-        else:  # a wrong candidate may have written anywhere: lay the case out afresh
+        else:  # a wrong candidate may have written anywhere, so the case must be laid out again
             bench.free()
         return finding
 
@@ -153,8 +153,8 @@ class DeviceVerifier:
         return bench
 
     def _block(self, p: GemmProblem, layout: Layout) -> _Block:
-        """Aligned to what the problem promises and no more, but never less than an element: a GPU reads none
-        that lies askew."""
+        """Allocates an operand with guard bands. Its alignment is what the problem promises and no more, but
+        at least an element's size, since GPUs cannot load misaligned elements."""
         shift = max(p.alignment, layout.dtype.bytes)
         buffer = self._device.allocate(layout.bytes + 2 * GUARD + 2 * shift)
         return _Block(buffer, buffer.address + shift, layout)
@@ -170,7 +170,7 @@ class DeviceVerifier:
         at = {name: block.address for name, block in bench.inputs.items()}
         for number, output in enumerate(outputs):
             device.fill(output.start, output.size, output.poison)
-            if number:  # its guard bands keep what an earlier run did to them
+            if number:  # the guard bands are not filled again, so that they show writes of earlier runs
                 device.fill(workspace + GUARD, size, output.poison)
             kernel.prepare()
             kernel.bind(Operands.at(at | {"d": output.address}, p.scalars), workspace + GUARD)()
@@ -180,9 +180,10 @@ class DeviceVerifier:
         return self._checked(p, bench, outputs, around, allowance)
 
     def _allowance(self, partial_sums: int, p: GemmProblem, bench: _Bench) -> tuple[float, float]:
-        """What partial sums that are rounded to D's type add to the tolerance: each of s roundings errs by
-        u |a prefix of the sum|, together sqrt(s) u times 4 of their standard deviations; relu may have cut
-        half of what the deviation is told by."""
+        """What rounding partial sums to D's type adds to the tolerance. Each of s roundings has an error of
+        up to u |prefix of the sum|; together they amount to sqrt(s) u times PREFIX_DEVIATIONS standard
+        deviations. The deviation is doubled, since relu may have zeroed half of the values that it is
+        estimated from."""
         if partial_sums <= 1:
             return 0.0, 0.0
         if bench.deviation is None:
@@ -192,7 +193,7 @@ class DeviceVerifier:
         return factor, 2 * factor * bench.deviation
 
     def _workspace_of(self, size: int) -> int:
-        """The address of a workspace that serves every candidate."""
+        """The address of a workspace of at least `size` bytes, shared by all candidates."""
         if self._workspace is None or self._workspace.size < size:
             if self._workspace is not None:
                 self._workspace.free()
@@ -232,8 +233,8 @@ class DeviceVerifier:
         return Finding("", found.worst, relative, 1.0, repeatable)
 
     def _outside(self, outputs: list[_Block], around: Sequence[tuple[int, int]]) -> list[tuple[str, int]]:
-        """Bytes written around or between D's elements, and around the workspace."""
-        for output in outputs:  # what is left is padding and guard bands: they must be poison still
+        """Counts the bytes written around or between D's elements, and around the workspace."""
+        for output in outputs:  # the other bytes, padding and guard bands, must still be poison
             self._reference.draw(output.layout, output.address, 0, "poison")
         ranges = [*((output.start, output.size) for output in outputs), *around]
         places = ["output"] * len(outputs) + ["workspace"] * len(around)

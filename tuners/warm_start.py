@@ -1,4 +1,4 @@
-"""Solutions that imported files claim, as candidates: verified, raced and judged like any other."""
+"""Solutions claimed by imported files, used as candidates: verified, raced and judged like all others."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def usable(
     policy: MeasurementPolicy,
     families: Sequence[str] | None = None,
 ) -> tuple[list[Solution], list[str]]:
-    """The imported solutions that may run here, each once and no baseline, and notes that say why others may
-    not. `families` are those that the search is restricted to."""
+    """The imported solutions that may run here, without duplicates and baselines, and notes on why the others
+    may not. `families`: the families that the search is restricted to."""
     listed = {s.id: s for s in space.candidates}
     baselines = {baseline.solution.id for baseline in space.baselines}
     found: dict[str, Solution] = {}
     reasons: Counter[str] = Counter()
     for one in imported:
         solution = _of_this_build(one, environment)
-        solution = listed.get(solution.id, solution)  # what is known here of its workspace and determinism
+        solution = listed.get(solution.id, solution)  # has the workspace and determinism known here
         if solution.id in baselines:
             continue
         reason = _unusable(solution, problem, backend, environment, policy, families)
@@ -44,8 +44,8 @@ def usable(
 
 
 def _of_this_build(solution: Solution, environment: Environment) -> Solution:
-    """A file that says nothing of its library's build, or of its version no more than the revision, may mean
-    the one that is here: running it shows what it is."""
+    """The solution with this environment's library build, if the file names no build or only a revision that
+    matches the end of this one. Such a solution may mean this build; running it shows whether it does."""
     here = environment.libraries.get(solution.family)
     if here is None or solution.build == here:
         return solution

@@ -1,1 +1,1 @@
-"""The CPU as a GEMM device: the default everywhere, tuned for real."""
+"""The CPU as a GEMM device: available on every machine, and tuned like any other device."""

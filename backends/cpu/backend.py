@@ -19,17 +19,18 @@ from backends.problem import GemmProblem, from_mm
 from backends.protocol import Baseline, Device, Family, Probe
 from backends.traits import HOST_TRAITS
 
-#: In the order that a search takes turns: what wins most often first.
+#: The families in the order in which a search takes turns: the most frequent winners first.
 _FAMILIES = (StreamFamily, PackedFamily, TorchMatmul, OpenBlas, OpenBlasUpcast)
 
 
 class CpuBackend:
-    """Every library and kernel family that multiplies on this CPU."""
+    """The libraries and kernel families that run GEMMs on this CPU."""
 
     name = "cpu"
     traits = HOST_TRAITS
-    #: Idle threads of OpenBLAS spin for 2**26 cycles after a call, OpenMP's for milliseconds: on the cores
-    #: that the next candidate is timed on. Here they sleep after some 50 us, between launches still awake.
+    #: By default idle OpenBLAS threads spin for 2**26 cycles after a call and OpenMP threads for
+    #: milliseconds, on the cores where the next candidate is timed. With these values they sleep after about
+    #: 50 us, and so stay awake between back-to-back launches.
     process_variables: ClassVar[Mapping[str, str]] = {
         "OPENBLAS_THREAD_TIMEOUT": "17",
         "GOMP_SPINCOUNT": "10000",
@@ -37,7 +38,7 @@ class CpuBackend:
     }
 
     def product(self, dtype: str) -> GemmProblem:
-        """1024^3."""
+        """A 1024 x 1024 x 1024 GEMM."""
         return from_mm(1024, 1024, 1024, dtype)
 
     def probe(self) -> Probe:
@@ -75,8 +76,9 @@ class CpuBackend:
     def baselines(
         self, problem: GemmProblem, environment: Environment, max_workspace_bytes: int | None = None
     ) -> Sequence[Baseline]:
-        """numpy's call with all cores for fp32 and fp64. For 16-bit types and int8 torch's call where torch
-        is installed, and upcast + gemm + downcast where it is not or cannot."""
+        """For fp32 and fp64, numpy's call on all cores. For 16-bit types and int8, torch's call if torch is
+        installed and supports the problem, then upcast + gemm + downcast in numpy. Raises
+        UnsupportedProblem."""
         found = []
         for name, family, kinds in _BASELINES:
             if problem.dtype_a in kinds and not family.unavailable(environment) and family.supports(problem):

@@ -1,8 +1,8 @@
-"""How fast this CPU reads and copies memory: the two ceilings of memory-bound problems.
+"""Measures this CPU's read and copy bandwidths, the two ceilings of memory-bound problems.
 
-Both run over several times the last-level cache on every core, in our own wide-load kernels; with no
-compiler, in numpy reductions and copies on threads. The best of a few rounds: a ceiling is what was
-reached.
+Both use every core over several times the last-level cache, in our own wide-load kernels or, without a
+compiler, in multithreaded numpy reductions and copies. The result is the best of a few rounds, since a
+ceiling is the highest rate reached.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _ROUNDS = 5
 
 
 def measure_bandwidths(device: Device, runtime: Callable[[], ctypes.CDLL]) -> Bandwidths:
-    """Bytes/s of reading, and of copying (read + written). `runtime` gives our kernels' library, or raises
-    CompilerMissing or CompileError."""
+    """Bytes/s of reading and of copying (read + written). `runtime` returns the library of our own kernels;
+    if it raises CompilerMissing or CompileError, numpy is used."""
     size = min(max(3 * device.cache_bytes, 2**26), device.free_bytes // 8)
     source, target = device.allocate(size), device.allocate(size)
     try:
-        for offset in range(0, size, 2**20):  # every page must exist before it is timed
+        for offset in range(0, size, 2**20):  # fault in every page before timing
             chunk = np.ones(min(2**20, size - offset), np.uint8)
             source.upload(chunk, offset)
             target.upload(chunk, offset)
@@ -53,7 +53,7 @@ def measure_bandwidths(device: Device, runtime: Callable[[], ctypes.CDLL]) -> Ba
 
 
 def _best(run: Callable[[], object]) -> float:
-    """Least seconds of _ROUNDS runs, after one that is not counted."""
+    """The least seconds of _ROUNDS runs, after one warm-up run."""
     run()
     seconds = []
     for _ in range(_ROUNDS):

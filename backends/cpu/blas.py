@@ -1,8 +1,8 @@
 """numpy's BLAS (OpenBLAS in numpy's wheels) as baseline and candidates.
 
-`matmul` is numpy's own call, which picks gemv for vectors: what a numpy user runs today. `gemm` calls the
-same library's cblas_?gemm directly: alpha and beta ride along instead of costing passes of their own.
-16-bit and int8 operands have no BLAS: they are upcast, multiplied, and cast down.
+`matmul` is numpy's own call, which uses gemv for vectors; it is what numpy users run. `gemm` calls
+cblas_?gemm of the same library directly, so that alpha and beta need no passes of their own. BLAS has no
+routines for 16-bit and int8 operands: they are upcast, multiplied, and cast down.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ _SYMBOLS = (("scipy_cblas_{}gemm64_", ctypes.c_int64), ("cblas_{}gemm64_", ctype
 
 @lru_cache(maxsize=1)
 def _controller() -> Any:
-    """The controller of numpy's BLAS among the process's thread pools, or None."""
-    np.ones((2, 2)) @ np.ones((2, 2))  # the library is loaded by now
+    """The threadpoolctl controller of numpy's BLAS, or None."""
+    np.ones((2, 2)) @ np.ones((2, 2))  # makes sure that the library is loaded
     found = ThreadpoolController().select(user_api="blas").lib_controllers
     ours = [lib for lib in found if "numpy" in lib.filepath]
     return next(iter(ours or found), None)
 
 
 def blas_build() -> str:
-    """Name, version and kernel set of numpy's BLAS: "openblas 0.3.31 SkylakeX"; numpy's version without."""
+    """Name, version and kernel set of numpy's BLAS, such as "openblas 0.3.31 SkylakeX"; numpy's version if
+    the BLAS is unknown."""
     lib = _controller()
     if lib is None:
         return f"numpy {np.__version__}, BLAS unknown"
@@ -56,7 +57,7 @@ def blas_build() -> str:
 
 
 def set_blas_threads(count: int) -> None:
-    """Sets numpy's BLAS threads; a process-wide setting, so only changed when it differs."""
+    """Sets the thread count of numpy's BLAS. The setting is process-wide and only changed if it differs."""
     lib = _controller()
     if lib is not None and lib.get_num_threads() != count:
         lib.set_num_threads(count)
@@ -64,7 +65,7 @@ def set_blas_threads(count: int) -> None:
 
 @lru_cache
 def _cblas_gemm(letter: str) -> tuple[Any, Any] | None:
-    """(cblas_?gemm, its integer type) of numpy's BLAS, or None where it exports no known name."""
+    """(cblas_?gemm, its integer type) of numpy's BLAS, or None if it exports no known name."""
     lib = _controller()
     if lib is None:
         return None
@@ -82,14 +83,14 @@ def _cblas_gemm(letter: str) -> tuple[Any, Any] | None:
 
 
 def thread_counts(units: int) -> list[int]:
-    """1, 2, 4, ... and all `units`, the largest first."""
+    """The powers of two up to `units`, and `units`, the largest first."""
     powers = [2**i for i in range(units.bit_length()) if 2**i <= units]
     return sorted({*powers, units}, reverse=True)
 
 
 class LibraryKernel:
-    """A library call: `make` builds a launch from operand views, operands and the workspace's address;
-    `threads` is set before each sample."""
+    """A library call. `make` builds a launch from operand views, operands and the workspace's address;
+    `threads(count)` is called before each sample."""
 
     def __init__(
         self,
@@ -113,13 +114,13 @@ class LibraryKernel:
 
 
 class LibraryFamily(ABC):
-    """What families without a compiled binary share."""
+    """Base of the families that have no compiled binary."""
 
     name = ""
     compiles = False
 
     def unavailable(self, environment: Environment) -> str | None:
-        """None: the library is always here, unless a subclass says otherwise."""
+        """None, since the library is always installed unless a subclass says otherwise."""
         return None
 
     @abstractmethod
@@ -131,7 +132,7 @@ class LibraryFamily(ABC):
         """See Family."""
 
     def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
-        """None for what solutions() lists for the problem; refuses everything else."""
+        """None if solutions() lists the solution for the problem; every other solution is illegal."""
         if solution in list(self.solutions(problem, environment)):
             return None
         return f"{solution.slug} is not among the calls that {self.name} offers for this problem"
@@ -139,7 +140,7 @@ class LibraryFamily(ABC):
     def compile(
         self, problem: GemmProblem, solution: Solution, environment: Environment, cache: BinaryCache
     ) -> Path | None:
-        """None: a library's call has no binary."""
+        """None: a library call has no binary."""
         return None
 
     @abstractmethod
@@ -163,7 +164,7 @@ class OpenBlas(LibraryFamily):
         )
 
     def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
-        """Each routine with each thread count, all cores first; gemm without a batch only, and where the
+        """Each routine with each thread count, all cores first. `gemm` only without a batch, and only if the
         library exports cblas_?gemm."""
         build = environment.libraries.get("blas")
         routines = ["matmul"]
@@ -221,8 +222,8 @@ def _gemm(problem: GemmProblem) -> Callable[[HostOperands, Operands, int], Launc
 
 
 class OpenBlasUpcast(LibraryFamily):
-    """fp16, bf16 and int8 cast up, multiplied by numpy's BLAS, and cast down, as numpy code without a
-    16-bit library does. int8 goes through fp64 where fp32 sums would not be exact."""
+    """fp16, bf16 and int8 upcast, multiplied by numpy's BLAS, and cast down, as numpy code without a 16-bit
+    library does. int8 goes through fp64 where fp32 sums would not be exact."""
 
     name = "openblas_upcast"
 
@@ -242,15 +243,15 @@ class OpenBlasUpcast(LibraryFamily):
     def load(
         self, problem: GemmProblem, solution: Solution, binary: Path | None, device: object
     ) -> LibraryKernel:
-        """The call, ready to bind. The upcast copies lie in the workspace: casting is timed, allocating
-        is not."""
+        """The call, ready to bind. The upcast copies are in the workspace, so that casting is timed and
+        allocating is not."""
         p = problem
         kind: Any = np.float32
         plain = p.alpha == "one" and p.beta == "zero" and p.bias is None
         if p.dtype_a == "int8" and not (p.k <= EXACT_FP32_K and plain):
             kind = np.float64
         shapes = layouts(p)
-        # In the operands' own memory order, so that casting streams.
+        # In the operands' own memory order, so that casts access memory sequentially.
         sides = {
             "left": (shapes["b"].copies, *((p.n, p.k) if p.trans_b == "N" else (p.k, p.n))),
             "right": (shapes["a"].copies, *((p.k, p.m) if p.trans_a == "N" else (p.m, p.k))),

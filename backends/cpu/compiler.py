@@ -1,7 +1,7 @@
-"""The system's C++ compiler, found once and asked politely.
+"""Finds the system's C++ compiler and runs it.
 
-A compile runs in a process group of its own under a time limit, so that a compiler that hangs dies with
-its children. Flags name the ISA level instead of -march=native: the cache may be shared by machines.
+A compile runs in its own process group with a time limit, so that a hanging compiler is killed together with
+its children. Flags name the ISA level rather than -march=native, since machines may share the cache.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Compiler:
 
 
 def find_compiler() -> Compiler | None:
-    """$CXX, else c++, g++ or clang++ on PATH; None where none answers --version."""
+    """$CXX if set, else c++, g++ or clang++ on PATH; None if --version works for none of them."""
     return _find_compiler(os.environ.get("CXX", ""), os.environ.get("PATH", ""))
 
 
 def missing() -> str:
-    """Why there is no compiler, and what to do."""
+    """Why there is no compiler, and what to do about it."""
     chosen = os.environ.get("CXX")
     if chosen:
         return f"no C++ compiler: CXX={chosen!r} is none; only library candidates can run"
@@ -76,7 +76,7 @@ def _find_compiler(chosen: str, path: str) -> Compiler | None:
 
 
 def target_flags(partition: str) -> tuple[str, ...]:
-    """Compiler flags for an ISA level with extensions, and the vector width kernels use (bytes)."""
+    """Compiler flags for an ISA level with extensions, including the kernels' vector width in bytes."""
     isa, extensions = isa_of(partition)
     if isa is None:
         return ("-DGEMMTUNE_VECTOR_BYTES=16",)
@@ -85,7 +85,7 @@ def target_flags(partition: str) -> tuple[str, ...]:
 
 
 def kernel_sources() -> Mapping[str, str]:
-    """Every file of kernels/, by name."""
+    """The text of every file in kernels/, by name."""
     return {path.name: path.read_text() for path in sorted(KERNELS.glob("*.[hc]*"))}
 
 
@@ -99,7 +99,7 @@ def _stamp() -> float:
 
 
 def compile_unit(unit: str, partition: str, cache: BinaryCache, extra: Sequence[str] = ()) -> Path:
-    """The shared library of the translation unit `unit` (its text), from the cache or compiled now.
+    """The shared library of the translation unit with text `unit`, from the cache or compiled now.
 
     Raises CompilerMissing, CompileError (with the compiler's log), or StorageError for a full disk.
     """
@@ -144,6 +144,6 @@ def _compile(compiler: Compiler, flags: Sequence[str], unit: str, output: Path) 
 
 
 def first_error(log: str) -> str:
-    """The first line of a compiler's log that says error, else its last line."""
+    """The first line of a compiler's log that contains "error", else its last line."""
     lines = [line for line in log.splitlines() if line.strip()]
     return next((line for line in lines if "error" in line), lines[-1] if lines else "no message")

@@ -1,6 +1,6 @@
-"""The CPU opened as a device: host memory, candidates loaded, launches timed.
+"""CpuDevice: allocates host memory, loads candidates and times launches.
 
-Runs in the child that owns the device.
+Runs in the device process.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from backends.protocol import Bandwidths, Family, Kernel, Launch, Sample, Series
 from backends.solution import Solution
 from backends.traits import HOST_TRAITS
 
-#: Buffers from this size on ask for huge pages.
+#: Buffers of at least this many bytes request huge pages.
 HUGE = 4 * 2**20
 
 
 class HostBuffer:
-    """Page-aligned host memory, zero-filled, in a mapping of its own."""
+    """Page-aligned, zero-filled host memory in its own mapping."""
 
     def __init__(self, size: int) -> None:
         try:
@@ -54,13 +54,13 @@ class HostBuffer:
         return self._bytes[offset : offset + size].copy()
 
     def free(self) -> None:
-        """Unmapped once no view is left; the views a launch holds keep it alive."""
+        """Drops the mapping, which is unmapped once no launch holds a view of it."""
         self._bytes = np.empty(0, np.uint8)
         self._map = None
 
 
 class HostSeries:
-    """Launches called one after another under the host's clock."""
+    """Launches called one after another and timed with the host's clock."""
 
     def __init__(self, kernel: Kernel, launches: Sequence[Launch], warm: Launch | None) -> None:
         self._kernel, self._list, self._warm = kernel, launches, warm
@@ -80,11 +80,11 @@ class HostSeries:
         return Sample(elapsed * 1e-9 / len(launches), len(launches), disturbed)
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Does nothing: there are no resources to release."""
 
 
 class CpuDevice:
-    """The CPU as this process may use it: its affinity mask is the device."""
+    """The CPU as a device: the cores in this process's affinity mask."""
 
     def __init__(self, environment: Environment, families: Mapping[str, Family], cache: BinaryCache) -> None:
         self.environment = environment
@@ -109,7 +109,7 @@ class CpuDevice:
         return HostBuffer(size)
 
     def load(self, problem: GemmProblem, solution: Solution, binary: Path | None) -> Kernel:
-        """Raises LaunchError for an unknown family, and what the family's own load() raises."""
+        """Raises LaunchError for an unknown family, and whatever the family's load() raises."""
         family = self.families.get(solution.family)
         if family is None:
             raise LaunchError(f"family {solution.family!r} is unknown; known: {', '.join(self.families)}")
@@ -117,24 +117,25 @@ class CpuDevice:
 
     @cached_property
     def runtime(self) -> ctypes.CDLL:
-        """The thread pool that our own kernels share. Raises CompilerMissing."""
+        """The library with the thread pool that our own kernels share. Raises CompilerMissing,
+        CompileError."""
         return runtime(compile_runtime(self.environment.partition, self.cache))
 
     traits = HOST_TRAITS
-    #: numpy reaches this memory.
+    #: None: numpy can access this device's memory.
     reference = None
 
     def series(
         self, kernel: Kernel, launches: Sequence[Launch], mode: str, warm: Launch | None = None
     ) -> Series:
-        """See Device; every mode is timed under the host's clock."""
+        """See Device; every mode is timed with the host's clock."""
         return HostSeries(kernel, launches, warm)
 
     def synchronize(self) -> None:
-        """A launch has ended when it returns."""
+        """Does nothing: a launch is complete when it returns."""
 
     def condition(self) -> Mapping[str, Any]:
-        """Disturbances are told with each sample."""
+        """Empty: disturbances are reported with each sample."""
         return {}
 
     def bandwidths(self) -> Bandwidths:

@@ -1,6 +1,6 @@
-"""What the operating system says of this CPU: product, ISA level, cores, caches, memory, disturbance.
+"""Reads this CPU's product, ISA level, cores, caches, memory and disturbances from the operating system.
 
-Linux's /proc and /sys are read directly; a file that is not there gives an empty answer, never an error.
+Reads Linux's /proc and /sys directly; a missing file counts as empty and is never an error.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 
 from backends.archs import CPU_EXTENSIONS, CPU_ISAS, CpuIsa, cpu_isa
 
-#: Assumed where /sys does not tell (some containers hide it).
+#: Assumed if /sys has no cache sizes (some containers hide them).
 DEFAULT_CACHE_BYTES = 32 * 2**20
-#: One involuntary switch in this time is the ground noise of a quiet machine.
+#: One involuntary context switch per this time is the background noise of a quiet machine.
 SWITCH_SECONDS = 5e-3
 TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -48,12 +48,12 @@ class CpuInfo:
 
     @property
     def isa(self) -> CpuIsa | None:
-        """The ISA level, None on a machine that archs.py does not list."""
+        """The ISA level, None for a machine that archs.py does not list."""
         return cpu_isa(self.machine, self.flags)
 
     @property
     def extensions(self) -> tuple[str, ...]:
-        """Extensions beyond the level that kernels can use."""
+        """Extensions beyond the ISA level that the kernels can use."""
         if self.isa is None or self.isa.vector_bytes < 64:
             return ()
         return tuple(name for name in CPU_EXTENSIONS if name in self.flags)
@@ -73,7 +73,7 @@ def isa_of(partition: str) -> tuple[CpuIsa | None, tuple[str, ...]]:
 
 
 def read_cpu() -> CpuInfo:
-    """Reads this machine. `cores` are those of the process's affinity mask, as many as a
+    """Reads this machine. `cores` are the cores in the process's affinity mask, limited to the number that a
     container's quota allows."""
     flags = _cpuinfo("flags") or _cpuinfo("Features")
     product = _cpuinfo("model name") or platform.processor() or platform.machine()
@@ -94,7 +94,7 @@ def read_cpu() -> CpuInfo:
 
 
 def _core_quota() -> int | None:
-    """Cores' worth of time that a container's quota allows, at least one; None for no quota."""
+    """The number of cores that a container's CPU quota amounts to, at least one; None without a quota."""
     words = _read("/sys/fs/cgroup/cpu.max").split()
     if len(words) != 2 or not words[0].isdigit():
         return None
@@ -102,13 +102,13 @@ def _core_quota() -> int | None:
 
 
 def _memory_limit(physical: int) -> int:
-    """Physical memory, or the container's limit where that is smaller."""
+    """Physical memory in bytes, or the container's limit if that is smaller."""
     text = _read("/sys/fs/cgroup/memory.max").strip()
     return min(physical, int(text)) if text.isdigit() else physical
 
 
 def _cache_bytes(cores: tuple[int, ...]) -> int:
-    """Size of the last-level caches that `cores` see, each counted once."""
+    """Total size in bytes of the last-level caches of `cores`, each counted once."""
     caches = {}
     for core in cores:
         folder = f"/sys/devices/system/cpu/cpu{core}/cache"
@@ -129,7 +129,7 @@ def _largest_cache(core: int) -> int:
 
 
 def free_memory_bytes() -> int:
-    """Memory that can be allocated without swapping (MemAvailable, within a container's limit)."""
+    """Bytes that can be allocated without swapping (MemAvailable, within a container's limit)."""
     found = re.search(r"^MemAvailable:\s*(\d+) kB$", _read("/proc/meminfo"), re.MULTILINE)
     free = int(found.group(1)) * 1024 if found else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = _read("/sys/fs/cgroup/memory.max").strip()
@@ -139,22 +139,22 @@ def free_memory_bytes() -> int:
 
 @dataclass(frozen=True)
 class Disturbance:
-    """Counters of what took the CPU away: this process's involuntary context switches, and the
-    hypervisor's stolen time in clock ticks, over all cores."""
+    """Counters of CPU time lost to others: this process's involuntary context switches, and the time stolen
+    by the hypervisor in clock ticks, over all cores."""
 
     switches: int
     steal: int
 
     @classmethod
     def now(cls) -> Disturbance:
-        """The counters at this moment."""
+        """The current counters."""
         first = _read("/proc/stat").split("\n", 1)[0].split()
         steal = int(first[8]) if len(first) > 8 else 0
         return cls(resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw, steal)
 
     def since(self, earlier: Disturbance, seconds: float) -> str:
-        """What disturbed the `seconds` since `earlier`, in words; "" for nothing that matters: a switch
-        in 5 ms, or stolen time under 1%, cannot move a median."""
+        """Describes the disturbances in the `seconds` since `earlier`; "" if they are negligible: one switch
+        per SWITCH_SECONDS, or stolen time up to 1%, does not move a median."""
         words = []
         if self.switches - earlier.switches > seconds / SWITCH_SECONDS:
             words.append(f"{self.switches - earlier.switches} involuntary switches")

@@ -1,7 +1,8 @@
 """Our own CPU families: packed (Goto's blocked GEMM) and stream (few columns, the large operand read once).
 
-A family names an instantiation (types and register tile) and the header does the rest: one binary serves
-every problem of those types; cache blocks and threads are run-time parameters. Legality is here alone.
+A family names an instantiation (types and register tile); the header holds the kernel. One binary serves
+every problem of those types, since cache blocks and threads are run-time parameters. Only this module has the
+legality rules.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from backends.problem import GemmProblem
 from backends.protocol import Kernel
 from backends.solution import Parameter, Solution
 
-#: gemmtune type -> its name in kernels/types.h
+#: gemmtune dtype -> its C++ type in kernels/types.h
 CPP_TYPES = {
     "fp64": "double", "fp32": "float", "fp16": "Half", "bf16": "Bf16", "int8": "int8_t", "int32": "int32_t",
 }  # fmt: skip
@@ -46,30 +47,31 @@ _DOTS = {
 }
 #: Generic machines: 16-byte vectors and 16 registers.
 _GENERIC = CpuIsa("generic", "any", 16, 16, ("-march=native",))
-#: No cache block is of more elements.
+#: Largest size of a cache block along one dimension, in elements.
 _LARGEST_BLOCK = 2**20
 
 
 class NativeFamily(ABC):
-    """What our own families share: types, dots, the register-tile rule, compiling and loading."""
+    """Base of our own families: types, dot variants, legality, compiling and loading."""
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
     compiles = True
     #: Names of the two tile parameters, in the order of the instantiation macro.
     tile_names: ClassVar[tuple[str, str]]
-    #: Names of texts and of numbers among the parameters, besides the tile's.
+    #: Names of the string parameters, and of the integer parameters other than the tile's.
     texts: ClassVar[tuple[str, ...]] = ("dot",)
     numbers: ClassVar[tuple[str, ...]] = ("threads", "mc", "nc", "kc")
-    #: Cache blocks smaller than these take a hundred times as long as any that is worth trying.
+    #: Least cache blocks. Smaller ones take a hundred times as long as any block worth trying.
     least_blocks: ClassVar[Mapping[str, int]] = {"mc": 16, "nc": 16, "kc": 16}
 
     def unavailable(self, environment: Environment) -> str | None:
-        """None where a C++ compiler is found, else how to get one."""
+        """None if there is a C++ compiler, else how to get one."""
         return None if find_compiler() else missing()
 
     def supports(self, problem: GemmProblem) -> bool:
-        """Whether kernels exist for the types of A, C, D, the bias and the sums; scales are not supported."""
+        """Whether the kernels support the types of A, C, D, the bias and the sums. Scales are not
+        supported."""
         p = problem
         kinds = _TYPES.get(p.dtype_a)
         if kinds is None or p.scale_a != "none" or p.scale_b != "none" or p.scale_d != "none":
@@ -79,8 +81,8 @@ class NativeFamily(ABC):
         return typed and p.bias in (None, p.dtype_d, compute)
 
     def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
-        """Legal candidates, the likeliest first; of those that come to the same kernel and blocks on this
-        problem, the first alone."""
+        """Legal candidates, the likeliest first. Of candidates with the same kernel and effective blocks on
+        this problem only the first is listed."""
         seen = set()
         for parameters in self._ordered(problem, environment):
             effect = _effect(problem, parameters)
@@ -92,8 +94,8 @@ class NativeFamily(ABC):
                 yield solution
 
     def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
-        """The rule that is broken, or None: parameters, threads (1 to the cores), dot, cache blocks, register
-        tile."""
+        """The first rule that is broken, or None. The rules concern the parameters, threads (1 to the number
+        of cores), dot, cache blocks and the register tile."""
         p = solution.parameters
         if (rule := self._malformed(solution)) is not None:
             return rule
@@ -110,8 +112,8 @@ class NativeFamily(ABC):
         return self._illegal_tile(problem, rows, columns, lanes(problem, isa), isa.vector_registers)
 
     def _malformed(self, solution: Solution) -> str | None:
-        """What is wrong with the parameters themselves: imported ones may be anything, and source is made of
-        them."""
+        """What is wrong with the parameters' names or types. Imported solutions may hold anything, and
+        parameters become part of the source."""
         p, numbers = solution.parameters, (*self.tile_names, *self.numbers)
         if solution.version != self.version:
             return f"version {solution.version} of {self.name} is another kernel; this is {self.version}"
@@ -127,9 +129,9 @@ class NativeFamily(ABC):
     def compile(
         self, problem: GemmProblem, solution: Solution, environment: Environment, cache: BinaryCache
     ) -> Path | None:
-        """The kernel's library; the runtime with the thread pool is compiled as well. Raises as
-        compile_unit()."""
-        compile_runtime(environment.partition, cache)  # so that loading finds it: the child never compiles
+        """The kernel's library. Also compiles the runtime with the thread pool. Raises what compile_unit()
+        raises."""
+        compile_runtime(environment.partition, cache)  # the device process never compiles, only loads
         return compile_unit(self.unit(problem, solution), environment.partition, cache)
 
     def unit(self, problem: GemmProblem, solution: Solution) -> str:
@@ -153,8 +155,8 @@ class NativeFamily(ABC):
         return NativeKernel(problem, binary, device.runtime, {**blocks, "threads": threads})
 
     def _ordered(self, problem: GemmProblem, environment: Environment) -> Iterator[dict[str, Parameter]]:
-        """The likeliest first: the fastest dot on all cores over every tile and block; then fewer threads
-        and the other dot, each on every tile with the first block."""
+        """Parameters, the likeliest first: the fastest dot on all cores with every tile and block, then fewer
+        threads and the other dot, each with every tile and the first block."""
         isa = isa_of(environment.partition)[0] or _GENERIC
         ways = list(product(dots(problem, environment), thread_counts(environment.units)))
         for dot, threads in ways:
@@ -175,7 +177,7 @@ class NativeFamily(ABC):
     def _illegal_tile(
         self, problem: GemmProblem, rows: int, columns: int, lanes: int, registers: int
     ) -> str | None:
-        """The rule of the register tile that is broken, or None."""
+        """The register tile's rule that is broken, or None."""
 
 
 def dots(problem: GemmProblem, environment: Environment) -> list[str]:
@@ -186,13 +188,13 @@ def dots(problem: GemmProblem, environment: Environment) -> list[str]:
 
 
 def _effect(problem: GemmProblem, parameters: dict[str, Parameter]) -> tuple[Parameter, ...]:
-    """What distinguishes a kernel from another on this problem: blocks count as how many they cut an
-    extent into, because the kernels even them out."""
+    """A key that is equal for parameters with the same effect on this problem. A block is represented by the
+    number of blocks it divides an extent into, because the kernels make these equally large."""
     extents = {"mc": (problem.m, problem.n), "nc": (problem.n, problem.m), "kc": (problem.k,)}
     threads = int(parameters["threads"] or 1)
     found: list[Parameter] = []
     for name, value in parameters.items():
-        if name in extents and not (name == "nc" and "rm" in parameters):  # stream's nc is no block
+        if name in extents and not (name == "nc" and "rm" in parameters):  # stream's nc is a distance
             sizes = [size for extent in extents[name] for size in (extent, -(-extent // threads))]
             found += [-(-size // int(value or 1)) for size in sizes]
         else:
@@ -218,7 +220,7 @@ class PackedFamily(NativeFamily):
         16: ((2, 6), (3, 4), (2, 5), (1, 12)),
     }
     _MC, _NC = (192, 96), (4096,)
-    #: Dot instructions shrink packed panels, so that a deeper block of k fits the same cache.
+    #: Dot instructions make packed panels smaller, so that a deeper block of k fits the same cache.
     _KC: ClassVar = {"upcast": (384, 256, 512), "bf16": (512, 384, 1024), "int8": (1024, 512, 2048)}
 
     def _tiles(self, problem: GemmProblem, isa: CpuIsa) -> list[dict[str, Parameter]]:
@@ -250,15 +252,15 @@ class StreamFamily(NativeFamily):
 
     name = "stream"
     tile_names = ("rm", "nb")
-    #: More rows and columns than this are packed's business (kernels/stream.h).
+    #: Problems with more rows and more columns than this are left to `packed` (kernels/stream.h).
     FEW = 64
     #: Tiles for 32 and for 16 vector registers, then rows kept, chunks of k, bytes prefetched ahead.
-    #: The large operand contiguous along k: dot products, tiles in rows x columns.
+    #: Large operand contiguous along k: dot products, tiles in rows x columns.
     _ALONG_K: ClassVar = (
         {32: ((6, 4), (3, 8), (8, 2), (4, 4), (5, 5)), 16: ((3, 4), (6, 2), (2, 5))},
         (60, 240), (512, 1024), (8192,),
     )  # fmt: skip
-    #: Contiguous across k: axpys, tiles in vectors x columns.
+    #: Large operand contiguous across k: axpys, tiles in vectors x columns.
     _ACROSS_K: ClassVar = (
         {32: ((2, 8), (3, 8), (4, 4)), 16: ((2, 6), (1, 8), (2, 4))},
         (512, 256), (128, 64), (8192,),
@@ -269,7 +271,7 @@ class StreamFamily(NativeFamily):
         return super().supports(problem) and min(problem.m, problem.n) <= self.FEW
 
     def _shape(self, problem: GemmProblem) -> Any:
-        # The swap_ab product (few rows) streams B in A's place.
+        # A problem with few rows runs as swap_ab, which streams B in place of A.
         along_k = problem.trans_a != "N" if problem.n <= problem.m else problem.trans_b == "N"
         return self._ALONG_K if along_k else self._ACROSS_K
 

@@ -1,4 +1,4 @@
-"""Operands in host memory as numpy views, and the epilogue as numpy would run it after a library call."""
+"""Operands in host memory as numpy views, and the epilogue in numpy for library calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def array_at(address: int, layout: Layout) -> Array:
 
 @dataclass(frozen=True)
 class HostOperands:
-    """One operand set as numpy sees it: `left` [copies,n,k] times `right` [copies,k,m] is `d` [batch,n,m]."""
+    """One operand set as numpy views: `left` [copies,n,k] times `right` [copies,k,m] gives `d`
+    [batch,n,m]."""
 
     left: Array
     right: Array
@@ -45,8 +46,8 @@ class HostOperands:
 
 
 def finish(problem: GemmProblem, o: HostOperands, product: Array) -> None:
-    """alpha, beta*C, bias and activation applied in place to `product` (which holds op(A)op(B) in its own
-    float type), then stored in D unless `product` is D."""
+    """Applies alpha, beta*C, bias and activation in place to `product`, which holds op(A)op(B) in its own
+    float type; then stores it in D unless `product` is D."""
     if o.alpha != 1.0:
         np.multiply(product, product.dtype.type(o.alpha), out=product)
     if o.c is not None:
@@ -62,8 +63,8 @@ def finish(problem: GemmProblem, o: HostOperands, product: Array) -> None:
 
 
 def activate(activation: str, x: Array) -> None:
-    """relu, gelu (tanh approximation) or silu, in place; `none` does nothing. exp may overflow: its limit
-    is the right one."""
+    """Applies relu, gelu (tanh approximation) or silu in place; `none` does nothing. An overflow of exp to
+    infinity gives the correct limit."""
     if activation == "none":
         return
     with np.errstate(over="ignore"):

@@ -1,4 +1,4 @@
-"""Our own C++ kernels as Python sees them: the argument struct of kernels/abi.h, and loading a library."""
+"""Python bindings of our own C++ kernels: the argument struct of kernels/abi.h, and loading a library."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class GemmArgs(ctypes.Structure):
 
 
 def compile_runtime(partition: str, cache: BinaryCache) -> Path:
-    """The thread pool and the kernels that measure ceilings. Raises as compile_unit()."""
+    """Compiles the thread pool and the bandwidth kernels. Raises what compile_unit() raises."""
     return compile_unit('#include "runtime.cpp"\n', partition, cache)
 
 
 @lru_cache(maxsize=1)
 def runtime(path: Path) -> ctypes.CDLL:
-    """The runtime library, loaded once a process: every kernel shares its thread pool."""
+    """The runtime library, loaded once per process, since all kernels share its thread pool."""
     library = ctypes.CDLL(str(path))
     library.gemmtune_read.restype = _F64
     library.gemmtune_read.argtypes = [_PTR, _I64, ctypes.c_int]
@@ -50,7 +50,8 @@ def runtime(path: Path) -> ctypes.CDLL:
 
 
 class NativeKernel:
-    """A compiled kernel with its run-time parameters. Raises LaunchError for another ABI or a bad file."""
+    """A compiled kernel with its run-time parameters. Raises LaunchError if the library cannot be loaded, has
+    another ABI, or refuses the problem."""
 
     def __init__(
         self, problem: GemmProblem, library: Path, pool: ctypes.CDLL, blocks: dict[str, int]
@@ -85,8 +86,7 @@ class NativeKernel:
     partial_sums = 1
 
     def bind(self, operands: Operands, workspace: int) -> Launch:
-        """A call of gemmtune_run() with these operands; it raises LaunchError for a status that is not
-        zero."""
+        """A call of gemmtune_run() with these operands; the call raises LaunchError for a nonzero status."""
         args = GemmArgs(
             **self._template,
             a=operands.a, b=operands.b, c=operands.c, d=operands.d, bias=operands.bias,
@@ -104,4 +104,4 @@ class NativeKernel:
         return launch
 
     def prepare(self) -> None:
-        """Nothing: the thread count is an argument of each launch."""
+        """Does nothing: the thread count is an argument of each launch."""

@@ -1,4 +1,4 @@
-"""torch's own CPU GEMM (oneDNN, MKL), where torch is installed: a framework's call, as its users make it."""
+"""torch's CPU GEMM (oneDNN, MKL), if torch is installed: called as torch's users call it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from backends.solution import Solution
 
 
 def torch_build() -> str | None:
-    """The installed torch's version, without importing it; None where there is none."""
+    """The installed torch's version, without importing it; None if torch is not installed."""
     try:
         return version("torch")
     except PackageNotFoundError:
@@ -27,7 +27,7 @@ def torch_build() -> str | None:
 
 
 def _import() -> Any:
-    import torch  # noqa: PLC0415  (seconds to import: only the child that runs it pays)
+    import torch  # noqa: PLC0415  (takes seconds to import, so only in the device process)
 
     return torch
 
@@ -39,18 +39,18 @@ def _set_threads(count: int) -> None:
 
 
 class TorchMatmul(LibraryFamily):
-    """torch.matmul / addmm / baddbmm / _int_mm with F.linear's bias fused where torch fuses it.
+    """torch.matmul, addmm, baddbmm or _int_mm, with F.linear's bias fused where torch fuses it.
     Parameters: threads."""
 
     name = "torch"
 
     def unavailable(self, environment: Environment) -> str | None:
-        """None where the environment has torch, else that it is not installed."""
+        """None if the environment has torch, else a message that it is not installed."""
         return None if environment.libraries.get("torch") else "torch is not installed"
 
     def supports(self, problem: GemmProblem) -> bool:
         """Whether torch has a CPU call: fp32, fp64, fp16 or bf16 with A, C and D of one type, or a plain int8
-        product into a packed int32 D; nothing scaled."""
+        GEMM into a packed int32 D; no scales."""
         p = problem
         if p.scale_a != "none" or p.scale_b != "none" or p.scale_d != "none":
             return False
@@ -78,7 +78,7 @@ class TorchMatmul(LibraryFamily):
 
 
 def _tensor(torch: Any, array: Any) -> Any:
-    """A tensor on the same memory; bf16 travels as int16, which numpy and torch both know."""
+    """A tensor that shares the array's memory. bf16 is passed as int16, which numpy and torch both have."""
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from backends.cuda.datatypes import COMPUTE_TYPES, DATA_TYPES, OPERATIONS, scalar
+from backends.cuda.datatypes import COMPUTE_TYPES, DATA_TYPES, OPERATIONS
 from backends.cuda.driver import api, check
 from backends.cuda.library import call
 from backends.dtypes import DTYPES
@@ -19,6 +19,7 @@ from backends.environment import Environment
 from backends.errors import GemmtuneError
 from backends.gpu.context import GpuContext
 from backends.gpu.library import LibraryFamily, unscaled, untold_partial_sums
+from backends.gpu.scalars import scalar
 from backends.kernels.legality import capability
 from backends.operands import Layout, Operands, layouts
 from backends.problem import GemmProblem

@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from backends.cuda.cublaslt_algorithms import Algorithm, MatmulAlgoConfig
-from backends.cuda.datatypes import COMPUTE_TYPES, DATA_TYPES, OPERATIONS, scalar, scale_type
+from backends.cuda.datatypes import COMPUTE_TYPES, DATA_TYPES, OPERATIONS
 from backends.gpu.library import LibraryCall
+from backends.gpu.scalars import scalar, scale_type
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
 from backends.protocol import Launch

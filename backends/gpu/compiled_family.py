@@ -85,7 +85,7 @@ class CompiledFamily:
         """None where the environment has the toolchain, else why nothing can be compiled."""
         if environment.libraries.get(self._toolchain.name):
             return None
-        here = self._toolchain.missing()
+        here = self._toolchain.missing(environment.arch)
         return here or f"{self._toolchain.name} was not there when {environment.product} was probed"
 
     def supports(self, problem: GemmProblem) -> bool:

@@ -42,7 +42,7 @@ class _Loaded:
 def _load(driver: Driver, path: Path) -> dict[str, _Loaded]:
     """Every kernel of a candidate's file, by what it is for. Raises LaunchError."""
     found = read(path).items()
-    return {entry: _Loaded(Module(driver, path, one.cubin), one.description) for entry, one in found}
+    return {entry: _Loaded(Module(driver, path, one.binary), one.description) for entry, one in found}
 
 
 class TritonKernel:
@@ -131,7 +131,7 @@ class CompiledTritonFamily:
         """Why nothing can be compiled here, or None."""
         if environment.libraries.get(LIBRARY):
             return None
-        here = self._toolchain.missing()
+        here = self._toolchain.missing(environment.arch)
         return here or f"Triton was not there when {environment.product} was probed"
 
     def supports(self, problem: GemmProblem) -> bool:

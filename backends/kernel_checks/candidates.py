@@ -1,4 +1,4 @@
-"""Candidates of every GPU family as their compilers take them, our own and Triton's, for any architecture."""
+"""Candidates of every GPU family, C++ and Triton, ready to be compiled for any architecture."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ from backends.toolchains.toolchain import CompileUnit
 from backends.toolchains.triton import TritonUnit, usable_build
 
 GpuFamily = KernelFamily | TritonFamily
-#: Every family that is compiled for GPUs, in the order that a search takes turns.
+#: Every family that is compiled for GPUs, in the order in which a search takes turns.
 GPU_FAMILIES: Mapping[str, GpuFamily] = {**FAMILIES, **TRITON_FAMILIES}
-#: Multiprocessors that families order candidates for: a row of archs.py is of no product. No rule asks.
+#: Number of multiprocessors assumed when families order candidates, since a row of archs.py names no product.
+#: No legality rule depends on it.
 _UNITS = 132
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A legal candidate for an architecture. `text` is all that shapes its code, `traits` are what that is
-    made of (template arguments; constants and options); `compile` gives its product's kernel's resources. A
-    second launch, which adds slices of k, is compiled with it and not told of."""
+    """A legal candidate for an architecture. `text` holds everything that affects its code; `traits` are the
+    parts of it (template arguments, or constants and options). `compile` returns the resource usage of the
+    GEMM kernel; a split-K reduction kernel is compiled along with it and not reported."""
 
     family: str
     arch: str
@@ -51,25 +52,26 @@ class Candidate:
 
 
 def environment_of(arch: str) -> Environment:
-    """A device of the architecture that is nobody's."""
+    """The environment of a placeholder device of the architecture."""
     libraries = {LIBRARY: build} if (build := usable_build()) else {}
     return Environment(GPU_TARGETS[arch].vendor, arch, arch, _UNITS, 0, "none", libraries=libraries)
 
 
 def vendors(family: GpuFamily) -> tuple[str, ...]:
-    """Vendors whose compilers take the family."""
+    """The vendors for whose GPUs the family can be compiled."""
     return family.vendors if isinstance(family, KernelFamily) else TRITON_VENDORS
 
 
-def missing(family: GpuFamily, vendor: str) -> str | None:
-    """Why the family cannot be compiled here for a vendor's GPUs, or None."""
+def missing(family: GpuFamily, vendor: str, arch: str | None = None) -> str | None:
+    """Why the family cannot be compiled here for a vendor's GPUs (for an architecture), or None."""
     if vendor not in vendors(family):
         return f"{family.name} has kernels for {' and '.join(vendors(family))} alone"
-    return TRITON.missing() if isinstance(family, TritonFamily) else TOOLCHAINS[vendor].missing()
+    return TRITON.missing(arch) if isinstance(family, TritonFamily) else TOOLCHAINS[vendor].missing(arch)
 
 
 def sampled(family: GpuFamily, environment: Environment) -> Iterator[Candidate]:
-    """Candidates of different code, the same every time; the first few show the most of it."""
+    """Candidates with pairwise different code, the same on every call, ordered so that the first few cover as
+    many traits as possible."""
     pool: dict[str, Candidate] = {}
     for problem, solution in drawn(family, environment, _build(family, environment)):
         one = _candidate(family, problem, solution, environment)
@@ -101,13 +103,14 @@ def _candidate(
 
 
 def _arguments(instantiation: str) -> frozenset[str]:
-    """Name[<number of the template argument>=<argument>]: Gemv<Types<float, ...>, true, 8> as text."""
+    """The template arguments of an instantiation such as Gemv<Types<float, ...>, true, 8>, each as
+    "name position=argument"."""
     name, *arguments = re.findall(r"[^<>, ]+", instantiation)
     return frozenset(f"{name} {place}={text}" for place, text in enumerate(arguments))
 
 
 def _constants(request: Request) -> frozenset[str]:
-    """Parameters' types and units, constants and options."""
+    """Parameter types and divisibilities, constants and options."""
     values = {**dict(request.signature), **request.constants, **request.options}
     known = {f"{name} unit": unit for name, unit in request.divisibility.items()}
     return frozenset(f"{request.kernel} {name}={value}" for name, value in {**values, **known}.items())

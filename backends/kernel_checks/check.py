@@ -1,5 +1,5 @@
-"""Compiles a sample of every family's legal space for an architecture and tells what each kernel takes:
-registers, shared memory, spills. Needs compilers, and no GPU."""
+"""Compiles a sample of every family's legal candidates for an architecture and reports the resource usage of
+each kernel: registers, shared memory, spills. Needs compilers but no GPU."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from backends.kernel_checks.candidates import (
 from backends.resources import Resources
 from backends.wire import problem_to_wire
 
-#: Compiles of an architecture at most, unless told.
+#: Default limit on the number of candidates compiled for an architecture.
 LIMIT = 100
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be compiled, family by family, and why of some families nothing is."""
+    """The candidates to compile, family by family, and notes on why some families have none."""
 
     candidates: tuple[Candidate, ...]
     notes: tuple[str, ...]
@@ -38,7 +38,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Checked:
-    """What became of a candidate: its resources, or why it does not compile."""
+    """The result of compiling a candidate: its resource usage, or the compile error."""
 
     candidate: Candidate
     resources: Resources | None
@@ -47,7 +47,7 @@ class Checked:
 
     @property
     def unfit(self) -> str:
-        """Why it compiles, but no device of the architecture could launch it; "" where one could."""
+        """Why no device of the architecture could launch the compiled kernel; "" if one could."""
         taken, one = self.resources, self.candidate
         arch = GPU_TARGETS[one.arch]
         if taken is None:
@@ -86,8 +86,9 @@ class Checked:
 
 @dataclass(frozen=True)
 class Summary:
-    """A family's kernels for an architecture. Registers and shared memory as (least, median, most), None
-    where no compiler told; `spilling` counts kernels that spill, `worst_spill_bytes` is the worst one's."""
+    """A family's kernels for an architecture. Registers and shared memory are (least, median, most), None if
+    no compiler reported them. `spilling` counts kernels that spill; `worst_spill_bytes` is the largest
+    spill."""
 
     arch: str
     family: str
@@ -101,15 +102,15 @@ class Summary:
 
 
 def plan(arch: str, families: Sequence[str] = (), limit: int = LIMIT) -> Plan:
-    """A sample of these families (of all where none is named), `limit` candidates at most, as many of each
-    as there are. Raises InvalidProblem; CompilerMissing where nothing that is asked for can be compiled."""
+    """A sample of these families (default: all), at most `limit` candidates, taken round-robin. Raises
+    InvalidProblem; CompilerMissing if none of the requested families can be compiled."""
     _known("arch", [arch], GPU_TARGETS)
     _known("family", families, GPU_FAMILIES)
     environment = environment_of(arch)
     reasons: dict[str, str] = {}
     pools = {}
     for name in dict.fromkeys(families or GPU_FAMILIES):
-        why = missing(GPU_FAMILIES[name], environment.vendor)
+        why = missing(GPU_FAMILIES[name], environment.vendor, arch)
         if why is None:
             pools[name] = sampled(GPU_FAMILIES[name], environment)
         elif families or environment.vendor in vendors(GPU_FAMILIES[name]):
@@ -138,7 +139,7 @@ def _known(field: str, given: Sequence[str], known: Mapping[str, object]) -> Non
 
 
 def _take_turns(pools: Mapping[str, Iterator[Candidate]], limit: int) -> dict[str, list[Candidate]]:
-    """One of each in turn, `limit` in all."""
+    """Takes candidates round-robin from the pools, `limit` in total."""
     taken: dict[str, list[Candidate]] = {name: [] for name in pools}
     left = dict(pools)
     while left:
@@ -156,8 +157,8 @@ def _take_turns(pools: Mapping[str, Iterator[Candidate]], limit: int) -> dict[st
 def check(
     candidates: Sequence[Candidate], cache: BinaryCache, threads: int | None = None
 ) -> Iterator[Checked]:
-    """Compiles them, on as many threads as this process has processors, and tells of each in order. Raises
-    StorageError for a disk that refuses."""
+    """Compiles the candidates on `threads` threads (default: one per processor of this process) and yields
+    the results in order. Raises StorageError if the cache cannot be written."""
 
     def one(candidate: Candidate) -> Checked:
         try:
@@ -173,7 +174,7 @@ def check(
 
 
 def summaries(found: Sequence[Checked]) -> list[Summary]:
-    """One for each family and architecture."""
+    """One summary per family and architecture."""
     groups: dict[tuple[str, str], list[Checked]] = {}
     for one in found:
         groups.setdefault((one.candidate.arch, one.candidate.family), []).append(one)

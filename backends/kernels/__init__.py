@@ -1,1 +1,2 @@
-"""Our own GPU kernels: one source for CUDA, HIP and the host; families, launches and legality in Python."""
+"""Our own GPU kernels: one source for CUDA, HIP and the host; kernel families and legality rules in
+Python."""

@@ -1,5 +1,5 @@
-"""Block tiles in shared memory (device/block_tile.h): what the families from shared-tile to
-double-buffered share."""
+"""Block tiles in shared memory (device/block_tile.h): shared by the families from shared-tile to
+double-buffered."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from backends.solution import Parameter
 
 @dataclass(frozen=True)
 class Tile:
-    """block_tile.h: BlockTile's numbers."""
+    """The template numbers of block_tile.h: BlockTile."""
 
     bm: int
     bn: int
@@ -47,12 +47,12 @@ class Tile:
 
     @property
     def shared_bytes(self) -> int:
-        """A column of pad a line (four of them where loads are wide)."""
+        """Bytes of the tiles, with one column of padding for each line (four if loads are wide)."""
         pad = 4 if self.wide else 1
         return self.buffers * self.bk * (self.bm + self.bn + 2 * pad) * 4
 
     def registers(self, element_bytes: int) -> int:
-        """Sums, a step's values, and what is on its way from global memory."""
+        """Registers for sums, one step's values, and loads in flight from global memory."""
         words = 4 if self.wide else 1
         elements = WIDE // element_bytes if self.wide else 1
         loads = sum(-(-lines * self.bk // elements // self.threads) for lines in (self.bm, self.bn))
@@ -60,29 +60,30 @@ class Tile:
 
 
 class BlockTileFamily(KernelFamily):
-    """block_tile.h. Parameters: tile_m x tile_n of D a block, tile_k of k at a time; some families add
-    thread_m x thread_n of D a thread and warp_m x warp_n a warp."""
+    """block_tile.h. Parameters: tile_m x tile_n of D per block, tile_k of k at a time; some families add
+    thread_m x thread_n of D per thread and warp_m x warp_n per warp."""
 
     wide: ClassVar[bool] = False
     buffers: ClassVar[int] = 1
     #: Names of the parameters, in the order of the rows below.
     names: ClassVar[tuple[str, ...]]
-    #: Worth trying, the likeliest first.
+    #: Configurations worth trying, likeliest first.
     listed: ClassVar[tuple[tuple[int, ...], ...]]
 
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterable[dict[str, Parameter]]:
-        """The rows of `listed`, where m and n are both large enough for a tile: fp32 up to SLOW_FLOPS unless
-        loads are wide; other types with wide loads only, up to SCALAR_INTENSITY operations a byte."""
+        """The rows of `listed` if m and n are large enough for a tile: fp32 up to SLOW_FLOPS unless loads are
+        wide; other types with wide loads only, up to SCALAR_INTENSITY operations per byte."""
         if fp32(problem):
             useful = self.wide or problem.flops <= SLOW_FLOPS
-        else:  # on tensor cores' ground only where they have none
+        else:  # beyond this intensity tensor cores win
             moved = problem.bytes_read + problem.bytes_written
             useful = self.wide and problem.flops <= SCALAR_INTENSITY * moved
         for row in self.listed if useful and broad(problem) else ():
             yield dict(zip(self.names, row, strict=True))
 
     def tile(self, values: Values) -> Tile:
-        """The numbers of a configuration; what a family has no parameter for is its step's."""
+        """The numbers of a configuration; a parameter that the family does not have takes its step's
+        value."""
         bm, bn, bk = (number(values, name) for name in ("tile_m", "tile_n", "tile_k"))
         tm, tn = (number(values, name) if name in values else 1 for name in ("thread_m", "thread_n"))
         wm = number(values, "warp_m") if "warp_m" in values else bm

@@ -1,4 +1,5 @@
-"""Thread-block clusters: their launch, the threads that registers are allocated for, and how many fit."""
+"""Thread block clusters: their launch, the threads that registers are allocated for, and how many clusters
+fit."""
 
 from __future__ import annotations
 
@@ -7,28 +8,29 @@ from dataclasses import dataclass
 from backends.environment import Environment
 from backends.kernels.family import KernelConfig
 
-#: Blocks of a cluster that every device has room for.
+#: The largest cluster size that every device supports.
 MOST_BLOCKS_OF_CLUSTER = 8
 
 
-#: Warps are dealt out to four schedulers, each with a quarter of the registers.
+#: Warps are distributed over four schedulers, each with a quarter of the registers.
 _SCHEDULED = 128
 
 
-#: Multiprocessors of a part of the device that a cluster lies within, and those that larger ones have of it.
+#: Multiprocessors of the part of the device (GPC) that a cluster must lie within, and how many of them larger
+#: clusters can use.
 _PART, _PART_FOR_CLUSTERS = 18, 16
 
 
 @dataclass(frozen=True)
 class ClusterConfig(KernelConfig):
-    """A configuration whose blocks are clusters, `tiles` along x by `slices` along y."""
+    """A configuration whose blocks form clusters, `tiles` along x by `slices` along y."""
 
     tiles: int = 1
     slices: int = 1
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        """Blocks along x, slices of k times groups of the batch along y, products of the batch along z."""
+        """Blocks along x, slices of k times groups of the batch along y, GEMMs of a group along z."""
         p = self.product
         return self.blocks, self.slices * p.batch_groups, p.batch_blocks
 
@@ -46,12 +48,13 @@ class ClusterConfig(KernelConfig):
 
 
 def scheduled_threads(threads: int) -> int:
-    """Threads that a block's registers are dealt out to: as many for each scheduler."""
+    """Threads that a block's registers are allocated for: rounded up to an equal number for each
+    scheduler."""
     return -(-threads // _SCHEDULED) * _SCHEDULED
 
 
 def units_of_clusters(environment: Environment, cluster: int) -> int:
-    """Multiprocessors that clusters of so many blocks have room on: each lies within a part of the device,
-    and large ones leave some of it out."""
+    """Multiprocessors that clusters of `cluster` blocks can run on: each cluster lies within one part of the
+    device, and large ones leave some of the part's multiprocessors out."""
     units, of_part = max(1, environment.units), _PART_FOR_CLUSTERS // cluster * cluster
     return units if cluster <= 2 else max(cluster, units // _PART * of_part)

@@ -1,4 +1,4 @@
-"""Families whose threads compute one element of D each (device/element_per_thread.h)."""
+"""Families whose threads each compute one element of D (device/element_per_thread.h)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from backends.solution import Parameter
 
 
 class ElementPerThread(KernelFamily):
-    """naive.h. Parameters: tile_m x tile_n elements of D, and as many threads, a block."""
+    """naive.h, coalesced.h. Parameters: tile_m x tile_n elements of D, and as many threads, per block."""
 
     #: The class in the header.
     kernel: ClassVar[str]

@@ -1,4 +1,5 @@
-"""What a kernel family is: parameters, what is derived from them, and which are worth trying."""
+"""The base of kernel families: their parameters, what is derived from them, and which candidates are worth
+trying."""
 
 from __future__ import annotations
 
@@ -18,17 +19,17 @@ from backends.operands import Operands
 from backends.problem import GemmProblem
 from backends.solution import Parameter, Solution
 
-#: Entry points of a unit: the product, and the second launch, which adds what is split along k.
+#: Entry points of a unit: the GEMM, and the second launch, which adds the partial sums of a split k.
 ENTRY, REDUCE = "gemm", "reduce"
 
 
 @dataclass(frozen=True)
 class KernelConfig:
-    """A family's parameters for one product, with what is derived from them: the instantiation, the block's
-    threads and bytes of shared memory, blocks along x, slices of k (blocks along y), the step in elements
-    that slices are whole numbers of, whether blocks along x are the whole batch's, not each product's,
-    whether it has instructions that one architecture alone has, and the maps of operands that its argument
-    ends in."""
+    """A family's parameters for one GEMM, with what is derived from them: the template instantiation, threads
+    and bytes of shared memory per block, blocks along x, slices of k (blocks along y), the step in elements
+    that slices are multiples of, whether the blocks along x cover the whole batch instead of one GEMM,
+    whether the kernel uses instructions of a single architecture, and the tensor maps at the end of its
+    argument."""
 
     product: OrientedGemm
     header: str
@@ -43,7 +44,7 @@ class KernelConfig:
     tensors: tuple[TensorMap, ...] = ()
 
     def on(self, units: int) -> KernelConfig:
-        """As it is launched on a device of so many multiprocessors, which no compiler is told."""
+        """The configuration for a device of `units` multiprocessors; the number is not compiled in."""
         return self
 
     def arguments(self, operands: Operands, workspace: int) -> GemmArgs:
@@ -52,12 +53,12 @@ class KernelConfig:
 
     @property
     def workspace_bytes(self) -> int:
-        """What the first launch keeps for the second."""
+        """Bytes of workspace: the partial sums that the first launch leaves for the second."""
         return self.product.partial_bytes(self.splits)
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        """Blocks of the product's launch along x, y and z."""
+        """Blocks of the GEMM's launch along x, y and z."""
         if self.spans_batch:
             return self.blocks, 1, 1
         return self.blocks, self.splits * self.product.batch_groups, self.product.batch_blocks
@@ -69,13 +70,13 @@ class KernelConfig:
 
     @property
     def reduce_grid(self) -> tuple[int, int, int]:
-        """Of the second launch."""
+        """Blocks of the second launch along x, y and z."""
         p = self.product
         return -(-p.m * p.n * p.batch // REDUCE_THREADS), 1, 1
 
     @property
     def reduce_threads(self) -> int:
-        """Of a block of the second launch."""
+        """Threads of a block of the second launch."""
         return REDUCE_THREADS
 
     @property
@@ -85,8 +86,8 @@ class KernelConfig:
 
     @property
     def launches(self) -> tuple[KernelLaunch, ...]:
-        """The product's launch, and where k is split among blocks the one that adds their sums; both take the
-        same argument. Every kernel of ours waits for the launch before it (portable.h)."""
+        """The GEMM's launch and, if k is split among blocks, the one that adds their sums; both take the same
+        argument. Every kernel waits for the previous launch itself (portable.h)."""
         block = (self.threads, 1, 1)
         first = KernelLaunch(ENTRY, self.grid, block, self.shared_bytes, True, self.cluster)
         if not self.reduces:
@@ -101,23 +102,23 @@ class KernelConfig:
 
     @property
     def cluster(self) -> tuple[int, int, int] | None:
-        """Blocks of a cluster along x, y and z; None where there are none."""
+        """Blocks of a cluster along x, y and z; None without clusters."""
         return None
 
     @property
     def qualifiers(self) -> str:
-        """What the product's entry point is beside a kernel, after a comma: portable.h has the words."""
+        """Extra qualifiers of the GEMM's entry point, after a comma, in portable.h's vocabulary."""
         return ""
 
     @property
     def argument_bytes(self) -> int:
-        """Of the product's argument."""
+        """Bytes of the GEMM's argument."""
         return sizeof(argument_type(len(self.tensors)))
 
     @property
     def unit(self) -> str:
-        """The translation unit: an include and an instantiation, held against what is derived here. Nothing
-        that a launch can tell (sizes, strides, scalars, the epilogue, slices) is in it."""
+        """The translation unit: an include and an instantiation, with assertions on what is derived here.
+        Nothing that a launch passes (sizes, strides, scalars, the epilogue, slices) is in it."""
         return (
             f'#include "{self.header}"\n'
             f"using Chosen = gemmtune::{self.instantiation};\n"
@@ -135,29 +136,33 @@ Values = Mapping[str, Parameter]
 
 
 class KernelFamily(ABC):
-    """One kernel family. A new one is families/NAME.h, families/NAME.py with a subclass, and a line in
-    families/__init__.py. The first paragraph of its docstring is its description in `gemmtune kernels`."""
+    """A kernel family. To add one, write families/NAME.h and families/NAME.py with a subclass, and add a line
+    to families/__init__.py. The first paragraph of its docstring is its description in `gemmtune kernels`."""
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
     #: Vendors whose compilers take the header.
     vendors: ClassVar[tuple[str, ...]] = ("cuda", "hip")
-    #: (Type of A and B, compute type) that it multiplies.
+    #: The supported pairs (type of A and B, compute type).
     computes: ClassVar[tuple[tuple[str, str], ...]] = PLAIN
     #: Every value that each parameter may have.
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]]
 
     @property
     def header(self) -> str:
-        """Its header: families/NAME.h, of the same stem as its Python module."""
+        """The header: families/NAME.h, with the same stem as the Python module."""
         return f"families/{self.name.replace('-', '_')}.h"
 
     def supports(self, problem: GemmProblem) -> bool:
         """Whether any candidate could run this problem's types, epilogue and scaling."""
-        return unsupported(problem, self.computes) is None
+        return self.unsupported(problem) is None
+
+    def unsupported(self, problem: GemmProblem) -> str | None:
+        """Why none of its candidates has the problem's types, compute type or scaling, or None."""
+        return unsupported(problem, self.computes)
 
     def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
-        """Legal candidates where the family makes sense, the likeliest first."""
+        """Legal candidates if the family is worth trying, likeliest first."""
         if not self.supports(problem):
             return
         for values in self.candidates(problem, environment):
@@ -167,7 +172,7 @@ class KernelFamily(ABC):
     def neighbours(
         self, problem: GemmProblem, solution: Solution, environment: Environment
     ) -> Iterator[Solution]:
-        """Legal candidates that differ from `solution` in one parameter, by a step among its choices."""
+        """Legal candidates that differ from `solution` in one parameter, by one step among its choices."""
         for name, choices in self.choices.items():
             place = choices.index(solution.parameters[name])
             for other in choices[max(0, place - 1) : place + 2]:
@@ -178,7 +183,7 @@ class KernelFamily(ABC):
                     yield made
 
     def _made(self, problem: GemmProblem, values: Values, environment: Environment) -> Solution | None:
-        """The candidate, if it is legal."""
+        """The candidate as a solution, or None if it is illegal."""
         if self.illegal(problem, Solution(self.name, self.version, values), environment) is not None:
             return None
         found = self.config(problem, values, arch_of(environment))
@@ -187,23 +192,23 @@ class KernelFamily(ABC):
 
     def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
         """The rule that the solution breaks, or None."""
-        rule = unsupported(problem, self.computes)
+        rule = self.unsupported(problem)
         rule = rule or malformed(solution, self.name, self.version, self.choices)
         return rule or self.rule(problem, solution.parameters, environment)
 
     @abstractmethod
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterable[dict[str, Parameter]]:
-        """Parameters worth trying, the likeliest first; some may be illegal."""
+        """Parameters worth trying, likeliest first; some may be illegal."""
 
     @abstractmethod
     def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
-        """The rule that well-formed parameters break."""
+        """The rule that well-formed parameters break, or None."""
 
     @abstractmethod
     def config(self, problem: GemmProblem, values: Values, arch: GpuArch) -> KernelConfig:
-        """What is derived from legal parameters on an architecture."""
+        """Derives the configuration of legal parameters on an architecture."""
 
 
 def number(values: Values, name: str) -> int:
-    """A parameter that is a whole number."""
+    """An integer parameter."""
     return int(values[name] or 0)

@@ -1,4 +1,5 @@
-"""Families for few columns: one operand is streamed, the other kept near (gemv.h, skinny.h, skinny_mma.h)."""
+"""Families for few columns: one operand is streamed (read once), the other stays in caches or registers
+(gemv.h, skinny.h, skinny_mma.h)."""
 
 from __future__ import annotations
 
@@ -24,16 +25,16 @@ from backends.kernels.oriented_gemm import OrientedGemm
 from backends.problem import GemmProblem
 from backends.solution import Parameter
 
-#: The operand that is streamed: the problem's A, or (the transposed product) its B.
+#: The operand that is streamed: the problem's A or, computing the transposed GEMM, its B.
 STREAMS = ("a", "b")
-#: At most so many candidates are listed; of families that another one mostly beats, on what it runs too.
+#: The most candidates that are listed; the second if another family that runs the problem is mostly faster.
 MOST, MOST_BEATEN = 128, 24
-#: What the second launch of a split product costs, in bytes that are read meanwhile by one multiprocessor.
+#: The cost of the second launch of a split GEMM, in bytes that one multiprocessor reads meanwhile.
 SECOND_LAUNCH = 60_000
 
 
 def streamed(problem: GemmProblem, values: Values) -> OrientedGemm:
-    """The product whose A is the streamed operand."""
+    """The orientation of the problem whose A is the streamed operand."""
     return OrientedGemm(problem, values["stream"] == "b")
 
 
@@ -43,9 +44,9 @@ def likelier_stream(problem: GemmProblem) -> str:
 
 
 class FewColumnsFamily(KernelFamily):
-    """What the families share: who is streamed, the launch, the order of candidates."""
+    """What the families share: the streamed operand, the launch, the order of candidates."""
 
-    #: Columns of the product that they run, at least and at most.
+    #: The fewest and the most columns that the family supports.
     columns: ClassVar[tuple[int, int]]
 
     @abstractmethod
@@ -62,11 +63,11 @@ class FewColumnsFamily(KernelFamily):
 
     @abstractmethod
     def step(self, product: OrientedGemm, values: Values) -> int:
-        """Elements of k that a slice is a whole number of."""
+        """The step in elements of k that slices are multiples of."""
 
     @abstractmethod
     def registers(self, product: OrientedGemm, values: Values) -> int:
-        """Registers for loads in flight, sums, and what is being multiplied."""
+        """Registers for loads in flight, sums, and the operands of the current multiplication."""
 
     @abstractmethod
     def shared_bytes(self, product: OrientedGemm, values: Values, warp: int) -> int:
@@ -74,7 +75,7 @@ class FewColumnsFamily(KernelFamily):
 
     @abstractmethod
     def loads(self, product: OrientedGemm, values: Values, warp: int) -> tuple[int, float]:
-        """Bytes that a thread has in flight, and the share of its loads that hit k's slices."""
+        """Bytes that a thread has in flight, and the share of its loads that lie within a slice of k."""
 
     @abstractmethod
     def legal(self, product: OrientedGemm, values: Values, environment: Environment) -> str | None:
@@ -125,7 +126,7 @@ class FewColumnsFamily(KernelFamily):
         yield from (values for _, values in found[: self.most(product, environment)])
 
     def most(self, product: OrientedGemm, environment: Environment) -> int:
-        """At most so many candidates are listed."""
+        """The most candidates that are listed."""
         return MOST
 
     def resident(self, product: OrientedGemm, values: Values, environment: Environment) -> int:
@@ -136,8 +137,8 @@ class FewColumnsFamily(KernelFamily):
         return max(1, min(arch.unit_threads // threads, arch.unit_registers // registers, arch.unit_blocks))
 
     def cost(self, product: OrientedGemm, values: Values, environment: Environment) -> float:
-        """Roughly the bytes that the slowest multiprocessor reads, over the share of the memory's speed that
-        its loads in flight keep up. A guess for the order only: what is fast is measured."""
+        """Roughly the bytes that the busiest multiprocessor reads, divided by the share of memory bandwidth
+        that its loads in flight sustain. It only orders the candidates; timing decides."""
         arch, units, splits = arch_of(environment), max(1, environment.units), number(values, "splits")
         warp = arch.warp
         blocks = self.blocks(product, values, warp) * splits * product.batch

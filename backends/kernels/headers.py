@@ -1,7 +1,7 @@
-"""The headers of our kernels, and which of them a unit includes for a target.
+"""Finds the kernel headers that a translation unit includes for a target.
 
-A compiler is given only the headers that a unit includes for its target, and only those are part of the
-binary's cache key: neither the emulator's text nor a neighbour's makes a production binary cold.
+A compiler is given only these headers, and only they are part of the binary's cache key: a change of the
+emulator or of another family's header does not invalidate a production binary.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _DEFINED = re.compile(r"defined\s*\(?\s*(\w+)\s*\)?")
 
 
 def included(unit: str, target: str, roots: Sequence[Path] = (ROOT,)) -> dict[str, str]:
-    """Every header that a unit's text includes for a target of TARGETS, with what those include: its name as
-    included -> its text. A condition on a macro that names no target counts as both true and false. Raises
-    FileNotFoundError for a header that no root has."""
+    """Every header that a unit includes for a target of TARGETS, directly or not: name as included -> text. A
+    condition on a macro that names no target counts as both true and false. Raises FileNotFoundError for a
+    header that no root has."""
     found: dict[str, str] = {}
     left = list(_includes(unit, TARGETS[target]))
     while left:
@@ -53,8 +53,8 @@ def _read(name: str, target: str, roots: tuple[Path, ...]) -> tuple[str, tuple[s
 
 
 def _includes(text: str, defined: frozenset[str]) -> Iterator[str]:
-    """The headers that a text includes itself."""
-    # Of each open condition: whether this branch may hold, and whether an earlier one certainly did.
+    """The headers that a text includes directly."""
+    # For each open condition: whether this branch may hold, and whether an earlier branch certainly did.
     stack: list[tuple[bool, bool]] = []
     for kind, rest in _DIRECTIVE.findall(text):
         if kind in ("if", "ifdef", "ifndef"):

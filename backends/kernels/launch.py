@@ -1,4 +1,4 @@
-"""One launch of a candidate's kernel: what the device layer makes ready, and what a package describes."""
+"""One launch of a candidate's kernel, as the device layer prepares it and a package describes it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Extent = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class KernelLaunch:
-    """The kernel's name, its blocks and their threads, bytes of dynamic shared memory of a block, and the
-    blocks of a cluster that the kernel is compiled for (None: no clusters). `waits`: the kernel itself waits
-    for the launch before it, so that it may be a programmatic dependent launch where the device has those."""
+    """The kernel's name, its grid and block, bytes of dynamic shared memory per block, and the cluster size
+    that the kernel is compiled for (None: no clusters). `waits`: the kernel itself waits for the previous
+    launch, so that it may be a programmatic dependent launch if the device supports it."""
 
     entry: str
     grid: Extent
@@ -24,9 +24,9 @@ class KernelLaunch:
     cluster: Extent | None = None
 
     def needs_shared_attribute(self, arch: GpuArch) -> bool:
-        """Whether the kernel must be allowed that much shared memory before it is launched."""
+        """Whether the kernel's limit of dynamic shared memory must be raised before it is launched."""
         return self.shared_bytes > arch.default_shared_bytes
 
     def dependent(self, arch: GpuArch) -> bool:
-        """Whether it is a programmatic dependent launch on this architecture."""
+        """Whether this is a programmatic dependent launch on the architecture."""
         return self.waits and arch.dependent_launches

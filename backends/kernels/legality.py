@@ -1,4 +1,4 @@
-"""What a kernel of ours can run: every rule once, each answering with its words or None.
+"""The legality rules of our kernels, each written once. A rule returns its violation as a sentence, or None.
 
 The headers guard the same rules by static_assert, and every unit asserts the threads and the shared memory
 that are derived in Python (family.py), so that the two cannot drift apart unnoticed.
@@ -14,22 +14,23 @@ from backends.kernels.oriented_gemm import CPP_TYPES, MOST_BLOCKS_YZ, WIDE, Orie
 from backends.problem import GemmProblem
 from backends.solution import Parameter, Solution
 
-#: What addresses, counters and constants take beside operands and sums.
+#: Registers for addresses, counters and constants, beside operands and sums.
 OTHER_REGISTERS = 32
 MOST_BLOCKS = 2**31 - 1
-#: (Type of A and B, compute type) of plain multiplications: of 16-bit floats tensor cores' are the same.
+#: Pairs (type of A and B, compute type) that FMAs compute; tensor cores take the same ones for 16-bit floats.
 PLAIN = (("fp32", "fp32"), ("fp16", "fp32"), ("bf16", "fp32"))
 #: Threads of a block of epilogue.h: Reduce.
 REDUCE_THREADS = 256
 
 
 def arch_of(environment: Environment) -> GpuArch:
-    """The row of a GPU's architecture."""
+    """The facts of a GPU's architecture."""
     return gpu_arch(environment.vendor, environment.arch)
 
 
 def unsupported(p: GemmProblem, computes: Sequence[tuple[str, str]] = PLAIN) -> str | None:
-    """The types, compute type or scaling that kernels for these (type of A and B, compute type) have not."""
+    """Why kernels for these pairs (type of A and B, compute type) do not support the problem's types, compute
+    type or scaling, or None."""
     if p.dtype_b != p.dtype_a or (p.dtype_a, p.compute) not in computes:
         known = ", ".join(f"{kind} in {compute}" for kind, compute in computes)
         return f"our kernels multiply {known}, not {p.dtype_a} x {p.dtype_b} in {p.compute}"
@@ -45,8 +46,8 @@ def unsupported(p: GemmProblem, computes: Sequence[tuple[str, str]] = PLAIN) -> 
 def malformed(
     solution: Solution, name: str, version: int, choices: Mapping[str, Sequence[Parameter]]
 ) -> str | None:
-    """What is wrong with the parameters themselves: imported ones may be anything, and source is made of
-    them."""
+    """What is wrong with the parameters themselves, or None. Imported parameters may be anything, and source
+    code is generated from them."""
     given = solution.parameters
     if solution.family != name:
         return f"a solution of {solution.family} is none of {name}"
@@ -77,7 +78,7 @@ def shared_rule(size: int, arch: GpuArch) -> str | None:
 
 
 def registers_rule(registers: int, threads: int, arch: GpuArch) -> str | None:
-    """What operands and sums take of a thread's registers; too many would spill, or not launch at all."""
+    """Registers of a thread for operands and sums; too many would spill, or not launch at all."""
     most = min(arch.thread_registers, arch.unit_registers // threads) - OTHER_REGISTERS
     if registers > most:
         return f"operands and sums take {registers} registers; {threads} threads have {most} each for them"
@@ -85,8 +86,8 @@ def registers_rule(registers: int, threads: int, arch: GpuArch) -> str | None:
 
 
 def grid_rule(blocks: int, threads: int, product: OrientedGemm, arch: GpuArch, splits: int = 1) -> str | None:
-    """Blocks of the launch (or tiles, which blocks count) of so many threads, and of the one that adds slices
-    of k."""
+    """The grid limits: blocks of the launch (or tiles, which blocks count) of `threads` threads, and blocks
+    of the launch that adds slices of k."""
     reduce = -(-product.m * product.n * product.batch // REDUCE_THREADS) if splits > 1 else 0
     if splits * product.batch_groups > MOST_BLOCKS_YZ:
         return f"a batch of {product.batch} by {splits} slices of k; a launch has {MOST_BLOCKS_YZ} squared"
@@ -99,14 +100,14 @@ def grid_rule(blocks: int, threads: int, product: OrientedGemm, arch: GpuArch, s
 
 
 def columns_rule(product: OrientedGemm, least: int, most: int) -> str | None:
-    """Columns of the product: those of the operand that is not streamed."""
+    """Columns of D: those of the operand that is not streamed."""
     if not least <= product.n <= most:
         return f"{least} to {most} columns beside the streamed operand, not {product.n}"
     return None
 
 
 def whole_rule(size: int, part: int, what: str, parts: str) -> str | None:
-    """A size that must be cut into whole parts."""
+    """A size that must be a multiple of a part."""
     return f"{what} {size} is no multiple of {parts} {part}" if size % part else None
 
 
@@ -116,33 +117,33 @@ def wide_rule(size: int, element_bytes: int, what: str) -> str | None:
 
 
 def fp32_rule(product: OrientedGemm) -> str | None:
-    """Copies from memory to shared memory bring elements as they are."""
+    """Asynchronous copies do not convert elements."""
     if product.element_bytes != 4:
         return f"copies do not widen: fp32, not {product.problem.dtype_a}"
     return None
 
 
 def small_rule(product: OrientedGemm, most: int) -> str | None:
-    """A product that is one tile."""
+    """A GEMM that must be one tile."""
     if max(product.m, product.n, product.k) > most:
         return f"sides of at most {most}, not {product.m} x {product.n} x {product.k}"
     return None
 
 
 def capability(environment: Environment) -> int:
-    """The compute capability times ten: 90 of sm_90 and sm_90a; 0 of another vendor's GPU."""
+    """The compute capability times ten: 90 for sm_90 and sm_90a; 0 for another vendor's GPU."""
     return arch_of(environment).capability
 
 
 def tensor_core_rule(environment: Environment) -> str | None:
-    """mma.sync on bf16 and TF32, and asynchronous copies."""
+    """The architecture has mma.sync on bf16 and TF32, and asynchronous copies."""
     if not arch_of(environment).async_copies:
         return f"mma.sync on bf16 needs sm_80 or later, not {environment.arch}"
     return None
 
 
 def deep_rule(product: OrientedGemm) -> str | None:
-    """16-bit floats, both operands contiguous along k."""
+    """16-bit floats with both operands contiguous along k."""
     if product.element_bytes != 2:
         return f"tensor cores multiply 16-bit floats, not {product.problem.dtype_a}"
     if not (product.a_along_k and product.b_along_k):
@@ -151,5 +152,5 @@ def deep_rule(product: OrientedGemm) -> str | None:
 
 
 def first(*rules: str | None) -> str | None:
-    """The first rule that is broken."""
+    """The first violation, or None."""
     return next((rule for rule in rules if rule is not None), None)

@@ -1,4 +1,4 @@
-"""A problem as a kernel sees it, and the argument that tells the kernel of it (args.h: GemmArgs)."""
+"""A problem as a kernel sees it, and the argument that describes it to the kernel (args.h: GemmArgs)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from backends.problem import GemmProblem
 WIDE = 16
 #: args.h: enum Activation.
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3}
-#: types.h: gemmtune's type -> its name there.
+#: gemmtune's type -> its name in types.h.
 CPP_TYPES = {"fp32": "float", "fp16": "gemmtune::Half", "bf16": "gemmtune::Bf16"}
-#: Blocks along the grid's y and z are at most this many on every vendor.
+#: The most blocks along the grid's y and z on every vendor.
 MOST_BLOCKS_YZ = 65535
 
 
@@ -26,20 +26,20 @@ def flag(value: bool) -> str:
 
 @dataclass(frozen=True)
 class OrientedGemm:
-    """op(A)[m,k] op(B)[k,n] of a problem, or (swap_ab) its transpose op(B)^T[n,k] op(A)^T[k,m], whose A is
-    the problem's B. Everything below is in the product's own terms."""
+    """op(A)[m,k] op(B)[k,n] of a problem or (swap_ab) its transpose op(B)^T[n,k] op(A)^T[k,m], whose A is the
+    problem's B. The names below are those of the oriented GEMM."""
 
     problem: GemmProblem
     swap_ab: bool = False
 
     @property
     def m(self) -> int:
-        """Rows of the product."""
+        """Rows of D."""
         return self.problem.n if self.swap_ab else self.problem.m
 
     @property
     def n(self) -> int:
-        """Columns of the product."""
+        """Columns of D."""
         return self.problem.m if self.swap_ab else self.problem.n
 
     @property
@@ -49,7 +49,7 @@ class OrientedGemm:
 
     @property
     def batch(self) -> int:
-        """Products of the batch."""
+        """GEMMs in the batch."""
         return self.problem.batch
 
     @property
@@ -65,7 +65,7 @@ class OrientedGemm:
 
     @property
     def b_along_k(self) -> bool:
-        """Whether B is contiguous along k (else along n); one column without gaps is, whatever its name."""
+        """Whether B is contiguous along k (else along n); a single column without gaps always is."""
         p = self.problem
         along = p.trans_a != "N" if self.swap_ab else p.trans_b == "N"
         return along or (self.n == 1 and self._ld("b") == 1)
@@ -78,12 +78,12 @@ class OrientedGemm:
         return layouts(self.problem)[own]
 
     def line_bytes(self, operand: str) -> int:
-        """Bytes from the start of a contiguous line of A or B to the next one's."""
+        """Bytes from the start of a contiguous line of A or B to the start of the next one."""
         return self._ld(operand) * self.element_bytes
 
     def aligned(self, operand: str) -> bool:
-        """Whether every contiguous line of A or B ("a", "b") starts at a multiple of 16 bytes, given that the
-        address does as far as the problem promises."""
+        """Whether every contiguous line of A or B ("a", "b") starts at a multiple of 16 bytes, given the
+        alignment of the address that the problem promises."""
         layout = self._layout(operand)
         size = layout.dtype.bytes
         lines = layout.columns == 1 or layout.ld * size % WIDE == 0
@@ -91,7 +91,8 @@ class OrientedGemm:
         return self.problem.alignment >= WIDE and lines and batches
 
     def whole(self, operand: str) -> bool:
-        """aligned(), and every line is a number of whole 16 bytes: a load lies within it or beyond it."""
+        """aligned(), and every line is a whole number of 16-byte loads: a load lies entirely within or beyond
+        it."""
         layout = self._layout(operand)
         return self.aligned(operand) and layout.rows * layout.dtype.bytes % WIDE == 0
 
@@ -104,7 +105,8 @@ class OrientedGemm:
 
     @property
     def sides(self) -> str:
-        """The template arguments that most kernels start with: types, and how A and B lie."""
+        """The template arguments that most kernels start with: types, and the contiguous dimensions of A and
+        B."""
         return f"{self.types}, {flag(self.a_along_k)}, {flag(self.b_along_k)}"
 
     def tiles(self, tile_m: int, tile_n: int) -> int:
@@ -113,12 +115,12 @@ class OrientedGemm:
 
     @property
     def batch_blocks(self) -> int:
-        """grid.z: products of the batch, as many as a grid may have there."""
+        """grid.z: GEMMs of the batch, as many as a grid permits there."""
         return min(self.batch, MOST_BLOCKS_YZ)
 
     @property
     def batch_groups(self) -> int:
-        """How often that many make the batch; blocks along y."""
+        """The number of groups of batch_blocks GEMMs in the batch; a factor of grid.y."""
         return -(-self.batch // self.batch_blocks)
 
     def partial_bytes(self, splits: int) -> int:
@@ -126,7 +128,8 @@ class OrientedGemm:
         return 0 if splits == 1 else splits * self.batch * self.m * self.n * 4
 
     def arguments(self, operands: Operands, workspace: int, splits: int = 1, step: int = 1) -> GemmArgs:
-        """The kernel's argument for one set of operands (device addresses); slices of k are whole steps."""
+        """The kernel's argument for one set of operands (device addresses); slices of k are multiples of
+        `step`."""
         p, side = self.problem, self.swap_ab
         a, b = (operands.b, operands.a) if side else (operands.a, operands.b)
         on_row = (p.bias_axis == "n") if side else (p.bias_axis == "m")
@@ -154,7 +157,7 @@ _Ints = (
 
 
 class GemmArgs(ctypes.Structure):
-    """args.h: GemmArgs. Every unit asserts its size."""
+    """args.h: GemmArgs. Every translation unit asserts its size."""
 
     _fields_ = (
         *_Pointers,

@@ -1,5 +1,5 @@
-"""A sample of a family's legal space: problems of every kind, candidates drawn at random but the same every
-time, and the few of them that show the most of a family's code. Nothing is compiled here."""
+"""Samples a family's legal parameter space: problems of every kind, and candidates drawn at random but the
+same every time, among them the few that exercise most of a family's code. Nothing is compiled here."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from backends.errors import InvalidProblem
 from backends.problem import GemmProblem, from_mm
 from backends.solution import Parameter, Solution
 
-#: Legal candidates that a family's sample is chosen from, and how many are drawn at most to find them.
+#: The number of legal candidates that a family's sample is chosen from, and the most draws to find them.
 POOL, DRAWS = 100, 20_000
 
-_TYPES = ("bf16", "fp16", "fp32", "tf32", "int8", "fp8_e4m3", "fp8_e5m2")
-#: m, n, k of row-major products: few rows or columns and many, lines of whole 16 bytes and others, offsets of
-#: more than 32 bits.
+_TYPES = (
+    "bf16", "fp16", "fp32", "tf32", "int8", "fp8_e4m3", "fp8_e5m2", "fp8_e4m3_fnuz", "fp8_e5m2_fnuz",
+)  # fmt: skip
+#: m, n, k of row-major problems: few rows or columns and many, rows that are whole multiples of 16 bytes and
+#: others, offsets of more than 32 bits.
 _SIZES = (
     (1, 4096, 4096), (1, 4097, 4095), (4096, 1, 4096), (2, 4096, 4096), (4, 4096, 4096), (7, 1283, 4099),
     (4096, 13, 4096), (40, 4096, 4096), (64, 1283, 4096), (512, 768, 1024), (515, 765, 1023),
     (49152, 49152, 1024), (32, 24, 40), (11, 64, 33), (127, 8191, 129),
 )  # fmt: skip
-#: What else a problem may have. The last: even a single column has gaps between its elements.
+#: Other properties of problems. The last: even a single column has gaps between its elements.
 _OTHERS: tuple[Mapping[str, Any], ...] = (
     {}, {"beta": 1.0}, {"bias": "fp32", "activation": "gelu", "dtype_d": "fp32"},
     {"bias": "bf16", "activation": "silu"}, {"scale_a": "outer", "scale_b": "tensor"}, {"batch": 3},
@@ -37,7 +39,7 @@ Item = TypeVar("Item")
 
 
 class SampledFamily(Protocol):
-    """What our own families and Triton's have in common."""
+    """The interface that the C++ families and Triton's have in common."""
 
     @property
     def name(self) -> str:
@@ -63,7 +65,7 @@ class SampledFamily(Protocol):
 
 @lru_cache(maxsize=1)
 def problems() -> tuple[GemmProblem, ...]:
-    """Products of every kind that kernels are made for."""
+    """Problems of every kind that kernels are written for."""
     found = []
     for dtype, (m, n, k), a, b, other in product(_TYPES, _SIZES, "NT", "NT", _OTHERS):
         with suppress(InvalidProblem):  # not every type has every epilogue
@@ -74,8 +76,8 @@ def problems() -> tuple[GemmProblem, ...]:
 def drawn(
     family: SampledFamily, environment: Environment, build: str | None = None
 ) -> Iterator[tuple[GemmProblem, Solution]]:
-    """What a search would try first, then POOL legal candidates (fewer where they are rare) of the whole
-    space; `build` is their solutions'."""
+    """Yields the candidate that a search would try first, then POOL legal candidates (fewer if they are rare)
+    of the whole space. Their solutions carry `build`."""
     mine = [problem for problem in problems() if family.supports(problem)]
     for problem in mine:
         likeliest = next(iter(family.solutions(problem, environment)), None)
@@ -92,8 +94,8 @@ def legal(
     rng: Random,
     build: str | None = None,
 ) -> Iterator[tuple[GemmProblem, Solution]]:
-    """What is legal of DRAWS draws of the family's whole space, each for one of the problems `mine`, all of
-    which the family supports. One may come twice."""
+    """Yields the legal ones among DRAWS random draws from the family's whole space, each for one of the
+    problems `mine`, all of which the family supports. Duplicates are possible."""
     for _ in range(DRAWS if mine else 0):
         problem = rng.choice(mine)
         values = {name: rng.choice(known) for name, known in family.choices.items()}
@@ -103,7 +105,7 @@ def legal(
 
 
 def spread(pool: Sequence[Item], traits: Callable[[Item], frozenset[str]]) -> Iterator[Item]:
-    """The first, then always the one with the most traits that none before had."""
+    """Yields the first item, then repeatedly the one with the most traits that no earlier item had."""
     left, seen = list(pool), frozenset[str]()
     while left:
         best = max(left, key=lambda one: len(traits(one) - seen)) if seen else left[0]

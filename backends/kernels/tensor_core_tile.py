@@ -1,6 +1,6 @@
-"""Families for products of any size on tensor cores: mma.sync from sm_80 on (tile_product.h).
+"""The base of families for GEMMs of any size on tensor cores: mma.sync, sm_80 and later (tile_product.h).
 
-A block computes a tile, or a slice of its k (tile_mma.h). In stream_k.py blocks share tiles evenly;
+In tile_mma.h a block computes a tile of D or a slice of its k; in stream_k.h blocks share tiles evenly.
 tile_wgmma.py has Hopper's wgmma.
 """
 
@@ -30,34 +30,36 @@ from backends.kernels.oriented_gemm import WIDE, OrientedGemm, flag
 from backends.problem import GemmProblem
 from backends.solution import Parameter
 
-#: With fewer rows or columns than this the GEMV and skinny families waste nothing, and a tile does.
+#: With fewer rows or columns than this a tile wastes work, and the GEMV and skinny families do not.
 LEAST_SIDE = 17
 #: operand_tile.h: enum Start.
 AT_16, AT_4, ANYWHERE = 0, 1, 2
-#: Columns of a warp's sums that are on their way to D at once, and their pad (tile_product.h).
+#: Columns of a warp's sums that pass through shared memory at once, and their padding (tile_product.h).
 _COLUMNS, _PAD = 16, 4
-#: Bytes along k that an instruction multiplies.
+#: Bytes along k that one instruction multiplies.
 _STEP_BYTES = 32
 
-#: Of a multiprocessor, a clock: products of 16-bit floats by mma.sync, by what is seen of an A100 and of an
-#: H100 (whose other instruction, wgmma, does half as many again); bytes of shared memory, and of L2.
+#: Per multiprocessor and clock: multiply-adds of 16-bit floats by mma.sync, as measured on an A100 and an
+#: H100 (where wgmma does half as many again); bytes of shared memory, and of L2.
 _PRODUCTS = {80: 950.0, 90: 1270.0}
 _SHARED_BYTES, _L2_BYTES = 128.0, 24.0
-#: Clocks that a copy takes to arrive, that a step's barrier costs, that a block takes to start and end, and
-#: that the second launch of a split product takes.
+#: Clocks: the latency of a copy, a step's barrier, a block's start and end, and the second launch of a split
+#: GEMM.
 _ARRIVAL, _BARRIER, BLOCK_CLOCKS, _SECOND_LAUNCH = 900.0, 40.0, 2500.0, 5000.0
-#: How sharply the longest of what overlaps hides the others.
+#: How sharply the longest of several overlapping costs hides the others (the exponent of a p-norm).
 _OVERLAP = 4.0
 
 
 def second_launch_clocks(size: int, units: int) -> float:
-    """Roughly what it costs to keep so many bytes of sums, to launch a second time, and to add them."""
+    """Roughly the clocks to store `size` bytes of partial sums, to launch a second time, and to add them."""
     return _SECOND_LAUNCH + size * 2 / (units * _L2_BYTES)
 
 
 def start_of(product: OrientedGemm, operand: str) -> int:
-    """Where an operand's lines start: at multiples of 16 bytes, of 4 (an fp32), or of a 16-bit element."""
-    # A single line's leading dimension may be anything: so may the addresses of lines that are not there.
+    """The alignment class of an operand's lines: multiples of 16 bytes, of 4 (fp32), or of a 16-bit
+    element."""
+    # The leading dimension of a single line may be anything, and so may the addresses of the lines that do
+    # not exist.
     if product.aligned(operand) and product.line_bytes(operand) % WIDE == 0:
         return AT_16
     return AT_4 if product.element_bytes == 4 else ANYWHERE
@@ -65,7 +67,7 @@ def start_of(product: OrientedGemm, operand: str) -> int:
 
 @dataclass(frozen=True)
 class Tile:
-    """tile_product.h: TileProduct's numbers, and what is derived from them for one product."""
+    """The template numbers of tile_product.h: TileProduct, and what is derived from them for one GEMM."""
 
     product: OrientedGemm
     bm: int
@@ -92,11 +94,11 @@ class Tile:
 
     @property
     def registers(self) -> int:
-        """Sums, and two steps' fragments."""
+        """Registers for sums and two steps' fragments."""
         return self.wm * self.wn // 32 + (self.wm + self.wn) // 2
 
     def rows(self, operand: str) -> tuple[int, int]:
-        """An operand's tile as runs that are contiguous in memory: how many, of how many bytes."""
+        """An operand's tile as contiguous runs: their number, and the bytes of each."""
         lines = self.bm if operand == "a" else self.bn
         along_k = self.product.a_along_k if operand == "a" else self.product.b_along_k
         rows, length = (lines, self.bk) if along_k else (self.bk, lines)
@@ -113,7 +115,7 @@ class Tile:
 
     @property
     def shared_bytes(self) -> int:
-        """The pipeline's; at the end each warp's columns of sums lie in its place."""
+        """Bytes of the pipeline; at the end each warp's columns of sums reuse its memory."""
         stage = self.operand_bytes("a") + self.operand_bytes("b")
         return max(self.stages * stage, self.patch_bytes)
 
@@ -124,11 +126,12 @@ class Tile:
 
     @property
     def column_groups(self) -> int:
-        """How often that many columns make a warp's."""
+        """The number of groups of _COLUMNS columns in a warp's tile."""
         return self.wn // _COLUMNS
 
     def passes_rule(self, operand: str) -> str | None:
-        """All threads copy an operand's tile in whole passes of whole rows (or whole parts of all rows)."""
+        """Checks that all threads copy an operand's tile in whole passes of whole rows (or of whole parts of
+        all rows)."""
         rows, size = self.rows(operand)
         unit, most = (4, 32) if start_of(self.product, operand) == AT_4 else (WIDE, 8)
         lanes = min(size // unit, most)
@@ -148,26 +151,26 @@ class Tile:
 
     @property
     def worth(self) -> float:
-        """Tiles of the whole batch, without what lies beyond D: warps there only copy."""
+        """Tiles of the whole batch, without the parts beyond D: warps there only copy."""
         p = self.product
         rows, columns = -(-p.m // self.wm) * self.wm / self.bm, -(-p.n // self.wn) * self.wn / self.bn
         return rows * columns * p.batch
 
     def clocks(self, splits: int, environment: Environment) -> float:
-        """Roughly a launch's clocks: waves of blocks, and what adds slices of k. For the order of candidates
-        only: what is fast is measured."""
+        """Roughly a launch's clocks: waves of blocks, and the addition of slices of k. It only orders the
+        candidates; timing decides."""
         p, units = self.product, max(1, environment.units)
         here = min(self.resident(arch_of(environment)), ceil(self.tiles * splits * p.batch / units))
         step = self.step_clocks(here, environment)
-        # What is left for the last wave has more of the device to itself.
+        # The blocks of the last wave have a larger share of the device each.
         waves = max(1.0, self.worth * splits / (units * here))
         last = 0.0 if splits == 1 else second_launch_clocks(p.partial_bytes(splits), units)
         return (waves + ceil(waves)) / 2 * (ceil(p.k / self.bk / splits) * step + BLOCK_CLOCKS) + last
 
     def step_clocks(self, here: int, environment: Environment) -> float:
-        """Roughly the clocks of a tile's step along k where so many blocks share a multiprocessor: their
-        multiplications', their traffic's with shared memory or with L2, or their copies' way, the longest of
-        which hides most of the others."""
+        """Roughly the clocks of a tile's step along k if `here` blocks share a multiprocessor: the time of
+        multiplications, of traffic with shared memory or with L2, or the latency of copies. The longest of
+        them hides most of the others."""
         p = self.product
         deep = _STEP_BYTES // p.element_bytes
         products = _PRODUCTS[90 if capability(environment) >= 90 else 80] * 2 / p.element_bytes
@@ -179,7 +182,8 @@ class Tile:
         return hidden + _BARRIER
 
     def _read(self, operand: str, warps: int) -> float:
-        """Bytes that a step's fragments take of shared memory's time; each line is read by so many warps."""
+        """Bytes of shared-memory bandwidth that a step's fragments take; each line is read by `warps`
+        warps."""
         lines = self.bm if operand == "a" else self.bn
         along_k = self.product.a_along_k if operand == "a" else self.product.b_along_k
         shifted = start_of(self.product, operand) == ANYWHERE
@@ -187,7 +191,7 @@ class Tile:
 
 
 class TileFamily(KernelFamily):
-    """What the families of tile_product.h share: the tile, its rules, and those that are worth trying."""
+    """What the families of tile_product.h share: the tile, its rules, and the tiles worth trying."""
 
     vendors = ("cuda",)
     computes = (("fp16", "fp32"), ("bf16", "fp32"), ("fp32", "tf32"))
@@ -209,7 +213,7 @@ class TileFamily(KernelFamily):
         return Tile(product, *(number(values, name) for name in names))
 
     def listed_tiles(self, problem: GemmProblem) -> Iterator[dict[str, Parameter]]:
-        """A tile's parameters of each that is worth trying for the problem."""
+        """The parameters of every tile that is worth trying for the problem."""
         if min(problem.m, problem.n) < LEAST_SIDE:
             return
         product = OrientedGemm(problem)
@@ -226,8 +230,8 @@ class TileFamily(KernelFamily):
     def varied(
         self, found: list[tuple[float, dict[str, Parameter]]], most: int, of_shape: int
     ) -> list[dict[str, Parameter]]:
-        """At most so many of those found, the fewest clocks first: two depths of the pipeline of each, and
-        `of_shape` of every tile."""
+        """At most `most` of the found candidates, fewest clocks first: two pipeline depths of each, and
+        `of_shape` of every tile shape."""
         listed: list[dict[str, Parameter]] = []
         tried: Counter[tuple[Parameter, ...]] = Counter()
         for _, values in sorted(found, key=lambda one: one[0]):
@@ -239,7 +243,7 @@ class TileFamily(KernelFamily):
         return listed
 
     def tile_rule(self, t: Tile, environment: Environment) -> str | None:
-        """The rule that a tile breaks."""
+        """The rule that a tile breaks, or None."""
         arch, kind = arch_of(environment), t.product.problem.dtype_a
         whole = first(
             tensor_core_rule(environment),
@@ -261,7 +265,7 @@ class TileFamily(KernelFamily):
         )
 
     def template_arguments(self, t: Tile, group: int) -> str:
-        """What the headers' classes start with."""
+        """The template arguments that the headers' classes start with."""
         sides = ", ".join(flag(along) for along in (t.product.a_along_k, t.product.b_along_k))
         starts = ", ".join(str(start_of(t.product, operand)) for operand in "ab")
         numbers = ", ".join(map(str, (t.bm, t.bn, t.bk, t.wm, t.wn, t.stages, group)))

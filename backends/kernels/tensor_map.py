@@ -1,5 +1,5 @@
-"""What a kernel's argument has of the copy engine's tensors (hopper.h: TensorMap). Which bytes tell the
-hardware so is a driver's."""
+"""The tensors of the copy engine (TMA) in a kernel's argument (hopper.h: TensorMap). The driver layer encodes
+them for the hardware."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 
 from backends.kernels.oriented_gemm import WIDE, GemmArgs, OrientedGemm
 
-#: Bytes of a line of a box: what shared memory's swizzle takes together (hopper.h: kMapLine).
+#: Bytes of a line of a box, the width of shared memory's swizzle (hopper.h: kMapLine).
 LINE_BYTES = 128
-#: Of an encoded map, and what its address is a multiple of (CUDA driver API: CUtensorMap).
+#: Bytes of an encoded map, and the alignment of its address (CUDA driver API: CUtensorMap).
 MAP_BYTES, MAP_ALIGNMENT = 128, 64
-#: What a tensor's steps may be at most (CUDA driver API: cuTensorMapEncodeTiled).
+#: Bound on a tensor's strides in bytes (CUDA driver API: cuTensorMapEncodeTiled).
 MOST_STEP = 2**40
 
 
 @dataclass(frozen=True)
 class TensorMap:
-    """An operand ("a" or "b", of the problem) as a tensor of three dimensions, the contiguous one first:
-    along k, lines, products of the batch. Sizes and the box in elements, lines, products; strides of the last
-    two in bytes. `dtype` is the elements'."""
+    """An operand ("a" or "b", of the problem) as a three-dimensional tensor with the contiguous dimension
+    first: k, lines, GEMMs of the batch. Sizes and the box are in elements, lines and GEMMs; the strides of
+    the last two dimensions in bytes. `dtype` is the element type."""
 
     operand: str
     dtype: str
@@ -33,13 +33,13 @@ class TensorMap:
 
 
 def map_of(product: OrientedGemm, operand: str, lines: int) -> TensorMap:
-    """Of an operand of the product ("a", "b") that is contiguous along k, whose lines and products start at
-    multiples of 16 bytes; in boxes of so many lines of LINE_BYTES."""
+    """The tensor map of an operand ("a", "b") that is contiguous along k and whose lines and batch strides
+    are multiples of 16 bytes. Boxes have `lines` lines of LINE_BYTES."""
     problem, size = product.problem, product.element_bytes
     own = {"a": "b", "b": "a"}[operand] if product.swap_ab else operand
     stride = problem.stride_a if own == "a" else problem.stride_b
     there = product.m if operand == "a" else product.n
-    # Of a single line or product the step is nobody's, and may be anything.
+    # The stride of a dimension of size 1 is never used: any valid value will do.
     steps = (
         product.line_bytes(operand) if there > 1 else WIDE,
         stride * size if product.batch > 1 else WIDE,
@@ -51,7 +51,7 @@ def map_of(product: OrientedGemm, operand: str, lines: int) -> TensorMap:
 
 @lru_cache(maxsize=8)
 def argument_type(maps: int) -> type[Any]:
-    """hopper.h: TensorArgs of so many maps; GemmArgs itself of none."""
+    """The ctypes type of hopper.h: TensorArgs with `maps` maps; GemmArgs itself for none."""
     if maps == 0:
         return GemmArgs
     beside = -ctypes.sizeof(GemmArgs) % MAP_ALIGNMENT
@@ -67,7 +67,7 @@ def argument_type(maps: int) -> type[Any]:
 
 
 def encoded(product: GemmArgs, maps: Sequence[bytes]) -> Any:
-    """The argument with what a driver made of the maps."""
+    """The kernel's argument with the maps as the driver encoded them."""
     if not maps:
         return product
     args = argument_type(len(maps))()

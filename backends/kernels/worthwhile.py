@@ -1,26 +1,27 @@
-"""Which problems a family is worth trying on: shapes where other families are always faster are left out."""
+"""Decides which problems a family is worth trying on: it leaves out shapes where other families are always
+faster."""
 
 from __future__ import annotations
 
 from backends.problem import GemmProblem
 
-#: Beyond these operations the slow steps take seconds, and say nothing that a smaller product does not.
+#: FLOPs beyond which the slow SGEMM steps take seconds and show nothing that a smaller GEMM does not.
 SLOW_FLOPS = 2**38
 
 
-#: With fewer rows or columns than this the GEMV and skinny families waste nothing, and a tile does.
+#: With fewer rows or columns than this a tile wastes work, and the GEMV and skinny families do not.
 LEAST_SIDE = 17
 
 
-#: 16-bit products with more operations a byte than this are the tensor cores' business.
+#: 16-bit GEMMs with more operations per byte than this are left to tensor cores.
 SCALAR_INTENSITY = 64
 
 
 def fp32(problem: GemmProblem) -> bool:
-    """Whether the SGEMM steps are to be tried: on 16-bit types tensor cores are."""
+    """Whether to try the SGEMM steps: 16-bit types are left to tensor cores."""
     return problem.dtype_a == "fp32"
 
 
 def broad(problem: GemmProblem) -> bool:
-    """Whether a tile has rows and columns to work on."""
+    """Whether the problem has enough rows and columns to fill a tile."""
     return min(problem.m, problem.n) >= LEAST_SIDE

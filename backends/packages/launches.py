@@ -1,6 +1,6 @@
-"""A candidate's launches in plain values, for a program that has nothing of ours: the kernel, grid and block,
-shared memory, and every byte of the arguments, where the caller's own addresses and scalars belong among
-them."""
+"""A candidate's launches as plain values, for programs that use none of our code: the kernel, grid, block and
+shared memory, and every byte of the arguments, with the places where the caller fills in its own addresses
+and scalars."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from typing import Any
 from backends.archs import GpuArch
 from backends.kernels.family import KernelConfig
 from backends.kernels.launch import KernelLaunch
-from backends.kernels.oriented_gemm import GemmArgs
 from backends.kernels.tensor_map import MAP_ALIGNMENT, MAP_BYTES, TensorMap, argument_type
 from backends.kernels.triton.configuration import MAIN, Step, TritonConfig
-from backends.kernels.triton.description import Request
+from backends.kernels.triton.description import Request, binary_name
 from backends.kernels.triton.oriented_gemm import POINTERS
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
 from backends.resources import Resources
 
-#: What the caller fills in beside operands' addresses, alpha and beta.
+#: The name under which the caller fills in the workspace's address, beside operand addresses, alpha and beta.
 WORKSPACE = "workspace"
 _C_TYPES: Mapping[type[Any], str] = {
     ctypes.c_void_p: "void *", ctypes.c_longlong: "long long", ctypes.c_int: "int",
     ctypes.c_uint: "unsigned int", ctypes.c_float: "float",
 }  # fmt: skip
-#: The type of a field that is encoded.
+#: The C type of a tensor map field.
 TENSOR_MAP = "CUtensorMap"
-#: Triton's types of a signature; all others are addresses.
+#: Triton's scalar types in a signature; all other types are pointers.
 _TRITON_TYPES = {"i64": "long long", "i32": "int", "fp32": "float"}
 _BYTES = {name: ctypes.sizeof(kind) for kind, name in _C_TYPES.items()} | {TENSOR_MAP: MAP_BYTES}
-#: gemmtune's type -> CUtensorMapDataType's.
+#: gemmtune dtype -> suffix of the CUtensorMapDataType.
 _TENSOR_TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
 
 
 @dataclass(frozen=True)
 class Fill:
-    """What the caller fills in: an operand's or the workspace's address, so many bytes on, or a scalar."""
+    """A value that the caller fills in: the address of an operand or of the workspace plus `plus` bytes, or a
+    scalar."""
 
     name: str
     plus: int = 0
@@ -46,12 +46,13 @@ class Fill:
 
 @dataclass(frozen=True)
 class Encode:
-    """What the caller fills in by cuTensorMapEncodeTiled: of the operand's address."""
+    """A tensor map that the caller fills in with cuTensorMapEncodeTiled, from an operand's address."""
 
     map: TensorMap
 
     def to_dict(self) -> dict[str, Any]:
-        """The call's arguments, the contiguous dimension first; strides in bytes, of the others."""
+        """The arguments of the call, the contiguous dimension first. Strides are in bytes and exclude the
+        contiguous dimension."""
         one = self.map
         return {
             "data_type": _TENSOR_TYPES[one.dtype], "sizes": list(one.sizes), "strides": list(one.strides),
@@ -65,8 +66,8 @@ Value = int | float | Fill | Encode
 
 @dataclass(frozen=True)
 class Argument:
-    """A parameter of a kernel, or a field of the struct that is one: `type` is C's, `offset` bytes from the
-    struct's start."""
+    """A kernel parameter, or a field of a struct parameter. `type` is the C type; `offset` is in bytes from
+    the start of the struct."""
 
     name: str
     type: str
@@ -74,7 +75,7 @@ class Argument:
     offset: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values: `value`, or `fill` with what the caller puts there."""
+        """Plain JSON values: `value`, or `fill` with the name of the value that the caller fills in."""
         found: dict[str, Any] = {"name": self.name, "type": self.type, "bytes": _BYTES[self.type]}
         if self.offset is not None:
             found["offset"] = self.offset
@@ -87,7 +88,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Struct:
-    """A struct that is passed by value. Sizes in bytes."""
+    """A struct that is passed by value. Size and alignment are in bytes."""
 
     name: str
     bytes: int
@@ -103,8 +104,8 @@ class Struct:
 
 @dataclass(frozen=True)
 class DescribedLaunch:
-    """One launch of a file's kernel on an architecture. Where blocks along x depend on the device they are
-    the lesser of `most_blocks` and `per_unit` a multiprocessor; else both are None."""
+    """One launch of a kernel in `file` on an architecture. If the grid depends on the device, it has
+    min(most_blocks, per_unit * multiprocessors) blocks along x; otherwise both fields are None."""
 
     file: str
     launch: KernelLaunch
@@ -142,21 +143,22 @@ def _resources(taken: Resources) -> dict[str, int | None]:
     }
 
 
-# ---- our own kernels -----------------------------------------------------------------------------
+# ---- C++ kernels ---------------------------------------------------------------------------------
 
 
 def kernel_launches(
     config: KernelConfig, file: str, resources: Mapping[str, Resources], arch: GpuArch
 ) -> list[DescribedLaunch]:
-    """The product, and where k is split the sum of what was kept, which takes the same argument."""
+    """The GEMM launch and, with split-K, the launch that adds the partial sums. Both take the same
+    argument."""
     argument = (kernel_argument(config),)
     return [DescribedLaunch(file, one, arch, argument, resources.get(one.entry)) for one in config.launches]
 
 
 def kernel_argument(found: KernelConfig) -> Struct:
-    """GemmArgs as TritonConfig.arguments() fills it, and maps of operands."""
+    """GemmArgs as KernelConfig.arguments() fills it, followed by the tensor maps if there are any."""
     problem = found.product.problem
-    # Addresses that are none, so that every field tells whose it holds.
+    # Placeholder addresses, which identify the operand that each field holds.
     marks = {name: number for number, name in enumerate([*layouts(problem), WORKSPACE], 1)}
     workspace = marks.pop(WORKSPACE) if found.reduces else 0
     args = found.arguments(Operands.at(marks, problem.scalars), workspace)
@@ -164,15 +166,17 @@ def kernel_argument(found: KernelConfig) -> Struct:
     fills |= {workspace: Fill(WORKSPACE)} if workspace else {}
     scalars = _scalars(problem)
     fields = []
-    for name, kind, *_ in GemmArgs._fields_:
+    own = type(args)
+    # A struct that extends GemmArgs lists its own fields only.
+    for name, kind in (field[:2] for one in reversed(own.__mro__) for field in vars(one).get("_fields_", ())):
         value = getattr(args, name)
         if kind is ctypes.c_void_p:
             value = fills.get(value, 0)
         value = scalars.get(name, value)
-        fields.append(Argument(name, _C_TYPES[kind], value, getattr(GemmArgs, name).offset))
+        fields.append(Argument(name, _C_TYPES[kind], value, getattr(own, name).offset))
     if not found.tensors:
-        size, alignment = ctypes.sizeof(GemmArgs), ctypes.alignment(GemmArgs)
-        return Struct(GemmArgs.__name__, size, alignment, tuple(fields))
+        size, alignment = ctypes.sizeof(own), ctypes.alignment(own)
+        return Struct(own.__name__, size, alignment, tuple(fields))
     whole = argument_type(len(found.tensors))
     fields += [
         Argument(f"maps[{number}]", TENSOR_MAP, Encode(one), whole.maps.offset + number * MAP_BYTES)
@@ -182,7 +186,7 @@ def kernel_argument(found: KernelConfig) -> Struct:
 
 
 def _scalars(problem: GemmProblem) -> dict[str, Value]:
-    """alpha and beta: the one value that the problem has, or the caller's."""
+    """alpha and beta: the problem's fixed value, or a Fill if the caller chooses it."""
     alpha, beta = problem.scalars
     return {
         "alpha": Fill("alpha") if problem.alpha == "any" else alpha,
@@ -190,13 +194,13 @@ def _scalars(problem: GemmProblem) -> dict[str, Value]:
     }
 
 
-# ---- Triton's ------------------------------------------------------------------------------------
+# ---- Triton kernels ------------------------------------------------------------------------------
 
 
 def triton_launches(
     config: TritonConfig, requests: Mapping[str, Request], steps: Sequence[Step], arch: GpuArch
 ) -> list[DescribedLaunch]:
-    """A kernel a step, each in a file of its own."""
+    """One launch per step; each kernel is in its own file."""
     return [_triton_launch(config, requests[step.entry], step, arch) for step in steps]
 
 
@@ -219,6 +223,6 @@ def _triton_launch(config: TritonConfig, request: Request, step: Step, arch: Gpu
     taken = Resources(compiled.registers, 0, compiled.spill_bytes)
     follows = config.programs_per_unit is not None and step.entry == MAIN
     return DescribedLaunch(
-        f"{step.entry}.cubin", step.launch, arch, (*arguments, *last), taken,
+        binary_name(step.entry, arch.name), step.launch, arch, (*arguments, *last), taken,
         config.programs_per_unit if follows else None, config.tiles if follows else None,
     )  # fmt: skip

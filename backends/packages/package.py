@@ -1,8 +1,9 @@
-"""A kernel of ours for a program that has nothing of ours: compiled, with a description of its launches, in
-one zip. Needs compilers, and no GPU.
+"""Packages one of our kernels for programs that use none of our code: a zip with the compiled kernel and a
+description of its launches. Needs compilers but no GPU.
 
-The zip holds launch.json and the binaries that it names: of the C++ families kernel.cubin (NVIDIA) or
-kernel.hsaco (AMD), of Triton's gemm.cubin and reduce.cubin. The same kernels give the same bytes.
+The zip holds launch.json and the binaries that it names: kernel.cubin (NVIDIA) or kernel.hsaco (AMD) for C++
+families, gemm and reduce with the same suffixes for Triton families. The same kernels give byte-identical
+zips.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from backends.toolchains.toolchain import CompileUnit
 from backends.toolchains.triton import TritonUnit
 from backends.wire import problem_to_wire
 
-#: Of launch.json; rises with every change that a reader must know of.
+#: Version of launch.json's format; rises with every change that affects readers.
 FORMAT = 2
 DESCRIPTION = "launch.json"
 CONVENTION = (
@@ -46,17 +47,17 @@ CONVENTION = (
 ORDER = "launches run in order on one stream; none needs the workspace to hold anything before"
 #: Families that are compiled for CPUs (backends/cpu/families.py).
 _OF_CPUS = ("packed", "stream")
-#: Of families that are others on copies of their operands (backends/gpu/padded_family.py).
+#: Families that run another family on padded copies of the operands (backends/gpu/padded_family.py).
 _COPIES_FIRST = ("tile-wgmma-padded",)
-#: Parameters that count blocks of a multiprocessor.
+#: Parameters that set the number of blocks per multiprocessor.
 _PER_UNIT = ("programs_per_unit", "blocks_per_unit")
 _SWAPPED = {"a": "b", "b": "a", "scale_a": "scale_b", "scale_b": "scale_a"}
 
 
 @dataclass(frozen=True)
 class Packed:
-    """What is in the zip: files in order, launches, the workspace that they share, and the architecture's
-    name that binaries were compiled for."""
+    """The contents of the zip: files in order, launches, the compiler, the workspace that the launches share,
+    and the target name that the binaries were compiled for."""
 
     files: Mapping[str, bytes]
     launches: Sequence[DescribedLaunch]
@@ -67,7 +68,7 @@ class Packed:
 
 
 def family_of(solution: Solution) -> GpuFamily:
-    """The family that a solution is compiled by. Raises NoBinary, which says why there is none."""
+    """The GPU family that compiles a solution. Raises NoBinary, with the reason, if there is none."""
     found = GPU_FAMILIES.get(solution.family)
     if found is not None:
         return found
@@ -88,16 +89,17 @@ def family_of(solution: Solution) -> GpuFamily:
 
 
 def follows_units(solution: Solution) -> bool:
-    """Whether a launch depends on the number of multiprocessors: of persistent kernels and of Stream-K. (Of
-    blocks that stay none a multiprocessor are one a turn, on whatever device.)"""
+    """Whether the grid depends on the number of multiprocessors, as in persistent kernels and Stream-K. (With
+    blocks_per_unit = 0 a persistent GEMV launches one block per turn on every device.)"""
     return any(solution.parameters.get(name) for name in _PER_UNIT)
 
 
 def build(
     problem: GemmProblem, solution: Solution, arch: str, units: int | None, cache: BinaryCache
 ) -> bytes:
-    """The zip for an architecture of GPU_TARGETS. `units` are multiprocessors, for launches that depend on
-    them. Raises NoBinary, IllegalSolution with the rule, CompilerMissing, CompileError."""
+    """The zip for an architecture of GPU_TARGETS. `units` is the number of multiprocessors, for launches that
+    depend on it; ValueError if such a launch lacks it. Raises NoBinary, IllegalSolution with the rule,
+    CompilerMissing, CompileError."""
     family, environment = family_of(solution), environment_of(arch)
     if follows_units(solution):
         if units is None:
@@ -107,7 +109,7 @@ def build(
         raise IllegalSolution(
             f"{family.name} has kernels for {' and '.join(vendors(family))}, not for {arch}"
         )
-    why = missing(family, environment.vendor)
+    why = missing(family, environment.vendor, arch)
     if why is not None:
         raise CompilerMissing(why)
     rule = family.illegal(problem, solution, environment)
@@ -167,7 +169,7 @@ def _own(
     path = toolchain.compile(CompileUnit(config.unit, target), cache)
     file = f"kernel{path.suffix}"
     launches = kernel_launches(config, file, resources.read(path), arch)
-    compiler = {"name": toolchain.name, "version": toolchain.build()}
+    compiler = {"name": toolchain.name, "version": toolchain.build(environment.arch)}
     return Packed({file: path.read_bytes()}, launches, compiler, config.workspace_bytes, WIDE, target)
 
 
@@ -188,7 +190,9 @@ def _triton(
                 f"{environment.arch} has {arch.block_shared_bytes}"
             )
     steps, size = config.launches(kernels, environment.units)
-    files = {f"{entry}.cubin": compiled[entry].cubin for entry in config.entries}
+    files = {
+        description.binary_name(entry, environment.arch): compiled[entry].binary for entry in config.entries
+    }
     launches = triton_launches(config, requests, steps, arch)
     compiler = {"name": TRITON.name, "version": TRITON.build()}
     return Packed(files, launches, compiler, size, workspace_align(steps), environment.arch)
@@ -198,7 +202,7 @@ def _zip(files: Mapping[str, bytes]) -> bytes:
     target = io.BytesIO()
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as file:
         for name, data in files.items():
-            # A ZipInfo of its own: neither the clock nor the system may be in the bytes.
+            # An explicit ZipInfo, so that the bytes depend neither on the clock nor on the system.
             info = zipfile.ZipInfo(name)
             info.create_system, info.external_attr = 3, 0o100644 << 16
             info.compress_type = zipfile.ZIP_DEFLATED

@@ -1,4 +1,4 @@
-"""The emulator as a toolchain: kernels compiled for the host's fibers (kernels/emulator), in tests."""
+"""The emulator as a toolchain: compiles kernels to run on host fibers (kernels/emulator), for tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from backends.kernels import headers
 from backends.toolchains.toolchain import CompileUnit
 
 COMPILER, SUFFIX = "g++", ".so"
-#: Compiling takes far longer than running: no more is optimized than what makes programs many times faster.
+#: Compiling takes far longer than running, so only -Og, whose few optimizations pay off many times over.
 FLAGS = (
     "-std=c++17", "-Og", "-Wall", "-Wextra", "-Werror", "-Wno-maybe-uninitialized", "-fPIC", "-shared",
     "-DGEMMTUNE_HOST",
@@ -22,16 +22,17 @@ FLAGS = (
 
 
 class Emulator:
-    """g++ as a Toolchain: CompileUnits of any architecture, with its warps, as shared libraries."""
+    """g++ as a Toolchain: compiles CompileUnits of any architecture, with its warp size, to shared
+    libraries."""
 
     name = "emulator"
 
-    def build(self) -> str | None:
-        """The compiler's version, None where there is none."""
+    def build(self, arch: str | None = None) -> str | None:
+        """The first line of --version, None if the compiler is missing."""
         return _version() if shutil.which(COMPILER) else None
 
-    def missing(self) -> str | None:
-        """Why nothing can be compiled, and what to install; None where all is well."""
+    def missing(self, arch: str | None = None) -> str | None:
+        """Why nothing can be compiled, and what to install; None if compiling works."""
         return None if shutil.which(COMPILER) else f"the emulator wants {COMPILER}; install it"
 
     def target(self, arch: str, arch_specific: bool) -> str:
@@ -39,7 +40,7 @@ class Emulator:
         return arch
 
     def compile(self, unit: CompileUnit, cache: BinaryCache) -> Path:
-        """See Toolchain; no resources lie beside it."""
+        """See Toolchain; no resource usage is stored."""
         if (why := self.missing()) is not None:
             raise CompilerMissing(why)
         flags = [*FLAGS, f"-DGEMMTUNE_WARP={gpu_arch(unit.vendor, unit.arch).warp}"]

@@ -1,4 +1,4 @@
-"""NVRTC: CUDA C++ to a cubin for one real architecture, through the cache. Needs no GPU."""
+"""NVRTC: compiles CUDA C++ to a cubin for one real architecture, through the cache. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from backends.resources import Resources
 from backends.toolchains.toolchain import CompileUnit
 
 _FLAGS = ("--std=c++17",)
-#: Has ptxas say what it gave each entry point.
+#: Makes ptxas report the resource usage of each entry point.
 _TELL = "--ptxas-options=-v"
-#: NVRTC releases that have a cache have this option; earlier ones refuse it.
+#: Bypasses NVRTC's cache. Releases without a cache reject this option.
 _PAST_CACHE = "--no-cache"
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _SHARED = re.compile(r"(\d+) bytes smem")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
-#: What a unit has of every kernel.
+#: Occurs once in a unit for every kernel.
 _KERNEL = "GEMMTUNE_KERNEL("
-#: What a unit without a file is called.
+#: Name given to the unit's text, which has no file.
 UNIT = "unit.cu"
 
 
@@ -36,7 +36,7 @@ def nvrtc() -> Any:
         from cuda.bindings import nvrtc as found  # noqa: PLC0415  (optional)
 
         found.nvrtcVersion()
-    except Exception as error:  # the import's, or the loader's own
+    except Exception as error:  # from the import, or from the bindings' library loader
         raise CompilerMissing(
             f"NVRTC is not to be had ({type(error).__name__}: {error}); pip install 'gemmtune[cuda]'"
         ) from error
@@ -44,7 +44,7 @@ def nvrtc() -> Any:
 
 
 def nvrtc_build() -> str | None:
-    """NVRTC's version, None where there is none."""
+    """NVRTC's version, None if it is missing."""
     try:
         _, major, minor = nvrtc().nvrtcVersion()
     except CompilerMissing:
@@ -53,15 +53,15 @@ def nvrtc_build() -> str | None:
 
 
 class Nvrtc:
-    """NVRTC as a Toolchain: CompileUnits of sm_* architectures."""
+    """NVRTC as a Toolchain: compiles CompileUnits for sm_* architectures."""
 
     name = "nvrtc"
 
-    def build(self) -> str | None:
-        """NVRTC's version, None where there is none."""
+    def build(self, arch: str | None = None) -> str | None:
+        """NVRTC's version, None if it is missing."""
         return nvrtc_build()
 
-    def missing(self) -> str | None:
+    def missing(self, arch: str | None = None) -> str | None:
         """Why NVRTC does not load, or None."""
         try:
             nvrtc()
@@ -70,7 +70,7 @@ class Nvrtc:
         return None
 
     def target(self, arch: str, arch_specific: bool) -> str:
-        """Instructions of one architecture alone need its name with an a."""
+        """The architecture, with the suffix `a` if the unit uses architecture-specific instructions."""
         return f"{arch}a" if arch_specific and arch[-1:].isdigit() else arch
 
     def compile(self, unit: CompileUnit, cache: BinaryCache) -> Path:
@@ -90,8 +90,9 @@ class Nvrtc:
 def _told_compile(
     unit: str, texts: Mapping[str, str], flags: list[str]
 ) -> tuple[bytes, Mapping[str, Resources]]:
-    """The cubin, and what its kernels take. Where there is a driver NVRTC takes what it compiled before, of
-    whatever text, from the driver's cache, and then ptxas says nothing: such a unit is compiled past it."""
+    """The cubin, and the resource usage of its kernels. With a driver installed, NVRTC takes units that it
+    compiled before from the driver's cache and ptxas reports nothing; such a unit is compiled again without
+    the cache."""
     cubin, log = _compile(UNIT, texts, flags)
     if len(told(log)) < unit.count(_KERNEL):
         cubin, log = _compile(UNIT, texts, [*flags, _PAST_CACHE])
@@ -103,7 +104,8 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def told(log: str) -> dict[str, Resources]:
-    """What ptxas -v says of each entry point: shared memory is what is declared, not what a launch adds."""
+    """The resource usage of each entry point according to ptxas -v. Shared memory is static only, without
+    what a launch adds."""
     _, *parts = _ENTRY.split(log)
     return {name: _told(text) for name, text in zip(parts[::2], parts[1::2], strict=True)}
 
@@ -151,8 +153,8 @@ def _log(program: Any) -> str:
 
 
 def _buffer(size: int) -> bytes:
-    """Bytes for NVRTC to write into. Never a single one: of those Python has one object each, which everybody
-    else's texts are made of (an empty log is one byte)."""
+    """A bytes object for NVRTC to write into. At least two bytes: CPython shares one object per single-byte
+    value, and writing into that would corrupt it for the whole process (an empty log is one byte)."""
     return bytes(max(size, 2))
 
 

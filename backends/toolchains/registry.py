@@ -1,4 +1,4 @@
-"""The toolchain of each vendor's C++ kernels, and Triton's."""
+"""The toolchains: one for each vendor's C++ kernels, and Triton."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from backends.toolchains.nvrtc import Nvrtc
 from backends.toolchains.toolchain import CompileUnit, Toolchain
 from backends.toolchains.triton import Triton
 
-#: Vendor -> what compiles our C++ kernels for its GPUs.
+#: Vendor -> the toolchain that compiles our C++ kernels for its GPUs.
 TOOLCHAINS: Mapping[str, Toolchain[CompileUnit]] = {"cuda": Nvrtc(), "hip": Clang()}
-#: What compiles Triton's kernels, and the vendors that it does so for.
-TRITON, TRITON_VENDORS = Triton(), ("cuda",)
+#: The toolchain for Triton kernels, and the vendors that it compiles for.
+TRITON, TRITON_VENDORS = Triton(), ("cuda", "hip")

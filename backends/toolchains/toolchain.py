@@ -1,4 +1,5 @@
-"""What a compiler of kernels is: one Protocol over NVRTC, clang and Triton. None of them needs a GPU."""
+"""The protocol of a kernel compiler, implemented by NVRTC, hipRTC, clang and Triton. None of them needs a
+GPU."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ Unit_contra = TypeVar("Unit_contra", contravariant=True)
 
 @dataclass(frozen=True)
 class CompileUnit:
-    """A C++ translation unit for one architecture (sm_90, sm_90a, gfx942). Its includes are
-    relative to `roots`, the first that has a header; `defines` are (macro, value) in order."""
+    """A C++ translation unit for one architecture (sm_90, sm_90a, gfx942). Includes are searched for in
+    `roots`, in order; `defines` are (macro, value) in order."""
 
     text: str
     arch: str
@@ -37,22 +38,25 @@ class CompileUnit:
 
 
 class Toolchain(Protocol[Unit_contra]):
-    """A compiler: C++ units (CompileUnit), or Triton's kernels (triton.TritonUnit)."""
+    """A compiler of C++ units (CompileUnit) or of Triton kernels (triton.TritonUnit)."""
 
     @property
     def name(self) -> str:
-        """As people know it: nvrtc, clang, triton."""
+        """Display name: nvrtc, hiprtc, clang, triton."""
 
-    def build(self) -> str | None:
-        """The version that is installed, None without one. It is part of every binary's cache key."""
+    def build(self, arch: str | None = None) -> str | None:
+        """The installed version (the one that compiles for an architecture), None if there is none. It is
+        part of every binary's cache key."""
 
-    def missing(self) -> str | None:
-        """Why nothing can be compiled here, and what to install; None where all is well."""
+    def missing(self, arch: str | None = None) -> str | None:
+        """Why nothing can be compiled here (for an architecture), and what to install; None if compiling
+        works."""
 
     def target(self, arch: str, arch_specific: bool) -> str:
-        """The architecture's name as a unit names it, where the unit uses instructions of that one
-        architecture alone (arch_specific) or not."""
+        """The target name to compile for. `arch_specific`: the unit uses instructions that only this one
+        architecture has."""
 
     def compile(self, unit: Unit_contra, cache: BinaryCache) -> Path:
-        """The binary, compiled into the cache where it was missing; what its kernels take lies beside it
-        (resources.read()). Raises CompileError with the compiler's log, CompilerMissing, StorageError."""
+        """The binary, compiled into the cache if it is not there. The resource usage of its kernels is stored
+        beside it (resources.read()). Raises CompileError with the compiler's log, CompilerMissing,
+        StorageError."""

@@ -1,8 +1,8 @@
-"""Triton ahead of time, through the cache: needs no GPU and no torch.
+"""Compiles Triton kernels ahead of time, through the cache. Needs neither a GPU nor torch.
 
-A compiler process serves one thread at a time (triton_worker.py says why it is a process); as many are kept
-as threads ever compiled at once, up to the processors. Triton's own cache is a folder of the process that
-goes with it: ours holds the binaries.
+A compiler process serves one thread at a time (triton_worker.py says why it is a separate process). Processes
+are started on demand, up to the number of processors but at most 16, and reused. Triton's own cache is a
+temporary folder of each process, deleted with it; our cache holds the binaries.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from backends.errors import CompileError, CompilerMissing
 from backends.kernels.triton import description
 from backends.kernels.triton.description import Compiled, Description, Request
 
-#: The line of versions whose compiler and launch conventions are known here.
+#: The release line of Triton whose compiler and launch conventions this module knows.
 LINE = "3.6."
-#: Where the import packages are.
+#: The folder that holds the import packages.
 _ROOT = Path(__file__).parents[2]
-#: What shapes a kernel beside its request.
+#: Source files that affect a kernel in addition to its request.
 _SOURCES = (
     "backends/kernels/triton/kernels.py",
     "backends/kernels/triton/description.py",
     "backends/toolchains/triton_worker.py",
 )
-#: A kernel takes a second or two; one that takes this long hangs.
+#: A kernel compiles in a second or two; one that takes this long is hanging.
 TIMEOUT_SECONDS = 180.0
 _LOG_BYTES = 2**16
 
 
 @lru_cache(maxsize=1)
 def triton_build() -> str | None:
-    """Triton's version, None where it is not installed. Does not import it."""
+    """Triton's version, None if it is not installed. Does not import it."""
     try:
         return metadata.version("triton") if importlib.util.find_spec("triton") is not None else None
     except (ImportError, ValueError, metadata.PackageNotFoundError):
@@ -55,7 +55,7 @@ def triton_build() -> str | None:
 
 
 def missing() -> str | None:
-    """Why nothing can be compiled, and what to install; None where all is well."""
+    """Why nothing can be compiled, and what to install; None if compiling works."""
     build, cure = triton_build(), "pip install 'gemmtune[triton]'"
     if build is None:
         return f"Triton is not installed; {cure}"
@@ -65,13 +65,13 @@ def missing() -> str | None:
 
 
 def usable_build() -> str | None:
-    """The version of a Triton that compiles these kernels, None without one."""
+    """The version of an installed Triton that can compile these kernels, or None."""
     return triton_build() if missing() is None else None
 
 
 @dataclass(frozen=True)
 class TritonUnit:
-    """A candidate's kernels, by what each is for, on one architecture (sm_90)."""
+    """A candidate's kernels, by entry (gemm, reduce), for one architecture (sm_90)."""
 
     requests: Mapping[str, Request]
     arch: str
@@ -82,12 +82,12 @@ class Triton:
 
     name = "triton"
 
-    def build(self) -> str | None:
-        """Triton's version, None where it is not installed."""
+    def build(self, arch: str | None = None) -> str | None:
+        """Triton's version, None if it is not installed."""
         return triton_build()
 
-    def missing(self) -> str | None:
-        """Why nothing can be compiled, and what to install; None where all is well."""
+    def missing(self, arch: str | None = None) -> str | None:
+        """Why nothing can be compiled, and what to install; None if compiling works."""
         return missing()
 
     def target(self, arch: str, arch_specific: bool) -> str:
@@ -95,7 +95,7 @@ class Triton:
         return arch
 
     def compile(self, unit: TritonUnit, cache: BinaryCache) -> Path:
-        """The file of a candidate's kernels (description.py). See Toolchain."""
+        """The file that holds a candidate's kernels (description.py). See Toolchain."""
         if (why := missing()) is not None:
             raise CompilerMissing(why)
         texts = {name: one.to_json() for name, one in unit.requests.items()}
@@ -116,25 +116,25 @@ def _sources() -> Mapping[str, str]:
 
 @lru_cache(maxsize=256)
 def _compiled(text: str, parameters: tuple[str, ...]) -> Compiled:
-    """One kernel. Kept, since candidates that split k share their second launch."""
+    """Compiles one kernel. Cached, since split-K candidates share their reduction kernel."""
     answer = _POOL.ask(text)
     if "error" in answer:
         raise CompileError(f"Triton refuses {json.loads(text)['kernel']}: {answer['error']}", answer["log"])
-    cubin = base64.b64decode(answer.pop("cubin"))
+    binary = base64.b64decode(answer.pop("binary"))
     found = Description.from_dict(answer)
     if found.parameters != parameters:
         raise CompileError(
             f"Triton gave {found.entry} the parameters {found.parameters}, and a launch passes {parameters}"
         )
-    return Compiled(cubin, found)
+    return Compiled(binary, found)
 
 
 class Worker:
-    """A compiler process. For one thread at a time."""
+    """A compiler process. Only one thread may use it at a time."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="gemmtune-triton-")
-        #: Not a pipe: nobody would read it while an answer is waited for.
+        #: A file rather than a pipe, which would not be drained while an answer is awaited.
         self._log = Path(self._folder.name, "log").open("w+b")  # noqa: SIM115  (closed with the process)
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "backends.toolchains.triton_worker"],
@@ -146,9 +146,13 @@ class Worker:
         )
 
     def _environment(self) -> dict[str, str]:
-        """No TRITON_* of the user's: they would change the kernels (an interpreter, other passes) unseen by
-        the cache's key. Paths are as they are here, so that the same Triton is imported."""
-        dropped = ("TRITON_", "MLIR_", "LLVM_", "NVPTX_", "DISABLE_PTXAS_OPT", "PTXAS_OPTIONS", "USE_IR_LOC")
+        """Drops the user's TRITON_* variables, which would change the kernels (interpreter, other passes)
+        without changing the cache key. Passes this process's import path on, so that the worker imports the
+        same Triton."""
+        dropped = (
+            "TRITON_", "MLIR_", "LLVM_", "NVPTX_", "AMDGCN_", "DISABLE_PTXAS_OPT", "PTXAS_OPTIONS",
+            "USE_IR_LOC",
+        )  # fmt: skip
         found = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
         paths = [str(_ROOT), *(path for path in sys.path if path)]
         return found | {
@@ -160,10 +164,10 @@ class Worker:
         }
 
     def ask(self, text: str) -> dict[str, Any]:
-        """The answer to a request. Raises CompileError where the process ends or does not answer: it is of no
-        more use then."""
-        if self._log.tell() > _LOG_BYTES:  # of earlier requests: a process may live for months
-            self._log.seek(0)  # the process writes at the same place
+        """The answer to a request. Raises CompileError if the process ends or does not answer; the worker is
+        unusable afterwards."""
+        if self._log.tell() > _LOG_BYTES:  # output of earlier requests: a process may live for months
+            self._log.seek(0)  # the child shares the file position
             self._log.truncate()
         process, start = self._process, self._log.tell()
         if process.stdin is None or process.stdout is None:
@@ -182,7 +186,7 @@ class Worker:
         return found
 
     def _line(self, descriptor: int) -> bytes | None:
-        """What came up to a newline or the end; None where the time was up."""
+        """Reads up to a newline or the end of the stream; None on timeout."""
         parts = bytearray()
         with selectors.DefaultSelector() as selector:
             selector.register(descriptor, selectors.EVENT_READ)
@@ -203,26 +207,26 @@ class Worker:
         return CompileError(f"Triton's process {how} (status {status})", log)
 
     def close(self) -> None:
-        """Ends the process; its folder goes."""
+        """Kills the process and deletes its folder."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
-        self._process.kill()  # it holds nothing that is worth waiting for
+        self._process.kill()  # it has no state worth a clean shutdown
         self._process.wait()
         self._log.close()
         self._folder.cleanup()
 
 
 class WorkerPool:
-    """Compiler processes, started when they are needed."""
+    """Compiler processes, at most `most`, started on demand."""
 
     def __init__(self, most: int) -> None:
         self._free: list[Worker] = []
         self._lock, self._places = threading.Lock(), threading.Semaphore(most)
 
     def ask(self, text: str) -> dict[str, Any]:
-        """The answer of the next free process. Raises CompileError."""
+        """Sends a request to a free process and returns its answer. Raises CompileError."""
         with self._one() as worker:
             return worker.ask(text)
 
@@ -241,7 +245,7 @@ class WorkerPool:
                 self._free.append(worker)
 
     def close(self) -> None:
-        """Ends those that are idle."""
+        """Ends the idle processes."""
         with self._lock:
             free, self._free = self._free, []
         for worker in free:

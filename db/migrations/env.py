@@ -1,4 +1,4 @@
-"""Alembic's entry: runs on the connection that db.schema hands over."""
+"""Alembic's entry point: runs on the connection that db.schema passes."""
 
 from alembic import context
 

@@ -1,1 +1,1 @@
-"""The commands, grouped by what they are for; service.cli puts them together."""
+"""The commands, grouped by purpose; service.cli puts them together."""

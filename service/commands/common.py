@@ -1,4 +1,4 @@
-"""What the commands share: exit codes, consoles, options, and how what was read is told."""
+"""Shared by the commands: exit codes, consoles, options, and the output for a file that was read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tuners.policy import read_bytes
 
 OK, FAILED, BAD_INPUT, PARTLY, INTERRUPTED = 0, 1, 2, 3, 130
 
-#: Without a terminal there is no width to fit: tables keep their lines whole.
+#: Without a terminal there is no width to fit: a wide console keeps the lines of tables whole.
 out = Console(width=None if sys.stdout.isatty() else 140)
 err = Console(stderr=True)
 
@@ -26,7 +26,7 @@ FormatName = Annotated[
     typer.Option("--format", help=f"Format of FILE ({', '.join(FORMATS)}); detected if not given."),
 ]
 Device = Annotated[str | None, typer.Option(help="Device selector, e.g. cpu or cuda:sm_90.")]
-#: Of commands that use a device of this machine.
+#: For commands that use a device of this machine.
 OwnDevice = Annotated[
     str | None, typer.Option("--device", help="Device selector, e.g. cpu or cuda:sm_90, or a device's UUID.")
 ]
@@ -44,7 +44,7 @@ Server = Annotated[
 
 
 def print_json(value: object) -> None:
-    """On standard output, indented."""
+    """Prints the value on standard output, indented."""
     json.dump(value, sys.stdout, indent=1, default=dict)
     sys.stdout.write("\n")
 
@@ -61,7 +61,7 @@ def imported_json(read: Imported) -> dict[str, Any]:
 
 
 def input_code(read: Imported) -> int:
-    """PARTLY where some lines were rejected, BAD_INPUT where nothing else was there."""
+    """PARTLY if some lines were rejected, BAD_INPUT if no problem was left, else OK."""
     if not read.rejected:
         return OK
     return PARTLY if read.problems else BAD_INPUT

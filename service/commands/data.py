@@ -1,4 +1,4 @@
-"""Commands that ask for and move what is known: best, import, export; here, or of a service with --server."""
+"""The commands best, import and export, on this machine's database or through a service with --server."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from tuners.decide import DecisionRule
 from tuners.policy import MeasurementPolicy
 from tuners.tuning_settings import TuningSettings
 
-#: Rejected lines that are told one by one.
+#: Rejected lines that are printed one by one.
 _SHOWN = 20
 
 
@@ -293,7 +293,7 @@ def export(
 
 
 def _tell(text: str, style: str | None = None) -> None:
-    """A line on standard error, however long: scripts and logs read it."""
+    """Prints one line on standard error, without wrapping it: scripts and logs read it."""
     err.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -327,7 +327,7 @@ def _export_here(settings: Settings, format_name: str, output: Path | None, aske
 
 
 def _write(output: Path | None, pieces: Iterator[bytes]) -> None:
-    """To a file, whole or not at all, or to standard output."""
+    """Writes to a file, whole or not at all, or to standard output."""
     if output is None:
         for piece in pieces:
             sys.stdout.buffer.write(piece)

@@ -1,4 +1,4 @@
-"""The kernels command: our own kernel families, and what their kernels take when they are compiled."""
+"""The kernels command: our own kernel families, and the resources of their compiled kernels."""
 
 from __future__ import annotations
 
@@ -130,12 +130,12 @@ def _show(found: Sequence[Checked], notes: Sequence[str], verbose: bool) -> None
 
 
 def _print(text: str, style: str | None = None) -> None:
-    """Lines of any length, as they are."""
+    """Prints lines of any length unchanged."""
     out.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def _families_table(entries: Sequence[Entry]) -> Table:
-    """One row a family; `space` counts the combinations of its parameters' values, legal or not."""
+    """One row per family; `space` counts the combinations of its parameters' values, legal or not."""
     table = Table(title="Kernel families", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("family", no_wrap=True)
     for name in ("what it is", "vendors", "input types"):
@@ -153,7 +153,7 @@ def _families_table(entries: Sequence[Entry]) -> Table:
 
 
 def _summaries_table(rows: Sequence[Summary]) -> Table:
-    """One row a family and architecture."""
+    """One row per family and architecture."""
     table = Table(title="Compiled kernels", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name in ("arch", "family"):
         table.add_column(name, no_wrap=True)
@@ -169,7 +169,7 @@ def _summaries_table(rows: Sequence[Summary]) -> Table:
 
 
 def _kernels_table(found: Sequence[Checked]) -> Table:
-    """One row a kernel."""
+    """One row per kernel."""
     table = Table(title="Kernels", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("arch", no_wrap=True)
     for name in ("problem (row-major m x n x k)", "solution"):

@@ -1,4 +1,4 @@
-"""Commands that run the service and look after its database: serve, worker, demo, db."""
+"""Commands that run the service and maintain its database: serve, worker, demo, db."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tune command: here, on a device of this machine, or by a service."""
+"""The tune command: on a device of this machine, or through a service."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def tune(
 
 @dataclass(frozen=True)
 class _Asked:
-    """The command's options, as values; `options` are the policy's beside its mode."""
+    """The command's options, as values; `options` are the policy's options other than its mode."""
 
     read: Imported
     device: str
@@ -172,13 +172,13 @@ class _Asked:
     silent: bool
 
     def policy(self, vendor: str) -> MeasurementPolicy:
-        """On a device of this vendor."""
+        """The policy on a device of this vendor."""
         return MeasurementPolicy.of(vendor, self.mode, **self.options)
 
 
 @dataclass
 class _Done:
-    """What came of it; `interrupted` says how to go on, `lost` why the device was."""
+    """The outcome of the command; `interrupted` says how to go on, `lost` why the device was lost."""
 
     where: dict[str, Any]
     policy: MeasurementPolicy
@@ -233,7 +233,7 @@ def _there(server: str, asked: _Asked) -> _Done:
         raise InvalidProblem("--output and --total-seconds are for tuning here, not with --server")
     if asked.index is not None:
         raise InvalidProblem("--index is for tuning here: a service's workers share a device class's jobs")
-    # A mode that was not given is the service's to choose: it knows the device.
+    # If no mode was given, the service chooses it: it knows the device.
     policy = asked.policy("cpu")
     chosen = {name: v for name, v in policy.to_dict().items() if name != "mode" or asked.mode is not None}
     done, kept = _Done({}, policy), []

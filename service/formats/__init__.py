@@ -1,5 +1,6 @@
-"""Files that other tools write, read as problems, and files that they load. One module and one line here
-a format, in each of the two registries that it belongs to."""
+"""The formats of files that other tools write, which are read as problems, and of files that they load.
+
+A format is one module, and one line here in each of the two registries that it belongs to."""
 
 from __future__ import annotations
 
@@ -73,7 +74,7 @@ __all__ = [
 ]
 
 _READERS: tuple[Format, ...] = (
-    TunableOp(),  # one line a format, in the order in which they are tried
+    TunableOp(),  # one line per format, in the order in which detection tries them
     TunableOpUntuned(),
     CublasLtLog(),
     CublasLog(),
@@ -93,7 +94,7 @@ _READERS: tuple[Format, ...] = (
 )
 
 _WRITERS: tuple[Writer, ...] = (
-    TunableOp(),  # one line a format
+    TunableOp(),  # one line per format
     HipblasltOverride(),
     RocblasOverride(),
     Aiter(),
@@ -106,7 +107,7 @@ _WRITERS: tuple[Writer, ...] = (
     Csv(),
 )
 
-#: Every format that can be read, by name, in the order in which they are tried.
+#: Every format that can be read, by name, in the order in which detection tries them.
 READERS: Mapping[str, Format] = {reader.name: reader for reader in _READERS}
 FORMATS = READERS
 
@@ -117,7 +118,7 @@ WRITERS: Mapping[str, Writer] = {writer.name: writer for writer in _WRITERS}
 def read_file(
     path: str | PathLike[str], format_name: str | None = None, options: ReadOptions = DEFAULTS
 ) -> Imported:
-    """Reads `path` in the named format, or in the one its first lines show. Raises ReadError."""
+    """Reads `path` in the named format, or in the one detected from its first bytes. Raises ReadError."""
     return reading.read_file(path, READERS, format_name, options)
 
 
@@ -127,6 +128,6 @@ def read_stream(
     format_name: str | None = None,
     options: ReadOptions = DEFAULTS,
 ) -> Imported:
-    """Reads a binary stream (an upload, a buffer) to its end in the named format, or in the one its first
-    lines show; messages call it `name_shown`. Raises ReadError."""
+    """Reads a binary stream (an upload, a buffer) to its end in the named format, or in the one detected from
+    its first bytes; messages call it `name_shown`. Raises ReadError."""
     return reading.read_stream(stream, name_shown, READERS, format_name, options)

@@ -70,7 +70,7 @@ def _section(name: str, told_before: dict[str, str]) -> str:
 
 
 def _text(fmt: Format | Writer) -> str:
-    """What its module says of it."""
+    """The docstring of the format's module."""
     module = inspect.getmodule(type(fmt))
     text = inspect.getdoc(module) or ""
     return dedent(text).strip() + "\n"

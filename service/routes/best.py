@@ -55,7 +55,7 @@ def _search(service: Service, asked: best.Asked, question: Question, document: s
 
 
 def _tagged(request: Request, body: bytes) -> Response:
-    """With a tag, by which a client asks whether it is still so: 304."""
+    """The body as a response with an ETag; 304 if the client has it already."""
     tag = f'W/"{blake2b(body, digest_size=12).hexdigest()}"'
     headers = {"ETag": tag, "Cache-Control": "no-cache"}
     if is_known(request, tag):
@@ -73,8 +73,8 @@ def is_known(request: Request, tag: str) -> bool:
 
 
 class _BareRoute(APIRoute):
-    """A route of the OpenAPI document whose function is called as it is: what FastAPI does for parameters,
-    dependencies and models takes as long as the whole lookup."""
+    """A route that is in the OpenAPI document but calls its function directly: FastAPI's handling of
+    parameters, dependencies and models takes as long as the whole lookup."""
 
     def __init__(self, path: str, endpoint: Any, **described: Any) -> None:
         super().__init__(path, endpoint, **described)
@@ -87,7 +87,7 @@ class _BareRoute(APIRoute):
 
 
 def hot_route() -> APIRoute:
-    """GET, as a route to be tried before all others."""
+    """The GET route, to be matched before all others."""
     return _BareRoute(
         PATH,
         get_best,

@@ -1,4 +1,4 @@
-"""A solution's compiled kernels, to be launched by programs that have nothing of ours."""
+"""A solution's compiled kernels, for programs that launch them without gemmtune."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ router = APIRouter(tags=["solutions"], dependencies=STRICT)
 MEDIA_TYPE = "application/zip"
 
 
-# FastAPI runs a plain function as a dependency in a thread; this one only looks an attribute up.
+# async: FastAPI runs a synchronous dependency in a thread, and this one only reads an attribute.
 async def _binaries(request: Request) -> Binaries:
     found: Binaries = request.app.state.binaries
     return found

@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of a route beyond its parameters: bodies, examples, refusals."""
+"""The OpenAPI document's text on routes beyond their parameters: bodies, examples, refusals."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ _FAULTS: dict[int, tuple[str, str, str, str, dict[str, Any]]] = {
         "the database does not answer (connection refused); try again in a moment", {},
     ),
 }  # fmt: skip
-#: Of operations that read a body.
+#: Statuses of operations that read a body.
 _BODY = (400, 413, 415)
 
 
 def refuses(*statuses: int, body: bool = False) -> dict[int | str, dict[str, Any]]:
-    """`responses` of a route: these and what every operation may answer."""
+    """`responses` of a route: these statuses, and those that every operation may answer."""
     every = {*statuses, 422, 500, 503, *(_BODY if body else ())}
     return {status: _problem(status) for status in sorted(every)}
 
@@ -84,12 +84,12 @@ def _problem(status: int) -> dict[str, Any]:
 
 
 def gives(example: Any, description: str = "The answer") -> dict[str, Any]:
-    """An example of a response whose schema is its model's."""
+    """An example of a response; its schema comes from the response model."""
     return {"description": description, "content": {"application/json": {"example": kept(example)}}}
 
 
 def gives_some(examples: Mapping[str, Any], description: str) -> dict[str, Any]:
-    """The same with an example of each kind of answer."""
+    """Like gives(), with an example of each kind of answer."""
     named = {name: {"value": kept(example)} for name, example in examples.items()}
     return {"description": description, "content": {"application/json": {"examples": named}}}
 
@@ -98,12 +98,12 @@ _KEPT = "json:"
 
 
 def kept(example: Any) -> str:
-    """An example as text: FastAPI drops the nulls of one that is plain values. See unpacked()."""
+    """An example as text, because FastAPI drops nulls from plain values; unpacked() is the inverse."""
     return _KEPT + json.dumps(example)
 
 
 def unpacked(document: Any) -> Any:
-    """The document with its kept examples as values."""
+    """The document with the examples of kept() as values."""
     if isinstance(document, dict):
         return {name: unpacked(value) for name, value in document.items()}
     if isinstance(document, list):
@@ -114,7 +114,7 @@ def unpacked(document: Any) -> Any:
 
 
 def takes(model: type[BaseModel], example: Any) -> dict[str, Any]:
-    """`openapi_extra` of a route that reads its JSON body itself."""
+    """`openapi_extra` of a route that parses its JSON body itself."""
     schema = {"$ref": f"#/components/schemas/{model.__name__}"}
     content = {"application/json": {"schema": schema, "example": kept(example)}}
     return {"requestBody": {"required": True, "content": content}}
@@ -140,7 +140,7 @@ IF_NONE_MATCH = {
 
 
 def best_parameters() -> list[dict[str, Any]]:
-    """The query of GET /v1/solutions/best, which its route reads itself."""
+    """The query parameters of GET /v1/solutions/best, which its route parses itself."""
     fields: dict[str, tuple[dict[str, Any], str]] = {
         "m": (_SIZE, "Rows of the row-major output."),
         "n": (_SIZE, "Columns of the row-major output."),

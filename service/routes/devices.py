@@ -74,6 +74,6 @@ def _backend(name: str) -> dict[str, Any]:
             "modes": list(backend.traits.modes),
             "notes": list(probe.notes),
         }
-    except Exception as error:  # whatever a driver or its binding does, the list is answered
+    except Exception as error:  # a failing driver or binding must not fail the list
         notes = [f"{type(error).__name__}: {error}"[:500]]
         return {"name": name, "available": False, "devices": [], "families": [], "modes": [], "notes": notes}

@@ -1,4 +1,4 @@
-"""Examples of the OpenAPI document; the suites hold them against their schemas."""
+"""Examples of the OpenAPI document; tests check them against their schemas."""
 
 from __future__ import annotations
 

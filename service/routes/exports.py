@@ -23,7 +23,7 @@ router = APIRouter(tags=["files"], dependencies=STRICT)
 
 
 def _file_contents() -> dict[str, Any]:
-    """What the writers write, by media type; JSON is the report's too."""
+    """Examples of the writers' files by media type; the report is JSON too."""
     contents: dict[str, Any] = {
         writer.media_type: {"schema": {"type": "string"}, "example": writer.example}
         for writer in WRITERS.values()
@@ -117,7 +117,7 @@ def _file(service: Service, format_name: str, chosen: exports.Selection, headers
 
 
 async def _stream(begun: Sequence[str], rest: Iterator[str]) -> AsyncIterator[bytes]:
-    """In threads, and closed in any case: the rows hold a connection."""
+    """Takes pieces in threads, and always closes their iterator, which holds a database connection."""
     try:
         for piece in begun:
             yield piece.encode()

@@ -1,4 +1,4 @@
-"""Files taken in: what to tune, what other tools found, what bare nodes measured."""
+"""Imports of files: problems to tune, results of other tools, measurements of bare nodes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MEDIA_TYPES = (
     "application/x-ndjson",
     "application/octet-stream",
 )
-#: Held in memory until it is longer; then in a file that nobody else sees.
+#: Bytes of an upload that are held in memory; a longer one goes to an unnamed temporary file.
 _IN_MEMORY = 1 << 20
 
 

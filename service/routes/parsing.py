@@ -1,4 +1,4 @@
-"""Bodies as the library's values; every fault is told at once, with its place."""
+"""Turns request bodies into the library's values; reports every fault at once, with its location."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tuners.tuning_settings import TuningSettings
 def problems(
     body: Any, limit: int, counted: bool, faults: list[errors.Part]
 ) -> list[tuple[GemmProblem, int]]:
-    """Each of the body's "problems" with its count; what is wrong with them is added to `faults`, for what is
-    wrong with the rest of the body is told beside it."""
+    """Each of the body's "problems" with its count. Their faults are added to `faults`, so that they are
+    reported together with those of the rest of the body."""
     values = body.get("problems") if isinstance(body, Mapping) else None
     if not isinstance(values, list):
         return []
@@ -59,7 +59,7 @@ def _count(value: Any) -> int:
 
 
 def merged(items: Sequence[tuple[GemmProblem, int]]) -> list[tuple[GemmProblem, int]]:
-    """Equal problems once, their counts added."""
+    """Equal problems once, their counts added. Raises 422 for a sum over MAX_COUNT."""
     counts: dict[GemmProblem, int] = {}
     for index, (problem, count) in enumerate(items):
         counts[problem] = counts.get(problem, 0) + count
@@ -72,7 +72,7 @@ def merged(items: Sequence[tuple[GemmProblem, int]]) -> list[tuple[GemmProblem, 
 
 
 def device_class(service: Service, selector: str) -> DeviceClass:
-    """The class of a selector in a body: an unknown one is 422, as every other bad field."""
+    """The class of a selector in a body; an unknown one is 422, like every other bad field."""
     try:
         return service.read(service.device_class, selector)
     except UnknownDevice as error:
@@ -80,8 +80,8 @@ def device_class(service: Service, selector: str) -> DeviceClass:
 
 
 def settings_of(request: schemas.TuningOptions, settings: Settings, device: DeviceClass) -> TuningSettings:
-    """What is asked of every problem, the device's default mode where none is given. Raises 422 for what the
-    device's backend does not offer."""
+    """The settings for every problem, with the device's default mode if none is given. Raises 422 for a mode
+    or family that the device's backend does not have."""
     seconds, margin = request.budget.seconds_per_problem, request.rule.margin
     policy = MeasurementPolicy.of(device.vendor, **request.policy.model_dump())
     families = request.search.families
@@ -99,7 +99,7 @@ def settings_of(request: schemas.TuningOptions, settings: Settings, device: Devi
 
 def _check_offered(device: DeviceClass, policy: MeasurementPolicy, search: Search) -> None:
     if device.vendor not in registry.BACKENDS:
-        return  # its workers know
+        return  # only its workers can check
     backend = registry.backend(device.vendor)
     if policy.mode not in backend.traits.modes:
         raise errors.bad_body(

@@ -1,4 +1,4 @@
-"""A question for the best solution, read from a query string: strictly, and fast enough for every lookup."""
+"""Parses the query string of a lookup for the best solution: strictly, and fast enough for every lookup."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _BOOLS = {"true": True, "1": True, "false": False, "0": False}
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked: `selector` None is the service's default device; `policy_ids`: the policy's id on a
-    device of each vendor, for a question is read, and kept, before its device is known."""
+    """A parsed query. `selector` None is the service's default device. `policy_ids` is the policy's id by
+    vendor of the device, because a query is parsed, and cached, before its device is known."""
 
     problem: GemmProblem
     problem_id: str
@@ -78,7 +78,7 @@ def _object(text: str) -> Any:
     if not isinstance(value, dict):
         raise ValueError(f"must be a JSON object, not {text!r}")
     try:
-        decode(text)  # refuses a name that stands twice
+        decode(text)  # refuses duplicate names
     except BadJsonError as error:
         raise ValueError(f"must be a JSON object ({error})") from None
     return value
@@ -129,8 +129,8 @@ PARAMETERS = frozenset(_FIELDS) | frozenset(_OTHERS)
 
 
 def read_question(query: bytes) -> Question:
-    """The question of a query string. Raises 422 with every parameter at fault."""
-    # Models ask for the same shapes again and again; what is long is not kept, whoever sends it.
+    """The parsed query string. Raises 422 with every parameter at fault."""
+    # Models ask for the same shapes again and again: queries are cached, except long ones.
     return _kept(query) if len(query) <= _LONGEST_KEPT else _read(query)
 
 
@@ -176,7 +176,7 @@ def _policies_of(policy: str | None, mode: str | None, cache: str | None) -> Map
 
 
 def policy_of(policy: str | None, mode: str | None, cache: str | None, vendor: str) -> str:
-    """The id of the policy that is asked for on a device of `vendor`: by its id, or by mode and cache. Raises
+    """The id of the requested policy on a device of `vendor`: given by its id, or by mode and cache. Raises
     InvalidProblem."""
     if policy is not None:
         if mode is not None or cache is not None:

@@ -20,18 +20,18 @@ from service.deps import Service
 from service.schemas import INT64
 
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-#: Events of one look at the database.
+#: Most events per read of the database.
 _BATCH = 500
 
 
 def wants_json(request: Request) -> bool:
-    """Whether JSON is named and a stream is not."""
+    """Whether the Accept header names JSON and no event stream."""
     accepted = request.headers.get("accept", "")
     return "application/json" in accepted and "text/event-stream" not in accepted
 
 
 def after_of(request: Request, after: int | None) -> int:
-    """The event that the client had last: of the header that browsers send, else of the parameter."""
+    """The number of the client's last event: from the header that browsers send, else from the parameter."""
     header = request.headers.get("last-event-id", "").strip()
     if not header:
         return after or 0
@@ -41,7 +41,7 @@ def after_of(request: Request, after: int | None) -> int:
 
 
 def event_stream(service: Service, tuning: dict[str, Any], after: int) -> Response:
-    """The stream. 204, at which browsers stop asking, where there is and will be nothing more."""
+    """The stream; 204, at which browsers stop reconnecting, if no event is left and none will come."""
     if tuning["status"] not in ACTIVE and after >= tuning["last_event"]:
         return Response(status_code=204)
     return StreamingResponse(
@@ -57,7 +57,7 @@ async def _events(service: Service, tuning: dict[str, Any], after: int) -> Async
         try:
             rows = await run_in_threadpool(service.read, queries.events, tuning["number"], after, _BATCH)
         except GemmtuneError:
-            # The client comes back with Last-Event-ID, and is told there what is wrong if it still is.
+            # The client reconnects with Last-Event-ID, and gets the error then if it persists.
             yield b"retry: %d\n: the database does not answer\n\n" % (settings.retry_after_seconds * 1000)
             return
         for row in rows:
@@ -77,7 +77,7 @@ async def _events(service: Service, tuning: dict[str, Any], after: int) -> Async
             except GemmtuneError:
                 continue
             if present is None or (present["status"] not in ACTIVE and after >= present["last_event"]):
-                return  # the client named an event that never was
+                return  # the client named an event that does not exist
         if len(rows) < _BATCH:
             await asyncio.sleep(settings.events_poll_seconds)
 

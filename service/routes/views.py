@@ -1,4 +1,4 @@
-"""Rows as answers: plain values in the shapes of service.schemas."""
+"""Turns rows into answers: plain values in the shapes of service.answers and service.records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Row = Mapping[str, Any]
 
 
 def wire_of(problem_id: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """A stored problem as people write it."""
+    """A stored problem in its row-major wire form."""
     return problem_wire(stored_problem(problem_id, values))
 
 
@@ -20,7 +20,7 @@ def wire_of(problem_id: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tuning_links(tuning_id: str) -> dict[str, str]:
-    """Where a tuning is followed."""
+    """Links to the tuning and to its events."""
     return {"self": f"/v1/tunings/{tuning_id}", "events": f"/v1/tunings/{tuning_id}/events"}
 
 

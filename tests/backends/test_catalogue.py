@@ -14,7 +14,7 @@ from backends.errors import CompilerMissing
 from backends.kernels.families import FAMILIES
 from backends.kernels.triton.families import FAMILIES as TRITON_FAMILIES
 from backends.registry import backend
-from backends.toolchains import triton
+from backends.toolchains import clang_compilers, triton
 
 ROOT = Path(backends.__file__).parent.parent
 
@@ -58,8 +58,8 @@ def test_what_is_said_of_a_family_is_its_own() -> None:
     assert entries["gemv"].vendors == ("cuda", "hip")
     assert entries["naive"].input_types == ("fp32", "fp16", "bf16")
     split = entries["triton-split-k"]
-    assert (split.language, split.vendors) == ("Triton", ("cuda",))
-    assert set(split.input_types) == {"fp16", "bf16", "int8", "fp8_e4m3", "fp8_e5m2", "tf32"}
+    assert (split.language, split.vendors) == ("Triton", ("cuda", "hip"))
+    assert set(split.input_types) == {"fp32", "fp16", "bf16", "int8", "fp8_e4m3", "fp8_e5m2", "tf32"}
     assert entries["packed"].space is None, "cache blocks are any numbers"
     assert entries["packed"].input_types == ("fp64", "fp32", "fp16", "bf16", "int8")
 
@@ -71,6 +71,7 @@ def test_a_compiler_that_is_missing_is_an_answer(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("backends.toolchains.nvrtc.nvrtc", nowhere)
     monkeypatch.setattr(triton, "triton_build", lambda: None)
     monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(clang_compilers, "_zig", lambda: None)
     monkeypatch.delenv("CXX", raising=False)
     entries = {entry.name: entry for entry in catalogue()}
     assert entries["gemv"].missing["cuda"] == "NVRTC is not to be had"

@@ -4,6 +4,7 @@ runs where the backend's devices are."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -13,15 +14,18 @@ import pytest
 from backends.cache import BinaryCache
 from backends.environment import Environment
 from backends.errors import DeviceLost, IllegalSolution, LaunchError, UnsupportedProblem
+from backends.hip import backend as hip
 from backends.operands import Operands
 from backends.problem import GemmProblem, from_bmm, from_linear, from_mm
 from backends.protocol import Backend, Device, DeviceListedFamily, Family
 from backends.registry import BACKENDS as REGISTERED
 from backends.registry import load_object
 from backends.solution import Parameter, Solution
+from tests.backends.hip.on_host.build import variables
 from tuners.inputs import Case, applicable, cases
 from tuners.verify_device import make_verifier
 
+ON_HOST = "hip-on-host"
 PROBLEMS = {
     "fp32 nn": from_mm(33, 70, 129),
     "fp32 decode bias gelu": from_linear(5, 257, 511, bias="fp32", activation="gelu"),
@@ -38,35 +42,61 @@ PROBLEMS = {
 
 #: A device that each backend was once run on, for machines that have none.
 RECORDED = {
+    "hip": Environment(
+        "hip", "gfx942", "AMD Instinct MI300X", 304, 205_520_896_000, "GPU-recorded", driver="6.12.12",
+        runtime="HIP 7.0.51831",
+        libraries={
+            "gcn_arch": "gfx942:sramecc+:xnack-", "hip": "70051831", "hipblaslt": "100000-af8eb8ab1e",
+            "hiprtc": "9.0", "rocblas": "5.0.0.af8eb8ab1e", "torch": "2.9.1+rocm7.0",
+        },
+    ),
     "cuda": Environment(
         "cuda", "sm_90", "NVIDIA H200", 132, 150_754_820_096, "GPU-recorded", driver="580.159.04",
         runtime="CUDA 13.0",
         libraries={"cublas": "130100", "cublaslt": "130100", "nvrtc": "13.0", "torch": "2.11.0+cu130"},
-    )
+    ),
 }  # fmt: skip
-#: Problems that no call of a backend takes: cuBLASLt multiplies int8 with k in whole vectors of four.
-REFUSED = {("cuda", "int8"), ("null", "fp64 tt beta"), ("null", "int8"), ("null", "int8 in whole vectors")}
+#: Problems that no call of a backend takes: cuBLASLt multiplies int8 with k in whole vectors of four; AMD's
+#: libraries add a bias along the contiguous dimension alone.
+REFUSED = {("cuda", "int8"), ("null", "fp64 tt beta"), ("null", "int8"), ("null", "int8 in whole vectors"),
+           ("hip", "bias along rows")}  # fmt: skip
 #: Backends whose devices any machine that runs these tests has.
-EVERYWHERE = ("cpu", "null")
+EVERYWHERE = ("cpu", "null", ON_HOST)
 #: At most so many candidates of a family that its library lists, and of one's neighbours; of our own kernels
 #: for a GPU, whose lists are samples of a space that suites of their own go through. Of the CPU's, each of
 #: which is compiled, at most so many instantiations, from all over the list.
 LISTED, NEAR, COMPILED = 6, 2, 3
-#: The registered backends, and the shared GPU layer without a GPU.
-BACKENDS = {**REGISTERED, "null": "backends.gpu.null_backend:NullBackend"}
+#: Families of our own that are compiled for a problem on the host's HIP.
+HOST_FAMILIES = 1
+#: The registered backends, the shared GPU layer without a GPU, and the HIP backend on libraries of our own.
+BACKENDS = {
+    **REGISTERED,
+    "null": "backends.gpu.null_backend:NullBackend",
+    ON_HOST: "backends.hip.backend:HipBackend",
+}
 
 
 # ---- on any machine ----------------------------------------------------------------------------
 
 
-def backend(name: str) -> Backend:
-    made: Backend = load_object(BACKENDS[name])()  # type: ignore[operator]
-    return made
+@contextmanager
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    """The backend of a fixture's parameter, where it needs them with libraries of our own."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == ON_HOST:
+            for name, value in variables(request.getfixturevalue("rocm"), bad="0").items():
+                patch.setenv(name, value)
+            patch.setattr(hip, "usable_build", lambda: None)  # Triton's kernels are machine code
+            hip._look.cache_clear()
+        made: Backend = load_object(BACKENDS[request.param])()  # type: ignore[operator]
+        yield made
+    hip._look.cache_clear()
 
 
 @pytest.fixture(params=sorted(BACKENDS))
-def one(request: pytest.FixtureRequest) -> Backend:
-    return backend(request.param)
+def one(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    with backend(request) as made:
+        yield made
 
 
 @pytest.fixture
@@ -152,8 +182,8 @@ def test_a_problem_of_no_backend_is_refused_by_name(
 
 
 def _refused(one: Backend, name: str) -> bool:
-    """Whether nothing of a backend without libraries runs the problem."""
-    return one.name == "null" and (one.name, name) in REFUSED
+    """Whether no library call of a backend without torch takes the problem."""
+    return one.name in ("null", "hip") and (one.name, name) in REFUSED
 
 
 @dataclass
@@ -162,6 +192,7 @@ class Live:
 
     backend: Backend
     device: Device
+    name: str
 
     @property
     def environment(self) -> Environment:
@@ -173,11 +204,11 @@ def _live(name: str) -> object:
 
 
 @pytest.fixture(scope="module", params=[_live(name) for name in sorted(BACKENDS)])
-def live(request: pytest.FixtureRequest, cache: BinaryCache) -> Live:
-    found = backend(request.param)
-    if not found.probe().devices:
-        pytest.fail(f"{found.name} is registered, but this machine has none of its devices")
-    return Live(found, found.open(0, cache))
+def live(request: pytest.FixtureRequest, cache: BinaryCache) -> Iterator[Live]:
+    with backend(request) as found:
+        if not found.probe().devices:
+            pytest.fail(f"{found.name} is registered, but this machine has none of its devices")
+        yield Live(found, found.open(0, cache), request.param)
 
 
 def baselines_of(live: Live, name: str) -> list[Solution]:
@@ -186,7 +217,7 @@ def baselines_of(live: Live, name: str) -> list[Solution]:
     except UnsupportedProblem as error:
         if _refused(live.backend, name):
             return []
-        if live.backend.name in EVERYWHERE or "torch" in live.environment.libraries:
+        if live.name in EVERYWHERE or "torch" in live.environment.libraries:
             raise
         pytest.skip(str(error))
 
@@ -200,7 +231,7 @@ def listed(live: Live, family: Family, problem: GemmProblem) -> Iterator[Solutio
         for origin in first[:1]:
             yield from islice(family.neighbours_on(problem, origin, live.device, None), NEAR)
         return
-    if live.backend.name not in EVERYWHERE:
+    if live.name not in EVERYWHERE:
         yield from islice(family.solutions(problem, live.environment), LISTED)
         return
     found: dict[tuple[Parameter, ...], Solution] = {}
@@ -209,7 +240,7 @@ def listed(live: Live, family: Family, problem: GemmProblem) -> Iterator[Solutio
         key = tuple(value for name, value in solution.parameters.items() if name not in blocks)
         found.setdefault(key, solution)
     several = list(found.values())
-    most = 1 if live.backend.name == "null" else COMPILED
+    most = COMPILED if live.name == "cpu" else 1
     step = max(1, -(-len(several) // most))
     yield from several[::step]
 
@@ -217,8 +248,12 @@ def listed(live: Live, family: Family, problem: GemmProblem) -> Iterator[Solutio
 def sample_of(live: Live, name: str) -> list[Solution]:
     """The baselines, and candidates of every family."""
     found = {solution.id: solution for solution in baselines_of(live, name)}
+    compiled = 0
     for family in live.backend.families().values():
         if not family.unavailable(live.environment) and family.supports(PROBLEMS[name]):
+            compiled += family.compiles
+            if live.name == ON_HOST and family.compiles and compiled > HOST_FAMILIES:
+                continue  # they run on the emulator in suites of their own
             for solution in listed(live, family, PROBLEMS[name]):
                 assert solution.family == family.name
                 assert family.illegal(PROBLEMS[name], solution, live.environment) is None, solution

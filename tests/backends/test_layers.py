@@ -20,8 +20,11 @@ LAYERS = {
     "backends.gpu.triton_family": ("backends.cuda", "backends.cpu", "backends.packages", "triton"),
     "backends.gpu.padded_family": ("backends.cuda", "backends.cpu", "backends.packages"),
     "backends.gpu.null_backend": ("backends.cuda", "backends.cpu", "backends.packages"),
-    "backends.cuda.backend": ("backends.cpu", "backends.packages", "backends.kernel_checks", "torch"),
-    "backends.cpu.backend": ("backends.cuda", "backends.gpu", "backends.kernels", "torch"),
+    "backends.cuda.backend": ("backends.cpu", "backends.hip", "backends.packages", "backends.kernel_checks", "torch"),
+    "backends.hip.backend": (
+        "backends.cuda", "backends.cpu", "backends.packages", "backends.kernel_checks", "hip", "torch",
+    ),
+    "backends.cpu.backend": ("backends.cuda", "backends.hip", "backends.gpu", "backends.kernels", "torch"),
     "backends.packages.package": ("backends.cuda", "backends.cpu", "backends.gpu", "torch"),
     "backends.kernel_checks.check": ("backends.cuda", "backends.cpu", "backends.gpu", "torch"),
     "tuners.session": ("backends.cuda", "backends.cpu", "backends.gpu", "fastapi", "sqlmodel", "torch"),

@@ -56,7 +56,7 @@ def families_of(arch: str) -> Mapping[str, ListingFamily]:
         return {family.name: family for family in (StreamFamily(), PackedFamily())}
     vendor = GPU_TARGETS[arch].vendor
     ours = {name: family for name, family in FAMILIES.items() if vendor in family.vendors}
-    return {**ours, **TRITON_FAMILIES} if vendor == "cuda" else ours
+    return {**ours, **TRITON_FAMILIES}
 
 
 def rule_broken(problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:

@@ -1,4 +1,4 @@
-"""Search strategies behind ask()/tell(), by name. A new one is a file and a line here."""
+"""Search strategies with an ask/tell interface, by name. To add one, add a file and a line here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tuners.strategies.random import Random
 
 
 class Maker(Protocol):
-    """Makes a strategy for a space: its candidates, the likeliest first, and their neighbours."""
+    """Creates a strategy for a space, given its candidates (the likeliest first) and their neighbours."""
 
     def __call__(
         self, candidates: Sequence[Solution], seed: int = 0, neighbours: Neighbours = no_neighbours

@@ -1,5 +1,5 @@
-"""What a strategy is. It never touches a device, a clock or a file; equal seeds and equal outcomes give
-equal questions."""
+"""The protocol of a search strategy. A strategy never uses a device, a clock or a file; equal seeds and equal
+outcomes give equal candidates."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from typing import Protocol
 from backends.outcome import Outcome
 from backends.solution import Solution
 
-#: Legal candidates that differ from one in one choice. Equal questions have equal answers.
+#: Solution -> legal candidates that differ from it in one parameter. Deterministic.
 Neighbours = Callable[[Solution], Sequence[Solution]]
 
 
 def no_neighbours(origin: Solution) -> Sequence[Solution]:
-    """Of a space that is its list."""
+    """The neighbours in a space that consists of its listed candidates only: none."""
     return ()
 
 
 class Strategy(Protocol):
-    """tests/tuners/strategies holds its contract."""
+    """A search strategy; tests/tuners/strategies holds its contract suite."""
 
     def ask(self, count: int) -> list[Solution]:
-        """At most `count` candidates to try next, none twice; an empty list ends the search."""
+        """At most `count` candidates to try next; none is returned twice. An empty list ends the search."""
 
     def tell(self, outcome: Outcome) -> None:
-        """What became of a candidate. A replayed outcome may come unasked: it is never asked again."""
+        """Reports a candidate's outcome. A replayed outcome may arrive for a candidate that was not asked
+        for; ask() then never returns it."""

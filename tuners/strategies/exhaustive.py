@@ -10,7 +10,7 @@ from tuners.strategies.base import Neighbours, no_neighbours
 
 
 class Exhaustive:
-    """`seed` and `neighbours` change nothing."""
+    """Yields all candidates in order; `seed` and `neighbours` are ignored."""
 
     def __init__(
         self, candidates: Sequence[Solution], seed: int = 0, neighbours: Neighbours = no_neighbours

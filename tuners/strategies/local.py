@@ -1,16 +1,16 @@
-"""The space's own order first, then mostly what is like the fastest so far.
+"""Local search: tries listed candidates first, then mostly neighbours of the fastest candidates so far.
 
-Families take turns. After OPENING candidates of the list (or all of a shorter one) LEAD_TURNS of them go to
-the family of the fastest, of those that have something left, and the next one to another family, one after
-the other: a family is not passed over because one that was fast early has much to try. A family that is FAR
-behind after TRIED candidates has no turns until all others are through: what its own take, and what their
-compiling takes, the others need.
+Families take turns. After OPENING listed candidates (or all of a shorter list), LEAD_TURNS turns go to the
+family with the fastest candidate that has anything left to try, and the next turn to another family,
+round-robin; so a family that is fast early and has much to try does not starve the others. A family whose
+best is FAR behind after TRIED candidates gets no turns until all other families are exhausted, since its
+candidates cost measuring and compile time that the others need.
 
-A family's turn is a neighbour of its fastest candidates, LEADERS of them, the fastest first; whoever beats
-the one being expanded by GAIN is expanded at once (libraries' spaces have far more candidates than a list can
-hold: their lists are samples). Where it tells none, or no leader is left to expand, it is its list's next; so
-is the turn after NEAR_TURNS neighbours: neighbours are all of one algorithm, and the first of a list need not
-have the best one.
+In its turn, a family tries a neighbour of one of its LEADERS fastest candidates, the fastest first. A new
+best that is faster than the one expanded last by GAIN is expanded at once: the space of a library is far
+larger than its list, which is only a sample. The next listed candidate is tried if there are no neighbours
+and no leaders left to expand, and after every NEAR_TURNS neighbours, because neighbours share one algorithm,
+and the first candidates of a list need not have the best one.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from backends.outcome import Outcome, Status
 from backends.solution import Solution
 from tuners.strategies.base import Neighbours, no_neighbours
 
-#: Candidates of the list that are tried before any is expanded.
+#: Listed candidates that are tried before any candidate is expanded.
 OPENING = 48
-#: Turns of the fastest's family between two of the others'.
+#: Turns of the fastest candidate's family between two turns of other families.
 LEAD_TURNS = 2
-#: Candidates of a family, its likeliest, that tell what it can do; and how many times the fastest's seconds
-#: its best may take for it to have turns.
+#: Candidates of a family after which it may be judged, and the largest ratio of its best time to the overall
+#: best at which it still gets turns.
 TRIED, FAR = 16, 1.5
-#: How many of a family's fastest are expanded.
+#: How many of a family's fastest candidates are expanded.
 LEADERS = 10
-#: Relative gain that is worth turning to a new leader before the old one's neighbours are all tried.
+#: Relative gain at which a new leader is expanded before all neighbours of the old one are tried.
 GAIN = 0.01
-#: A family's neighbours between two candidates of its list.
+#: Neighbours that a family tries between two of its listed candidates.
 NEAR_TURNS = 2
 
 
 class _Family:
-    """What is left of a family, and what was told of it."""
+    """A family's remaining candidates, and its results so far."""
 
     def __init__(self) -> None:
         self.listed: deque[str] = deque()
         self.near: dict[str, Solution] = {}
-        #: Its LEADERS fastest: seconds, id.
+        #: (seconds, id) of its LEADERS fastest candidates.
         self.leaders: list[tuple[float, str]] = []
-        #: Seconds of its fastest, and of the fastest when one was expanded last.
+        #: Seconds of its fastest candidate now, and at the last expansion.
         self.best = self.origin = inf
-        #: Neighbours that were asked for since its list's last turn.
+        #: Neighbours that were tried since its last listed candidate.
         self.turns = 0
 
 
 class Local:
-    """`seed` changes nothing: equal times give equal questions."""
+    """The local search strategy. `seed` is ignored: equal times give equal candidates."""
 
     def __init__(
         self, candidates: Sequence[Solution], seed: int = 0, neighbours: Neighbours = no_neighbours
@@ -62,7 +62,7 @@ class Local:
         self._families: dict[str, _Family] = {}
         for name, solution in self._listed.items():
             self._of(solution).listed.append(name)
-        self._order = deque(self._families)  # whose turn it is among the others
+        self._order = deque(self._families)  # round-robin order of the families that do not lead
         self._turns = 0
         self._neighbours = neighbours
         self._told: Counter[str] = Counter()
@@ -96,13 +96,13 @@ class Local:
         return self._families.setdefault(solution.family, _Family())
 
     def _forget(self, solution: Solution) -> None:
-        """It was asked for, and is not again."""
+        """Removes a candidate from the queues, so that it is not tried again."""
         self._asked.add(solution.id)
         self._listed.pop(solution.id, None)
         self._of(solution).near.pop(solution.id, None)
 
     def _next(self) -> Solution | None:
-        """The candidate whose turn it is."""
+        """The next candidate to try, or None."""
         if self._listed and len(self._asked) < OPENING:
             return next(iter(self._listed.values()))
         self._turns += 1
@@ -114,7 +114,7 @@ class Local:
         return self._other(leader.family) or leader
 
     def _other(self, leader: str) -> Solution | None:
-        """Of another family than the leader's, and none far behind, families by turns."""
+        """The next candidate of a family other than the leader's and not far behind, round-robin."""
         fastest = min(family.best for family in self._families.values())
         for _ in range(len(self._order)):
             name = self._order[0]
@@ -125,7 +125,7 @@ class Local:
         return None
 
     def _turn(self, name: str) -> Solution | None:
-        """A family's next: a neighbour, or of its list."""
+        """A family's next candidate: a neighbour, or from its list."""
         family = self._families[name]
         if not family.near or family.best < (1 - GAIN) * family.origin:
             self._expand(family)
@@ -136,7 +136,8 @@ class Local:
         return self._listed[family.listed[0]] if family.listed else None
 
     def _expand(self, family: _Family) -> None:
-        """Queues the neighbours of the fastest leader that was not expanded yet, before what is queued."""
+        """Queues the neighbours of the fastest leader that is not expanded yet, ahead of those queued
+        already."""
         family.origin = family.best
         for _, name in family.leaders:
             if name in self._expanded:

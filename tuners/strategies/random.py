@@ -11,7 +11,7 @@ from tuners.strategies.exhaustive import Exhaustive
 
 
 class Random(Exhaustive):
-    """A seeded shuffle of the whole space: under a budget, an unbiased sample of it."""
+    """A seeded shuffle of all listed candidates; a limited budget gives an unbiased sample of them."""
 
     def __init__(
         self, candidates: Sequence[Solution], seed: int = 0, neighbours: Neighbours = no_neighbours

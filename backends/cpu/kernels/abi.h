@@ -1,11 +1,11 @@
-// The C boundary between generated kernels and the host. Every generated shared library exports
-// the three functions below; Python's ctypes mirrors GemmArgs field by field, so the order and the
-// fixed-width types are the contract (bump GEMMTUNE_ABI with any change).
+// The C ABI between generated kernels and the host. Every generated shared library exports the
+// three functions below. A ctypes struct in Python mirrors GemmArgs field by field, so the order
+// and the fixed-width types are the contract (bump GEMMTUNE_ABI with any change).
 //
-// Column-major BLAS terms, strides in elements, `batch` independent products:
+// Column-major BLAS terms, strides in elements, `batch` independent GEMMs:
 //   D[m,n] = activation(alpha * op(A)[m,k] * op(B)[k,n] + beta * C[m,n] + bias)
-// C may be null when beta == 0 and is then never read. D may be C (equal layout) and must
-// otherwise not overlap any operand. alpha and beta are converted to the accumulator type.
+// C may be null when beta == 0 and is then never read. D may be C (with equal layout) and must not
+// overlap any other operand. alpha and beta are converted to the accumulator type.
 #ifndef GEMMTUNE_ABI_H
 #define GEMMTUNE_ABI_H
 
@@ -15,11 +15,11 @@
 
 enum {
   GEMMTUNE_OK = 0,
-  GEMMTUNE_NULL_POINTER = 1,     // an operand that these args need is null
+  GEMMTUNE_NULL_POINTER = 1,     // a pointer that these args need is null
   GEMMTUNE_BAD_SIZE = 2,         // an extent, block or thread count below 1, or a too small ld
-  GEMMTUNE_BAD_OPTION = 3,       // trans, bias_axis or activation outside of its values
-  GEMMTUNE_SMALL_WORKSPACE = 4,  // fewer bytes than gemmtune_workspace asks for
-  GEMMTUNE_UNSUPPORTED = 5,      // legal, but not by this kernel (see each family's header)
+  GEMMTUNE_BAD_OPTION = 3,       // trans, bias_axis or activation has an unknown value
+  GEMMTUNE_SMALL_WORKSPACE = 4,  // fewer bytes than gemmtune_workspace returns
+  GEMMTUNE_UNSUPPORTED = 5,      // valid, but this kernel cannot run it (see each family's header)
   GEMMTUNE_THREADS_MISSING = 6   // `parallel` ran another number of threads; D is unchanged
 };
 
@@ -33,11 +33,11 @@ typedef struct GemmArgs {
   void *d;
   const void *bias;
   double alpha, beta;
-  int64_t mc, nc, kc;  // cache blocks; each family's header says what it makes of them
+  int64_t mc, nc, kc;  // cache blocks; each family's header documents their use
   void *workspace;     // any alignment, any content
   int64_t workspace_bytes;
-  // Runs task(0..threads-1) concurrently (they meet at barriers) and returns after all of them;
-  // may be null when threads == 1.
+  // Runs task(0..threads-1) concurrently (the tasks synchronize at barriers) and returns when all
+  // have finished. May be null when threads == 1.
   void (*parallel)(int32_t threads, GemmTask task, void *context);
   int32_t trans_a, trans_b;  // 0 N, 1 T
   int32_t bias_axis;         // 0 none, 1 one value per row (m), 2 one value per column (n)

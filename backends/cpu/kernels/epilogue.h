@@ -2,8 +2,8 @@
 // type, rounded once on the store to D.
 //
 // The micro-kernels leave their sums in a small column-major tile in L1, and the passes below run
-// column by column over it. That costs a store and a load per vector of sums, which the k loop
-// hides, and keeps every switch out of the micro-kernels.
+// over it column by column. This costs a store and a load per vector of sums, which is negligible
+// beside the k loop, and keeps all branches on options out of the micro-kernels.
 #ifndef GEMMTUNE_EPILOGUE_H
 #define GEMMTUNE_EPILOGUE_H
 
@@ -19,7 +19,7 @@ template <int N>
 GEMMTUNE_INLINE Vec<float, N> exponential(Vec<float, N> x) {
   using F = Vec<float, N>;
   using I = Vec<int32_t, N>;
-  x = x > 90.0f ? splat<float, N>(90.0f) : x;  // comparisons are false for a NaN, which passes
+  x = x > 90.0f ? splat<float, N>(90.0f) : x;  // comparisons with NaN are false: NaN is kept
   x = x < -104.0f ? splat<float, N>(-104.0f) : x;
   const float round = 0x1.8p23f;  // adding it leaves the nearest integer in the low bits
   const F shifted = x * 0x1.715476p0f + round;
@@ -31,7 +31,7 @@ GEMMTUNE_INLINE Vec<float, N> exponential(Vec<float, N> x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
-  // In two halves, so that results may overflow to infinity or be subnormal.
+  // Scale in two steps, so that results can overflow to infinity or become subnormal.
   const I power = bit_cast<I>(shifted) - bit_cast<I>(splat<float, N>(round)), half = power >> 1;
   const F low = bit_cast<F>(I((half + 127) << 23));
   const F high = bit_cast<F>(I((power - half + 127) << 23));
@@ -68,14 +68,14 @@ class Epilogue {
   D *at(int64_t row, int64_t column) const { return d_ + row + column * ldd_; }
   int64_t ldd() const { return ldd_; }
 
-  // Overwrites the tile with alpha * tile + beta * C. First of a row of k blocks.
+  // tile = alpha * tile + beta * C. For the first k block.
   void scale(Acc *tile, int64_t ld, int64_t row, int64_t column, int64_t rows,
              int64_t columns) const {
     multiply(tile, ld, rows, columns);
     if (beta_ != 0) accumulate(tile, ld, c_ + row + column * ldc_, ldc_, rows, columns, beta_);
   }
 
-  // Overwrites the tile with alpha * tile + partial. Later k blocks.
+  // tile = alpha * tile + partial. For the later k blocks.
   template <typename Partial>
   void add(Acc *tile, int64_t ld, const Partial *partial, int64_t ld_partial, int64_t rows,
            int64_t columns) const {
@@ -83,7 +83,7 @@ class Epilogue {
     accumulate(tile, ld, partial, ld_partial, rows, columns, Acc(1));
   }
 
-  // Bias, activation, and the store to D.
+  // Applies bias and activation, and stores to D.
   void finish(Acc *tile, int64_t ld, int64_t row, int64_t column, int64_t rows,
               int64_t columns) const {
     if (bias_axis_ != 0) add_bias(tile, ld, row, column, rows, columns);
@@ -109,7 +109,7 @@ class Epilogue {
   static GEMMTUNE_INLINE V get(const Acc *p) { return load_bits<V>(p); }
   static GEMMTUNE_INLINE void put(Acc *p, V v) { std::memcpy(p, &v, sizeof(v)); }
 
-  // Tiles are a whole number of vectors high: their tails may be computed, if never stored.
+  // Tiles are a whole number of vectors high, so tails may be computed; they are never stored.
   void multiply(Acc *tile, int64_t ld, int64_t rows, int64_t columns) const {
     if (alpha_ == 1) return;
     for (int64_t j = 0; j < columns; ++j)
@@ -149,7 +149,7 @@ class Epilogue {
         Acc *t = tile + i + j * ld;
         V x = get(t);
         if (activation_ == kRelu) {
-          x = x < 0 ? V{} : x;  // a NaN stays
+          x = x < 0 ? V{} : x;  // keeps NaN
         } else if constexpr (std::is_floating_point_v<Acc>) {
           V s = x;
           if (activation_ == kGelu) {

@@ -1,10 +1,10 @@
-// What the kernel families share around their threads' work: argument checks, the workspace's
-// size and alignment, the teams' barriers, and the exported functions.
+// The launch code that kernel families share: argument checks, workspace size and alignment, the
+// teams' barriers, and the exported functions.
 //
 // A family is a class with
 //   Accumulator             type of the sums
-//   supports(args)          whether this family computes a (valid) product
-//   Plan(args)              blocks, teams() and bytes() of workspace
+//   supports(args)          whether the family can run these (valid) arguments
+//   Plan(args)              blocks, the thread grid, teams(), and bytes() of workspace
 //   work(args, plan, barriers, workspace, thread)
 #ifndef GEMMTUNE_LAUNCH_H
 #define GEMMTUNE_LAUNCH_H
@@ -30,7 +30,7 @@ class Launcher {
   };
 
  public:
-  // 0 for arguments that run() refuses.
+  // Workspace size in bytes; 0 for arguments that run() rejects.
   static int64_t workspace(const GemmArgs &args) {
     return check(args) == GEMMTUNE_OK ? bytes(Plan(args)) : 0;
   }
@@ -73,7 +73,7 @@ class Launcher {
     return Family::supports(args) ? GEMMTUNE_OK : GEMMTUNE_UNSUPPORTED;
   }
 
-  static int64_t bytes(const Plan &plan) {  // 64 of them to align the rest
+  static int64_t bytes(const Plan &plan) {  // 64 bytes are for alignment
     return 64 + plan.teams() * int64_t(sizeof(Barrier)) + plan.bytes();
   }
 

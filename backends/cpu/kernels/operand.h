@@ -1,10 +1,10 @@
-// How an operand's elements become packed elements, and the multiply-add of two packed elements.
+// Conversion of an operand's elements to packed elements, and the multiply-add of packed elements.
 //
 // A packed element holds `group` consecutive elements along k of one row of op(A) or one column of
-// op(B): a single element upcast to the accumulator type, or the pair/quad that one lane of a
-// native dot instruction consumes. Both packing and streaming see an operand in one of two
-// orientations: k contiguous in memory (a vector of packed elements runs along k), or strided
-// (a vector runs across rows or columns, and the group's elements come from `group` lines).
+// op(B): a single element upcast to the accumulator type, or the pair or quad that one lane of a
+// native dot instruction takes. Packing and streaming handle an operand in one of two
+// orientations: k contiguous in memory (a vector of packed elements runs along k), or k strided
+// (a vector runs across rows or columns, and a group's elements come from `group` lines).
 #ifndef GEMMTUNE_OPERAND_H
 #define GEMMTUNE_OPERAND_H
 
@@ -12,7 +12,7 @@
 
 namespace gemmtune {
 
-// Any element type: convert to the accumulator type, then fused multiply-add.
+// For any element type: convert to the accumulator type, then fused multiply-add.
 struct Upcast {
   static constexpr int group = 1;
   static constexpr bool offset = false;
@@ -33,7 +33,7 @@ struct Upcast {
   }
 };
 
-// Narrow elements gathered in the 32-bit lanes of a dot instruction.
+// Narrow elements packed into the 32-bit lanes of a dot instruction.
 template <typename Element, int Group>
 struct DotGroup {
   static constexpr int group = Group;
@@ -60,7 +60,7 @@ struct DotGroup {
   }
 };
 
-// vdpbf16ps: two bf16 products a lane, added to fp32 (the instruction flushes subnormals).
+// vdpbf16ps: two bf16 products per lane, added to fp32 (the instruction flushes subnormals).
 struct Bf16Dot : DotGroup<Bf16, 2> {
   static constexpr bool offset = false;
   template <typename Acc, int N>
@@ -84,9 +84,9 @@ struct Bf16Dot : DotGroup<Bf16, 2> {
   }
 };
 
-// vpdpbusd: four u8 x s8 products a lane, added to int32. The kernels flip the sign bit of A's
-// packed elements, which adds 128 to each (`offset`), and start their sums at -128 * the column
-// sums of op(B): exact for every input, since int32 wraps the same way on both sides.
+// vpdpbusd: four u8 x s8 products per lane, added to int32. The kernels flip the sign bits of A's
+// packed elements, which adds 128 to each (`offset`), and initialise the sums with -128 times the
+// column sums of op(B). This is exact for every input, since int32 arithmetic wraps.
 struct Int8Dot : DotGroup<int8_t, 4> {
   static constexpr bool offset = true;
   template <typename Acc, int N>
@@ -121,8 +121,8 @@ struct Int8Dot : DotGroup<int8_t, 4> {
 
 constexpr uint32_t kSignBits = 0x80808080u;
 
-// The operand as its packer or streamer sees it: element (line j, depth p) is at p[j * ld + p] if
-// k is contiguous, else at p[p * ld + j]. IsA applies the offset of Int8Dot.
+// Loads vectors of packed elements. Element (line j, depth p) is at p[j * ld + p] if k is
+// contiguous, else at p[p * ld + j]. IsA applies the offset of Int8Dot.
 template <typename Policy, typename T, typename Acc, bool IsA>
 struct Operand {
   using Packed = typename Policy::template Packed<Acc>;
@@ -137,7 +137,7 @@ struct Operand {
   static GEMMTUNE_INLINE Vec<Packed, N> along_k(const T *p) {
     return adjust<N>(Policy::template along_k<Acc, N>(p));
   }
-  // `depth` < N * G elements, zeros after them.
+  // Loads `depth` < N * G elements, followed by zeros.
   template <int N>
   static GEMMTUNE_INLINE Vec<Packed, N> along_k(const T *p, int64_t depth) {
     T buffer[N * G] = {};
@@ -148,7 +148,7 @@ struct Operand {
   static GEMMTUNE_INLINE Vec<Packed, N> across_k(const T *p, int64_t ld) {
     return adjust<N>(Policy::template across_k<Acc, N>(p, ld));
   }
-  // The first `width` of N lines and `depth` of G elements, zeros elsewhere.
+  // Loads the first `width` of N lines and `depth` of G elements, with zeros elsewhere.
   template <int N>
   static GEMMTUNE_INLINE Vec<Packed, N> across_k(const T *p, int64_t ld, int64_t width,
                                                  int64_t depth) {

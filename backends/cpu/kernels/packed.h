@@ -2,16 +2,15 @@
 // Matrix Multiplication, ACM TOMS 34(3), 2008) in the five loops of BLIS (Van Zee & van de Geijn,
 // ACM TOMS 41(3), 2015).
 //
-// For a block of NC columns and KC of k, op(B) is packed in panels of NR columns (L3); for a block
-// of MC rows, op(A) is packed in panels of MR rows (L2); the micro-kernel multiplies an A panel by
-// a B panel (L1) with an MR x NR tile of sums in registers. Run-time blocks: mc, nc, kc, rounded to
-// MR, NR and the dot group and evened out over the extents.
+// For a block of NC columns and KC of k, op(B) is packed into panels of NR columns (L3). For a
+// block of MC rows, op(A) is packed into panels of MR rows (L2). The micro-kernel multiplies an A
+// panel by a B panel (L1) and keeps an MR x NR tile of sums in registers. Block sizes (mc, nc, kc)
+// are run-time parameters, rounded to MR, NR and the dot group and evened out over the extents.
 //
-// All threads of a team pack op(B)'s panels together and own disjoint rows. Sums of several k
-// blocks gather in D if its type is the accumulator's, else in the workspace, and are rounded once.
+// All threads of a team pack op(B)'s panels together and own disjoint rows. With several k blocks,
+// sums are kept in D if it has the accumulator's type, else in the workspace, and are rounded once.
 //
-// Never returns GEMMTUNE_UNSUPPORTED except for int32 sums with gelu, silu, or a fractional alpha
-// or beta.
+// Returns GEMMTUNE_UNSUPPORTED only for int32 sums with gelu, silu, or a fractional alpha or beta.
 #ifndef GEMMTUNE_PACKED_H
 #define GEMMTUNE_PACKED_H
 
@@ -23,8 +22,9 @@
 
 namespace gemmtune {
 
-// Packs `width` <= W lines of `depth` elements of k in a panel: W packed elements for every group
-// of k. Lines past `width` hold anything: their sums are never stored. k is padded with zeros.
+// Packs `width` <= W lines of `depth` elements along k into a panel of W packed elements per group
+// of k. Lines past `width` have undefined values, since their sums are never stored. k is padded
+// with zeros.
 template <typename Op, int W, typename T>
 void pack_panel(typename Op::Packed *panel, const T *from, int64_t ld, bool k_contiguous,
                 int64_t width, int64_t depth) {
@@ -34,7 +34,7 @@ void pack_panel(typename Op::Packed *panel, const T *from, int64_t ld, bool k_co
   static_assert(W >= N, "panels are at least 2 wide");
   const int64_t groups = divide_up(depth, G);
   if (k_contiguous) {
-    // Chunks of N lines, the last of which overlaps its neighbour if N does not divide W.
+    // Chunks of N lines; the last overlaps the previous one if N does not divide W.
     for (int64_t chunk = 0; chunk < W; chunk += N) {
       const int64_t first = chunk + N <= W ? chunk : W - N;
       const T *lines[N];
@@ -86,7 +86,7 @@ class PackedGemm {
   using Finish = Epilogue<C, D, Bias, Acc>;
 
   static constexpr int L = lanes<Acc>, G = Policy::group;
-  static constexpr int kHead = Policy::offset ? NR : 0;  // a B panel's column sums
+  static constexpr int kHead = Policy::offset ? NR : 0;  // elements for a B panel's column sums
   static constexpr bool kSumsInD = std::is_same_v<D, Acc>;
   static_assert(MR % L == 0, "MR is a whole number of vectors");
 
@@ -94,7 +94,7 @@ class PackedGemm {
   using Accumulator = Acc;
   static bool supports(const GemmArgs &) { return true; }
 
-  // Blocks, the thread grid, and the bytes of each team's and thread's part of the workspace.
+  // Block sizes, the thread grid, and the bytes of workspace per team and per thread.
   struct Plan {
     Grid grid;
     int64_t row_tiles, column_tiles, mc, nc, kc, panel_b, bytes_b, bytes_a, bytes_sums;
@@ -144,7 +144,7 @@ class PackedGemm {
         const int64_t nc = least(plan.nc, column_end - jc);
         for (int64_t pc = 0; pc < args.k; pc += plan.kc) {
           const int64_t kc = least(plan.kc, args.k - pc);
-          barrier.wait(members);  // the previous panels are used up
+          barrier.wait(members);  // all members are done with the previous panels
           const Range panels = share(divide_up(nc, NR), members, member);
           for (int64_t j = panels.begin; j < panels.end; ++j) {
             const int64_t column = jc + j * NR;
@@ -163,7 +163,7 @@ class PackedGemm {
                   args.trans_a != 0, least(MR, mc - i), kc);
             }
             const Block block = {ic, jc, mc, nc, kc, pc == 0, pc + kc == args.k};
-            // Tiles of partial sums lie in the workspace in the order of rows, then columns.
+            // In the workspace, tiles of partial sums are ordered by rows, then by columns.
             multiply(block, panels_a, panels_b, plan.panel_b,
                      sums + (ic - row_begin) * divide_up(nc, NR) * NR, finish);
           }
@@ -178,7 +178,7 @@ class PackedGemm {
     bool first, last;  // of the k blocks
   };
 
-  // The two loops around the micro-kernel: a B panel stays in L1 while the A panels pass.
+  // The two loops around the micro-kernel: a B panel stays in L1 while all A panels pass.
   static void multiply(const Block &block, const Packed *panels_a, const Packed *panels_b,
                        int64_t panel_b, Acc *sums, const Finish &finish) {
     const int64_t groups = divide_up(block.kc, G);
@@ -218,7 +218,7 @@ class PackedGemm {
     }
   }
 
-  // V vectors of rows by NR columns; the last tile of a block may have fewer vectors.
+  // Computes V vectors of rows by NR columns; the last tile of a block may have fewer vectors.
   template <int V>
   static GEMMTUNE_INLINE void micro_kernel(int64_t rows, int64_t groups, const Packed *a,
                                            const Packed *b, Acc *tile) {

@@ -1,9 +1,9 @@
-// The process-wide thread pool that runs every kernel's threads, and the measured ceilings.
+// The process-wide thread pool that runs all kernels, and the kernels that measure bandwidth.
 //
-// Workers are created on demand and kept. Between calls they spin for some 50 us, so that a series
-// of small products pays no wake-up, then sleep, so that an idle pool leaves the cores to others.
-// The caller is thread 0 and keeps its affinity; workers are pinned to the following cores of the
-// process's mask, and move when the scheduler has moved the caller to one of theirs.
+// Workers are created on demand and kept. Between calls they spin for about 50 us, so that a series
+// of small GEMMs does not pay for wake-ups, then sleep, so that an idle pool frees the cores.
+// The caller is thread 0 and keeps its affinity. Workers are pinned to the cores that follow the
+// caller's in the process's mask, and are pinned again when the caller has moved to another core.
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -35,7 +35,7 @@ int64_t nanoseconds() {
   return int64_t(now.tv_sec) * 1000000000 + now.tv_nsec;
 }
 
-// Spins until `done()` or the time is over; says which.
+// Spins until `done()` or for 50 us; returns whether done() was true.
 template <typename Done>
 bool spin(Done done) {
   for (int64_t start = nanoseconds(); nanoseconds() - start < 50000;) {
@@ -112,11 +112,11 @@ class Pool {
         if (CPU_ISSET(cpu, &set)) cpus_.push_back(cpu);
     }
     if (int32_t(workers_.size()) >= workers) return;
-    sigset_t all, before;  // signals are the host's business: workers block them
+    sigset_t all, before;  // workers block all signals and leave them to the host's threads
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     while (int32_t(workers_.size()) < workers) {
-      auto *worker = new Worker;  // lives as long as the process, like its thread
+      auto *worker = new Worker;  // never deleted: its thread lives as long as the process
       worker->pool = this;
       worker->index = int32_t(workers_.size()) + 1;
       const auto loop = [](void *self) -> void * {
@@ -125,7 +125,7 @@ class Pool {
       };
       if (pthread_create(&worker->thread, nullptr, loop, worker) != 0) {
         delete worker;
-        break;  // the task sees fewer threads than it asked for, and reports it
+        break;  // the task is passed fewer threads than it asked for, and reports it
       }
       pthread_detach(worker->thread);
       workers_.push_back(worker);
@@ -170,7 +170,7 @@ Pool &the_pool() {
 
 constexpr int64_t kLine = 64;
 using Words = gemmtune::Vec<uint64_t, gemmtune::lanes<uint64_t>>;
-constexpr int kParts = kLine / int(sizeof(Words));  // of a line
+constexpr int kParts = kLine / int(sizeof(Words));  // vectors per line
 
 struct Transfer {
   const char *from;
@@ -187,7 +187,7 @@ void read_task(int32_t thread, int32_t threads, void *context) {
   Transfer &transfer = *static_cast<Transfer *>(context);
   const int64_t begin = first_line(transfer, thread, threads);
   const int64_t lines = first_line(transfer, thread + 1, threads) - begin;
-  // Four streams, so that more prefetchers and DRAM banks are busy than one stream keeps.
+  // Four address streams, which keep more hardware prefetchers and DRAM banks busy than one.
   constexpr int kStreams = 4, kAhead = 32;
   const int64_t each = lines / kStreams;
   const char *from = transfer.from + begin * kLine;
@@ -227,7 +227,8 @@ extern "C" void gemmtune_parallel(int32_t threads, GemmTask task, void *context)
   }
 }
 
-// Reads the whole lines of `bytes`; the result only keeps the compiler from dropping them.
+// Reads the whole cache lines within `bytes`. The result only keeps the loads from being optimized
+// away.
 extern "C" double gemmtune_read(const void *from, int64_t bytes, int32_t threads) {
   Transfer transfer = {static_cast<const char *>(from), nullptr, bytes / kLine, {0}};
   gemmtune_parallel(threads, read_task, &transfer);

@@ -1,19 +1,19 @@
-// Streaming GEMM for a few columns (the decode shapes of language models): bound by reading the
+// Streaming GEMM for few columns (the decode shapes of language models). It is bound by reading the
 // large op(A), which is therefore read once, in place, by all threads together. Only the small
-// op(B) is packed, whole.
+// op(B) is packed, as a whole.
 //
-//   k contiguous in A: RM rows times NB columns of dot products, vectors along k.
-//   m contiguous in A: RM vectors of rows times NB columns of axpys, op(B) broadcast.
+//   k contiguous in A: dot products of RM rows by NB columns, with vectors along k.
+//   m contiguous in A: axpys of RM vectors of rows by NB columns, with op(B) broadcast.
 //
 // Both keep an RM x NB tile of vectors of sums in registers (the register blocking of Goto & van de
-// Geijn, without their packing of A) and work through k in chunks of kc, so that the chunks of A
-// and op(B) stay in L1 for all column blocks. k is never split over threads. Run-time parameters:
-// mc is the rows whose sums are kept before their epilogue, nc the distance in bytes at which every
-// row of A is prefetched to L2 (prefetching to L1 evicts what it holds; of no use to the axpys,
-// which prefetch their next tile).
+// Geijn, without packing A) and process k in chunks of kc, so that the chunks of A and op(B) stay
+// in L1 for all column blocks. k is never split over threads. Run-time parameters: mc is the number
+// of rows whose sums are kept before the epilogue; nc is the distance in bytes at which every row
+// of A is prefetched to L2 (prefetching to L1 evicts data in use). The axpys ignore nc and prefetch
+// their next tile.
 //
-// A product of few rows is the mirrored case, D^T = op(B)^T op(A)^T, if A and B have one type.
-// GEMMTUNE_UNSUPPORTED: more than 64 rows and columns, or int32 sums as in packed.h.
+// A problem with few rows is run as D^T = op(B)^T op(A)^T (`mirrored`), if A and B have one type.
+// GEMMTUNE_UNSUPPORTED: more than 64 columns after that, or int32 sums as in packed.h.
 #ifndef GEMMTUNE_STREAM_H
 #define GEMMTUNE_STREAM_H
 
@@ -25,7 +25,7 @@
 
 namespace gemmtune {
 
-// One step of the tree below: blocks of Block lanes of x, then of y, each folded to half.
+// One step of the reduction tree below: folds every block of Block lanes of x, then of y, in half.
 template <int Block, typename T, int N, int... I>
 GEMMTUNE_INLINE Vec<T, N> fold(Vec<T, N> x, Vec<T, N> y, std::integer_sequence<int, I...>) {
   constexpr int H = Block / 2;
@@ -33,7 +33,7 @@ GEMMTUNE_INLINE Vec<T, N> fold(Vec<T, N> x, Vec<T, N> y, std::integer_sequence<i
          __builtin_shufflevector(x, y, (I / (N / 2) * N + I % (N / 2) / H * Block + I % H + H)...);
 }
 
-// Lane i of the result is the sum of the lanes of vectors[i]: about 3 operations a vector.
+// Lane i of the result is the sum of the lanes of vectors[i]. Takes about 3 operations per vector.
 template <int Block, typename T, int N>
 GEMMTUNE_INLINE void horizontal_sums(Vec<T, N> *vectors) {
   if constexpr (Block > 1) {
@@ -57,7 +57,7 @@ class StreamGemm {
   static constexpr int L = lanes<Acc>, G = Policy::group;
   static constexpr int64_t kMaxColumns = 64;
 
-  // The product with the large operand first.
+  // The GEMM with the large operand as A.
   struct Problem {
     bool mirrored, a_along_k, b_along_k;
     int64_t m, n, lda, ldb, stride_a, stride_b;
@@ -127,7 +127,7 @@ class StreamGemm {
     for (int64_t batch = batches.begin; batch < batches.end; ++batch) {
       const A *a = static_cast<const A *>(problem.a) + batch * problem.stride_a;
       const Finish finish(args, batch);
-      barrier.wait(members);  // the previous op(B) is used up
+      barrier.wait(members);  // all members are done with the previous op(B)
       pack_b(plan, static_cast<const B *>(problem.b) + batch * problem.stride_b, args.k,
              share(plan.groups / L, members, member), packed_b,
              offsets + member * plan.bytes_offsets / 4);
@@ -156,15 +156,15 @@ class StreamGemm {
   }
 
  private:
-  // Column blocks are NB wide, then the largest halves of NB that fit.
+  // Column blocks are NB wide; the remainder uses the widths NB/2, NB/4, ..., 1.
   template <int W = NB, typename Body>
   static GEMMTUNE_INLINE void column_blocks(int64_t n, int64_t first, const Body &body) {
     for (; first + W <= n; first += W) body(first, std::integral_constant<int, W>{});
     if constexpr (W > 1) column_blocks<W / 2>(n, first, body);
   }
 
-  // Packs this member's vectors of k. A column block of W columns lies as [k][W][vector along k]
-  // for the dot products, as [k][W] for the axpys.
+  // Packs this member's vectors of k. A block of W columns is laid out as [k][W][vector along k]
+  // for the dot products and as [k][W] for the axpys.
   static void pack_b(const Plan &plan, const B *b, int64_t k, Range vectors, Packed *packed_b,
                      int32_t *offsets) {
     const Problem &problem = plan.problem;
@@ -206,7 +206,7 @@ class StreamGemm {
     });
   }
 
-  // The strip of sums before any product: zero, or what Int8Dot's offset takes off.
+  // Initialises the strip of sums: to zero, or to the correction of Int8Dot's offset.
   static void start(Acc *strip, int64_t ld, int64_t n, const int32_t *offsets, int64_t ld_offsets,
                     int32_t members) {
     for (int64_t j = 0; j < n; ++j) {
@@ -227,12 +227,12 @@ class StreamGemm {
     const int64_t count = n * RM, padded = round_up(count, L);
     const int64_t distance = plan.prefetch / int64_t(sizeof(A));
     for (int64_t row = 0; row < rows; row += RM) {
-      const A *lines[RM];  // past the last row, the last row again: computed, never stored
+      const A *lines[RM];  // past the end, the last row is repeated: computed, but never stored
       for (int64_t r = 0; r < RM; ++r) lines[r] = a + least(row + r, rows - 1) * lda;
       for (int64_t i = 0; i < padded; ++i) sums[i] = Sums{};
       for (int64_t p = 0; p < k; p += plan.kc) {
         const int64_t depth = least(plan.kc, k - p);
-        // The prefetch runs on from the end of these rows to the start of the next ones.
+        // Past the end of these rows, prefetching continues at the start of the next rows.
         const int64_t ahead = p + distance < k ? distance : distance - k + RM * lda;
         column_blocks(n, 0, [&](int64_t first, auto width) {
           constexpr int W = decltype(width)::value;
@@ -298,7 +298,7 @@ class StreamGemm {
       const int64_t depth = least(plan.kc, k - p);
       for (int64_t row = 0; row < rows;) {
         const int64_t left = rows - row, tile = left >= RM * L ? RM * L : L;
-        // The next tile of these columns of A, or the first of the next columns.
+        // Prefetch the next tile in these columns of A, or the first tile of the next columns.
         const int64_t ahead = row + tile < rows ? tile : plan.kc * lda - row;
         column_blocks(n, 0, [&](int64_t first, auto width) {
           constexpr int W = decltype(width)::value;

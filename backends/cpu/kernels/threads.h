@@ -1,5 +1,5 @@
-// Division of a product among threads, without a scheduler: every thread derives its share from
-// its index, and teams that share a packed panel meet at a barrier.
+// Divides a GEMM among threads without a scheduler: every thread computes its share from its index.
+// Threads of a team share packed panels and synchronize at a barrier.
 #ifndef GEMMTUNE_THREADS_H
 #define GEMMTUNE_THREADS_H
 
@@ -15,7 +15,8 @@ inline int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// The largest block <= `limit` (in `unit`s) that cuts `extent` in equal parts.
+// A block size that divides `extent` into about equal blocks: a multiple of `unit`, at most `limit`
+// but at least one unit.
 inline int64_t balanced_block(int64_t extent, int64_t limit, int64_t unit) {
   const int64_t units = divide_up(extent, unit);
   int64_t most = limit / unit;
@@ -30,8 +31,8 @@ inline Range share(int64_t extent, int64_t parts, int64_t index) {
   return {extent * index / parts, extent * (index + 1) / parts};
 }
 
-// A barrier of one team. Spins, since its threads arrive together, but yields when they are more
-// than the cores.
+// The barrier of one team. It spins, since the threads arrive at about the same time, and yields
+// after a while in case there are more threads than cores.
 struct alignas(64) Barrier {
   std::atomic<int32_t> arrived{0};
   std::atomic<int32_t> phase{0};
@@ -53,16 +54,16 @@ struct alignas(64) Barrier {
   }
 };
 
-// Threads are a batches x columns x rows grid. The `rows` threads of a batch and column range are
-// a team: they share op(B)'s panels and own their rows.
+// Threads form a batches x columns x rows grid. The `rows` threads of one batch and column range
+// are a team: they share op(B)'s panels, and each owns its rows.
 struct Grid {
   int64_t batches, columns, rows;
   int64_t used() const { return batches * columns * rows; }
 };
 
-// The grid of the least time by a simple model: the vector multiply-adds of the busiest thread,
-// plus its packing (its own A rows, its share of the team's B columns). `all_rows` may be less than
-// the row tiles hold, since the micro-kernel of the last tile may be shorter.
+// The grid with the least cost in a simple model: the vector multiply-adds of the busiest thread
+// plus its packing (its own rows of A and its share of the team's columns of B). `all_rows` may be
+// less than the total of the row tiles, since the last tile's micro-kernel may be shorter.
 inline Grid choose_grid(int64_t threads, int64_t batch, int64_t row_tiles, int64_t column_tiles,
                         int64_t tile_rows, int64_t tile_columns, int64_t all_rows, int64_t lanes) {
   Grid best = {1, 1, 1};

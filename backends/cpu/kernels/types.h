@@ -1,9 +1,9 @@
-// Element types and the vectors they are computed in.
+// Element types and the vector types used to compute with them.
 //
-// Everything is written with GCC/Clang vector extensions, so that one source serves every ISA and
-// vector width; intrinsics appear only for the half-precision conversions, which no vector
-// extension expresses. Storage-only types (Half, Bf16) hold bits and convert on load and store,
-// rounding to nearest even.
+// The code uses GCC/Clang vector extensions, so that one source serves every ISA and vector width.
+// Intrinsics appear here only for the half-precision conversions, which vector extensions cannot
+// express. Storage-only types (Half, Bf16) hold bits; loads and stores convert them, rounding to
+// nearest even.
 #ifndef GEMMTUNE_TYPES_H
 #define GEMMTUNE_TYPES_H
 
@@ -16,7 +16,7 @@
 #include <immintrin.h>
 #endif
 
-// ISO mode (-std=c++17) turns contraction off in GCC, and with it every fused multiply-add.
+// ISO mode (-std=c++17) disables contraction in GCC, and with it every fused multiply-add.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("fp-contract=fast")
 #endif
@@ -65,7 +65,7 @@ GEMMTUNE_INLINE V load_bits(const void *p) {
 
 template <typename T, int N>
 GEMMTUNE_INLINE Vec<T, N> splat(T value) {
-  return value - Vec<T, N>{};  // unlike value + 0, which turns -0 to 0, this folds to a broadcast
+  return value - Vec<T, N>{};  // folds to a broadcast, unlike value + 0, which turns -0 into 0
 }
 
 // ---- Half <-> float -----------------------------------------------------------------------------
@@ -73,7 +73,7 @@ GEMMTUNE_INLINE Vec<T, N> splat(T value) {
 template <int N>
 GEMMTUNE_INLINE Vec<float, N> half_to_float(Vec<uint16_t, N> half) {
 #if defined(__AVX512F__)
-  // The masked forms, since GCC 12 warns of the plain ones' undefined destination.
+  // Masked forms, since GCC 12 warns about the undefined destination of the plain ones.
   if constexpr (N == 16)
     return bit_cast<Vec<float, N>>(_mm512_maskz_cvtph_ps(0xffff, bit_cast<__m256i>(half)));
 #endif
@@ -87,8 +87,8 @@ GEMMTUNE_INLINE Vec<float, N> half_to_float(Vec<uint16_t, N> half) {
   using Bits = Vec<uint32_t, N>;
   const Bits bits = __builtin_convertvector(half, Bits);
   const Bits magnitude = bits & 0x7fff;
-  // Move the fields in place and scale by 2^112 for the exponents' biases: exact, and it
-  // normalises subnormals. Infinities and NaNs get their exponent back by the mask.
+  // Shift the fields into place and scale by 2^112 to correct the exponent bias. This is exact and
+  // normalises subnormals. The mask restores the exponent of infinities and NaNs.
   const Vec<float, N> scaled = bit_cast<Vec<float, N>>(Bits(magnitude << 13)) * 0x1p112f;
   const Bits special = Bits(magnitude >= 0x7c00) & 0x7f800000u;
   return bit_cast<Vec<float, N>>(
@@ -111,7 +111,7 @@ GEMMTUNE_INLINE Vec<uint16_t, N> float_to_half(Vec<float, N> value) {
 #endif
   using Bits = Vec<uint32_t, N>;
   const Bits bits = bit_cast<Bits>(value), magnitude = bits & 0x7fffffffu;
-  // Adding 0.5 leaves a subnormal half's (correctly rounded) fraction in the low bits.
+  // Adding 0.5 leaves the correctly rounded fraction of a subnormal half in the low bits.
   const Bits subnormal = bit_cast<Bits>(bit_cast<Vec<float, N>>(magnitude) + 0.5f) - 0x3f000000u;
   const Bits normal = (magnitude - 0x38000000u + 0xfff + ((magnitude >> 13) & 1)) >> 13;
   const Bits nan = Bits(magnitude > 0x7f800000u);
@@ -131,7 +131,7 @@ GEMMTUNE_INLINE Vec<float, N> bf16_to_float(Vec<uint16_t, N> value) {
 
 template <int N>
 GEMMTUNE_INLINE Vec<uint16_t, N> float_to_bf16(Vec<float, N> value) {
-  // Not vcvtneps2bf16, which flushes subnormals.
+  // vcvtneps2bf16 is not used, because it flushes subnormals.
   using Bits = Vec<uint32_t, N>;
   const Bits bits = bit_cast<Bits>(value);
   const Bits nan = Bits((bits & 0x7fffffffu) > 0x7f800000u);
@@ -140,7 +140,8 @@ GEMMTUNE_INLINE Vec<uint16_t, N> float_to_bf16(Vec<float, N> value) {
                                  Vec<uint16_t, N>);
 }
 
-// Integers widen to 32 bits in steps of two: GCC 12 takes a direct step from 8 apart lane by lane.
+// Integers are widened in steps of a factor of two: GCC 12 scalarises direct conversion from 8 to
+// 32 bits.
 template <typename To, int N, typename From>
 GEMMTUNE_INLINE Vec<To, N> widen(Vec<From, N> value) {
   static_assert(sizeof(To) == 4 && sizeof(From) < 4, "widens to 32 bits");
@@ -179,7 +180,8 @@ GEMMTUNE_INLINE void store(T *p, Vec<Acc, N> value) {
   }
 }
 
-// Tails go through a buffer: memory past `count` elements may be another page, or another thread's.
+// Tails go through a buffer, since memory past `count` elements may be on an unmapped page or
+// belong to another thread.
 template <typename Acc, int N, typename T>
 GEMMTUNE_INLINE Vec<Acc, N> load_partial(const T *p, int64_t count) {
   T buffer[N] = {};

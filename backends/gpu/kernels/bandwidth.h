@@ -1,5 +1,5 @@
-// Reading and copying as fast as the memory goes: every thread has several 16-byte loads in flight before it
-// uses the first.
+// Reads and copies at memory bandwidth: every thread has several 16-byte loads in flight before it uses the
+// first.
 #pragma once
 
 #include "words.h"
@@ -8,14 +8,15 @@ namespace gemmtune {
 
 constexpr int kInFlight = 8;
 
-// 16-byte words, from front to end.
+// An array of 16-byte words.
 struct MovedWords {
     const Words* source;
     Words* target;
     u64 count;
 };
 
-// Reads all. `target`: a word, written only if all sum to a value that random data never does.
+// Reads all words. `target` is one word, written only if the words' sum has a value that random data
+// practically never has; it keeps the loads from being optimised away.
 struct ReadWords {
     using Args = MovedWords;
     static constexpr int kThreads = 512, kMinBlocks = 0, kSharedBytes = 0;

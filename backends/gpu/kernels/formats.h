@@ -1,4 +1,4 @@
-// Number formats of GEMM operands in our own bit arithmetic: no vendor header, no vendor rounding.
+// Number formats of GEMM operands in our own bit arithmetic: independent of vendor headers and vendor rounding.
 #pragma once
 
 #include "words.h"
@@ -11,14 +11,15 @@ enum Format { FP64 = 0, FP32 = 1, FP16 = 2, BF16 = 3, E4M3 = 4, E5M2 = 5, INT8 =
 // 2**power as a float, for -126 <= power <= 127.
 GEMMTUNE_DEVICE float power_of_two(int power) { return as_float(unsigned(power + 127) << 23); }
 
-// A float of EXPONENT and MANTISSA bits, IEEE's infinities and NaNs or (e4m3fn) one NaN of all ones only.
+// Widens a float of EXPONENT and MANTISSA bits, with IEEE's infinities and NaNs (INFINITE) or, as in e4m3fn,
+// without infinities and with all ones as the only NaN.
 template <int EXPONENT, int MANTISSA, bool INFINITE>
 GEMMTUNE_DEVICE float widen_bits(unsigned bits) {
     const int bias = (1 << (EXPONENT - 1)) - 1;
     const unsigned exponents = (1u << EXPONENT) - 1, mantissas = (1u << MANTISSA) - 1;
     unsigned sign = (bits >> (EXPONENT + MANTISSA)) << 31;
     unsigned exponent = (bits >> MANTISSA) & exponents, mantissa = bits & mantissas;
-    if (exponent == 0) {  // subnormal: a product of floats, exact
+    if (exponent == 0) {  // subnormal: an exact product of floats
         float value = float(int(mantissa)) * power_of_two(1 - bias - MANTISSA);
         return as_float(sign | as_unsigned(value));
     }
@@ -27,7 +28,8 @@ GEMMTUNE_DEVICE float widen_bits(unsigned bits) {
     return as_float(sign | (exponent - bias + 127) << 23 | mantissa << (23 - MANTISSA));
 }
 
-// The inverse, to nearest even once; what is too large becomes infinity, or NaN where there is none.
+// The inverse, rounded once, to nearest even; values that are too large become infinity, or NaN if there is
+// none.
 template <int EXPONENT, int MANTISSA, bool INFINITE>
 GEMMTUNE_DEVICE unsigned narrow_bits(float value) {
     const int bias = (1 << (EXPONENT - 1)) - 1, all = EXPONENT + MANTISSA;
@@ -39,13 +41,13 @@ GEMMTUNE_DEVICE unsigned narrow_bits(float value) {
     unsigned significand;
     if (exponent >= 1) {
         significand = unsigned(exponent) << 23 | (size & 0x7fffffu);
-    } else {  // subnormal here; the float's own subnormals are below half of the least
+    } else {  // subnormal in this format; a float's own subnormals are below half of its smallest
         shift += 1 - exponent;
         if (shift > 25) return sign;
         significand = (size & 0x7fffffu) | 0x800000u;
     }
     significand += (1u << (shift - 1)) - 1 + (significand >> shift & 1);
-    unsigned rounded = significand >> shift;  // a carry moves into the exponent, as it should
+    unsigned rounded = significand >> shift;  // a carry correctly moves into the exponent
     return sign | (rounded < top ? rounded : top);
 }
 
@@ -82,7 +84,7 @@ GEMMTUNE_DEVICE double load(int format, const void* base, i64 index) {
     }
 }
 
-// Integers are given whole and in range.
+// For the integer formats `value` must be whole and in range.
 GEMMTUNE_DEVICE void store(int format, void* base, i64 index, float value) {
     switch (format) {
         case FP64: static_cast<double*>(base)[index] = value; break;

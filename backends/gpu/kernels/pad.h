@@ -1,7 +1,7 @@
-// Copies lines (columns of a column-major operand) between layouts of different alignment, at the speed of
-// the memory, several operands in one launch. A thread writes aligned 16-byte chunks of the target, each from
-// one or two aligned 16-byte loads of the source and a funnel shift; where the loads would leave their
-// operand, or a chunk is not the line's alone, it goes by units instead.
+// Copies lines (columns of a column-major operand) between layouts of different alignment at memory bandwidth,
+// several operands in one launch. A thread writes aligned 16-byte chunks of the target, each from one or two
+// aligned 16-byte loads of the source and a funnel shift. Where the loads would leave their operand, or a chunk
+// is shared with another line, it copies by units instead.
 //
 // UNIT: bytes (1, 2, 4, 8, 16) that all operands' addresses, pitches and widths are multiples of.
 
@@ -25,16 +25,16 @@ typedef unsigned int Unit;
 typedef unsigned long long Unit;
 #endif
 
-// Bytes of a Unit: operands in units of 16 bytes need no more than 8 at their ends.
+// Bytes of a Unit: for operands in units of 16 bytes, 8 suffice at the ends.
 constexpr int kStep = UNIT > 8 ? 8 : UNIT, kChunksInFlight = 4;
 
 constexpr int kCopyThreads = 256, kMostCopies = 8;
 
-// Pitches and strides in bytes. `source_bytes`: from the source's first byte to the end of its last line.
-// A block's threads are `across` (a power of two) chunks of a line by kCopyThreads / across lines, and the copy's
-// blocks, from `first` on, are span_x by span_y by span_z. A thread's chunks lie apart by all that the blocks
-// cover, along the line where `along`, else from line to line: by `source_step` and `target_step` bytes, and by
-// `apart` bytes of the line, or lines.
+// Pitches and strides are in bytes. `source_bytes`: from the source's first byte to the end of its last line. A
+// block's threads are 2^across_log chunks of a line by kCopyThreads / 2^across_log lines, and the copy's
+// blocks, from `first` on, are span_x by span_y by span_z. The extent of all these blocks is the distance
+// between a thread's chunks: along the line if `along`, otherwise from line to line. It is `source_step` and
+// `target_step` bytes, and `apart` bytes of the line, or lines.
 struct Copy {
     const unsigned char* source;
     unsigned char* target;
@@ -45,13 +45,13 @@ struct Copy {
     int along;
 };
 
-// In the order of their blocks.
+// The copies of a launch, in the order of their blocks.
 struct Copies {
     Copy of[kMostCopies];
     int count;
 };
 
-// Bytes `shift` to `shift` + 15 of two chunks.
+// Bytes `shift` to `shift` + 15 of two consecutive chunks.
 GEMMTUNE_DEVICE Words shifted(Words low, Words high, unsigned shift) {
     if (shift & 8) {
         low.at[0] = low.at[2], low.at[1] = low.at[3], low.at[2] = high.at[0], low.at[3] = high.at[1];
@@ -70,7 +70,7 @@ GEMMTUNE_DEVICE Words shifted(Words low, Words high, unsigned shift) {
     return out;
 }
 
-// A chunk's bytes from `from` to `to` read one unit at a time, zero elsewhere.
+// A chunk's bytes [from, to), read one unit at a time; zero elsewhere.
 GEMMTUNE_DEVICE Words gathered(const unsigned char* source, int from, int to) {
     unsigned words[4] = {0, 0, 0, 0};
     GEMMTUNE_UNROLL
@@ -87,7 +87,7 @@ GEMMTUNE_DEVICE Words gathered(const unsigned char* source, int from, int to) {
     return {{words[0], words[1], words[2], words[3]}};
 }
 
-// A chunk's first `to` bytes, zero elsewhere.
+// A word's first `to` bytes; zero elsewhere.
 GEMMTUNE_DEVICE unsigned kept(unsigned word, int to) {
     return to >= 4 ? word : to <= 0 ? 0 : word & ((1u << (to * 8)) - 1);
 }
@@ -106,17 +106,17 @@ GEMMTUNE_DEVICE void scattered(unsigned char* target, Words chunk, int from, int
     }
 }
 
-// A thread's chunks from (`line`, `number`) on: ALONG the line, or the same of every so-manieth line. All lie at
-// the same place within 16 bytes, so that what is to be done is worked out once.
+// Copies a thread's chunks from chunk `number` of line `line` on: ALONG the line, or the same chunk of every
+// apart-th line. All have the same offset within 16 bytes, so their shift is computed once.
 template <bool FILL, bool ALONG>
 GEMMTUNE_DEVICE void walk(const Copy& copy, i64 number, i64 line, i64 batch) {
     unsigned char* to_at = copy.target + batch * copy.target_stride + line * copy.target_pitch;
     const i64 offset = number * 16 - (FILL ? 0 : static_cast<int>(reinterpret_cast<u64>(to_at) & 15));
-    to_at += offset;  // before its line, maybe
+    to_at += offset;  // may be before its line
     const i64 at = batch * copy.source_stride + line * copy.source_pitch + offset;
     const unsigned shift = static_cast<unsigned>(reinterpret_cast<u64>(copy.source + at)) & 15;
     i64 base = at - shift;
-    const u64 last = static_cast<u64>(copy.source_bytes - (shift ? 32 : 16));  // where words may begin
+    const u64 last = static_cast<u64>(copy.source_bytes - (shift ? 32 : 16));  // the last offset of a load
 
     // What is left: bytes of the line from here on, or lines.
     const i64 width = copy.width - offset;
@@ -129,8 +129,8 @@ GEMMTUNE_DEVICE void walk(const Copy& copy, i64 number, i64 line, i64 batch) {
         bool here[kChunksInFlight];
         unsigned skipped = 0;
     GEMMTUNE_UNROLL
-        for (int i = 0; i < kChunksInFlight; i++) {  // all loaded before the first is used
-            // Along a line the first chunk may begin before it, and the last one end behind it.
+        for (int i = 0; i < kChunksInFlight; i++) {  // all loads are issued before the first is used
+            // Along a line the first chunk may begin before the line, and the last one may end behind it.
             here[i] = by_words && left > (ALONG ? 15 : 0) && static_cast<u64>(base) <= last;
             if (ALONG && i == 0 && from > 0) here[i] = false;
             if (here[i]) {
@@ -155,7 +155,7 @@ GEMMTUNE_DEVICE void walk(const Copy& copy, i64 number, i64 line, i64 batch) {
             }
             to_at += copy.target_step;
         }
-        for (int back = kChunksInFlight; skipped != 0; --back, skipped >>= 1) {  // at the ends
+        for (int back = kChunksInFlight; skipped != 0; --back, skipped >>= 1) {  // chunks at the ends, by units
             if ((skipped & 1) == 0) continue;
             const i64 rest = left + back * copy.apart;
             const int until = ALONG && rest < 16 ? static_cast<int>(rest) : to;
@@ -170,13 +170,13 @@ GEMMTUNE_DEVICE void walk(const Copy& copy, i64 number, i64 line, i64 batch) {
     }
 }
 
-// FILL: into our buffers, where lines are aligned to 16 and have room up to the next 16 bytes, which is set to
-// zero; else out of them.
+// FILL: copies into padded buffers, whose lines are aligned to 16 bytes and have room up to the next multiple
+// of 16 bytes, which is set to zero; otherwise copies out of them.
 template <bool FILL>
 struct CopyLines {
     using Args = Copies;
     static constexpr int kThreads = kCopyThreads, kMinBlocks = 3, kSharedBytes = 0;
-    // Launched while the launch before this one ends.
+    // May be launched while the previous launch ends.
     static constexpr bool kWaits = true;
 
     static GEMMTUNE_DEVICE void run(const Copies& copies, char*) {
@@ -191,8 +191,8 @@ struct CopyLines {
         const i64 wide = static_cast<i64>(copy.span_x) * across, high = static_cast<i64>(copy.span_y) * down;
         const i64 chunks = (copy.width + (FILL ? 15 : 30)) / 16;
         wait_for_launches();
-        // The product's blocks may be placed as these end, and wait for all of them. Behind the last copy is
-        // another product: what it takes is not this one's to hide.
+        // The GEMM's blocks may be placed as these end, and wait for all of them. After the copy out of the
+        // buffers the next launch is another GEMM, which must not overlap this one.
         if (FILL) launch_dependents();
         for (i64 batch = layer; batch < copy.batch; batch += copy.span_z) {
             if (copy.along) {

@@ -1,12 +1,12 @@
-// Inputs, float64 references and comparisons, of our own arithmetic alone. Blocks are of 256 threads.
-// With TYPE_A and TYPE_B (formats.h): the reference of those input types; without: everything else.
+// Random inputs, float64 references and comparisons in our own arithmetic. Blocks have 256 threads. With TYPE_A
+// and TYPE_B (formats.h) defined: the reference of those input types; without them: everything else.
 #pragma once
 
 #include "formats.h"
 
 namespace gemmtune {
 
-// Keep in step with backends/gpu/device_reference.py, which fills them in.
+// Keep in step with backends/gpu/device_reference.py, which fills these in.
 struct Layout {
     i64 rows, columns, ld, stride, copies;
 };
@@ -19,13 +19,13 @@ constexpr int kThreads = 256;
 
 const int RANGES = 16;
 
-// other[i] == 0: bytes are held against `value` (a byte in all four places).
+// If other[i] is 0, the bytes of range i are compared with `value` (one byte, repeated in all four).
 struct Ranges {
     u64 address[RANGES], other[RANGES], size[RANGES];
     unsigned value, unused;
 };
 
-// Bytes of a word that are not zero.
+// The number of bytes of a word that are not zero.
 GEMMTUNE_DEVICE int bytes_set(unsigned word) {
     if (word == 0) return 0;
     word |= word >> 4 & 0x0f0f0f0fu;
@@ -35,7 +35,7 @@ GEMMTUNE_DEVICE int bytes_set(unsigned word) {
     return static_cast<int>(word * 0x01010101u >> 24);  // the sum of its bytes, each 0 or 1
 }
 
-// Of use to thread 0 alone. `sums` has room for a value a thread.
+// The sum of `mine` over the block; valid in thread 0 only. `sums` has room for one value of each thread.
 GEMMTUNE_DEVICE u64 block_sum(u64 mine, u64* sums) {
     const int thread = static_cast<int>(thread_index());
     sums[thread] = mine;
@@ -46,7 +46,7 @@ GEMMTUNE_DEVICE u64 block_sum(u64 mine, u64* sums) {
     return sums[0];
 }
 
-// counts[y] (zero before) becomes how many bytes of range y (blocks along y) differ.
+// Sets counts[y] (zero before) to the number of bytes of range y (blocks along y) that differ.
 struct CountBytes {
     struct Args {
         Ranges ranges;
@@ -128,7 +128,7 @@ GEMMTUNE_DEVICE double drawn_wide(u64 bits, int distribution, float parameter) {
     }
 }
 
-// An element's value follows from the seed and where it lies, so that copies that overlap agree.
+// An element's value depends only on the seed and its offset, so overlapping copies agree.
 struct Draw {
     struct Args {
         Layout layout;
@@ -160,7 +160,7 @@ struct Draw {
 
 // ---- comparing -----------------------------------------------------------------------------------
 
-// All zero before. `worst` is the bits of a double that is not negative; `first` the complement of an index.
+// All zero before. `worst` holds the bits of a non-negative double; `first` is the complement of an index.
 struct Summary {
     u64 bad, worst, first;
     double error, reference;
@@ -220,13 +220,13 @@ struct Compare {
             atomic_max(&args.out->worst, as_bits(ratios[0]));
             if (firsts[0]) atomic_max(&args.out->first, firsts[0]);
         }
-        block_barrier();  // the sums' place is the count's now
+        block_barrier();  // the sums' memory is reused for the count
         bad = block_sum(bad, firsts);
         if (mine == 0 && bad) atomic_add(&args.out->bad, bad);
     }
 };
 
-// The value, what was expected and the tolerance of one element.
+// Looks up one element: its value, the expected value and the tolerance.
 struct LookUp {
     struct Args {
         const void* d;
@@ -261,11 +261,11 @@ struct Factor {
 struct Product {
     i64 m, n, k, batch;
     Factor a, b;
-    const void *c, *bias, *scale_a, *scale_b, *scale_d;  // null where there is none; scales are fp32
+    const void *c, *bias, *scale_a, *scale_b, *scale_d;  // null if absent; scales are fp32
     i64 ldc, stride_c;
     double alpha, beta;
     double rough, step, slope, rounding, least;  // backends/protocol.py:ErrorBound
-    double low, high;                            // what the output saturates at
+    double low, high;                            // the output saturates at these
     int type_c, type_bias, bias_on_n, outer_a, outer_b, activation;
 };
 
@@ -282,14 +282,14 @@ GEMMTUNE_DEVICE double scale_of(const void* scales, i64 index) {
     return scales ? double(static_cast<const float*>(scales)[index]) : 1.0;
 }
 
-// One tile of D: the product and the norms of its rows and columns in shared memory, then the epilogue.
+// Computes one tile of D: the GEMM and the norms of its rows and columns in shared memory, then the epilogue.
 struct Reference {
     struct Args {
         Product product;
         double* expected;
         float* tolerance;
     };
-    // Odd pitches: no bank conflicts.
+    // Odd pitches avoid bank conflicts.
     struct Shared {
         double rows[TILE_K][TILE_M + 1], columns[TILE_K][TILE_N + 1];
     };
@@ -304,7 +304,7 @@ struct Reference {
         const i64 copy = block_x() / (tiles_m * tiles_n), tile = block_x() - copy * tiles_m * tiles_n;
         const i64 at_m = tile % tiles_m * TILE_M, at_n = tile / tiles_m * TILE_N;
 
-        // Neighbouring threads load neighbouring elements, whichever way the operand lies.
+        // Neighbouring threads load neighbouring elements, in either layout of an operand.
         const bool a_along_k = p.a.step_i != 1, b_along_k = p.b.step_i != 1;
         const int a_i = a_along_k ? thread / 16 : thread % TILE_M;
         const int a_k = a_along_k ? thread % 16 : thread / TILE_M;
@@ -318,6 +318,8 @@ struct Reference {
 
         double next_a[8], next_b[4], sums[8][4] = {}, square = 0;
         const int x = thread % 16, y = thread / 16;
+        // Few columns leave most threads without an element of D: those only load.
+        const bool within = at_m + x < p.m && at_n + y < p.n;
         for (i64 k = -TILE_K; k < p.k; k += TILE_K) {
             const i64 ahead = k + TILE_K;  // loaded while this k is multiplied
             if (ahead < p.k) {
@@ -334,7 +336,7 @@ struct Reference {
             }
             if (k >= 0) {
     GEMMTUNE_UNROLL
-                for (int kk = 0; kk < TILE_K; ++kk) {
+                for (int kk = 0; kk < TILE_K && within; ++kk) {
                     double a[8], b[4];
     GEMMTUNE_UNROLL
                     for (int i = 0; i < 8; ++i) a[i] = in.rows[kk][x + 16 * i];
@@ -364,7 +366,8 @@ struct Reference {
         else if (thread < TILE_M + TILE_N) in.columns[0][thread - TILE_M] = square_root(square);
         block_barrier();
 
-        // The sums go through memory, so that what follows is a loop: unrolled, it takes seconds to compile.
+        // The sums go through global memory, so that the epilogue is a rolled loop: unrolled, it takes seconds
+        // to compile.
         const i64 at = (copy * p.n + at_n + y) * p.m + at_m + x;
     GEMMTUNE_UNROLL
         for (int j = 0; j < 4; ++j)
@@ -389,12 +392,12 @@ struct Reference {
                 double bias = load(p.type_bias, p.bias, p.bias_on_n ? column : row);
                 value += bias, terms += absolute(bias);
             }
-            double within = terms * p.step + p.rough * absolute(factor) * in.rows[0][in_m] * in.columns[0][in_n];
+            double error = terms * p.step + p.rough * absolute(factor) * in.rows[0][in_m] * in.columns[0][in_n];
             value = scale_d * activate(p.activation, value);
             value = value < p.low ? p.low : value > p.high ? p.high : value;
-            within = p.slope * absolute(scale_d) * within + p.rounding * absolute(value) + p.least;
+            error = p.slope * absolute(scale_d) * error + p.rounding * absolute(value) + p.least;
             expected[index] = value;
-            args.tolerance[index] = rounded_up(within);
+            args.tolerance[index] = rounded_up(error);
         }
     }
 };

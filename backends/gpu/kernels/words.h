@@ -1,12 +1,12 @@
-// What the shared layer's kernels say beyond portable.h's words: the size of the grid, atomic sums of whole
-// launches, mathematics in double precision, and a funnel shift. CUDA has all of it; elsewhere it is
-// arithmetic of our own (no device library is linked), which is accurate to some units in the last place.
+// What the kernels of the shared GPU layer need beyond portable.h's vocabulary: the size of the grid, atomics
+// across the launch, double-precision mathematics, and a funnel shift. CUDA provides all of it; elsewhere it is
+// our own arithmetic (no device library is linked), accurate to a few units in the last place.
 //
 //   grid_x()                              blocks along x
-//   atomic_add() atomic_max()             on global memory, for all of the launch
+//   atomic_add() atomic_max()             on global memory, across the whole launch
 //   square_root() natural_log() exponential_of() tangent_h() cosine_pi()   of doubles
-//   rounded_up()                          a double as the next float that is not below it
-//   read_operand16()                      16 aligned bytes of an operand, not one of them beyond it
+//   rounded_up()                          the smallest float that is not below a double
+//   read_operand16()                      16 aligned bytes of an operand, all of them within it
 //   funnel(low, high, bits)               32 bits of high:low from bit `bits` (0 to 31) on
 #pragma once
 
@@ -74,7 +74,7 @@ GEMMTUNE_DEVICE unsigned funnel(unsigned low, unsigned high, unsigned bits) {
 GEMMTUNE_DEVICE double multiply_add(double x, double y, double z) { return __builtin_fma(x, y, z); }
 GEMMTUNE_DEVICE double square_root(double x) { return __builtin_sqrt(x); }
 
-// 2^power of a whole number, gradually down to zero and up to infinity.
+// x 2^power, with gradual underflow to zero and overflow to infinity.
 GEMMTUNE_DEVICE double scaled(double x, int power) {
     for (; power > 1000; power -= 1000) x *= 0x1p1000;
     for (; power < -1000; power += 1000) x *= 0x1p-1000;
@@ -107,7 +107,7 @@ GEMMTUNE_DEVICE double natural_log(double x) {
 
 GEMMTUNE_DEVICE double tangent_h(double x) {
     const double size = absolute(x);
-    if (size < 0.25) {  // (e^2x - 1) would lose its digits: the series of sinh and cosh
+    if (size < 0.25) {  // (e^2x - 1) would cancel: the series of sinh and cosh instead
         const double square = x * x;
         double sinh = 1, cosh = 1;
         for (int i = 16; i > 0; i -= 2) {
@@ -148,7 +148,8 @@ GEMMTUNE_DEVICE unsigned funnel(unsigned low, unsigned high, unsigned bits) {
 }
 #endif
 
-// Of blocks of so many threads: where a thread's walk over all of a launch's items starts, and how far it steps.
+// For blocks of THREADS threads: the index at which a thread starts a grid-stride loop over all items, and the
+// stride.
 template <int THREADS>
 GEMMTUNE_DEVICE i64 first_index() { return static_cast<i64>(block_x()) * THREADS + thread_index(); }
 template <int THREADS>

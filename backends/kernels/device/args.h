@@ -1,9 +1,9 @@
-// The argument of every kernel: one product of a batch, as product.py: GemmArgs lays it out.
+// The argument of every kernel: one GEMM problem of a batch, laid out as in oriented_gemm.py: GemmArgs.
 //
-// D[i, j] = activation(alpha sum_p A[i, p] B[p, j] + beta C[i, j] + bias), i < m, j < n, p < k, for each of
-// `batch`. Which index of A and of B is contiguous is a kernel's template argument; lda and ldb step the
-// other one. C, D and the bias have a stride for each index, so that a family may compute the transposed
-// product.
+// D[i, j] = activation(alpha sum_p A[i, p] B[p, j] + beta C[i, j] + bias), i < m, j < n, p < k, for each GEMM
+// of the `batch`. Which index of A and of B is contiguous is a template argument of the kernel; lda and ldb are
+// the strides of the other index. C, D and the bias have a stride for each index, so that a family may compute
+// the transposed GEMM.
 #pragma once
 
 #include "device/types.h"
@@ -13,25 +13,25 @@ namespace gemmtune {
 enum Activation { kNone = 0, kRelu = 1, kGelu = 2, kSilu = 3 };
 
 struct GemmArgs {
-    const void *a, *b, *c, *bias;  // c, bias: null where there is none
+    const void *a, *b, *c, *bias;  // c, bias: null if absent
     void* d;
-    float* partial;  // workspace: [splits][batch][n][m] sums of a slice of k each, where splits > 1
+    float* partial;  // workspace if splits > 1: [splits][batch][n][m], the sums of each slice of k
     i64 lda, ldb, stride_a, stride_b, stride_c, stride_d;  // elements
     i64 c_row, c_column, d_row, d_column, bias_row, bias_column;
-    i64 a_bytes, b_bytes;  // from an operand's first element (of the first batch) to the end of its last
+    i64 a_bytes, b_bytes;  // from an operand's first element (of batch 0) to the end of its last
     int m, n, k, batch;
-    int splits;         // slices of k, each a block's (grid.y)
-    unsigned slice;     // elements of k of each
-    int batch_blocks;   // grid.z: products of a batch, as many as a grid has there
-    int batch_groups;   // and how often that many; grid.y is splits * batch_groups
+    int splits;         // slices of k, one for each block along grid.y
+    unsigned slice;     // elements of k in each slice
+    int batch_blocks;   // grid.z: GEMMs of the batch, at most the grid's limit
+    int batch_groups;   // groups of batch_blocks GEMMs; grid.y is splits * batch_groups
     int activation;
-    // Of families whose blocks take tile after tile (stream_k.h): how many blocks there are; tiles that are
-    // computed whole; units of the others that each block has, and blocks that have one more.
+    // Stream-K (stream_k.h): the number of blocks; the number of tiles that are computed whole; the k steps
+    // (units) of the remaining tiles that each block has; and the number of blocks that have one more.
     int blocks, whole, share, extra;
     float alpha, beta;
 };
 
-// What a family's kernel is given: GemmArgs, or what the family says that holds them.
+// The argument type of a family's kernel: GemmArgs, or FAMILY::Args, which contains them.
 template <typename>
 struct Always {
     using Type = void;
@@ -47,7 +47,7 @@ struct ArgsOfFamily<FAMILY, typename Always<typename FAMILY::Args>::Type> {
 template <typename FAMILY>
 using ArgsOf = typename ArgsOfFamily<FAMILY>::Type;
 
-// Types of A and B, C, D, the bias.
+// The element types of A and B, of C, of D and of the bias.
 template <typename INPUT, typename C_TYPE, typename D_TYPE, typename BIAS>
 struct Types {
     using Input = INPUT;
@@ -56,8 +56,8 @@ struct Types {
     using Bias = BIAS;
 };
 
-// The product of a batch and the slice of k that this block works on. A batch of several groups may end
-// before its last one does: blocks beyond have nothing to do.
+// The GEMM of the batch and the slice of k that this block works on. The last group of a batch may be partial:
+// its excess blocks are beyond() the batch and have nothing to do.
 struct Task {
     unsigned batch, slice;
     GEMMTUNE_DEVICE explicit Task(const GemmArgs& args) : batch(block_z()), slice(block_y()) {

@@ -1,37 +1,40 @@
-// The SGEMM steps from shared memory on: a block computes a BM x BN tile of D, BK of k at a time. Tiles of A and
-// B are brought into shared memory, widened to fp32, with their rows (columns) side by side, and every
-// thread adds up the TM x TN elements that are its own. Each family is one step further:
+// The SGEMM steps that use shared memory: a block computes a BM x BN tile of D, BK of k at a time. Tiles of A
+// and B are widened to fp32 and stored to shared memory with their rows (columns) side by side, and every
+// thread accumulates its TM x TN elements in registers. Each family adds one optimisation to the previous one:
 //
-//   shared-tile       TM = TN = 1: global memory is read once a block, shared memory twice a multiplication
-//   block-tile-1d     TM > 1: a value of B stays in a register for TM multiplications
-//   block-tile-2d     TN > 1: an outer product of TM + TN values read gives TM TN multiplications
-//   vectorized        WIDE: 16 bytes a load, of global memory (elements where it is misaligned or ragged) and
-//                     of shared memory, a thread's rows and columns in groups of 4
-//   warp-tile         WM x WN: a warp's threads lie in a patch of the tile that is near a square, so that
-//                     they read fewer different words of shared memory
-//   double-buffered   BUFFERS = 2: the next tiles are on their way in registers while these are multiplied
+//   shared-tile       TM = TN = 1: each element is read from global memory once per block; two reads of shared
+//                     memory for each FMA
+//   block-tile-1d     TM > 1: a value of B stays in a register for TM FMAs
+//   block-tile-2d     TN > 1: an outer product, TM + TN reads for TM TN FMAs
+//   vectorized        WIDE: 16-byte loads from global memory (by elements where it is misaligned or ragged) and
+//                     from shared memory; a thread's rows and columns are in groups of 4
+//   warp-tile         WM x WN: the threads of a warp form a nearly square patch of the tile, so they read fewer
+//                     different words of shared memory
+//   double-buffered   BUFFERS = 2: the next tiles are loaded into registers while the current ones are
+//                     multiplied
 #pragma once
 
 #include "device/unaligned_loads.h"
 
 namespace gemmtune {
 
-// A tile of LINES rows of A (columns of B) by BK of k on its way from global to shared memory: fetch() into
-// registers, put() from there to shared[p * (LINES + kPad) + line]. What lies beyond the operand is zero.
-// WIDE: 16 bytes a load. WHOLE: lines start at 16 bytes and are whole loads, so that one lies within or
-// beyond; else loads are put together where they are misaligned, and go by elements at a line's end.
+// A tile of LINES rows of A (columns of B) by BK of k on its way from global to shared memory: fetch() loads it
+// into registers, put() stores it to shared[p * (LINES + kPad) + line]. Elements beyond the operand are zero.
+// WIDE: 16-byte loads. WHOLE: lines start at multiples of 16 bytes and consist of whole loads, so a load lies
+// entirely within or beyond the operand. Otherwise misaligned loads are assembled from two aligned ones, and
+// the end of a line is loaded by elements.
 template <typename T, bool ALONG_K, int LINES, int BK, int THREADS, bool WIDE, bool WHOLE>
 struct TileStage {
     static constexpr int kPad = WIDE ? 4 : 1, kPitch = LINES + kPad;
-    static constexpr int V = WIDE ? kChunk<T> : 1;      // elements of a load
-    static constexpr int kWords = WIDE ? 4 : 1;         // registers of a load; one element is widened at once
+    static constexpr int V = WIDE ? kChunk<T> : 1;      // elements in a load
+    static constexpr int kWords = WIDE ? 4 : 1;         // registers of a load (one element is kept widened)
     static constexpr int kAlong = (ALONG_K ? BK : LINES) / V;  // loads of a contiguous run
     static constexpr int kLoads = LINES * BK / V, kMine = (kLoads + THREADS - 1) / THREADS;
     static_assert((ALONG_K ? BK : LINES) % V == 0, "a tile's contiguous side is whole loads");
 
     unsigned kept[kMine][kWords];
 
-    // From line `line` of `lines` and p of k on; `ld` steps the index that is not contiguous.
+    // Starts at line `line` of `lines` and at p of k; `ld` is the stride of the other index.
     GEMMTUNE_DEVICE void fetch(const T* source, i64 ld, i64 line, i64 lines, i64 p, i64 k,
                                const char* begin, const char* end) {
         GEMMTUNE_UNROLL
@@ -42,7 +45,7 @@ struct TileStage {
             const i64 l = line + (ALONG_K ? across : along), q = p + (ALONG_K ? along : across);
             const T* const from = ALONG_K ? source + l * ld + q : source + q * ld + l;
             const bool outside = ALONG_K ? l >= lines : q >= k;
-            const i64 left = outside ? 0 : ALONG_K ? k - q : lines - l;  // elements there are from here on
+            const i64 left = outside ? 0 : ALONG_K ? k - q : lines - l;  // elements that exist from here on
             if constexpr (WIDE) {
                 if (WHOLE ? left > 0 : left >= V) {
                     const Words words = WHOLE ? read16(from) : load_any(from, begin, end);
@@ -82,16 +85,16 @@ struct TileStage {
     }
 };
 
-// Where a thread's elements lie along one side of the tile: PER of them, in groups of 4 that lie apart by
-// what the EXTENT's other threads have of a group (WIDE; 16-byte reads of neighbours are then side by
-// side), or all together.
+// The position of a thread's element i of PER along one side of the tile. WIDE: in groups of 4, interleaved
+// with the groups of the other threads along EXTENT, so that neighbouring threads' 16-byte reads are
+// contiguous. Otherwise a thread's elements are contiguous.
 template <int EXTENT, int PER, bool WIDE>
 GEMMTUNE_DEVICE int place(int thread, int i) {
     constexpr int kGroup = WIDE && PER % 4 == 0 ? 4 : PER;
     return i / kGroup * (EXTENT / (PER / kGroup)) + thread * kGroup + i % kGroup;
 }
 
-// A thread's PER values of one p: `line` starts at the thread's patch.
+// Reads a thread's PER values at one p; `line` is the start of the thread's patch.
 template <int EXTENT, int PER, bool WIDE>
 GEMMTUNE_DEVICE void read_lines(const float* line, int thread, float (&out)[PER]) {
     if constexpr (WIDE && PER % 4 == 0) {
@@ -107,19 +110,19 @@ GEMMTUNE_DEVICE void read_lines(const float* line, int thread, float (&out)[PER]
     }
 }
 
-// WM x WN: the patch that a warp's threads cover (BM x BN: threads in the order of the tile's rows).
+// WM x WN: the patch that a warp's threads cover (if BM x BN, threads are in the order of the tile's rows).
 template <typename TYPES, bool A_ALONG_K, bool B_ALONG_K, int BM, int BN, int BK, int TM, int TN, int WM,
           int WN, bool WIDE, bool WHOLE_A, bool WHOLE_B, int BUFFERS>
 struct BlockTile {
     using T = typename TYPES::Input;
     static constexpr int kThreads = BM / TM * (BN / TN);
-    // Two blocks hide each other's waiting, where sums leave them the registers.
+    // Two resident blocks hide each other's latency, if the sums leave enough registers.
     static constexpr int kMinBlocks = kThreads <= 256 && TM * TN <= 64 ? 2 : 0;
     using StageA = TileStage<T, A_ALONG_K, BM, BK, kThreads, WIDE, WHOLE_A>;
     using StageB = TileStage<T, B_ALONG_K, BN, BK, kThreads, WIDE, WHOLE_B>;
     static constexpr int kSizeA = BK * StageA::kPitch, kSizeB = BK * StageB::kPitch;  // floats
     static constexpr int kSharedBytes = BUFFERS * (kSizeA + kSizeB) * 4;
-    static constexpr int kGroup = WM / TM * (WN / TN);  // threads of a patch
+    static constexpr int kGroup = WM / TM * (WN / TN);  // threads in a patch
     static_assert(BM % WM == 0 && BN % WN == 0 && WM % TM == 0 && WN % TN == 0, "whole patches");
     static_assert(WM == BM || kGroup == 32, "a patch is 32 threads': a warp, or half of a wide one");
 
@@ -165,9 +168,9 @@ private:
             const float* const tile = BUFFERS == 1 ? shared : shared + now * (kSizeA + kSizeB);
             multiply(tile + patch_m, tile + kSizeA + patch_n, thread_m, thread_n, sum);
             if (BUFFERS == 1) {
-                block_barrier();  // before the next tiles replace these
+                block_barrier();  // all threads are done before the next tiles replace these
             } else if (more) {
-                now ^= 1;  // nobody reads this one: all are past the barrier after its last use
+                now ^= 1;  // this buffer is free: all threads have passed the barrier after its last use
                 float* const next = shared + now * (kSizeA + kSizeB);
                 stage_a.put(next), stage_b.put(next + kSizeA);
             }

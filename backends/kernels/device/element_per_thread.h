@@ -1,6 +1,7 @@
-// A thread computes one element of D and reads its row of A and its column of B from global memory. D is
-// column-major: where neighbouring threads are in one row (naive) each touches a cache line of its own, where
-// they are in one column (coalesced) a warp's accesses to D, and to an A contiguous along m, are whole lines.
+// Each thread computes one element of D and reads its row of A and its column of B from global memory. D is
+// column-major. With neighbouring threads along a row (naive), each touches a different cache line; with
+// neighbouring threads along a column (coalesced), a warp's accesses to D, and to an A that is contiguous along
+// m, are coalesced.
 #pragma once
 
 #include "device/epilogue.h"

@@ -1,39 +1,39 @@
-// From a sum to an element of D, and from slices' sums to the sum.
+// The epilogue: from a sum to an element of D, and from the partial sums of the slices of k to the sum.
 #pragma once
 
 #include "device/args.h"
 
 namespace gemmtune {
 
-// Values are chosen, not ways: of a chain of branches compilers make a jump through a table in memory, which is
-// in no cache when a short kernel gets there.
+// Selects values instead of branches: compilers turn a chain of branches into a jump through a table in memory,
+// which is not in any cache when a short kernel reaches it.
 GEMMTUNE_DEVICE float activate(float x, int activation) {
     // x / (1 + e^-s): silu with s = x, and gelu's 0.5 x (1 + tanh(u)) with s = 2u.
     const float s = activation == kSilu ? x : x * (1.59576912f + 0.0713548163f * (x * x));
     const float smooth = quotient(x, 1.0f + exponential(-s));
-    return activation == kRelu ? (x < 0.0f ? 0.0f : x) : smooth;  // a NaN stays
+    return activation == kRelu ? (x < 0.0f ? 0.0f : x) : smooth;  // NaN stays NaN
 }
 
-// A place in D from which elements are finished, so that a thread with many of them works out their
-// addresses once. ROWS_APART is 1 where rows of C and D are known to be neighbours, else 0.
+// A position in D relative to which elements are finished, so that a thread with many elements computes the
+// addresses once. ROWS_APART is 1 if rows of C and D are known to be contiguous, else 0.
 template <typename TYPES, int ROWS_APART>
 struct Finish {
     const GemmArgs& args;
     const typename TYPES::C* c;
     const typename TYPES::Bias* bias;
     typename TYPES::D* d;
-    int rows, columns;  // of D from here on; none where negative
-    bool fours;         // every fourth row from here is where four elements may be stored at once
-    bool plain;         // alpha times the sum is all
+    int rows, columns;  // rows and columns of D from here on; none if negative
+    bool fours;         // at every fourth row from here four elements can be stored at once
+    bool plain;         // the epilogue is alpha times the sum
 
     GEMMTUNE_DEVICE Finish(const GemmArgs& args, i64 batch, i64 i, i64 j)
         : args(args), c(static_cast<const typename TYPES::C*>(args.c)),
           bias(static_cast<const typename TYPES::Bias*>(args.bias)),
           d(static_cast<typename TYPES::D*>(args.d)),
           rows(static_cast<int>(args.m - i)), columns(static_cast<int>(args.n - j)) {
-        // Null pointers stay what they are.
+        // Null pointers stay null.
         if (args.beta != 0.0f) c += batch * args.stride_c + i * step(args.c_row) + j * args.c_column;
-        if (bias) bias += i * args.bias_row + j * args.bias_column;
+        GEMMTUNE_ADVANCE(bias, i * args.bias_row + j * args.bias_column);
         d += batch * args.stride_d + i * step(args.d_row) + j * args.d_column;
         const u64 apart = static_cast<u64>(args.d_column) * sizeof *d;
         plain = args.beta == 0.0f && !bias && args.activation == kNone;
@@ -42,15 +42,15 @@ struct Finish {
 
     static GEMMTUNE_DEVICE i64 step(i64 given) { return ROWS_APART ? ROWS_APART : given; }
 
-    // Stores the element `row` rows and `column` columns on; those beyond D are dropped.
+    // Finishes and stores the element `row` rows and `column` columns on; elements beyond D are dropped.
     GEMMTUNE_DEVICE void store(int row, int column, float sum) const {
         if (row >= rows || column >= columns) return;
         const float result = GEMMTUNE_RARELY(!plain) ? value(row, column, sum) : args.alpha * sum;
         d[row * step(args.d_row) + column * args.d_column] = narrow<typename TYPES::D>(result);
     }
 
-    // What becomes of N sums of a row, `apart` columns from each other: all that is read for them is asked for
-    // at once. Of those beyond D anything.
+    // Applies the epilogue to N sums of a row, `apart` columns from each other; all loads that it needs are
+    // issued together. Results beyond D are unspecified.
     template <int N>
     GEMMTUNE_DEVICE void results(int row, int column, int apart, float (&sum)[N]) const {
         GEMMTUNE_UNROLL
@@ -78,7 +78,7 @@ struct Finish {
         for (int n = 0; n < N; ++n) sum[n] = activate(sum[n], args.activation);
     }
 
-    // Four neighbouring rows', `row` a multiple of four.
+    // store() of four neighbouring rows, from `row` on, a multiple of four.
     GEMMTUNE_DEVICE void store4(int row, int column, const float (&sum)[4]) const {
         using D = typename TYPES::D;
         if (column >= columns) return;
@@ -100,7 +100,7 @@ struct Finish {
         }
     }
 
-    // Four neighbouring rows' at `to`, where `plain` and `fours`: of threads that know where.
+    // store4() to a known address `to`, for `plain` and `fours` only.
     GEMMTUNE_DEVICE void write4(typename TYPES::D* to, const float (&sum)[4]) const {
         typename TYPES::D four[4];
         GEMMTUNE_UNROLL
@@ -111,7 +111,7 @@ struct Finish {
 private:
     template <typename D>
     static GEMMTUNE_DEVICE void write(D* to, const D (&four)[4]) {
-        unsigned words[sizeof(D)];  // as many as an element has bytes
+        unsigned words[sizeof(D)];  // the word count equals the element's size in bytes
         GEMMTUNE_UNROLL
         for (int i = 0; i < static_cast<int>(sizeof(D)); ++i)
             words[i] = Word<D>::pack(four + i * Word<D>::kElements);
@@ -128,18 +128,18 @@ private:
     }
 };
 
-// Stores one element, of row i and column j; one beyond D is dropped.
+// Finishes and stores the element (i, j); an element beyond D is dropped.
 template <typename TYPES>
 GEMMTUNE_DEVICE void finish(const GemmArgs& args, i64 batch, i64 i, i64 j, float sum) {
     if (i < args.m && j < args.n) Finish<TYPES, 0>(args, batch, i, j).store(0, 0, sum);
 }
 
-// Before a block's last stores: lets Reduce be launched, where it will be.
+// Call before a block's last stores: permits the launch of Reduce, if there will be one.
 GEMMTUNE_DEVICE void release_reduce(const GemmArgs& args) {
     if (args.splits > 1) launch_dependents();
 }
 
-// finish(), or the sum of this block's slice of k kept for Reduce.
+// finish(), or with split k stores this block's partial sum to the workspace for Reduce.
 template <typename TYPES>
 GEMMTUNE_DEVICE void finish_slice(const GemmArgs& args, Task task, i64 i, i64 j, float sum) {
     if (args.splits == 1) {
@@ -150,7 +150,7 @@ GEMMTUNE_DEVICE void finish_slice(const GemmArgs& args, Task task, i64 i, i64 j,
     }
 }
 
-// A place among a slice's sums, which Reduce adds: as Finish, of which it is the other choice.
+// A position among a slice's partial sums, which Reduce adds: the counterpart of Finish for split k.
 struct Keep {
     float* at;
     i64 m;
@@ -170,8 +170,8 @@ struct Keep {
     }
 };
 
-// A block's slice of k in steps of STEP elements, which slices are whole numbers of (product.py); the last
-// ones end at `steps`, and may be empty. No division: a block's first loads wait for this.
+// A block's slice of k in steps of STEP elements; a slice is a whole number of steps (oriented_gemm.py). The
+// last slices end at `steps` and may be empty. No division: a block's first loads wait for this.
 template <int STEP>
 struct Slice {
     int begin, end;
@@ -182,8 +182,8 @@ struct Slice {
     }
 };
 
-// The second launch of a product whose k is split among blocks: adds the slices' sums, always in the same
-// order. A thread an element of D; where that is, it works out while the first launch ends.
+// The second launch of a GEMM with split k: adds the slices' partial sums, always in the same order. One thread
+// for each element of D; it computes the element's address while the first launch ends.
 template <typename TYPES>
 struct Reduce {
     static constexpr int kThreads = 256, kMinBlocks = 0, kSharedBytes = 0;
@@ -192,7 +192,7 @@ struct Reduce {
     static GEMMTUNE_DEVICE void run(const GemmArgs& args, char*) {
         const u64 at = static_cast<u64>(block_x()) * kThreads + thread_index();
         const u64 size = static_cast<u64>(args.m) * static_cast<unsigned>(args.n), all = size * args.batch;
-        // (Division of 64 bits takes longer than all the rest.)
+        // (A 64-bit division takes longer than everything else here.)
         const Place here = GEMMTUNE_RARELY(all >> 32) ? place_of<u64>(args, at, size)
                                                       : place_of<unsigned>(args, at, size);
         wait_for_launches();
@@ -212,7 +212,7 @@ struct Reduce {
     }
 
 private:
-    static constexpr int kAtOnce = 4;  // slices whose sums are asked for before the first is added
+    static constexpr int kAtOnce = 4;  // slices whose sums are loaded before the first is added
     struct Place {
         i64 batch, i, j;
     };

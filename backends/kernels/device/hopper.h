@@ -1,30 +1,39 @@
-// What Hopper (sm_90a) has beside mma.h: barriers in shared memory that wait for bytes, the copy engine that
-// brings boxes of a tensor there (TMA), products of what lies there (wgmma.h), and clusters of blocks, which
-// reach into each other's shared memory.
+// Hopper's features (sm_90a) beyond mma.h: mbarriers in shared memory that count arrivals and bytes, the copy
+// engine that loads boxes of a tensor into shared memory (TMA), wgmma on operands there (wgmma.h), and thread
+// block clusters, whose blocks access each other's shared memory.
 //
-//   TensorMap                 a tensor of three dimensions as the copy engine sees it: encoded by the driver,
-//                             a part of the kernel's argument; its boxes are 128 bytes wide, and lie in
-//                             shared memory swizzled: 16 bytes number c of a line at 128 l go to c ^ l % 8
-//   Barrier                   of a phase after the other: one ends when as many have arrived as started it
-//                             and all bytes that were expected in it have come
-//   start_barrier()           by one thread; started_barriers() after the last of them
-//   expect_bytes()            arrives, and has the phase wait for so many bytes more
-//   arrive_at()               arrives at the barrier in the same place of another block of the cluster
-//   wait_phase()              until the phase of that parity (0: the first) has ended
-//   fetch_map()               a map on its way to where copies look for it
-//   copy_box()                starts the copy of the box at (x, y, z): what lies beyond the tensor comes as
-//                             zeros, and all of the box counts. x is a multiple of 16 bytes (the hardware
-//                             faults elsewhere), `to` of 128. For every block of `blocks` (bits, by their
-//                             rank in the cluster) to the same place and the same barrier there
-//   shared_matrix()           of 16-bit floats in lines of 128 bytes, swizzled as above, from a multiple of
-//                             1024 bytes (eight lines) on; + kMatrixStep is the next 16 of k
+//   TensorMap                 a three-dimensional tensor as the copy engine sees it; encoded by the driver and
+//                             passed in the kernel's argument. Its boxes are 128 bytes wide and are stored to
+//                             shared memory swizzled: in the line at offset 128 l the 16-byte chunk c is stored
+//                             as chunk c ^ l % 8
+//   Barrier                   an mbarrier. Its current phase ends when as many threads have arrived as were
+//                             given to start_barrier() and all expected bytes have been copied; the next phase
+//                             follows
+//   start_barrier()           initialises a barrier, by one thread; call started_barriers() after the last one
+//   expect_bytes()            arrives, and lets the phase wait for that many more bytes
+//   arrive() arrive_at()      arrive at this block's barrier, or at the one at the same offset in another block
+//                             of the cluster
+//   wait_phase()              waits until the phase of that parity has ended (0: the first phase)
+//   fetch_map()               prefetches a tensor map for later copies
+//   copy_box()                starts the copy of the box at (x, y, z). Elements outside the tensor are zero,
+//                             and the barrier counts the bytes of the whole box. x must be at a multiple of 16
+//                             bytes (the hardware faults otherwise), `to` at one of 128. With `blocks` (a bit
+//                             mask of ranks in the cluster) a multicast: to the same offset and the same
+//                             barrier in each of these blocks
+//   shared_matrix()           the descriptor of a matrix of 16-bit floats in lines of 128 bytes, swizzled as
+//                             above, that starts at a multiple of 1024 bytes (eight lines); + kMatrixStep is
+//                             the next 16 of k
 //   begin_products() multiply<T, N>() end_products() wait_products<G>()
-//                             of a warpgroup: begin, issue, close a group; until at most G groups go on
-//   cluster_barrier<SEEN>()   every thread of all blocks; SEEN: what was stored before it is seen after it
+//                             by a whole warpgroup: fence; issue a wgmma; commit the group; wait until at
+//                             most G groups are in flight
+//   cluster_barrier<SEEN>()   a barrier of all threads of all blocks of the cluster; with SEEN, stores before
+//                             it are visible after it
 //   arrive_at_cluster() wait_for_cluster()
 //                             cluster_barrier<false>() in two parts
-//   read_peer() read_peer4()  fp32s that lie at p in the block of that rank: blocks along x first
-//   write_peer()              puts one there, in a block that has been met at a barrier
+//   read_peer() read_peer4()  load one or four fp32 at p's offset from the block of that rank (x varies
+//                             fastest)
+//   write_peer()              stores one fp32 there; a barrier must have shown before that the block has
+//                             started
 #pragma once
 
 #include "device/args.h"
@@ -32,12 +41,12 @@
 
 namespace gemmtune {
 
-// 128 bytes that nobody but the driver writes (CUDA driver API: CUtensorMap).
+// 128 opaque bytes, written by the driver (CUDA driver API: CUtensorMap).
 struct alignas(64) TensorMap {
     u64 words[16];
 };
 
-// A kernel's argument with maps.
+// A kernel's argument with tensor maps.
 template <int MAPS>
 struct TensorArgs {
     GemmArgs product;
@@ -69,8 +78,8 @@ GEMMTUNE_DEVICE void expect_bytes(Barrier* barrier, int bytes) {
 GEMMTUNE_DEVICE void arrive(Barrier* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
-// (Released to this block's threads alone: who waits there orders no access but products', which have ended.
-// Released to the cluster's it would be a fence of the whole device.)
+// (Released at the default CTA scope: the thread that waits orders no memory access but wgmma's reads, which
+// have completed. A release at cluster scope would be a fence of the whole device.)
 GEMMTUNE_DEVICE void arrive_at(Barrier* barrier, int rank) {
     asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
                  "mbarrier.arrive.shared::cluster.b64 _, [there]; }"
@@ -101,7 +110,7 @@ GEMMTUNE_DEVICE void copy_box(char* to, const TensorMap* map, int x, int y, int 
                  : "memory");
 }
 
-// The address in 16 bytes; 1024 bytes from eight lines to the next eight; swizzled by 128 bytes (PTX ISA,
+// Address in units of 16 bytes; stride of 1024 bytes between groups of eight lines; 128-byte swizzle (PTX ISA,
 // "Matrix descriptor").
 GEMMTUNE_DEVICE u64 shared_matrix(const char* lines) {
     return (shared_address(lines) & 0x3ffffu) >> 4 | u64(1) << 16 | u64(1024 >> 4) << 32 | u64(1) << 62;

@@ -1,10 +1,12 @@
-// Which of a patch's ACROSS x DOWN places a thread has: in Z order, its bits going to the two sides by turns.
+// The position of a thread in a patch of ACROSS x DOWN threads: in Z order (Morton order), where the bits of
+// the thread's index go to the two sides alternately.
 //
-// Shared memory answers a warp's 16-byte reads by half-warps, and a half-warp in one pass (128 bytes) where
-// neighbours (lanes 2i and 2i + 1, or those that differ in the next bit) read the same address and the rest
-// lies in different banks. In Z order both operands have that: lane bit 0 steps along one, bit 1 along the
-// other, and 16 lanes are 4 x 4, four words of 16 bytes on each side. In rows of eight lanes one operand's
-// words are eight and the other's two, and the first takes two passes.
+// Shared memory serves a warp's 16-byte reads by half-warps. A half-warp needs one pass (128 bytes) if
+// neighbours (lanes 2i and 2i + 1, or lanes that differ in the next bit) read the same address and the other
+// addresses lie in different banks. In Z order both operands satisfy this: lane bit 0 steps along one side, bit
+// 1 along the other, so 16 lanes form a 4 x 4 patch that reads four 16-byte words of each operand. With lanes
+// in rows of eight, a half-warp reads eight words of one operand and two of the other, and the eight words take
+// two passes.
 #pragma once
 
 #include "device/portable.h"

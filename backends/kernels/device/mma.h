@@ -1,16 +1,18 @@
-// Tensor cores through mma.sync (sm_80 on): D[16, 8] += A[16, 16] B[16, 8], fp32 sums. A lane is (group,
-// member) = (lane / 4, lane % 4), and holds, in words of two neighbours along k,
+// Tensor cores by mma.sync (sm_80 and later): D[16, 8] += A[16, 16] B[16, 8], accumulated in fp32. Lane (group,
+// member) = (lane / 4, lane % 4) of a warp holds these fragments, in 32-bit words of two elements that are
+// neighbours along k:
 //   a[0]: A[group, 2 member]  a[1]: A[group + 8, 2 member]  a[2], a[3]: the same at k + 8
 //   b[0]: B[2 member, group]  b[1]: at k + 8
 //   d[0], d[1]: D[group, 2 member and + 1]  d[2], d[3]: D[group + 8, ...]
-// TF32: D[16, 8] += A[16, 8] B[8, 8] of fp32's upper 19 bits. In each word is one number:
+// TF32: D[16, 8] += A[16, 8] B[8, 8] of the upper 19 bits of fp32. A word holds one element:
 //   a[0]: A[group, member]  a[1]: A[group + 8, member]  a[2], a[3]: the same at k + 4
 //   b[0]: B[member, group]  b[1]: at k + 4
-// load_matrices() reads four matrices of 8 rows of 16 bytes: lane 8 i + r says where row r of matrix i is, a
-// multiple of 16 bytes in shared memory. A lane gets word `member` of row `group` of each; TRANSPOSED, of
-// 16-bit elements, those of column `group` in the rows 2 member and 2 member + 1.
+// load_matrices() (ldmatrix.x4) reads four matrices of 8 rows of 16 bytes from shared memory: lane 8 i + r
+// gives the address of row r of matrix i, a multiple of 16 bytes. From each matrix a lane receives word
+// `member` of row `group`; TRANSPOSED (16-bit elements), the elements of column `group` in the rows 2 member
+// and 2 member + 1.
 //
-// Hopper's wgmma, which takes operands straight from shared memory, is wgmma.h's.
+// Hopper's wgmma, which reads its operands from shared memory, is in wgmma.h.
 #pragma once
 
 #include "device/types.h"
@@ -39,7 +41,7 @@ inline void mma_16x8x16(float (&d)[4], const unsigned (&a)[4], const unsigned (&
     }
 }
 
-// Multiplies what a tensor core sees of an fp32: its lower 13 bits are dropped, not rounded.
+// A tensor core ignores the lower 13 bits of an fp32: they are truncated, not rounded.
 inline void mma_16x8x8_tf32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     const auto lanes = host::exchange(Fragments{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}});
     const int group = lane_index() / 4, member = lane_index() % 4;
@@ -52,7 +54,7 @@ inline void mma_16x8x8_tf32(float (&d)[4], const unsigned (&a)[4], const unsigne
         }
     }
 }
-// Rounded to the nearest, ties away from zero; infinities and NaNs stay.
+// Rounds to nearest, ties away from zero; infinities and NaNs are unchanged.
 inline unsigned to_tf32(unsigned bits) {
     return (bits & 0x7f800000u) == 0x7f800000u ? bits : (bits + 0x1000u) & ~0x1fffu;
 }
@@ -71,7 +73,7 @@ inline void load_matrices(const void* row, unsigned (&out)[4]) {
         } else {
             out[i] = static_cast<const unsigned*>(lanes.of(8 * i + group))[member];
         }
-        unsigned seen = 0;  // of the 128 bytes that shared memory answers with at once
+        unsigned seen = 0;  // which of the eight 16-byte bank groups are read
         for (int r = 0; r < 8; ++r) seen |= 1u << reinterpret_cast<u64>(lanes.of(8 * i + r)) / 16 % 8;
         if (seen != 0xff) host::fail("rows of a matrix share banks of shared memory");
     }
@@ -106,7 +108,7 @@ __device__ __forceinline__ unsigned to_tf32(unsigned bits) {
     return out;
 }
 
-// Shared memory is read where it stands in the program: not before a barrier that precedes it.
+// The memory clobber keeps the load in program order, after any barrier that precedes it.
 template <bool TRANSPOSED>
 __device__ __forceinline__ void load_matrices(const void* row, unsigned (&out)[4]) {
     const unsigned at = shared_address(row);

@@ -1,27 +1,31 @@
-// One operand's tile on its way to mma.h's fragments: LINES rows of A (columns of B) by BK of k, copied
-// from global to shared memory asynchronously and read from there by whole warps. A *row* here is a run that
-// is contiguous in memory: a line, ALONG_K, else one k of every line. Rows are copied in chunks of 16 bytes.
+// The tile of one operand on its way from global memory to mma.h's fragments: LINES rows of A (columns of B) by
+// BK of k, copied asynchronously to shared memory and read from there by whole warps. A *row* here is a
+// contiguous run in global memory: with ALONG_K a line, otherwise all lines at one k. Rows are copied in
+// *chunks* of 16 bytes.
 //
-// Rows that start at multiples of 16 bytes (kAt16) lie one after another, a row's chunks exchanged by an XOR
-// with some bits of its number (swizzle()), so that what a warp reads at once lies in different banks:
-//   load_matrices() has 8 rows of one chunk; a row of 8 chunks is as wide as all banks, and 8 rows from a
-//   multiple of 8 on have c ^ 0, ..., c ^ 7. Of rows of 4 chunks two share a width, and r / 2 tells pairs of
-//   them apart.
-//   fp32 across k is read by words, 8 lines (2 chunks) of 4 rows: c ^ 0, 2, 4, 6 are four pairs of chunks.
-// A copy writes whole rows, 8 chunks of one (or 4 of two neighbours) at a time: any XOR permutes those.
+// kAt16: rows start at multiples of 16 bytes. They are stored one after another, and the chunk index of a row
+// is XORed with some bits of the row's number (swizzle()), so that a warp's simultaneous reads lie in different
+// banks:
+//   load_matrices() reads one chunk of each of 8 rows. A row of 8 chunks spans all banks, and 8 rows from a
+//   multiple of 8 on read the chunks c ^ 0, ..., c ^ 7. Two rows of 4 chunks share a span of the banks, so
+//   pairs of rows are told apart by r / 2.
+//   fp32 across k is read by words, 8 lines (2 chunks) of each of 4 rows: c ^ 0, 2, 4, 6 are four different
+//   pairs of chunks.
+// A copy writes whole rows, 8 chunks of one row (or 4 of each of two neighbours) at a time; any XOR only
+// permutes these.
 //
-// fp32 that starts at multiples of 4 only (kAt4) is copied word by word into the same places.
+// kAt4: fp32 whose rows start at multiples of 4 bytes only is copied word by word into the same places.
 //
-// 16-bit elements that start anywhere (kAnywhere), as in a matrix of 2049 columns: a row is copied in the
-// 16-byte words that it lies in, one more than its own length, and so keeps in shared memory the shift of
-// its start, which is the same for every row with the same number modulo 8. Fragments are put together when
-// they are read: two words and a funnel shift where the shift is odd. What a lane reads begins q = shift / 2
-// words later than it would, so:
-//   along k (DEEP, see read()) lane (group, member) reads word 4 member + q. The eight rows of a group lie
-//   in an order (place_of()) in which four neighbours have different q, an odd number of chunks apart: their
-//   lanes meet in the same four banks four at a time, and then each at its own q.
-//   across k it reads elements group + shift of a row a member: the four rows are made neighbours, 8 banks
-//   apart, and 8 elements at any shift lie in 5 of those.
+// kAnywhere: 16-bit elements whose rows start at any element, as in a matrix of 2049 columns. A row is copied
+// as the aligned 16-byte words that contain it, one more than its own length, so it keeps the shift of its
+// start in shared memory. The shift is the same for all rows with the same number modulo 8. Fragments are
+// assembled when they are read: from two words, by a funnel shift where the shift is odd. A lane's data begins
+// q = shift / 2 words later than it would without a shift, so bank conflicts are avoided as follows:
+//   Along k (DEEP, see read()) lane (group, member) reads word 4 member + q, and rows are an odd number of
+//   chunks apart. The lanes fall onto eight groups of four banks, four lanes onto each group. place_of() orders
+//   the eight rows of a group so that these four lanes have different q and therefore different banks.
+//   Across k a lane reads element group + shift of the row that its member selects. The four rows of the four
+//   members are placed next to each other, 8 banks apart, and 8 elements at any shift lie in at most 5 banks.
 #pragma once
 
 #include "device/args.h"
@@ -29,52 +33,53 @@
 
 namespace gemmtune {
 
-// Where rows start: at multiples of 16 or 4 bytes, or of an element.
+// The alignment class of rows: they start at multiples of 16 or of 4 bytes, or at any element.
 enum Start { kAt16 = 0, kAt4 = 1, kAnywhere = 2 };
 
 GEMMTUNE_DEVICE constexpr int least(int x, int y) { return x < y ? x : y; }
 
-// The lower word of two, after a shift by 0 or 16 bits.
+// The lower word of two after a right shift by 0 or 16 bits.
 GEMMTUNE_DEVICE unsigned funnel(unsigned low, unsigned high, unsigned bits) {
     return static_cast<unsigned>((static_cast<u64>(high) << 32 | low) >> bits);
 }
 
-// In which of eight places a row lies that starts anywhere, an odd number of chunks apart: four neighbours
-// have starts in different words. `shift` is row 0's start within 16 bytes, `ld` the way from row to row, in
-// elements of 16 bits. (Even rows in order; an odd one four on from the even one whose shift has the same
-// half. ld is its own inverse modulo 8.)
+// The place of a kAnywhere row among the eight of its group, which lie an odd number of chunks apart. `shift`
+// is row 0's start within 16 bytes and `ld` the stride from row to row, both in 16-bit elements. For an odd ld,
+// rows in places that differ modulo 4 start in different words: even rows are in order, and an odd row lies
+// four places after the even row with the same shift / 2. (An odd ld is its own inverse modulo 8.)
 GEMMTUNE_DEVICE constexpr int order_of(int row, int shift, int ld) {
     if (ld % 2 == 0) return row;
     const int even = (row - (shift % 2 ? -ld : ld)) & 7;
     return row / 8 * 8 + (row % 2 ? 4 + even / 2 : row % 8 / 2);
 }
 
-// DEEP: where one of the operands starts anywhere, both have the order along k that it is read in. OF_B: the
-// tile is B's; the two operands differ in the order of an instruction's words alone.
+// DEEP: if the rows of either operand are kAnywhere, both operands use the order along k that kAnywhere rows
+// are read in. OF_B: the tile is B's; the two operands differ only in the order of an instruction's words.
 template <typename T, bool OF_B, bool ALONG_K, int START, bool DEEP, int LINES, int BK, int THREADS>
 struct OperandTile {
     static constexpr int kSize = static_cast<int>(sizeof(T));
     static constexpr bool kShifted = START == kAnywhere, kWide = kSize == 4;
     static constexpr int kRows = ALONG_K ? LINES : BK, kRowBytes = (ALONG_K ? BK : LINES) * kSize;
     static constexpr int kChunks = kRowBytes / 16;
-    // Along k an odd number of chunks, across k 8 words beyond whole widths of the banks (or half of one).
+    // kAnywhere: along k an odd number of chunks, across k 8 words more than a multiple of the banks (or of
+    // half of them).
     static constexpr int kPitch = kRowBytes + (kShifted ? ALONG_K ? 16 : 32 : 0);
     static constexpr int kBytes = kRows * kPitch;
-    static constexpr int kStep = 32 / kSize;  // of k: an instruction's
-    // Threads are lanes of a row by rows of a pass.
+    static constexpr int kStep = 32 / kSize;  // k of one instruction
+    // The copying threads form kLanes units of a row by kPass rows.
     static constexpr int kUnit = START == kAt4 ? 4 : 16, kUnits = kRowBytes / kUnit;
     static constexpr int kLanes = least(kUnits, START == kAt4 ? 32 : 8), kPass = THREADS / kLanes;
-    static constexpr int kTurns = kPass < kRows ? kRows / kPass : 1;  // passes to the last row
-    static constexpr int kSides = kPass > kRows ? kPass / kRows : 1;  // groups of lanes beside each other
+    static constexpr int kTurns = kPass < kRows ? kRows / kPass : 1;  // passes that cover all rows
+    static constexpr int kSides = kPass > kRows ? kPass / kRows : 1;  // groups of lanes side by side in a row
     static constexpr int kCopies = kRows * kUnits / THREADS;
-    // Whether a row of every pass has its chunks exchanged as the first one's has.
+    // Whether a thread's rows in all passes have the same swizzle as its row in the first pass.
     static constexpr bool kAlike = kPass % 8 == 0 && (kShifted || ALONG_K || !DEEP);
     static_assert(kWide ? !kShifted && !DEEP : START != kAt4, "how rows of a type may start");
     static_assert(kTurns * kPass == kRows * kSides && kCopies % kTurns == 0, "a tile is whole passes");
     static_assert(kCopies * THREADS == kRows * kUnits && THREADS % 64 == 0, "a tile is whole passes");
     static_assert(kChunks % least(kChunks, 8) == 0 && kChunks >= 4, "4 chunks, or 8s of them");
 
-    // What chunk numbers of a row are changed by.
+    // The value that is XORed into the chunk numbers of a row.
     static GEMMTUNE_DEVICE constexpr int swizzle(int row) {
         if (kShifted) return 0;
         if (kWide && !ALONG_K) return row % 4 * 2;
@@ -82,8 +87,8 @@ struct OperandTile {
         if (DEEP) return kChunks >= 8 ? row % 2 + row / 8 % 4 * 2 : row / 8 % 4;
         return kChunks >= 8 ? row % 8 : row / 2 % 4;
     }
-    // Where a row lies of kShifted operands: along k by its shift, across k beside those 8 and 16 and 24 on.
-    // `shift` is row 0's, `ld` the elements from row to row.
+    // The place of a row of a kShifted operand: along k by its shift, across k next to the rows 8, 16 and 24
+    // further on. `shift` is row 0's, `ld` the stride from row to row in elements.
     static GEMMTUNE_DEVICE constexpr int place_of(int row, int shift, int ld) {
         if (!kShifted) return row;
         if (!ALONG_K) return row / 32 * 32 + row % 8 * 4 + row / 8 % 4;
@@ -95,18 +100,18 @@ struct OperandTile {
     }
 
 private:
-    int shift_, ld_;    // elements from a chunk's start to row 0's; ld modulo 8
-    int row_, unit_;    // this thread's first copy
-    int to_;            // where in the tile it goes
-    int own_, last_;    // bytes from the first chunk of its row, and of copy_last()'s, to the row's start
-    int lines_, left_;  // lines there are, as far as they matter; k from the next tile on
-    i64 pass_, tile_;   // bytes from a pass's rows to the next one's, and from tile to tile
+    int shift_, ld_;    // elements from a chunk's start to row 0's start; ld modulo 8
+    int row_, unit_;    // row and unit of this thread's first copy
+    int to_;            // that copy's offset in the tile
+    int own_, last_;    // bytes from a chunk's start to the row's: of row_, of the last chunk's row
+    int lines_, left_;  // lines in the operand, at most LINES + 1; k from the next tile on
+    i64 pass_, tile_;   // bytes from pass to pass, and from tile to tile
     const char *from_, *from_last_;
 
     GEMMTUNE_DEVICE int shift_of(int row) const { return (shift_ + row * ld_) & 7; }
 
 public:
-    // From line `line` of `lines` and p (whole tiles) of k on; `ld` steps the index that is not contiguous.
+    // Starts at line `line` of `lines` and at p of k (a multiple of BK); `ld` is the stride of the other index.
     GEMMTUNE_DEVICE OperandTile(const void* operand, i64 batch, i64 ld, i64 line, i64 lines, i64 p, i64 k) {
         const int t = static_cast<int>(thread_index());
         const char* first = static_cast<const char*>(operand);
@@ -124,21 +129,22 @@ public:
         from_last_ = first + t % kRows * row_bytes - last_ + kRowBytes;
     }
 
-    // Whether all of the next tile is there, and a row after it: shifted rows end in another's words.
+    // Whether the operand has all of the next tile and, if shifted, one more row: a shifted row's last word
+    // extends into the row after it.
     GEMMTUNE_DEVICE bool whole() const {
         return lines_ >= LINES + (kShifted && ALONG_K) && left_ >= BK + (kShifted && !ALONG_K);
     }
-    // Whether all of the next tile's k is there, and enough after it that every chunk with an element of the
-    // tile is the operand's: what is missing are lines, as it is for all tiles of a block but the last ones.
+    // Whether the operand has all of the next tile's k, and enough beyond it that every chunk with an element
+    // of the tile lies in the operand. Then only lines can be missing, as in all but the last tiles of a block.
     GEMMTUNE_DEVICE bool deep() const { return left_ >= BK + 8; }
     GEMMTUNE_DEVICE void advance() { from_ += tile_, from_last_ += tile_, left_ -= BK; }
 
-    // Starts the copies of the next tile: of all of it, where it is whole(); of the lines that there are,
-    // where it is deep(); else of what is there, and zeros beyond k. (Near the operand's end one by one:
-    // where most blocks' tiles are not whole, copy_first()'s arithmetic would double their steps.) Of lines
-    // beyond the operand the buffer keeps what it had: so do sums that nobody stores. A chunk that begins
-    // before its row does is read whole: it lies in the operand's own allocation, which begins at a multiple
-    // of 16 bytes. The operand ends at `end`.
+    // Start the copies of the next tile: copy_whole() of all of it (whole()), copy_lines() of the lines that
+    // exist (deep()), copy_some() of what exists, with zeros beyond k. For lines beyond the operand the buffer
+    // keeps its old contents: sums of those lines are not stored. A chunk that begins before its row is read
+    // whole: it lies in the operand's allocation, which begins at a multiple of 16 bytes. The operand ends at
+    // `end`. (Shifted rows use copy_first(), in a rolled loop, only near `end`: its arithmetic would double the
+    // instructions of a step in GEMMs where most tiles are partial.)
     GEMMTUNE_DEVICE void copy_whole(char* to) const { copy_deep<true>(to); }
     GEMMTUNE_DEVICE void copy_lines(char* to) const { copy_deep<false>(to); }
     GEMMTUNE_DEVICE void copy_some(char* to, const char* end) const {
@@ -172,25 +178,27 @@ public:
 
 private:
     GEMMTUNE_DEVICE int rows() const { return ALONG_K ? lines_ : least(left_, BK); }
-    // Of a row from the tile's first element on; along k more than the tile has of it, where it goes on.
+    // Bytes of a row from the tile's first element on: along k up to 16 more than the tile's, if the row
+    // continues.
     GEMMTUNE_DEVICE int row_bytes() const {
         return least(ALONG_K ? left_ : lines_, ALONG_K ? BK + 16 / kSize : LINES) * kSize;
     }
-    // Bytes from this thread's first row to its last one that is there.
+    // Bytes from this thread's first row to its last existing row.
     GEMMTUNE_DEVICE i64 furthest() const { return (least(rows(), kRows) - 1 - row_) / kPass * pass_; }
-    // Bytes of a row's unit, whose first one begins `own` bytes before the row.
+    // Bytes that exist of a row's unit `unit`; unit 0 begins `own` bytes before the row.
     GEMMTUNE_DEVICE int unit_bytes(int own, int unit) const {
         const int left = row_bytes() + own - unit * kUnit;
         return left <= 0 ? 0 : least(left, kUnit);
     }
 
-    // Where in a tile this thread's copy of the row `on` rows on goes, `beside` units beside its first.
+    // The address in a tile of this thread's copy of row row_ + on, `beside` units after its first unit.
     GEMMTUNE_DEVICE char* place(char* to, int on, int beside) const {
-        // (Across k passes are powers of two that are no part of the first row's number.)
+        // (place_of() is additive here: across k, kPass is a power of two, so `on` and the first row's number
+        // share no bits.)
         if (kAlike) return to + (to_ + place_of(on, 0, 0) * kPitch + beside * kUnit);
         return to + offset_of(row_ + on, row_ + on, unit_ + beside);
     }
-    // And a row's last chunk, where its start is shifted.
+    // The address of the additional last chunk of a shifted row.
     GEMMTUNE_DEVICE char* last_place(char* to, int row) const {
         return to + place_of(row, shift_, ld_) * kPitch + kRowBytes;
     }
@@ -221,15 +229,15 @@ private:
     }
 
 public:
-    // A warp's fragments of step `step` along k from the tile's line `line` on: of 16 lines each, in words of
-    // 4 bytes: of lines 0-7 and 8-15, at the instruction's first places along k and at its last.
-    // DEEP: which elements stand at those places is free, as long as it is the same for both operands: a
-    // lane's of two steps are eight neighbours, 8 member on, of which this step has a half.
+    // A warp's fragments at step `step` along k, from line `line` of the tile on: 16 lines for each of TILES,
+    // in four 32-bit words: lines 0-7 and 8-15, at the first and at the second half of the instruction's k.
+    // DEEP: which elements of k are at these positions is arbitrary, as long as both operands agree. A lane
+    // reads eight neighbours, from 8 member on, in two steps; each step has half of them.
     template <int TILES>
     GEMMTUNE_DEVICE void read(const char* tile, int line, int step, unsigned (&out)[TILES][4]) const {
         const int lane = lane_index(), group = lane / 4, member = lane % 4;
         const int pair = step / 2, half = step % 2;
-        // A's words are lines first, B's are places first.
+        // The order of the words: A's first by lines, B's first by k.
         constexpr int kLine = OF_B ? 2 : 1, kPlace = OF_B ? 1 : 2;
         const int matrix_line = lane / 8 / kLine % 2 * 8, matrix_place = lane / 8 / kPlace % 2;
         GEMMTUNE_UNROLL

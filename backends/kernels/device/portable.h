@@ -1,36 +1,51 @@
-// What CUDA (portable_cuda.h), HIP (portable_hip.h) and the host (host.h) do differently. Kernels say what they
-// mean in these words alone, and include no vendor's header.
+// The vocabulary that hides the differences between CUDA (portable_cuda.h), HIP (portable_hip.h) and the host
+// emulator (emulator/host.h). Kernels use only these names and include no vendor header.
 //
-//   GEMMTUNE_DEVICE, GEMMTUNE_UNROLL, kWarp       a function's qualifiers, a loop's, threads a warp
-//   GEMMTUNE_ROLL                                 a loop that must stay one
-//   GEMMTUNE_RARELY(condition)                    the condition; what it leads to is kept out of the way
+//   GEMMTUNE_DEVICE, GEMMTUNE_UNROLL, kWarp       function qualifiers; unroll the next loop; threads of a warp
+//                                                 (wavefront)
+//   GEMMTUNE_ROLL                                 never unroll the next loop
+//   GEMMTUNE_ADVANCE(pointer, by)                 advances a pointer that is not null
+//   GEMMTUNE_PICK(condition, x, y)                one of two elements of an array in registers
+//   GEMMTUNE_RARELY(condition)                    the condition, hinted unlikely: its branch is moved out of
+//                                                 line
 //   thread_index() block_x() block_y() block_z()  blocks are one-dimensional, grids three-dimensional
-//   block_barrier() warp_barrier() shuffle_xor()  every thread of the block, or of the warp, takes part
-//   named_barrier_sync<THREADS>()                 block_barrier() of so many threads, wherever they call it
-//   stream16() stream8() stream4() read16()       aligned loads: of what is read once, or again
-//   stream16(p, there)                            the same, or zeros; no branch, so that many are in flight
-//   stream16_part()                               either, of a run that is read by small parts: the 128 bytes
-//                                                 around come as far as L2 with it
-//   read16_if() read2_if()                        a load where it is wanted (else anything; zero): no branch
-//   write_shared16_if()                           and such a store to shared memory, of what is known anyway
-//   prefetch_l2()                                 on its way to L2, on NVIDIA's GPUs: no load, at any time
+//   block_barrier() warp_barrier() shuffle_xor()  every thread of the block, or of the warp, must take part
+//   named_barrier_sync<THREADS>()                 a barrier of THREADS threads of the block, which may reach it
+//                                                 from different places in the program
+//   stream16() stream8() stream4()                aligned loads of data that is read once: not kept in L1
+//   read16()                                      an aligned load of data that is read again
+//   stream16(p, there)                            a predicated load, zeros if not `there`: without a branch, so
+//                                                 that many loads are in flight
+//   stream16_part()                               stream16() with a hint to fetch the surrounding 128 bytes to
+//                                                 L2: for runs that are read in small parts
+//   read16_if() read2_if()                        predicated loads without a branch; if not `wanted`,
+//                                                 read16_if() returns unspecified bits and read2_if() zero
+//   write_shared16_if()                           a predicated store to shared memory without a branch; the
+//                                                 value is computed either way
+//   prefetch_l2()                                 starts a fetch to L2 (NVIDIA only). Not a load: allowed at
+//                                                 any time
 //   write16() write8()                            aligned stores
-//   write_global16()                              one to global memory, in one piece whatever stands around it
-//   copy_async16() copy_async4()                  from global to shared memory, by nobody's registers: 16 (4)
-//                                                 bytes, or as many zeros; aligned. Or the first so many of
-//                                                 16, then zeros: all 16 are the operand's
-//   copy_first()                                  the same (of an even number) of an operand that ends where
-//                                                 it says: beyond that it reads nothing
-//   copy_part()                                   the same of fewer than 16, by this thread's registers
-//   copy_async16_if()                             copy_async16(), where that is wanted: without a branch
-//   commit_copies() wait_copies<N>()              copies since the last make a group; all but N groups are in
-//                                                 place, as far as this thread's own go
-//   read_shared<T>()                              from shared memory, by a whole warp
-//   opaque(x)                                     x, worked out here once: compilers would rather do so again
-//   opaque_shared(p)                              in every turn of a loop that uses it (p: shared memory)
-//   launch_dependents() wait_for_launches()       what launches tell each other (below)
-//   GEMMTUNE_KERNEL(name, family)                 the entry point of family::run(args, shared), which begins
-//                                                 when all launches before it have ended
+//   write_global16()                              write16() to global memory that stays a single instruction,
+//                                                 whatever code surrounds it
+//   copy_async16() copy_async4()                  asynchronous copies from global to shared memory that bypass
+//                                                 registers: 16 (4) aligned bytes. With `bytes`: the first
+//                                                 `bytes` of 16, then zeros (of 4: all or zeros); all 16 (4)
+//                                                 source bytes must lie in the operand
+//   copy_first()                                  copy_async16() of an even number of bytes that reads nothing
+//                                                 at or beyond `end`, the operand's end
+//   copy_part()                                   copies fewer than 16 bytes through this thread's registers,
+//                                                 then zeros; synchronous
+//   copy_async16_if()                             a predicated copy_async16() without a branch
+//   commit_copies() wait_copies<N>()              closes a group of the copies since the last commit; waits
+//                                                 until at most N of this thread's own groups are in flight
+//   read_shared<T>()                              a load from shared memory by a whole warp
+//   opaque(x)                                     x, computed here once. The compiler cannot see where the
+//                                                 value comes from, so it does not recompute it in every
+//                                                 iteration of a loop
+//   opaque_shared(p)                              the same for a pointer to shared memory
+//   launch_dependents() wait_for_launches()       programmatic dependent launch (below)
+//   GEMMTUNE_KERNEL(name, family)                 the entry point of family::run(args, shared); begins when all
+//                                                 previous launches have ended
 #pragma once
 
 namespace gemmtune {
@@ -38,7 +53,7 @@ namespace gemmtune {
 typedef long long i64;
 typedef unsigned long long u64;
 
-// 16 bytes as they are loaded.
+// The result of a 16-byte load.
 struct alignas(16) Words {
     unsigned at[4];
 };
@@ -56,6 +71,13 @@ struct alignas(16) Words {
 #include "device/portable_cuda.h"
 #endif
 
+#if !defined(GEMMTUNE_PICK)
+#define GEMMTUNE_PICK(CONDITION, X, Y) ((CONDITION) ? (X) : (Y))
+#endif
+#if !defined(GEMMTUNE_ADVANCE)
+#define GEMMTUNE_ADVANCE(POINTER, BY) do if (POINTER) POINTER += BY; while (false)
+#endif
+
 namespace gemmtune {
 
 #if !defined(GEMMTUNE_BF16_CONVERSION)
@@ -68,7 +90,8 @@ GEMMTUNE_DEVICE unsigned short float_to_bf16(float value) {
 #endif
 
 #if !defined(GEMMTUNE_HOST)
-// The first bytes of 16, then zeros: by loads and stores, which the thread waits for.
+// Copies the first `bytes` of 16 by ordinary loads and stores, which the thread waits for, and fills the rest
+// with zeros.
 GEMMTUNE_DEVICE void copy_part(void* shared, const void* global, int bytes) {
     const unsigned short* const from = static_cast<const unsigned short*>(global);
     GEMMTUNE_UNROLL
@@ -78,7 +101,7 @@ GEMMTUNE_DEVICE void copy_part(void* shared, const void* global, int bytes) {
 #endif
 
 #if !defined(GEMMTUNE_HOST) && !defined(GEMMTUNE_ASYNC_COPIES)
-// No copy that goes on by itself, but loads and stores: what a thread copies is there at once.
+// Without asynchronous copies: ordinary loads and stores, so a thread's own copies are complete at once.
 GEMMTUNE_DEVICE void copy_async16(void* shared, const void* global) { write16(shared, read16(global)); }
 GEMMTUNE_DEVICE void copy_async4(void* shared, const void* global) {
     *static_cast<unsigned*>(shared) = *static_cast<const unsigned*>(global);
@@ -103,8 +126,8 @@ GEMMTUNE_DEVICE void wait_copies() {}
 #endif
 
 #if !defined(GEMMTUNE_HOST)
-// An asynchronous copy of a part may not begin within 16 bytes of the operand's end: what it leaves out is
-// an access as well, as compute-sanitizer's memcheck sees it.
+// A partial asynchronous copy must not begin within 16 bytes of the operand's end: compute-sanitizer's memcheck
+// counts the bytes that it leaves out as an access, too.
 GEMMTUNE_DEVICE void copy_first(void* shared, const char* global, int bytes, const char* end) {
     if (bytes % 16 != 0 && global + 16 > end) copy_part(shared, global, bytes);
     else copy_async16(shared, global, bytes);
@@ -129,29 +152,29 @@ template <typename T>
 GEMMTUNE_DEVICE T read_shared(const void* p) { return *static_cast<const T*>(p); }
 #endif
 
-// NVIDIA's GPUs from sm_90 on may start a launch while the one before it ends (programmatic dependent
-// launch), which hides the time that a launch takes; the host queues every launch of ours so (driver.py:
-// dependent()).
-//   wait_for_launches()  of every thread of every kernel, before it touches memory and before it may end
-//                        (GEMMTUNE_KERNEL): until all of the launch before has ended and what it stored can
-//                        be seen. Whatever that launch is, it has waited for those before it: who waits for
-//                        it waits for them too, and operands, D and the workspace are as in any other order.
-//   launch_dependents()  in the first of a product's two launches, of which the second adds what the first
-//                        one keeps in the workspace. Once every block has said so, or has ended, blocks of
-//                        the second may start where there is room. All of the first's have had their place
-//                        by then, so that none of them waits for one of the second's. It promises nothing
-//                        of memory, and may stand before a block's last stores. Copies of operands say so
-//                        as well. A launch that says nothing lets the next one start when its last block
-//                        ends: products do not overlap.
-// Before it waits a kernel may prefetch_l2() what it is going to load: whoever stores there meanwhile stores to L2.
-// Elsewhere launches wait for one another anyway, and these functions do nothing.
+// Programmatic dependent launch. NVIDIA GPUs from sm_90 on may place a launch's blocks while the previous
+// launch ends, which hides launch latency; the host marks every launch of ours for it (launch.py:
+// KernelLaunch.dependent()).
+//   wait_for_launches()  Every thread of every kernel calls it before it touches memory and before it may exit
+//                        (GEMMTUNE_KERNEL). It returns when the previous launch has ended and its stores are
+//                        visible. The previous launch has itself waited for its predecessors, so completion is
+//                        transitive: operands, D and the workspace behave as in plain stream order.
+//   launch_dependents()  The first launch of a GEMM with split k calls it; the second launch adds the partial
+//                        sums that the first one left in the workspace. Once every block has called it or
+//                        exited, blocks of the second launch are placed where there is room. By then all blocks
+//                        of the first launch have been placed, so none of them waits for a block of the second.
+//                        It says nothing about memory, so a block may call it before its last stores. Copies of
+//                        operands call it as well. A launch that never calls it releases the next one when its
+//                        last block ends: GEMMs do not overlap.
+// Before it waits, a kernel may prefetch_l2() what it is going to load: a concurrent store goes to L2 as well.
+// Where there is no such feature launches wait for one another anyway, and these functions do nothing.
 #if !defined(GEMMTUNE_DEPENDENT_LAUNCHES)
 GEMMTUNE_DEVICE void launch_dependents() {}
 GEMMTUNE_DEVICE void wait_for_launches() {}
 #endif
 
-// What every kernel begins with. A family that says kWaits waits by itself, once, and has done by then what
-// needs no memory.
+// Every kernel calls begin() first. A family with kWaits calls wait_for_launches() itself, exactly once, after
+// the work that needs no memory.
 template <typename FAMILY>
 GEMMTUNE_DEVICE constexpr bool waits_itself(decltype(FAMILY::kWaits)*) { return FAMILY::kWaits; }
 template <typename FAMILY>
@@ -161,7 +184,7 @@ GEMMTUNE_DEVICE void begin() {
     if constexpr (!waits_itself<FAMILY>(nullptr)) wait_for_launches();
 }
 
-// Unsigned arithmetic: signed division by a power of two costs a block's first loads some of their time.
+// Unsigned arithmetic: a signed division by a power of two takes longer and delays a block's first loads.
 GEMMTUNE_DEVICE int lane_index() { return static_cast<int>(thread_index() % static_cast<unsigned>(kWarp)); }
 GEMMTUNE_DEVICE int warp_index() { return static_cast<int>(thread_index() / static_cast<unsigned>(kWarp)); }
 

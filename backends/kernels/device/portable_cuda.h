@@ -1,4 +1,4 @@
-// portable.h's words in CUDA, as NVRTC compiles it.
+// portable.h's vocabulary in CUDA, compiled by NVRTC.
 #pragma once
 
 #define GEMMTUNE_DEVICE __device__ __forceinline__
@@ -15,7 +15,7 @@ GEMMTUNE_DEVICE unsigned block_y() { return blockIdx.y; }
 GEMMTUNE_DEVICE unsigned block_z() { return blockIdx.z; }
 GEMMTUNE_DEVICE void block_barrier() { __syncthreads(); }
 template <int THREADS>
-GEMMTUNE_DEVICE void named_barrier_sync() {  // __syncthreads() is one place in the program for all
+GEMMTUNE_DEVICE void named_barrier_sync() {  // __syncthreads() must be one instruction for all threads
     asm volatile("barrier.cta.sync.aligned 1, %0;" ::"n"(THREADS) : "memory");
 }
 GEMMTUNE_DEVICE void warp_barrier() { __syncwarp(); }
@@ -44,9 +44,9 @@ GEMMTUNE_DEVICE float as_float(unsigned bits) { return __uint_as_float(bits); }
 GEMMTUNE_DEVICE unsigned as_unsigned(float value) { return __float_as_uint(value); }
 GEMMTUNE_DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
 
-// volatile: they are issued in the order written, all of them before the first use, and after a wait that
-// precedes them. For the same reason not by the path for what nobody writes (ld.global.nc): the launch before
-// this one may have stored it since this one started.
+// volatile: loads are issued in program order, all of them before the first use, and after a wait that precedes
+// them. Not ld.global.nc, which assumes read-only data: the previous launch may have stored to the address
+// after this launch started.
 GEMMTUNE_DEVICE Words stream16(const void* p) {
     Words v;
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -184,8 +184,8 @@ GEMMTUNE_DEVICE unsigned short float_to_bf16(float value) {
     return out;
 }
 #endif
-// The hardware's approximations: their error, some 2 units in the last place of e^x, is below what an
-// epilogue is allowed, and the exact functions are calls that would stand once an element in a tile's code.
+// The hardware's approximations. Their error, about 2 units in the last place of e^x, is below an epilogue's
+// tolerance; the exact functions are calls, and a tile's code would contain one for each element.
 GEMMTUNE_DEVICE float exponential(float x) {
     float out;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x * 1.44269504f));

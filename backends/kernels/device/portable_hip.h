@@ -1,4 +1,4 @@
-// portable.h's words in HIP: hipRTC, or clang with -nogpuinc -nogpulib.
+// portable.h's vocabulary in HIP, compiled by hipRTC, or by clang with -nogpuinc -nogpulib.
 #pragma once
 
 #ifndef GEMMTUNE_WARP
@@ -7,6 +7,10 @@
 #define GEMMTUNE_DEVICE __attribute__((device)) inline __attribute__((always_inline))
 #define GEMMTUNE_UNROLL _Pragma("unroll")
 #define GEMMTUNE_ROLL _Pragma("unroll 1")
+// Reads both: a choice between addresses would keep an array in scratch memory.
+#define GEMMTUNE_PICK(CONDITION, X, Y) gemmtune::pick(CONDITION, X, Y)
+// Chooses the offset, not the pointer: the compiler then still knows that it points to global memory.
+#define GEMMTUNE_ADVANCE(POINTER, BY) (POINTER) += (POINTER) ? (BY) : 0
 
 namespace gemmtune {
 
@@ -17,19 +21,30 @@ GEMMTUNE_DEVICE unsigned block_x() { return __builtin_amdgcn_workgroup_id_x(); }
 GEMMTUNE_DEVICE unsigned block_y() { return __builtin_amdgcn_workgroup_id_y(); }
 GEMMTUNE_DEVICE unsigned block_z() { return __builtin_amdgcn_workgroup_id_z(); }
 
+// Threads of a block exchange data through LDS only. Fences of all memory would have RDNA invalidate its first
+// cache at every barrier; compilers before clang 19 know no others.
+#if __clang_major__ >= 19
+#define GEMMTUNE_FENCE(ORDER) __builtin_amdgcn_fence(ORDER, "workgroup", "local")
+#else
+#define GEMMTUNE_FENCE(ORDER) __builtin_amdgcn_fence(ORDER, "workgroup")
+#endif
 GEMMTUNE_DEVICE void block_barrier() {
-    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+    GEMMTUNE_FENCE(__ATOMIC_RELEASE);
     __builtin_amdgcn_s_barrier();
-    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+    GEMMTUNE_FENCE(__ATOMIC_ACQUIRE);
 }
+#undef GEMMTUNE_FENCE
 
 template <int THREADS>
 GEMMTUNE_DEVICE void named_barrier_sync() { block_barrier(); }
 
+template <typename T>
+GEMMTUNE_DEVICE T pick(bool condition, T x, T y) { return condition ? x : y; }
+
 GEMMTUNE_DEVICE float as_float(unsigned bits) { return __builtin_bit_cast(float, bits); }
 GEMMTUNE_DEVICE unsigned as_unsigned(float value) { return __builtin_bit_cast(unsigned, value); }
 
-// A wavefront's lanes go in step.
+// A wavefront's lanes execute in lockstep.
 GEMMTUNE_DEVICE void warp_barrier() { __builtin_amdgcn_wave_barrier(); }
 
 GEMMTUNE_DEVICE float shuffle_xor(float value, int mask) {
@@ -71,7 +86,7 @@ GEMMTUNE_DEVICE float half_to_float(unsigned short bits) {
 GEMMTUNE_DEVICE unsigned short float_to_half(float value) {
     return __builtin_bit_cast(unsigned short, static_cast<_Float16>(value));
 }
-// No device library: the hardware's approximations.
+// The hardware's approximations: no device library is linked.
 GEMMTUNE_DEVICE float exponential(float x) { return __builtin_amdgcn_exp2f(x * 1.44269504f); }
 GEMMTUNE_DEVICE float quotient(float x, float y) { return x * __builtin_amdgcn_rcpf(y); }
 

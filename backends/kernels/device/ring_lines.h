@@ -1,16 +1,16 @@
-// Lines of an operand on their way through a warp's ring in shared memory (skinny_ring.h): LINES lines that
-// are contiguous along k, BK elements of each (a chunk) at a time, copied by the warp's 32 lanes and read as
-// mma.h's fragments.
+// Lines of an operand on their way through a warp's ring of slots in shared memory (skinny_ring.h): LINES
+// lines, contiguous along k, BK elements of each (a chunk) at a time, copied asynchronously by the warp's 32
+// lanes and read as mma.h's fragments.
 //
-// WHOLE: lines start at multiples of 16 bytes and are whole numbers of them; neighbouring lines have their
-// halves of 128 bytes exchanged, so that the lines that are read at once lie in different banks. Else a line
-// is copied in the 16-byte words that it lies in, one more than its own length, and keeps in shared memory
-// the shift of its start, which is the same for every eighth line; words are put together when they are read.
-// (operand_tile.h: in an order in which what a warp reads lies in different banks, too, where their leading
-// dimension is odd.)
+// WHOLE: lines start at multiples of 16 bytes and are whole numbers of 16-byte words. Every second line has the
+// halves of each 128 bytes exchanged, so that lines that are read together lie in different banks. Otherwise
+// (unaligned lines) a line is copied as the aligned 16-byte words that contain it, one more than its own
+// length, and keeps the shift of its start in shared memory; the shift is the same for every eighth line. Words
+// are assembled when they are read. If the leading dimension is odd, lines are stored in an order in which
+// these reads have no bank conflicts either (operand_tile.h).
 //
-// A lane's copies of one *turn* are of the same words of every eighth line: their places in a slot are so many
-// bytes apart, and so are their sources. What differs from turn to turn is worked out once, and kept.
+// In one *turn* a lane copies the same word of every eighth line, so targets and sources advance by constants.
+// What differs from turn to turn is computed once and kept in registers.
 #pragma once
 
 #include "device/operand_tile.h"
@@ -19,14 +19,14 @@ namespace gemmtune {
 
 template <bool WHOLE, int LINES, int BK>
 struct RingLines {
-    static constexpr int kPiece = BK * 2, kPitch = kPiece + (WHOLE ? 0 : 16);  // bytes of a line in a slot
-    static constexpr int kLanes = BK / 8, kOn = 32 / kLanes;  // lanes of a line, lines of a copy
+    static constexpr int kPiece = BK * 2, kPitch = kPiece + (WHOLE ? 0 : 16);  // of a line: chunk, in a slot
+    static constexpr int kLanes = BK / 8, kOn = 32 / kLanes;  // lanes along a line, lines side by side
     static constexpr int kTurns = (least(LINES, 8) + kOn - 1) / kOn;
     static_assert(BK % 64 == 0 && BK <= 256, "whole widths of the banks; a line's copies are a warp's at most");
     static_assert(LINES <= 8 || LINES % 8 == 0, "every turn has its eighth lines");
 
-    // From line `first` of `lines` on; those beyond the last are neither copied nor zero: what is read of them
-    // must come to nothing (lines are multiplied one by one).
+    // Starts at line `first` of `lines`. Lines beyond the last are neither copied nor set to zero: their values
+    // reach only sums that are dropped, because each line contributes to its own sums alone.
     GEMMTUNE_DEVICE RingLines(const void* operand, i64 batch, i64 ld, i64 first, int lines, int k) : k_(k) {
         const char* const base = static_cast<const char*>(operand) + (batch + first * ld) * 2;
         const i64 left = lines - first;
@@ -48,17 +48,18 @@ struct RingLines {
         to_last_ = opaque(place_of(last) * kPitch + kPiece), left_last_ = opaque(lines_ - last);
     }
 
-    // Starts this lane's copies of a chunk of an operand that ends at `end`; what lies beyond a line's end is
-    // zero. (What a word has before its line is read as well: that lies in the operand's allocation, which
-    // begins at 16 bytes.)
+    // Starts this lane's copies of a chunk of an operand that ends at `end`; elements beyond a line's end are
+    // zero. (Bytes of a word before its line are read as well: they lie in the operand's allocation, which
+    // begins at a multiple of 16 bytes.)
     GEMMTUNE_DEVICE void copy(char* to, int chunk, const char* end) const {
-        const int elements = k_ - chunk * BK;  // left; a line may have more bytes than an int counts
+        const int elements = k_ - chunk * BK;  // left in the line, whose bytes may exceed an int
         const i64 at = static_cast<i64>(chunk) * kPiece;
         if (elements < kPitch / 2) copy_some(to, elements * 2, at, end);
         else copy_whole(to, at);
     }
 
-    // The lane's eight elements at a step along k, 8 member on, of its line of the eight from `first` on.
+    // The lane's eight elements at step `step` along k, from 8 member on, of its line among the eight from
+    // `first` on.
     GEMMTUNE_DEVICE void read(const char* tile, int first, int step, unsigned (&out)[4]) const {
         if constexpr (WHOLE) {
             const char* const at = tile + (read_ ^ step % 2 * 64) + (first * kPitch + step / 2 * 128);
@@ -78,26 +79,26 @@ struct RingLines {
     }
 
 private:
-    const char *from_[kTurns], *from_last_;  // a turn's first source in the first chunk, and of a line's last
-    int to_[kTurns], to_last_;               // word; and where in a slot they go
+    const char *from_[kTurns], *from_last_;  // first source of each turn in chunk 0; that of lines' last words
+    int to_[kTurns], to_last_;               // their offsets in a slot
     i64 eight_;                              // bytes from a line to the eighth after it
-    int lines_, k_, start_, ld_;             // lines there are; elements of a line, from 16 bytes to the first
-    int left_, left_last_;                   // one's start, and from line to line, modulo 8; lines from the
-    int read_, bits_;                        // lane's first on, of either kind of copies; where the lane's
-                                             // reading begins, and its shift within 4 bytes
+    int lines_, k_, start_, ld_;             // lines that exist; elements of a line; elements from a 16-byte
+                                             // boundary to line 0's start; leading dimension modulo 8
+    int left_, left_last_;                   // lines from the lane's first on, for turns and for last words
+    int read_, bits_;                        // where in a slot the lane reads; its shift within a word, in bits
 
     static GEMMTUNE_DEVICE int unit() { return lane_index() % kLanes; }
     static GEMMTUNE_DEVICE int line_of(int turn) { return lane_index() / kLanes + turn * kOn; }
-    // What the numbers of a line's words are changed by.
+    // The value that is XORed into the numbers of a line's words.
     static GEMMTUNE_DEVICE int exchanged(int line) { return WHOLE ? line % 2 * 4 : 0; }
     GEMMTUNE_DEVICE int shift_of(int line) const { return WHOLE ? 0 : ((start_ + line * ld_) & 7) * 2; }
-    // (order_of() does the same from a line's number; the shift is known here.)
+    // (The same as order_of(), which starts from a line's number; the shift is known here.)
     GEMMTUNE_DEVICE int place_of(int line) const {
         const int shift = shift_of(line) / 2;
         return WHOLE || LINES < 8 || ld_ % 2 == 0 ? line : line / 8 * 8 + shift / 2 + shift % 2 * 4;
     }
 
-    // Of pieces that go on to the chunk's end, and beyond it where words do.
+    // Copies a chunk of which every line exists up to the chunk's end, and beyond it as far as the words reach.
     GEMMTUNE_DEVICE void copy_whole(char* to, i64 at) const {
         GEMMTUNE_UNROLL
         for (int turn = 0; turn < kTurns; ++turn) {
@@ -118,7 +119,7 @@ private:
         }
     }
 
-    // The last chunks of lines, `left` bytes of each.
+    // Copies the last chunks of the lines, with `left` bytes of each line left.
     GEMMTUNE_DEVICE void copy_some(char* to, int left, i64 at, const char* end) const {
         GEMMTUNE_UNROLL
         for (int turn = 0; turn < kTurns; ++turn) {
@@ -129,15 +130,15 @@ private:
         if (!WHOLE) copy_words<32>(to + to_last_, left_last_, from_last_, kPiece, here, at, end);
     }
 
-    // A word of every STEP-th of so many lines, `on` bytes from the first of its line's piece, of which there
-    // are `here` bytes left.
+    // Copies a word of every STEP-th of `lines` lines, `on` bytes after the first word of its line's piece;
+    // `here` bytes of the line are left from there on.
     template <int STEP>
     GEMMTUNE_DEVICE void copy_words(char* to, int lines, const char* from, int on, int here, i64 at,
                                     const char* end) const {
         const int bytes = here < 0 ? 0 : least(here, 16);
-        const char* source = here > 0 ? from + at : from - on;  // of no bytes: from the operand nonetheless
+        const char* source = here > 0 ? from + at : from - on;  // zero bytes: any address in the operand
         const i64 step = STEP / 8 * eight_;
-        if (!WHOLE && bytes % 16 != 0) {  // the operand's last words, which are not all its own
+        if (!WHOLE && bytes % 16 != 0) {  // the operand's last words may extend beyond it
             GEMMTUNE_ROLL
             for (int line = (lines - 1) / STEP; lines > 0; --line) {
                 const char* const last = source + line * step;

@@ -1,12 +1,12 @@
-// The order in which blocks take the tiles of D.
+// The order in which blocks process the tiles of D.
 #pragma once
 
 #include "device/args.h"
 
 namespace gemmtune {
 
-// Where a product's tiles lie: GROUP rows of tiles at a time, through all columns, so that blocks which run
-// at once share their operands in L2.
+// The position of the tiles of one GEMM: bands of GROUP rows of tiles, each traversed through all columns, so
+// that concurrent blocks share their operands in L2.
 template <int BM, int BN, int GROUP>
 struct TileOrder {
     unsigned tiles_m, tiles_n;
@@ -15,7 +15,7 @@ struct TileOrder {
         : tiles_m((static_cast<unsigned>(args.m) - 1) / BM + 1),
           tiles_n((static_cast<unsigned>(args.n) - 1) / BN + 1) {}
 
-    // The first row and column of a tile.
+    // The first row and column of tile number `tile`.
     GEMMTUNE_DEVICE void place(unsigned tile, i64& i, i64& j) const {
         const unsigned band = tile / (GROUP * tiles_n), within = tile % (GROUP * tiles_n);
         const unsigned left = tiles_m - band * GROUP, high = left < GROUP ? left : GROUP;

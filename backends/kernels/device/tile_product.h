@@ -1,17 +1,18 @@
-// The product of one tile of D over a range of k, by tensor cores (mma.sync, sm_80 on): a block's BM x BN, a
-// warp's WM x WN of it. Tiles of A and B, BK deep, come through STAGES buffers in shared memory, filled by
-// copies that no thread waits for until their turn (operand_tile.h: how they lie there, and how operands
-// that start anywhere are read). A warp's fragments are held twice: the next step's are on their way from
-// shared memory while this one's are multiplied, across tiles too.
+// The main loop of one tile of D over a range of k, on tensor cores (mma.sync, sm_80 and later). A block
+// computes a BM x BN tile, each warp WM x WN of it. Tiles of A and B, BK deep, pass through a pipeline of
+// STAGES buffers in shared memory, filled by asynchronous copies (operand_tile.h describes the layout and how
+// unaligned rows are read). A warp's fragments are double-buffered: the next step's are loaded from shared
+// memory while the current step is multiplied, also across tiles.
 //
-// Buffers: while tile t is multiplied, tiles t + 1 ... t + STAGES - 1 are on their way; the last of them
-// replaces tile t - 1, which every warp is done with since the barrier in the last step of that tile. Before
-// that barrier each thread waits for its own copies of the next tile; after it, all of the tile is there.
+// Synchronisation: while tile t is multiplied, the tiles t + 1 ... t + STAGES - 1 are in flight. The last of
+// them replaces tile t - 1, which every warp has finished with at the barrier in the last step of that tile.
+// Before that barrier each thread waits for its own copies of the next tile; after it the whole tile is in
+// shared memory.
 //
-// Warps without an element of D only copy: a last tile of one row costs little more than its loads.
+// Warps without an element of D only copy: a last tile of a single row costs little more than its loads.
 //
-// Which tiles a block computes, over which part of k, and what becomes of its sums is a family's: tile_mma.h
-// (a tile a block, k cut into slices), stream_k.h (as many blocks as run at once).
+// The family decides which tiles a block computes, over which part of k, and what happens to the sums:
+// tile_mma.h (one tile for each block, k split into slices), stream_k.h (as many blocks as run at once).
 #pragma once
 
 #include "device/epilogue.h"
@@ -30,26 +31,26 @@ struct TileProduct {
     using TileA = OperandTile<T, false, A_ALONG_K, START_A, kDeep, BM, BK, kThreads>;
     using TileB = OperandTile<T, true, B_ALONG_K, START_B, kDeep, BN, BK, kThreads>;
     static constexpr int kStage = TileA::kBytes + TileB::kBytes;
-    static constexpr int kColumns = 16, kPitch = WM + 4;   // of a warp's sums on their way to D
+    static constexpr int kColumns = 16, kPitch = WM + 4;   // of a warp's patch of sums on its way to D
     static constexpr int kPatch = kColumns * kPitch * 4;
     static constexpr int kPipeline = STAGES * kStage, kPatches = kWarps * kPatch;
     static constexpr int kSharedBytes = kPipeline > kPatches ? kPipeline : kPatches;
-    static constexpr int kAhead = STAGES - 1;  // tiles that are on their way while one is multiplied
-    static constexpr int kSteps = BK / TileA::kStep;  // an instruction's depth each
+    static constexpr int kAhead = STAGES - 1;  // tiles in flight while one is multiplied
+    static constexpr int kSteps = BK / TileA::kStep;  // each as deep as an instruction
     static constexpr int kTilesM = WM / 16, kTilesN = WN / 16;
     static_assert(BM % WM == 0 && BN % WN == 0 && WM % 16 == 0 && WN % 16 == 0, "whole warps");
     static_assert(kWarp == 32 && STAGES >= 2 && kSteps % 2 == 0, "two sets of fragments take turns");
 
-    // A warp's sums, as its instructions have them (mma.h: d): of 16 rows by 8 columns each, two of which
-    // are kColumns wide.
+    // A warp's sums in the layout of its instructions (mma.h: d), 16 rows by 8 columns each; two of them are
+    // kColumns wide.
     using SumsOfColumns = float[kTilesM][2][4];
     using Sums = SumsOfColumns[kTilesN];
 
-    // A warp's part of the tile at (i, j).
+    // A warp's part of the tile of D at (tile_i, tile_j).
     struct Part {
         i64 i, j;
         int row, column;  // within the tile
-        bool idle;        // nothing of it is in D
+        bool idle;        // it has no element of D
 
         GEMMTUNE_DEVICE Part(const GemmArgs& args, i64 tile_i, i64 tile_j) {
             const int warp = warp_index();
@@ -59,22 +60,23 @@ struct TileProduct {
         }
     };
 
-    // Adds a warp's products of the tiles [begin, end) along k to its sums. All of the block takes part; at
-    // the end nobody reads the tiles in shared memory any more.
+    // Adds A B over the tiles [begin, end) along k to a warp's sums. All threads of the block must take part;
+    // when it returns no thread reads the tiles in shared memory any more.
     static GEMMTUNE_DEVICE void multiply(const GemmArgs& args, i64 batch, const Part& part, int begin,
                                          int end, char* shared, Sums& sum) {
         const i64 p = static_cast<i64>(begin) * BK;
         TileA a(args.a, batch * args.stride_a, args.lda, part.i - part.row, args.m, p, args.k);
         TileB b(args.b, batch * args.stride_b, args.ldb, part.j - part.column, args.n, p, args.k);
-        // (A program each: branches around every step would keep copies from standing among multiplications.)
+        // (Two copies of the loop: branches around every step would keep the copies from being interleaved with
+        // the multiplications.)
         if (part.idle) multiply_tiles(args, a, b, shared, end - begin, part, true, sum);
         else multiply_tiles(args, a, b, shared, end - begin, part, false, sum);
         block_barrier();
     }
 
-    // Sums on their way to D go through shared memory, a warp's own part of it: neighbouring lanes hold
-    // neighbours of a row, and D is written along its columns. Those of kColumns of the warp's columns, c of
-    // them before; write(first column, patch) has them as patch[column * kPitch + row].
+    // Passes kColumns of a warp's columns of sums, from column c * kColumns on, through the warp's own patch of
+    // shared memory: neighbouring lanes hold neighbours of a row, but D is written along its columns.
+    // write(first column, patch) finds them at patch[column * kPitch + row].
     template <typename WRITE>
     static GEMMTUNE_DEVICE void transpose(const SumsOfColumns& sum, const Part& part, int c, char* shared,
                                           const WRITE& write) {
@@ -82,15 +84,15 @@ struct TileProduct {
         write(part.j + c * kColumns, patch);
     }
 
-    // The same of all of a warp's columns. write() stands in the program once, not as often as columns do:
-    // most blocks come by there once, and wait for what they have not been through before.
+    // transpose() of all of a warp's columns. The loop is not unrolled, so that the code of write() exists
+    // once: most blocks execute it once, and would wait for instructions that are not in the cache.
     template <typename WRITE>
     static GEMMTUNE_DEVICE void transpose_all(const Sums& sum, const Part& part, char* shared,
                                               const WRITE& write) {
         GEMMTUNE_ROLL
         for (int c = 0; c < kTilesN; ++c) {
             float* patch = nullptr;
-            if (c > 0) warp_barrier();  // the columns before these are read
+            if (c > 0) warp_barrier();  // the previous columns have been read
             GEMMTUNE_UNROLL
             for (int here = 0; here < kTilesN; ++here)
                 if (here == c) patch = lay_out(sum[here], shared);
@@ -98,7 +100,8 @@ struct TileProduct {
         }
     }
 
-    // Stores a warp's columns of D from column j on, as transpose() left them, past the epilogue.
+    // Applies the epilogue to a warp's columns of D from column j on, as transpose() left them, and stores
+    // them.
     static GEMMTUNE_DEVICE void finish(const GemmArgs& args, i64 batch, const Part& part, i64 j,
                                        const float* patch) {
         if (args.beta == 0.0f && !args.bias && args.activation == kNone) {
@@ -115,8 +118,8 @@ struct TileProduct {
         }
     }
 
-    // Stores what make() makes of the sums of kColumns columns from j on, those that are in D: the first of
-    // them to `to`, columns `apart` from each other. Neighbouring lanes have neighbouring rows.
+    // Stores make(sum) of the sums of kColumns columns from j on, as far as they are in D: the first to `to`,
+    // columns `apart` from each other. Neighbouring lanes have neighbouring rows.
     template <typename TO, typename MAKE>
     static GEMMTUNE_DEVICE void store(const GemmArgs& args, const Part& part, i64 j, const float* patch,
                                       TO* to, i64 apart, const MAKE& make) {
@@ -125,7 +128,7 @@ struct TileProduct {
         for (int column = 0; column < columns; ++column) {
             GEMMTUNE_UNROLL
             for (int row = 0; row < WM; row += 32) {
-                // (A comparison for the store alone, where what is read beyond D's rows is the patch's.)
+                // (Only the store is predicated: reads beyond D's rows stay within the patch.)
                 if (row + 32 > WM && row >= rows) continue;
                 const TO made = make(patch[row]);
                 if (row < rows) to[row] = made;
@@ -135,7 +138,7 @@ struct TileProduct {
     }
 
 private:
-    // How many rows of D a warp has, and how many of kColumns columns from j on.
+    // The number of D's rows that a warp has, and of D's columns among kColumns from j on.
     static GEMMTUNE_DEVICE int rows_of(const GemmArgs& args, const Part& part) {
         return static_cast<int>(args.m - part.i < WM ? args.m - part.i : WM);
     }
@@ -144,7 +147,7 @@ private:
     }
 
     static GEMMTUNE_DEVICE float* lay_out(const SumsOfColumns& sum, char* shared) {
-        // (Pitch: a lane's column is 2 member, 2 pitches = 8 banks on.)
+        // (No bank conflicts: a lane's column is 2 member, and two pitches are 8 or 24 banks.)
         static_assert(2 * kPitch % 32 == 8 || 2 * kPitch % 32 == 24, "members' columns lie in other banks");
         float* const patch = reinterpret_cast<float*>(shared + warp_index() * kPatch);
         const int lane = lane_index(), group = lane / 4, member = lane % 4;
@@ -180,14 +183,14 @@ private:
                 }
             }
             if (more && whole) a.copy_whole(to), b.copy_whole(to + TileA::kBytes);
-            commit_copies();  // an empty group too: they are counted
+            commit_copies();  // also an empty group: groups are counted
             a.advance(), b.advance(), ++copied, next(to);
         };
         const auto arrived = [&] {
             wait_copies<kAhead - 1>();
             named_barrier_sync<kThreads>();  // idle warps come from another place in the program
         };
-        if constexpr (kDeep) {  // copies are long programs, to be fetched as often as they stand here
+        if constexpr (kDeep) {  // rolled: the code of a copy is long, and each instance must be fetched
             GEMMTUNE_ROLL
             for (int stage = 0; stage < kAhead; ++stage) copy();
         } else {
@@ -210,7 +213,7 @@ private:
             for (int step = 0; step < kSteps; ++step) {
                 if (step == 0) copy();
                 if (step == kSteps - 1) arrived(), next(from);
-                read((step + 1) % kSteps);  // after the last tile of one that is not there, and not used
+                read((step + 1) % kSteps);  // after the last tile: reads a stale stage, unused
                 multiply(fragments[step % 2], sum);
             }
         }
@@ -218,7 +221,7 @@ private:
     }
 
     static GEMMTUNE_DEVICE void multiply(Fragments& fragments, Sums& sum) {
-        if constexpr (sizeof(T) == 4) {  // here, where they have arrived
+        if constexpr (sizeof(T) == 4) {  // converted here, when the loads have completed
             GEMMTUNE_UNROLL
             for (int i = 0; i < 4 * kTilesM; ++i)
                 fragments.a[i / 4][i % 4] = to_tf32(fragments.a[i / 4][i % 4]);
@@ -230,7 +233,7 @@ private:
         for (int i = 0; i < kTilesM; ++i) {
             GEMMTUNE_UNROLL
             for (int n = 0; n < 2 * kTilesN; ++n) {
-                const int j = i % 2 ? 2 * kTilesN - 1 - n : n;  // there and back: an operand is used again
+                const int j = i % 2 ? 2 * kTilesN - 1 - n : n;  // serpentine order: reuses an operand
                 float(&to)[4] = sum[j / 2][i][j % 2];
                 const unsigned of_b[2] = {fragments.b[j / 2][j % 2 * 2], fragments.b[j / 2][j % 2 * 2 + 1]};
                 if constexpr (sizeof(T) == 4) mma_16x8x8_tf32(to, fragments.a[i], of_b);

@@ -1,5 +1,5 @@
-// Number formats of operands: fp32, fp16, bf16. Arithmetic is fp32's; what is stored is rounded once, to
-// even.
+// The number formats of operands: fp32, fp16 and bf16. Arithmetic is in fp32; a result is rounded once, to
+// nearest even, when it is stored.
 #pragma once
 
 #include "device/portable.h"
@@ -32,11 +32,11 @@ GEMMTUNE_DEVICE Bf16 narrow<Bf16>(float value) {
     return {float_to_bf16(value)};
 }
 
-// Elements of 16 bytes.
+// Elements in 16 bytes.
 template <typename T>
 constexpr int kChunk = 16 / static_cast<int>(sizeof(T));
 
-// The elements of one 32-bit word, widened: one of fp32, two of 16 bits (the lower first).
+// The elements of one 32-bit word, widened to fp32: one fp32, or two 16-bit elements (the lower half first).
 template <typename T>
 struct Word;
 template <>
@@ -68,7 +68,7 @@ struct Word<Bf16> {
     }
 };
 
-// WORDS words' elements, widened.
+// Widens the elements of WORDS words.
 template <typename T, int WORDS>
 GEMMTUNE_DEVICE void unpack(const unsigned (&words)[WORDS], float* out) {
     GEMMTUNE_UNROLL

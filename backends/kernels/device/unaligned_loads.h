@@ -1,14 +1,14 @@
-// What the families for few columns share. One operand (A, the weights) is far larger than all the rest: it
-// is read once, 16 bytes a load, many loads in flight before the first is used, and kept out of the L1
-// cache; B (the activations) is small and read from the caches. Speed is bytes in flight: at 4.6 TB/s and
-// some 800 ns a GPU of 132 multiprocessors needs about 28 KB of loads on their way on each.
+// Loads and reductions shared by the families for few columns. One operand (A, the weights) is far larger than
+// everything else: it is read once, 16 bytes a load, with many loads in flight before the first is used, and
+// bypasses L1. B (the activations) is small and read from the caches. Speed is bytes in flight: at 4.6 TB/s and
+// about 800 ns of latency, each of a GPU's 132 multiprocessors needs about 28 KB of loads in flight.
 #pragma once
 
 #include "device/epilogue.h"
 
 namespace gemmtune {
 
-// 16 bytes from byte `shift` on, an even one of the first 16, of two neighbouring words.
+// The 16 bytes from byte `shift` on (even, below 16) of two consecutive words.
 GEMMTUNE_DEVICE Words joined(const Words& first, const Words& second, u64 shift) {
     Words out;
     unsigned all[8];
@@ -28,8 +28,8 @@ GEMMTUNE_DEVICE Words joined(const Words& first, const Words& second, u64 shift)
     return out;
 }
 
-// 16 bytes from an address that is a multiple of an element only: two aligned loads and a funnel shift;
-// where those would leave the operand [begin, end), element by element.
+// Loads 16 bytes from an address that is only a multiple of an element: by two aligned loads and a funnel
+// shift, or element by element where the aligned loads would leave the operand [begin, end).
 template <typename T>
 GEMMTUNE_DEVICE Words load_any(const T* source, const char* begin, const char* end) {
     const u64 shift = reinterpret_cast<u64>(source) & 15;
@@ -45,14 +45,14 @@ GEMMTUNE_DEVICE Words load_any(const T* source, const char* begin, const char* e
     return out;
 }
 
-// 16 bytes of the operand that is read once.
+// Loads 16 bytes of the operand that is read once.
 template <bool ALIGNED, typename T>
 GEMMTUNE_DEVICE Words load_once(const T* source, const char* begin, const char* end) {
     if constexpr (ALIGNED) return stream16(source);
     else return load_any(source, begin, end);
 }
 
-// 16 bytes' elements of the small operand along k, `step` elements apart, widened.
+// Loads 16 bytes' worth of elements of the small operand along k, `step` elements apart, and widens them.
 template <bool CONTIGUOUS, bool ALIGNED, typename T>
 GEMMTUNE_DEVICE void load_again(const T* source, i64 step, const char* begin, const char* end,
                                 float (&out)[kChunk<T>]) {
@@ -64,10 +64,10 @@ GEMMTUNE_DEVICE void load_again(const T* source, i64 step, const char* begin, co
     }
 }
 
-// Adds each of N values (a power of two) over the warp's lanes. Every exchange halves what a lane is in
-// charge of, so that N values cost about N shuffles, not N log2(warp). Afterwards a lane has kKept whole
-// sums, those of index(lane) on; where there are more lanes than values, groups of kWarp / N lanes have the
-// same one.
+// Reduces each of N values (a power of two) over the lanes of a warp. Every exchange halves the number of
+// values that a lane is responsible for, so N values cost about N shuffles instead of N log2(warp). Afterwards
+// a lane holds kKept complete sums, from index(lane) on; if there are more lanes than values, groups of kWarp /
+// N lanes hold the same one.
 template <int N>
 struct WarpSums {
     static_assert((N & (N - 1)) == 0, "a power of two");
@@ -86,8 +86,8 @@ private:
                 const bool upper = lane & OFFSET;
                 GEMMTUNE_UNROLL
                 for (int i = 0; i < COUNT / 2; ++i) {
-                    const float given = upper ? value[i] : value[i + COUNT / 2];
-                    const float kept = upper ? value[i + COUNT / 2] : value[i];
+                    const float given = GEMMTUNE_PICK(upper, value[i], value[i + COUNT / 2]);
+                    const float kept = GEMMTUNE_PICK(upper, value[i + COUNT / 2], value[i]);
                     value[i] = kept + shuffle_xor(given, OFFSET);
                 }
                 halve<COUNT / 2, OFFSET / 2>(value, lane);

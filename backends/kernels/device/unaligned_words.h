@@ -1,26 +1,26 @@
-// Words of 16 bytes that lines which start anywhere lie in (skinny_shifted.h): which of a word's elements are a
-// line's, and whether it lies in the operand.
+// Helpers for unaligned rows that are read as the aligned 16-byte words that contain them (skinny_shifted.h):
+// which elements of a word belong to the row, and whether the word lies in the operand.
 #pragma once
 
 #include "device/types.h"
 
 namespace gemmtune {
 
-// Which of eight neighbouring elements are a line's: those from `from` on, before `to`.
+// The elements [from, to) of an 8-element word that belong to a line.
 struct Within {
     int from, to;
 
-    // Of the elements from e on, of a line of k.
+    // For the word that starts at element e of a line of k elements.
     GEMMTUNE_DEVICE Within(i64 e, i64 k)
         : from(e < 0 ? static_cast<int>(-e) : 0), to(k <= e ? 0 : k - e < 8 ? static_cast<int>(k - e) : 8) {}
 
     GEMMTUNE_DEVICE bool any() const { return from < to; }
-    GEMMTUNE_DEVICE bool has(int i) const { return (i >= from) & (i < to); }  // & is no branch
-    // Of a word of two.
+    GEMMTUNE_DEVICE bool has(int i) const { return (i >= from) & (i < to); }  // & avoids a branch
+    // The mask of the 32-bit word `word`, of two elements.
     GEMMTUNE_DEVICE unsigned mask(int word) const {
         return (has(2 * word) ? 0xffffu : 0u) | (has(2 * word + 1) ? 0xffff0000u : 0u);
     }
-    // Them alone of the eight at p, and zeros.
+    // Loads only the line's own elements of the eight at p; the others are zero.
     template <typename T>
     GEMMTUNE_DEVICE Words read(const char* p) const {
         T element[8];
@@ -33,7 +33,7 @@ struct Within {
     }
 };
 
-// Where an operand lies.
+// The address range of an operand.
 struct Extent {
     const char *begin, *end;
 

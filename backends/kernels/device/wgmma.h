@@ -1,9 +1,10 @@
-// wgmma (sm_90a): D[64, N] += A[64, 16] B[16, N] of 16-bit floats by a warpgroup, four warps that follow one
-// another from a multiple of four on; fp32 sums in its registers, both operands in shared memory. Of a lane
-// (group, member) = (lane / 4, lane % 4) of warp w,
-//   d[4 j + 0], d[4 j + 1]: D[16 w + group, 8 j + 2 member and + 1]   d[4 j + 2], d[4 j + 3]: 8 rows on
-// (PTX ISA, "Asynchronous warpgroup level matrix instructions"). An instruction of its own for every N, whose
-// registers are named one by one: hence the lists.
+// wgmma (sm_90a): D[64, N] += A[64, 16] B[16, N] of 16-bit floats by a warpgroup, four consecutive warps of
+// which the first has a multiple of four as its index. Both operands are in shared memory; the fp32
+// accumulators are in registers. Lane (group, member) = (lane / 4, lane % 4) of warp w holds
+//   d[4 j + 0], d[4 j + 1]: D[16 w + group, 8 j + 2 member and + 1]   d[4 j + 2], d[4 j + 3]: 8 rows further
+//                                                                     down
+// (PTX ISA, "Asynchronous warpgroup level matrix instructions"). Each N is an instruction of its own that lists
+// its registers one by one: hence the macros.
 #pragma once
 
 #include "device/types.h"

@@ -1,8 +1,7 @@
-// hopper.h on the host's fibers (host_machine.h). A copy comes as late as it may: when nobody can go on
-// before it has come; until then what it overwrites is NaN, in every block that it goes to. So do products:
-// their operands are read when a wait for them ends, and that ends when nobody else can go on. In reverse
-// all is done at once. What a GPU would answer with a fault, with garbage or by hanging ends the launch
-// with words.
+// hopper.h on the host's fibers (host_machine.h). A copy is performed as late as possible: when no fiber can
+// continue without it. Until then its target is NaN in every block that receives it. So are wgmmas: their
+// operands are read when a wait for them ends, and that ends when no other fiber can continue. In reverse
+// everything is done at once. Where a GPU would fault, compute garbage or hang, the launch ends with a message.
 #pragma once
 
 #include "device/types.h"
@@ -10,22 +9,22 @@
 namespace gemmtune {
 namespace host {
 
-// What a TensorMap's bytes are here (tests/backends/kernels/emulator/host.py: host_map()).
+// The contents of a TensorMap on the host (tests/backends/kernels/emulator/host.py: host_map()).
 struct HostMap {
     u64 base;
-    i64 sizes[3];    // elements, lines, products
-    i64 strides[2];  // bytes from line to line, from product to product
+    i64 sizes[3];    // elements, lines, GEMMs of the batch
+    i64 strides[2];  // bytes from line to line, from GEMM to GEMM
     int box[3], element_bytes;
 };
 static_assert(sizeof(HostMap) <= sizeof(TensorMap), "a map has 128 bytes");
 
-constexpr unsigned kMostArrivals = 0x7ffe;  // memory that nobody has written has more
+constexpr unsigned kMostArrivals = 0x7ffe;  // uninitialised memory has more
 constexpr int kMostBytes = (1 << 20) - 1;   // PTX ISA, "mbarrier": tx-count
 
 }  // namespace host
 
-// A phase ends when nobody is to arrive any more and as many bytes have come as were expected; bytes that
-// come first are owed.
+// An mbarrier. A phase ends when no arrival is pending and the expected bytes have been copied; bytes that come
+// before they are expected make the count negative.
 struct alignas(8) Barrier {
     int bytes;
     unsigned phase : 1, arrivals : 15, pending : 16;
@@ -34,7 +33,8 @@ static_assert(sizeof(Barrier) == 8, "as on a GPU");
 
 namespace host {
 
-// Whether that ended the phase. (In words and not by fail(): copies come when no thread runs.)
+// Ends the phase if it is complete, and returns whether it did. (Sets the error instead of calling fail():
+// copies are performed when no fiber runs.)
 inline bool settled(Barrier& barrier) {
     if (barrier.pending != 0 || barrier.bytes > 0) return false;
     if (barrier.bytes < 0 && !machine.fault) machine.fault = "more bytes come to a barrier than it expects";
@@ -55,7 +55,7 @@ inline void arrive_once(Barrier& barrier) {
     fail_if_any();
 }
 
-// So many bytes of this block's shared memory, by their place in it.
+// Checks that `bytes` at p lie in this block's shared memory; returns their offset in it.
 inline size_t within(const void* p, size_t bytes, size_t aligned) {
     const size_t offset = static_cast<size_t>(static_cast<const char*>(p) - block().shared);
     if (offset > machine.shared_bytes || bytes > machine.shared_bytes - offset)
@@ -67,7 +67,7 @@ inline Barrier& placed(Barrier* barrier) {
     within(barrier, sizeof *barrier, sizeof *barrier);
     return *barrier;
 }
-// The same place in a block of the cluster.
+// The address at p's offset in the shared memory of another block of the cluster.
 inline bool has_ended(const Block& block) { return block.done == machine.threads; }
 template <typename T>
 inline T* peer(T* p, int rank) {
@@ -78,13 +78,14 @@ inline T* peer(T* p, int rank) {
     return reinterpret_cast<T*>(there.shared + offset);
 }
 
-// 16 bytes as they lie in lines of 128 bytes: swizzled by their address.
+// The swizzled address of a 16-byte chunk in lines of 128 bytes.
 inline char* swizzled(u64 address) { return reinterpret_cast<char*>(address ^ (address >> 3 & 0x70)); }
 
 inline size_t box_bytes(const HostMap& map) {
     return static_cast<size_t>(kMapLine) * map.box[1] * map.box[2];
 }
-// The elements of one line of a box, and zeros. Whether all that is read is of an operand.
+// Reads the elements of one line of a box, with zeros outside the tensor. Returns whether all that it reads
+// lies in an operand.
 inline bool bring_line(const HostMap& map, i64 x, i64 y, i64 z, char (&line)[kMapLine]) {
     memset(line, 0, kMapLine);
     if (y < 0 || y >= map.sizes[1] || z < 0 || z >= map.sizes[2]) return true;
@@ -97,7 +98,7 @@ inline bool bring_line(const HostMap& map, i64 x, i64 y, i64 z, char (&line)[kMa
     if (of_one) memcpy(line + (from - x) * map.element_bytes, first, static_cast<size_t>(last - first));
     return of_one;
 }
-// A box on its way to one block.
+// A pending copy of a box to one block.
 struct Box {
     HostMap map;
     int at[3], rank;
@@ -125,7 +126,7 @@ inline bool bring_box(const void* what) {
     return settled(*barrier);
 }
 
-// As late as it may, or at once.
+// Queues the copy or, in reverse, performs it at once.
 inline void send(const Box& box) {
     if (machine.reversed) {
         bring_box(&box);
@@ -135,10 +136,11 @@ inline void send(const Box& box) {
     static_assert(sizeof box <= sizeof arrival.what, "what comes is short");
     memcpy(arrival.what, &box, sizeof box);
     machine.under_way.push_back(arrival);
-    memset(box.to, 0xff, box_bytes(box.map));  // whoever still reads what was there reads NaN
+    memset(box.to, 0xff, box_bytes(box.map));  // a read of the old contents finds NaN
 }
 
-// Sums of this lane and what lies at two descriptors: 64 lines and N, 16 elements of each (wgmma.h).
+// Adds to this lane's sums the product of the matrices at two descriptors: 64 lines and N lines of 16 elements
+// each (wgmma.h).
 template <typename T>
 inline void read_line(u64 lines, int line, float (&out)[16]) {
     for (int chunk = 0; chunk < 2; ++chunk) {
@@ -162,7 +164,7 @@ inline void add_products(float* d, u64 a, u64 b) {
         }
     }
 }
-// The lines of a matrix lie in shared memory, where a descriptor may say they do.
+// Checks that a matrix lies in shared memory at an address that a descriptor can express.
 inline void check_matrix(u64 lines, int count) {
     const u64 first = lines * 16;
     if (first % 1024 >= kMapLine) fail("a matrix does not begin at a multiple of 1024 bytes");
@@ -227,7 +229,7 @@ inline void copy_box(char* to, const TensorMap* map, int x, int y, int z, Barrie
     copy_box(to, map, x, y, z, barrier, 1u << host::machine.block);
 }
 
-// A descriptor here: the address in 16 bytes.
+// A descriptor on the host: the address in units of 16 bytes.
 inline u64 shared_matrix(const char* lines) {
     host::within(lines, kMapLine, 1024);
     return reinterpret_cast<u64>(lines) / 16;
@@ -264,15 +266,15 @@ inline void wait_products() {
     host::wait(host::kAtWarp);
 }
 
-// What was stored before a cluster_barrier<false>() is seen after another one only: here by nobody before the
-// next cluster_barrier<true>().
+// Stores before a cluster_barrier<false>() may become visible late: here they may not be read before the next
+// cluster_barrier<true>().
 template <bool SEEN>
 inline void cluster_barrier() {
     host::machine.fibers[host::machine.current].sees = SEEN;
     host::wait(host::kAtCluster);
 }
-// Every other block meets the rest in the first part, the others in the second: what is made ready after the
-// one, or used before the other, shows.
+// Even blocks synchronise in the first part, odd blocks in the second: work that is prepared after the first
+// part, or used before the second, shows as an error.
 inline void arrive_at_cluster() {
     if (host::machine.block % 2 == 0) cluster_barrier<false>();
 }

@@ -1,6 +1,6 @@
-// portable.h's words on the host, for tests, as its fibers (host_machine.h) do them. What a GPU would answer
-// with a fault or with garbage ends the launch with words: a misaligned wide load, a barrier or a shuffle that
-// not every thread reaches.
+// portable.h's vocabulary on the host, for tests, executed by fibers (host_machine.h). Where a GPU would fault
+// or compute garbage, the launch ends with a message: a misaligned wide load, a barrier or a shuffle that not
+// every thread reaches.
 #pragma once
 
 #include <math.h>
@@ -65,7 +65,8 @@ inline void stream8(const void* p, unsigned (&out)[2]) {
 }
 inline unsigned stream4(const void* p) { return aligned_load<unsigned>(p, 4); }
 inline Words read16(const void* p) { return aligned_load<Words>(p, 16); }
-// What is not wanted is NaN, and what is lies in an operand: not one byte before or behind it.
+// A load that is not wanted returns NaN. One that is wanted must lie in an operand, not a byte before or behind
+// it.
 inline void within_operand(const void* p, int size) {
     const char* const from = static_cast<const char*>(p);
     bool within = false;
@@ -119,8 +120,8 @@ inline void wait_copies() {
     host::finish_copies(N);
 }
 
-// Counts what a GPU would: 32 banks of 4 bytes, of which so many lanes are answered at once as ask for 128
-// bytes; a word is sent to all who want it.
+// Counts bank conflicts as a GPU would have them: 32 banks of 4 bytes; as many lanes are served together as
+// read 128 bytes; a word is broadcast to all lanes that read it.
 template <typename T>
 inline T read_shared(const void* p) {
     if (reinterpret_cast<u64>(p) % sizeof(T)) host::fail("shared memory is read at a misaligned address");
@@ -129,7 +130,7 @@ inline T read_shared(const void* p) {
     const int first = host::machine.current % kWarp;
     u64 words[32];
     int ways[32] = {}, known = 0;
-    if (first % kTogether == 0) {  // one lane counts for those who are answered with it
+    if (first % kTogether == 0) {  // one lane counts for all that are served with it
         for (int at = 0; at < 32; ++at) {
             const u64 word = reinterpret_cast<u64>(lanes.of(first + at / kWords)) / 4 + at % kWords;
             bool again = false;
@@ -155,13 +156,15 @@ inline float quotient(float x, float y) { return x / y; }
 }  // namespace gemmtune
 
 #define GEMMTUNE_CLUSTER(X, Y) X, Y
-// launch_NAME(args, grid, threads, shared bytes, reversed): null, or what went wrong. The kernel's argument
-// is a copy, aligned as the kernel's type is. The qualifiers are the cluster's shape, or none.
+// launch_NAME(args, grid, threads, shared bytes, reversed) returns null or an error message. The kernel's
+// argument is a copy with the alignment of the kernel's type. The qualifiers are the cluster's shape, or none.
 #define GEMMTUNE_KERNEL(NAME, FAMILY, ...)                                                              \
     static void NAME(const void* args, char* shared) {                                                  \
         gemmtune::begin<FAMILY>();                                                                      \
         FAMILY::run(*static_cast<const gemmtune::ArgsOf<FAMILY>*>(args), shared);                       \
     }                                                                                                   \
+    extern "C" const unsigned long long argument_bytes_##NAME;                                          \
+    const unsigned long long argument_bytes_##NAME = sizeof(gemmtune::ArgsOf<FAMILY>);                  \
     extern "C" const char* launch_##NAME(const void* args, const unsigned* grid, int threads,           \
                                          unsigned long long shared, int reversed) {                     \
         const unsigned sizes[3] = {grid[0], grid[1], grid[2]}, cluster[2] = {__VA_ARGS__};              \

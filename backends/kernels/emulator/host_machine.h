@@ -1,28 +1,29 @@
-// A GPU's block on the host, for tests: one fiber a thread, which runs until it waits at a barrier or for
-// its warp. Warps run in order or (for races that order hides) in reverse. Shared memory starts as NaN and
-// ends where a page begins that nobody may touch. An asynchronous copy is done as late as its thread's wait
-// allows or (in reverse) at once: who reads too early finds NaN or what was there before, and who writes too
-// early overwrites what others still read. (A part of 16 bytes, which a GPU does at once, is treated alike:
-// kernels must be right either way.) Blocks of a cluster take turns, each as long as any of its threads can
-// go on.
+// A GPU's thread blocks on the host, for tests. Each thread is a fiber that runs until it waits at a barrier or
+// for its warp. Warps run in order or, for races that this order hides, in reverse. Shared memory is
+// initialised to NaN and ends at an inaccessible page. An asynchronous copy is performed as late as its
+// thread's wait allows or, in reverse, at once: a read that is too early finds NaN or the old contents, and a
+// write that is too early overwrites what other threads still read. (A partial 16-byte copy, which a GPU
+// performs at once, is treated alike: kernels must be correct either way.) The blocks of a cluster take turns;
+// each runs as long as any of its threads can continue.
 #pragma once
 
 namespace gemmtune {
 
 namespace host {
 
-// kAtPhase: until machine.ended() of what the fiber waits for. kAtLast: until nobody else can go on.
+// kAtPhase: waits until machine.ended() holds for the fiber's barrier. kAtLast: waits until no other fiber can
+// continue.
 enum State : char { kReady, kAtWarp, kAtBlock, kAtCluster, kAtPhase, kAtLast, kDone };
 constexpr size_t kStack = 1 << 17, kMail = 64;
 
-// A copy on its way to shared memory: `size` bytes, the first `bytes` of them from `from`.
+// A pending copy to shared memory: `size` bytes, the first `bytes` of them from `from`, then zeros.
 struct Copy {
     char* to;
     const char* from;
     int size, bytes, group;
 };
 
-// A thread's part of a product of matrices in shared memory, on its way to the thread's sums.
+// A thread's part of a pending wgmma on matrices in shared memory.
 struct Multiplication {
     void (*perform)(float*, u64, u64);
     float* sums;
@@ -33,17 +34,18 @@ struct Multiplication {
 struct Fiber {
     void* stack_pointer;
     State state;
-    int exchanges, groups, product_groups;  // groups: of copies, and of products, closed
-    bool multiplies;                        // a group of products is open
-    bool sees;                              // what other blocks stored before its last cluster_barrier()
+    int exchanges, groups, product_groups;  // closed groups of copies and of wgmmas
+    bool multiplies;                        // a group of wgmmas is open
+    bool sees;                              // sees what other blocks stored before its last cluster_barrier()
     std::vector<Copy> copies;
     std::vector<Multiplication> products;
-    const void* barrier;  // kAtPhase: that phase of it
+    const void* barrier;  // kAtPhase: the barrier and the phase's parity
     unsigned parity;
     alignas(16) char mail[2][kMail];
 };
 
-// What others than threads bring to shared memory: bring(what) does, and says whether that ended a phase.
+// A write to shared memory that no thread performs: bring(what) performs it and returns whether that ended a
+// phase.
 struct Arrival {
     bool (*bring)(const void* what);
     alignas(8) char what[128];
@@ -52,7 +54,7 @@ struct Arrival {
 struct Block {
     unsigned at[3];
     char* shared;
-    int first, done;  // its first fiber; how many have ended
+    int first, done;  // the first fiber; how many fibers have ended
 };
 
 struct Machine {
@@ -62,23 +64,23 @@ struct Machine {
     void* scheduler = nullptr;
     int current = 0, threads = 0;
     unsigned grid[3] = {};
-    std::vector<Block> blocks;  // of the cluster; `block` is the one that runs, `first` its first fiber
+    std::vector<Block> blocks;  // of the cluster; `block` is running, `first` is its first fiber
     int block = 0, first = 0;
     size_t shared_bytes = 0;
-    std::vector<Arrival> under_way;  // in the order of their start, of which so many have come
+    std::vector<Arrival> under_way;  // in order of their start; the first `arrived` have been performed
     size_t arrived = 0;
     bool (*ended)(const void* barrier, unsigned parity) = nullptr;
     void (*entry)(const void*, char*) = nullptr;
     const void* args = nullptr;
     const char* fault = nullptr;
-    struct { const char *begin, *end, *first; } operands[8] = {};  // what copies may read of: A's and B's
-                                                                   // bytes, which begin at `first`
+    struct { const char *begin, *end, *first; } operands[8] = {};  // what copies may read; the operand itself
+                                                                   // begins at `first`
     bool reversed = false;
-    int ways = 0;  // how often a bank of shared memory was asked for words at once, at most (read_shared())
+    int ways = 0;  // the worst bank conflict: words of one bank in one pass (read_shared())
 };
 inline Machine machine;
 
-// Saves the callee's registers, changes stacks, and goes on where the other one stood.
+// Saves the callee-saved registers, switches stacks and resumes the other fiber.
 #if defined(__x86_64__)
 extern "C" __attribute__((visibility("hidden"))) void gemmtune_switch(void** from, void* to);
 asm(R"(
@@ -118,7 +120,7 @@ inline void wait(State state) {
     gemmtune_switch(&mine.stack_pointer, machine.scheduler);
 }
 
-// Remembered; the fiber never goes on.
+// Records the first error; the fiber never continues.
 inline void fail(const char* why) {
     if (!machine.fault) machine.fault = why;
     wait(kDone);
@@ -133,7 +135,8 @@ inline void run_fiber() {
     abort();
 }
 
-// Runs the warp's ready lanes, again and again while all of them meet. Whether anybody moved.
+// Runs the warp's ready lanes, again as long as all lanes reach the same exchange. Returns whether any fiber
+// ran.
 inline bool run_warp(int first, int last) {
     bool moved = false;
     for (;;) {
@@ -154,7 +157,7 @@ inline bool run_warp(int first, int last) {
     }
 }
 
-// How many fibers are in a state: of a block, or of the cluster.
+// The number of fibers in a state among those of a block or of the cluster.
 inline int count(State state, int first, int last) {
     int found = 0;
     for (int t = first; t < last; ++t) found += machine.fibers[t].state == state;
@@ -165,7 +168,7 @@ inline void wake(State state, int first, int last) {
         if (machine.fibers[t].state == state) machine.fibers[t].state = kReady;
 }
 
-// Runs a block until it ends or waits for others. Whether anybody moved.
+// Runs a block until it ends or waits for other blocks. Returns whether any fiber ran.
 inline bool run_block(int number) {
     Block& block = machine.blocks[number];
     const int threads = machine.threads, warps = (threads + kWarp - 1) / kWarp;
@@ -185,8 +188,8 @@ inline bool run_block(int number) {
     }
 }
 
-// Where nobody can go on by himself: ends what goes on beside threads, products and then copies, and of these
-// as few as bring anybody on: a warp's. Whether there was anything.
+// When no fiber can continue: completes pending work beside the threads, first the wgmmas of one warp, then
+// copies, and only as much as lets some fiber continue. Returns whether there was any.
 inline bool end_what_is_under_way(int fibers) {
     for (int t = 0; t < fibers; ++t)
         if (machine.fibers[t].state == kAtLast) return wake(kAtLast, t, t / kWarp * kWarp + kWarp), true;
@@ -198,7 +201,7 @@ inline bool end_what_is_under_way(int fibers) {
     return any;
 }
 
-// The blocks of machine.blocks together.
+// Runs the blocks of machine.blocks as a cluster.
 inline void run_cluster() {
     const int count_of = static_cast<int>(machine.blocks.size()), threads = machine.threads;
     const int last = machine.blocks.back().first + threads, all = count_of * threads;
@@ -237,14 +240,14 @@ inline void run_cluster() {
     }
 }
 
-// Memory of so many bytes that begins as zeros and takes room where it is touched; null where there is none.
+// Maps `bytes` of zeroed memory that takes room only when touched; null if there is none.
 inline char* mapped(size_t bytes) {
     void* const found = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return found == MAP_FAILED ? nullptr : static_cast<char*>(found);
 }
 
-// Runs a grid, of clusters of so many blocks along x and y (or 0, for 1); null, or what went wrong.
+// Runs a grid in clusters of `cluster` blocks along x and y (0 counts as 1). Returns null or an error message.
 inline const char* launch(void (*entry)(const void*, char*), const void* args, const unsigned (&grid)[3],
                           const unsigned (&cluster)[2], int threads, size_t shared_bytes, bool reversed) {
     const unsigned wide = cluster[0] ? cluster[0] : 1, high = cluster[1] ? cluster[1] : 1;
@@ -264,7 +267,7 @@ inline const char* launch(void (*entry)(const void*, char*), const void* args, c
     machine.threads = threads, machine.shared_bytes = shared_bytes;
     for (int i = 0; i < 3; ++i) machine.grid[i] = grid[i];
     machine.fibers.resize(fibers), machine.blocks.resize(blocks);
-    for (Fiber& fiber : machine.fibers) fiber.state = kDone;  // those beside a block's last warp stay so
+    for (Fiber& fiber : machine.fibers) fiber.state = kDone;  // padding of a block's last warp stays done
     for (unsigned z = 0; z < grid[2]; ++z)
         for (unsigned y = 0; y < grid[1]; y += high)
             for (unsigned x = 0; x < grid[0] && !machine.fault; x += wide) {
@@ -281,12 +284,13 @@ inline const char* launch(void (*entry)(const void*, char*), const void* args, c
     return machine.fault;
 }
 
-// An operand, and the start of its first 16 bytes: allocations begin at a multiple of as many.
+// Registers an operand. Copies may start at the multiple of 16 bytes before it, because allocations begin at
+// one.
 inline void may_copy(int number, const void* operand, i64 bytes) {
     const char* const begin = static_cast<const char*>(operand);
     machine.operands[number] = {begin - reinterpret_cast<u64>(begin) % 16, begin + bytes, begin};
 }
-// Of a kernel that multiplies, both; of any other its argument tells nothing.
+// A GEMM kernel's argument names both operands; other arguments name none.
 template <typename ARGS>
 inline auto tell_operands(const ARGS* args) -> decltype(args->a_bytes, void()) {
     may_copy(0, args->a, args->a_bytes), may_copy(1, args->b, args->b_bytes);
@@ -295,7 +299,7 @@ template <typename ARGS>
 inline auto tell_operands(const ARGS* args) -> decltype(args->product.a_bytes, void()) {
     tell_operands(&args->product);
 }
-// Of one that copies lines, every copy's source.
+// The argument of a kernel that copies lines names every copy's source.
 template <typename ARGS>
 inline auto tell_operands(const ARGS* args) -> decltype(args->of[0].source_bytes, void()) {
     for (int i = 0; i < args->count; ++i) may_copy(i, args->of[i].source, args->of[i].source_bytes);
@@ -320,10 +324,10 @@ inline void start_copy(void* shared, const void* global, int size, int bytes) {
     Fiber& fiber = machine.fibers[machine.current];
     const Copy copy{static_cast<char*>(shared), from, size, bytes, fiber.groups};
     if (machine.reversed) return perform(copy);
-    memset(copy.to, 0xff, size);  // whoever still reads what was there reads NaN
+    memset(copy.to, 0xff, size);  // a read of the old contents finds NaN
     fiber.copies.push_back(copy);
 }
-// Ends the copies of all groups but the last `under_way`; they were started in the groups' order.
+// Performs the copies of all groups but the last `under_way`; they were started in the order of groups.
 inline void finish_copies(int under_way) {
     Fiber& fiber = machine.fibers[machine.current];
     size_t done = 0;
@@ -332,7 +336,8 @@ inline void finish_copies(int under_way) {
     fiber.copies.erase(fiber.copies.begin(), fiber.copies.begin() + static_cast<long>(done));
 }
 
-// Gives the warp one's own bytes, and answers where a lane's are (until the next exchange but one).
+// exchange() publishes a lane's value to its warp; of(lane) is another lane's value, valid until the next
+// exchange but one.
 template <typename T>
 struct Exchanged {
     int first, parity;

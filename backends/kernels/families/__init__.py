@@ -1,4 +1,4 @@
-"""The families of our own kernels: the one list that every vendor's backend takes them from."""
+"""The registry of our kernel families, which every vendor's backend uses."""
 
 from __future__ import annotations
 
@@ -22,19 +22,22 @@ from backends.kernels.families.skinny_shifted import SkinnyShifted
 from backends.kernels.families.skinny_short import SkinnyShort
 from backends.kernels.families.small_batch import SmallBatch
 from backends.kernels.families.stream_k import StreamK
+from backends.kernels.families.tile_mfma import TileMfma
 from backends.kernels.families.tile_mma import TileMma
 from backends.kernels.families.tile_wgmma import TileWgmma
+from backends.kernels.families.tile_wmma import TileWmma
 from backends.kernels.families.vectorized import Vectorized
 from backends.kernels.families.warp_tile import WarpTile
 from backends.kernels.family import KernelFamily
 
-#: In the order that a search takes turns: those for few columns, small products, tensor cores, then the
-#: SGEMM steps, the last first.
+#: In the order in which a search visits them: families for few columns, for small GEMMs, tensor cores, then
+#: the SGEMM steps, the last step first.
 FAMILIES: Mapping[str, KernelFamily] = {
     family.name: family
     for family in (
         GemvPersistent(), Gemv(), SkinnyPersistent(), Skinny(), SkinnyShort(), SkinnyRing(), SkinnyShifted(),
-        SkinnyMma(), SmallBatch(), ShortK(), TileWgmma(), TileMma(), StreamK(), AsyncCopy(), DoubleBuffered(),
-        WarpTile(), Vectorized(), BlockTile2d(), BlockTile1d(), SharedTile(), Coalesced(), Naive(),
+        SkinnyMma(), SmallBatch(), ShortK(), TileWgmma(), TileMma(), StreamK(), TileMfma(), TileWmma(),
+        AsyncCopy(), DoubleBuffered(), WarpTile(), Vectorized(), BlockTile2d(), BlockTile1d(), SharedTile(),
+        Coalesced(), Naive(),
     )
 }  # fmt: skip

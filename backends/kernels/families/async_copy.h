@@ -1,17 +1,17 @@
-// The last SGEMM step, fp32: STAGES tiles of A and B deep, brought into shared memory by copies that go on
-// while threads multiply and that pass through no registers. What block_tile.h spends on loads under way is
-// left for larger sums (TM x TN of 16 x 8), which read shared memory less often, and for the operands of the
-// next p, which are read while those of this one are multiplied. One barrier a tile.
+// The last SGEMM step, fp32: a pipeline of STAGES tiles of A and B, filled by asynchronous copies that bypass
+// registers. The registers that block_tile.h uses for loads in flight hold larger thread tiles (TM x TN of 16 x
+// 8), which read shared memory less often, and the fragments of the next p, read while those of the current p
+// are multiplied. One barrier for each tile.
 //
-// In shared memory a tile is [p][line], whatever it was: an operand that is contiguous along its lines is
-// copied 16 bytes at a time (WHOLE; elements where it is misaligned or ragged), one that is contiguous along
-// k is transposed by copies of an element each. The latter cost an instruction for each of the LINES BK /
-// threads elements that a thread brings, of BK TM TN multiplications: one of a hundred at worst.
+// In shared memory a tile is [p][line] whatever the operand's layout. An operand that is contiguous along its
+// lines is copied 16 bytes at a time (WHOLE; by elements if it is misaligned or ragged). One that is contiguous
+// along k is transposed by copies of single elements: LINES BK / threads copy instructions a thread, against BK
+// TM TN FMAs; one in a hundred at worst.
 //
-// Banks. A warp's lanes lie in Z order (lane_layout.h), four elements of a line each: a half-warp reads 4 x 16
-// bytes side by side of A and as many of B, each in one pass. Copies of 16 bytes are written side by side.
-// Those of an element, eight along k by four lines a warp, go to p kPitch + line with kPitch = 4 modulo 32:
-// p 4 + line has every bank once.
+// Bank conflicts. A warp's lanes are in Z order (lane_layout.h), with four elements of a line each: a half-warp
+// reads 4 x 16 contiguous bytes of A and as many of B, each in one pass. Copies of 16 bytes are written
+// contiguously. Copies of an element, eight along k by four lines for each warp, go to p kPitch + line with
+// kPitch = 4 modulo 32: the offsets p 4 + line use every bank once.
 #pragma once
 
 #include "device/block_tile.h"
@@ -19,12 +19,12 @@
 
 namespace gemmtune {
 
-// A thread's copies of tiles of LINES rows of A (columns of B) by BK of k.
+// A thread's part of the copies of tiles of LINES rows of A (columns of B) by BK of k.
 template <bool ALONG_K, int LINES, int BK, int THREADS, bool WIDE>
 struct TileCopy {
-    static constexpr int V = WIDE ? 4 : 1;  // elements of a copy
+    static constexpr int V = WIDE ? 4 : 1;  // elements in a copy
     static constexpr int kPitch = LINES + (ALONG_K ? 4 : 0), kSize = BK * kPitch;  // floats
-    // Threads beside one another along k, and along lines.
+    // Threads along k, and along lines.
     static constexpr int kDeep = WIDE ? THREADS * V / LINES : ALONG_K ? 8 : THREADS / 32;
     static constexpr int kBroad = THREADS / kDeep;
     static_assert(!(ALONG_K && WIDE), "a copy cannot transpose 16 bytes");
@@ -32,9 +32,9 @@ struct TileCopy {
 
     const float* from;  // the thread's first element of the next tile
     i64 along_lines, along_k;
-    int to, lines, deep;  // its place in a tile; lines and k that there are from it on
+    int to, lines, deep;  // offset in a tile; lines and k that exist from it on
 
-    // A tile's first line is `line` of `lines`, its first p is `p` of those before `end`.
+    // The first tile starts at line `line` of `lines` and at p of k; k ends at `end`.
     GEMMTUNE_DEVICE TileCopy(const float* source, i64 ld, i64 line, i64 lines, int p, int end)
         : along_lines(ALONG_K ? ld : 1), along_k(ALONG_K ? 1 : ld) {
         const int t = static_cast<int>(thread_index());
@@ -44,7 +44,7 @@ struct TileCopy {
         this->lines = static_cast<int>(lines - line) - l, deep = end - p - q;
     }
 
-    // Starts the next tile's. EDGE: some of it may lie beyond the operand, and is zero.
+    // Starts the copies of the next tile. EDGE: some of it may lie beyond the operand, and is zero.
     template <bool EDGE>
     GEMMTUNE_DEVICE void start(float* tile) {
         GEMMTUNE_UNROLL
@@ -67,16 +67,16 @@ struct TileCopy {
     }
 };
 
-// GROUP: tiles of D lie in the grid by columns of GROUP tiles, so that those at work at one time are near a
-// square, and share rows of A and columns of B in the cache.
+// GROUP: the grid traverses D in bands of GROUP rows of tiles, so that the tiles in flight form a near square
+// and share rows of A and columns of B in L2.
 template <typename TYPES, bool A_ALONG_K, bool B_ALONG_K, int BM, int BN, int BK, int TM, int TN, int STAGES,
           int GROUP, bool WHOLE_A, bool WHOLE_B>
 struct AsyncCopy {
     static constexpr int kThreads = BM / TM * (BN / TN);
-    // As many blocks as leave a thread 128 registers, or 255 where sums take more.
+    // As many resident blocks as leave a thread 128 registers, or 255 if its sums need more.
     static constexpr int kResident = (TM * TN <= 64 ? 512 : 256) / kThreads;
     static constexpr int kMinBlocks = kResident > 1 ? kResident : 1;
-    // A warp's threads: 8 x 4, or 4 x 8 where a thread's own patch is the higher one.
+    // The layout of a warp's threads: 8 x 4, or 4 x 8 if the thread tile is taller than wide.
     static constexpr int kAcross = TM > TN ? 4 : 8, kDown = 32 / kAcross;
     static constexpr int WM = kAcross * TM, WN = kDown * TN;
     using CopyA = TileCopy<A_ALONG_K, BM, BK, kThreads, WHOLE_A && !A_ALONG_K>;
@@ -109,14 +109,14 @@ private:
         CopyB copy_b(static_cast<const float*>(args.b) + task.batch * args.stride_b, args.ldb, j, args.n,
                      slice.begin, slice.end);
         const bool inside = i + BM <= args.m && j + BN <= args.n;
-        int left = slice.end - slice.begin;  // of k, to be copied
+        int left = slice.end - slice.begin;  // k that is still to be copied
         const auto copy = [&](float* stage) {
             float* const other = stage + CopyA::kSize;
             const bool whole = inside && left >= BK;
             if (whole) copy_a.template start<false>(stage), copy_b.template start<false>(other);
             else if (left > 0) copy_a.template start<true>(stage), copy_b.template start<true>(other);
             left -= BK;
-            commit_copies();  // an empty group where there is no tile: groups are counted
+            commit_copies();  // also an empty group: groups are counted
         };
         float sum[TM][TN] = {}, x[2][TM], y[2][TN];
         const auto read = [&](const float* stage, int p) {
@@ -128,14 +128,15 @@ private:
         wait_copies<STAGES - 2>();
         block_barrier();
         float* const last = shared + (STAGES - 1) * kStage;
-        float *now = shared, *next = last;  // what is multiplied, and what is copied meanwhile
+        float *now = shared, *next = last;  // the stage to multiply, and the stage to fill meanwhile
         read(now, 0);
-        const unsigned end = static_cast<unsigned>(slice.end);  // a step beyond it is no overflow
+        const unsigned end = static_cast<unsigned>(slice.end);  // unsigned: a step beyond it does not overflow
         for (unsigned p = static_cast<unsigned>(slice.begin); p < end; p += BK) {
             GEMMTUNE_UNROLL
             for (int q = 0; q < BK; ++q) {
                 if (q == BK - 1) {
-                    // The next tile is there for all, and the last of this one is read: its place is free.
+                    // After the barrier the next tile has arrived for all threads, and the current one's stage
+                    // is free.
                     wait_copies<STAGES - 2>();
                     block_barrier();
                     next = now;
@@ -152,7 +153,7 @@ private:
         else store(Keep(args, task, i, j), sum);
     }
 
-    // There and back again: the next multiplication has an operand of this one.
+    // Serpentine order: consecutive FMAs share an operand.
     static GEMMTUNE_DEVICE void multiply(const float (&x)[TM], const float (&y)[TN], float (&sum)[TM][TN]) {
         GEMMTUNE_UNROLL
         for (int c = 0; c < TN; ++c) {

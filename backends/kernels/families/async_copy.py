@@ -1,4 +1,4 @@
-"""The last SGEMM step: tiles that come by asynchronous copies, several at a time (async_copy.h)."""
+"""The last SGEMM step: a pipeline of tiles filled by asynchronous copies (async_copy.h)."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from backends.kernels.worthwhile import broad
 from backends.problem import GemmProblem
 from backends.solution import Parameter
 
-#: At most so many candidates are listed.
+#: The most candidates that are listed.
 MOST = 48
-#: Instructions of a tile beside its multiplications and its reads: copies, their addresses, the loop.
+#: Instructions for a tile beside its multiplications and reads: copies, their addresses, the loop.
 _OTHER_INSTRUCTIONS = 50
-#: Warps that keep a multiprocessor busy, and what a second launch costs it, in clocks.
+#: Warps that keep a multiprocessor busy; clocks of a second launch.
 _BUSY_WARPS, _SECOND_LAUNCH = 8, 5000
-#: Costs that are this near (in natural logarithms) are alike.
+#: Costs that differ by less than this (in natural logarithms) count as equal.
 _ALIKE = 0.05
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """async_copy.h: AsyncCopy's numbers."""
+    """The template numbers of async_copy.h: AsyncCopy."""
 
     bm: int
     bn: int
@@ -55,39 +55,42 @@ class Pipeline:
 
     @property
     def resident(self) -> int:
-        """Blocks of a multiprocessor that have the registers."""
+        """Blocks of a multiprocessor that the registers suffice for."""
         return max(1, (512 if self.tm * self.tn <= 64 else 256) // self.threads)
 
     @property
     def warp_tile(self) -> tuple[int, int]:
-        """Rows and columns of 32 threads: 8 x 4 of them, or 4 x 8 where a thread's own patch is higher."""
+        """Rows and columns of 32 threads: 8 x 4 of them, or 4 x 8 if the thread tile is taller than wide."""
         across = 4 if self.tm > self.tn else 8
         return across * self.tm, 32 // across * self.tn
 
     @property
     def registers(self) -> int:
-        """Sums, and the operands of two steps of k."""
+        """Registers for sums, and the operands of two steps of k."""
         return self.tm * self.tn + 2 * (self.tm + self.tn)
 
     def shared_bytes(self, product: OrientedGemm) -> int:
-        """Four elements of pad a line of what is transposed on its way."""
+        """Bytes of all stages, with four elements of padding for each row of an operand that is transposed on
+        its way."""
         pads = 4 * (product.a_along_k + product.b_along_k)
         return self.stages * self.bk * (self.bm + self.bn + pads) * 4
 
 
 class AsyncCopy(KernelFamily):
-    """Tiles come by asynchronous copies, several at a time, with the next step's values read meanwhile.
+    """Tiles are copied asynchronously, several at a time, and the next step's fragments are read during the
+    current step.
 
-    async_copy.h. Parameters: tile_m x tile_n of D a block, tile_k of k at a time, thread_m x thread_n of D
-    a thread, stages (tiles in shared memory), group (tiles of D side by side along m before the next column
-    of them), splits (blocks along k)."""
+    async_copy.h. Parameters: tile_m x tile_n of D per block, tile_k of k at a time, thread_m x thread_n of D
+    per thread, stages (tiles in shared memory), group (rows of tiles in a band of the tile order), splits
+    (blocks along k)."""
 
     name = "async-copy"
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
         "tile_m": (64, 128, 256), "tile_n": (64, 128, 256), "tile_k": (8, 16), "thread_m": (8, 16),
         "thread_n": (8, 16), "stages": (2, 3, 4, 5), "group": (4, 8, 16), "splits": (1, 2, 4, 8),
     }  # fmt: skip
-    #: Worth trying, in the parameters' order without splits; of equal cost() the first is the likeliest.
+    #: Configurations worth trying, in the parameters' order without splits; of equal cost() the first is the
+    #: likeliest.
     listed: ClassVar[tuple[tuple[int, ...], ...]] = (
         (256, 128, 8, 16, 8, 4, 8), (128, 128, 16, 16, 8, 3, 8), (256, 128, 16, 16, 8, 3, 8),
         (128, 128, 8, 16, 8, 4, 16), (128, 256, 8, 8, 16, 4, 8), (128, 128, 16, 8, 16, 3, 8),
@@ -100,8 +103,8 @@ class AsyncCopy(KernelFamily):
     )  # fmt: skip
 
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterable[dict[str, Parameter]]:
-        """By cost() as far as it tells them apart, then as listed; where copies are asynchronous: elsewhere
-        loads that pass through registers are better (double-buffered)."""
+        """Candidates by cost() as far as it distinguishes them, then in the order of `listed`. Only for
+        devices with asynchronous copies: elsewhere loads through registers are better (double-buffered)."""
         if not broad(problem) or not arch_of(environment).async_copies:
             return
         found = []
@@ -113,8 +116,7 @@ class AsyncCopy(KernelFamily):
         yield from (values for _, values in found[:MOST])
 
     def cost(self, product: OrientedGemm, values: Values, environment: Environment) -> float:
-        """Roughly the clocks that the busiest multiprocessor takes. A guess for the order only: what is fast
-        is measured."""
+        """Roughly the clocks of the busiest multiprocessor. It only orders the candidates; timing decides."""
         t, splits = self.pipeline(values), number(values, "splits")
         blocks = product.tiles(t.bm, t.bn) * product.batch * splits
         busiest = -(-blocks // environment.units)
@@ -123,7 +125,7 @@ class AsyncCopy(KernelFamily):
         arch = arch_of(environment)
         room = arch.unit_shared_bytes // t.shared_bytes(product)
         warps = min(busiest, t.resident, room) * t.threads / 32
-        tiles = -(-product.k // (splits * t.bk)) + t.stages  # of k; the first ones are waited for
+        tiles = -(-product.k // (splits * t.bk)) + t.stages  # along k; the first ones are waited for
         clocks = busiest * t.bm * t.bn * t.bk * tiles / arch.rates.multiply_adds * slots / multiplied
         clocks *= max(1.0, _BUSY_WARPS / warps)
         if splits > 1:
@@ -140,7 +142,7 @@ class AsyncCopy(KernelFamily):
         """The rule that is broken, or None: fp32, the tile in whole warps and whole copies of 16 bytes by all
         threads, threads, shared memory, registers, grid."""
         product, arch, t = OrientedGemm(problem), arch_of(environment), self.pipeline(values)
-        copied = WIDE // 4 * t.threads  # elements, where every thread has a copy
+        copied = WIDE // 4 * t.threads  # elements, if every thread has a copy
         return first(
             fp32_rule(product),
             whole_rule(t.bm, t.warp_tile[0], "tile_m", "a warp's rows,"),
@@ -158,7 +160,7 @@ class AsyncCopy(KernelFamily):
         element."""
         product, t = OrientedGemm(problem), self.pipeline(values)
         numbers = ", ".join(map(str, (t.bm, t.bn, t.bk, t.tm, t.tn, t.stages, t.group)))
-        # What is transposed goes by elements, wherever it lies.
+        # A transposed operand is copied by elements, whatever its alignment.
         wide = (product.whole("a") and not product.a_along_k, product.whole("b") and not product.b_along_k)
         text = f"AsyncCopy<{product.sides}, {numbers}, {', '.join(map(flag, wide))}>"
         return KernelConfig(

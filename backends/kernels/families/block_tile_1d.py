@@ -1,4 +1,4 @@
-"""Tiles in shared memory, a thread several rows of a column of D."""
+"""Tiles in shared memory; a thread computes several rows of a column of D."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from backends.solution import Parameter
 
 
 class BlockTile1d(BlockTileFamily):
-    """thread_m rows of one column of D a thread; tiles in shared memory."""
+    """Each thread computes thread_m rows of one column of D; tiles in shared memory."""
 
     name, names = "block-tile-1d", (*TILE, "thread_m")
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {

@@ -1,4 +1,4 @@
-// BlockTile with TN > 1: an outer product of TM + TN values read gives TM TN multiplications.
+// BlockTile with TN > 1: an outer product, TM + TN reads for TM TN FMAs.
 #pragma once
 
 #include "device/block_tile.h"

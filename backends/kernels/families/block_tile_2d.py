@@ -1,4 +1,4 @@
-"""Tiles in shared memory, a thread a rectangle of D."""
+"""Tiles in shared memory; a thread computes a rectangle of D."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from backends.solution import Parameter
 
 
 class BlockTile2d(BlockTileFamily):
-    """thread_m x thread_n of D a thread; tiles in shared memory."""
+    """Each thread computes thread_m x thread_n of D; tiles in shared memory."""
 
     name, names = "block-tile-2d", (*TILE, "thread_m", "thread_n")
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {

@@ -1,4 +1,4 @@
-// Neighbouring threads have neighbouring rows of D, which lie side by side: a warp's accesses are whole lines.
+// Neighbouring threads have neighbouring rows of D, which are contiguous: a warp's accesses are coalesced.
 #pragma once
 
 #include "device/element_per_thread.h"

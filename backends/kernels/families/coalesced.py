@@ -1,4 +1,4 @@
-"""A thread an element of D, neighbouring threads in one column."""
+"""One thread per element of D, neighbouring threads along a column."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from backends.kernels.element_per_thread import ElementPerThread
 
 
 class Coalesced(ElementPerThread):
-    """A thread an element; neighbouring threads have neighbouring rows of D, which lie side by side."""
+    """One thread per element; neighbouring threads have neighbouring rows of D, so accesses are coalesced."""
 
     name, kernel, listed = "coalesced", "Coalesced", ((32, 32), (32, 8), (64, 4))

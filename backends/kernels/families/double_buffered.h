@@ -1,4 +1,4 @@
-// BlockTile with BUFFERS = 2: the next tiles are loaded into registers while these are multiplied.
+// BlockTile with BUFFERS = 2: the next tiles are loaded into registers while the current ones are multiplied.
 #pragma once
 
 #include "device/block_tile.h"

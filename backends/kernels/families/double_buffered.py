@@ -1,4 +1,4 @@
-"""warp-tile with the next tiles loaded meanwhile."""
+"""warp-tile with double buffering."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from backends.kernels.families.warp_tile import WarpTile
 
 
 class DoubleBuffered(WarpTile):
-    """warp-tile, the next tiles loaded while these are multiplied."""
+    """warp-tile that loads the next tiles while it multiplies the current ones."""
 
     name, buffers = "double-buffered", 2

@@ -1,5 +1,5 @@
-// Matrix times vector: skinny.h's kernels with one column, so that a lane's registers hold loads in flight
-// and hardly any sums.
+// Matrix times vector: skinny.h's kernels with one column, so that a lane's registers hold mostly loads in
+// flight and hardly any sums.
 #pragma once
 
 #include "families/skinny.h"

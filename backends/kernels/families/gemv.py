@@ -7,7 +7,7 @@ from backends.kernels.oriented_gemm import OrientedGemm
 
 
 class Gemv(Skinny):
-    """Matrix times vector: the matrix is streamed once. The parameters are skinny's."""
+    """Matrix times vector: the matrix is read once. The parameters are skinny's."""
 
     name, columns, kernel = "gemv", (1, 1), "Gemv"
 

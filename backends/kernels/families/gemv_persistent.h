@@ -1,13 +1,12 @@
-// Matrix times vector, or times a few columns, A contiguous along k: blocks that stay. A block's WARPS warps
-// span k, UNROLL loads of 16 bytes a thread, so that a thread meets the same elements of B in every row: they
-// are loaded once and stay in registers. It takes ROWS rows at a time, and all blocks together go through A
-// from its front to its end, side by side; the next rows are on their way while the threads' sums of these are
-// added up. A product of this kind is over in microseconds, of which what comes before the first load and
-// after the last one is a good part: both are kept short.
+// Matrix times vector, or times a few columns, with persistent blocks; A contiguous along k. The WARPS warps of
+// a block span k, UNROLL loads of 16 bytes a thread, so a thread needs the same elements of B in every row: it
+// loads them once and keeps them in registers. A block processes ROWS rows at a time in a grid-stride loop, so
+// that all blocks together read A from beginning to end, side by side. The next rows are loaded while the
+// threads' sums of the current ones are reduced. A GEMV takes microseconds, of which the time before the first
+// load and after the last is a good part: both are kept short.
 //
-// COLUMNS: n rounded up to a power of two. FULL: every thread has all of its UNROLL loads of a row; else some
-// have not the last one. AHEAD: the first loads are on their way to L2 before the launch before this one has
-// ended.
+// COLUMNS: n rounded up to a power of two. FULL: every thread has all of its UNROLL loads of a row; otherwise
+// some lack the last one. AHEAD: the first loads are prefetched to L2 before the previous launch has ended.
 #pragma once
 
 #include "device/unaligned_loads.h"
@@ -18,18 +17,18 @@ template <typename TYPES, bool B_ALONG_K, bool FULL, int COLUMNS, int ROWS, int 
 struct GemvPersistent {
     using T = typename TYPES::Input;
     static constexpr int kThreads = kWarp * WARPS, kMinBlocks = 0;
-    static constexpr int kSums = ROWS * COLUMNS;                    // of a warp
-    static constexpr int kParts = WARPS == 1 ? 0 : WARPS * kSums;  // of a turn
+    static constexpr int kSums = ROWS * COLUMNS;                    // sums of a warp
+    static constexpr int kParts = WARPS == 1 ? 0 : WARPS * kSums;  // partial sums of an iteration
     static constexpr int kSharedBytes = 2 * kParts * 4;
-    static constexpr int V = kChunk<T>, kStride = kThreads * V;  // elements of a load, and from one to the next
+    static constexpr int V = kChunk<T>, kStride = kThreads * V;  // elements in a load, and from load to load
 
-    // What needs no memory is done while the launch before this one ends.
+    // Work that needs no memory is done while the previous launch ends.
     static constexpr bool kWaits = true;
 
     static GEMMTUNE_DEVICE void run(const GemmArgs& args, char* shared) {
         const Task task(args);
         const bool beyond = task.beyond(args);
-        const i64 ahead = static_cast<i64>(args.blocks) * ROWS;  // of the next turn; beyond all rows: none
+        const i64 ahead = static_cast<i64>(args.blocks) * ROWS;  // rows to the next iteration
         const int step = ahead < args.m ? static_cast<int>(ahead) : args.m;
         const unsigned first = block_x() * ROWS;
         Mine mine(args, task, first);
@@ -42,8 +41,8 @@ struct GemvPersistent {
         mine.load(a);
         load_b(args, from_b, mine, b);
         float* const parts = reinterpret_cast<float*>(shared);
-        // Where there is one turn only, this is a loop all the same: of straight code compilers put the loads
-        // off until the products that need them, to save registers, and few are in flight.
+        // A loop even for a single iteration: in straight-line code the compiler delays the loads until their
+        // use, to save registers, and few are in flight.
         for (int turn = 0;; turn ^= 1) {
             float sum[kSums] = {};
             multiply(a, b, sum);
@@ -58,9 +57,9 @@ struct GemvPersistent {
 private:
     using Sums = WarpSums<kSums>;
 
-    // What this thread loads of A in a turn.
+    // This thread's loads of A in an iteration.
     struct Mine {
-        const T* from;  // its first element of the first row
+        const T* from;  // the thread's first element of the first row
         i64 lda;
         int rows;      // from that row to A's last
         int elements;  // from that element to the row's end; lines are whole loads
@@ -95,13 +94,13 @@ private:
         }
     };
 
-    // Where this thread stores in a turn, if it does: of several warps one that adds up, of one a lane that
-    // has a whole sum.
+    // Where this thread stores in an iteration, if it does: with several warps the thread that adds up a sum,
+    // with one warp a lane that holds a complete sum.
     struct Out {
         typename TYPES::D* at;
-        i64 apart, row;  // elements from a row to the next; which
+        i64 apart, row;  // elements from row to row; the row's index
         int rows;        // from that row to D's last
-        int column, plain;  // plain: whether alpha times the sum is all
+        int column, plain;  // plain: whether the epilogue is alpha times the sum
         float alpha;
 
         GEMMTUNE_DEVICE Out(const GemmArgs& args, Task task, unsigned first)
@@ -114,7 +113,7 @@ private:
                  column * args.d_column;
         }
 
-        // The sum, of a turn's; kSums and more: none.
+        // The index of this thread's sum in an iteration; none if kSums or more.
         static GEMMTUNE_DEVICE int mine() {
             if (WARPS > 1) return static_cast<int>(thread_index());
             const bool speaks = lane_index() % Sums::kSharers == 0;
@@ -170,8 +169,8 @@ private:
         }
     }
 
-    // `parts` is this turn's: who adds them up does so before it meets the others in the next one, and nobody
-    // writes there before that.
+    // `parts` alternates between two buffers: a thread that adds up an iteration's sums does so before the next
+    // iteration's barrier, and this buffer is not written before that barrier.
     static GEMMTUNE_DEVICE void store(const GemmArgs& args, Task task, const Out& out, float (&sum)[kSums],
                                       float* parts) {
         static_assert(Sums::kKept == 1, "a lane keeps one");

@@ -1,4 +1,5 @@
-"""Matrix times vector, or a few columns, by blocks that stay, with those in registers (gemv_persistent.h)."""
+"""Matrix times vector, or a few columns, by persistent blocks that keep those in registers
+(gemv_persistent.h)."""
 
 from __future__ import annotations
 
@@ -32,28 +33,29 @@ from backends.operands import Operands
 from backends.problem import GemmProblem
 from backends.solution import Parameter
 
-#: At most so many candidates are listed.
+#: The most candidates that are listed.
 MOST = 96
-#: Loads of a row that a thread may have in flight.
+#: The most loads of a row that a thread has in flight.
 MOST_UNROLL = 8
-#: Bytes that blocks of a multiprocessor ask for at first, all together: what was fastest on an H200 of eight
-#: products of 4 to 90 MB. How much a factor of two costs, loads that are not ahead, blocks that do not stay.
+#: Bytes of first loads per multiprocessor, all its blocks together, that were fastest on an H200 for eight
+#: GEMVs of 4 to 90 MB; then the relative costs of a factor of two from it, of loads that are not prefetched,
+#: and of blocks that are not persistent.
 _FIRST, _OFF, _NOT_AHEAD, _ONCE = 64 * 1024, 0.02, 0.04, 0.03
-#: Registers of addresses and counters, beside what operands and sums take.
+#: Registers for addresses and counters, beside operands and sums.
 _ADDRESSES = 20
 
 
 @dataclass(frozen=True)
 class PersistentConfig(KernelConfig):
-    """A configuration of so many blocks a multiprocessor (0: one for every turn), on one multiprocessor until
-    on() tells how many there are. `turns`: groups of rows."""
+    """A configuration with blocks_per_unit blocks for each multiprocessor (0: one block for every group of
+    rows), for one multiprocessor until on() sets their number. `turns`: groups of rows."""
 
     turns: int = 1
     blocks_per_unit: int = 0
 
     def on(self, units: int) -> PersistentConfig:
         """The configuration with blocks_per_unit blocks for each of `units` multiprocessors, at most one for
-        each turn."""
+        each group of rows."""
         most = self.blocks_per_unit * max(1, units) or self.turns
         return replace(self, blocks=min(self.turns, most))
 
@@ -65,15 +67,16 @@ class PersistentConfig(KernelConfig):
 
 
 class GemvPersistent(KernelFamily):
-    """Matrix times vector: blocks that stay go through the matrix side by side, the vector in registers.
+    """Matrix times vector: persistent blocks traverse the matrix side by side and keep the vector in
+    registers.
 
-    The matrix's lines are contiguous along k and whole numbers of 16 bytes. Parameters: stream (a | b, the
-    matrix), rows (of a block's turn), warps (of a block, which together span k), blocks_per_unit (of a
-    multiprocessor; 0: one for every turn), ahead (whether the first loads are on their way to L2 before the
-    launch before has ended)."""
+    The matrix's rows are contiguous along k and whole multiples of 16 bytes. Parameters: stream (a | b, the
+    matrix), rows (that a block processes at a time), warps (of a block, which together span k),
+    blocks_per_unit (of a multiprocessor; 0: one for every group of rows), ahead (whether the first loads are
+    prefetched to L2 before the previous launch has ended)."""
 
     name = "gemv-persistent"
-    #: Columns of the product, at least and at most.
+    #: The fewest and the most columns of D.
     columns: ClassVar[tuple[int, int]] = (1, 1)
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
         "stream": STREAMS, "rows": (1, 2, 4, 8), "warps": (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16),
@@ -81,7 +84,7 @@ class GemvPersistent(KernelFamily):
     }  # fmt: skip
 
     def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
-        """The rule that is broken, or None: columns, the matrix's lines, `ahead`, loads of a line for each
+        """The rule that is broken, or None: columns, the matrix's rows, `ahead`, loads of a row for each
         thread, threads, shared memory, registers, grid."""
         product, arch = streamed(problem, values), arch_of(environment)
         broken = first(
@@ -118,7 +121,7 @@ class GemvPersistent(KernelFamily):
         return warp * number(values, "warps")
 
     def _unroll(self, product: OrientedGemm, values: Values, warp: int) -> int:
-        """Loads of a line of each thread."""
+        """Loads of a row for each thread."""
         return -(-product.k * product.element_bytes // (WIDE * self._threads(values, warp)))
 
     def _turns(self, product: OrientedGemm, values: Values) -> int:
@@ -132,12 +135,12 @@ class GemvPersistent(KernelFamily):
         return 1 << (product.n - 1).bit_length()
 
     def _shared_bytes(self, product: OrientedGemm, values: Values) -> int:
-        """A turn's sums, and the next one's."""
+        """Bytes of the sums of an iteration and of the next one."""
         warps, sums = number(values, "warps"), number(values, "rows") * self._columns(product)
         return 0 if warps == 1 else 2 * warps * sums * 4
 
     def _registers(self, product: OrientedGemm, values: Values, unroll: int) -> int:
-        """Rows in flight, columns, sums, and what is being multiplied."""
+        """Registers for rows in flight, columns, sums, and the operands of the current multiplication."""
         rows, columns = number(values, "rows"), self._columns(product)
         return 4 * unroll * (rows + columns) + rows * columns + WIDE // product.element_bytes * (columns + 1)
 
@@ -158,7 +161,8 @@ class GemvPersistent(KernelFamily):
         )  # fmt: skip
 
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterator[dict[str, Parameter]]:
-        """By cost(), with the larger operand streamed; blocks that are not all there at once do not stay."""
+        """Candidates by cost(), with the larger operand streamed; persistent blocks must all be resident at
+        once."""
         stream = likelier_stream(problem)
         product = OrientedGemm(problem, stream == "b")
         if first(columns_rule(product, *self.columns), self._lines(product)) is not None:
@@ -174,7 +178,7 @@ class GemvPersistent(KernelFamily):
         yield from (values for _, values in found[: self.most(product, environment)])
 
     def most(self, product: OrientedGemm, environment: Environment) -> int:
-        """At most so many candidates are listed: few where skinny-ring is the faster one."""
+        """The most candidates that are listed: few if skinny-ring is faster."""
         cores = product.element_bytes == 2 and tensor_core_rule(environment) is None
         return MOST_BEATEN if product.n > 2 and cores else MOST
 
@@ -184,22 +188,23 @@ class GemvPersistent(KernelFamily):
         warp = arch.warp
         threads = self._threads(values, warp)
         unroll = self._unroll(product, values, warp)
-        # Given out by eights, to the warps of a multiprocessor's quarter from a quarter of its registers.
+        # Registers are allocated in eights, to the warps of each quarter of a multiprocessor from its quarter
+        # of the registers.
         registers = -(-(self._registers(product, values, unroll) + _ADDRESSES) // 8) * 8
         warps = arch.unit_registers // 4 // (warp * registers) * 4
         return max(1, min(arch.unit_threads // threads, warps * warp // threads, arch.unit_blocks))
 
     def _sensible(self, product: OrientedGemm, values: Values, environment: Environment) -> bool:
-        """Whether blocks that stay are all there at once, those of every product of a batch, and have a
-        second turn."""
+        """Whether persistent blocks are all resident at once, for every GEMM of a batch, and have a second
+        iteration."""
         blocks, units = number(values, "blocks_per_unit"), max(1, environment.units)
         staying = blocks * units < self._turns(product, values)
         there = blocks * product.batch <= self._resident(product, values, environment)
         return self._once(values) or (staying and there)
 
     def cost(self, product: OrientedGemm, values: Values, environment: Environment) -> float:
-        """Roughly the bytes that the slowest multiprocessor reads, over the share of the memory's speed that
-        its loads in flight keep up. A guess for the order only: what is fast is measured."""
+        """Roughly the bytes that the busiest multiprocessor reads, divided by the share of memory bandwidth
+        that its loads in flight sustain. It only orders the candidates; timing decides."""
         units, in_flight = max(1, environment.units), arch_of(environment).rates.in_flight_bytes
         rows, once, turns = number(values, "rows"), self._once(values), self._turns(product, values)
         stay, line = number(values, "blocks_per_unit"), product.k * product.element_bytes
@@ -211,7 +216,7 @@ class GemvPersistent(KernelFamily):
             each = here * ceil(turns / (stay * units))
         asked = here * rows * line
         cost = each * rows * line / min(1.0, asked / in_flight)
-        if once:  # of few bytes, all on their way at once, there is nothing to fetch ahead
+        if once:  # few bytes that are all in flight at once need no prefetch
             few = turns * rows * line * product.batch <= units * in_flight
             return cost * (1 + (_OFF if few == (number(values, "ahead") == 1) else 0) + (0 if few else _ONCE))
         slow = 0 if number(values, "ahead") or environment.vendor != "cuda" else _NOT_AHEAD

@@ -1,4 +1,5 @@
-// Neighbouring threads have neighbouring columns of D, which lie apart: every access is a line of its own.
+// Neighbouring threads have neighbouring columns of D, which are not contiguous: every access touches its own
+// cache line.
 #pragma once
 
 #include "device/element_per_thread.h"

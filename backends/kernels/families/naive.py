@@ -1,4 +1,4 @@
-"""A thread an element of D, neighbouring threads in one row."""
+"""One thread per element of D, neighbouring threads along a row."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from backends.kernels.element_per_thread import ElementPerThread
 
 
 class Naive(ElementPerThread):
-    """A thread an element; neighbouring threads have neighbouring columns of D, which lie apart."""
+    """One thread per element; neighbouring threads have neighbouring columns of D, which are not
+    contiguous."""
 
     name, kernel, listed = "naive", "Naive", ((32, 32), (16, 16))

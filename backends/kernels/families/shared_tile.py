@@ -1,4 +1,4 @@
-"""Tiles in shared memory, a thread an element of D."""
+"""Tiles in shared memory, one thread per element of D."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from backends.solution import Parameter
 
 
 class SharedTile(BlockTileFamily):
-    """A thread an element of D; tiles in shared memory."""
+    """One thread per element of D; tiles in shared memory."""
 
     name, names = "shared-tile", TILE
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {

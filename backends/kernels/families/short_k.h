@@ -1,15 +1,16 @@
-// Products with a short k by tensor cores (mma.sync, sm_80 on), both operands contiguous along k, wherever
-// lines start: a block has BM rows by BN columns of D, and all of k of both operands in shared memory at once.
+// GEMMs with a short k on tensor cores (mma.sync, sm_80 and later), both operands contiguous along k, rows of
+// any alignment: a block computes BM rows by BN columns of D and has all of k of both operands in shared memory
+// at once.
 //
-// There is no loop along k, and no pipeline: every thread asks for all that it brings before it uses any of
-// it, so that a block waits for memory once. What binds such a product then is the time until its first
-// words are there, how many instructions bring them to their place, and how D is stored.
+// There is no loop along k and no pipeline: every thread issues all its loads before it uses one, so a block
+// waits for memory once. The limits are then the time until the first words arrive, the number of instructions
+// that bring them to shared memory, and the stores of D.
 //
-// Shared memory has a line of kPitch bytes, k rounded up to an instruction's sixteen elements and 16 bytes
-// more: an odd number of 16 bytes, so that load_matrices() has its eight rows in different banks.
+// In shared memory a line has kPitch bytes: k rounded up to an instruction's sixteen elements, plus 16 bytes.
+// That is an odd number of 16-byte words, so the eight rows of load_matrices() lie in different banks.
 //
 // Columns of B are the instruction's sixteen rows, and rows of A its eight columns: a lane's two neighbouring
-// sums are then neighbours along D's columns, where it is contiguous.
+// sums are then neighbours in a column of D, where D is contiguous.
 #pragma once
 
 #include "device/epilogue.h"
@@ -19,17 +20,17 @@
 
 namespace gemmtune {
 
-// LINES lines of K elements of 16 bits on their way to shared memory, through the registers of THREADS threads.
+// LINES lines of K 16-bit elements on their way to shared memory, through the registers of THREADS threads.
 //
-// LANES threads go along a line, a *piece* of 16 bytes each, kAtOnce lines at a time: eights of lines, so that
-// all of a thread's pieces have the same place within 16 bytes, whatever the leading dimension is. Its shift
-// is worked out once, and from turn to turn its addresses go on by a constant.
+// LANES threads go along a line, a *piece* of 16 bytes each, and kAtOnce lines are loaded at a time. kAtOnce is
+// a multiple of eight, so all of a thread's pieces have the same offset within 16 bytes, whatever the leading
+// dimension: the shift is computed once, and addresses advance by a constant.
 //
-// ALIGNED: lines start at multiples of 16 bytes. Else a piece is put together of the two aligned words that it
-// lies in. Of these the operand's first may begin before it, and its last may end after it: the first line's
-// first piece and the last line's last are read by eight lanes, an element each.
+// ALIGNED: lines start at multiples of 16 bytes. Otherwise a piece is assembled from the two aligned words that
+// contain it. The operand's first such word may begin before the operand and its last may end after it, so the
+// first line's first piece and the last line's last piece are read by eight lanes, an element each.
 //
-// What a line has beyond whole pieces is read by elements, too, eight threads a line.
+// The rest of a line beyond whole pieces is read by elements as well, by eight threads for each line.
 template <bool ALIGNED, int K, int LINES, int LANES, int THREADS>
 struct ShortLines {
     static constexpr int kPieces = K / 8, kRest = K % 8;
@@ -39,8 +40,8 @@ struct ShortLines {
     static constexpr int kRestTurns = kRest ? (LINES + kRestAtOnce - 1) / kRestAtOnce : 0;
     static_assert(K > 0 && kAtOnce >= 8 && kRestAtOnce >= 16, "eights of lines at a time");
 
-    // From line `first` of `lines` on. Those beyond the last are not read, and what shared memory has in their
-    // places goes to sums that nobody stores.
+    // Starts at line `first` of `lines`. Lines beyond the last are not read; what shared memory holds in their
+    // place contributes only to sums that are not stored.
     GEMMTUNE_DEVICE ShortLines(const void* operand, i64 batch, i64 ld, unsigned first, int lines) {
         const unsigned t = thread_index(), line = t / LANES, lane = t % LANES, element = t % 8;
         line_bytes_ = static_cast<unsigned>(ld) * 2;  // a tile's lines lie within 2^31 bytes
@@ -63,10 +64,10 @@ struct ShortLines {
         if (ALIGNED) return;
         if (begins_ && t == 0) left_first_ = 0;
         if (ends_ && lane == (kPieces - 1) % LANES) --left_last_;
-        if (kTurns * kSides == 1 && left_first_ == 0) left_last_ = 0;  // its first piece is its last
+        if (kTurns * kSides == 1 && left_first_ == 0) left_last_ = 0;  // the first piece is also the last
     }
 
-    // Asks for all of this thread's.
+    // Issues all of this thread's loads.
     GEMMTUNE_DEVICE void load() {
         const char* source = from_;
         GEMMTUNE_UNROLL
@@ -83,7 +84,8 @@ struct ShortLines {
             rest_[turn] = read2_if(turn * kRestAtOnce < left_rest_,
                                    from_rest_ + static_cast<unsigned>(turn) * (kRestAtOnce * line_bytes_));
     }
-    // An end's piece is replaced by its own warp: by lanes 0-7 the first, by 8-15 the last.
+    // Loads the elements of the operand's first piece (lanes 0-7) and last piece (lanes 8-15), by the warp that
+    // stores the piece; store_ends() overwrites it.
     GEMMTUNE_DEVICE void load_ends() {
         if (ALIGNED || kPieces == 0) return;
         const unsigned warp = thread_index() / 32, lane = thread_index() % 32;
@@ -98,7 +100,7 @@ struct ShortLines {
         }
     }
 
-    // Puts it into its place, and zeros beyond k.
+    // Stores the pieces and elements to shared memory, and zeros beyond k.
     GEMMTUNE_DEVICE void store(char* tile) const {
         constexpr bool kFull = LINES % kAtOnce == 0 && kBusy && kPieces % LANES == 0;
         GEMMTUNE_UNROLL
@@ -119,7 +121,7 @@ struct ShortLines {
             if (line + t < LINES)
                 write16(tile + (line + t) * kPitch + (2 * kSteps - 1) * 16, Words{{0, 0, 0, 0}});
     }
-    // And what a warp has of the ends, when all of it has been through that.
+    // Stores a warp's elements of the operand's ends, after all of the warp has been through store().
     GEMMTUNE_DEVICE void store_ends(char* tile) const {
         if (!ALIGNED && kPieces > 0 && to_end_ >= 0) put(tile + to_end_, end_);
     }
@@ -132,13 +134,13 @@ private:
     const char *base_, *from_ = nullptr, *from_rest_ = nullptr;
     unsigned line_bytes_, shift_ = 0;
     int to_ = 0, to_rest_ = 0, to_end_ = -1;
-    int there_;           // lines there are
-    bool begins_, ends_;  // the operand does, in this tile
-    // Lines from this thread's first on. left_: that there are, for its pieces; for the first one of all, for a
-    // line's last one, and for elements. room_: that the tile has.
+    int there_;           // lines that exist
+    bool begins_, ends_;  // whether the operand begins or ends in this tile
+    // Lines from this thread's first on. left_: lines that exist, for its pieces; left_first_ for its first
+    // piece, left_last_ for the last pieces of lines, left_rest_ for elements. room_: lines of the tile.
     int left_first_ = 0, left_ = 0, left_last_ = 0, left_rest_ = 0, room_ = 0, room_last_ = 0;
 
-    // Of lines' last pieces some threads have none.
+    // `lines` if the thread has a piece among lines' last ones, else 0.
     static GEMMTUNE_DEVICE int last_side(int lines) {
         const int lane = static_cast<int>(thread_index() % LANES);
         return kPieces % LANES == 0 || lane < kPieces % LANES ? lines : 0;
@@ -157,17 +159,17 @@ struct ShortK {
     using LinesA = ShortLines<ALIGNED_A, K, BM, LANES, kThreads>;
     using LinesB = ShortLines<ALIGNED_B, K, BN, LANES, kThreads>;
     static constexpr int kPitch = LinesA::kPitch, kSteps = LinesA::kSteps;
-    static constexpr int kSumsPitch = BM + 8;  // elements from a column's sums to the next one's
+    static constexpr int kSumsPitch = BM + 8;  // elements from column to column of the sums
     static constexpr int kOperands = (BM + BN) * kPitch, kSums = BN * kSumsPitch * 4;
     static constexpr int kSharedBytes = kOperands > kSums ? kOperands : kSums;
     static constexpr int kAcross = BM / WM, kMultiply = kAcross * (BN / WN);  // warps that multiply
-    static constexpr int kGroup = 8;  // rows of tiles that blocks go through together
+    static constexpr int kGroup = 8;  // rows of tiles in a band (TileOrder)
     static_assert(sizeof(T) == 2 && kWarp == 32, "16-bit elements in fragments of 32 lanes");
     static_assert(BM % WM == 0 && BN % WN == 0 && WM % 16 == 0 && WN % 16 == 0, "whole warps");
     static_assert(kMultiply <= WARPS, "a warp has one part of the tile");
     static_assert(BM <= kThreads && BN <= kThreads && BM * BN % kThreads == 0, "whole columns at a time");
 
-    // Where lines lie needs no memory, and may be worked out while the launch before this one ends.
+    // Addresses are computed while the previous launch ends.
     static constexpr bool kWaits = true;
 
     static GEMMTUNE_DEVICE void run(const GemmArgs& args, char* shared) {
@@ -181,14 +183,14 @@ struct ShortK {
         if (task.beyond(args)) return;
         a.load(), b.load();
         a.load_ends(), b.load_ends();
-        warp_barrier();  // no compiler puts a load off beyond it, until after another's use
+        warp_barrier();  // keeps the compiler from delaying loads until after another's use
         a.store(shared), b.store(shared + BM * kPitch);
         warp_barrier();  // pieces that ends replace are there
         a.store_ends(shared), b.store_ends(shared + BM * kPitch);
         block_barrier();
         const Finish<TYPES, 1> here(args, task.batch, i, j);
         const int warp = warp_index(), row = warp % kAcross * WM, column = warp / kAcross * WN;
-        Sums sum;  // of warps that multiply
+        Sums sum;  // in warps that multiply
         if (warp < kMultiply) multiply(shared, row, column, sum);
         block_barrier();  // sums take the operands' place
         if (warp < kMultiply) {
@@ -213,7 +215,8 @@ private:
         unsigned rows[kTilesM][4], columns[kTilesN][4];
     };
 
-    // A warp's products, all of k. A step's fragments are read while the step before is multiplied.
+    // A warp's main loop over all of k. The next step's fragments are loaded while the current step is
+    // multiplied.
     static GEMMTUNE_DEVICE void multiply(const char* shared, int row, int column, Sums& sum) {
         const int lane = lane_index();
         const char* const of_a = shared + (row + lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 16;
@@ -246,8 +249,8 @@ private:
         }
     }
 
-    // A warp's sums as E into shared memory, columns of D one after another. (Pitch: eight columns' groups of
-    // four lanes lie in different banks.)
+    // Stores a warp's sums to shared memory as E, column by column of D. (No bank conflicts: with this pitch
+    // the groups of four lanes of eight columns lie in different banks.)
     template <typename E>
     static GEMMTUNE_DEVICE void lay_out(const Sums& sum, float scale, int row, int column, char* shared) {
         const int lane = lane_index();
@@ -267,7 +270,7 @@ private:
         }
     }
 
-    // Past the epilogue, where they are: an element of D takes the first bytes of its sum's place.
+    // Applies the epilogue to the sums in shared memory; an element of D replaces the first bytes of its sum.
     static GEMMTUNE_DEVICE void finish(const Finish<TYPES, 1>& here, float* sums) {
         constexpr int kApart = kThreads / BM, kEach = BN / kApart, kAtOnce = kEach < 8 ? kEach : 8;
         const int row = static_cast<int>(thread_index() % BM), first = static_cast<int>(thread_index() / BM);
@@ -288,8 +291,8 @@ private:
     static GEMMTUNE_DEVICE bool wide(const Finish<TYPES, 1>& here) {
         return ((reinterpret_cast<u64>(here.d) | static_cast<u64>(here.args.d_column) * sizeof(D)) & 15) == 0;
     }
-    // How many threads go along a column of D, UNIT elements each; columns from a thread's to its next; how
-    // often all take turns, and how many of these read before they store.
+    // How D is stored: threads along a column, UNIT elements each; columns from a thread's to its next;
+    // iterations over columns; and how many of these are read before they are stored.
     template <int UNIT>
     struct Columns {
         static constexpr int kLanes = BM / UNIT, kApart = kThreads / kLanes;
@@ -298,7 +301,7 @@ private:
         static_assert(kTurns % kAtOnce == 0, "powers of two");
     };
 
-    // Where columns of D start at multiples of 16 bytes.
+    // For a D whose columns start at multiples of 16 bytes.
     static GEMMTUNE_DEVICE void store_wide(const Finish<TYPES, 1>& here, const char* shared) {
         constexpr int kUnit = 16 / static_cast<int>(sizeof(D));
         using Way = Columns<kUnit>;
@@ -309,7 +312,7 @@ private:
         const i64 apart = Way::kApart * here.args.d_column;
         const int columns = (here.columns < BN ? here.columns : BN) - first, rows = here.rows - row;
         if (columns <= 0 || rows <= 0) return;
-        if (GEMMTUNE_RARELY(rows < kUnit)) {  // the last of D
+        if (GEMMTUNE_RARELY(rows < kUnit)) {  // the last rows of D
             GEMMTUNE_ROLL
             for (int column = 0; column < columns; column += Way::kApart) {
                 GEMMTUNE_ROLL
@@ -331,8 +334,8 @@ private:
         }
     }
 
-    // Elsewhere: 4 bytes of a column a thread, at a multiple of 4 wherever the column starts. Elements lie
-    // STRIDE bytes apart in shared memory.
+    // For any other D: a thread stores 4 bytes of a column, at a multiple of 4 wherever the column starts.
+    // Elements lie STRIDE bytes apart in shared memory.
     template <int STRIDE>
     static GEMMTUNE_DEVICE void store(const Finish<TYPES, 1>& here, const char* shared) {
         constexpr int kUnit = 4 / static_cast<int>(sizeof(D)), kPitchBytes = kSumsPitch * STRIDE;
@@ -359,7 +362,7 @@ private:
                 D found[kUnit];
                 GEMMTUNE_UNROLL
                 for (int e = 0; e < kUnit; ++e) found[e] = *reinterpret_cast<const D*>(at + e * STRIDE);
-                words[n] = opaque(static_cast<int>(Word<D>::pack(found)));  // read here, not at its store
+                words[n] = opaque(static_cast<int>(Word<D>::pack(found)));  // read here, not when it is stored
             }
             GEMMTUNE_UNROLL
             for (int n = 0; n < Way::kAtOnce; ++n) {

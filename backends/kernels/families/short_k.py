@@ -1,4 +1,4 @@
-"""Products with a short k on tensor cores, all of k in shared memory at once (short_k.h)."""
+"""GEMMs with a short k on tensor cores, with all of k in shared memory at once (short_k.h)."""
 
 from __future__ import annotations
 
@@ -30,36 +30,36 @@ from backends.kernels.oriented_gemm import WIDE, OrientedGemm, flag
 from backends.problem import GemmProblem
 from backends.solution import Parameter
 
-#: At most so many candidates are listed, so many of a tile, and of a tile by as many warps.
+#: The most candidates that are listed: in all, of a tile, and of a tile with the same number of warps.
 MOST, MOST_OF_TILE, MOST_OF_BLOCK = 24, 4, 2
-#: The longest k: the program has an instruction for every sixteen elements of it.
+#: The longest k: the code contains an instruction for every sixteen elements of it.
 LONGEST = 256
 #: Bytes from a tile's first line to its end.
 MOST_BYTES = 2**31
-#: With fewer rows or columns, or elements of D, the GEMV and skinny families or one small tile do.
+#: With fewer rows or columns, or elements of D, the GEMV and skinny families or one small tile suffice.
 LEAST_SIDE, LEAST_ELEMENTS = 9, 2**15
-#: Elements of a thread's piece, and of k that an instruction multiplies.
+#: Elements of a thread's piece, and of k in one instruction.
 _PIECE, _STEP = 8, 16
-#: Lanes that go along a line at most; lines that are a multiple of 16 bytes apart whatever their length.
+#: The most lanes along a line; lines that are a multiple of 16 bytes apart for any leading dimension.
 _LANES, _EIGHT = 32, 8
-#: Elements between the ends of a column's sums in shared memory (short_k.h: kSumsPitch).
+#: Padding of a column of sums in shared memory, in elements (short_k.h: kSumsPitch).
 _PAD = 8
-#: What a block takes of its multiprocessor's shared memory beside what it asks for.
+#: Shared memory that a block occupies beside what it requests.
 _BLOCK_SHARED = 1024
 
-#: Of a multiprocessor, a clock: products by mma.sync (tile_product.h), bytes of shared memory, of L2, and
-#: of D that it stores; instructions at most, and clocks between two of a warp's.
+#: Per multiprocessor and clock: multiply-adds by mma.sync (tile_product.h), bytes of shared memory, of L2,
+#: and of D that it stores; instructions at most. Clocks between two instructions of a warp.
 _PRODUCTS = {80: 950.0, 90: 1270.0}
 _SHARED_BYTES, _L2_BYTES, _STORED_BYTES, _ISSUED, _ISSUE_CLOCKS = 128.0, 24.0, 14.0, 2.0, 6.0
-#: Instructions of a piece whose line starts anywhere, and at 16 bytes; of 4 (16) bytes of D.
+#: Instructions for a piece of an unaligned line, of an aligned one, and for 4 (16) bytes of D.
 _SHIFTED, _WHOLE, _STORE = 25, 6, 8
-#: Clocks that a block waits: for its operands, at barriers, for a step's fragments, and for its end.
+#: Clocks that a block waits: for its operands, at barriers, for a step's fragments, and at its end.
 _ARRIVAL, _BARRIERS, _FRAGMENTS, _END = 1100.0, 200.0, 30.0, 600.0
 
 
 @dataclass(frozen=True)
 class ShortTile:
-    """short_k.h: ShortK's numbers, and what is derived from them for one product."""
+    """The template numbers of short_k.h: ShortK, and what is derived from them for one problem."""
 
     product: OrientedGemm
     bm: int
@@ -85,41 +85,41 @@ class ShortTile:
 
     @property
     def blocks(self) -> int:
-        """Blocks of a product: one for each tile of D."""
+        """Blocks of a GEMM: one for each tile of D."""
         return self.product.tiles(self.bm, self.bn)
 
     @property
     def shared_bytes(self) -> int:
-        """The operands'; at the end sums lie in their place."""
+        """Bytes of the operands; at the end the sums reuse their memory."""
         pitch = self.steps * _STEP * 2 + 16
         return max((self.bm + self.bn) * pitch, self.bn * (self.bm + _PAD) * 4)
 
     @property
     def lanes(self) -> int:
-        """Threads along a line: those with the fewest pieces each, and of these the most."""
+        """Threads along a line: the number with the fewest pieces per thread, the largest such number."""
         most = min(_LANES, self.threads // _EIGHT, max(1, self.product.k // _PIECE))
         return min(range(1, most + 1), key=lambda lanes: (sum(self._pieces(lanes)), -lanes))
 
     def _pieces(self, lanes: int) -> tuple[int, int]:
-        """A thread's of A and of B, where so many go along a line."""
+        """Pieces of A and of B per thread, with `lanes` threads along a line."""
         at_once = self.threads // lanes // _EIGHT * _EIGHT
         sides = -(-(self.product.k // _PIECE) // lanes)
         return -(-self.bm // at_once) * sides, -(-self.bn // at_once) * sides
 
     @property
     def pieces(self) -> tuple[int, int]:
-        """A thread's of A and of B."""
+        """Pieces of A and of B per thread."""
         return self._pieces(self.lanes)
 
     @property
     def rests(self) -> int:
-        """A thread's elements beyond whole pieces."""
+        """Elements beyond whole pieces per thread."""
         at_once = self.threads // _EIGHT
         return (-(-self.bm // at_once) + -(-self.bn // at_once)) * (self.product.k % _PIECE > 0)
 
     @property
     def registers(self) -> int:
-        """All that a thread brings; later its sums, and two steps' fragments."""
+        """Registers for all of a thread's loads; later for its sums and two steps' fragments."""
         held = sum(
             pieces * (4 if self.product.aligned(operand) else 8)
             for operand, pieces in zip("ab", self.pieces, strict=True)
@@ -127,8 +127,8 @@ class ShortTile:
         return max(held + self.rests, self.wm * self.wn // 32 + (self.wm + self.wn) // 2)
 
     def clocks(self, environment: Environment) -> float:
-        """Roughly a launch's clocks: a block's steps follow one another, and blocks of a multiprocessor fill
-        each other's waits. For the order of candidates only: what is fast is measured."""
+        """Roughly a launch's clocks: the phases of a block are sequential, and the blocks of a multiprocessor
+        fill each other's waits. It only orders the candidates; timing decides."""
         p, arch, units = self.product, arch_of(environment), max(1, environment.units)
         registers = (self.registers + OTHER_REGISTERS) * self.threads
         resident = min(
@@ -142,7 +142,7 @@ class ShortTile:
         return (waves + ceil(waves)) / 2 * (waits + here * self._work(here, environment))
 
     def _work(self, here: int, environment: Environment) -> float:
-        """Clocks of a multiprocessor's time that a block takes where so many share it."""
+        """Clocks of a multiprocessor that a block takes if `here` blocks share it."""
         p = self.product
         size = DTYPES[p.problem.dtype_d].bytes
         at_once = WIDE if p.problem.ldd * size % WIDE == 0 else 4
@@ -159,11 +159,11 @@ class ShortTile:
 
 
 class ShortK(KernelFamily):
-    """k of at most 256 on tensor cores, both operands contiguous along k, wherever lines start: all of k of a
-    block's tile comes to shared memory at once.
+    """k of at most 256 on tensor cores, both operands contiguous along k, rows of any alignment: all of k of
+    a block's tile is loaded into shared memory at once.
 
-    short_k.h. Parameters: tile_m x tile_n of D a block, warp_m x warp_n of D a warp, warps (of a block, all
-    of which bring operands and store D)."""
+    short_k.h. Parameters: tile_m x tile_n of D per block, warp_m x warp_n of D per warp, warps (of a block,
+    all of which load operands and store D)."""
 
     name = "short-k"
     vendors = ("cuda",)
@@ -178,7 +178,7 @@ class ShortK(KernelFamily):
         return ShortTile(product, *(number(values, name) for name in self.choices))
 
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterator[dict[str, Parameter]]:
-        """By clocks(), some of every tile that is not mostly beyond D."""
+        """Candidates by clocks(), some of every tile that is not mostly beyond D."""
         if min(problem.m, problem.n) < LEAST_SIDE or problem.m * problem.n * problem.batch < LEAST_ELEMENTS:
             return
         product, found = OrientedGemm(problem), []
@@ -218,7 +218,7 @@ class ShortK(KernelFamily):
         )
 
     def config(self, problem: GemmProblem, values: Values, arch: GpuArch) -> KernelConfig:
-        """The instantiation of ShortK for this k, one block a tile of D."""
+        """The instantiation of ShortK for this k, one block per tile of D."""
         t = self.tile(OrientedGemm(problem), values)
         aligned = ", ".join(flag(t.product.aligned(operand)) for operand in "ab")
         numbers = ", ".join(map(str, (problem.k, t.bm, t.bn, t.wm, t.wn, t.lanes, t.warps)))
@@ -227,14 +227,14 @@ class ShortK(KernelFamily):
 
 
 def _short_rule(product: OrientedGemm) -> str | None:
-    """All of k is in shared memory, and in the program, at once."""
+    """All of k is in shared memory, and in the unrolled code, at once."""
     if product.k > LONGEST:
         return f"k is {LONGEST} at most, not {product.k}"
     return None
 
 
 def _near_rule(t: ShortTile) -> str | None:
-    """Places within a tile's lines are unsigned numbers of 32 bits."""
+    """Offsets within a tile's lines are unsigned 32-bit numbers."""
     for operand, lines in (("a", t.bm), ("b", t.bn)):
         size = lines * t.product.line_bytes(operand)
         if size > MOST_BYTES:

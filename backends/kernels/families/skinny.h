@@ -1,14 +1,15 @@
-// Products with few columns of B (1 to 16), which the memory's speed bounds: A is read once.
+// GEMMs with few columns of B (1 to 16) on FMAs. Memory bandwidth is the bound, so A is read once.
 //
-// SkinnyAlongK: A is contiguous along k (F.linear's weight). A warp has ROWS rows of A; its lanes go along
-// k side by side, 16 bytes each, UNROLL times before they use the first, and what they read of B serves all
-// of the warp's rows. WARPS_M warps have rows of their own; WARPS_K share them, a slice of k each.
-// SkinnyAcrossK: A is contiguous along m. A lane has the rows of one load (16 bytes; fewer where there are
-// many columns, whose sums take the registers), and goes along k, UNROLL steps at a time.
+// SkinnyAlongK: A is contiguous along k (F.linear's weight). A warp has ROWS rows of A. Its lanes traverse k
+// side by side, 16 bytes each, with UNROLL loads issued before the first is used; a value of B is loaded once
+// for all of the warp's rows. WARPS_M warps have different rows; WARPS_K warps share the same rows, a slice of
+// k each. SkinnyAcrossK: A is contiguous along m. A lane has the rows of one load (16 bytes; fewer if there are
+// many columns, whose sums need the registers) and traverses k, UNROLL steps at a time.
 //
-// ALIGNED: every line of A, and of B where it is contiguous along k, starts at 16 bytes; else its loads are
-// put together (unaligned_loads.h: load_any). WHOLE: lines are whole loads, too; else they go by elements. COLUMNS
-// is n rounded up to a power of two. k may further be split among blocks (grid.y; epilogue.h: Reduce).
+// ALIGNED: every line of A, and of B if contiguous along k, starts at a multiple of 16 bytes; otherwise loads
+// are assembled (unaligned_loads.h: load_any()). WHOLE: in addition lines consist of whole loads; otherwise
+// they are loaded by elements. COLUMNS is n rounded up to a power of two. k may also be split among blocks
+// (grid.y; epilogue.h: Reduce).
 #pragma once
 
 #include "device/unaligned_loads.h"
@@ -20,13 +21,13 @@ template <typename TYPES, bool B_ALONG_K, bool ALIGNED, int COLUMNS, int ROWS, i
 struct SkinnyAlongK {
     using T = typename TYPES::Input;
     static constexpr int kThreads = kWarp * WARPS_M * WARPS_K, kMinBlocks = 0;
-    static constexpr int kRows = ROWS * WARPS_M;  // of a block
-    static constexpr int kSums = ROWS * COLUMNS;  // of a warp
+    static constexpr int kRows = ROWS * WARPS_M;  // rows of a block
+    static constexpr int kSums = ROWS * COLUMNS;  // sums of a warp
     static constexpr int kSharedBytes = WARPS_K == 1 ? 0 : WARPS_K * WARPS_M * kSums * 4;
-    static constexpr int V = kChunk<T>, kStep = kWarp * UNROLL;  // elements a load; loads of a row at a time
+    static constexpr int V = kChunk<T>, kStep = kWarp * UNROLL;  // elements in a load; loads of a row in a step
 
-    // Before the launch before this one has ended: which rows are a warp's and, AHEAD, the first step's loads
-    // of A on their way to L2.
+    // Before the previous launch has ended a warp computes its row addresses and, with AHEAD, prefetches the
+    // first step's loads of A to L2.
     static constexpr bool kWaits = true;
 
     static GEMMTUNE_DEVICE void run(const GemmArgs& args, char* shared) {
@@ -41,10 +42,10 @@ struct SkinnyAlongK {
     }
 
 private:
-    // Whole loads of a line.
+    // The number of whole loads in a line.
     static GEMMTUNE_DEVICE unsigned chunks(const GemmArgs& args) { return static_cast<unsigned>(args.k) / V; }
 
-    // A warp's rows; those beyond the last are read as the last, and not stored.
+    // A warp's rows. Those beyond the last are read as the last, and not stored.
     static GEMMTUNE_DEVICE void find_rows(const GemmArgs& args, Task task, int warp_m,
                                           const T* (&row)[ROWS]) {
         const unsigned first = block_x() * kRows + warp_m * ROWS, most = static_cast<unsigned>(args.m) - 1;
@@ -76,7 +77,7 @@ private:
             if (mine.end - at >= kStep) step<false>(args, row, b, at + lane, mine.end, sum);
             else step<true>(args, row, b, at + lane, mine.end, sum);
         }
-        const i64 last = static_cast<i64>(chunks(args)) * V + lane;  // what is after the last whole chunk
+        const i64 last = static_cast<i64>(chunks(args)) * V + lane;  // the elements after the last whole load
         if (last < args.k && warp_k == 0 && task.slice + 1 == static_cast<unsigned>(args.splits)) {
             GEMMTUNE_UNROLL
             for (int c = 0; c < COLUMNS; ++c) {
@@ -90,7 +91,8 @@ private:
         store(args, task, sum, shared, lane, warp_m, warp_k);
     }
 
-    // UNROLL chunks of every row, `at` the lane's first; EDGE: some may lie at or beyond `end`.
+    // One step: UNROLL loads of every row, from load `at` of the line on. EDGE: some may lie at or beyond
+    // `end`.
     template <bool EDGE>
     static GEMMTUNE_DEVICE void step(const GemmArgs& args, const T* const (&row)[ROWS], const T* b, int at,
                                      int end, float (&sum)[kSums]) {
@@ -168,9 +170,9 @@ template <typename TYPES, bool B_ALONG_K, bool WHOLE, int COLUMNS, int UNROLL, i
 struct SkinnyAcrossK {
     using T = typename TYPES::Input;
     static constexpr int kThreads = kWarp * WARPS_M * WARPS_K, kMinBlocks = 0;
-    static constexpr int kWords = COLUMNS <= 4 ? 4 : COLUMNS == 8 ? 2 : 1;  // of a load
+    static constexpr int kWords = COLUMNS <= 4 ? 4 : COLUMNS == 8 ? 2 : 1;  // words of a load
     static constexpr int V = kWords * Word<T>::kElements;                   // rows of a lane
-    static constexpr int kRows = kWarp * V * WARPS_M;                       // of a block
+    static constexpr int kRows = kWarp * V * WARPS_M;                       // rows of a block
     static constexpr int kSharedBytes = WARPS_K * kRows * COLUMNS * 4;
 
     static GEMMTUNE_DEVICE void run(const GemmArgs& args, char* shared) {
@@ -189,7 +191,7 @@ private:
         const T* const b = static_cast<const T*>(args.b) + task.batch * args.stride_b;
         const Slice<1> mine(args, task, static_cast<unsigned>(args.k));
         float sum[V * COLUMNS] = {};
-        if (rows > 0) walk(args, a, rows, b, mine, warp_k, sum);  // no lane speaks to another in there
+        if (rows > 0) walk(args, a, rows, b, mine, warp_k, sum);  // walk() has no exchange between lanes
 
         release_reduce(args);
         float* const parts = reinterpret_cast<float*>(shared) + warp_k * kRows * COLUMNS;
@@ -200,8 +202,8 @@ private:
         }
         block_barrier();
         for (int i = static_cast<int>(thread_index()); i < kRows * COLUMNS; i += kThreads) {
-            // Rows as they lie in memory; in shared memory a lane's rows lie apart, so that lanes have
-            // banks.
+            // Threads take rows in memory order. In shared memory a lane's rows lie apart, so that the lanes'
+            // stores have no bank conflicts.
             const int r = i % kRows, c = i / kRows, at = c * kRows + r % V * (kRows / V) + r / V;
             float whole = 0.0f;
             GEMMTUNE_UNROLL
@@ -214,7 +216,7 @@ private:
     static GEMMTUNE_DEVICE void walk(const GemmArgs& args, const T* a, int rows, const T* b, Slice<1> mine,
                                      int warp_k, float (&sum)[V * COLUMNS]) {
         const i64 along = B_ALONG_K ? 1 : args.ldb, across = B_ALONG_K ? args.ldb : 1;
-        const unsigned end = static_cast<unsigned>(mine.end);  // a step beyond it is no overflow
+        const unsigned end = static_cast<unsigned>(mine.end);  // unsigned: a step beyond it does not overflow
         const unsigned begin = static_cast<unsigned>(mine.begin) + static_cast<unsigned>(warp_k * UNROLL);
         for (unsigned p = begin; p < end; p += WARPS_K * UNROLL) {
             unsigned weights[UNROLL][kWords];
@@ -238,7 +240,7 @@ private:
         }
     }
 
-    // A line's `rows` elements; where lines are whole loads, all of them.
+    // Loads `rows` elements of a line, or if lines are whole loads all of a load.
     static GEMMTUNE_DEVICE void load(const T* source, int rows, unsigned (&out)[kWords]) {
         if constexpr (WHOLE && kWords == 4) {
             const Words all = stream16(source);

@@ -1,4 +1,4 @@
-"""2 to 16 columns on the vector units (skinny.h)."""
+"""2 to 16 columns on FMAs (skinny.h)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from backends.kernels.legality import (
 from backends.kernels.oriented_gemm import WIDE, OrientedGemm, flag
 from backends.solution import Parameter
 
-#: Columns from which tensor cores multiply faster than what skinny has.
+#: The number of columns from which tensor cores are faster than skinny's FMAs.
 _MANY_COLUMNS = 5
 
 
@@ -31,11 +31,12 @@ def _up2(size: int) -> int:
 
 
 class Skinny(FewColumnsFamily):
-    """2 to 16 columns: the large operand is streamed once, every column multiplied by what is loaded of it.
+    """2 to 16 columns: the large operand is read once, and each load of it is multiplied with every column.
 
-    Parameters: stream (a | b), rows (of a warp; 1 where the streamed operand is not contiguous along k),
-    unroll (loads in flight of each row), warps_m and warps_k (of a block), splits (blocks along k), ahead
-    (whether the first step is on its way to L2 before the launch before has ended; 0 as rows is 1)."""
+    Parameters: stream (a | b: the operand that is read once), rows (of a warp), unroll (loads in flight of
+    each row), warps_m and warps_k (of a block), splits (blocks along k), ahead (whether the first step is
+    prefetched to L2 before the previous launch has ended). If that operand is not contiguous along k, rows is
+    1 and ahead 0."""
 
     name, columns = "skinny", (2, 16)
     version = 2
@@ -46,7 +47,7 @@ class Skinny(FewColumnsFamily):
     }  # fmt: skip
 
     def step(self, product: OrientedGemm, values: Values) -> int:
-        """Elements of 16 bytes where A is contiguous along k, else one."""
+        """The elements of 16 bytes if A is contiguous along k, else one."""
         return WIDE // product.element_bytes if product.a_along_k else 1
 
     def _columns(self, product: OrientedGemm) -> int:
@@ -54,27 +55,28 @@ class Skinny(FewColumnsFamily):
         return _up2(product.n)
 
     def _across(self, product: OrientedGemm) -> int:
-        """Rows of a lane's load where A is contiguous along m (skinny.h: SkinnyAcrossK::V)."""
+        """Rows of a lane's load if A is contiguous along m (skinny.h: SkinnyAcrossK::V)."""
         columns = self._columns(product)
         words = 4 if columns <= 4 else 2 if columns == 8 else 1
         return words * 4 // product.element_bytes
 
     def rows(self, product: OrientedGemm, values: Values, warp: int) -> int:
-        """Rows of a block: `rows` of each of its warps_m warps, or those of a load of every lane where A is
-        contiguous along m."""
+        """Rows of a block: `rows` of each of its warps_m warps or, if A is contiguous along m, those of one
+        load of every lane."""
         each = number(values, "rows") if product.a_along_k else warp * self._across(product)
         return each * number(values, "warps_m")
 
     def shared_bytes(self, product: OrientedGemm, values: Values, warp: int) -> int:
-        """Bytes of fp32 sums of the warps along k; none where A is contiguous along k and one warp has all of
-        a slice."""
+        """Bytes of the fp32 sums of the warps along k; none if A is contiguous along k and one warp has the
+        whole slice."""
         warps_k = number(values, "warps_k")
         if product.a_along_k and warps_k == 1:
             return 0
         return warps_k * self.rows(product, values, warp) * self._columns(product) * 4
 
     def registers(self, product: OrientedGemm, values: Values) -> int:
-        """32-bit registers of a thread: loads in flight, sums, and what is being multiplied."""
+        """32-bit registers of a thread: loads in flight, sums, and the operands of the current
+        multiplication."""
         columns, unroll = self._columns(product), number(values, "unroll")
         if product.a_along_k:
             rows, v = number(values, "rows"), WIDE // product.element_bytes
@@ -94,23 +96,25 @@ class Skinny(FewColumnsFamily):
         return self._across(product) * product.element_bytes * unroll, steps / (ceil(steps / unroll) * unroll)
 
     def cost(self, product: OrientedGemm, values: Values, environment: Environment) -> float:
-        """What is read of B from the caches for a byte of A, and the multiplications, may be the bound."""
+        """Also accounts for the two other possible bounds: cache reads of B for each byte of A, and
+        multiplications."""
         columns, rates = self._columns(product), arch_of(environment).rates
         rows = number(values, "rows") if product.a_along_k else self._across(product)
         cached = (1 + columns / rows) * rates.memory_bytes / rates.cache_bytes
         multiplied = (columns + 1) * rates.memory_bytes / product.element_bytes / rates.multiply_adds
         found = super().cost(product, values, environment) * max(1.0, cached, multiplied)
-        # On an H200 that gains or costs some per cent of a single column, and costs where there are more.
+        # On an H200 `ahead` changes a single column by a few per cent either way, and costs time with more
+        # columns.
         return found * (1.1 if columns > 1 and number(values, "ahead") else 1.0)
 
     def most(self, product: OrientedGemm, environment: Environment) -> int:
-        """Fewer candidates for many columns where skinny-mma or skinny-ring runs the product too."""
+        """Fewer candidates for many columns if skinny-mma or skinny-ring can run the GEMM too."""
         others = tensor_core_rule(environment) or deep_rule(product)
         return MOST_BEATEN if product.n >= _MANY_COLUMNS and others is None else MOST
 
     def legal(self, product: OrientedGemm, values: Values, environment: Environment) -> str | None:
-        """The rule that is broken, or None: rows and ahead where A is contiguous along m, ahead without
-        prefetching to L2."""
+        """The rule that is broken, or None: rows and ahead if A is contiguous along m; ahead on devices
+        without prefetches to L2."""
         if environment.vendor != "cuda" and number(values, "ahead") != 0:
             return f"ahead must be 0 where nothing is fetched ahead of its load, not {values['ahead']}"
         if product.a_along_k:
@@ -122,7 +126,7 @@ class Skinny(FewColumnsFamily):
         return None
 
     def instantiation(self, product: OrientedGemm, values: Values) -> str:
-        """SkinnyAlongK or SkinnyAcrossK, by how A lies, with its template arguments."""
+        """SkinnyAlongK or SkinnyAcrossK, by A's contiguous dimension, with its template arguments."""
         names = (
             ["rows", "unroll", "warps_m", "warps_k"]
             if product.a_along_k

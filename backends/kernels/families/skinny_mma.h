@@ -1,11 +1,11 @@
-// Products with few columns of B by tensor cores, A contiguous along k and read once: where there are more
-// than four or so columns the plain multiplications of skinny.h, not the memory, would be the bound.
+// GEMMs with few columns of B on tensor cores, A contiguous along k and read once. From about five columns on
+// the FMAs of skinny.h, not memory, are the bottleneck.
 //
-// No operand passes through shared memory. An instruction adds products over k in any order, as long as A
-// and B agree: so a lane loads 16 contiguous bytes of a row of A (and of a column of B), eight elements,
-// and hands them to two instructions, two elements at each of their places along k. The four lanes of a row
-// load 64 contiguous bytes, UNROLL times side by side. A warp has 16 ROW_TILES rows and COLUMN_TILES groups
-// of eight columns; WARPS_K warps share them, a slice of k each.
+// No operand passes through shared memory. An instruction sums over k in any order, as long as A and B agree.
+// So a lane loads 16 contiguous bytes of a row of A (and of a column of B), eight elements, and feeds them to
+// two instructions, two elements at each of the instruction's positions along k. The four lanes of a row load
+// 64 contiguous bytes, and UNROLL such loads are contiguous. A warp has 16 ROW_TILES rows and COLUMN_TILES
+// groups of eight columns; WARPS_K warps share the same rows, a slice of k each.
 #pragma once
 
 #include "device/mma.h"
@@ -18,8 +18,8 @@ struct SkinnyMma {
     using T = typename TYPES::Input;
     static constexpr int kThreads = kWarp * WARPS_M * WARPS_K, kMinBlocks = 0;
     static constexpr int kWarpRows = 16 * ROW_TILES, kRows = kWarpRows * WARPS_M, kColumns = 8 * COLUMN_TILES;
-    static constexpr int kDeep = 32;             // of k: four lanes' loads
-    static constexpr int kPitch = kRows + 4;     // floats from a column's sums to the next
+    static constexpr int kDeep = 32;             // k of one step: the loads of four lanes
+    static constexpr int kPitch = kRows + 4;     // floats from column to column of the sums
     static constexpr int kPart = kColumns * kPitch;
     static constexpr int kSharedBytes = WARPS_K * kPart * 4;
 
@@ -31,7 +31,7 @@ struct SkinnyMma {
 private:
     using Sums = float[ROW_TILES][COLUMN_TILES][4];
 
-    // Eight elements of a line from p on: a lane's of one step. EDGE: those at and beyond k are zero.
+    // Loads a lane's eight elements of one step, from p on. EDGE: elements at or beyond k are zero.
     template <bool EDGE, bool ONCE>
     static GEMMTUNE_DEVICE Words load(const T* line, i64 p, i64 k, const char* begin, const char* end) {
         if constexpr (EDGE) {
@@ -60,7 +60,7 @@ private:
         const i64 block_row = static_cast<i64>(block_x()) * kRows;
         const T* row[ROW_TILES][2];
         GEMMTUNE_UNROLL
-        for (int t = 0; t < 2 * ROW_TILES; ++t) {  // lines beyond the last: read as it, not stored
+        for (int t = 0; t < 2 * ROW_TILES; ++t) {  // rows beyond the last: read the last, not stored
             const i64 i = block_row + warp_m * kWarpRows + t * 8 + group;
             row[t / 2][t % 2] = a + (i < args.m ? i : args.m - 1) * args.lda + member * 8;
         }
@@ -89,7 +89,7 @@ private:
                                      Sums& sum) {
         const char *const a_begin = static_cast<const char*>(args.a), *const a_end = a_begin + args.a_bytes;
         const char *const b_begin = static_cast<const char*>(args.b), *const b_end = b_begin + args.b_bytes;
-        // Lines are given from the lane's own place on: so is what is left of them.
+        // Lines are passed from the lane's own offset on, and so is what is left of them.
         const i64 most = static_cast<i64>(end) * kDeep < args.k ? static_cast<i64>(end) * kDeep : args.k;
         const i64 left = most - member * 8;
         Words weights[UNROLL][ROW_TILES][2];
@@ -105,7 +105,7 @@ private:
             GEMMTUNE_UNROLL
             for (int c = 0; c < COLUMN_TILES; ++c) {
                 const Words x = load<EDGE, false>(column[c], p + u * kDeep, left, b_begin, b_end);
-                if (EDGE) warp_barrier();  // lanes went different ways to their loads
+                if (EDGE) warp_barrier();  // lanes may have diverged at their loads
                 GEMMTUNE_UNROLL
                 for (int t = 0; t < ROW_TILES; ++t) {
                     const Words &low = weights[u][t][0], &high = weights[u][t][1];
@@ -121,7 +121,8 @@ private:
         }
     }
 
-    // Through shared memory even where there is one slice: whole columns of D are written side by side.
+    // Adds the warps' sums through shared memory, even if WARPS_K is 1: D is then written along its columns,
+    // coalesced.
     static GEMMTUNE_DEVICE void store(const GemmArgs& args, Task task, i64 block_row, const Sums& sum,
                                       float* parts, int lane, int warp_m, int warp_k) {
         GEMMTUNE_UNROLL

@@ -21,10 +21,10 @@ from backends.solution import Parameter
 
 
 class SkinnyMma(FewColumnsFamily):
-    """2 to 64 columns on tensor cores, both operands contiguous along k; the large one is streamed once.
+    """2 to 64 columns on tensor cores, both operands contiguous along k; the large one is read once.
 
-    Parameters: stream (a | b), row_tiles (of 16 rows, of a warp), unroll (loads in flight of each row),
-    warps_m and warps_k (of a block), splits (blocks along k)."""
+    Parameters: stream (a | b: the operand that is read once), row_tiles (of 16 rows, of a warp), unroll
+    (loads in flight of each row), warps_m and warps_k (of a block), splits (blocks along k)."""
 
     name, columns = "skinny-mma", (2, 64)
     vendors = ("cuda",)
@@ -45,16 +45,17 @@ class SkinnyMma(FewColumnsFamily):
         return -(-product.n // 8)
 
     def rows(self, product: OrientedGemm, values: Values, warp: int) -> int:
-        """Rows of a block: 16 a row tile of each of its warps_m warps."""
+        """Rows of a block: 16 for each row tile of its warps_m warps."""
         return 16 * number(values, "row_tiles") * number(values, "warps_m")
 
     def shared_bytes(self, product: OrientedGemm, values: Values, warp: int) -> int:
-        """Bytes of the fp32 sums of all warps along k, columns padded by 4 elements."""
+        """Bytes of the fp32 sums of all warps along k, with columns padded by 4 elements."""
         pitch = self.rows(product, values, warp) + 4
         return number(values, "warps_k") * 8 * self._column_tiles(product) * pitch * 4
 
     def registers(self, product: OrientedGemm, values: Values) -> int:
-        """32-bit registers of a thread: loads in flight, sums, and what is being multiplied."""
+        """32-bit registers of a thread: loads in flight, sums, and the operands of the current
+        multiplication."""
         tiles, columns = number(values, "row_tiles"), self._column_tiles(product)
         return 8 * tiles * number(values, "unroll") + 4 * tiles * columns + 4 * tiles + 2 * columns + 4
 
@@ -81,6 +82,6 @@ class SkinnyMma(FewColumnsFamily):
         return f"SkinnyMma<{product.types}, {whole}, {', '.join(map(str, numbers))}>"
 
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterator[dict[str, Parameter]]:
-        """None where k is so short that a lane's loads are mostly beyond it."""
+        """No candidates if k is so short that a lane's loads are mostly beyond it."""
         if problem.k >= 32:
             yield from super().candidates(problem, environment)

@@ -1,4 +1,4 @@
-"""2 to 4 columns by blocks that stay (skinny_persistent.h)."""
+"""2 to 4 columns by persistent blocks (skinny_persistent.h)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from backends.kernels.families.gemv_persistent import GemvPersistent
 
 
 class SkinnyPersistent(GemvPersistent):
-    """2 to 4 columns by blocks that stay: they go through the matrix side by side, the columns in registers.
+    """2 to 4 columns, kept in registers: persistent blocks traverse the matrix side by side.
 
-    The parameters, and what the matrix must be, are gemv-persistent's."""
+    The parameters and the conditions on the matrix are gemv-persistent's."""
 
     name, columns = "skinny-persistent", (2, 4)

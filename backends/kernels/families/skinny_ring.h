@@ -1,17 +1,18 @@
-// Products with few columns of B by tensor cores, both operands contiguous along k and A read once: as
-// skinny_mma.h, but what is in flight lies in shared memory, which holds several times what registers do, and
-// is asked for in long runs of a row, which the memory answers sooner than 64 bytes of many.
+// GEMMs with few columns of B on tensor cores (mma.sync, sm_80 and later), both operands contiguous along k and
+// A read once: as skinny_mma.h, but data in flight is in shared memory, which holds several times what
+// registers do, and is requested in long runs of a row, which DRAM delivers faster than 64 bytes of each of
+// many rows.
 //
-// A block has ROWS rows of A and all columns; its WARPS warps share k, BK elements (a chunk) at a time by
-// turns. A warp has a ring of SLOTS chunks of its own, of A's rows and of B's columns, filled by copies that
-// nobody waits for until their turn: no warp waits for another before the sums are added.
+// A block has ROWS rows of A and all columns. Its WARPS warps take chunks of BK elements along k round-robin.
+// Each warp has its own ring of SLOTS chunks, of A's rows and of B's columns, filled by asynchronous copies: no
+// warp waits for another before the sums are added.
 //
-// Of the instruction's sixteen rows and eight columns either may be A's rows, and the others B's columns:
-// what takes fewer instructions for eights of both (kRowsFirst). An instruction adds products over k in any
-// order, as long as A and B agree: so a lane reads 16 contiguous bytes of a line, eight elements, and hands
-// them to two instructions, two elements at each of their places along k.
+// Either A's rows or B's columns are the instruction's sixteen rows, and the others its eight columns,
+// whichever takes fewer instructions (kRowsFirst). An instruction sums over k in any order, as long as A and B
+// agree. So a lane reads 16 contiguous bytes of a line, eight elements, and feeds them to two instructions, two
+// elements at each of the instruction's positions along k.
 //
-// How lines are copied and read: ring_lines.h.
+// ring_lines.h describes how lines are copied and read.
 #pragma once
 
 #include "device/epilogue.h"
@@ -24,13 +25,13 @@ template <typename TYPES, bool WHOLE, int COLUMNS, int ROWS, int BK, int SLOTS, 
 struct SkinnyRing {
     using T = typename TYPES::Input;
     static constexpr int kThreads = 32 * WARPS, kMinBlocks = 0;
-    static constexpr int kDeep = 32;                                       // of a step along k
-    static constexpr int kGroups = ROWS / 8, kHalves = (COLUMNS + 7) / 8;  // eights of rows and of columns
+    static constexpr int kDeep = 32;                                       // k of one step
+    static constexpr int kGroups = ROWS / 8, kHalves = (COLUMNS + 7) / 8;  // groups of 8 rows, of 8 columns
     static constexpr bool kRowsFirst = (kGroups + 1) / 2 * kHalves < kGroups * ((kHalves + 1) / 2);
     template <int LINES>
     using Lines = RingLines<WHOLE, LINES, BK>;
     static constexpr int kPitch = Lines<ROWS>::kPitch, kSlot = (ROWS + COLUMNS) * kPitch;
-    static constexpr int kSumsPitch = ROWS + 8, kPart = COLUMNS * kSumsPitch;  // floats; of a warp's sums
+    static constexpr int kSumsPitch = ROWS + 8, kPart = COLUMNS * kSumsPitch;  // of a warp's sums, in floats
     static constexpr int kRings = WARPS * SLOTS * kSlot, kParts = WARPS * kPart * 4;
     static constexpr int kSharedBytes = kRings > kParts ? kRings : kParts;
     static_assert(sizeof(T) == 2 && kWarp == 32, "16-bit elements in fragments of 32 lanes");
@@ -38,7 +39,7 @@ struct SkinnyRing {
     static_assert(BK <= 256, "a line's copies are a warp's at most");
     static_assert(COLUMNS <= 8 || COLUMNS % 8 == 0, "whole halves of tiles");
 
-    // Where lines lie is worked out while the launch before this one ends.
+    // Addresses are computed while the previous launch ends.
     static constexpr bool kWaits = true;
 
     static GEMMTUNE_DEVICE void run(const GemmArgs& args, char* shared) {
@@ -50,7 +51,8 @@ struct SkinnyRing {
         const Lines<COLUMNS> b(args.b, task.batch * args.stride_b, args.ldb, 0, args.n, args.k);
         char* const ring = opaque_shared(shared + warp * SLOTS * kSlot);
         Sums sum = {};
-        // The first turns copy only. (In one loop with the others: this is most of the kernel's code.)
+        // The first SLOTS - 1 iterations only copy. (They share the loop with the others because copies are
+        // most of the code.)
         const int end = opaque(mine.end);
         int next = opaque(mine.begin + warp), to = 0, from = 0;
         wait_for_launches();
@@ -61,13 +63,13 @@ struct SkinnyRing {
                 a.copy(ring + to, next, static_cast<const char*>(args.a) + args.a_bytes);
                 b.copy(ring + to + kA, next, static_cast<const char*>(args.b) + args.b_bytes);
             }
-            commit_copies();  // an empty group too: they are counted
+            commit_copies();  // also an empty group: groups are counted
             next += WARPS, to = to + kSlot == SLOTS * kSlot ? 0 : to + kSlot;
             if (ahead < 0) continue;
             wait_copies<SLOTS - 1>();
-            warp_barrier();  // every lane's copies of this chunk are there
+            warp_barrier();  // every lane's copies of this chunk have arrived
             multiply(ring + from, a, b, sum);
-            warp_barrier();  // every lane has read it: the next turn's copies take its place
+            warp_barrier();  // every lane has read it: the next copies may replace it
             from = from + kSlot == SLOTS * kSlot ? 0 : from + kSlot;
         }
         wait_copies<0>();
@@ -78,13 +80,13 @@ struct SkinnyRing {
 
 private:
     static constexpr int kA = ROWS * kPitch;  // where B's lines begin in a slot
-    // Eights by twos, which are an instruction's rows, by eights, which are its columns.
+    // Groups of eight that are an instruction's rows, two at a time, and that are its columns.
     static constexpr int kTall = kRowsFirst ? kGroups : kHalves, kWide = kRowsFirst ? kHalves : kGroups;
     static constexpr int kTiles = (kTall + 1) / 2;
     using Sums = float[kTiles][kWide][4];
 
-    // Eight lines' products at a step along k: lines of the instruction's rows (sixteen; the second half of
-    // the last may be nobody's) and its columns.
+    // One step along k of one accumulator: `low` and `high` are the instruction's sixteen rows (the upper half
+    // of the last may be unused), `across` its columns.
     static GEMMTUNE_DEVICE void multiply(const unsigned (&low)[4], const unsigned (&high)[4],
                                          const unsigned (&across)[4], float (&sum)[4]) {
         GEMMTUNE_UNROLL
@@ -99,8 +101,8 @@ private:
                                          const Lines<COLUMNS>& b, Sums& sum) {
         GEMMTUNE_UNROLL
         for (int step = 0; step < BK / kDeep; ++step) {
-            unsigned column[kHalves + 1][4] = {};  // of columns fewer than eight: lanes of those that are not
-            GEMMTUNE_UNROLL                        // there read one that is
+            unsigned column[kHalves + 1][4] = {};  // with fewer than eight columns, the lanes of the missing
+            GEMMTUNE_UNROLL                        // ones read an existing one
             for (int half = 0; half < kHalves; ++half) b.read(slot + kA, half * 8, step, column[half]);
             GEMMTUNE_UNROLL
             for (int g = 0; g < kGroups; g += kRowsFirst ? 2 : 1) {
@@ -116,7 +118,7 @@ private:
         }
     }
 
-    // Adds the warps' sums and stores them, neighbours along D's columns by neighbouring threads.
+    // Adds the warps' sums and stores them; neighbouring threads store neighbours in D's columns.
     static GEMMTUNE_DEVICE void store(const GemmArgs& args, Task task, i64 first, const Sums& sum,
                                       float* parts, int warp) {
         const int group = lane_index() / 4, pair = lane_index() % 4 * 2;

@@ -1,4 +1,4 @@
-"""Few columns on tensor cores, operands copied to shared memory ahead of their turn (skinny_ring.h)."""
+"""Few columns on tensor cores, with operands prefetched into rings in shared memory (skinny_ring.h)."""
 
 from __future__ import annotations
 
@@ -24,22 +24,25 @@ from backends.kernels.oriented_gemm import WIDE, OrientedGemm, flag
 from backends.problem import GemmProblem
 from backends.solution import Parameter
 
-#: Bytes that L2 sends a multiprocessor of an H200 in a clock, in practice; how much faster than its share of
-#: the memory's speed one reads while others idle; which part of the chunks on their way delays the rest.
+#: On an H200: bytes that L2 delivers to a multiprocessor per clock in practice; how much faster than its
+#: share of memory bandwidth a multiprocessor reads while others idle; the share of the chunks in flight that
+#: delays the rest.
 _L2_BYTES, _FASTER, _FILL_SHARE = 40, 2.0, 0.15
-#: Of lines that start anywhere: instructions for 512 bytes of one. Clocks between two of a warp's, and
-#: how many a multiprocessor issues in one at most. By counting, and from one profile: for the order only.
+#: For unaligned rows: instructions for 512 bytes of a row; clocks between two instructions of a warp;
+#: instructions that a multiprocessor issues per clock at most. By counting and from one profile; they only
+#: order the candidates.
 _RAGGED_INSTRUCTIONS, _ISSUE_CLOCKS, _ISSUED = 14, 6.0, 2.0
-#: What a block takes of its multiprocessor's shared memory beside what it asks for.
+#: Shared memory that a block occupies beside what it requests.
 _BLOCK_SHARED = 1024
 
 
 class SkinnyRing(FewColumnsFamily):
-    """1 to 64 columns on tensor cores, both operands contiguous along k; the large one is streamed once,
-    through rings of asynchronous copies in shared memory.
+    """1 to 64 columns on tensor cores, both operands contiguous along k; the large one is read once, through
+    rings of asynchronous copies in shared memory.
 
-    Parameters: stream (a | b), rows (of a block), tile_k (elements of k that a warp copies at a time), slots
-    (of its ring), warps (of a block, which share k), splits (blocks along k)."""
+    Parameters: stream (a | b: the operand that is read once), rows (of a block), tile_k (elements of k that a
+    warp copies at a time), slots (of its ring), warps (of a block, which share k), splits (blocks along
+    k)."""
 
     name, columns = "skinny-ring", (1, 64)
     version = 2
@@ -74,7 +77,7 @@ class SkinnyRing(FewColumnsFamily):
         return product.whole("a") and product.whole("b")
 
     def shared_bytes(self, product: OrientedGemm, values: Values, warp: int) -> int:
-        """Bytes of all warps' rings, or of the fp32 sums that take their place at the end, whichever is
+        """Bytes of all warps' rings, or of the fp32 sums that reuse their memory at the end, whichever is
         more."""
         rows, columns, warps = number(values, "rows"), self._columns(product), number(values, "warps")
         line = number(values, "tile_k") * 2 + (0 if self._whole(product) else WIDE)
@@ -82,13 +85,14 @@ class SkinnyRing(FewColumnsFamily):
         return max(rings, warps * columns * (rows + 8) * 4)
 
     def registers(self, product: OrientedGemm, values: Values) -> int:
-        """Sums, and a step's columns and row."""
-        rows, columns = number(values, "rows") // 8, -(-self._columns(product) // 8)  # by eights
+        """Registers for sums, and a step's columns and row."""
+        rows, columns = number(values, "rows") // 8, -(-self._columns(product) // 8)  # groups of eight
         tiles = min(-(-rows // 2) * columns, rows * -(-columns // 2))
         return 4 * tiles + 4 * columns + 8
 
     def loads(self, product: OrientedGemm, values: Values, warp: int) -> tuple[int, float]:
-        """Bytes that a thread has in flight, and the share of the warps' turns along k that have a chunk."""
+        """Bytes that a thread has in flight, and the share of the warps' iterations along k that have a
+        chunk."""
         chunks = product.k / number(values, "tile_k") / number(values, "splits")
         warps, ring = number(values, "warps"), number(values, "slots") - 1
         each = number(values, "rows") * number(values, "tile_k") * product.element_bytes // 32
@@ -110,10 +114,10 @@ class SkinnyRing(FewColumnsFamily):
         )
 
     def cost(self, product: OrientedGemm, values: Values, environment: Environment) -> float:
-        """Roughly the bytes that a multiprocessor reads, as for the other families; columns come with every
-        block's rows from L2, rings that fill and drain take their time, and so does a multiprocessor with few
-        warps; words that start anywhere are put together by instructions. Fitted to what an H200 showed of 9
-        products."""
+        """Roughly the bytes that a multiprocessor reads, as in the other families. Beyond that: every block
+        reads the columns from L2; filling and draining the rings takes time, and so does a multiprocessor
+        with few warps; unaligned words are assembled by instructions. Fitted to measurements of 9 GEMMs on an
+        H200."""
         p, warps, splits = product, number(values, "warps"), number(values, "splits")
         rates = arch_of(environment).rates
         units, rows, columns = max(1, environment.units), number(values, "rows"), self._columns(p)
@@ -147,7 +151,7 @@ class SkinnyRing(FewColumnsFamily):
         return f"SkinnyRing<{product.types}, {whole}, {', '.join(map(str, numbers))}>"
 
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterator[dict[str, Parameter]]:
-        """None where k is so short that most of a chunk is beyond it."""
+        """No candidates if k is so short that most of a chunk is beyond it."""
         for values in super().candidates(problem, environment):
             if problem.k * 2 > number(values, "tile_k"):
                 yield values

@@ -1,29 +1,31 @@
-// Products with few columns of B by tensor cores, both operands contiguous along k, where A's lines do not
-// start at multiples of 16 bytes: as skinny_mma.h, but nothing of A is put together from two loads.
+// GEMMs with few columns of B on tensor cores (mma.sync, sm_80 and later), both operands contiguous along k,
+// where A's lines do not start at multiples of 16 bytes: as skinny_mma.h, but no word of A is assembled from
+// two loads.
 //
-// Every eighth line starts at the same place within 16 bytes, whatever the leading dimension: a *class*, whose
-// shift that is. A warp takes LINES lines of one class and loads the aligned words that they lie in: lane
-// (group, member) the eight elements of k from 32 step + 8 member - shift on. An instruction adds products
-// over k in any order, as long as A and B agree: so it is B, which is small, that is read at the class's
-// shift. Of the instruction's sixteen rows and eight columns either are the lines (16 or 8; 32 are the rows of
-// two, for which B is read once), and the others B's columns, EIGHTS eights of them. A block has CLASSES
-// neighbouring classes of 8 LINES lines, and WARPS warps of each class share k, UNROLL steps (a *window*) at a
-// time by turns; AHEAD: two windows are on their way at a time, both asked for before B is there.
+// Every eighth line starts at the same offset within 16 bytes (the shift), whatever the leading dimension: such
+// lines are a *class*. A warp takes LINES lines of one class and loads the aligned words that contain them:
+// lane (group, member) loads the eight elements of k from 32 step + 8 member - shift on. An instruction sums
+// over k in any order, as long as A and B agree, so B, the small operand, is read at the class's shift instead.
+// Either side of the instruction may be the lines: 8 lines are its columns, 16 its rows, and 32 the rows of two
+// instructions, for which B is read once. B's columns, EIGHTS groups of eight, are the other side. A block has
+// CLASSES neighbouring classes of 8 LINES lines. WARPS warps of each class share k, UNROLL steps (a *window*)
+// at a time, round-robin. AHEAD: two windows are in flight, and both are requested before B has arrived.
 //
-// SLICES blocks (2, 4 or 8: a cluster along y) have a slice of k each of the same lines. Each adds its warps'
-// sums and sends them to whose columns they are, every SLICES-th is a block's, which adds what it was sent in
-// the order of slices: no workspace, and no second launch. With 1 slices are added by Reduce, where there are
-// any.
+// SLICES blocks (2, 4 or 8: a cluster along y) each have a slice of k of the same lines. Each block reduces its
+// warps' sums and sends them, column by column, to the block that owns the column (every SLICES-th), which adds
+// what it receives in the order of slices: no workspace, and no second launch. If SLICES is 1, Reduce adds the
+// slices, if any.
 //
-// B comes through shared memory, a slice of at most STEPS steps at once: columns are copied in the words that
-// they lie in, keep their own shift, and are put together when they are read. Columns lie in an order in which
-// lanes that read at once find different banks (operand_tile.h: along k), kPitch is 4 words more than whole
-// widths of the banks; what a lane's place has of both shifts beyond whole words is in the funnel shift, which
-// for an odd class may be a whole word, so that this holds for every class.
+// B passes through shared memory, a slice of at most STEPS steps at once. Its columns are copied as the aligned
+// words that contain them, keep their own shift, and are assembled when they are read. Columns are stored in an
+// order in which simultaneous reads lie in different banks (operand_tile.h: along k); kPitch is 4 words more
+// than a multiple of the banks. A lane's address is the same for both shifts of a pair (2 i and 2 i + 1); the
+// rest is in the funnel shift, which for an odd class may be a whole word. So the order is free of bank
+// conflicts for every class.
 //
-// Words have elements that are not their line's, which may be anything, NaN too: before its start, and beyond
-// its end. Windows with such words (EDGE) make them zero in both operands, and read words that stick out of an
-// operand element by element; the others have no comparison at all.
+// Words at a line's start and end contain elements of other lines, which may be anything, also NaN. Windows
+// with such words (EDGE) set these elements to zero in both operands, and read words that extend beyond an
+// operand element by element; the other windows contain no comparison.
 #pragma once
 
 #include "device/hopper.h"
@@ -39,21 +41,23 @@ template <typename TYPES, int EIGHTS, int LINES, int CLASSES, int UNROLL, bool A
 struct SkinnyShifted {
     using T = typename TYPES::Input;
     static constexpr int kThreads = 32 * CLASSES * WARPS, kMinBlocks = 0;
-    static constexpr int kDeep = 32, kStep = kDeep * 2;  // of k, of a step: four lanes' loads; its bytes
+    static constexpr int kDeep = 32, kStep = kDeep * 2;  // a step (four lanes' loads): k, bytes
     static constexpr int kHalves = LINES / 8, kSpan = 8 * LINES, kBeside = 8 / CLASSES;
     static constexpr bool kAcross = LINES == 8;  // lines are the instruction's columns
     static constexpr int kTiles = kAcross ? (EIGHTS + 1) / 2 : EIGHTS, kRows = kAcross ? 1 : LINES / 16;
-    // Of a column in shared memory, bytes: 8 elements before the slice, and the steps that its last window
-    // may have beyond it (of what nobody copied).
+    // A column in shared memory, in bytes: 8 elements before the slice, the slice, and the steps by which its
+    // last window may exceed it (uninitialised). kChunks counts the 16-byte words that are copied.
     static constexpr int kChunks = 4 * STEPS + 2, kColumn = (16 * (STEPS + UNROLL - 1) + 8) * 4;
     static constexpr int kPitch = (kColumn + 108) / 128 * 128 + 16;
     static constexpr int kNear = 8 * EIGHTS * kPitch;
-    // Floats: from class to class, from column to column, of a warp of each class. What 32 lanes have lies in
-    // different banks, both when it is stored, by sixteens of lines, and when it is added, by neighbours.
+    // Strides of the sums in floats: from class to class, from column to column, and from warp to warp of a
+    // class. 32 lanes access different banks, both when sums are stored, by groups of sixteen lines, and when
+    // neighbours are added.
     static constexpr int kBanks = 32 / CLASSES, kOdd = (LINES + kBanks - 1) / kBanks | 1;
     static constexpr int kClass = CLASSES == 1 ? LINES : kOdd * kBanks, kSumsPitch = CLASSES * kClass + 4;
     static constexpr int kPart = 8 * EIGHTS * kSumsPitch, kParts = WARPS * kPart * 4;
-    // Of a cluster's block: where it is sent sums, beyond what it may still read then, and its share of columns.
+    // In a cluster: the offset of the sums that a block receives, beyond everything that it may still read
+    // then; and the number of columns that it owns.
     static constexpr int kSent = kNear > kParts ? kNear : kParts, kShare = 8 * EIGHTS / SLICES;
     static constexpr int kSharedBytes = kSent + (SLICES > 1 ? 8 * EIGHTS * CLASSES * LINES * 4 : 0);
     static_assert(sizeof(T) == 2 && kWarp == 32, "16-bit elements in fragments of 32 lanes");
@@ -61,7 +65,7 @@ struct SkinnyShifted {
                   "instructions' lines; whole eights");
     static_assert(SLICES == 1 || SLICES == 2 || SLICES == 4 || SLICES == 8, "a cluster has eight blocks");
 
-    // Where lines lie is worked out while the launch before this one ends.
+    // Addresses are computed while the previous launch ends.
     static constexpr bool kWaits = true;
 
     static GEMMTUNE_DEVICE void run(const GemmArgs& args, char* shared) {
@@ -75,7 +79,7 @@ struct SkinnyShifted {
         Window window[AHEAD ? 2 : 1];
         Sums sum = {};
         wait_for_launches();
-        if (task.beyond(args)) {  // as are all of a cluster
+        if (task.beyond(args)) {  // all blocks of the cluster take this path
             if (SLICES > 1) wait_for_cluster();
             return;
         }
@@ -106,22 +110,23 @@ struct SkinnyShifted {
 
 private:
     using Sums = float[kRows][kTiles][4];
-    static constexpr int kTurn = WARPS * UNROLL;  // steps from one of a warp's windows to the next
+    static constexpr int kTurn = WARPS * UNROLL;  // steps from a warp's window to its next
 
-    // What a lane has loaded of its lines of a window.
+    // A lane's loads of its lines in one window.
     struct Window {
         Words line[UNROLL][kHalves];
     };
 
     struct Lane {
-        const char* line[kHalves];  // words of the next window
-        const char* column;         // and where in shared memory this one's column lies
-        int own;                    // elements from a step's start to the lane's
-        int end;                    // of the warp's steps
-        int inner, outer;           // steps of which all words are lines' own, and can be loaded
-        unsigned bits;              // of the funnel shift
+        const char* line[kHalves];  // the lane's words of the next window
+        const char* column;         // its column's words of the current window in shared memory
+        int own;                    // elements from a step's start to the lane's first one
+        int end;                    // end of the warp's steps
+        int inner, outer;           // steps whose words lie within lines, and need no comparison
+        unsigned bits;              // the funnel shift
 
-        // Of the class whose first line is `first`, from the step `begin` of its slice on.
+        // For the class whose first line is `first`, from the step `begin` of the slice on, `ahead` steps
+        // later.
         GEMMTUNE_DEVICE Lane(const GemmArgs& args, Task task, i64 first, unsigned begin, int ahead,
                              char* shared) {
             const int group = lane_index() / 4, member = lane_index() % 4;
@@ -131,7 +136,7 @@ private:
             const int shift = static_cast<int>(reinterpret_cast<u64>(start) % 16) / 2;
             own = member * 8 - shift;
             GEMMTUNE_UNROLL
-            for (int h = 0; h < kHalves; ++h) {  // lines beyond the last: read as the first, not stored
+            for (int h = 0; h < kHalves; ++h) {  // lines beyond the last: read the first, not stored
                 const int i = 8 * (group + 8 * h);
                 line[h] = opaque(start + ((first + i < args.m ? i * args.lda : 0) + own) * 2 + on);
             }
@@ -150,7 +155,7 @@ private:
         }
 
         GEMMTUNE_DEVICE bool plain(int at) const { return at >= inner && at + UNROLL <= outer; }
-        // Of the lane's elements of a step.
+        // Which of the lane's elements of a step belong to its lines.
         GEMMTUNE_DEVICE Within within(const GemmArgs& args, int step) const {
             return Within(static_cast<i64>(step) * kDeep + own, step < end ? args.k : 0);
         }
@@ -164,7 +169,7 @@ private:
             else multiply<true>(args, at, window, sum);
         }
 
-        // All loads of a window before the first is waited for.
+        // Issues all loads of a window before it waits for the first.
         template <bool EDGE>
         GEMMTUNE_DEVICE void load(const GemmArgs& args, int at, Window& window) {
             const Extent a(args.a, args.a_bytes);
@@ -187,7 +192,7 @@ private:
                         window.line[u][h] = mine.template read<T>(word);
                 }
             }
-            if (EDGE) warp_barrier();  // lanes went different ways to their loads
+            if (EDGE) warp_barrier();  // lanes may have diverged at their loads
             GEMMTUNE_UNROLL
             for (int h = 0; h < kHalves; ++h) line[h] += kTurn * kStep;
         }
@@ -226,8 +231,8 @@ private:
             column += kTurn * kStep;
         }
 
-        // The lane's eight elements of a step, of its column of an eight. (Of columns beyond the last what
-        // nobody copied: their sums are nobody's.)
+        // Reads the lane's eight elements of a step, of its column in a group of eight. (Columns beyond the
+        // last read uninitialised memory: their sums are dropped.)
         GEMMTUNE_DEVICE void read(const char* word, unsigned (&out)[4]) const {
             unsigned low = read_shared<unsigned>(word);
             GEMMTUNE_UNROLL
@@ -239,12 +244,13 @@ private:
         }
     };
 
-    // (order_of() does the same from a line's number; the shift is known here.)
+    // (The same as order_of(), which starts from a line's number; the shift is known here.)
     static GEMMTUNE_DEVICE int place_of(int column, int shift, i64 ld) {
         return ld % 2 == 0 ? column : column / 8 * 8 + shift / 2 + shift % 2 * 4;
     }
 
-    // A slice of every column, from 8 elements before its first step on: a warp a column, a word a lane.
+    // Copies a slice of every column, from 8 elements before its first step on: a warp for each column, a word
+    // for each lane.
     static GEMMTUNE_DEVICE void copy(const GemmArgs& args, Task task, int begin, char* shared) {
         const Extent b(args.b, args.b_bytes);
         const int lane = lane_index();
@@ -255,7 +261,8 @@ private:
             const int from = begin * kDeep - 8 - shift;  // the element that the first word begins with
             const char* const source = column + from * 2;
             char* const target = shared + place_of(j, shift, args.ldb) * kPitch;
-            // Words with an element of the column's; only the first and the last may stick out of B.
+            // The range of words with an element of the column; only the first and the last may extend beyond
+            // B.
             const int low = begin ? 0 : 1, high = least(kChunks, (args.k - from + 7) / 8);
             GEMMTUNE_ROLL
             for (int word = lane; word < high; word += 4 * 32) {
@@ -271,7 +278,8 @@ private:
         }
     }
 
-    // Adds the warps' sums, and slices', and stores them: neighbours along D's columns by neighbouring threads.
+    // Adds the warps' sums, and in a cluster the slices', and stores them; neighbouring threads store
+    // neighbours in D's columns.
     static GEMMTUNE_DEVICE void store(const GemmArgs& args, Task task, i64 first, const Sums& sum,
                                       char* shared, int warp) {
         float* const parts = reinterpret_cast<float*>(shared);
@@ -281,7 +289,7 @@ private:
         const i64 row = first + beside + 8 * line;
         float* from = parts + t / kLines * kSumsPitch + beside * kClass + line;
         int j = t / kLines;
-        if (SLICES == 1 && row >= args.m) return;  // (all of a cluster meet)
+        if (SLICES == 1 && row >= args.m) return;  // (in a cluster all threads reach the barriers)
         if constexpr (SLICES > 1) {
             const Finish<TYPES, 0> here(args, task.batch, row, 0);
             float* const sent = reinterpret_cast<float*>(shared + kSent) + t % kLines;
@@ -289,7 +297,7 @@ private:
             wait_for_cluster();  // who is sent something is there
             for (; j < columns; j += kApart, from += kApart * kSumsPitch)
                 write_peer(sent + (mine * kShare + j / SLICES) * kLines, j % SLICES, whole(from));
-            warp_barrier();  // lanes had columns or none
+            warp_barrier();  // lanes may have diverged above
             cluster_barrier<true>();
             for (int on = t / kLines; on * SLICES + mine < columns; on += kApart) {
                 float all = sent[on * kLines];
@@ -307,7 +315,7 @@ private:
             for (; j < args.n; j += kApart, from += kApart * kSumsPitch) here.store(0, j, whole(from));
         }
     }
-    // A thread has the same line of every kApart-th column.
+    // A thread has the same line in every kApart-th column.
     static constexpr int kLines = CLASSES * LINES, kApart = kThreads / kLines;
 
     static GEMMTUNE_DEVICE void lay_out(const Sums& sum, float* to) {
@@ -324,7 +332,7 @@ private:
             }
         }
     }
-    // An element of all warps.
+    // The sum of one element over all warps.
     static GEMMTUNE_DEVICE float whole(const float* at) {
         float sum = 0.0f;
         GEMMTUNE_UNROLL

@@ -1,4 +1,4 @@
-"""Few columns on tensor cores, where lines start anywhere: eight classes of lines that start alike
+"""Few columns on tensor cores with unaligned rows: eight classes of rows with the same shift
 (skinny_shifted.h)."""
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ from backends.operands import Operands
 from backends.problem import GemmProblem
 from backends.solution import Parameter
 
-#: At most so many candidates are listed.
+#: The most candidates that are listed.
 MOST = 24
-#: Elements of k of a step; lines that start alike are every eighth.
+#: Elements of k in a step; every eighth line has the same shift.
 _DEEP, _CLASSES = 32, 8
-#: Of an H200, clocks: what a load takes, what the small operand's way through shared memory adds before the
-#: first multiplication, and between two of a warp's instructions; instructions that a multiprocessor issues
-#: in one at most, and bytes that L2 sends it beside what the memory does. Fitted to two products, for the
-#: order only.
+#: Clocks on an H200: the latency of a load; the time that the small operand's way through shared memory adds
+#: before the first multiplication; between two instructions of a warp. Then instructions that a
+#: multiprocessor issues per clock at most, and bytes that L2 delivers to it per clock beside memory's. Fitted
+#: to two GEMMs; they only order the candidates.
 _LATENCY, _COPIED, _ISSUE_CLOCKS, _ISSUED, _L2_BYTES = 1000, 1000, 6.0, 4.0, 27
-#: The shares of its latency that a later window costs, and one that is asked for a window ahead; of reading
-#: and issuing that of the shorter one which the longer one does not hide; how much faster than its share of
-#: the memory's speed a multiprocessor reads while others idle.
+#: The share of its latency that a later window costs, without and with `ahead`; the share of the shorter one
+#: of reading and issuing that the longer one does not hide; how much faster than its share of memory
+#: bandwidth a multiprocessor reads while others idle.
 _LATER, _LATER_AHEAD, _BESIDE, _FASTER = 0.5, 0.05, 0.25, 1.3
-#: What a launch of clusters and their two barriers take, and what a second launch does.
+#: Clocks of a launch of clusters with their two barriers, and of a second launch.
 _CLUSTERED, _SECOND = 1700, 3500
-#: What a block takes of its multiprocessor's shared memory beside what it asks for.
+#: Shared memory that a block occupies beside what it requests.
 _BLOCK_SHARED = 1024
-#: Registers for a second instruction's lines, beside what is loaded of them and their sums: addresses, masks.
+#: Registers for a second instruction's lines (addresses, masks), beside their loads and sums.
 _SECOND_LINES = 16
 
 
 @dataclass(frozen=True)
 class SlicesInClusters(ClusterConfig):
-    """A cluster's blocks have a slice of k each, and are told of it as those are whose sums a second launch
-    adds."""
+    """Each block of a cluster has a slice of k. Its argument describes the slices as that of a two-launch
+    split does."""
 
     def arguments(self, operands: Operands, workspace: int) -> GemmArgs:
         """The launch's argument."""
@@ -63,17 +63,18 @@ class SlicesInClusters(ClusterConfig):
 
 
 class SkinnyShifted(FewColumnsFamily):
-    """1 to 32 columns on tensor cores, both operands contiguous along k and the large one's lines starting
-    anywhere: warps take every eighth line, which start alike, and read the small operand at their shift.
+    """1 to 32 columns on tensor cores, both operands contiguous along k and the large one's rows unaligned:
+    warps take every eighth row, which have the same shift, and read the small operand at that shift.
 
-    Parameters: stream (a | b), lines (of a class: 8 are an instruction's columns, 16 its rows, 32 the rows of
-    two), classes (of a block), unroll (steps of 32 of k of a window), ahead (whether a window is asked for
-    before the one before it is multiplied), warps (of each class, which share k), splits (blocks along k),
-    cluster (whether those add their sums through each other's shared memory, without a second launch)."""
+    Parameters: stream (a | b: the operand that is read once), lines (of a class: 8 are an instruction's
+    columns, 16 its rows, 32 the rows of two instructions), classes (of a block), unroll (steps of 32 of k in
+    a window), ahead (whether a window is requested before the previous one is multiplied), warps (of each
+    class, which share k), splits (blocks along k), cluster (whether those add their sums through distributed
+    shared memory, without a second launch)."""
 
-    #: Version 1 had no cluster and 16 lines at most, and launched whole eights of classes; lanes could load
-    #: the small operand themselves (now skinny-short's). Version 2 asked for its second window when
-    #: the small operand was there.
+    #: Version 1 had no cluster and at most 16 lines, and launched whole groups of eight classes; its lanes
+    #: could load the small operand themselves. Version 2 requested its second window after the small operand
+    #: had arrived.
     version = 3
     name, columns = "skinny-shifted", (1, 32)
     vendors = ("cuda",)
@@ -100,7 +101,8 @@ class SkinnyShifted(FewColumnsFamily):
         return number(values, "lines") * number(values, "classes")
 
     def blocks(self, product: OrientedGemm, values: Values, warp: int) -> int:
-        """Of eight classes' lines as many as they are cut into; of the last ones, those that have any."""
+        """Blocks along m: as many as eight classes are divided into, for each 8 `lines` rows; in the last
+        group, only those that have rows."""
         classes = number(values, "classes")
         spans, rest = divmod(product.m, _CLASSES * number(values, "lines"))
         return spans * (_CLASSES // classes) + -(-min(rest, _CLASSES) // classes)
@@ -109,14 +111,14 @@ class SkinnyShifted(FewColumnsFamily):
         return -(-product.n // 8)
 
     def _steps(self, product: OrientedGemm, values: Values) -> int:
-        """Of a slice, at most: the last one has what the largest shift adds."""
+        """The most steps of a slice: the last one includes what the largest shift adds."""
         splits = number(values, "splits")
         each = -(-product.k // (splits * _DEEP))
         return max(each, -(-(product.k + 7) // _DEEP) - (splits - 1) * each)
 
     def shared_bytes(self, product: OrientedGemm, values: Values, warp: int) -> int:
-        """Bytes of the columns, or of the fp32 sums that take their place at the end, whichever is more; with
-        clusters also of the sums that a cluster's blocks exchange."""
+        """Bytes of the columns, or of the fp32 sums that reuse their memory at the end, whichever is more;
+        with clusters also of the sums that a cluster's blocks exchange."""
         columns, classes = 8 * self._eights(product), number(values, "classes")
         pitch, banks = number(values, "lines"), 32 // classes
         if classes > 1:  # an odd number of each class's share of the banks
@@ -127,12 +129,12 @@ class SkinnyShifted(FewColumnsFamily):
         return max(sums, columns * ((line + 108) // 128 * 128 + WIDE)) + sent
 
     def _tiles(self, product: OrientedGemm, values: Values) -> int:
-        """Of an instruction's sums each."""
+        """The number of accumulators, each of one instruction's sums."""
         lines, eights = number(values, "lines"), self._eights(product)
         return -(-eights // 2) if lines == 8 else eights * lines // 16
 
     def registers(self, product: OrientedGemm, values: Values) -> int:
-        """Windows, sums, a step's columns, and what the lines of a second instruction take beside."""
+        """Registers for windows, sums, a step's columns, and a second instruction's lines."""
         lines, unroll, eights = number(values, "lines"), number(values, "unroll"), self._eights(product)
         windows = 4 * unroll * (lines // 8) * (1 + number(values, "ahead"))
         multiplied = 4 * self._tiles(product, values) + 4 * eights + 4
@@ -146,7 +148,7 @@ class SkinnyShifted(FewColumnsFamily):
         return each, steps / (ceil(steps / turn) * turn)
 
     def most(self, product: OrientedGemm, environment: Environment) -> int:
-        """MOST, whatever the product."""
+        """MOST, for every GEMM."""
         return MOST
 
     def resident(self, product: OrientedGemm, values: Values, environment: Environment) -> int:
@@ -164,8 +166,8 @@ class SkinnyShifted(FewColumnsFamily):
         )
 
     def cost(self, product: OrientedGemm, values: Values, environment: Environment) -> float:
-        """Roughly the clocks of a multiprocessor: what it reads or issues, whichever takes longer, and a part
-        of the other; what its blocks wait for; what it has of the small operand; the second launch, or
+        """Roughly the clocks of a multiprocessor: reading or issuing instructions, whichever takes longer,
+        and a part of the other; its blocks' latencies; reads of the small operand; the second launch, or
         clusters."""
         units, splits = max(1, environment.units), number(values, "splits")
         classes, lines, warps = (number(values, name) for name in ("classes", "lines", "warps"))
@@ -191,8 +193,8 @@ class SkinnyShifted(FewColumnsFamily):
         return busy + ceil(busiest / here) * waits + near + added
 
     def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
-        """The rules of every family for few columns, then registers of the threads that they are allocated
-        for."""
+        """The rules of every family for few columns, then the registers for the threads that they are
+        allocated for."""
         registers = self.registers(streamed(problem, values), values)
         threads = scheduled_threads(self.threads(values, 32))
         broken = super().rule(problem, values, environment)
@@ -233,8 +235,8 @@ class SkinnyShifted(FewColumnsFamily):
         return f"SkinnyShifted<{product.types}, {', '.join(map(str, arguments))}>"
 
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterator[dict[str, Parameter]]:
-        """Where lines start anywhere (else nothing needs putting together, and skinny-ring has more on its
-        way), and k is not so short that a lane's loads are mostly beyond it."""
+        """Candidates for unaligned rows (otherwise nothing needs assembling, and skinny-ring has more in
+        flight), unless k is so short that a lane's loads are mostly beyond it."""
         product = streamed(problem, {"stream": likelier_stream(problem)})
         if problem.k >= _DEEP and not product.aligned("a"):
             yield from super().candidates(problem, environment)

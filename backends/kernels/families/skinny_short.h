@@ -1,19 +1,20 @@
-// Products with at most eight columns of B and a short k by tensor cores, both operands contiguous along k,
-// wherever lines start: as skinny_shifted.h, but all of k is in registers at once, and there is no loop.
+// GEMMs with at most eight columns of B and a short k on tensor cores (mma.sync, sm_80 and later), both
+// operands contiguous along k, rows of any alignment: as skinny_shifted.h, but all of k is in registers at once
+// and there is no loop.
 //
-// Such a launch takes little longer than its first loads do: every instruction between its start and them, and
-// between them and its last store, is time. So places are worked out in 32 bits where that will do, what needs
-// no memory before the launch's turn as far as compilers have it so, and there is one way through the program,
-// for words within lines and at their ends.
+// Such a launch takes little longer than its first loads, so every instruction before them, and between them
+// and the last store, costs time. Therefore addresses are computed in 32 bits where that suffices, work that
+// needs no memory precedes the wait for the previous launch (as far as the compiler leaves it there), and one
+// control path handles words within lines and at their ends.
 //
-// A block has eight lines of one class (every eighth line starts at the same place within 16 bytes), which are
-// an instruction's columns; its WARPS warps have UNROLL steps of 32 elements of k each. Lane (group, member)
-// loads the aligned word of line `group` that its eight elements of k lie in, 8 member - shift on. The columns
-// of B, the instruction's rows, come through registers to shared memory, in the words that they lie in, and
-// are read at the class's shift.
+// A block has eight lines of one class (every eighth line starts at the same offset within 16 bytes), which are
+// an instruction's columns. Its WARPS warps have UNROLL steps of 32 elements of k each. At each step lane
+// (group, member) loads the aligned word of line `group` that begins at element 8 member - shift of the step.
+// The columns of B, the instruction's rows, pass through registers to shared memory as the aligned words that
+// contain them, and are read from there at the class's shift.
 //
-// An operand's first word may begin before it, and its last may end after it: what they have of a line is read
-// by elements.
+// An operand's first word may begin before the operand, and its last may end after it: the elements of a line
+// in such words are read one by one.
 #pragma once
 
 #include "device/epilogue.h"
@@ -26,17 +27,17 @@ template <typename TYPES, int COLUMNS, int UNROLL, int WARPS>
 struct SkinnyShort {
     using T = typename TYPES::Input;
     static constexpr int kThreads = 32 * WARPS, kMinBlocks = 0;
-    static constexpr int kDeep = 32, kStep = kDeep * 2;  // of k, of a step: elements, bytes
-    // Of a column in shared memory: its words and one before them; bytes, such that columns that are read at
-    // once lie in different banks (operand_tile.h: along k).
+    static constexpr int kDeep = 32, kStep = kDeep * 2;  // a step along k, in elements and in bytes
+    // A column in shared memory: its words and one before them; the pitch in bytes, such that columns that are
+    // read together lie in different banks (operand_tile.h: along k).
     static constexpr int kWords = WARPS * UNROLL * 4 + 1, kPitch = (kWords * 16 + 79) / 128 * 128 + 64;
     static constexpr int kBringers = kThreads / COLUMNS, kBring = (kWords + kBringers - 1) / kBringers;
-    static constexpr int kSums = COLUMNS * kPitch, kPart = 64;  // where sums lie; of a warp, floats
+    static constexpr int kSums = COLUMNS * kPitch, kPart = 64;  // offset of the sums; floats of a warp's sums
     static constexpr int kSharedBytes = kSums + WARPS * kPart * 4;
     static_assert(sizeof(T) == 2 && kWarp == 32, "16-bit elements in fragments of 32 lanes");
     static_assert(COLUMNS <= 8 && kThreads >= 8 * COLUMNS, "an instruction's rows; a thread an element of D");
 
-    // Where lines lie is worked out while the launch before this one ends.
+    // Addresses are computed while the previous launch ends.
     static constexpr bool kWaits = true;
 
     static GEMMTUNE_DEVICE void run(const GemmArgs& args, char* shared) {
@@ -47,12 +48,13 @@ struct SkinnyShort {
         const char* const a = static_cast<const char*>(args.a) +
                               (task.batch * args.stride_a + static_cast<i64>(static_cast<u64>(first) * lda)) * 2;
         const int shift = shift_of(a), step = warp * UNROLL, own = step * kDeep + member * 8 - shift;
-        const unsigned on = 8 * group;  // lines beyond the last: read as the first, not stored
+        const unsigned on = 8 * group;  // lines beyond the last: read the first, not stored
         const unsigned beyond = first + on < static_cast<unsigned>(args.m) ? on * lda * 2 : 0;
         const char* const line = a + beyond + own * 2;
         const Inside of_a(line, args.a, args.a_bytes);
-        // The column that the lane reads, from a place that is in the same words for both of two shifts (the
-        // funnel shift may be by a whole word), and what the thread brings of one.
+        // The column that the lane reads, from an address that is the same for both shifts of a pair (2 i and 2
+        // i + 1), so the funnel shift may be by a whole word; and the part of a column that the thread copies
+        // to shared memory.
         const int place = 8 + shift_of(column(args, task, least(group, COLUMNS - 1))) + own;
         const int near_word = (place - shift % 2) / 2;
         const unsigned bits = static_cast<unsigned>(place - 2 * near_word) * 16;
@@ -115,11 +117,11 @@ struct SkinnyShort {
     }
 
 private:
-    // Elements from 16 bytes' start on.
+    // Elements from the preceding multiple of 16 bytes to a line's start.
     static GEMMTUNE_DEVICE int shift_of(const char* line) {
         return static_cast<int>(reinterpret_cast<u64>(line) & 15) / 2;
     }
-    // Whether words from `word` on lie in an operand, of which only the first may begin before it.
+    // Whether the words from `word` on lie in an operand; only the first may begin before it.
     struct Inside {
         int left;  // bytes to its end, as far as they matter
         bool early;
@@ -133,15 +135,16 @@ private:
         return static_cast<const char*>(args.b) + (task.batch * args.stride_b + j * args.ldb) * 2;
     }
 
-    // Of a word's eight elements, from a column's e-th on, those that it has.
+    // Copies those of a word's eight elements that belong to the column; the word begins at the column's
+    // element e.
     static GEMMTUNE_DEVICE void copy_elements(char* to, const char* from, int e, int k) {
         GEMMTUNE_ROLL
         for (int i = e < 0 ? -e : 0; i < 8 && e + i < k; ++i)
             *reinterpret_cast<unsigned short*>(to + i * 2) = read2_if(true, from + i * 2);
     }
 
-    // A step with the ends of lines: elements that are not of k are made zero in both, as they may be anything,
-    // NaN too; and a word that sticks out of its operand, which has not been read, is.
+    // A step at the ends of lines. Elements that are not of the line may be anything, also NaN: they are set to
+    // zero in both operands. A word that extends beyond its operand was not loaded before; it is read here.
     static GEMMTUNE_DEVICE void clean(int e, int k, const char* word, bool within, Words& line,
                                       unsigned (&row)[4]) {
         if (GEMMTUNE_RARELY(!within && e < k)) {

@@ -1,4 +1,5 @@
-"""At most eight columns and a short k on tensor cores, all of k in registers at once (skinny_short.h)."""
+"""At most eight columns and a short k on tensor cores, with all of k in registers at once
+(skinny_short.h)."""
 
 from __future__ import annotations
 
@@ -26,28 +27,29 @@ from backends.kernels.oriented_gemm import WIDE, OrientedGemm
 from backends.problem import GemmProblem
 from backends.solution import Parameter
 
-#: Waves of blocks of a launch that is worth trying: one of more has others on their way meanwhile.
+#: The most waves of blocks that are worth trying: with more waves other blocks are in flight while one waits.
 MOST_WAVES = 4
-#: Elements of k of a step; lines of a block, which start alike, and of every eight blocks.
+#: Elements of k in a step; lines of a block, which have the same shift; lines of eight such blocks.
 _DEEP, _LINES, _SPAN = 32, 8, 64
-#: Elements from line to line, so that a block's lie within 2^31 bytes.
+#: Bound on the leading dimension in elements, so that a block's lines lie within 2^31 bytes.
 _MOST_APART = 2**31 // (_SPAN * 2)
-#: Registers of addresses and masks.
+#: Registers for addresses and masks.
 _ADDRESSES = 24
-#: Of an H200, clocks: what a block takes, a step of its warps, and every warp whose sums are added. Fitted to
-#: one product, for the order only.
+#: Clocks on an H200: of a block, of a step of its warps, and of every warp whose sums are added. Fitted to
+#: one GEMM; they only order the candidates.
 _BLOCK, _STEP, _WARP = 3000, 150, 15
 
 
 class SkinnyShort(KernelFamily):
-    """1 to 8 columns and k of some thousands at most on tensor cores, both operands contiguous along k: all
-    of k is in registers at once, wherever lines start.
+    """1 to 8 columns and k of a few thousand at most on tensor cores, both operands contiguous along k, rows
+    of any alignment: all of k is in registers at once.
 
-    Parameters: stream (a | b), unroll (steps of 32 of k of a warp), warps (of a block, which share k)."""
+    Parameters: stream (a | b: the large operand), unroll (steps of 32 of k of a warp), warps (of a block,
+    which share k)."""
 
     name = "skinny-short"
     vendors = ("cuda",)
-    #: Columns of the product, at least and at most.
+    #: The fewest and the most columns of D.
     columns: ClassVar[tuple[int, int]] = (1, 8)
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
         "stream": STREAMS, "unroll": (1, 2, 3, 4, 6, 8),
@@ -92,7 +94,7 @@ class SkinnyShort(KernelFamily):
         return None
 
     def _steps(self, product: OrientedGemm) -> int:
-        """Along k, of lines that may start at the last element of a word."""
+        """Steps along k for rows that may start at the last element of a 16-byte word."""
         shift = 0 if product.aligned("a") else WIDE // product.element_bytes - 1
         return -(-(product.k + shift) // _DEEP)
 
@@ -100,21 +102,21 @@ class SkinnyShort(KernelFamily):
         return 32 * number(values, "warps")
 
     def _blocks(self, product: OrientedGemm) -> int:
-        """Of eight blocks' lines; of the last ones, those that have any."""
+        """Blocks along m: eight for each _SPAN rows; in the last group, only those that have rows."""
         spans, rest = divmod(product.m, _SPAN)
         return spans * _LINES + min(rest, _LINES)
 
     def _words(self, values: Values) -> int:
-        """Of a column."""
+        """16-byte words of a column in shared memory."""
         return number(values, "warps") * number(values, "unroll") * 4 + 1
 
     def _shared_bytes(self, product: OrientedGemm, values: Values) -> int:
-        """The columns', and the warps' sums."""
+        """Bytes of the columns and of the warps' sums."""
         pitch = (self._words(values) * WIDE + 79) // 128 * 128 + 64
         return product.n * pitch + number(values, "warps") * _LINES * 8 * 4
 
     def _registers(self, product: OrientedGemm, values: Values) -> int:
-        """Lines' words, those of columns on their way, and sums."""
+        """Registers for the lines' words, the columns' words in flight, and sums."""
         brought = ceil(self._words(values) / (self._threads(values) // product.n))
         return 4 * (number(values, "unroll") + brought) + 4 + _ADDRESSES
 
@@ -128,7 +130,8 @@ class SkinnyShort(KernelFamily):
         )  # fmt: skip
 
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterator[dict[str, Parameter]]:
-        """By cost(), of every unroll the fewest warps that have all of k, where few waves do."""
+        """Candidates by cost(): for every unroll the fewest warps that cover all of k, if they take few
+        waves."""
         stream = likelier_stream(problem)
         product = OrientedGemm(problem, stream == "b")
         if first(columns_rule(product, *self.columns), deep_rule(product)) is not None or product.k < _DEEP:
@@ -154,7 +157,7 @@ class SkinnyShort(KernelFamily):
         return ceil(self._blocks(product) * product.batch / (max(1, environment.units) * here))
 
     def cost(self, product: OrientedGemm, values: Values, environment: Environment) -> float:
-        """Roughly a launch's clocks: as many waves of blocks as there are, each as long as a block. For the
-        order only: what is fast is measured."""
+        """Roughly a launch's clocks: waves of blocks, each as long as a block. It only orders the candidates;
+        timing decides."""
         block = _BLOCK + _STEP * number(values, "unroll") + _WARP * number(values, "warps")
         return self._waves(product, values, environment) * block

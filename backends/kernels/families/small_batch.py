@@ -1,4 +1,4 @@
-"""Batches of small products, each a team of threads' (small_batch.h)."""
+"""Batches of small GEMMs, one for each team of threads (small_batch.h)."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from backends.kernels.oriented_gemm import WIDE, OrientedGemm, flag
 from backends.problem import GemmProblem
 from backends.solution import Parameter
 
-#: At most so many candidates are listed.
+#: The most candidates that are listed.
 MOST = 48
-#: The largest side of a product, and the smallest that its tile has.
+#: The largest side of a GEMM, and the smallest side of its tile.
 MOST_SIDE, LEAST_TILE = 64, 8
 #: With fewer rows or columns most of a tile is wasted.
 LEAST_SIDE = 4
-#: What a block takes of its multiprocessor's shared memory beside what it asks for.
+#: Shared memory that a block occupies beside what it requests.
 _BLOCK_SHARED = 1024
-#: Warps that hide from one another what each waits for.
+#: Warps that suffice to hide each other's latencies.
 _BUSY_WARPS = 12
 
 
 def _tile(size: int) -> int:
-    """A power of two."""
+    """A tile's side: `size` rounded up to a power of two."""
     return max(LEAST_TILE, 1 << (size - 1).bit_length())
 
 
 @dataclass(frozen=True)
 class Teams:
-    """small_batch.h: SmallBatch's numbers for one product."""
+    """The template numbers of small_batch.h: SmallBatch for one problem."""
 
     product: OrientedGemm
     tm: int
@@ -55,29 +55,30 @@ class Teams:
 
     @property
     def tile(self) -> tuple[int, int, int]:
-        """M, N, K."""
+        """M, N and K of the tile."""
         deep = 2 * WIDE // self.product.element_bytes
         return _tile(self.product.m), _tile(self.product.n), -(-self.product.k // deep) * deep
 
     @property
     def team(self) -> int:
-        """Threads of a product."""
+        """Threads for one GEMM."""
         m, n, _ = self.tile
         return m // self.tm * (n // self.tn)
 
     @property
     def products(self) -> int:
-        """Products that a block has at a time."""
+        """GEMMs that a block computes at a time."""
         return self.threads // self.team
 
     @property
     def blocks(self) -> int:
-        """Blocks of the whole batch: each runs `rounds` sets of products."""
+        """Blocks for the whole batch: each processes `rounds` sets of GEMMs."""
         return -(-self.product.batch // (self.products * self.rounds))
 
     @property
     def shared_bytes(self) -> int:
-        """16 bytes of pad a line of what is contiguous along k."""
+        """Bytes of all stages, with 16 bytes of padding for each line of an operand that is contiguous along
+        k."""
         (m, n, k), size = self.tile, self.product.element_bytes
         pads = [lines * WIDE * along
                 for lines, along in ((m, self.product.a_along_k), (n, self.product.b_along_k))]  # fmt: skip
@@ -85,15 +86,16 @@ class Teams:
 
     @property
     def registers(self) -> int:
-        """Sums, and the operands of four steps of k."""
+        """Registers for sums, and the operands of four steps of k."""
         return self.tm * self.tn + 4 * (self.tm + self.tn)
 
 
 class SmallBatch(KernelFamily):
-    """Batches of products of at most 64 a side: several a block, one after another, the next on their way.
+    """Batches of GEMMs of at most 64 a side: a block computes several at a time, in rounds, with the next
+    ones in flight.
 
-    small_batch.h. Parameters: thread_m x thread_n of D a thread, threads of a block (as many products at a
-    time as they have teams for), rounds (sets of products that a block goes through), stages (sets in shared
+    small_batch.h. Parameters: thread_m x thread_n of D per thread, threads of a block (it computes as many
+    GEMMs at a time as they have teams), rounds (sets of GEMMs that a block processes), stages (sets in shared
     memory)."""
 
     name = "small-batch"
@@ -103,7 +105,7 @@ class SmallBatch(KernelFamily):
     }  # fmt: skip
 
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterable[dict[str, Parameter]]:
-        """By cost(), the likeliest of all combinations of choices, where there is a batch."""
+        """All combinations of choices by cost(), if there is a batch."""
         if problem.batch == 1 or min(problem.m, problem.n) < LEAST_SIDE:
             return
         found = []
@@ -115,10 +117,11 @@ class SmallBatch(KernelFamily):
         yield from (values for _, values in found[:MOST])
 
     def cost(self, problem: GemmProblem, values: Values, environment: Environment) -> float:
-        """Roughly the clocks of a multiprocessor: the memory's, its multiplications', and how well each is
-        kept busy. A guess for the order only: what is fast is measured."""
+        """Roughly the clocks of a multiprocessor: its memory traffic and its multiplications, and how well
+        each is kept busy. It only orders the candidates; timing decides."""
         t, arch = self.teams(problem, values), arch_of(environment)
-        # One at least: where a block may take all of the shared memory, nothing is left for its own beside.
+        # At least one: a block may use all of the shared memory, which leaves nothing for what it occupies
+        # beside that.
         resident = max(
             1,
             min(
@@ -135,9 +138,9 @@ class SmallBatch(KernelFamily):
         m, n, _ = t.tile
         multiplied = m * n * problem.k * problem.batch / environment.units / arch.rates.multiply_adds
         warps = resident * t.threads / 32
-        # Beside a multiplication: its share of reads of shared memory, copies and stores.
+        # Beside each multiplication: its share of shared-memory reads, copies and stores.
         arithmetic = multiplied * (1.3 + 1 / t.tm + 1 / t.tn) * max(1.0, _BUSY_WARPS / warps)
-        # A block's first set, for which nothing is multiplied; and the last block's rounds of all.
+        # A block's first set, while nothing is multiplied; and the tail of the launch.
         uneven = 0.1 / t.rounds + 0.25 * min(1.0, environment.units * resident / t.blocks)
         return (max(memory, arithmetic) + 0.25 * min(memory, arithmetic)) * (1 + uneven)
 

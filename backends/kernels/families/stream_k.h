@@ -1,27 +1,31 @@
-// Products of any size by tensor cores (mma.sync, sm_80 on), without a last wave that leaves multiprocessors
-// idle (Osama et al., "Stream-K: work-centric parallel decomposition for dense matrix-matrix multiplication
-// on the GPU", PPoPP 2023). The grid is as many blocks as run at once, each with as much work as another:
+// Stream-K on tensor cores (mma.sync, sm_80 and later): GEMMs of any size without a last wave that leaves
+// multiprocessors idle (Osama et al., "Stream-K: work-centric parallel decomposition for dense matrix-matrix
+// multiplication on the GPU", PPoPP 2023). The grid has as many blocks as run at once, each with the same
+// amount of work:
 //
-//   whole tiles   the first args.whole tiles are dealt in turns, as waves of blocks would take them.
-//   streamed      the rest, less than two tiles a block, are cut into units: a tile's steps along k (BK).
-//                 Units are numbered tile by tile; a block has a contiguous range of args.share of them, or
-//                 of one more. So a tile may be pieces of several blocks, and a block has pieces of several
-//                 tiles, of which the first and the last alone may be less than a tile.
+//   whole tiles   The first args.whole tiles are assigned round-robin, as whole waves of blocks would process
+//                 them.
+//   streamed      The remaining tiles, fewer than two for each block, are cut into units: the steps of a tile
+//                 along k, BK each. Units are numbered tile by tile, and a block has a contiguous range of
+//                 args.share of them, or of one more. So a tile may consist of pieces of several blocks, and a
+//                 block may have pieces of several tiles; only its first and its last piece can be less than a
+//                 whole tile.
 //
-// Who computes all of a tile finishes it. The sums of a lesser piece are kept in a place of the workspace
-// that is its block's own: a block has two, for the piece that begins within a tile and for the one that
-// begins where a tile does. A second launch, FixUp, adds a tile's pieces in the order of k and finishes it.
-// So no block waits for another, nothing has to be zero before, and a product is added in the same order
-// every time, on every GPU with as many multiprocessors.
+// A block that computes a whole tile also finishes it. The partial sums of any other piece are stored in the
+// workspace, in one of the block's own two slots: one for a piece that begins within a tile, one for a piece
+// that begins at a tile's start. A second launch, FixUp, adds the pieces of a tile in the order of k and
+// finishes it. So no block waits for another, the workspace need not be cleared, and the order of summation is
+// the same every time, on every GPU with the same number of multiprocessors.
 //
-// Streamed tiles come last: what is kept is then still in L2 when FixUp reads it.
+// Streamed tiles are computed last, so that their partial sums are still in L2 when FixUp reads them.
 #pragma once
 
 #include "device/tile_product.h"
 
 namespace gemmtune {
 
-// The units of a block are [begin(block), begin(block + 1)); those of all blocks end at begin(args.blocks).
+// The distribution of units: those of a block are [begin(block), begin(block + 1)); all of them end at
+// begin(args.blocks).
 struct Stream {
     unsigned share, extra;
 
@@ -31,14 +35,14 @@ struct Stream {
     GEMMTUNE_DEVICE unsigned begin(unsigned block) const {
         return block * share + (block < extra ? block : extra);
     }
-    // Whose a unit is. (Without a share there are no units but those of the first blocks.)
+    // The block that has a unit. (If share is 0, only the first `extra` blocks have units.)
     GEMMTUNE_DEVICE unsigned owner(unsigned unit) const {
         const unsigned longer = extra * (share + 1);
         return unit < longer ? unit / (share + 1) : extra + (unit - longer) / share;
     }
 };
 
-// BLOCKS: of a multiprocessor at once.
+// BLOCKS: resident blocks of a multiprocessor.
 template <typename TYPES, bool A_ALONG_K, bool B_ALONG_K, int START_A, int START_B, int BM, int BN, int BK,
           int WM, int WN, int STAGES, int GROUP, int BLOCKS>
 struct StreamK {
@@ -72,13 +76,14 @@ struct StreamK {
 private:
     struct Tiles {
         TileOrder<BM, BN, GROUP> order;
-        unsigned each, steps;  // of a product: tiles; of a tile: units
+        unsigned each, steps;  // tiles of a GEMM; units of a tile
 
         GEMMTUNE_DEVICE explicit Tiles(const GemmArgs& args)
             : order(args), each(order.tiles_m * order.tiles_n),
               steps((static_cast<unsigned>(args.k) - 1) / BK + 1) {}
 
-        // Tiles of the whole batch are numbered product by product. Gives the product.
+        // Tiles of the whole batch are numbered GEMM by GEMM. Sets the tile's first row and column; returns the
+        // index of the GEMM.
         GEMMTUNE_DEVICE unsigned place(unsigned tile, i64& i, i64& j) const {
             order.place(tile % each, i, j);
             return tile / each;
@@ -89,8 +94,9 @@ private:
         unsigned tile, begin, end;
     };
 
-    // Where four of a thread's sums are kept, an instruction's: in the order in which threads have them, so
-    // that neighbours write and read 16 bytes side by side, whatever of the tile lies in D.
+    // The address in the workspace of four of a thread's sums, those of one instruction. Sums are stored in the
+    // order in which threads hold them, so that neighbouring threads write and read contiguous 16-byte words,
+    // whatever part of the tile lies in D.
     static GEMMTUNE_DEVICE float* kept(const GemmArgs& args, unsigned block, bool from_start, int c,
                                        int of) {
         const i64 piece = static_cast<i64>(block) * 2 + from_start;
@@ -98,8 +104,8 @@ private:
         return args.partial + piece * (BM * BN) + (four * kThreads + static_cast<int>(thread_index())) * 4;
     }
 
-    static GEMMTUNE_DEVICE void opaque(const GemmArgs& args, bool from_start, int c,
-                                     const SumsOfColumns& sum) {
+    static GEMMTUNE_DEVICE void store_partial(const GemmArgs& args, bool from_start, int c,
+                                              const SumsOfColumns& sum) {
         GEMMTUNE_UNROLL
         for (int of = 0; of < 2 * Product::kTilesM; ++of) {
             Words four;
@@ -125,13 +131,13 @@ private:
         if (!part.idle && all) Product::transpose_all(sum, part, shared, finish);
         if (!part.idle && !all) {
             GEMMTUNE_UNROLL
-            for (int c = 0; c < Product::kTilesN; ++c) opaque(args, piece.begin == 0, c, sum[c]);
+            for (int c = 0; c < Product::kTilesN; ++c) store_partial(args, piece.begin == 0, c, sum[c]);
         }
         block_barrier();  // the patches are read: the next piece's tiles are copied to where they lie
     }
 
 public:
-    // The second launch: block (tile, c) adds the pieces of a streamed tile, of columns c of every warp's.
+    // The second launch: block (tile, c) adds the pieces of a streamed tile, for column group c of every warp.
     struct FixUp {
         static constexpr int kThreads = Product::kThreads, kMinBlocks = 0;
         static constexpr int kSharedBytes = Product::kPatches;
@@ -145,7 +151,7 @@ public:
             i64 i, j;
             const unsigned batch = tiles.place(static_cast<unsigned>(args.whole) + block_x(), i, j);
             const Part part(args, i, j);
-            const bool finished = stream.begin(block + 1) >= last;  // by the one who had all of it
+            const bool finished = stream.begin(block + 1) >= last;  // by the block that computed all of it
             if (finished || part.idle) return;
             SumsOfColumns sum = {};
             for (; stream.begin(block) < last; ++block) {

@@ -1,4 +1,4 @@
-"""Stream-K on tensor cores: as many blocks as run at once share a product's tiles evenly (stream_k.h)."""
+"""Stream-K on tensor cores: as many blocks as run at once share the tiles evenly (stream_k.h)."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from backends.operands import Operands
 from backends.problem import GemmProblem
 from backends.solution import Parameter
 
-#: At most so many candidates are listed, and so many of a tile.
+#: The most candidates that are listed, in all and of a tile.
 MOST, MOST_OF_TILE = 24, 4
-#: Waves of tiles below which they are too few for blocks to share, and how much longer whole waves must take
-#: than the tiles that there are: below it the last wave is nearly full, or one of many.
+#: The waves of tiles below which they are too few to share. The least ratio of whole waves to the waves that
+#: the tiles fill: below it the last wave is nearly full, or one of many.
 LEAST_WAVES, LEAST_TAIL = 0.5, 1.05
-#: How much longer than the same tiles in whole waves a candidate may take by either's estimate.
+#: How much longer than the same tiles in whole waves a candidate may take, both estimated.
 MOST_CLOCKS = 1.1
-#: Units of a block below which its pieces are mostly copies on their way.
+#: Units per block below which its pieces are mostly copies in flight.
 LEAST_SHARE = 4
-#: What a block takes of its multiprocessor's shared memory beside what it asks for.
+#: Shared memory that a block occupies beside what it requests.
 _BLOCK_SHARED = 1024
 
 
 @dataclass(frozen=True)
 class StreamKConfig(KernelConfig):
-    """A configuration whose blocks are as many as run at once: on one multiprocessor, until on() tells how
-    many there are. Beside what every one has: tiles of the whole batch, units (steps along k) of each, bytes
-    of its sums, blocks that add them, shared memory of each of those, blocks of a multiprocessor."""
+    """A configuration with as many blocks as run at once, for one multiprocessor until on() sets their
+    number. Beyond the base's fields: tiles of the whole batch, units (steps along k) of each, bytes of its
+    sums, blocks that add them, shared memory of each of those, blocks of a multiprocessor."""
 
     tiles: int = 1
     steps: int = 1
@@ -49,18 +49,18 @@ class StreamKConfig(KernelConfig):
 
     @property
     def streamed(self) -> int:
-        """Tiles that are cut into units: the last full wave and what is left over. None where nothing is, or
-        where a tile is one unit."""
+        """Tiles that are cut into units: the last full wave and the remainder. None if there is no remainder,
+        or if a tile is one unit."""
         waves, left = divmod(self.tiles, self.blocks)
         return 0 if left == 0 or self.steps == 1 else left + self.blocks * (waves > 0)
 
     @property
     def units(self) -> int:
-        """Of the streamed tiles."""
+        """Units of the streamed tiles."""
         return self.streamed * self.steps
 
     def arguments(self, operands: Operands, workspace: int) -> GemmArgs:
-        """The argument of both launches, with what each block has: whole tiles, and its share of the
+        """The argument of both launches, with the number of whole tiles and each block's share of the
         units."""
         found = super().arguments(operands, workspace)
         found.blocks, found.whole = self.blocks, self.tiles - self.streamed
@@ -69,13 +69,13 @@ class StreamKConfig(KernelConfig):
 
     @property
     def workspace_bytes(self) -> int:
-        """Two pieces of every block that has units."""
+        """Bytes of two pieces for every block that has units."""
         return 2 * min(self.blocks, self.units) * self.sum_bytes
 
     @property
     def kept_bytes(self) -> int:
-        """Of the workspace, about what is used: blocks but one end within a tile, which makes a piece more of
-        it; and a tile that nobody has all of is pieces."""
+        """About the bytes of the workspace that are used: every block but one ends within a tile, which makes
+        one more piece of that tile; and a tile that no block has all of consists of pieces."""
         return (min(self.blocks, self.units) + min(self.streamed, self.blocks)) * self.sum_bytes
 
     @property
@@ -90,7 +90,7 @@ class StreamKConfig(KernelConfig):
 
     @property
     def reduce_threads(self) -> int:
-        """As many threads a block as the product's launch has."""
+        """Threads per block, as in the GEMM's launch."""
         return self.threads
 
     @property
@@ -105,11 +105,12 @@ class StreamKConfig(KernelConfig):
 
 
 class StreamK(TileFamily):
-    """Tensor cores (mma.sync) with no last wave: blocks share all tiles evenly, some cut along k (Stream-K).
+    """Tensor cores (mma.sync) without a partial last wave: blocks share all tiles evenly, some cut along k
+    (Stream-K).
 
-    stream_k.h. Parameters: tile_m x tile_n of D, tile_k of k at a time, warp_m x warp_n of D a warp, stages
-    (tiles along k in shared memory), group (rows of tiles that blocks go through together), blocks_per_unit
-    (of a multiprocessor; together they are the launch's)."""
+    stream_k.h. Parameters: tile_m x tile_n of D, tile_k of k at a time, warp_m x warp_n of D per warp, stages
+    (tiles along k in shared memory), group (rows of tiles in a band of the tile order), blocks_per_unit (of a
+    multiprocessor; they are all of the launch's blocks)."""
 
     name = "stream-k"
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
@@ -117,7 +118,7 @@ class StreamK(TileFamily):
     }  # fmt: skip
 
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterable[dict[str, Parameter]]:
-        """By clocks(), where whole waves of the same tiles would leave much of the last one idle."""
+        """Candidates by clocks(), if whole waves of the same tiles would leave much of the last one idle."""
         product, found = OrientedGemm(problem), []
         for tile in self.listed_tiles(problem):
             for blocks in self.choices["blocks_per_unit"]:
@@ -137,8 +138,8 @@ class StreamK(TileFamily):
         return deep and waves >= LEAST_WAVES and ceil(waves) / waves >= LEAST_TAIL
 
     def clocks(self, t: Tile, one: StreamKConfig, environment: Environment) -> float:
-        """Roughly a launch's clocks, as Tile.clocks() has them: each block's units and tiles, and the second
-        launch. For the order of candidates only."""
+        """Roughly a launch's clocks, as in Tile.clocks(): each block's units and tiles, and the second
+        launch. It only orders the candidates."""
         units = max(1, environment.units)
         share = max(1.0, t.worth * one.steps / one.blocks)
         own = share * t.step_clocks(one.blocks_per_unit, environment)

@@ -1,5 +1,5 @@
-// Products of any size by tensor cores (mma.sync, sm_80 on): a block computes a tile of D, or a slice of k's
-// part of it (tile_product.h).
+// GEMMs of any size on tensor cores (mma.sync, sm_80 and later): a block computes a tile of D, or with split k
+// one slice's partial sums of it (tile_product.h: the main loop).
 #pragma once
 
 #include "device/tile_product.h"
@@ -25,15 +25,15 @@ struct TileMma {
         release_reduce(args);
         if (part.idle) return;
         Product::transpose_all(sum, part, shared, [&](i64 column, const float* patch) {
-            if (args.splits > 1) opaque(args, task, part, column, patch);
+            if (args.splits > 1) store_partial(args, task, part, column, patch);
             else Product::finish(args, task.batch, part, column, patch);
         });
     }
 
 private:
-    // A slice's sums of a warp's columns from j on, for Reduce.
-    static GEMMTUNE_DEVICE void opaque(const GemmArgs& args, Task task, const typename Product::Part& part,
-                                     i64 j, const float* patch) {
+    // Stores a slice's partial sums of a warp's columns from j on for Reduce.
+    static GEMMTUNE_DEVICE void store_partial(const GemmArgs& args, Task task,
+                                              const typename Product::Part& part, i64 j, const float* patch) {
         const i64 product = static_cast<i64>(task.slice) * args.batch + task.batch;
         float* const to = args.partial + (product * args.n + j) * args.m + part.i;
         Product::store(args, part, j, patch, to, args.m, [](float sum) { return sum; });

@@ -1,4 +1,4 @@
-"""A block's tile of D, or a slice of its k, on tensor cores (tile_mma.h)."""
+"""A tile of D per block, or a slice of its k, on tensor cores (tile_mma.h)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from backends.kernels.tensor_core_tile import TileFamily
 from backends.problem import GemmProblem
 from backends.solution import Parameter
 
-#: At most so many candidates are listed: each is compiled, in seconds.
+#: The most candidates that are listed: each takes seconds to compile.
 MOST = 64
 
 
 class TileMma(TileFamily):
-    """Tensor cores (mma.sync) on tiles that come by asynchronous copies, wherever operands start.
+    """Tensor cores (mma.sync) on tiles that are copied asynchronously, with operands of any alignment.
 
-    tile_mma.h. Parameters: tile_m x tile_n of D a block, tile_k of k at a time, warp_m x warp_n of D a
-    warp, stages (tiles along k in shared memory), group (rows of tiles that blocks go through together),
-    splits (blocks along k)."""
+    tile_mma.h. Parameters: tile_m x tile_n of D per block, tile_k of k at a time, warp_m x warp_n of D per
+    warp, stages (tiles along k in shared memory), group (rows of tiles in a band of the tile order), splits
+    (blocks along k)."""
 
     name = "tile-mma"
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
@@ -35,8 +35,8 @@ class TileMma(TileFamily):
     }  # fmt: skip
 
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterable[dict[str, Parameter]]:
-        """By clocks(), of every listed tile with slices of several tiles along k; last the likeliest again,
-        with group 1."""
+        """Candidates by clocks(), every listed tile with slices of several tiles along k; last the likeliest
+        one again, with group 1."""
         product, found = OrientedGemm(problem), []
         for tile in self.listed_tiles(problem):
             for splits in self.choices["splits"]:
@@ -45,12 +45,12 @@ class TileMma(TileFamily):
                     clocks = self.tile(product, values).clocks(number(values, "splits"), environment)
                     found.append((clocks, values))
         listed = self.varied(found, MOST - 1, 8)
-        if listed:  # the order of blocks matters little, or nothing else does
+        if listed:  # the order of blocks matters little, or more than anything else
             listed.append({**listed[0], "group": 1})
         yield from listed
 
     def _deep(self, problem: GemmProblem, values: Values) -> bool:
-        """Slices of several tiles along k."""
+        """Whether each slice is several tiles deep."""
         splits = number(values, "splits")
         return splits == 1 or problem.k >= 4 * splits * number(values, "tile_k")
 

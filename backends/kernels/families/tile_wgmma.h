@@ -1,15 +1,17 @@
-// Products by Hopper's tensor cores (wgmma, sm_90a) of operands that are contiguous along k and whose lines
-// start at multiples of 16 bytes. One thread has the copy engine bring tiles of A and B, 64 deep, to STAGES
-// buffers in shared memory (TMA); BM / 64 groups of four warps multiply them, each 64 rows and all BN columns,
-// and no register of theirs sees an operand.
+// GEMMs on Hopper's tensor cores (wgmma, sm_90a) with both operands contiguous along k and rows that start at
+// multiples of 16 bytes. Warp-specialised: one producer thread has the copy engine (TMA) load tiles of A and B,
+// 64 deep, into STAGES buffers in shared memory; BM / 64 consumer warpgroups multiply them, each 64 rows by all
+// BN columns. No operand passes through registers. Each stage has two mbarriers: `full` (the bytes have
+// arrived) and `empty` (all warps that read it have finished).
 //
-// A cluster along x is a rectangle of tiles: SHARE blocks beside each other have A's tile in common, SHARE_B
-// blocks below each other B's. Each has a part of either sent to all who have it in common, and a buffer is
-// free when all have read it. Blocks beyond D send their parts as well: others wait for them.
+// A cluster along x is a rectangle of tiles: SHARE neighbouring blocks in a row use the same tile of A, SHARE_B
+// blocks in a column the same tile of B. Each block requests a part of each tile, which TMA multicasts to all
+// blocks that use it, and a stage is free when all of them have read it. Blocks whose tile lies beyond D still
+// request their parts, because others wait for them.
 //
-// SPLITS blocks (a cluster along y) have a slice of k each of one tile of D. At the end each adds up, in the
-// order of slices, its part of all their sums, from where they lie in each other's shared memory, and stores
-// that. There is no workspace, and no second launch.
+// Split k: SPLITS blocks (a cluster along y) each have a slice of k of one tile of D. At the end each block
+// adds up its share of the tile's columns over all slices, in the order of slices, through distributed shared
+// memory, and stores them. There is no workspace and no second launch.
 #pragma once
 
 #include "device/epilogue.h"
@@ -22,13 +24,14 @@ template <typename TYPES, int BM, int BN, int STAGES, int SHARE, int SHARE_B, in
 struct TileWgmma {
     using T = typename TYPES::Input;
     static constexpr int kDeep = kMapLine / static_cast<int>(sizeof(T)), kSteps = kDeep / 16;
-    static constexpr int kWorkers = BM / 16, kWarps = kWorkers + 1;  // warps that multiply, and the copier
+    static constexpr int kWorkers = BM / 16, kWarps = kWorkers + 1;  // consumer warps, and the producer warp
     static constexpr int kThreads = 32 * kWarps, kMinBlocks = 0;
-    static constexpr int kTiles = SHARE * SHARE_B, kBlocks = kTiles * SPLITS;  // of a cluster
-    static constexpr int kReaders = SHARE + SHARE_B - 1;  // blocks that read some of what one sends
-    static constexpr int kBand = GROUP > SHARE_B ? GROUP / SHARE_B : 1;  // GROUP rows of tiles, in clusters
+    static constexpr int kTiles = SHARE * SHARE_B, kBlocks = kTiles * SPLITS;  // in a cluster
+    static constexpr int kReaders = SHARE + SHARE_B - 1;  // blocks that read parts that one block requests
+    static constexpr int kBand = GROUP > SHARE_B ? GROUP / SHARE_B : 1;  // rows of clusters for GROUP tile rows
     static constexpr int kBytesA = BM * kMapLine, kBytesB = BN * kMapLine, kStage = kBytesA + kBytesB;
-    // Sums on their way to D, by columns, of which a store's pairs lie 8 banks apart.
+    // The sums on their way to D, column by column; the column pairs that a warp stores together lie 8 banks
+    // apart.
     static constexpr int kPitch = BM + 4, kPatch = BN * kPitch * 4;
     static constexpr int kPipeline = STAGES * kStage, kBarriers = kPipeline > kPatch ? kPipeline : kPatch;
     struct Place {
@@ -58,8 +61,8 @@ struct TileWgmma {
             started_barriers();
         }
         if (kTiles > 1) arrive_at_cluster();
-        // Compilers would put these divisions after wait_for_launches(), where copies wait for them; what is
-        // stored they work out where it is stored. (All others read it at the end.)
+        // Storing the place keeps these divisions before wait_for_launches(): the compiler would otherwise sink
+        // them below it, where the copies wait for them. (All other threads read it at the end.)
         Place mine{0, 0};
         if (copies && lane_index() == 0) *place = mine = place_of(args);
         const unsigned slice = block_y() % SPLITS;
@@ -70,13 +73,13 @@ struct TileWgmma {
         if (kTiles > 1) wait_for_cluster();  // what others send comes to barriers that are there
         else block_barrier();
         wait_for_launches();
-        if (batch >= static_cast<unsigned>(args.batch)) return;  // as do all of a cluster
+        if (batch >= static_cast<unsigned>(args.batch)) return;  // all blocks of the cluster return
         float* const patch = reinterpret_cast<float*>(shared);
-        float sum[BN / 2];  // of threads that multiply, and cleared by them: copies would wait for it
+        float sum[BN / 2];  // of consumer threads; cleared there, so that copies need not wait
         if (!copies) multiply_tiles(shared, tiles, full, empty, sum);
         else if (lane_index() == 0) copy(all, mine, batch, begin, tiles, full, empty, shared);
-        warp_barrier();  // the copier's lanes
-        // Nobody reads this block's tiles any more, and nothing is on its way here.
+        warp_barrier();  // reconverges the producer warp
+        // After this barrier no thread reads this block's tiles, and no copy to this block is in flight.
         block_barrier();
         if (!copies) lay_out(sum, patch);
         if (SPLITS > 1) cluster_barrier<true>();
@@ -87,7 +90,7 @@ struct TileWgmma {
 
 private:
     static GEMMTUNE_DEVICE unsigned least(unsigned x, unsigned y) { return x < y ? x : y; }
-    // This block's tile in the cluster.
+    // The position of this block's tile in the cluster.
     static GEMMTUNE_DEVICE int row_of_cluster() { return static_cast<int>(block_x() % kTiles / SHARE); }
     static GEMMTUNE_DEVICE int column_of_cluster() { return static_cast<int>(block_x() % SHARE); }
     static GEMMTUNE_DEVICE Place place_of(const GemmArgs& args) {
@@ -96,22 +99,23 @@ private:
         found.i += row_of_cluster() * BM, found.j += column_of_cluster() * BN;
         return found;
     }
-    // Ranks in the cluster: of the block of that tile and of this slice,
+    // Ranks in the cluster: of the block with the tile at (row, column) and this block's slice;
     static GEMMTUNE_DEVICE int rank_of(int row, int column) {
         return static_cast<int>(block_y() % SPLITS) * kTiles + row * SHARE + column;
     }
-    // of the block of slice `slice` of this tile,
+    // of the block with this tile and slice `slice`;
     static GEMMTUNE_DEVICE int slicer(int slice) {
         return slice * kTiles + static_cast<int>(block_x() % kTiles);
     }
-    // and of those that read what this block sends, and send what it reads: its row, then others of its column.
+    // and of the blocks that share tiles with this one, both ways: this block's row, then the others of its
+    // column.
     static GEMMTUNE_DEVICE int reader(int at) {
         if (at < SHARE) return rank_of(row_of_cluster(), at);
         const int other = at - SHARE;
         return rank_of(other < row_of_cluster() ? other : other + 1, column_of_cluster());
     }
 
-    // Buffers in their turn.
+    // The pipeline's current stage, and the parity of the phase to wait for.
     struct Ring {
         int stage = 0;
         unsigned parity;
@@ -120,13 +124,13 @@ private:
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }
     };
-    // The parity of the first phase, and of one before it, which has ended.
+    // The parity of the first phase, and that of the phase before it, which counts as ended.
     static constexpr unsigned kFilled = 0, kFree = 1;
 
     static GEMMTUNE_DEVICE void copy(const Args& all, Place place, unsigned batch, int begin, int tiles,
                                      Barrier* full, Barrier* empty, char* shared) {
         const int part_a = column_of_cluster() * (BM / SHARE), part_b = row_of_cluster() * (BN / SHARE_B);
-        // (Beyond 2^31 they are less than zero, which is as far beyond the tensor.)
+        // (Coordinates beyond 2^31 wrap to negative ones, which are outside the tensor, too.)
         const int row = static_cast<int>(place.i) + part_a, column = static_cast<int>(place.j) + part_b;
         const int z = static_cast<int>(batch);
         unsigned beside = 0, below = 0;
@@ -145,7 +149,7 @@ private:
             ring.advance();
         }
     }
-    // A box to so many blocks, or to this one alone.
+    // Copies a box to the `blocks` of the cluster, or if BLOCKS is 1 to this one.
     template <int BLOCKS>
     static GEMMTUNE_DEVICE void send(char* to, const TensorMap* map, int p, int line, int z, Barrier* done,
                                      unsigned blocks) {
@@ -171,14 +175,15 @@ private:
                 multiply<T, BN>(sum, first_a + on + step * kMatrixStep, first_b + on + step * kMatrixStep);
             end_products();
             wait_products<1>();  // those of the tile before
-            // Of buffers that are filled again: who fills them waits for this, and has not ended when it comes.
+            // Only stages that will be filled again are released: their producers wait for this, so their
+            // blocks have not exited.
             if (tile > 0 && tile + STAGES <= tiles) release(&empty[last]);
             last = ring.stage;
             ring.advance();
         }
         wait_products<0>();
     }
-    // A buffer may be written again, here and by those who write here.
+    // Permits this and the other producers to overwrite a stage.
     static GEMMTUNE_DEVICE void release(Barrier* empty) {
         if (kReaders == 1) {
             if (lane_index() == 0) arrive(empty);
@@ -195,7 +200,7 @@ private:
             to[(at / 4 * 8 + at % 2) * kPitch + at / 2 % 2 * 8] = sum[at];
     }
 
-    // An element of all slices.
+    // The sum of one element over all slices.
     static GEMMTUNE_DEVICE float added(const float* at) {
         if (SPLITS == 1) return *at;
         float all = read_peer(at, slicer(0));
@@ -203,7 +208,7 @@ private:
         for (int slice = 1; slice < SPLITS; ++slice) all += read_peer(at, slicer(slice));
         return all;
     }
-    // Four neighbours of a column, of all slices.
+    // The sums of four neighbours in a column over all slices.
     static GEMMTUNE_DEVICE void added4(const float* at, float (&four)[4]) {
         if (SPLITS == 1) {
             const Words words = *reinterpret_cast<const Words*>(at);
@@ -222,9 +227,10 @@ private:
         }
     }
 
-    // Stores this block's columns of the tile at `place`, every SPLITS-th: a thread has the same four rows of
-    // several columns, or where D has no place for four at once every 32nd row of some. This is most of what
-    // follows the last product, and bound by instructions: plain sums have a way without any other.
+    // Stores this block's columns of the tile at `place`, every SPLITS-th. A thread has the same four rows of
+    // several columns or, if D does not permit 4-element stores, every 32nd row of some columns. This is most
+    // of the work after the last multiplication, and bound by instruction issue, so plain epilogues have a path
+    // of their own.
     static GEMMTUNE_DEVICE void store(const GemmArgs& args, unsigned batch, Place place, int slice,
                                       const float* patch) {
         const Finish<TYPES, 1> here(args, batch, place.i, place.j);
@@ -235,7 +241,7 @@ private:
         else if (here.plain && row + 4 <= here.rows) store_fours<true>(here, row, columns, slice, patch);
         else if (row < here.rows) store_fours<false>(here, row, columns, slice, patch);
     }
-    static constexpr int kFours = BM / 4;  // threads of a column
+    static constexpr int kFours = BM / 4;  // threads along a column
 
     template <bool PLAIN>
     static GEMMTUNE_DEVICE void store_fours(const Finish<TYPES, 1>& here, int row, int columns, int slice,

@@ -1,4 +1,4 @@
-"""Families of Hopper alone (sm_90a): wgmma on tiles that its copy engine brings (tile_wgmma.h)."""
+"""A family for Hopper only (sm_90a): wgmma on tiles that the copy engine (TMA) loads (tile_wgmma.h)."""
 
 from __future__ import annotations
 
@@ -34,30 +34,30 @@ from backends.kernels.tensor_map import LINE_BYTES, MOST_STEP, map_of
 from backends.problem import GemmProblem
 from backends.solution import Parameter
 
-#: At most so many candidates are listed, and so many of a tile of D.
+#: The most candidates that are listed, in all and of a tile of D.
 MOST, MOST_OF_TILE = 48, 6
-#: Rows of D of a warpgroup, columns that tiles are multiples of, elements of k a tile.
+#: Rows of D of a warpgroup, the unit of a tile's columns, elements of k in a tile.
 _ROWS, _COLUMNS, _DEEP = 64, 8, 64
-#: Lines of the swizzle's pattern, of which parts of a tile are whole numbers.
+#: Lines of the swizzle's pattern; parts of a tile are whole multiples of it.
 _SWIZZLED = 8
-#: Slices of k worth trying are so many tiles deep.
+#: The fewest tiles along k in a slice that is worth trying.
 _LEAST_SLICE = 3
-#: Shared memory is given out by so many bytes, and a block has so many beside what it asks for.
+#: The allocation unit of shared memory, and the bytes that a block occupies beside what it requests.
 _SHARED_UNIT, _BLOCK_SHARED = 1024, 1024
-#: Of the one architecture that has wgmma.
+#: The compute capability (times ten) of the one architecture that has wgmma.
 _CAPABILITY = 90
-#: Of a multiprocessor, a clock: multiplications. Of the device: bytes from L2, and from memory.
+#: Multiply-adds per multiprocessor and clock; bytes per clock of the whole device from L2, and from memory.
 _PRODUCTS, _L2_BYTES, _MEMORY_BYTES = 2048.0, 5000.0, 2400.0
-#: How much longer L2 takes over lines that do not start at multiples of LINE_BYTES.
+#: How much longer L2 takes for lines that do not start at multiples of LINE_BYTES.
 _BETWEEN_LINES = 1.9
-#: Clocks until a first tile is there, between tiles, and from the last sums to the end of the launch: of
-#: every block, and of an element that it stores; more of a cluster whose blocks add their sums.
+#: Clocks: the latency of the first tile, between tiles, from the last sums to the end of the launch for every
+#: block and for each element that it stores, and more for a cluster whose blocks add their sums.
 _ARRIVAL, _STEP, _END, _STORE, _ADDED = 2200.0, 60.0, 1200.0, 0.06, 2500.0
 
 
 @dataclass(frozen=True)
 class WgmmaTile:
-    """tile_wgmma.h: TileWgmma's numbers, and what is derived from them for one product."""
+    """The template numbers of tile_wgmma.h: TileWgmma, and what is derived from them for one problem."""
 
     product: OrientedGemm
     bm: int
@@ -69,17 +69,18 @@ class WgmmaTile:
 
     @property
     def threads(self) -> int:
-        """Those that multiply, and a warp whose one thread has tiles copied."""
+        """Threads of a block: the consumer warps, and a producer warp of which one thread requests the
+        copies."""
         return self.bm * 2 + 32
 
     @property
     def scheduled_threads(self) -> int:
-        """Threads that the registers are dealt out to."""
+        """Threads that registers are allocated for."""
         return scheduled_threads(self.threads)
 
     @property
     def sums(self) -> int:
-        """Registers of a thread's part of the tile."""
+        """Registers for a thread's part of the tile."""
         return self.bn // 2
 
     @property
@@ -89,18 +90,19 @@ class WgmmaTile:
 
     @property
     def shared_bytes(self) -> int:
-        """The pipeline's, or the sums' that lie there at the end; two barriers a stage; the tile's place."""
+        """Bytes of the pipeline, or of the sums that reuse its memory; of two barriers per stage; and of the
+        tile's place."""
         size = max(self.stages * self.stage_bytes, self.bn * (self.bm + 4) * 4) + 2 * 8 * self.stages + 16
         return -(-size // _SHARED_UNIT) * _SHARED_UNIT
 
     @property
     def tiles(self) -> int:
-        """Of a cluster."""
+        """Tiles of a cluster."""
         return self.share * self.share_b
 
     @property
     def blocks(self) -> int:
-        """Along x: tiles, rows and columns of them rounded up to whole clusters."""
+        """Blocks along x: tiles, their rows and columns rounded up to whole clusters."""
         p, high, wide = self.product, self.bm * self.share_b, self.bn * self.share
         return -(-p.m // high) * -(-p.n // wide) * self.tiles
 
@@ -113,20 +115,20 @@ class WgmmaTile:
 
     @property
     def all_blocks(self) -> int:
-        """Of the launch."""
+        """Blocks of the launch."""
         return self.blocks * self.splits * self.product.batch
 
     def units(self, environment: Environment) -> int:
-        """Multiprocessors that have blocks."""
+        """Multiprocessors that clusters of this size can run on."""
         return units_of_clusters(environment, self.tiles * self.splits)
 
     def beside(self, environment: Environment) -> int:
-        """Blocks that a multiprocessor has at once of this launch."""
+        """Blocks of this launch that a multiprocessor runs at once."""
         return min(self.resident(environment), ceil(self.all_blocks / self.units(environment)))
 
     def clocks(self, environment: Environment) -> float:
         """Roughly a launch's clocks: its waves of blocks, each as long as multiplications, traffic with L2 or
-        with memory, or copies' way. For the order of candidates only: what is fast is measured."""
+        memory, or the copies' latency. It only orders the candidates; timing decides."""
         p, units = self.product, self.units(environment)
         blocks, here = self.all_blocks, self.beside(environment)
         at_once = min(blocks, here * units)
@@ -146,12 +148,13 @@ class WgmmaTile:
 
 
 class TileWgmma(KernelFamily):
-    """Hopper's tensor cores (wgmma) on tiles that its copy engine brings (TMA), in clusters that share them.
+    """Hopper's tensor cores (wgmma) on tiles that its copy engine loads (TMA), in clusters whose blocks share
+    them.
 
-    tile_wgmma.h. Parameters: tile_m x tile_n of D a block, stages (tiles of 64 along k in shared memory),
-    share (blocks beside each other that have A's tile in common), share_b (blocks below each other that have
-    B's), splits (blocks of a cluster along k, which add their sums through each other's shared memory), group
-    (rows of tiles that blocks go through together)."""
+    tile_wgmma.h. Parameters: tile_m x tile_n of D per block, stages (tiles of 64 along k in shared memory),
+    share (neighbouring blocks in a row, which use the same tile of A), share_b (blocks in a column, which use
+    the same tile of B), splits (blocks of a cluster along k, which add their sums through distributed shared
+    memory), group (rows of tiles in a band of the tile order)."""
 
     #: Version 1 had no share_b.
     version = 2
@@ -164,11 +167,11 @@ class TileWgmma(KernelFamily):
     }  # fmt: skip
 
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterable[dict[str, Parameter]]:
-        """By clocks(): of every tile and cluster the deepest pipelines that one to three blocks of a
-        multiprocessor have room for, where it has as many."""
+        """Candidates by clocks(): for every tile and cluster the deepest pipelines that fit one to three
+        blocks on a multiprocessor, if it gets that many."""
         product = OrientedGemm(problem)
         if min(product.m, product.n) < _COLUMNS or self.product_rule(product, environment) is not None:
-            return  # (less than an instruction's columns: the GEMV and skinny families waste nothing)
+            return  # (fewer columns than an instruction has: the GEMV and skinny families waste nothing)
         found = [
             (self.tile(product, values), values)
             for values in self._tiles(product, environment)
@@ -197,7 +200,7 @@ class TileWgmma(KernelFamily):
                 }  # fmt: skip
 
     def _sides(self, product: OrientedGemm) -> Iterator[tuple[int, int]]:
-        """Tiles that are not mostly beyond D."""
+        """The tiles that are not mostly beyond D."""
         for bm in (64, 128, 192, 256):
             if bm == _ROWS or bm < 2 * product.m:
                 for bn in range(_COLUMNS, min(256, product.n + _COLUMNS - 1) + 1, _COLUMNS):
@@ -209,7 +212,7 @@ class TileWgmma(KernelFamily):
         return WgmmaTile(product, *(number(values, name) for name in names))
 
     def product_rule(self, product: OrientedGemm, environment: Environment) -> str | None:
-        """The rule that every tile of a product breaks."""
+        """The rule that every tile of a GEMM breaks, or None."""
         if capability(environment) != _CAPABILITY:
             return f"wgmma needs sm_90a, not {environment.arch}"
         problem = product.problem
@@ -225,7 +228,7 @@ class TileWgmma(KernelFamily):
         return deep_rule(product)
 
     def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
-        """The rule that is broken, or None: the product, blocks of a cluster, slices of k in the grid, parts
+        """The rule that is broken, or None: the problem, blocks of a cluster, slices of k in the grid, parts
         of shared tiles, shared memory, registers, grid."""
         product, arch = OrientedGemm(problem), arch_of(environment)
         t = self.tile(product, values)
@@ -259,5 +262,5 @@ class TileWgmma(KernelFamily):
 
 
 def _shares(size: int, tile: int) -> tuple[int, ...]:
-    """Tiles of a cluster along a side of D, which are mostly not beyond it."""
+    """Cluster sizes along a side of D that are not mostly beyond it."""
     return (1, 2, 4) if size > 2 * tile else (1, 2) if size > tile else (1,)

@@ -1,4 +1,4 @@
-// BlockTile with WIDE: 16 bytes a load of global memory and of shared memory.
+// BlockTile with WIDE: 16-byte loads from global and from shared memory.
 #pragma once
 
 #include "device/block_tile.h"

@@ -9,7 +9,7 @@ from backends.kernels.families.block_tile_2d import BlockTile2d
 
 
 class Vectorized(BlockTile2d):
-    """block-tile-2d with 16-byte loads of global and of shared memory."""
+    """block-tile-2d with 16-byte loads from global and shared memory."""
 
     name, wide = "vectorized", True
     listed: ClassVar[tuple[tuple[int, ...], ...]] = RECTANGLES

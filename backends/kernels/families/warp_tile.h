@@ -1,4 +1,4 @@
-// BlockTile with WM x WN: a warp's threads lie in a patch of the tile that is nearly square.
+// BlockTile with WM x WN: the threads of a warp form a nearly square patch of the tile.
 #pragma once
 
 #include "device/block_tile.h"

@@ -1,4 +1,4 @@
-"""vectorized with a warp's threads in a patch of D."""
+"""vectorized, with each warp's threads in a patch of D."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from backends.solution import Parameter
 
 
 class WarpTile(BlockTileFamily):
-    """vectorized, a warp's threads in a patch of warp_m x warp_n of D."""
+    """vectorized, with each warp's threads in a patch of warp_m x warp_n of D."""
 
     name, wide = "warp-tile", True
     names = (*TILE, "thread_m", "thread_n", "warp_m", "warp_n")

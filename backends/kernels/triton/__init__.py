@@ -1,2 +1,2 @@
-"""GEMM kernels written in Triton, compiled ahead of time to cubin and launched like any other kernel, without
-torch. kernels.py is the source; worker.py alone imports it, in a process of its own."""
+"""GEMM kernels written in Triton, compiled ahead of time and launched like any other kernel, without torch.
+kernels.py is the source; only toolchains/triton_worker.py imports it, in a separate process."""

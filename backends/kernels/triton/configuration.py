@@ -1,5 +1,5 @@
-"""A candidate's parameters for one product, with what is derived from them: requests to the compiler, grids
-and the values of a launch."""
+"""A candidate's parameters for one GEMM, with what is derived from them: requests to the compiler, grids, and
+the arguments of a launch."""
 
 from __future__ import annotations
 
@@ -14,15 +14,19 @@ from backends.kernels.triton.oriented_gemm import POINTERS, WIDEST, TritonOrient
 from backends.problem import GemmProblem
 from backends.solution import Parameter
 
-#: A tensor map (CUtensorMap).
+#: Bytes of a tensor map (CUtensorMap).
 DESCRIPTOR_BYTES = 128
-#: Entries of a candidate's file.
+#: The parameter for the matrix instruction's sides, and the compiler's option.
+INSTRUCTION = "matrix_instr_nonkdim"
+#: The entries of a candidate's file.
 MAIN, REDUCE = "gemm", "reduce"
-#: Elements of D that a program of the second launch finishes, and its warps.
+#: The second launch: elements of D and rows per program, and its warps.
 _REDUCE_ELEMENTS, _REDUCE_ROWS, _REDUCE_WARPS = 512, 4, 4
-#: Products of 8-bit floats that Hopper may add up in its narrow accumulator where the problem does not allow
-#: all: DeepGEMM and cuBLAS promote to single precision every 128 of k.
+#: The length along k that Hopper may accumulate in its narrow accumulator for 8-bit floats if the problem
+#: does not allow it throughout: DeepGEMM and cuBLAS promote to single precision every 128 of k.
 _PROMOTED_EVERY = 128
+#: Registers for addresses, counters and constants of a kernel on an AMD GPU.
+_FIXED_REGISTERS = 48
 #: Scratch starts at multiples of this many bytes: of tensor maps, the compiler wants 128.
 _SCRATCH = 256
 
@@ -31,7 +35,7 @@ Pointer = TypeVar("Pointer")
 
 @dataclass(frozen=True)
 class Step:
-    """One launch: its entry, how, on how many programs, and where its scratch starts in the workspace."""
+    """One launch: its entry and description, its grid, and the offset of its scratch in the workspace."""
 
     entry: str
     description: Description
@@ -40,7 +44,8 @@ class Step:
 
     @property
     def launch(self) -> KernelLaunch:
-        """Its kernel waits for the launch before it (kernels.py: DEPENDENT)."""
+        """The launch for the device layer. The kernel waits for the previous launch itself (kernels.py:
+        DEPENDENT)."""
         one = self.description
         return KernelLaunch(one.entry, self.grid, (one.threads, 1, 1), one.shared_bytes, waits=True)
 
@@ -49,7 +54,8 @@ class Step:
 class TritonConfig:
     """Tile of D and step along k in elements, rows of tiles walked together, warps and pipeline stages;
     slices of k; for a persistent kernel its programs a multiprocessor, whether its loops are flattened, and
-    whether the tensor memory accelerator loads its operands."""
+    whether the tensor memory accelerator loads its operands; on AMD's GPUs the rows and columns of a matrix
+    instruction, None where Triton chooses."""
 
     product: TritonOrientedGemm
     block_m: int
@@ -62,10 +68,11 @@ class TritonConfig:
     programs_per_unit: int | None = None
     flatten: bool = False
     tma: bool = False
+    instruction: int | None = None
 
     @classmethod
     def of(cls, problem: GemmProblem, values: Mapping[str, Parameter]) -> TritonConfig:
-        """From well-formed parameters of any of the families."""
+        """The configuration of well-formed parameters of any of the families."""
 
         def number(name: str) -> int:
             return int(values[name] or 0)
@@ -78,13 +85,14 @@ class TritonConfig:
             programs_per_unit=number("programs_per_unit") if "programs_per_unit" in values else None,
             flatten=bool(values.get("flatten")),
             tma=values.get("loads") == "tma",
+            instruction=number(INSTRUCTION) if INSTRUCTION in values else None,
         )  # fmt: skip
 
     # ---- derived ---------------------------------------------------------------------------------
 
     @property
     def tiles(self) -> int:
-        """Tiles of every product of the batch."""
+        """Tiles of the whole batch."""
         p = self.product
         return -(-p.m // self.block_m) * -(-p.n // self.block_n) * p.batch
 
@@ -100,27 +108,69 @@ class TritonConfig:
 
     @property
     def stage_bytes(self) -> int:
-        """Shared memory of one pipeline stage: a block of A and one of B."""
+        """Bytes of shared memory of one pipeline stage: a block of A and one of B."""
         return (self.block_m + self.block_n) * self.block_k * self.product.element_bytes
+
+    def shared_bytes(self, arch: GpuArch) -> int:
+        """Shared memory that every stage of the pipeline takes. AMD's compiler holds the stage that is on its
+        way in registers."""
+        return self.stage_bytes * (self.stages if arch.vendor == "cuda" else max(1, self.stages - 1))
+
+    def registers(self, arch: GpuArch) -> int:
+        """Estimates a thread's registers on an AMD GPU: sums, and the larger of matrix operands and loads in
+        flight (twice, and for loads of less than eight bytes also their addresses and masks). Fitted to 850
+        kernels for gfx942, gfx1100 and gfx1201: of those that fit by this estimate one in thirty spills, up
+        to 150 registers."""
+        threads, size = arch.warp * self.warps, self.product.element_bytes
+        # RDNA 3's instructions want an operand in both halves of a wavefront.
+        copies = 2 if arch.name.startswith("gfx11") else 1
+        loads = operands = 0
+        for name, side, warps in zip("ab", (self.block_m, self.block_n), self._warps_along, strict=True):
+            unit = self.product.load_bytes(name)
+            count = max(1, side * self.block_k * size // (threads * unit))
+            loads += 2 * max(count, side * self.block_k * size // (4 * threads)) + (
+                6 * count if unit <= 4 else 0
+            )
+            # Elements across k are read one at a time, and have a register each until they are packed.
+            packed = size if self.product.along_k(name) else 4
+            operands += max(16, side // warps) * self.block_k * copies * packed // (4 * arch.warp)
+        sums = self.block_m * self.block_n // threads
+        found = _FIXED_REGISTERS + 5 * sums // 4 + max(loads, operands // 2)
+        if self.product.wide:  # offsets of 64 bits to where the sums are stored
+            found += 2 * sums
+        # The next tile's loads start while this one's epilogue runs.
+        return found if self.programs_per_unit is None else 7 * found // 5
+
+    @property
+    def _warps_along(self) -> tuple[int, int]:
+        """How many warps share the rows and the columns of a tile: each is halved where it is longer."""
+        rows = columns = 1
+        while rows * columns < self.warps:
+            if self.block_m // rows >= self.block_n // columns:
+                rows *= 2
+            else:
+                columns *= 2
+        return rows, columns
 
     @property
     def partial_bytes(self) -> int:
-        """Bytes of the slices' sums."""
+        """Bytes of the slices' partial sums."""
         return self.product.partial_bytes(self.slices)
 
     def scratch_bytes(self, units: int) -> int:
-        """What the compiler will ask for: every program's descriptors of A and B."""
+        """Bytes of scratch that the compiled kernel will need: the descriptors of A and B for every
+        program."""
         return 2 * DESCRIPTOR_BYTES * self.grid(units)[0] if self.tma else 0
 
     def grid(self, units: int) -> tuple[int, int, int]:
-        """Programs of the product's launch on a device of `units` multiprocessors."""
+        """Programs of the first launch on a device of `units` multiprocessors."""
         if self.programs_per_unit is not None:
             return min(self.tiles, units * self.programs_per_unit), 1, 1
         return self.tiles, self.slices, 1
 
     @property
     def reduce_block(self) -> tuple[int, int]:
-        """Tile of the second launch: wide along D's contiguous dimension."""
+        """The tile of the second launch: long along D's contiguous dimension."""
         p = self.product
         across = p.n if p.swapped else p.m
         rows = min(_REDUCE_ROWS, 1 << (across - 1).bit_length())
@@ -136,7 +186,7 @@ class TritonConfig:
     # ---- compiling -------------------------------------------------------------------------------
 
     def requests(self, arch: GpuArch) -> dict[str, Request]:
-        """What is compiled for an architecture, by entry."""
+        """The compiler requests for an architecture, by entry."""
         kernel = "gemm" if self.programs_per_unit is None else "descriptor" if self.tma else "persistent"
         p = self.product
         constants: dict[str, Constant] = {
@@ -148,7 +198,8 @@ class TritonConfig:
             "EVEN_K": p.k % self.block_k == 0,
             "WIDE": p.wide,
             "INTEGER": p.integer,
-            "IMPRECISE": self._imprecise(),
+            "PRECISION": self._precision(arch),
+            "IMPRECISE": self._imprecise(arch),
             **p.epilogue,
             "BLOCK_M": self.block_m,
             "BLOCK_N": self.block_n,
@@ -159,35 +210,44 @@ class TritonConfig:
             "FLATTEN": self.flatten,
         }
         options = {"num_warps": self.warps, "num_stages": self.stages}
-        found = {MAIN: _request(p, kernel, constants, options, arch.capability)}
+        if self.instruction is not None:
+            options[INSTRUCTION] = self.instruction
+        found = {MAIN: _request(p, kernel, constants, options, arch)}
         if self.slices > 1:
             rows, columns = self.reduce_block
             constants |= {
                 "EVEN_M": p.m % rows == 0, "EVEN_N": p.n % columns == 0, "BLOCK_M": rows, "BLOCK_N": columns,
             }  # fmt: skip
             options = {"num_warps": _REDUCE_WARPS, "num_stages": 2}
-            found[REDUCE] = _request(p, "reduce", constants, options, arch.capability)
+            found[REDUCE] = _request(p, "reduce", constants, options, arch)
         return found
 
     @property
     def promoted(self) -> bool:
-        """Whether sums of 8-bit floats leave the tensor cores' narrow accumulator every so often."""
+        """Whether sums of 8-bit floats are promoted from the tensor cores' narrow accumulator at
+        intervals."""
         p = self.product.problem
         return p.dtype_a.startswith("fp8") and not p.fast_accumulation
 
-    def _imprecise(self) -> int | None:
-        return min(_PROMOTED_EVERY, self.block_k) if self.promoted else None
+    def _imprecise(self, arch: GpuArch) -> int | None:
+        """AMD's matrix cores add 8-bit floats up in single precision."""
+        return min(_PROMOTED_EVERY, self.block_k) if self.promoted and arch.vendor == "cuda" else None
+
+    def _precision(self, arch: GpuArch) -> str:
+        """How single-precision inputs are multiplied; without effect on other types. AMD's GPUs multiply them
+        in full, and gfx942 also with TF32's precision (xf32) where the problem allows it."""
+        return "tf32" if arch.vendor == "cuda" or self.product.problem.compute == "tf32" else "ieee"
 
     # ---- launching -------------------------------------------------------------------------------
 
     @property
     def entries(self) -> tuple[str, ...]:
-        """Kernels in the order of their launches."""
+        """The kernels in the order of their launches."""
         return (MAIN, REDUCE) if self.slices > 1 else (MAIN,)
 
     def launches(self, kernels: Mapping[str, Description], units: int) -> tuple[list[Step], int]:
-        """The launches on a device of `units` multiprocessors, and the bytes of workspace that they take:
-        the slices' sums, then each launch's scratch."""
+        """The launches on a device of `units` multiprocessors, and their bytes of workspace: the slices'
+        sums, then each launch's scratch."""
         found, at = [], _up(self.partial_bytes)
         for entry in self.entries:
             grid = self.grid(units) if entry == MAIN else self.reduce_grid
@@ -210,7 +270,7 @@ def _up(size: int) -> int:
 
 
 def workspace_align(steps: Iterable[Step]) -> int:
-    """What the workspace's address is a multiple of, in bytes."""
+    """The alignment of the workspace's address, in bytes."""
     return max([WIDEST, *(step.description.scratch_align for step in steps)])
 
 
@@ -230,7 +290,8 @@ _EPILOGUE = ("OUT_INTEGER", "ALPHA_ONE", "BETA", "BIAS", "ACTIVATION", "SCALE_A"
 CONSTANTS: Mapping[str, tuple[str, ...]] = {
     "gemm": (
         "A_ALONG_K", "B_ALONG_K", "D_ALONG_N", "EVEN_M", "EVEN_N", "EVEN_K", "WIDE", "INTEGER", "OUT_INTEGER",
-        "IMPRECISE", *_EPILOGUE[1:], "BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "SPLIT", "DEPENDENT",
+        "PRECISION", "IMPRECISE", *_EPILOGUE[1:], "BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "SPLIT",
+        "DEPENDENT",
     ),
     "reduce": (
         "D_ALONG_N", "EVEN_M", "EVEN_N", "WIDE", "INTEGER", *_EPILOGUE, "BLOCK_M", "BLOCK_N", "DEPENDENT",
@@ -243,7 +304,7 @@ def _request(
     kernel: str,
     constants: Mapping[str, Constant],
     options: Mapping[str, int],
-    capability: int,
+    arch: GpuArch,
 ) -> Request:
     like = "reduce" if kernel == "reduce" else "gemm"
     names = (*CONSTANTS[like], "FLATTEN") if kernel in ("persistent", "descriptor") else CONSTANTS[like]
@@ -251,5 +312,5 @@ def _request(
     known = {name: product.divisibility(name) for name in PARAMETERS[like]}
     return Request(
         kernel, signature, {name: constants[name] for name in names},
-        {name: unit for name, unit in known.items() if unit > 1}, options, capability,
+        {name: unit for name, unit in known.items() if unit > 1}, options, arch.name, arch.warp,
     )  # fmt: skip

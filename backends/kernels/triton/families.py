@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, islice, product, zip_longest
 from typing import ClassVar
@@ -11,13 +11,13 @@ from typing import ClassVar
 from backends.environment import Environment
 from backends.kernels.legality import arch_of
 from backends.kernels.triton import nvidia_prior
-from backends.kernels.triton.configuration import TritonConfig
-from backends.kernels.triton.legality import broken, malformed, unsupported, unsupported_arch
+from backends.kernels.triton.configuration import INSTRUCTION, TritonConfig
+from backends.kernels.triton.legality import AMD_CHOICES, broken, malformed, unsupported, unsupported_arch
 from backends.kernels.triton.prior import estimate
 from backends.problem import GemmProblem
 from backends.solution import Parameter, Solution
 
-#: Candidates of a problem at most, each some seconds of compiling.
+#: The most candidates of a problem; each takes seconds to compile.
 MOST_CANDIDATES = 120
 _TILE: Mapping[str, tuple[Parameter, ...]] = {
     "block_m": (16, 32, 64, 128, 256),
@@ -28,14 +28,14 @@ _TILE: Mapping[str, tuple[Parameter, ...]] = {
     "num_stages": (1, 2, 3, 4, 5, 6, 7, 8),
     "swap": (False, True),
 }
-#: Triton among an environment's libraries.
+#: Triton's name among an environment's libraries.
 LIBRARY = "triton"
 Values = dict[str, Parameter]
 
 
 class TritonFamily(ABC):
-    """Kernels of kernels.py. `build` of a solution is Triton's version, which the environment names:
-    another one makes another kernel."""
+    """A family of kernels in kernels.py. The `build` of a solution is Triton's version, which the environment
+    names: another version makes another kernel."""
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
@@ -47,13 +47,13 @@ class TritonFamily(ABC):
         return unsupported(problem) is None
 
     def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
-        """Legal candidates, the likeliest first, MOST_CANDIDATES at most."""
+        """Legal candidates, likeliest first, at most MOST_CANDIDATES."""
         if unsupported(problem) or unsupported_arch(problem, environment):
             return ()
         return self._solutions(problem, environment)
 
     def notes(self, problem: GemmProblem, environment: Environment) -> tuple[str, ...]:
-        """Who orders the candidates, where NVIDIA's heuristics are installed."""
+        """Which model orders the candidates, if NVIDIA's heuristics are installed."""
         if unsupported(problem) or unsupported_arch(problem, environment):
             return ()
         note = nvidia_prior.proposals(problem, environment).note
@@ -62,7 +62,7 @@ class TritonFamily(ABC):
     def _solutions(self, problem: GemmProblem, environment: Environment) -> Iterator[Solution]:
         listed: list[Values] = []
         both = zip_longest(self._proposed(problem, environment), self._estimated(problem, environment))
-        for values in chain.from_iterable(both):  # in turn: neither knows better for every product
+        for values in chain.from_iterable(both):  # alternating: neither model is better for every problem
             if values is not None and values not in listed:
                 listed.append(values)
         for values in listed[:MOST_CANDIDATES]:
@@ -74,7 +74,7 @@ class TritonFamily(ABC):
         return Solution(self.name, self.version, values, environment.libraries.get(LIBRARY), size, True)
 
     def _proposed(self, problem: GemmProblem, environment: Environment) -> Iterator[Values]:
-        """What NVIDIA's heuristics propose and this family can do, in their order."""
+        """The proposals of NVIDIA's heuristics that this family can run, in their order."""
         for proposal in nvidia_prior.proposals(problem, environment).values:
             values = dict(proposal)
             split = int(values.pop("split_k") or 0)
@@ -87,7 +87,7 @@ class TritonFamily(ABC):
             yield from islice(legal, 1)
 
     def _estimated(self, problem: GemmProblem, environment: Environment) -> list[Values]:
-        """The likeliest by our own model."""
+        """The likeliest candidates by our own model."""
         found = []
         for number, values in enumerate(self._worth_trying(problem, environment)):
             one = TritonConfig.of(problem, values)
@@ -99,11 +99,20 @@ class TritonFamily(ABC):
     def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
         """The rule that the solution breaks, or None."""
         rule = unsupported(problem) or unsupported_arch(problem, environment)
-        rule = rule or malformed(solution, self.name, self.version, self.choices)
+        rule = rule or malformed(solution, self.name, self.version, self._choices(solution, environment))
         here = environment.libraries.get(LIBRARY)
         if rule is None and solution.build != here:
             rule = f"a solution of Triton {solution.build} is another kernel under {here}"
         return rule or broken(TritonConfig.of(problem, solution.parameters), environment)
+
+    def _choices(self, solution: Solution, environment: Environment) -> Mapping[str, Sequence[Parameter]]:
+        """The family's parameters, and those of AMD's parameters that the solution has."""
+        if environment.vendor != "hip":
+            return self.choices
+        return {
+            **self.choices,
+            **{name: AMD_CHOICES[name] for name in AMD_CHOICES if name in solution.parameters},
+        }
 
     def _worth_trying(self, problem: GemmProblem, environment: Environment) -> Iterator[Values]:
         for swap in (False, True):
@@ -111,19 +120,18 @@ class TritonFamily(ABC):
                 yield from self.vary(problem, values, environment)
 
     def _tiles(self, problem: GemmProblem, environment: Environment, swap: bool) -> Iterator[Values]:
-        """Tiles no larger than the product needs, whose pipeline fills what shared memory there is, or
-        half."""
+        """Tiles no larger than the problem needs, whose pipeline stages fit shared memory."""
         m, n = (problem.m, problem.n) if swap else (problem.n, problem.m)
         for (bm, bn), bk in product(_shapes(m, n), (32, 64, 128, 256)):
             if bk > 32 and bk >= 2 * problem.k:
                 continue
-            for warps, stages in product((4, 8), (2, 3, 4, 5, 6)):
+            for warps, stages, extra in _launches(bm, bn, environment):
                 values: Values = {
                     "block_m": bm, "block_n": bn, "block_k": bk, "group_m": 8, "num_warps": warps,
-                    "num_stages": stages, "swap": swap,
+                    "num_stages": stages, "swap": swap, **extra,
                 }  # fmt: skip
                 one = TritonConfig.of(problem, {**values, **dict.fromkeys(self._extra(), 1)})
-                # More stages than steps hold nothing.
+                # Stages beyond the number of steps would stay empty.
                 if holds(one, environment) and stages <= max(2, one.steps):
                     yield values
 
@@ -132,25 +140,38 @@ class TritonFamily(ABC):
 
     @abstractmethod
     def vary(self, problem: GemmProblem, values: Values, environment: Environment) -> Iterator[Values]:
-        """The family's own parameters, for a tile."""
+        """The tile's values extended by the family's own parameters."""
 
     def adopt(
         self, problem: GemmProblem, values: Values, split: int, environment: Environment
     ) -> Iterator[Values]:
-        """The same for a tile that NVIDIA's heuristics propose with k in `split` slices, the likeliest first:
-        they know of no other parameter."""
+        """vary() for a tile that NVIDIA's heuristics propose with k in `split` slices, likeliest first: they
+        know no other parameter."""
         if split == 1:
             yield from self.vary(problem, values, environment)
 
 
+def _launches(bm: int, bn: int, environment: Environment) -> Iterator[tuple[int, int, Values]]:
+    """(warps, stages, AMD's parameters) worth trying for a tile."""
+    if environment.vendor != "hip":
+        for warps, stages in product((4, 8), (2, 3, 4, 5, 6)):
+            yield warps, stages, {}
+        return
+    sides = (16, 32) if arch_of(environment).warp == 64 and min(bm, bn) >= 32 else (16,)
+    for warps, stages, side in product((2, 4, 8), (1, 2, 3, 4), sides):
+        if warps * side * side <= bm * bn:  # at least one instruction for each warp
+            yield warps, stages, {INSTRUCTION: side}
+
+
 def holds(one: TritonConfig, environment: Environment) -> bool:
-    """Whether shared memory has room for every stage: else a kernel is legal, and mostly does not load."""
-    return one.stage_bytes * one.stages <= arch_of(environment).block_shared_bytes
+    """Whether every stage fits into shared memory; otherwise a kernel is legal but usually does not load."""
+    arch = arch_of(environment)
+    return one.shared_bytes(arch) <= arch.block_shared_bytes
 
 
 @lru_cache(maxsize=256)
 def _shapes(m: int, n: int) -> tuple[tuple[int, int], ...]:
-    """Tiles for an M x N product: sides up to the first that covers it."""
+    """Tiles for an M x N problem: sides up to the first that covers it."""
 
     def sides(size: int) -> list[int]:
         return [side for side in (16, 32, 64, 128, 256) if side == 16 or side < 2 * size]
@@ -163,8 +184,8 @@ Row = tuple[float, int, Values]
 
 
 def spread(found: list[Row]) -> list[Row]:
-    """The likeliest, but not many of one tile before others have had a turn: an estimate tells tiles apart
-    better than stages and warps."""
+    """The likeliest candidates, with a penalty for each further one of the same tile: the estimate
+    distinguishes tiles better than stages and warps."""
     turns: dict[tuple[Parameter, ...], int] = {}
     ranked = []
     for row in found:
@@ -177,18 +198,19 @@ def spread(found: list[Row]) -> list[Row]:
 
 
 class TritonGemm(TritonFamily):
-    """A tile of D a program, tiles in groups of rows."""
+    """One tile of D per program; tiles are ordered in groups of rows."""
 
     name = "triton-gemm"
     choices = _TILE
 
     def vary(self, problem: GemmProblem, values: Values, environment: Environment) -> Iterator[Values]:
-        """The tile itself: there are no other parameters."""
+        """The tile itself: the family has no other parameters."""
         yield values
 
 
 class TritonSplitK(TritonFamily):
-    """k cut into slices among programs; a second launch adds their sums in order, so that results repeat."""
+    """k is split into slices among programs; a second launch adds their sums in order, so that results are
+    reproducible."""
 
     name = "triton-split-k"
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
@@ -197,7 +219,7 @@ class TritonSplitK(TritonFamily):
     }
 
     def vary(self, problem: GemmProblem, values: Values, environment: Environment) -> Iterator[Values]:
-        """Only where the tiles alone leave multiprocessors idle, and slices of at least two steps."""
+        """Slices of at least two steps, if the tiles alone leave multiprocessors idle."""
         one = TritonConfig.of(problem, {**values, "split_k": 1})
         if one.tiles >= environment.units:
             return
@@ -209,11 +231,11 @@ class TritonSplitK(TritonFamily):
         self, problem: GemmProblem, values: Values, split: int, environment: Environment
     ) -> Iterator[Values]:
         """The proposed tile with the proposed number of slices."""
-        yield {**values, "split_k": split}  # one slice is no choice of this family's
+        yield {**values, "split_k": split}  # a single slice is not among this family's choices
 
 
 class TritonPersistent(TritonFamily):
-    """As many programs as run at once, each doing tile after tile; `loads` says by whom operands are
+    """As many programs as run at once, each computing tile after tile; `loads` says how operands are
     loaded."""
 
     name = "triton-persistent"
@@ -225,18 +247,20 @@ class TritonPersistent(TritonFamily):
     }
 
     def vary(self, problem: GemmProblem, values: Values, environment: Environment) -> Iterator[Values]:
-        """Where there are more tiles than programs, else every program has one and nothing to overlap it
-        with; by the tensor memory accelerator whatever their number: only here does it load."""
+        """Candidates with more tiles than programs: otherwise every program has one tile, and nothing
+        overlaps. With the tensor memory accelerator for any number of tiles, because no other family uses
+        it."""
         for programs, loads in ((1, "tma"), (1, "pointer"), (2, "tma"), (2, "pointer")):
             made = {**values, "programs_per_unit": programs, "flatten": True, "loads": loads}
             one = TritonConfig.of(problem, made)
-            fits = programs * one.stage_bytes * one.stages <= arch_of(environment).unit_shared_bytes
+            arch = arch_of(environment)
+            fits = programs * one.shared_bytes(arch) <= arch.unit_shared_bytes
             useful = one.tiles > programs * environment.units or (one.tma and programs == 1)
             if fits and useful:
                 yield made
 
 
-#: In the order that a search takes turns.
+#: In the order in which a search visits them.
 FAMILIES: Mapping[str, TritonFamily] = {
     family.name: family for family in (TritonGemm(), TritonSplitK(), TritonPersistent())
 }

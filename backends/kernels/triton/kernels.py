@@ -1,11 +1,12 @@
-"""The kernels' source. Imported by what compiles or interprets it alone (worker.py): it needs Triton.
+"""The source of the Triton kernels. Needs Triton, so only processes that compile or interpret it import it
+(toolchains/triton_worker.py).
 
-Each kernel computes D[M,N] = scale_d activation(alpha scale_a scale_b A[M,K] B[K,N] + beta C + bias), in
-terms of its own that product.py maps a problem to. An operand is contiguous along one dimension, which a
-*_ALONG_* says; its other stride is its leading dimension. Strides of a batch are always 64 bits wide;
-offsets within a matrix are where WIDE. Masks are left out where a size is known to divide (EVEN_*).
-DEPENDENT: the kernel may be started while the launch before it ends, and waits for that before it touches
-memory.
+Each kernel computes D[M,N] = scale_d activation(alpha scale_a scale_b A[M,K] B[K,N] + beta C + bias), in an
+orientation that oriented_gemm.py maps a problem to. *_ALONG_* says along which dimension an operand is
+contiguous; the stride of its other dimension is its leading dimension. Batch strides are always 64 bits wide,
+offsets within a matrix if WIDE. Masks are omitted for sizes that are known to be multiples of the tile
+(EVEN_*). PRECISION: how single-precision inputs are multiplied (tf32, ieee). DEPENDENT: the kernel may start
+while the previous launch ends, and waits for it before it touches memory.
 """
 
 import triton
@@ -15,8 +16,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def tile_of(index, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
-    """(row, column) of the index-th tile: GROUP_M rows of tiles are walked column by column, so that tiles in
-    flight together share operands in L2."""
+    """(row, column) of the index-th tile: bands of GROUP_M rows of tiles are traversed column by column, so
+    that tiles in flight together share operands in L2."""
     rows, columns = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     group = GROUP_M * columns
     first = index // group * GROUP_M
@@ -27,10 +28,10 @@ def tile_of(index, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: 
 
 @triton.jit
 def span(block, BLOCK: tl.constexpr, WIDE: tl.constexpr):
-    """The indices of a block."""
+    """The indices of the elements of a block."""
     found = block * BLOCK + tl.arange(0, BLOCK)
     if WIDE:
-        found = tl.cast(block * BLOCK, tl.int64) + tl.arange(0, BLOCK)  # a block may be the number 0
+        found = tl.cast(block * BLOCK, tl.int64) + tl.arange(0, BLOCK)  # `block` may be a plain 0
     return found
 
 
@@ -39,11 +40,12 @@ def product(
     a, b, rm, rn, first_k, steps, M, N, K, lda, ldb,
     A_ALONG_K: tl.constexpr, B_ALONG_K: tl.constexpr, EVEN_M: tl.constexpr, EVEN_N: tl.constexpr,
     EVEN_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    INTEGER: tl.constexpr, IMPRECISE: tl.constexpr, WIDE: tl.constexpr,
+    INTEGER: tl.constexpr, PRECISION: tl.constexpr, IMPRECISE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """A[rm, first_k:] B[first_k:, rn] over `steps` blocks of k, as the accumulator."""
     rk = span(first_k // BLOCK_K, BLOCK_K, WIDE)
-    # Rows outside of an operand that is contiguous along k are read as its first: a mask would only cost.
+    # Rows outside an operand that is contiguous along k are read as its first row, which is cheaper than a
+    # mask.
     if A_ALONG_K:
         at_a = a + tl.where(rm < M, rm, 0)[:, None] * lda + rk[None, :]
         step_a = BLOCK_K
@@ -81,7 +83,7 @@ def product(
         else:
             part_b = tl.load(at_b, mask=(rn < N)[None, :] & (offsets < left)[:, None], other=zero)
         total = tl.dot(
-            part_a, part_b, total, input_precision="tf32", max_num_imprecise_acc=IMPRECISE, out_dtype=kind
+            part_a, part_b, total, input_precision=PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=kind
         )
         at_a += step_a
         at_b += step_b
@@ -90,7 +92,7 @@ def product(
 
 @triton.jit
 def activate(x, ACTIVATION: tl.constexpr):
-    """relu (a NaN stays), gelu (the tanh form, as x sigmoid(2u)) or silu."""
+    """relu (NaN stays NaN), gelu (the tanh form, as x sigmoid(2u)) or silu."""
     if ACTIVATION == "relu":
         x = tl.where(x < 0, 0, x).to(x.dtype)
     if ACTIVATION == "gelu":
@@ -108,7 +110,8 @@ def finish(
     ALPHA_ONE: tl.constexpr, BETA: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr,
     SCALE_A: tl.constexpr, SCALE_B: tl.constexpr, SCALE_D: tl.constexpr,
 ):  # fmt: skip
-    """The epilogue of sums, stored. Integers saturate: they are finished 64 bits wide."""
+    """Applies the epilogue to the sums and stores D. Integer epilogues are computed in 64 bits, so that they
+    saturate."""
     if D_ALONG_N:
         at_c, at_d = rm[:, None] * ldc + rn[None, :], rm[:, None] * ldd + rn[None, :]
     else:
@@ -160,14 +163,14 @@ def gemm(
     stride_a, stride_b, stride_c, stride_d, alpha, beta, slice_steps,
     A_ALONG_K: tl.constexpr, B_ALONG_K: tl.constexpr, D_ALONG_N: tl.constexpr, EVEN_M: tl.constexpr,
     EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr, INTEGER: tl.constexpr,
-    OUT_INTEGER: tl.constexpr, IMPRECISE: tl.constexpr, ALPHA_ONE: tl.constexpr, BETA: tl.constexpr,
-    BIAS: tl.constexpr, ACTIVATION: tl.constexpr, SCALE_A: tl.constexpr, SCALE_B: tl.constexpr,
-    SCALE_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr, SPLIT: tl.constexpr, DEPENDENT: tl.constexpr,
+    OUT_INTEGER: tl.constexpr, PRECISION: tl.constexpr, IMPRECISE: tl.constexpr, ALPHA_ONE: tl.constexpr,
+    BETA: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr, SCALE_A: tl.constexpr,
+    SCALE_B: tl.constexpr, SCALE_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """A tile a program: program_id(0) is the tile of all products of the batch, program_id(1) the slice of k.
-    SPLIT: the slice's sums go to `partial`, [slices, batch, D's rows, D's contiguous dimension]; an empty
-    slice's are zero. Else one slice is the whole of k, and the epilogue follows."""
+    """One tile per program: program_id(0) is the tile among those of the whole batch, program_id(1) the slice
+    of k. SPLIT: the slice's sums go to `partial`, [slices, batch, D's rows, D's contiguous dimension]; those
+    of an empty slice are zero. Otherwise one slice is all of k, and the epilogue follows."""
     if DEPENDENT:
         gdc_wait()
     tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
@@ -181,7 +184,8 @@ def gemm(
         steps = tl.minimum(slice_steps, steps - first)
     total = product(
         a + index * stride_a, b + index * stride_b, rm, rn, first * BLOCK_K, steps, M, N, K, lda, ldb,
-        A_ALONG_K, B_ALONG_K, EVEN_M, EVEN_N, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K, INTEGER, IMPRECISE, WIDE,
+        A_ALONG_K, B_ALONG_K, EVEN_M, EVEN_N, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K, INTEGER, PRECISION,
+        IMPRECISE, WIDE,
     )  # fmt: skip
     if SPLIT:
         if DEPENDENT:
@@ -212,8 +216,8 @@ def reduce(
     BIAS: tl.constexpr, ACTIVATION: tl.constexpr, SCALE_A: tl.constexpr, SCALE_B: tl.constexpr,
     SCALE_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """The second launch of a split product: adds the slices of `partial` in their order, always the same, and
-    finishes."""
+    """The second launch of a GEMM with split k: adds the slices of `partial`, always in the same order, and
+    applies the epilogue."""
     if DEPENDENT:
         gdc_wait()
     columns = tl.cdiv(N, BLOCK_N)
@@ -249,13 +253,15 @@ def persistent(
     stride_a, stride_b, stride_c, stride_d, alpha, beta, slice_steps,
     A_ALONG_K: tl.constexpr, B_ALONG_K: tl.constexpr, D_ALONG_N: tl.constexpr, EVEN_M: tl.constexpr,
     EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr, INTEGER: tl.constexpr,
-    OUT_INTEGER: tl.constexpr, IMPRECISE: tl.constexpr, ALPHA_ONE: tl.constexpr, BETA: tl.constexpr,
-    BIAS: tl.constexpr, ACTIVATION: tl.constexpr, SCALE_A: tl.constexpr, SCALE_B: tl.constexpr,
-    SCALE_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr, SPLIT: tl.constexpr, DEPENDENT: tl.constexpr, FLATTEN: tl.constexpr,
+    OUT_INTEGER: tl.constexpr, PRECISION: tl.constexpr, IMPRECISE: tl.constexpr, ALPHA_ONE: tl.constexpr,
+    BETA: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr, SCALE_A: tl.constexpr,
+    SCALE_B: tl.constexpr, SCALE_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT: tl.constexpr, DEPENDENT: tl.constexpr,
+    FLATTEN: tl.constexpr,
 ):  # fmt: skip
-    """As many programs as the device runs at once; each does every so many-th tile, so that a tile's epilogue
-    overlaps the next one's loads (FLATTEN: the loops over tiles and over k are one to the pipeliner)."""
+    """As many programs as the device runs at once, in a grid-stride loop over the tiles, so that a tile's
+    epilogue overlaps the next one's loads (FLATTEN: the pipeliner sees the loops over tiles and over k as
+    one)."""
     if DEPENDENT:
         gdc_wait()
     tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
@@ -266,7 +272,8 @@ def persistent(
         rm, rn = span(row, BLOCK_M, WIDE), span(column, BLOCK_N, WIDE)
         total = product(
             a + index * stride_a, b + index * stride_b, rm, rn, 0, steps, M, N, K, lda, ldb,
-            A_ALONG_K, B_ALONG_K, EVEN_M, EVEN_N, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K, INTEGER, IMPRECISE, WIDE,
+            A_ALONG_K, B_ALONG_K, EVEN_M, EVEN_N, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K, INTEGER, PRECISION,
+            IMPRECISE, WIDE,
         )  # fmt: skip
         finish(
             total, rm, rn, index, c, d, bias, scale_a, scale_b, scale_d, M, N, ldc, ldd, stride_c, stride_d,
@@ -281,13 +288,14 @@ def descriptor(
     stride_a, stride_b, stride_c, stride_d, alpha, beta, slice_steps,
     A_ALONG_K: tl.constexpr, B_ALONG_K: tl.constexpr, D_ALONG_N: tl.constexpr, EVEN_M: tl.constexpr,
     EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr, INTEGER: tl.constexpr,
-    OUT_INTEGER: tl.constexpr, IMPRECISE: tl.constexpr, ALPHA_ONE: tl.constexpr, BETA: tl.constexpr,
-    BIAS: tl.constexpr, ACTIVATION: tl.constexpr, SCALE_A: tl.constexpr, SCALE_B: tl.constexpr,
-    SCALE_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr, SPLIT: tl.constexpr, DEPENDENT: tl.constexpr, FLATTEN: tl.constexpr,
+    OUT_INTEGER: tl.constexpr, PRECISION: tl.constexpr, IMPRECISE: tl.constexpr, ALPHA_ONE: tl.constexpr,
+    BETA: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr, SCALE_A: tl.constexpr,
+    SCALE_B: tl.constexpr, SCALE_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT: tl.constexpr, DEPENDENT: tl.constexpr,
+    FLATTEN: tl.constexpr,
 ):  # fmt: skip
-    """persistent() of one product, its operands loaded by the tensor memory accelerator: every program writes
-    the descriptors of A and B into its scratch; what lies outside of a matrix is read as zero, so that loads
+    """persistent() of a single GEMM whose operands are loaded by the tensor memory accelerator: every program
+    writes the descriptors of A and B into its scratch. Elements outside a matrix are read as zero, so loads
     have no masks."""
     if DEPENDENT:
         gdc_wait()
@@ -315,8 +323,9 @@ def descriptor(
             else:
                 part_b = all_b.load([step * BLOCK_K, column * BLOCK_N])
             total = tl.dot(
-                part_a, part_b, total, input_precision="tf32", max_num_imprecise_acc=IMPRECISE, out_dtype=kind
-            )
+                part_a, part_b, total, input_precision=PRECISION, max_num_imprecise_acc=IMPRECISE,
+                out_dtype=kind,
+            )  # fmt: skip
         rm, rn = span(row, BLOCK_M, WIDE), span(column, BLOCK_N, WIDE)
         finish(
             total, rm, rn, tl.zeros((), dtype=tl.int64), c, d, bias, scale_a, scale_b, scale_d, M, N,

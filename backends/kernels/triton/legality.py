@@ -1,48 +1,56 @@
-"""What the Triton kernels can run: every rule once, each answering with its words or None.
+"""The legality rules of the Triton kernels, each written once. A rule returns its violation as a sentence, or
+None.
 
-Shared memory is Triton's to lay out: the rule here is what a pipeline cannot do without, and what the
-compiler took is held against the device's limit when the kernel is loaded.
+Triton lays out shared memory itself: the rule here is the least that a pipeline needs; what the compiler
+allocated is compared with the device's limit when the kernel is loaded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from backends.archs import GpuArch
 from backends.environment import Environment
 from backends.kernels.legality import arch_of, capability
-from backends.kernels.triton.configuration import TritonConfig
+from backends.kernels.triton.configuration import INSTRUCTION, TritonConfig
 from backends.problem import GemmProblem
 from backends.solution import Parameter, Solution
 
-#: Compute capabilities (times ten): the first with the instructions for 16-bit floats, TF32 and int8; for
-#: 8-bit floats; and with the tensor memory accelerator.
+#: The first compute capabilities (times ten) with instructions for 16-bit floats, TF32 and int8; for 8-bit
+#: floats; and with the tensor memory accelerator.
 OLDEST, OLDEST_FP8, OLDEST_TMA = 80, 89, 90
-#: Indices of tiles are 32 bits wide, and a persistent program steps beyond the last.
+#: Prefixes of AMD's architectures with matrix instructions for 16-bit floats and int8; for OCP's 8-bit floats
+#: (others would emulate them); for single precision; for TF32 (xf32).
+_GFX, _GFX_FP8 = ("gfx90a", "gfx942", "gfx950", "gfx11", "gfx12"), ("gfx950", "gfx12")
+_GFX_FP32, _GFX_TF32 = ("gfx90a", "gfx942", "gfx950"), ("gfx942",)
+#: Tile indices are 32 bits wide, and a persistent program's index goes beyond the last tile.
 MOST_TILES = 2**30
 #: Sizes are rounded up to tiles in 32 bits.
 MOST_SIZE = 2**30
-#: Sums a thread may hold of its 255 registers. A multiprocessor's registers: where they leave a thread fewer,
-#: half of those hold sums.
+#: Parameters that solutions for AMD's GPUs may have beside their family's; without one the compiler chooses.
+AMD_CHOICES: Mapping[str, tuple[Parameter, ...]] = {INSTRUCTION: (16, 32)}
+#: The most sums per thread, of its 255 registers. If a multiprocessor's registers leave a thread fewer, at
+#: most half of them hold sums.
 MOST_SUMS = 128
-#: Steps of the tensor cores' instructions along k: 16 of 16-bit floats, 32 of 8-bit numbers.
+#: The tensor cores' step along k: 16 for 16-bit floats, 32 for 8-bit numbers.
 _LEAST_K = {1: 32, 2: 16, 4: 16}
 
 _FLOATS = ("fp32", "fp16", "bf16")
 _FP8 = ("fp8_e4m3", "fp8_e5m2")
-#: Input type -> (compute type, types of D and C).
-_TYPES: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "bf16": ("fp32", ("bf16", "fp32")),
-    "fp16": ("fp32", ("fp16", "fp32")),
-    "fp32": ("tf32", ("fp32",)),
-    "int8": ("int32", ("int32", *_FLOATS)),
-    **dict.fromkeys(_FP8, ("fp32", (*_FLOATS, *_FP8))),
+#: Input type -> (compute types, types of D and C).
+_TYPES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "bf16": (("fp32",), ("bf16", "fp32")),
+    "fp16": (("fp32",), ("fp16", "fp32")),
+    "fp32": (("tf32", "fp32"), ("fp32",)),
+    "int8": (("int32",), ("int32", *_FLOATS)),
+    **dict.fromkeys(_FP8, (("fp32",), (*_FLOATS, *_FP8))),
 }
 
 
 def unsupported(p: GemmProblem) -> str | None:
-    """The types, compute type or scaling that the kernels have not."""
+    """Why the kernels do not support the problem's types, compute type or scaling, or None."""
     kinds = _TYPES.get(p.dtype_a)
-    if kinds is None or p.compute != kinds[0] or (p.dtype_b not in _FP8 and p.dtype_b != p.dtype_a):
+    if kinds is None or p.compute not in kinds[0] or (p.dtype_b not in _FP8 and p.dtype_b != p.dtype_a):
         return f"no Triton kernel multiplies {p.dtype_a} x {p.dtype_b} in {p.compute}"
     if p.dtype_d not in kinds[1] or p.dtype_c not in kinds[1]:
         return f"no Triton kernel for {p.dtype_a} has a C of {p.dtype_c} or a D of {p.dtype_d}"
@@ -62,19 +70,37 @@ def unsupported(p: GemmProblem) -> str | None:
 
 
 def unsupported_arch(p: GemmProblem, environment: Environment) -> str | None:
-    """The device's architecture, for the problem's types."""
+    """Why the device's architecture does not support the problem's types, or None."""
+    if environment.vendor == "hip":
+        return _unsupported_gfx(p, environment.arch)
     here = capability(environment)
     if environment.vendor != "cuda" or here < OLDEST:
         return f"the Triton kernels are compiled for sm_{OLDEST} and later, not {environment.arch}"
     if p.dtype_a in _FP8 and here < OLDEST_FP8:
         return f"8-bit floats are multiplied from sm_{OLDEST_FP8} on, not by {environment.arch}"
+    if p.compute == "fp32" and p.dtype_a == "fp32":
+        return f"no Triton kernel multiplies fp32 x fp32 in fp32 on {environment.arch}"
+    return None
+
+
+def _unsupported_gfx(p: GemmProblem, arch: str) -> str | None:
+    if not arch.startswith(_GFX):
+        return f"the Triton kernels are compiled for {', '.join(_GFX)}, not {arch}"
+    if p.dtype_a in _FP8 and not arch.startswith(_GFX_FP8):
+        return f"OCP's 8-bit floats are multiplied by {' and '.join(_GFX_FP8)}, not by {arch}"
+    if p.dtype_a in _FP8 and p.dtype_b != p.dtype_a and arch.startswith("gfx12"):
+        return f"Triton does not multiply {p.dtype_a} x {p.dtype_b} for {arch}: A and B have one type"
+    if p.compute == "tf32" and not arch.startswith(_GFX_TF32):
+        return f"TF32 is multiplied by {' and '.join(_GFX_TF32)}, not by {arch}"
+    if p.dtype_a == "fp32" and not arch.startswith(_GFX_FP32):
+        return f"matrix instructions for fp32 are {', '.join(_GFX_FP32)}'s, not {arch}'s"
     return None
 
 
 def malformed(
     solution: Solution, name: str, version: int, choices: Mapping[str, Sequence[Parameter]]
 ) -> str | None:
-    """What is wrong with the parameters themselves: imported ones may be anything."""
+    """What is wrong with the parameters themselves, or None; imported ones may be anything."""
     given = solution.parameters
     if solution.family != name:
         return f"a solution of {solution.family} is none of {name}"
@@ -91,16 +117,20 @@ def malformed(
 
 
 def broken(one: TritonConfig, environment: Environment) -> str | None:
-    """The rule that well-formed parameters break on an architecture."""
+    """The rule that well-formed parameters break on an architecture, or None."""
     arch, size = arch_of(environment), one.product.element_bytes
     sums = one.block_m * one.block_n // (arch.warp * one.warps)
     most = min(MOST_SUMS, arch.unit_registers // (arch.warp * one.warps) // 2)
+    if arch.vendor == "hip":
+        most = min(most, arch.thread_registers // 4)
     if sums > most:
         return f"a thread of {one.warps} warps holds {sums} sums; {most} leave registers for the rest"
-    if one.block_m * one.block_n < 32 * one.warps:
+    if one.block_m * one.block_n < arch.warp * one.warps:
         return f"a tile of {one.block_m} x {one.block_n} is less than a sum a thread of {one.warps} warps"
     if one.block_k < _LEAST_K[size]:
         return f"block_k {one.block_k} is less than the tensor cores' step, {_LEAST_K[size]}"
+    if arch.vendor == "hip" and (rule := _broken_gfx(one, arch)) is not None:
+        return rule
     if one.tma and capability(environment) < OLDEST_TMA:
         return f"the tensor memory accelerator came with sm_{OLDEST_TMA}; this is {environment.arch}"
     if one.tma and one.product.batch > 1:
@@ -116,4 +146,21 @@ def broken(one: TritonConfig, environment: Environment) -> str | None:
     programs = max(one.tiles, one.reduce_grid[0] if one.slices > 1 else 0)
     if programs > MOST_TILES:
         return f"{programs} programs; {MOST_TILES} at most"
+    return None
+
+
+def _broken_gfx(one: TritonConfig, arch: GpuArch) -> str | None:
+    """Rules of AMD's GPUs. A kernel that spills a thousand registers takes the compiler minutes."""
+    threads = arch.warp * one.warps
+    if threads > arch.block_threads:
+        return f"{one.warps} warps are {threads} threads; a block of {arch.name} has {arch.block_threads}"
+    registers, most = one.registers(arch), min(arch.thread_registers, arch.unit_registers // threads)
+    if registers > most:
+        return f"a thread takes {registers} registers or so; of {threads} on {arch.name} each has {most}"
+    if one.instruction is None:
+        return None
+    if arch.warp == 32 and one.instruction != 16:
+        return f"{arch.name} multiplies 16 rows by 16 columns, not {one.instruction}"
+    if min(one.block_m, one.block_n) < one.instruction:
+        return f"a tile of {one.block_m} x {one.block_n} is less than an instruction of {one.instruction}"
     return None

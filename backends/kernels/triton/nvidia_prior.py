@@ -1,9 +1,9 @@
-"""NVIDIA's nvMatmulHeuristics, where it is installed, as what says which configurations are likely.
+"""NVIDIA's nvMatmulHeuristics, if it is installed, as a model of which configurations are likely.
 
-It is asked about a GPU that it is told of, in a process of its own that sees none. Where it finds the driver
-it makes a context on the first GPU even so, which neither a process that compiles nor one that measures may
-have; large sizes take it minutes; and destroying a handle that was asked crashes. Its answer depends on the
-problem and the GPU's name alone: candidates keep their order.
+It is given the GPU's name and runs in a separate process that sees no GPU. Where it finds the driver it
+creates a context on the first GPU even so, which neither a process that compiles nor one that measures may
+have; large sizes take it minutes; and destroying a handle that has been queried crashes. Its answer depends
+only on the problem and the GPU's name, so candidates keep their order.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from backends.kernels.triton.oriented_gemm import TritonOrientedGemm
 from backends.problem import GemmProblem
 from backends.solution import Parameter
 
-#: The module and its distribution, and the line of versions whose interface and precisions are known here.
+#: The module, its distribution, and the line of versions whose interface and precisions this module knows.
 MODULE, DISTRIBUTION, LINE = "nvMatmulHeuristics", "nvidia-matmul-heuristics", "0.1."
-#: A GPU as its driver calls it -> as the library does (NvMatmulHeuristicsNvidiaGpu). Whole ones: an instance
-#: of a partitioned GPU has another name.
+#: The driver's name of a GPU -> the library's (NvMatmulHeuristicsNvidiaGpu). Whole GPUs only: an instance of
+#: a partitioned GPU has another name.
 _GPUS: Mapping[str, str] = {
     "NVIDIA A100-SXM4-80GB": "A100_SXM_80GB", "NVIDIA A100 80GB PCIe": "A100_PCIE_80GB",
     "NVIDIA A30": "A30_PCIE", "NVIDIA A10": "A10_PCIE", "NVIDIA A40": "A40_PCIE",
@@ -45,28 +45,28 @@ _LETTERS: Mapping[str, str] = {
     "fp16": "H", "bf16": "T", "fp32": "S", "tf32": "F", "int8": "B", "int32": "I", "fp8_e4m3": "Q",
     "fp8_e5m2": "R",
 }  # fmt: skip
-#: Precisions that the library's header lists: A and B, compute type, C and D; or A, B, C, compute type, D. It
-#: answers to any other text, too, and what it says then is of no type.
+#: The precisions that the library's header lists: A and B, compute type, C and D; or A, B, C, compute type,
+#: D. It also answers to any other text, but that answer is for no type.
 _PRECISIONS = frozenset({
     "HSH", "HSS", "TST", "TSS", "SFS", "BII", "QQTST", "QQTSQ", "QQHSH", "QQHSQ", "QQSSS",
     "QRTST", "QRTSQ", "QRTSR", "QRHSH", "QRHSQ", "QRHSR", "QRSSS",
     "RQTST", "RQTSQ", "RQTSR", "RQHSH", "RQHSQ", "RQHSR", "RQSSS",
 })  # fmt: skip
-#: The time it takes grows with the product's sides: up to this one it is some 40 ms at most.
+#: The library's time grows with the sides of the problem: up to this one it is about 40 ms at most.
 _MOST_SIZE = 2**18
-#: More than it has given of any product.
+#: More configurations than it has returned for any problem.
 _MOST = 32
 _TIMEOUT_SECONDS = 30.0
-#: Rows of tiles that are walked together at most.
+#: The most rows of tiles in a band of the tile order.
 _MOST_ROWS = 32
 _PROGRAM = Path(__file__).with_name("nvidia_worker.py")
 
 
 @dataclass(frozen=True)
 class Proposals:
-    """Configurations, the likeliest first: the parameters of a tile, and `split_k`. Nothing of them is
-    checked against the kernels' rules; `dropped` of them are in no terms of theirs. `note` says to people who
-    orders candidates, or why the library does not; "" where it is not installed."""
+    """Configurations, likeliest first: the parameters of a tile, and `split_k`. They are not checked against
+    the kernels' rules; `dropped` counts those that the kernels' parameters cannot express. `note` tells the
+    user which model orders the candidates, or why the library does not; "" if it is not installed."""
 
     values: tuple[Mapping[str, Parameter], ...] = ()
     dropped: int = 0
@@ -75,7 +75,7 @@ class Proposals:
 
 @dataclass(frozen=True)
 class Question:
-    """A product in the library's terms: D of m x n."""
+    """A GEMM in the library's terms: D of m x n."""
 
     m: int
     n: int
@@ -87,7 +87,7 @@ class Question:
 
 @lru_cache(maxsize=1)
 def build() -> str | None:
-    """The library's version, None where it is not installed. Does not import it."""
+    """The library's version, or None if it is not installed. Does not import it."""
     try:
         return metadata.version(DISTRIBUTION) if importlib.util.find_spec(MODULE) is not None else None
     except (ImportError, ValueError, metadata.PackageNotFoundError):
@@ -95,9 +95,9 @@ def build() -> str | None:
 
 
 def proposals(problem: GemmProblem, environment: Environment) -> Proposals:
-    """What the library proposes for a problem that the kernels support."""
+    """What the library proposes for a problem that the kernels support; nothing for other vendors' GPUs."""
     version = build()
-    if version is None:
+    if version is None or environment.vendor != "cuda":
         return Proposals()
     name = f"nvMatmulHeuristics {version}"
     ours = "our own model orders Triton's candidates"
@@ -108,7 +108,7 @@ def proposals(problem: GemmProblem, environment: Environment) -> Proposals:
     answers = _answers(_GPUS[environment.product], tuple(question(one) for one in readings))
     if isinstance(answers, str):
         return Proposals(note=f"{name} failed ({answers}): {ours}")
-    # Neither reading of the product is the library's first: they take turns.
+    # The library does not rank the two orientations of the problem against each other: they alternate.
     turns = chain.from_iterable(zip_longest(*answers))
     found = [(number % 2 == 1, one) for number, one in enumerate(turns) if one is not None]
     if not found:
@@ -136,14 +136,14 @@ def _unknown(version: str, readings: Iterable[TritonOrientedGemm], environment: 
 
 
 def precision(one: TritonOrientedGemm) -> str | None:
-    """A product's types in the library's letters, None where it lists no such precision."""
+    """A GEMM's types in the library's letters, or None if the library does not list that precision."""
     p = one.problem
     types = {"a": p.dtype_a, "b": p.dtype_b}
     a, b = (_LETTERS.get(types[one.own(name)], "?") for name in ("a", "b"))
     compute, d = _LETTERS.get(p.compute, "?"), _LETTERS.get(p.dtype_d, "?")
     c = _LETTERS.get(p.dtype_c, "?")
     if a in "QR":
-        # C is not read where beta is zero; and the library lists none of 8 bits.
+        # C is not read if beta is zero, and the library lists no 8-bit C.
         text = a + b + ("T" if p.beta == "zero" and d in "QR" else c) + compute + d
     else:
         text = a + compute + d if a == b and c == d else "?"
@@ -151,8 +151,9 @@ def precision(one: TritonOrientedGemm) -> str | None:
 
 
 def question(one: TritonOrientedGemm) -> Question:
-    """A reading of a product. The swapped one is the problem as BLAS has it, column-major; the other is of
-    the same memory, row-major, where A and B change places and keep their transposes."""
+    """One orientation of a problem as a question. The swapped one is the problem as BLAS has it,
+    column-major; the other is the same memory, row-major, where A and B change places and keep their
+    transposes."""
     p = one.problem
     a, b = ("N" if trans == "N" else "T" for trans in (p.trans_a, p.trans_b))
     layout = f"{a}{b}_COL_MAJOR" if one.swapped else f"{b}{a}_ROW_MAJOR"
@@ -161,8 +162,8 @@ def question(one: TritonOrientedGemm) -> Question:
 
 @lru_cache(maxsize=1024)
 def _answers(gpu: str, questions: tuple[Question, ...]) -> tuple[list[dict[str, Any]], ...] | str:
-    """The configurations of each question, or what went wrong: that is kept too, so that a library that fails
-    is waited for once a problem."""
+    """The configurations of each question, or an error message. Errors are cached too, so that a library that
+    fails is waited for once for each problem."""
     request = {"gpu": gpu, "questions": [asdict(one) for one in questions], "most": _MOST}
     path = os.pathsep.join(dict.fromkeys(entry for entry in sys.path if entry))
     try:
@@ -190,8 +191,8 @@ def _answers(gpu: str, questions: tuple[Question, ...]) -> tuple[list[dict[str, 
 
 
 def _values(swap: bool, found: Mapping[str, Any], environment: Environment) -> dict[str, Parameter] | None:
-    """A configuration in the kernels' terms; None where warps share k or do not make up the tile, which is
-    not Triton's to choose, and where blocks form clusters, which the kernels have not."""
+    """A configuration in the kernels' parameters. None if warps share k or do not cover the tile, which
+    Triton does not let us choose, or if blocks form clusters, which the kernels do not have."""
     (bm, bn, bk), (wm, wn, wk) = found["block"], found["warp"]
     if wk != bk or found["cluster"] != [1, 1] or not wm or not wn or bm % wm or bn % wn:
         return None
@@ -203,8 +204,8 @@ def _values(swap: bool, found: Mapping[str, Any], environment: Environment) -> d
 
 
 def _group(found: Mapping[str, Any], environment: Environment) -> int:
-    """Rows of tiles that are walked together. Where the library walks columns together, as many rows as are
-    on the device at once of so many columns: the same tiles share L2."""
+    """Rows of tiles in a band of the tile order. If the library's bands are of columns: as many rows as run
+    on the device at once with that many columns, so that the same tiles share L2."""
     swizzle = int(found["swizzle"])
     if found["order"] == 0:
         return swizzle

@@ -1,5 +1,5 @@
-"""The process that asks NVIDIA's nvMatmulHeuristics, once: a request as JSON on standard input, an answer of
-JSON on standard output. nvidia_prior.py says why it is a process.
+"""The process that queries NVIDIA's nvMatmulHeuristics once: a JSON request on standard input, a JSON answer
+on standard output. nvidia_prior.py explains why it is a process.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 
 def asked(gpu: str, questions: Sequence[Mapping[str, Any]], most: int) -> list[list[dict[str, Any]]]:
-    """The configurations of each question, in the library's order; whatever it raises passes through."""
+    """The configurations of each question, in the library's order. Exceptions of the library pass through."""
     import nvMatmulHeuristics as library  # noqa: N813, PLC0415  (optional)
 
-    # The class that never destroys its handle: destroying one that was asked crashes (0.1.0.27).
+    # The class that never destroys its handle: destroying a handle that has been queried crashes (0.1.0.27).
     heuristics = library.NvMatmulHeuristicsInterfaceEx(
         library.NvMatmulHeuristicsTarget.TRITON,
         flags=library.NvMatmulHeuristicsFlags.PERF_MODEL_BASED_AUTO_TUNING,
@@ -47,7 +47,7 @@ def _plain(kernel: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """One request. What the library prints goes to standard error, never into the answer."""
+    """Serves one request. The library's own output goes to standard error, never into the answer."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     request = json.load(sys.stdin)

@@ -1,8 +1,8 @@
-"""A problem in the kernels' own terms: D[M,N] = A[M,K] B[K,N], each operand contiguous along one dimension.
+"""A problem in the kernels' orientation: D[M,N] = A[M,K] B[K,N], each operand contiguous along one dimension.
 
-A column-major D is read as its transpose, row-major: the kernel's A is op(B)^T and its B op(A)^T. `swapped`
-is the other reading, whose M is the problem's: a problem with few columns then fills the side of the
-tensor-core instruction that can be narrow.
+A column-major D is read as its transpose, row-major: the kernel's A is op(B)^T and its B is op(A)^T.
+`swapped` is the other orientation, whose M is the problem's: a problem with few columns then has them on the
+side of the tensor-core instruction that can be narrow.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ TRITON_TYPES: Mapping[str, str] = {
 POINTERS = ("a", "b", "c", "d", "bias", "scale_a", "scale_b", "scale_d")
 _LEADING = ("lda", "ldb", "ldc", "ldd")
 _STRIDES = ("stride_a", "stride_b", "stride_c", "stride_d")
-#: Triton makes use of no larger multiple: 16 bytes is the widest load.
+#: Triton makes no use of larger divisors: 16 bytes is the widest load.
 WIDEST = 16
-#: No tile or step reaches further beyond a matrix.
+#: Bound on how far a tile or step reaches beyond a matrix.
 _REACH = 1024
 
 Pointer = TypeVar("Pointer")
@@ -39,8 +39,8 @@ def divides(value: int) -> int:
 
 @dataclass(frozen=True)
 class TritonOrientedGemm:
-    """A problem, or (swapped) its transpose. Everything below is in the kernels' terms, where an operand's
-    name says whose it is: "a" of an unswapped product is the problem's b."""
+    """A problem in one of its orientations. The names below are those of the kernels: "a" of an unswapped one
+    is the problem's b."""
 
     problem: GemmProblem
     swapped: bool = False
@@ -62,11 +62,11 @@ class TritonOrientedGemm:
 
     @property
     def batch(self) -> int:
-        """Products of the batch."""
+        """GEMMs in the batch."""
         return self.problem.batch
 
     def own(self, name: str) -> str:
-        """The problem's name of an operand of the kernel's; its own inverse."""
+        """The problem's name of a kernel's operand; its own inverse."""
         if self.swapped:
             return name
         return {"a": "b", "b": "a", "scale_a": "scale_b", "scale_b": "scale_a"}.get(name, name)
@@ -93,7 +93,7 @@ class TritonOrientedGemm:
 
     @property
     def out_integer(self) -> bool:
-        """Whether D is, and with it the whole epilogue."""
+        """Whether D, and with it the whole epilogue, is of integers."""
         return self.problem.dtype_d == "int32"
 
     @property
@@ -108,7 +108,7 @@ class TritonOrientedGemm:
 
     @property
     def wide(self) -> bool:
-        """Whether an offset within a matrix, what a tile reaches beyond it included, passes 32 bits."""
+        """Whether an offset within a matrix, including what a tile reaches beyond it, exceeds 32 bits."""
         p = self.problem
         if (p.m + _REACH) * (p.n + _REACH) >= 2**31:  # sums of slices
             return True
@@ -117,8 +117,8 @@ class TritonOrientedGemm:
 
     @property
     def describable(self) -> bool:
-        """Whether tensor maps can describe A and B: every line starts at a multiple of 16 bytes, strides
-        below 2^40 bytes (CUDA driver API, cuTensorMapEncodeTiled)."""
+        """Whether tensor maps can describe A and B: every line starts at a multiple of 16 bytes, and strides
+        are below 2^40 bytes (CUDA driver API, cuTensorMapEncodeTiled)."""
         p = self.problem
         lines = [layouts(p)[name].ld * layouts(p)[name].dtype.bytes for name in ("a", "b")]
         return p.alignment >= WIDEST and all(size % WIDEST == 0 and size < 2**40 for size in lines)
@@ -131,7 +131,7 @@ class TritonOrientedGemm:
     # ---- what a kernel is compiled for -----------------------------------------------------------
 
     def pointer_type(self, name: str) -> str:
-        """Triton's type of an operand's address; D's where the problem has no such operand."""
+        """Triton's type of an operand's address; that of D if the problem has no such operand."""
         if name == "partial":
             return "*i32" if self.integer else "*fp32"
         p, layout = self.problem, self._layout(name)
@@ -147,8 +147,8 @@ class TritonOrientedGemm:
         return "i64" if name in _STRIDES or (name in _LEADING and self.wide) else "i32"
 
     def divisibility(self, name: str) -> int:
-        """What a parameter is a multiple of: bytes of an address, else the number itself. 1 where nothing is
-        known, or where it is of no use."""
+        """The known divisor of a parameter: of an address in bytes, or of the number itself. 1 if nothing is
+        known, or if it is of no use."""
         if name == "partial":
             return WIDEST
         if name in POINTERS:
@@ -159,6 +159,17 @@ class TritonOrientedGemm:
         if name in ("M", "N", "K", *_LEADING, *_STRIDES):
             return divides(self.numbers[name])
         return 1
+
+    def along_k(self, name: str) -> bool:
+        """Whether A or B is contiguous along k."""
+        return self.a_along_k if name == "a" else self.b_along_k
+
+    def load_bytes(self, name: str) -> int:
+        """Bytes of A or B that one load of a thread reads: 16, or fewer if lines start or end at addresses
+        that are not multiples of 16."""
+        length = self.k if self.along_k(name) else self.m if name == "a" else self.n
+        elements = min(divides(self.numbers[f"ld{name}"]), divides(length))
+        return min(WIDEST, self.divisibility(name), elements * self.element_bytes)
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -172,7 +183,7 @@ class TritonOrientedGemm:
 
     @property
     def epilogue(self) -> dict[str, Constant]:
-        """Constants of the epilogue."""
+        """The compile-time constants of the epilogue."""
         p = self.problem
         bias = "none"
         if p.bias is not None:
@@ -195,7 +206,7 @@ class TritonOrientedGemm:
         self, pointers: Mapping[str, Pointer], scalars: tuple[float, float]
     ) -> dict[str, Pointer | int | float]:
         """Values of the parameters that every kernel has. `pointers` are the problem's operands, by its
-        names; scalars are (alpha, beta). Raises ValueError for a fractional scalar of an integer product."""
+        names; scalars are (alpha, beta). Raises ValueError for a fractional scalar of an integer GEMM."""
         found: dict[str, Pointer | int | float] = {name: pointers[self.own(name)] for name in POINTERS}
         found |= self.numbers
         for name, value in zip(("alpha", "beta"), scalars, strict=True):

@@ -47,14 +47,14 @@ _LINE = re.compile(
     r"shape is (?:B:([0-9]+), )?M:([0-9]+), N:([0-9]+), K:([0-9]+)([^0-9].*?)?"
     r",? ?not found tuned(/padded)? config in (.+)"
 )
-#: Where it looked: a path up to its suffix, else the operator's own name of its tables.
+#: The table that it looked into: a path up to its suffix, else the operator's own name of its tables.
 _WHERE = re.compile(r"(.+?\.csv|CKGEMM or asmGEMM|CKGEMM|ASMGEMM)(?=[,;! ]|$)")
 _BF16 = re.compile(
     r" dtype='?([A-Za-z0-9_.]+)'? otype='?([A-Za-z0-9_.]+)'? bias=([A-Za-z]+), scaleAB=([A-Za-z]+)"
     r"(?:, bpreshuffle=([A-Za-z]+))? ?"
 )
 _QUANTIZED = re.compile(r", q_dtype_w:([A-Za-z0-9_.]+)")
-#: Texts whose problem is remembered, and their length.
+#: Texts whose problem is cached, and the longest text that is.
 _REMEMBERED, _LONGEST = 4096, 1024
 
 
@@ -72,16 +72,16 @@ class AiterLog:
     )
 
     def detect(self, head: bytes) -> bool:
-        """Whether a line is AITER's: any of its log, for a miss may come late."""
+        """Whether a line is AITER's: any line of its log, because a miss may come late."""
         return _SEEN.search(head) is not None
 
     def read(self, lines: Iterable[bytes]) -> Iterator[Entry | Rejected]:
-        """As read_told(), told nothing."""
+        """Like read_told(), with the default options."""
         return self.read_told(lines, DEFAULTS)
 
     def read_told(self, lines: Iterable[bytes], options: ReadOptions) -> Iterator[Entry | Rejected]:
-        """Every miss's problem, without a key: its problem says all of it. Other lines have none. Takes the
-        8-bit float of lines that do not say it from options.dtype."""
+        """Yields every miss's problem, without a key, since the problem records all of it. Skips other lines.
+        options.dtype is the 8-bit float of lines that do not name it."""
         told = Told(dtype=options.dtype)
         known: dict[str, GemmProblem] = {}
         for decoded in decode_lines(lines):
@@ -149,7 +149,7 @@ def _bf16(sizes: tuple[int, int, int], found: re.Match[str], told: Told) -> Gemm
 
 
 def _family(said: str, table: str, in_batches: bool) -> str:
-    """The operator by the table that it looked into. Raises BadLineError."""
+    """The operator's family, from the table that it looked into. Raises BadLineError."""
     if table == "ASMGEMM":
         return SHUFFLED
     if table == "CKGEMM or asmGEMM":

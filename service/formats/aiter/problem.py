@@ -1,18 +1,18 @@
-"""What AITER's tables and its log say of a problem: families, types, and the call itself.
+"""Problems as AITER's tables and its log describe them: families, types, and the call itself.
 
-A family is an operator with a table of its own. All are F.linear: x[M,K] of activations times the transpose
-of w[N,K], row-major and packed; the output is bf16 where no column says otherwise, which is what AITER's
-tuners measure and what its operators default to.
+A family is an operator with a table of its own. All compute F.linear: activations x[M,K] times the transpose
+of w[N,K], row-major and packed. The output is bf16 if no column says otherwise: AITER's tuners measure it,
+and its operators default to it.
 
-    bf16             x and w of `dtype`, output `outdtype`; a bias is of the output's type, as AITER's tuner
-                     has it and as hipBLASLt takes one of which nothing is said
-    a8w8             x and w of `q_dtype_w` (int8 before 2026), a scale a row of x and of w, in fp32
-    a8w8_blockscale  8-bit floats, x with a scale a 1 x 128 block and w a 128 x 128 block, in fp32
+    bf16             x and w of `dtype`, output `outdtype`; a bias has the output's type, as in AITER's tuner
+                     and as hipBLASLt assumes if no type is given
+    a8w8             x and w of `q_dtype_w` (int8 before 2026), an fp32 scale per row of x and of w
+    a8w8_blockscale  8-bit floats, an fp32 scale per 1 x 128 block of x and per 128 x 128 block of w
     bf16_batched     x[B,M,K] and w[B,N,K] in bf16
 
-Not expressible here, and so rejected, row by row: weights that are shuffled in memory (bpreshuffle: another
-layout of B, not another way to read a plain one), 4-bit floats (a4w4), a8w8 in batches (its scales are a row
-of each batch) and its mxscale form, and scaleAB (a scale a tensor or a row, of x or w or both: the column
+Not expressible here, and so rejected row by row: weights that are shuffled in memory (bpreshuffle: another
+layout of B, not another way to read a plain one), 4-bit floats (a4w4), batched a8w8 (it has scales per row of
+each batch) and its mxscale form, and scaleAB (scales per tensor or per row, of x or w or both: the column
 does not say which).
 
 Source: ROCm/aiter, aiter/tuned_gemm.py, aiter/ops/gemm_op_a8w8.py, aiter/ops/batched_gemm_op_*.py,
@@ -37,7 +37,7 @@ _NO_PROBLEM: Mapping[str, str] = {
     A8W8_BATCHED: "a8w8 in batches: it scales every batch apart, which no problem here does",
     MXSCALE: "mxscale: its scales and its layout are none that a problem here has",
 }
-#: Words of a table's name -> family; the first whose words all occur. None: no GEMM.
+#: Words of a table's name -> family; the first entry whose words all occur decides. None: not a GEMM.
 _NAMED: tuple[tuple[tuple[str, ...], str | None], ...] = (
     (("moe",), None),
     (("a4w4",), A4W4),
@@ -50,8 +50,8 @@ _NAMED: tuple[tuple[tuple[str, ...], str | None], ...] = (
     (("a8w8",), A8W8),
     (("bf16",), BF16),
 )
-#: Starts of a kernel's name -> family. CK Tile's kernels for block scales have one name for both layouts of
-#: the weight, so they tell nothing.
+#: Prefixes of a kernel's name -> family. CK Tile's kernels for block scales have the same name for both
+#: layouts of the weight, so their name does not decide (None).
 _KERNELS: tuple[tuple[str, str | None], ...] = (
     ("a8w8_rowwise_", A8W8),
     ("a8w8_blockscale_cktile_", None),
@@ -62,14 +62,14 @@ _KERNELS: tuple[tuple[str, str | None], ...] = (
 )
 
 _FNUZ, _OCP = "fp8_e4m3_fnuz", "fp8_e4m3"
-#: The 8-bit float of an arch, as AITER's dtypes.fp8 is.
+#: Arch -> its 8-bit float, which is AITER's dtypes.fp8.
 _FP8: Mapping[str, str] = {
     "gfx942": _FNUZ,
     **dict.fromkeys(
         ("gfx950", "gfx1100", "gfx1101", "gfx1102", "gfx1151", "gfx1200", "gfx1201", "gfx1250"), _OCP
     ),
 }
-#: What AITER takes a table without `gfx` to be of: compute units -> arch.
+#: Compute units -> the arch that AITER assumes for a table without `gfx`.
 _ARCH: Mapping[int, str] = {80: "gfx942", 304: "gfx942", 256: "gfx950"}
 #: Types as torch and AITER spell them; dtypes.fp8 depends on the arch.
 _TYPES: Mapping[str, str] = {
@@ -94,14 +94,14 @@ _FLAGS: Mapping[str, bool] = {
 
 
 def named_family(name: str) -> str | None:
-    """The family of the table at a path, by its file name; None where that does not tell."""
+    """The family of the table at a path, from its file name; None if the name does not say it."""
     text = name.replace("\\", "/").rpartition("/")[2].lower()
     return next((family for words, family in _NAMED if all(word in text for word in words)), None)
 
 
 def family_of(kernel: str, named: str | None) -> str:
-    """The family of a row whose columns several families share: by its kernel's name and by its file's.
-    Raises BadLineError where neither tells, or they contradict each other."""
+    """The family of a row whose columns several families share, from its kernel's name and its file's. Raises
+    BadLineError if neither says it or they contradict each other."""
     lower = kernel.lower()
     said = next((family for start, family in _KERNELS if lower.startswith(start)), None)
     if "f4gemm" in lower or named == A4W4:
@@ -119,7 +119,7 @@ def family_of(kernel: str, named: str | None) -> str:
 
 
 def check_expressible(family: str) -> None:
-    """Raises BadLineError for a family whose calls are no problems here."""
+    """Raises BadLineError for a family whose calls no problem here can express."""
     if family in _NO_PROBLEM:
         raise BadLineError(_NO_PROBLEM[family])
 
@@ -134,8 +134,8 @@ def flag(text: str, name: str) -> bool:
 
 @dataclass(frozen=True)
 class Told:
-    """What is known of the device that a row is of: its arch ("") and compute units (0) where the row says
-    them, and the type that the reader was told (None)."""
+    """What is known about the device of a row: its arch ("": not given), its compute units (0: not given),
+    and the 8-bit float of the read options (None: not given)."""
 
     gfx: str = ""
     units: int = 0
@@ -143,7 +143,7 @@ class Told:
 
     @property
     def fp8(self) -> str:
-        """The 8-bit float. Raises BadLineError where nothing says which of the two it is."""
+        """The device's 8-bit float. Raises BadLineError if nothing says which of the two it is."""
         found = _FP8.get(self.gfx or _ARCH.get(self.units, ""))
         if found is None and self.dtype is not None:
             name = dtype(self.dtype).name
@@ -156,7 +156,7 @@ class Told:
         return found
 
     def type(self, text: str, name: str) -> str:
-        """The storage of a torch type. Raises BadLineError."""
+        """The storage type of a torch type. Raises BadLineError."""
         if text == "dtypes.fp8":
             return self.fp8
         found = _TYPES.get(text)

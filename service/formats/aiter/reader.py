@@ -17,7 +17,7 @@ families:
 Of a tuned row:
 
 - libtype hipblaslt and rocblas name a solution by the library's own index; of which build is not said;
-- torch is F.linear, the framework's own call: the stack's default. Any other (asm, triton, flydsl, opus,
+- torch is F.linear, the framework's own call and its default. Any other (asm, triton, flydsl, opus,
   skinny, ck, cktile) is a kernel of AITER's, of family aiter-<libtype>, kept as the row names it;
 - us is microseconds a call; -1 and inf are the tuner's marks of a kernel that failed;
 - AITER drops a row that stands twice and loads no file with two different rows of one key. (Merging files it
@@ -86,12 +86,12 @@ class AiterUntuned:
         return kind_of(head) == "untuned"
 
     def read(self, lines: Iterable[bytes]) -> Iterator[Entry | Rejected]:
-        """As read_told(), told nothing."""
+        """Like read_told(), with the default options."""
         return self.read_told(lines, DEFAULTS)
 
     def read_told(self, lines: Iterable[bytes], options: ReadOptions) -> Iterator[Entry | Rejected]:
-        """Every row's problem, without a key: its problem says all of it. options.file_name says the
-        operator and options.dtype the 8-bit float where columns do not."""
+        """Yields every row's problem, without a key, since the problem records all of it. options.file_name
+        says the operator and options.dtype the 8-bit float if the columns do not."""
         return _Rows(tuned=False, options=options).read(lines)
 
 
@@ -120,22 +120,22 @@ class Aiter:
         return kind_of(head) == "tuned"
 
     def read(self, lines: Iterable[bytes]) -> Iterator[Entry | Rejected]:
-        """As read_told(), told nothing."""
+        """Like read_told(), with the default options."""
         return self.read_told(lines, DEFAULTS)
 
     def read_told(self, lines: Iterable[bytes], options: ReadOptions) -> Iterator[Entry | Rejected]:
-        """Every row's claim; its key is what AITER looks it up by. options.file_name says the operator and
-        options.dtype the 8-bit float where columns do not."""
+        """Yields every row's claim, with the key by which AITER looks it up. options.file_name says the
+        operator and options.dtype the 8-bit float if the columns do not."""
         return _Rows(tuned=True, options=options).read(lines)
 
     def write(self, rows: Iterable[ExportRow], options: ExportOptions, report: ExportReport) -> Iterator[str]:
-        """The bf16 table (see aiter_writer.py). Raises ExportRefused."""
+        """The bf16 table (see writer.py). Raises ExportRefused."""
         sheet, all_rows = Sheet.open(rows, options)
         return sheet.write(all_rows, report)
 
 
 class _Rows:
-    """What the lines so far of a table mean for the next one."""
+    """The state of reading a table: what the earlier lines mean for the next one."""
 
     def __init__(self, tuned: bool, options: ReadOptions) -> None:
         self._tuned = tuned
@@ -244,7 +244,7 @@ def _index(text: str, name: str) -> int | None:
 
 
 def _seconds(text: str) -> float | None:
-    """Seconds of the microseconds in a cell; None where there are none, or 0. Raises BadLineError."""
+    """Seconds of a cell of microseconds; None for an empty cell and for 0. Raises BadLineError."""
     if text in _EMPTY:
         return None
     microseconds = float(text) if _NUMBER.fullmatch(text) else math.nan

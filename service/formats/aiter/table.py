@@ -1,4 +1,4 @@
-"""The columns of AITER's CSV tables, of every era, and the problem that a row's cells ask for.
+"""The columns of AITER's CSV tables of all releases, and the problem of a row's cells.
 
 A table starts with a header; no cell is quoted. Tuned tables have the columns of untuned ones, those of the
 device, and the tuner's result:
@@ -9,13 +9,13 @@ device, and the tuner's result:
     [gfx,]cu_num                                         the device (cu_num from 2025-05, gfx from 2026-04)
     [libtype,]solidx|kernelId[,splitK],us|soltimes[,kernelName][,err_ratio|errRatio][,tflops,bw]
 
-Columns are told by their names, in any order, as pandas does. A nameless column is a spreadsheet's index and
-is ignored; any other unknown one may mean another problem, so a header with one is refused, and so is every
-row below it. A header in the middle starts another table: files get appended to each other.
+Columns are identified by their names, in any order, as in pandas. A nameless column is a spreadsheet's index
+and is ignored; any other unknown column may mean another problem, so a header with one is refused, and so is
+every row below it. A header in the middle starts another table: files get appended to each other.
 
-Before 2025-03 the bf16 columns had no scaleAB, and M was the weight's side in some of these files and the
-activations' in others: they are refused. `soltimes` was in milliseconds first and in microseconds later, so
-no time is read from it.
+Before 2025-03 the bf16 tables had no column scaleAB, and M was the weight's side in some of these files and
+the activations' in others, so they are refused. `soltimes` was in milliseconds first and in microseconds
+later, so no time is read from it.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from service.formats.tunableop.signature import BadLineError, quote
 _DEVICE = ("gfx", "cu_num")
 _SIZES = ("B", "M", "N", "K")
 _CALL = ("bias", "dtype", "outdtype", "scaleAB", "bpreshuffle")
-#: A row with one of these names its kernel.
+#: Columns that name a row's kernel and its library.
 _KERNEL = ("solidx", "kernelId", "libtype")
 _RESULT = (*_KERNEL, "splitK", "us", "soltimes", "kernelName", "err_ratio", "errRatio", "tflops", "bw")
 _KNOWN = frozenset((*_DEVICE, *_SIZES, "q_dtype_w", *_CALL, *_RESULT))
 _GFX = re.compile("gfx[0-9a-f]{3,6}")
 _UNNAMED = re.compile("|Unnamed: [0-9]{1,4}")
-#: What a header has, and no row: far cheaper to look for than to split a line.
+#: A cell that only a header has; searching for it is far cheaper than splitting a line.
 _SIZE_CELL = re.compile("(?:^|,)[ \t]*[Mm][ \t]*(?:,|$)")
-#: Columns that an untuned table alone has, of all that are read here.
+#: Columns that no format read here but AITER's has; an untuned table is recognised by them.
 _OWN = (*_DEVICE, "q_dtype_w", "outdtype", "scaleAB", "bpreshuffle")
-#: Bytes of a header, and calls remembered.
+#: Longest header in bytes, and calls that are cached.
 _LONGEST, _REMEMBERED = 1024, 4096
 #: Columns -> the families whose tables share them.
 _SHARING = {
@@ -58,7 +58,7 @@ def split(text: str) -> list[str]:
 
 
 def header_cells(text: str) -> list[str] | None:
-    """A line's cells, where they are a header's: no row has a cell M, N or K."""
+    """A line's cells if it is a header, else None: no row has a cell M, N or K."""
     if _SIZE_CELL.search(text) is None:
         return None
     cells = split(text)
@@ -70,8 +70,8 @@ def _is_header(cells: list[str]) -> bool:
 
 
 def kind_of(head: bytes) -> str | None:
-    """tuned or untuned: the table that a file's first line with text opens; None where it is no header of
-    AITER's. One that Table.open() refuses is AITER's all the same where only AITER has such columns."""
+    """The kind of table (tuned or untuned) that a file's first non-blank line opens; None if the line is not
+    a header of AITER's. A header that Table.open() refuses counts too if only AITER has such columns."""
     line = head.removeprefix(b"\xef\xbb\xbf").lstrip(b" \t\r\n").partition(b"\n")[0]
     cells = None if len(line) > _LONGEST else header_cells(line.decode("latin-1").rstrip("\r"))
     if cells is None:
@@ -84,9 +84,9 @@ def kind_of(head: bytes) -> str | None:
 
 @dataclass(frozen=True)
 class Call:
-    """What rows have in common that differ in their sizes and their kernels: what they say of the device, the
-    problem of their sizes, and what stands around these in a key. `family` and `kind` (the type of x) tell
-    apart keys of equal text."""
+    """What rows share that differ only in their sizes and kernels: what is known about the device (`told`),
+    the function from sizes to the `problem`, and the text `before` and `after` the sizes in a key. `family`
+    and `kind` (the type of x) distinguish keys of equal text."""
 
     told: Told
     family: str
@@ -98,7 +98,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Table:
-    """A header: where each column is, of how many, and whether its rows hold results."""
+    """A header: the position of each column, their number, and whether its rows hold results."""
 
     at: dict[str, int]
     width: int
@@ -109,7 +109,7 @@ class Table:
 
     @classmethod
     def open(cls, names: list[str]) -> Table:
-        """Of a header's cells. Raises BadLineError."""
+        """The table with these header cells. Raises BadLineError."""
         if "M" not in names:
             raise BadLineError("columns b, m, n, k: a table of the mxscale family, which is not supported")
         at: dict[str, int] = {}
@@ -151,7 +151,7 @@ class Table:
 
     @property
     def plain(self) -> bool:
-        """Whether the file's name or the kernel's has to say which operator a row is of."""
+        """Whether only the file's name or the kernel's says to which operator a row belongs."""
         return not any(name in self.at for name in _CALL)
 
     def cells(self, text: str) -> list[str]:
@@ -164,7 +164,7 @@ class Table:
         return cells
 
     def cell(self, cells: list[str], name: str) -> str:
-        """A cell of a row; "" where the table has no such column."""
+        """A cell of a row; "" if the table has no such column."""
         index = self.at.get(name)
         return "" if index is None else cells[index]
 
@@ -173,8 +173,8 @@ class Table:
         return [whole(cells[index], name) for name, index in self._sizes]
 
     def call(self, cells: list[str], named: str | None, dtype: str | None) -> Call:
-        """What a row asks for, but for its sizes. `named` is the family by the file's name and `dtype` what
-        the reader was told. Raises BadLineError or InvalidProblem."""
+        """A row's call without its sizes. `named` is the family according to the file's name, `dtype` that of
+        the read options. Raises BadLineError or InvalidProblem."""
         others = tuple(cells[index] for index in self._others)
         found = self._calls.get(others)
         if found is None:
@@ -196,7 +196,7 @@ class Table:
         return Told(gfx, units, dtype)
 
     def _shared(self, cells: list[str], named: str | None, told: Told) -> Call:
-        """Of columns that several families share."""
+        """The call of a row whose columns several families share."""
         family = calls.family_of(self.cell(cells, "kernelName"), named)
         columns = "B,M,N,K" if "B" in self.at else "M,N,K"
         if family not in _SHARING[columns]:
@@ -207,7 +207,7 @@ class Table:
         quantized = self.cell(cells, "q_dtype_w")
         if "q_dtype_w" in self.at:
             kind = told.type(quantized, "q_dtype_w")
-        else:  # a8w8 was of int8 alone until the column came
+        else:  # without the column, a8w8 was int8 only
             kind = "int8" if family == A8W8 else told.fp8
         problem = calls.rowwise if family == A8W8 else calls.blockwise
         after = f",{quantized}" if quantized else ""
@@ -228,5 +228,5 @@ class Table:
 
 
 def _device(told: Told) -> str:
-    """The start of a key."""
+    """The start of a key: the columns of the device."""
     return (f"{told.gfx}," if told.gfx else "") + (f"{told.units}," if told.units else "")

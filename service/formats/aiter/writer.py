@@ -1,17 +1,17 @@
-"""Rows into the bf16 table that AITER loads with AITER_CONFIG_GEMM_BF16.
+"""Writes rows into the bf16 table that AITER loads with AITER_CONFIG_GEMM_BF16.
 
-One form serves every AITER from 2025-12 on, whose lookup has bpreshuffle: columns are told by their names,
-and a release before 2026-06 passes `gfx` over. (Until 2025-10 AITER compared each kernelName with the
-library's, so nothing is written for it.) AITER looks up by the first ten columns, which are the problem, the
-arch and the number of compute units; a call whose M has no row takes the row of M rounded up.
+One form serves every AITER from 2025-12 on, whose lookup has bpreshuffle: columns are identified by their
+names, and releases before 2026-06 ignore `gfx`. (Until 2025-10 AITER compared each kernelName with the
+library's, so nothing is written for those releases.) AITER looks a row up by the first ten columns, which are
+the problem, the arch and the number of compute units; a call whose M has no row takes that of M rounded up.
 
-The variable replaces AITER's own tables: name those too, separated by `:`. Where a row of this file has the
-key of one of theirs, AITER keeps the one of the lower time in both files, and stops once to say so.
+The variable replaces AITER's own tables: name those too, separated by `:`. If a row of this file has the key
+of a row in those, AITER keeps the one with the lower time in both files, and stops once to say so.
 
-`tflops` and `bw` (GB/s, each operand once, a bias not counted) are those of gradlib's calculate_perf, from
-the time in `us`. `err_ratio` is left empty, as in tables that AITER ships: it is the share of elements that
-AITER's own check found wrong, of which nothing is known here, and a 0.0 would say that AITER had looked. A
-hipBLASLt solution's name is not known either, and not looked at.
+`tflops` and `bw` (GB/s, each operand counted once, a bias not at all) are those of gradlib's calculate_perf,
+from the time in `us`. `err_ratio`, the share of elements that AITER's own check found wrong, is left empty,
+as in tables that AITER ships: it is not known here, and 0.0 would say that AITER had checked. The name of a
+hipBLASLt solution is left empty too: it is not known here, and AITER does not read it.
 
 Source: ROCm/aiter, aiter/tuned_gemm.py, aiter/jit/core.py, gradlib/gradlib/GemmTuner.py,
 gradlib/csrc/hipbsolgemm.cu, aiter/utility/base_tuner.py.
@@ -50,7 +50,7 @@ EXAMPLE = (
     "gfx942,304,16,8192,8192,False,torch.bfloat16,torch.bfloat16,False,False,"
     "hipblaslt,204196,0,46.1234,,,46.56,2921.34\n"
 )
-#: A name that stands in a cell: no separator, and no start that a spreadsheet would run.
+#: A kernel's name that can stand in a cell: no separator, and no start that a spreadsheet would run.
 KERNEL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.:-]{0,1023}")
 _SAYS = {"HIPBLASLT_VERSION": library("hipblaslt"), "GCN_ARCH_NAME": arch, "CU_COUNT": units}
 #: Kinds of kernels that AITER's bf16 lookup knows (solMap of aiter/tuned_gemm.py).
@@ -72,7 +72,7 @@ class Sheet:
 
     @classmethod
     def open(cls, rows: Iterable[ExportRow], options: ExportOptions) -> tuple[Sheet, Iterable[ExportRow]]:
-        """The sheet that was asked for, and all the rows again. Raises ExportRefused."""
+        """The sheet for the options, and all the rows again. Raises ExportRefused."""
         if options.target is not None:
             raise ExportRefused(
                 f"target {options.target!r}: one table serves every AITER from 2025-12 on; leave the target "
@@ -85,7 +85,7 @@ class Sheet:
         return cls(validators, _WORKSPACE if limit is None else limit), rows
 
     def write(self, rows: Iterable[ExportRow], report: ExportReport) -> Iterator[str]:
-        """The text, piece by piece; the header even where no row is left."""
+        """Yields the text in pieces; the header even if no row is written."""
         keyed = Keyed(report, "AITER has one row a problem, arch and number of compute units")
         for row in rows:
             try:
@@ -103,7 +103,7 @@ class Sheet:
         yield "".join(piece)
 
     def _row(self, row: ExportRow) -> tuple[str, str]:
-        """A row's key, and its line."""
+        """A row's key, and its line. Raises OmittedError."""
         self.validators.check(row.environment)
         check_judgement(row)
         check_problem(row.problem)
@@ -124,7 +124,7 @@ class Sheet:
         return key, f"{key},{kernel},{shown},{name},,{tflops},{bw}\n"
 
     def _hipblaslt(self, row: ExportRow) -> tuple[str, str]:
-        """libtype, solidx and splitK; kernelName."""
+        """The cells libtype, solidx and splitK, and kernelName, of a hipBLASLt solution."""
         solution = row.solution
         check_build(row, "hipblaslt", self.validators.values["HIPBLASLT_VERSION"])
         index = solution.parameters.get("solution_index")
@@ -138,8 +138,8 @@ class Sheet:
 
 
 def check_problem(p: GemmProblem) -> None:
-    """Raises OmittedError for a problem that AITER's bf16 lookup does not ask for, or would take for
-    another: its key holds M, N, K, two types and whether there is a bias."""
+    """Raises OmittedError for a problem that AITER's bf16 lookup never asks for, or would confuse with
+    another: its key holds only M, N, K, two types and whether there is a bias."""
     if p.dtype_a not in ("bf16", "fp16") or p.dtype_b != p.dtype_a or p.compute != "fp32":
         raise OmittedError("not of bf16 or fp16 inputs multiplied in fp32, as AITER's bf16 table is")
     if p.batch != 1 or (p.trans_a, p.trans_b) != ("T", "N"):
@@ -157,13 +157,13 @@ def check_problem(p: GemmProblem) -> None:
 
 
 def _own(row: ExportRow) -> tuple[str, str]:
-    """libtype, solidx and splitK; kernelName, of a kernel of AITER's own that a table named so."""
+    """The cells libtype, solidx and splitK, and kernelName, of one of AITER's own kernels."""
     solution = row.solution
     index, split_k, name = (solution.parameters.get(key) for key in ("solidx", "splitK", "kernelName"))
     if (
         set(solution.parameters) != _PARAMETERS
         or not _is_int(index)
-        or not _is_int(split_k)  # AITER makes an int of it, which an empty cell is not
+        or not _is_int(split_k)  # AITER converts it to int: it may not be empty
         or not isinstance(name, str)
         or KERNEL_NAME.fullmatch(name) is None
     ):

@@ -1,4 +1,4 @@
-"""What every input format shares: the values it yields, and lines as text (reading.py reads whole files)."""
+"""What input formats share: the values that readers yield, and decoded lines (whole files: reading.py)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from backends.solution import Solution
 from service.formats.core.export import ExportRow
 from tuners.policy import MeasurementPolicy
 
-#: Longest line in bytes, without its newline, unless a format says otherwise (LongLines). A longer one is
-#: rejected, never held.
+#: Longest line in bytes, without its newline; a format may allow longer ones (LongLines). A longer line is
+#: rejected and never held in full.
 MAX_LINE = 64 * 1024
 #: Characters of a rejected line that are kept.
 MAX_TEXT = 200
-#: Characters of a reason.
+#: Characters of a reason that are kept.
 MAX_REASON = 480
-#: Bytes of a file that a format sees to recognise it, and bytes read at a time.
+#: Bytes at the start of a file that detection gets, and bytes read at a time.
 HEAD = CHUNK = 64 * 1024
 
 BOM = b"\xef\xbb\xbf"
@@ -29,11 +29,12 @@ BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a results row says of its problem: `solution` is the fastest (None: the stack's own default), in
-    `seconds` a call where the row says so. `row` holds all that an export of gemmtune's own said; one that is
-    flat says its `device`, `policy_id` and figures (`said`, named as in `row`), each where it has it. `arch`,
-    `units` and `product` are what a row says of its device that does not name the whole class ("" and 0:
-    nothing); a product as its tool spells it, with blanks, dashes or underscores."""
+    """What a results row says about its problem: `solution` is the fastest one (None: the tool's own
+    default), and `seconds` its time per call (None: not given). `row` is the whole row of one of gemmtune's
+    JSON exports. A row of a CSV export has its `device`, `policy_id` and figures (`said`, named as in
+    ExportRow) instead, as far as the file gives them. `arch`, `units` and `product` are given by rows that do
+    not name the whole device class ("" and 0: not given); `product` is spelled as the tool spells it, with
+    blanks, dashes or underscores."""
 
     solution: Solution | None
     seconds: float | None
@@ -47,14 +48,14 @@ class Claim:
 
     @property
     def found_on(self) -> DeviceClass | None:
-        """The class that the row itself names."""
+        """The device class that the row itself names; None if it names none."""
         return self.device if self.row is None else self.row.environment.device_class
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One good line (numbered from 1): the problem, and `key`, the format's own text for it ("" where it has
-    none). A row of a results file also makes a claim."""
+    """One line (numbered from 1) that was read: its problem, and `key`, the format's own text for the problem
+    ("" if it has none). `count`: calls of it. A row of a results file also makes a claim."""
 
     line: int
     problem: GemmProblem
@@ -65,7 +66,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """One line that is no problem: why, and its first MAX_TEXT characters, safe to print."""
+    """One line that is not imported: the reason, and its first MAX_TEXT characters, safe to print."""
 
     line: int
     reason: str
@@ -74,7 +75,7 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Header:
-    """A part of a file's header: validators of a results file, or what stands before a JSON file's rows."""
+    """Part of a file's header: validators of a results file, or the values before the rows of a JSON file."""
 
     values: Mapping[str, str]
 
@@ -82,9 +83,9 @@ class Header:
 @dataclass(frozen=True)
 class ImportedSession:
     """One tuning session of a journal. `start` is its last start as written (problem, environment, policy,
-    budget, search, rule, ids), of which the first three are values here; `outcomes` are all outcomes in
-    order; `result` is that start's result as written (see tuners.campaign.Result), None if it has none.
-    `line` is the first line that speaks of the session."""
+    budget, search, rule, ids); the first three are also fields here. `outcomes` are all outcomes in order.
+    `result` is the result of that start as written (see tuners.session_store.Result), None if it has none.
+    `line` is the first line of the session."""
 
     key: str
     line: int
@@ -107,7 +108,7 @@ class ImportedProblem:
 
 @dataclass(frozen=True, slots=True)
 class ImportedClaim:
-    """A results row: the one of its key that its stack would take."""
+    """The claim of a results row: of rows with one key, the row that the tool would use."""
 
     problem: GemmProblem
     key: str
@@ -133,16 +134,17 @@ class Imported:
     rejected_more: int = 0
 
 
-#: Rows of activations that a model's shapes are made with, unless told: decoding, then prefill.
+#: Default numbers of rows of activations (M) for the problems of a model: decoding, then prefill.
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What a file does not say itself: its name (some tools say in it what the rows are about), and of a
-    model's description how it is run: `tensor_parallel` devices share each layer, `tokens` rows of
-    activations (batch x sequence), `dtype` the type of weights and activations where it is not the
-    description's own."""
+    """What a file does not say itself. `file_name`: some tools put into it what the rows are about. For a
+    model's description, how the model is run: `tensor_parallel` devices share each layer, `tokens` are the
+    numbers of rows of activations (batch x sequence), and `dtype` is the type of weights and activations
+    where it is not the description's own. For AITER's files, `dtype` is the 8-bit float of rows that do not
+    name it."""
 
     file_name: str = ""
     tensor_parallel: int = 1
@@ -164,16 +166,16 @@ Found = Entry | Rejected | Header | ImportedSession
 
 @dataclass(frozen=True)
 class Declaration:
-    """What a format is of. `vendor`: whose devices its tool runs on, None: any. `families`: the library
-    families that its rows can name, each with the vendor whose devices run it. `options`: the fields of
-    ReadOptions that it reads by."""
+    """What a format declares. `vendor`: the vendor of the devices that its tool runs on, None: any.
+    `families`: the library families that its rows can name, each with the vendor of the devices that run it.
+    `options`: the fields of ReadOptions that its reader uses."""
 
     vendor: str | None = None
     families: Mapping[str, str] = field(default_factory=dict)
     options: tuple[str, ...] = ()
 
 
-#: Of a format that any vendor's tools write, and that names problems alone.
+#: For a format that is tied neither to a vendor nor to particular libraries.
 PROBLEMS = Declaration()
 
 
@@ -182,7 +184,7 @@ class Format(Protocol):
 
     @property
     def declares(self) -> Declaration:
-        """Its vendor, what its rows can name, and the options that it takes."""
+        """Its vendor, the library families that its rows can name, and the options that its reader uses."""
 
     @property
     def name(self) -> str:
@@ -194,18 +196,18 @@ class Format(Protocol):
 
     @property
     def example(self) -> str:
-        """A short file: mostly one line."""
+        """A short example file, of one line in most formats."""
 
     def detect(self, head: bytes) -> bool:
         """Whether a file that begins with `head` (at most HEAD bytes) looks like this format."""
 
     def read(self, lines: Iterable[bytes]) -> Iterator[Found]:
-        """Every line's outcome, in order; blank lines have none. Takes split_lines()."""
+        """Yields every line's outcome in order; blank lines have none. `lines` come from split_lines()."""
 
 
 @runtime_checkable
 class LongLines(Protocol):
-    """What a format is besides, whose lines may be longer than MAX_LINE."""
+    """A format whose lines may be longer than MAX_LINE."""
 
     @property
     def max_line(self) -> int:
@@ -214,7 +216,7 @@ class LongLines(Protocol):
 
 @runtime_checkable
 class LastWins(Protocol):
-    """What a format of tuned rows is besides, whose tool takes the last of rows with one key."""
+    """A format of tuned rows whose tool uses the last of several rows with one key."""
 
     @property
     def last_wins(self) -> bool:
@@ -223,32 +225,32 @@ class LastWins(Protocol):
 
 @runtime_checkable
 class Told(Protocol):
-    """What a format is besides, that reads more out of a file when it is told what the file does not say."""
+    """A format whose reader uses options for what the file itself does not say."""
 
     def read_told(self, lines: Iterable[bytes], options: ReadOptions) -> Iterator[Found]:
-        """As Format.read(), which takes the defaults."""
+        """Like Format.read(), which uses the default options."""
 
 
 @runtime_checkable
 class NamesDevice(Protocol):
-    """What a format of tuned rows is besides, whose header says which device they were found on."""
+    """A format of tuned rows whose header says on which device they were found."""
 
     def contradiction(self, header: Mapping[str, str], device: DeviceClass) -> str | None:
-        """What the header says instead of the class that is named for it, or None."""
+        """What the header says if it contradicts `device`, the class named for the file; else None."""
 
 
 class ByteStream(Protocol):
-    """What is read: a file, an upload, a buffer."""
+    """A source of bytes: a file, an upload, a buffer."""
 
     def read(self, size: int, /) -> bytes:
-        """At most `size` bytes; none at the end."""
+        """Returns at most `size` bytes; empty at the end."""
 
 
 # ---- lines -------------------------------------------------------------------------------------
 
 
 def split_lines(stream: ByteStream, most: int = MAX_LINE) -> Iterator[bytes]:
-    """The stream's lines without their LF; of one over `most` bytes, its first `most` + 1."""
+    """Yields the stream's lines without their LF. A line of over `most` bytes is cut to `most` + 1."""
     held = bytearray()
     while chunk := stream.read(CHUNK):
         first, *pieces = chunk.split(b"\n")
@@ -262,7 +264,8 @@ def split_lines(stream: ByteStream, most: int = MAX_LINE) -> Iterator[bytes]:
 
 
 def decode_lines(lines: Iterable[bytes], most: int = MAX_LINE) -> Iterator[tuple[int, str] | Rejected]:
-    """(number from 1, text without CR and byte-order mark), or Rejected for what is no text."""
+    """Yields (number from 1, text without CR and byte-order mark), or Rejected for a line that is too long or
+    is not UTF-8 text."""
     for number, line in enumerate(lines, start=1):
         raw = line.removeprefix(BOM) if number == 1 else line
         fault = _fault(raw, most)
@@ -285,7 +288,7 @@ def _fault(raw: bytes, most: int) -> str | None:
 
 
 def printable(text: str | bytes, most: int = MAX_TEXT) -> str:
-    """At most `most` characters of `text`; whatever a terminal might obey is escaped."""
+    """At most `most` characters of `text`; characters that are not printable are escaped."""
     if isinstance(text, bytes):
         text = text[: 4 * most].decode("utf-8", "backslashreplace")
     text = text[:most]
@@ -296,5 +299,5 @@ def printable(text: str | bytes, most: int = MAX_TEXT) -> str:
 
 
 def rejected(line: int, reason: object, text: str | bytes = "") -> Rejected:
-    """A rejected line, its reason and its text cut to what is kept, safe to print."""
+    """A Rejected with its reason and text cut to MAX_REASON and MAX_TEXT characters, safe to print."""
     return Rejected(line, printable(str(reason), MAX_REASON), printable(text))

@@ -1,8 +1,8 @@
-"""What every output format shares: the rows it writes, what was asked of it, and the report it fills.
+"""What output formats share: the rows that are written, the options of an export, and its report.
 
-A writer is handed plain rows one by one and hands back text piece by piece: its memory is bounded by the
-distinct keys of the file, not by its text. What the target cannot use is left out, counted, with its
-reason; only an export that makes no sense as asked is refused.
+A writer takes plain rows one by one and yields text piece by piece: its memory is bounded by the distinct
+keys of the file, not by the length of its text. A row that the target cannot use is left out and counted
+with its reason; only an export whose options make no sense is refused.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from backends.problem import GemmProblem
 from backends.solution import Solution
 from tuners.policy import MeasurementPolicy
 
-#: What an override file does with a TIE or a LOSS: nothing, or a row that names the stack's default.
+#: What an override file has for a TIE or a LOSS: nothing, or a row that names the target's own default.
 TIES = ("omit", "default")
 #: Provenances of a row.
 MEASURED, IMPORTED = "measured", "imported"
-#: Problems named for each reason of a report, and reasons told apart.
+#: Most example problems per reason of a report, and most distinct reasons.
 MAX_EXAMPLES = 3
 MAX_REASONS = 100
 _OTHERS = "other reasons"
@@ -38,11 +38,10 @@ class ExportRow:
     """The best known way to run one problem on one device class under one policy.
 
     `keys`: the tool's own texts for the problem, kept when it was imported from one of the writer's
-    `key_formats`. `count`: calls, 0 is not known. `solution` is the winner (with a TIE or a LOSS the baseline
-    itself); `baseline` is None where an imported file says at most its name. `judgement`: WIN, TIE, LOSS, or
-    "" for an imported row. `speedup`: low, mid, high of baseline time over winner time; an open end is None.
-    `decided_at`: ISO 8601. `source` says where a row came from,
-    such as an imported file's name.
+    `key_formats`. `count`: calls, 0 if not known. `solution` is the winner (for a TIE or a LOSS the baseline
+    itself); `baseline` is None if an imported file gives at most its name. `judgement`: WIN, TIE, LOSS, or ""
+    for an imported row. `speedup`: low, mid, high of baseline time over winner time; an open end is None.
+    `decided_at`: ISO 8601. `source`: where the row came from, such as the name of an imported file.
     """
 
     problem: GemmProblem
@@ -66,12 +65,12 @@ class ExportRow:
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What was asked for.
+    """The options of an export.
 
-    `target`: the stack that will load the file, in one of the writer's `targets` forms. `validators`: values
-    of the file's header, which win over what the environments say. `environments`: those the rows were
-    measured in, the newest first; without them the first row's is taken. `workspace_limit`: bytes that a
-    solution may use in the target, where the target's own default is not to be assumed.
+    `target`: the software that will load the file, in one of the writer's `targets` forms. `validators`:
+    values of the file's header, which take precedence over those of the environments. `environments`: those
+    that the rows were measured in, newest first; if there are none, the first row's is used.
+    `workspace_limit`: bytes of workspace that a solution may use, in place of the target's own limit.
     """
 
     device: DeviceClass
@@ -90,16 +89,17 @@ class ExportOptions:
 
 @dataclass
 class ExportReport:
-    """Filled while an export is written, and whole once its last piece is: rows `written`, and rows
-    `omitted`, counted by reason, with the slugs of a few problems as `examples` (where another row stands for
-    one in the file, that row's problem as well)."""
+    """Filled while an export is written, and complete after its last piece: the number of rows `written`,
+    the rows `omitted` by reason, and the slugs of a few problems as `examples` (also of the problem whose row
+    is written instead, if there is one)."""
 
     written: int = 0
     omitted: dict[str, int] = field(default_factory=dict)
     examples: dict[str, list[str]] = field(default_factory=dict)
 
     def omit(self, reason: str, problem: GemmProblem, kept: GemmProblem | None = None) -> None:
-        """Counts a row that was left out, for `kept` where the target tells the two not apart."""
+        """Counts a row that is left out. `kept` is the problem whose row is written instead, if the target
+        cannot distinguish the two."""
         if reason not in self.omitted and len(self.omitted) >= MAX_REASONS:
             reason = _OTHERS
         self.omitted[reason] = self.omitted.get(reason, 0) + 1
@@ -131,23 +131,24 @@ class Writer(Protocol):
 
     @property
     def media_type(self) -> str:
-        """Of the text, without a character set (it is UTF-8)."""
+        """The text's media type, without a character set (it is UTF-8)."""
 
     @property
     def suffix(self) -> str:
-        """Of a file's name, with its dot."""
+        """The suffix of a file's name, with its dot."""
 
     @property
     def example(self) -> str:
-        """A short text of this form."""
+        """A short example of the text."""
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The forms of target names it accepts, each described; empty: it needs none."""
+        """The accepted forms of target names, each with a description; empty: the format takes no target."""
 
     @property
     def key_formats(self) -> tuple[str, ...]:
-        """The input formats whose kept keys are this tool's own (see ExportRow.keys)."""
+        """The input formats whose keys are this tool's own (see ExportRow.keys)."""
 
     def write(self, rows: Iterable[ExportRow], options: ExportOptions, report: ExportReport) -> Iterator[str]:
-        """Pieces of the text. Options are checked at the call, before any piece: raises ExportRefused."""
+        """Yields the text in pieces. Options are checked at the call, before the first piece. Raises
+        ExportRefused."""

@@ -1,7 +1,7 @@
-"""JSON read strictly, and a long document read as a stream of its items.
+"""A strict JSON reader, and a cursor that reads a long document item by item.
 
-Refused beside what is no JSON: a name given twice, NaN and Infinity, integers beyond 64 bits, floats beyond
-a double's range, nesting deeper than Python follows.
+Besides malformed JSON it refuses duplicate names in an object, NaN and Infinity, integers beyond 64 bits,
+floats beyond a double's range, and nesting beyond Python's recursion limit.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any
 
 from service.formats.core.base import Rejected, printable
 
-#: Characters of one item of a document. A longer one is refused, never held.
+#: An item of a document that is still incomplete after this many characters is refused.
 MAX_ITEM = 2**20
 _BLANK = " \t\r\n"
 
 
 class BadJsonError(ValueError):
-    """The text is no JSON that is read here; the message is the reason."""
+    """The text is not JSON, or is refused here; the message is the reason."""
 
 
 class BrokenError(BadJsonError):
-    """Nothing that follows in the document can be read. `line` is where it broke."""
+    """The rest of the document cannot be read. `line` is the line of the fault."""
 
     def __init__(self, line: int, reason: str, text: str = "") -> None:
         super().__init__(reason)
@@ -60,12 +60,12 @@ def _float(text: str) -> float:
 _DECODER = json.JSONDecoder(
     object_pairs_hook=_object, parse_constant=_constant, parse_int=_integer, parse_float=_float
 )
-#: Finds where a value ends that the strict one refuses.
+#: Finds the end of a value that the strict decoder refuses.
 _LENIENT = json.JSONDecoder(parse_int=lambda _: 0, parse_float=lambda _: 0.0)
 
 
 def decode(text: str) -> Any:
-    """The value of one text. Raises BadJsonError."""
+    """The value of a whole text. Raises BadJsonError."""
     try:
         return _DECODER.decode(text)
     except json.JSONDecodeError as error:
@@ -75,7 +75,8 @@ def decode(text: str) -> Any:
 
 
 def kind_of(head: bytes) -> str | None:
-    """line, journal or document: what a file that begins so is; None where it is no JSON of ours."""
+    """The kind of a file that begins with `head` (line, journal or document); None if it is none of
+    gemmtune's JSON."""
     text = head.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace").lstrip(" \t\r\n")
     second = text[1:].lstrip(" \t\r\n")[:1]
     if text[:1] == "[":
@@ -95,7 +96,7 @@ def kind_of(head: bytes) -> str | None:
 
 
 class Document:
-    """A cursor over the decoded lines of one JSON document; holds an item, not the document."""
+    """A cursor over the decoded lines of one JSON document; it holds an item, not the whole document."""
 
     def __init__(self, lines: Iterator[tuple[int, str] | Rejected], line: int = 1) -> None:
         self._lines = lines
@@ -124,8 +125,8 @@ class Document:
         return character
 
     def value(self) -> Any:
-        """The next value, at most MAX_ITEM characters. Raises BadJsonError for one that is refused, after
-        which the next can be read, and BrokenError where that is not so."""
+        """The next value. Raises BadJsonError for a value that is refused, after which the next one can be
+        read, and BrokenError for one that is malformed, nested too deeply or too long."""
         self.peek()
         while True:
             try:
@@ -171,7 +172,8 @@ class Document:
         self._at = to
 
     def _fill(self) -> bool:
-        """Takes more lines in, as many characters again as are held, so that trying anew stays cheap."""
+        """Reads lines until the held text has about doubled, so that decoding an item again after each call
+        takes linear time in all."""
         wanted = max(len(self._text) - self._at, 2**16)
         pieces: list[str] = []
         while wanted > 0 and self._fault is None:
@@ -185,7 +187,7 @@ class Document:
             wanted -= len(decoded[1]) + 1
         if pieces:
             self._text, self._at = "".join((self._text[self._at :], *pieces)), 0
-        elif self._fault is not None:  # everything before it was read
+        elif self._fault is not None:  # all lines before it were read
             bad = self._fault
             raise BrokenError(bad.line, f"{bad.reason}; nothing after it was read", bad.text)
         return bool(pieces)

@@ -1,10 +1,10 @@
-"""What writers of override files share: which rows a target may be given, and which of several that it takes
-for one.
+"""What writers of override files share: which rows are safe for the target, and which of several rows with
+one key is written.
 
-An override file is loaded by a library or a framework that checks little of it or nothing. So the text of
-each validator (a library's build, the arch, the number of compute units) is settled before the first row:
-from the request, else from the environments that the rows were measured in. A row that was measured under
-another is left out, and so is one whose verdict is no WIN.
+An override file is loaded by a library or a framework that checks little or nothing of it. So the value of
+each validator (a library's build, the arch, the number of compute units) is fixed before the first row: from
+the request, else from the environments that the rows were measured in. A row that was measured under another
+value is left out, and so is a row whose verdict is a TIE or a LOSS.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from backends.environment import Environment
 from backends.problem import GemmProblem
 from service.formats.core.export import ExportOptions, ExportRefused, ExportReport, ExportRow
 
-#: The text of a validator in an environment; None where it does not tell.
+#: Returns the text of a validator in an environment; None if the environment does not say it.
 Says = Callable[[Environment], str | None]
 
-#: Environments whose judgement is remembered.
+#: Environments whose check is cached.
 _REMEMBERED = 256
 
 
 def with_environments(
     rows: Iterable[ExportRow], options: ExportOptions
 ) -> tuple[Iterable[ExportRow], ExportOptions]:
-    """The options with the first row's environment where they name none, and all the rows again."""
+    """All the rows again, and the options, with the first row's environment if they name none."""
     if options.environments:
         return rows, options
     rows = iter(rows)
@@ -38,8 +38,8 @@ def with_environments(
 
 
 class OmittedError(Exception):
-    """The row is left out; the message is the reason, and is the same for all rows like it. `kept` is the
-    problem whose row stands for it in the file, where there is one."""
+    """The row is left out. The message is the reason, and is the same for all such rows, which are counted by
+    it. `kept` is the problem whose row is written instead, if there is one."""
 
     def __init__(self, reason: str, kept: GemmProblem | None = None) -> None:
         super().__init__(reason)
@@ -47,23 +47,23 @@ class OmittedError(Exception):
 
 
 def library(name: str) -> Says:
-    """The build of a library."""
+    """The build of library `name`."""
     return lambda environment: environment.libraries.get(name)
 
 
 def arch(environment: Environment) -> str | None:
-    """gfx942, sm_90: without features."""
+    """The arch without its features: gfx942, sm_90."""
     return environment.arch.partition(":")[0] or None
 
 
 def units(environment: Environment) -> str | None:
-    """Compute units."""
+    """The number of compute units."""
     return str(environment.units)
 
 
 @dataclass
 class Validators:
-    """What the rows of one file must have been measured under."""
+    """The values under which the rows of one file must have been measured."""
 
     vendor: str
     values: Mapping[str, str]
@@ -72,9 +72,10 @@ class Validators:
 
     @classmethod
     def settle(cls, reader: str, vendor: str, says: Mapping[str, Says], options: ExportOptions) -> Validators:
-        """The values that were given, else what the newest environment says. `reader` is what loads the file,
-        as messages call it. Raises ExportRefused for an unknown validator, another vendor's device, an arch
-        or a number of units that the device class contradicts, and for a value that nobody says."""
+        """Takes each value from the request, else from the newest environment that says it, else from the
+        device class. `reader` is the name in messages of the software that loads the file. Raises
+        ExportRefused for an unknown validator, another vendor's device, an arch or a number of compute units
+        that contradicts the device class, and a value that is missing or cannot stand in the file."""
         if options.device.vendor != vendor:
             raise ExportRefused(
                 f"{reader} runs on {vendor} devices, and these rows are of {options.device} (json and csv "
@@ -107,7 +108,7 @@ class Validators:
         return cls(vendor, values, says)
 
     def check(self, environment: Environment) -> None:
-        """Raises OmittedError where nothing that was measured there holds for the target."""
+        """Raises OmittedError if results measured in this environment do not hold for the target."""
         known = self._judged.get(id(environment))
         if known is None or known[0] is not environment:
             if len(self._judged) >= _REMEMBERED:
@@ -127,13 +128,13 @@ class Validators:
 
 
 def _plain(key: str, value: str) -> str:
-    """A GCN arch without its features, which a device class does not tell; another value as it is."""
+    """A GCN arch without its features, which a device class does not name; other values unchanged."""
     return value.partition(":")[0] if key == "GCN_ARCH_NAME" else value
 
 
 def check_build(row: ExportRow, family: str, wanted: str) -> None:
-    """Raises OmittedError where the row's solution is not of the library's build that the file is for: its
-    index would be another kernel there."""
+    """Raises OmittedError if the row's solution is of another build of the library than the file is for,
+    where its index would name another kernel."""
     build = row.solution.build
     if build is None:
         raise OmittedError(f"the {family} build of its solution is not known: the file is for {wanted}")
@@ -142,7 +143,7 @@ def check_build(row: ExportRow, family: str, wanted: str) -> None:
 
 
 def check_family(row: ExportRow, families: Iterable[str], reader: str) -> None:
-    """Raises OmittedError where the target cannot express the row's solution."""
+    """Raises OmittedError if the target has no name for the row's solution."""
     known = tuple(families)
     if row.solution.family not in known:
         raise OmittedError(
@@ -151,7 +152,7 @@ def check_family(row: ExportRow, families: Iterable[str], reader: str) -> None:
 
 
 def check_judgement(row: ExportRow) -> None:
-    """Raises OmittedError for a row that shows nothing faster than the stack's own default."""
+    """Raises OmittedError for a row whose solution is not faster than the target's own default."""
     if row.judgement in ("TIE", "LOSS"):
         raise OmittedError(f"{row.judgement}: the stack's default stays")
     if row.judgement not in ("WIN", ""):
@@ -159,7 +160,7 @@ def check_judgement(row: ExportRow) -> None:
 
 
 def refuse_ties(options: ExportOptions, reader: str) -> None:
-    """Raises ExportRefused where rows for TIE and LOSS are asked of a format that cannot name a default."""
+    """Raises ExportRefused if rows for TIE and LOSS are requested; this format cannot name a default."""
     if options.ties != "omit":
         raise ExportRefused(
             f"{reader} has no row for its own default: leave ties out, and what is no WIN is omitted"
@@ -168,17 +169,17 @@ def refuse_ties(options: ExportOptions, reader: str) -> None:
 
 @dataclass
 class Keyed:
-    """Rows by what the target tells them apart by. Of rows that share a key the one with most calls stands,
-    then the one whose alpha is 1, then the one that takes longest (there is most to win), then the first; the
-    others are told of in the report. `what` says what the target's key leaves out."""
+    """Rows by the key with which the target looks them up. Of rows that share a key, the one with most calls
+    is written; among equals one whose alpha is 1, then the one whose baseline takes longest (it has the most
+    to gain), then the first. The report lists the others. `what` says what the target's key leaves out."""
 
     report: ExportReport
     what: str
     _held: dict[str, tuple[int, bool, float, GemmProblem, str]] = field(default_factory=dict)
 
     def put(self, key: str, row: ExportRow, text: str) -> None:
-        """A row and its text in the file."""
-        plain = row.problem.alpha == "one"  # what nearly every call scales by
+        """Adds a row with its text in the file."""
+        plain = row.problem.alpha == "one"  # as in nearly every call
         weight = (row.count, plain, row.baseline_seconds or row.seconds or 0.0)
         held = self._held.get(key)
         if held is not None:
@@ -190,7 +191,8 @@ class Keyed:
         self._held[key] = (*weight, row.problem, text)
 
     def texts(self) -> Iterator[str]:
-        """What stands, in the order in which the keys came; counted as written."""
+        """Yields the texts of the kept rows, in the order in which their keys first came, and counts them as
+        written."""
         for *_, text in self._held.values():
             self.report.written += 1
             yield text

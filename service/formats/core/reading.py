@@ -1,4 +1,4 @@
-"""A whole file or stream, read in the format that is named or recognised: what every import goes through.
+"""Reads a whole file or stream in the named or detected format; every import goes through here.
 
 A file is read as a stream. Memory is bounded by the longest line, by the distinct problems and claims
 found and by MAX_REJECTED, not by the size of the file. A bad line is reported with its number and a
@@ -38,10 +38,10 @@ from service.formats.core.base import (
     split_lines,
 )
 
-#: Rejected lines that are kept; more are counted.
+#: Rejected lines that are kept; further ones are only counted.
 MAX_REJECTED = 100_000
 _PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd"}
-#: Byte-order marks of what is not UTF-8; UTF-32's begins with UTF-16's.
+#: Byte-order marks of other encodings. UTF-32's comes first, because it begins with UTF-16's.
 _WIDE = {
     b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16",
 }  # fmt: skip
@@ -55,7 +55,7 @@ def read_file(
 ) -> Imported:
     """Reads `path` in the named format, or in the first of `formats` that recognises it.
 
-    Raises ReadError for a file that cannot be read at all, saying what to do.
+    Raises ReadError, which says what to do, for a file that cannot be read at all.
     """
     _check_name(format_name, formats)
     shown = printable(fspath(path))
@@ -85,7 +85,7 @@ def read_stream(
 
 @contextmanager
 def told(shown: str) -> Iterator[None]:
-    """Turns the operating system's refusals to read `shown` into ReadErrors that say what to do."""
+    """Turns OSErrors while reading `shown` into ReadErrors that say what to do."""
     try:
         yield
     except FileNotFoundError:
@@ -99,7 +99,7 @@ def told(shown: str) -> Iterator[None]:
 
 
 class _Rejoined:
-    """A stream whose head was read, with its head put back."""
+    """A stream whose head was already read, with the head put back."""
 
     def __init__(self, head: bytes, rest: ByteStream) -> None:
         self._head, self._rest = head, rest
@@ -110,7 +110,7 @@ class _Rejoined:
 
 
 def superseded(earlier: ImportedClaim, line: int) -> Rejected:
-    """A row of whose key a later line has one that its tool uses."""
+    """The rejection of an earlier claim whose key comes again on `line`; the tool uses the later row."""
     reason = f"line {line} has the same key and comes after it, so the last one is used"
     return rejected(earlier.line, reason, earlier.key)
 
@@ -124,7 +124,7 @@ class _Asked:
 
 
 def collect(fmt: Format, stream: ByteStream, options: ReadOptions = DEFAULTS) -> Imported:
-    """Reads the whole stream in one format. Passes on the OSError of a failing read."""
+    """Reads the whole stream in one format. The OSError of a failing read propagates."""
     lines = 0
 
     def counted() -> Iterator[bytes]:
@@ -133,7 +133,7 @@ def collect(fmt: Format, stream: ByteStream, options: ReadOptions = DEFAULTS) ->
             lines += 1
             yield line
 
-    # Equal problems have equal ids, and hashing the values is far cheaper than making an id a line.
+    # Keyed by the problem, not by its id: hashing the values is far cheaper than making an id for every line.
     asked: dict[GemmProblem, _Asked] = {}
     bad: list[Rejected] = []
     more = 0

@@ -1,7 +1,7 @@
-"""Rows of our own exports as JSON text.
+"""Rows of gemmtune's own exports as JSON text.
 
-An export may hold a hundred thousand rows, so what many rows share is turned into text once, and a
-problem's wire form is built by rule: backends.wire tries a reading for every field that it leaves out.
+An export may hold a hundred thousand rows. So values that many rows share are turned into text once, and a
+problem's wire form is built by rules, without the trial parses that backends.wire makes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from backends.solution import Solution
 from service.formats.core.export import ExportRow
 from tuners.policy import MeasurementPolicy
 
-#: Values of one kind that are remembered.
+#: Values of one kind whose text is cached.
 _REMEMBERED = 1024
 _PROBLEM_FIELDS = tuple(f.name for f in fields(GemmProblem))
 _problem_values = attrgetter(*_PROBLEM_FIELDS)
@@ -39,7 +39,7 @@ def problem_fields(problem: GemmProblem) -> dict[str, Any]:
 
 
 def problem_text(problem: GemmProblem) -> tuple[str, str]:
-    """(id, canonical JSON): the id hashes this very text."""
+    """(id, canonical JSON); the id contains the hash of this text."""
     text = orjson.dumps(problem_fields(problem), option=orjson.OPT_SORT_KEYS)
     known = vars(problem).get("id")
     if known is None:
@@ -71,7 +71,7 @@ def problem_wire(p: GemmProblem) -> dict[str, Any]:
 
 
 def _beyond_defaults(p: GemmProblem) -> dict[str, Any]:
-    """What the defaults of a packed row-major call would not give back."""
+    """The fields that differ from the defaults of a packed row-major call."""
     rows_a, columns_a = (p.m, p.k) if p.trans_a == "N" else (p.k, p.m)
     rows_b, columns_b = (p.k, p.n) if p.trans_b == "N" else (p.n, p.k)
     same_c = p.dtype_c == p.dtype_d
@@ -103,19 +103,19 @@ def dumps(value: Any) -> str:
     """Compact JSON of plain values."""
     try:
         return orjson.dumps(value).decode()
-    except TypeError:  # half a surrogate pair, as in a file name that is no UTF-8: escaped, not encoded
+    except TypeError:  # a lone surrogate, as from a file name that is not UTF-8: escaped, not encoded
         return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
 class Texts(Generic[_T]):
-    """The text of values that come again and again as the same object."""
+    """Caches the text of values that recur as the same object."""
 
     def __init__(self, make: Callable[[_T], str]) -> None:
         self._make = make
         self._known: dict[int, tuple[_T, str]] = {}
 
     def of(self, value: _T) -> str:
-        """The text, made where the object is new."""
+        """The text of a value, made once per object."""
         known = self._known.get(id(value))
         if known is None or known[0] is not value:
             if len(self._known) >= _REMEMBERED:
@@ -178,7 +178,8 @@ def _policy_text(policy: MeasurementPolicy) -> str:
 
 
 def unwritten(row: ExportRow, workspace_limit: int | None) -> str | None:
-    """Why a row is left out: a figure that no JSON or CSV number says, or more workspace than asked for."""
+    """Why a row is left out: a figure that is not finite, which JSON cannot express, or more workspace than
+    the limit. None: the row is written."""
     figures = (row.seconds, row.baseline_seconds, *(row.speedup or ()))
     if not all(figure is None or math.isfinite(figure) for figure in figures):
         return "one of its figures is not finite"

@@ -1,4 +1,4 @@
-"""Rows of our own exports, read back from plain JSON values with every type and id checked."""
+"""Reads rows of gemmtune's own exports back from plain JSON values and checks every type and id."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from service.formats.core.row_text import problem_text
 from tuners.decide import Judgement
 from tuners.policy import MeasurementPolicy
 
-#: Values of one kind that are remembered.
+#: Values of one kind that are cached.
 _REMEMBERED = 1024
 _T = TypeVar("_T")
 
 
 class BadRowError(ValueError):
-    """The values are no row of an export; the message is the reason."""
+    """The values are not a row of an export; the message is the reason."""
 
 
 class Rows:
@@ -33,7 +33,7 @@ class Rows:
         self._solutions: dict[str, tuple[Any, Solution]] = {}
 
     def row(self, values: Mapping[str, Any]) -> ExportRow:
-        """Raises BadRowError (or InvalidProblem, for its problem) saying which value is at fault."""
+        """One row. Raises BadRowError (InvalidProblem for its problem), which names the value at fault."""
         problem = GemmProblem.from_dict(_mapping(values, "problem"))
         _same_id(values, "problem_id", problem_text(problem)[0])
         return ExportRow(
@@ -98,7 +98,7 @@ def environment_from(values: Mapping[str, Any]) -> Environment:
             raise BadRowError("environment: one of its texts is none")
         if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in numbers):
             raise BadRowError("environment: units and memory_bytes must be integers from 0")
-        _ = found.device_class  # checks what it is made of
+        _ = found.device_class  # raises ValueError for bad parts
         return found
     except (TypeError, ValueError) as error:
         raise BadRowError(
@@ -203,6 +203,6 @@ def _text(values: Mapping[str, Any], name: str) -> str:
 
 
 def _same_id(values: Mapping[str, Any], name: str, right: str) -> None:
-    """A stored id must be the one that the stored content has."""
+    """Raises BadRowError if a stored id is not that of the stored content."""
     if name in values and values[name] != right:
         raise BadRowError(f"{name} {values[name]!r} does not belong to its content ({right!r})")

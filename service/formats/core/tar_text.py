@@ -1,8 +1,8 @@
 """A tar archive as pieces of text, for exports that are several files.
 
-Members are plain files of ASCII text, so that each piece's .encode() is the archive's very bytes. The format
-is POSIX ustar; a path that its fields cannot hold gets the extended header (pax) that every current tar
-reads. Nothing tells when or by whom it was made: equal members make equal archives.
+Members are plain files of ASCII text, so that the .encode() of the pieces is exactly the archive's bytes. The
+format is POSIX ustar; a path that its fields cannot hold gets the extended header (pax) that every current
+tar reads. No time and no owner is recorded: equal members make equal archives.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import io
 import tarfile
 
-#: A header and the padding of a member are whole blocks; an archive is whole records.
+#: Headers and padded members are whole blocks; an archive is whole records.
 _BLOCK, _RECORD = tarfile.BLOCKSIZE, tarfile.RECORDSIZE
 
 
 def member(path: str, text: str) -> str:
-    """One file of the archive: header, text and padding. Raises ValueError for what is no ASCII, and for a
-    path that would leave the folder that the archive is unpacked in."""
+    """One file of the archive: header, text and padding. Raises ValueError for a path or text that is not
+    ASCII, and for a path that would leave the folder in which the archive is unpacked."""
     parts = path.split("/")
     if not (path + text).isascii() or not path.isprintable() or {"", ".", ".."} & set(parts):
         raise ValueError(f"{path[:200]!r} cannot stand in an archive of ASCII text")
@@ -27,13 +27,13 @@ def member(path: str, text: str) -> str:
 
 
 def closing(written: int) -> str:
-    """What ends an archive of `written` characters so far: two empty blocks, filled up to a whole record."""
+    """The end of an archive of `written` characters so far: two empty blocks, padded to a whole record."""
     end = written + 2 * _BLOCK
     return "\0" * (2 * _BLOCK + -end % _RECORD)
 
 
 def unpack(archive: str) -> dict[str, str]:
-    """The members of such an archive, by path. Raises tarfile.TarError for what is none."""
+    """The members of such an archive, by path. Raises tarfile.TarError for any other text."""
     with tarfile.open(fileobj=io.BytesIO(archive.encode("ascii")), mode="r:") as opened:
         return {
             info.name: (opened.extractfile(info) or io.BytesIO()).read().decode("ascii") for info in opened

@@ -50,12 +50,12 @@ _TYPES = {
     "C": ("C_32F", "COMPUTE_32F"),
     "Z": ("C_64F", "COMPUTE_64F"),
 }
-#: Compute types that GemmEx took before CUDA 11, as they are called since.
+#: Compute types that GemmEx took before CUDA 11 -> their names since then.
 _OLD_COMPUTE = {
     "R_16F": "COMPUTE_16F", "R_32F": "COMPUTE_32F", "C_32F": "COMPUTE_32F", "R_64F": "COMPUTE_64F",
     "C_64F": "COMPUTE_64F", "R_32I": "COMPUTE_32I",
 }  # fmt: skip
-#: What a math mode makes of COMPUTE_32F on fp32 operands; None is nothing.
+#: The compute type that a math mode makes of COMPUTE_32F on fp32 operands; None: unchanged.
 _MATH_MODES = {
     "CUBLAS_DEFAULT_MATH": None,
     "CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION": None,
@@ -66,7 +66,7 @@ _MATH_MODES = {
 
 @dataclass
 class _Call:
-    """A call whose lines are being read. Of a function that is no GEMM, the arguments are not kept."""
+    """A call whose lines are being read. Arguments are kept for GEMMs only."""
 
     line: int
     text: str
@@ -80,7 +80,7 @@ class _Call:
 
     def add(self, name: str, value: str) -> None:
         lower = name.lower()
-        if self.is_gemm and len(self.arguments) < 64:  # none has more than 25
+        if self.is_gemm and len(self.arguments) < 64:  # no GEMM has more than 25
             self.twice = self.twice or (name if lower in self.arguments else "")
             self.arguments[lower] = value[:256]
 
@@ -110,7 +110,7 @@ class CublasLog:
         return _SEEN.search(head) is not None
 
     def read(self, lines: Iterable[bytes]) -> Iterator[Entry | Rejected]:
-        """Every GEMM where it ends, under the line where it begins; every line that is none of the log's."""
+        """Yields every GEMM at its end, with the line where it begins; rejects stray lines."""
         call: _Call | None = None
         stray = False  # a run of arguments without a call is reported once
         for decoded in decode_lines(lines):
@@ -156,7 +156,7 @@ def _outcome(call: _Call, last: str) -> Entry | Rejected:
 
 
 def _problem(call: _Call, last: str) -> GemmProblem:
-    """The problem of a call whose lines end with `last`."""
+    """The problem of a call; `last` is its last line."""
     form = _GEMM.fullmatch(call.function)
     if form is None:
         if "Batched" in call.function and "Strided" not in call.function:
@@ -186,7 +186,7 @@ def _problem(call: _Call, last: str) -> GemmProblem:
 
 
 def _compute(name: str, kind: str, last: str) -> str:
-    """The compute type by its name and the math mode, which is on the last line."""
+    """The compute type, from its name and the math mode on the last line."""
     mode = _MATH_MODE.search(last)
     if mode is None:
         raise BadLineError("the call is cut off: its last line has no MathMode")
@@ -201,7 +201,7 @@ def _compute(name: str, kind: str, last: str) -> str:
 
 
 class _Arguments:
-    """A call's arguments, by name whatever its case."""
+    """A call's arguments, by name in any case."""
 
     def __init__(self, values: dict[str, str]) -> None:
         self._values = values
@@ -215,7 +215,7 @@ class _Arguments:
         return number(self._text(name), name)
 
     def name(self, name: str) -> str:
-        """An enumerator without its prefix and its value: R_16BF of CUDA_R_16BF(14)."""
+        """An enumerator without its prefix and its value: R_16BF for CUDA_R_16BF(14)."""
         text = self._text(name)
         found = _ENUMERATOR.fullmatch(text)
         return text if found is None else found[1]
@@ -225,6 +225,6 @@ class _Arguments:
         return int(found[1] or "0", 16) if found is not None else 0
 
     def scalars(self) -> dict[str, float]:
-        """alpha and beta, where the log has their values."""
+        """alpha and beta, if the log has their values."""
         texts = {name: self._values.get(name, "") for name in ("alpha", "beta")}
         return {name: float(text) for name, text in texts.items() if _SCALAR.fullmatch(text)}

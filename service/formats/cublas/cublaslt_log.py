@@ -52,7 +52,7 @@ _EPILOGUES = {
     "EPILOGUE_GELU_BIAS": "gelu bias",
 }
 _ORDERS = {"ORDER_COL": "column", "ORDER_ROW": "row"}
-#: Scale mode -> (ours, type of the scales).
+#: The library's scale mode -> the problem's scale mode, and the type of the scales.
 _MODES = {
     "SCALAR_32F": "tensor fp32",
     "OUTER_VEC_32F": "outer fp32",
@@ -61,7 +61,7 @@ _MODES = {
     "VEC32_UE8M0": "block_32 fp8_e8m0",
 }
 _MATRIX = ("type", "rows", "cols", "ld", "order", "batchcount", "stridedbatchoffset")
-#: Attributes that say nothing of what is computed; aux and amax outputs, say, are not among them.
+#: Attributes that do not change what is computed; aux and amax outputs do, so they are not among them.
 _NO_MATTER = ("scaletype", "smcounttarget", "biaspointer", "cscalepointer", "cscalemode")
 _COMPUTE = (
     "computetype", "transa", "transb", "transc", "pointermode", "epilogue", "biasdatatype", "fastaccum",
@@ -93,7 +93,7 @@ class CublasLtLog:
         return _SEEN.search(head) is not None
 
     def read(self, lines: Iterable[bytes]) -> Iterator[Entry | Rejected]:
-        """Every call's problem, every line that is none of the logger's."""
+        """Yields every call's problem, and rejects every line that is not the logger's."""
         for decoded in decode_lines(lines):
             if isinstance(decoded, Rejected):
                 yield decoded
@@ -105,7 +105,7 @@ class CublasLtLog:
                 call = _call(text)
                 if call is not None:
                     least = alignment([int(found, 16) for found in _OPERANDS.findall(call)])
-                    # Calls differ in their addresses alone, mostly.
+                    # Most calls differ only in their addresses: without these they hit the cache.
                     yield Entry(number_, _problem(_ADDRESS.sub("0x", call), least), "")
             except (BadLineError, InvalidProblem) as error:
                 yield rejected(number_, error, text)
@@ -125,7 +125,7 @@ def _call(text: str) -> str | None:
 
 @lru_cache(maxsize=4096)
 def _problem(call: str, least: int) -> GemmProblem:
-    """The problem of a call's fields, addresses left out."""
+    """The problem of a call's fields without addresses; `least` is the alignment of the operands in bytes."""
     fields = _fields(call, "the call")
     beta = _beta(fields)
     sides = {side: _Matrix.parse(side, fields) for side in ("A", "B", "D")}
@@ -145,7 +145,7 @@ def _problem(call: str, least: int) -> GemmProblem:
         )
     if len({side.batch for side in sides.values()}) > 1:
         raise BadLineError(f"batchCount differs: A {a.batch}, B {b.batch}, D {d.batch}")
-    # BLAS reads A and B in D's order; a matrix in the other one is there as its transpose.
+    # BLAS reads A and B in D's order; a matrix in the other order is passed as its transpose.
     arguments: dict[str, Any] = {
         "m": m, "n": n, "k": k, "batch": d.batch, "beta": beta, "alignment": least,
         "trans_a": a.letter(trans_a, d.order), "trans_b": b.letter(trans_b, d.order),
@@ -169,7 +169,7 @@ def _problem(call: str, least: int) -> GemmProblem:
 
 
 def _fields(text: str, what: str) -> dict[str, str]:
-    """`name=value` and `name=[..]`, separated by blanks; of the latter, what is in the brackets."""
+    """The values of `name=value` and `name=[..]` (the text in the brackets), separated by blanks."""
     found: dict[str, str] = {}
     at = 0
     while at < len(text):
@@ -208,7 +208,7 @@ def _beta(fields: dict[str, str]) -> float:
 
 @dataclass(frozen=True)
 class _Matrix:
-    """A matrix layout, as the log says it."""
+    """A matrix layout, as the log gives it."""
 
     kind: str
     rows: int
@@ -265,7 +265,7 @@ def _epilogue(compute: dict[str, str], kind: str, kind_d: str) -> dict[str, Any]
         if "biasdatatype" in compute:
             found["bias"] = type_name(compute["biasdatatype"], "biasDataType")
         elif kind.startswith("fp8") and kind_d not in ("fp16", "bf16"):
-            # The library's choice for other outputs of 8-bit floats is not D's type.
+            # For other outputs of 8-bit floats the library's default bias type is not D's type.
             raise BadLineError(f"the log does not say the type of the bias added to {kind_d}")
         else:
             found["bias"] = kind_d

@@ -1,4 +1,4 @@
-"""The names of CUDA's types, compute types and numbers in the logs of cuBLAS and cuBLASLt, as ours.
+"""Translates CUDA's names of types, compute types and transposes in the logs of cuBLAS and cuBLASLt.
 
 The logs write an enumerator without its library's prefix (cuBLASLt: R_16BF, COMPUTE_32F, OP_T) or with it and
 its value (cuBLAS: CUDA_R_16BF(14)). Source: cublas_api.h, cublasLt.h and library_types.h of CUDA 13.
@@ -22,7 +22,7 @@ _TYPES = {
     "C_32F": "complex64",
     "C_64F": "complex128",
 }
-#: The pedantic and the fp16 and bf16 fast ones are left out: no problem here is computed so.
+#: The pedantic and the fast fp16 and bf16 compute types are left out: no problem here has them.
 _COMPUTE = {
     "COMPUTE_64F": "fp64",
     "COMPUTE_32F": "fp32",
@@ -36,12 +36,12 @@ _NUMBER = re.compile("0|[1-9][0-9]*")
 
 
 def type_name(text: str, what: str) -> str:
-    """Our name of a cudaDataType. Raises BadLineError."""
+    """The storage type of a cudaDataType. Raises BadLineError."""
     return choice(_TYPES, text, what)
 
 
 def compute_name(text: str) -> str:
-    """Our name of a cublasComputeType_t. Raises BadLineError."""
+    """The compute type of a cublasComputeType_t. Raises BadLineError."""
     return choice(_COMPUTE, text, "computeType")
 
 
@@ -69,7 +69,7 @@ def number(text: str, what: str) -> int:
 
 
 def alignment(addresses: list[int]) -> int:
-    """What every address is a multiple of, in bytes, at most 16."""
+    """The largest power of two, at most 16 bytes, of which every address is a multiple."""
     least = 16
     for address in addresses:
         while address % least:

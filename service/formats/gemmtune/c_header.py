@@ -9,8 +9,8 @@ The header holds a constant table, sorted, and functions that find a problem's r
         const gemmtune_solution *solution = gemmtune_solution_of(row);  /* solution->solution_index ... */
     }
 
-It is of no stack, so that nothing is left out for a target's sake: each solution says its family, and the
-build of its library, which the program is to compare with the one that it runs. A problem has one row.
+It is for no particular framework, so nothing is left out for a target's sake: each solution says its family
+and the build of its library, which the program must compare with the one that it runs. A problem has one row.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from tuners.policy import MeasurementPolicy
 
 #: Families whose solutions are an index into their library's own list.
 _INDEXED = ("rocblas", "hipblaslt")
-#: Environments and policies that the header's comment names, and rows in one piece of text.
+#: Most environments, and most policies, that the header's comment names; and rows per piece of text.
 _NAMED, _LINES = 32, 512
 _SHARED = "a problem has one row in the header, whatever policy and environment it was measured in"
 _values = attrgetter(*FIELDS)
-#: What stands in an array that would be empty, which C does not know.
+#: Placeholder member of an empty table: C has no empty arrays.
 _NO_SOLUTION = '    {"", "", "{}", "", ' + ", ".join(["0"] * (6 + len(ATTRIBUTES))) + "}"
 _NO_ROW = "    {{" + ", ".join(["0"] * len(FIELDS)) + "}, 0, 0, 0.0, 0.0}"
 
@@ -63,7 +63,7 @@ class CHeader:
     key_formats: tuple[str, ...] = ()
 
     def write(self, rows: Iterable[ExportRow], options: ExportOptions, report: ExportReport) -> Iterator[str]:
-        """The header, piece by piece. With ties=default a TIE or a LOSS is a row whose baseline stands.
+        """Yields the header in pieces. With ties=default, a TIE or a LOSS gets a row with its baseline.
         Raises ExportRefused."""
         if options.target is not None or options.validators:
             raise ExportRefused(f"{self.name} is for no one stack: leave out target and validators")
@@ -87,14 +87,14 @@ class _Header:
         self._identities: Texts[Solution] = Texts(lambda solution: solution.id)
 
     def write(self, rows: Iterable[ExportRow]) -> Iterator[str]:
-        """Every piece; the first comes when the last row was taken, because the table is sorted."""
+        """Yields every piece. The table is sorted, so the first piece comes after the last row was read."""
         keyed = Keyed(self.report, _SHARED)
         for row in rows:
             try:
                 self._put(keyed, row)
             except OmittedError as reason:
                 self.report.omit(str(reason), row.problem)
-        # A row's text begins with its problem's numbers, in the order by which rows are sorted.
+        # A row's text begins with its problem's numbers, by which the rows are sorted.
         table = sorted(keyed.texts(), key=lambda text: [*map(int, text[: text.index("}")].split(","))])
         yield self._comment(len(table)) + DECLARATIONS
         yield f"#define GEMMTUNE_DEVICE {literal(str(self.options.device))}\n"
@@ -130,9 +130,9 @@ class _Header:
             named.setdefault(value)
 
     def _index(self, solution: Solution) -> int:
-        """Of the solution in its table. Raises OmittedError for one that C cannot hold."""
+        """The solution's index in its table. Raises OmittedError for a solution that C cannot hold."""
         identity = self._identities.of(solution)
-        # Workspace and determinism are no part of a solution's identity, and differ with the problem.
+        # Workspace and determinism are not part of a solution's id, and differ between problems.
         identity += f" {solution.workspace_bytes} {solution.deterministic}"
         known = self._solutions.get(identity)
         if known is None:
@@ -197,7 +197,7 @@ def _solution_text(solution: Solution) -> str:
 
 
 def _fits(value: object) -> bool:
-    """Whether it is an integer of 32 bits. (The least has no literal in C, and is none of a library's.)"""
+    """Whether it is a 32-bit integer above -2**31, which has no literal in C and which no library uses."""
     return isinstance(value, int) and not isinstance(value, bool) and -(2**31) < value < 2**31
 
 
@@ -207,14 +207,14 @@ def _environment_text(environment: Environment) -> str:
 
 
 def _first(named: Iterable[str]) -> list[str]:
-    """The first of what is named, and how many there are besides."""
+    """The first _NAMED texts, and how many more there are."""
     listed = list(named)
     rest = len(listed) - _NAMED
     return listed if rest <= 0 else [*listed[:_NAMED], f"(and {rest} more)"]
 
 
 def _listed(members: list[str]) -> Iterator[str]:
-    """The members of an initialiser."""
+    """The members of an initialiser, in pieces of _LINES."""
     for at in range(0, len(members), _LINES):
         end = "\n" if at + _LINES >= len(members) else ",\n"
         yield ",\n".join(members[at : at + _LINES]) + end

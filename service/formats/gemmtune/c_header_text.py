@@ -1,6 +1,6 @@
 """The text of a C header of results: literals, vocabularies, declarations and functions.
 
-C99 and C++11 alike, without a library but <stddef.h> and <stdint.h>; no identifier without the prefix
+The text is both C99 and C++11, includes only <stddef.h> and <stdint.h>, and prefixes every identifier with
 gemmtune_ or GEMMTUNE_.
 """
 
@@ -11,14 +11,15 @@ from collections.abc import Iterable, Mapping
 from backends.dtypes import COMPUTE_TYPES, DTYPES
 from backends.problem_rules import ACTIVATIONS, ALPHA_CLASSES, BETA_CLASSES, SCALES, TRANSPOSES
 
-#: Longest string that a C99 compiler has to take, in bytes.
+#: Longest string that a C99 compiler has to accept, in bytes.
 MAX_LITERAL = 4095
 
 
 def literal(text: str) -> str:
-    """A C string literal of the text's UTF-8 bytes, in ASCII: quotes, backslashes, question marks (of
-    trigraphs), line ends and whatever is not printable are escaped, octal so that no digit runs on. Raises
-    ValueError for a NUL, which would end the string early, and beyond MAX_LITERAL bytes."""
+    """An ASCII C string literal of the text's UTF-8 bytes. Quotes, backslashes and question marks (trigraphs)
+    are escaped, and so are line ends and other bytes that are not printable, with three octal digits: a digit
+    after them is not part of the escape. Raises ValueError for a NUL, which would end the string early, and
+    for more than MAX_LITERAL bytes."""
     raw = text.encode("utf-8", "backslashreplace")
     if 0 in raw or len(raw) > MAX_LITERAL:
         raise ValueError(f"{text[:80]!r} has a NUL or over {MAX_LITERAL} bytes")
@@ -30,8 +31,8 @@ _ESCAPES |= {ord('"'): '\\"', ord("\\"): "\\\\", ord("?"): "\\?"}
 
 
 def remark(text: str) -> str:
-    """The text as it may stand within a comment: one line of printable ASCII that neither ends the comment
-    nor opens another, continues no line and is no trigraph."""
+    """The text made safe for a C comment: one line of printable ASCII without an end or a start of a comment,
+    a line continuation, or a trigraph."""
     plain = "".join(c if c.isascii() and c.isprintable() and c not in "\\?" else "_" for c in text)
     return plain.replace("*/", "*_").replace("/*", "/_")
 
@@ -54,8 +55,8 @@ _ACTIVATION_TEXT, ACTIVATION = _enum("activation", ACTIVATIONS)
 _AXIS_TEXT, AXIS = _enum("axis", ("m", "n"), none=True)
 _SCALE_TEXT, SCALE = _enum("scale", SCALES)
 
-#: Fields of a problem in the order in which rows are sorted by them, with what stands for a value that is
-#: no number. The C struct's fields are these.
+#: Fields of a problem in the order by which rows are sorted, with the numbers for values that are not
+#: numbers. They are the fields of the C struct.
 FIELDS: Mapping[str, Mapping[str | None, int] | None] = {
     "m": None, "n": None, "k": None, "batch": None,
     "lda": None, "ldb": None, "ldc": None, "ldd": None,
@@ -68,7 +69,7 @@ FIELDS: Mapping[str, Mapping[str | None, int] | None] = {
     "alignment": None, "fast_accumulation": None,
 }  # fmt: skip
 _WIDE = frozenset(list(FIELDS)[:12])
-#: The attributes of a cuBLASLt algorithm: the C field, and the parameter that it holds.
+#: The attributes of a cuBLASLt algorithm: the C field -> the solution's parameter.
 ATTRIBUTES: Mapping[str, str] = {
     "algo_id": "algo_id", "tile": "tile_id", "stages": "stages_id", "splitk": "splitk_num",
     "reduction": "reduction_scheme", "swizzle": "cta_swizzling", "custom": "custom_option",
@@ -89,7 +90,7 @@ _COMPARISONS = "".join(
     for name in FIELDS
 )
 _ATTRIBUTE_FIELDS = "".join(f"    int32_t {name};\n" for name in ATTRIBUTES)
-#: A batch of one, aligned to 16 bytes; the other fields of gemmtune_packed() are 0, or set there.
+#: Initialiser in gemmtune_packed(): a batch of one, aligned to 16 bytes. Other fields are 0 or set there.
 _PACKED = ", ".join({"batch": "1", "alignment": "16"}.get(name, "0") for name in FIELDS)
 
 DECLARATIONS = f"""\

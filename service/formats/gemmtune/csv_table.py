@@ -55,7 +55,7 @@ _SIZES = ("m", "n", "k", "batch", "lda", "ldb", "ldc", "ldd", "alignment")
 _STRIDES = ("stride_a", "stride_b", "stride_c", "stride_d")
 _EPILOGUE = ("activation", "bias", "bias_axis")
 _SCALING = ("scale_a", "scale_b", "scale_d", "scale_dtype")
-#: What a problem is written as, in row-major terms; `epilogue`, `scaling` and `layout` are read too.
+#: Columns of a written problem, row-major; `dtype_a`, `epilogue`, `scaling` and `layout` are read too.
 PROBLEM_COLUMNS = (
     "m", "n", "k", "dtype", "batch", "trans_a", "trans_b", "lda", "ldb", "ldc", "ldd", *_STRIDES,
     "dtype_b", "dtype_c", "dtype_d", "compute", "alpha", "beta", *_EPILOGUE, *_SCALING,
@@ -105,7 +105,7 @@ class Csv:
         line = head.removeprefix(b"\xef\xbb\xbf").lstrip(b" \t\r\n").partition(b"\n")[0]
         if b"\0" in line or len(line) > MAX_LINE:
             return False
-        if aiter_table.kind_of(head) is not None:  # its tables have the columns M, N and K as well
+        if aiter_table.kind_of(head) is not None:  # AITER's tables also have columns M, N and K
             return False
         names = _names(line.decode("utf-8", "replace"))[0]
         return all(name in names for name in _NEEDED)
@@ -131,7 +131,7 @@ class Csv:
                 yield rejected(number, error, text)
 
     def write(self, rows: Iterable[ExportRow], options: ExportOptions, report: ExportReport) -> Iterator[str]:
-        """A header line, then a line a row. Raises ExportRefused."""
+        """A header line, then one line per row. Raises ExportRefused."""
         if options.target is not None or options.validators:
             raise ExportRefused("csv is gemmtune's own format for any stack: leave out target and validators")
         return _write(rows, options.workspace_limit, report)
@@ -148,7 +148,7 @@ def _names(header: str) -> tuple[list[str], str]:
 
 @dataclass
 class _Table:
-    """A file's columns, and the rows that were claimed so far."""
+    """A file's columns, and the rows with a claim so far."""
 
     names: list[str]
     delimiter: str
@@ -232,7 +232,7 @@ class _Table:
 
 
 def _wire(cells: Mapping[str, str]) -> dict[str, Any]:
-    """The problem's columns in the form of the wire."""
+    """The problem's columns in wire form."""
     out: dict[str, Any] = {
         name: cells[name]
         for name in ("dtype", "dtype_a", "dtype_b", "dtype_c", "dtype_d", "compute", "layout")
@@ -311,7 +311,7 @@ def _number(cells: Mapping[str, str], name: str) -> float | None:
 
 
 def _bool(text: str) -> str | bool:
-    """Spreadsheets write TRUE; what is no bool stays as it is."""
+    """A bool in any letter case (spreadsheets write TRUE); another text is returned unchanged."""
     return _BOOLS.get(text.lower(), text)
 
 
@@ -340,8 +340,8 @@ def _write(rows: Iterable[ExportRow], workspace_limit: int | None, report: Expor
 
 
 def _problem_cells(p: GemmProblem) -> str:
-    """The column-major problem as its row-major twin, in the order of PROBLEM_COLUMNS: numbers and names, of
-    which none needs quotes. A cell of None is empty."""
+    """The column-major problem as its row-major twin, in the order of PROBLEM_COLUMNS. Cells are numbers and
+    names, so none needs quotes; None is an empty cell."""
     alpha, beta = p.scalars
     axis = "" if p.bias_axis is None else "n" if p.bias_axis == "m" else "m"
     scaling = ",".join(scale or "" for scale in (p.scale_b, p.scale_a, p.scale_d, p.scale_dtype))
@@ -354,7 +354,7 @@ def _problem_cells(p: GemmProblem) -> str:
 
 
 class _ResultCells:
-    """A row's cells in the order of RESULT_COLUMNS; what rows share is made once."""
+    """A row's cells in the order of RESULT_COLUMNS; the cells of values that rows share are made once."""
 
     def __init__(self) -> None:
         self._environments: Texts[Environment] = Texts(
@@ -365,7 +365,7 @@ class _ResultCells:
         self._baselines: Texts[Solution] = Texts(lambda solution: _cell(solution.id))
 
     def of(self, row: ExportRow) -> str:
-        """The cells."""
+        """The cells of a row."""
         low, mid, high = map(_figure, row.speedup or (None, None, None))
         baseline = "" if row.baseline is None else self._baselines.of(row.baseline)
         return (
@@ -382,7 +382,7 @@ def _figure(value: float | None) -> float | str:
 
 
 def _solution_cells(solution: Solution) -> str:
-    """From its family to its determinism. Parameters are our JSON, which begins with a brace."""
+    """The cells from `solution` to `deterministic`. Parameters are JSON, whose brace starts no formula."""
     deterministic = "" if solution.deterministic is None else str(solution.deterministic).lower()
     texts = (solution.family, str(solution.version), dumps(dict(solution.parameters)), solution.build or "")
     cells = (*texts, solution.id, str(solution.workspace_bytes), deterministic)
@@ -390,7 +390,7 @@ def _solution_cells(solution: Solution) -> str:
 
 
 def _cell(text: str) -> str:
-    """A text as a cell: no formula, no line break, quoted where it must be."""
+    """A text as a cell: no formula, no line break, quoted where necessary."""
     if not text.isprintable():
         text = "".join(c if c.isprintable() else " " for c in text)
     if text[:1] in _FORMULAS:

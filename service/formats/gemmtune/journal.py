@@ -37,14 +37,14 @@ from tuners.journal import VERSION
 from tuners.policy import MeasurementPolicy
 from tuners.session_store import Result
 
-#: A result names its whole tie set, and an outcome may hold a compiler's log.
+#: Longest line in bytes: a result names its whole tie set, and an outcome may hold a compiler's log.
 MAX_JOURNAL_LINE = 2**20
 _TYPES = ("start", "outcome", "result")
 
 
 @dataclass
 class _Session:
-    """What the lines so far say of one session."""
+    """One session, as far as it was read."""
 
     line: int
     problem: GemmProblem
@@ -76,7 +76,7 @@ class JournalLines:
         return kind_of(head) == "journal"
 
     def read(self, lines: Iterable[bytes]) -> Iterator[Found]:
-        """An entry for every session's problem, every bad line, and at the end the sessions."""
+        """Yields an entry for every session's problem, every bad line, and the sessions at the end."""
         sessions: dict[str, _Session] = {}
         for decoded in decode_lines(lines, self.max_line):
             if isinstance(decoded, Rejected):
@@ -89,7 +89,7 @@ class JournalLines:
                 begun = _take(sessions, number, decode(text))
             except (BadJsonError, BadRowError, InvalidProblem) as error:
                 yield rejected(number, error, text)
-            except RecursionError:  # the message was to show what was found
+            except RecursionError:  # from formatting the value for the message
                 yield rejected(number, "nested too deeply", text)
             else:
                 if begun is not None:
@@ -99,7 +99,7 @@ class JournalLines:
 
 
 def _take(sessions: dict[str, _Session], number: int, row: object) -> _Session | None:
-    """Adds a line to its session; the session where the line is its first. Raises BadRowError."""
+    """Adds a line to its session. Returns the session if the line is its first. Raises BadRowError."""
     if not isinstance(row, Mapping) or row.get("type") not in _TYPES:
         raise BadRowError(f"no line of a journal: its type must be one of {', '.join(_TYPES)}")
     if row.get("version") != VERSION or isinstance(row["version"], bool):

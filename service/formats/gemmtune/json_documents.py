@@ -41,12 +41,12 @@ from service.formats.core.row_text import RowTexts, Texts, dumps, problem_text, 
 from service.formats.core.row_values import BadRowError, Rows
 from tuners.policy import MeasurementPolicy
 
-#: Of the form that is written here.
+#: Version of the export format, written and read.
 VERSION = 1
 #: Longest line of a document, and of JSON lines, in bytes.
 MAX_DOCUMENT, MAX_JSON_LINE = 64 * 2**20, 2**20
 
-#: Names in a document's object that are kept.
+#: Most names in a document's object.
 _MAX_NAMES = 256
 _EXAMPLE = '{"m":16,"n":4096,"k":4096,"dtype":"bf16","trans_b":true,"count":32}'
 _Lines = Iterator[tuple[int, str] | Rejected]
@@ -142,7 +142,7 @@ class _Items:
         self._seen: dict[tuple[GemmProblem, str, str], int] = {}
 
     def outcome(self, number: int, value: object, text: str | None = None) -> Entry | Rejected:
-        """What one item is."""
+        """The entry or the rejection of one item."""
         try:
             if not isinstance(value, dict):
                 raise BadRowError(f"an item must be an object such as {_EXAMPLE}")
@@ -151,7 +151,7 @@ class _Items:
             return self._problem(number, value)
         except (BadRowError, InvalidProblem) as error:
             return rejected(number, error, _shown(value) if text is None else text)
-        except RecursionError:  # the message was to show what was found
+        except RecursionError:  # from formatting the value for the message
             return rejected(number, "nested too deeply", text or "")
 
     def _problem(self, number: int, value: Mapping[str, Any]) -> Entry:
@@ -234,8 +234,8 @@ def _array(document: Document, items: _Items | None) -> Iterator[Found]:
 
 
 def _object(document: Document, items: _Items) -> Iterator[Found]:
-    """A document's object, of which `problems` and `rows` are streamed and the rest is its header, or is
-    one problem."""
+    """A document's object: its `problems` and `rows` are streamed, and the rest is its header. An object with
+    neither is one item."""
     held: dict[str, Any] = {}
     streamed: set[str] = set()
     document.take("{")
@@ -249,7 +249,7 @@ def _object(document: Document, items: _Items) -> Iterator[Found]:
             yield _header(held)
             yield from _array(document, items)
         elif document.peek() == "[":
-            held[name] = []  # of no use here, and it may be long
+            held[name] = []  # not used, and possibly long
             for _ in _array(document, None):
                 pass
         else:
@@ -272,7 +272,7 @@ def _object(document: Document, items: _Items) -> Iterator[Found]:
 
 
 def _header(values: Mapping[str, Any]) -> Header:
-    """What stands before the rows, its texts and numbers only. Raises ReadError for another version."""
+    """The texts and numbers before the rows. Raises ReadError for another version."""
     if "gemmtune" in values and (values["gemmtune"], values.get("version")) != ("export", VERSION):
         raise ReadError(
             f"this is {values['gemmtune']!r}, version {values.get('version')!r}; this gemmtune reads its own "

@@ -37,7 +37,7 @@ _PROGRAM = "hipblaslt-bench"
 _SEEN = re.compile(rb"(?:^|\n)(?:\xef\xbb\xbf)?[ \t]*(?:\S{0,200}/)?hipblaslt-bench[ \t]+-")
 #: Lines of the log's other masks: trace, hints, info; and the profiles.
 _OTHER = re.compile(r"\[[0-9: .-]{1,40}\]\[hipblaslt(?:-[a-z]+)?\]|- *\{ *function *:", re.IGNORECASE)
-#: Options whose problem is remembered (a program asks for few problems many times), and their line's length.
+#: Calls whose problem is cached (a program runs few problems many times), and the longest line that is.
 _REMEMBERED, _SHORT = 4096, 1024
 
 _NAMES = {"-m": "m", "--sizem": "m", "-n": "n", "--sizen": "n", "-k": "k", "--sizek": "k"}
@@ -61,7 +61,7 @@ _IGNORED = {
 } | {"-f", "-i", "-j"}  # fmt: skip
 _BARE = {"--bias_vector"}
 _BARE_IGNORED = {"--flush", "--use_gpu_timer", "--print_kernel_info", "--any_stride", "--verify", "-v"}
-#: Options that make another problem than a GEMM here: why.
+#: Options for which no problem here exists, and what they ask for.
 _OTHER_PROBLEM = {
     "--grouped_gemm": "a group of GEMMs",
     "--gradient": "a gradient's epilogue",
@@ -73,7 +73,7 @@ _OTHER_PROBLEM = {
     "--swizzleA": "a swizzled A",
     "--swizzleB": "a swizzled B",
 }
-#: Of these, the bare name is 1: they were switches before they had modes.
+#: Options that may stand without a value, which is 1 then: they were switches before they had modes.
 _OPTIONAL_VALUE = {"scaleA", "scaleB", "scaleC", "scaleD"}
 _REQUIRED = ("m", "n", "k", "a_type", "b_type", "c_type", "d_type", "compute_type")
 
@@ -101,7 +101,8 @@ class HipblasltLog:
         return _SEEN.search(head) is not None
 
     def read(self, lines: Iterable[bytes]) -> Iterator[Entry | Rejected]:
-        """Every call, without a key: its problem says all of it. Blank lines and other masks' have none."""
+        """Yields every call, without a key, since its problem records all of it. Skips blank lines and those
+        of other masks."""
         known: dict[tuple[tuple[str, str], ...], GemmProblem] = {}
         for decoded in decode_lines(lines):
             if isinstance(decoded, Rejected):
@@ -147,7 +148,7 @@ def build_problem(options: dict[str, str]) -> GemmProblem:
 
 
 def _split(text: str) -> list[str]:
-    # shlex goes character by character; without quotes and escapes it finds no more than this.
+    # shlex goes character by character, and without quotes and escapes it finds no more than split().
     if '"' not in text and "'" not in text and "\\" not in text:
         return text.split()
     try:
@@ -157,7 +158,7 @@ def _split(text: str) -> list[str]:
 
 
 def _options(words: list[str]) -> dict[str, str]:
-    """The options that make the problem, by name; `bias_vector` is there where it is set."""
+    """The options that make the problem, by name; `bias_vector` is among them if it is set."""
     found: dict[str, str] = {}
     at, count = 0, len(words)
     while at < count:
@@ -182,7 +183,7 @@ def _options(words: list[str]) -> dict[str, str]:
 
 
 def _set_apart(word: str, found: dict[str, str]) -> int:
-    """How many values an option has that is none of _NAMES; bare ones that count are put into `found`."""
+    """How many values an option outside _NAMES takes; one of _BARE is put into `found`."""
     if word in _IGNORED:
         return 1
     if word in _BARE_IGNORED:
@@ -242,7 +243,7 @@ def _epilogue(options: dict[str, str]) -> dict[str, Any]:
         )
     activation = _ACTIVATIONS[name]
     for argument in ("activation_arg1", "activation_arg2"):
-        # Of those read here only swish has an argument: what its sigmoid's input is multiplied by.
+        # Of the activations read here only swish has an argument: the factor of its sigmoid's input.
         if activation == "silu" and scalar(options.get(argument, "1"), argument) != 1.0:
             raise BadLineError(f"{argument} {quote(options[argument])} of {name} is not supported, only 1 is")
     call: dict[str, Any] = {"activation": activation}

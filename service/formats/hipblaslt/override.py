@@ -20,11 +20,11 @@ was measured.
 - hipblaslt-bench writes f8_r for FNUZ types too, so that on gfx940, gfx941 and gfx942, whose 8-bit floats are
   FNUZ, the name does not tell the type, and the row is not read.
 
-Written are rows that were measured as the plain product, whose key is theirs: for one with a bias, an
-activation, a beta or padding the library would take the row where it was never measured.
+Only rows of plain GEMMs are written: a row with a bias, an activation, a beta or padding would be used by
+the library for calls on which it was never measured.
 
 The build of a row's solution is the revision alone (dabb6df2b9), which is all that the file says of it,
-unless a note of ours (rocm_values.py) names the version as well: 100202-dabb6df2b9.
+unless gemmtune's own note (rocm_values.py) names the version as well: 100202-dabb6df2b9.
 
 Source: library/src/amd_detail/rocblaslt/src/UserDrivenTuningParser.cpp, TuningCacheStore.cpp and
 rocblaslt_auxiliary.cpp (problem_override_from_file), library/src/amd_detail/hipblaslt.cpp
@@ -66,19 +66,19 @@ _SEEN = re.compile(
     rb"|(?:[A-Za-z_0-9]{1,40},){0,40}transA,(?=[^\n]*,m,)[^\n]*,sou?lution_index\b"
     rb"|[NTC],[NTC],(?:[^,\n]{1,64},){32}[1-9][0-9]*,[^,\n]*,[^,\n]*(?:\n|\Z))"
 )
-#: Headers whose meaning is remembered (a file has one or two, repeated), problems of each, and their row's
-#: length.
+#: Headers that are cached (a file has one or two, repeated), problems cached for each, and the longest row
+#: that is.
 _LAYOUTS, _PROBLEMS, _SHORT = 64, 2**15, 1024
-#: Columns by which the library takes a row, all of them needed.
+#: Columns by which the library looks up a row; all are required.
 _MATCHED = (
     "transA", "transB", "batch_count", "m", "n", "k", "a_type", "b_type", "c_type", "compute_type",
 )  # fmt: skip
-#: Columns that say more of the problem.
+#: Columns that say more about the problem.
 _MORE = {
     "alpha", "beta", "lda", "ldb", "ldc", "ldd", "stride_a", "stride_b", "stride_c", "stride_d", "d_type",
     "scaleA", "scaleB", "scaleC", "scaleD", "activation_type", "bias_vector", "bias_type", "bias_source",
 }  # fmt: skip
-#: Columns that make another problem than a GEMM here unless they are 0: what they ask for.
+#: Columns for which no problem here exists unless they are 0, and what they ask for.
 _ZERO = {
     "grouped_gemm": "a group of GEMMs",
     "amaxD": "the largest value of the output",
@@ -88,7 +88,7 @@ _ZERO = {
     "swizzle_b": "a swizzled B",
 }
 _INDEX = "solution_index"
-#: Columns that tell how it was timed, on what, how fast it was, and how the kernel is called.
+#: Columns about how the row was timed, the device, its speed, and the kernel's name.
 _IGNORED = re.compile(
     r"rotating_buffer|flush|use_gpu_timer|aux_type|hipblaslt-(?:Gflops|GB/s)|CPU-(?:Gflops|us)|us"
     r"|norm_error|atol|rtol|[a-z0-9_-]*(?:freq|MCLK)[a-z0-9_-]*|(?:kernel|solution)_name|gcnArchName|CUs"
@@ -118,16 +118,16 @@ class HipblasltOverride:
     last_wins: bool = True
 
     def detect(self, head: bytes) -> bool:
-        """Whether it begins with the library's revision, or a line is a header or a row of ROCm 6.4."""
+        """Whether a line gives the library's revision, or is a header or a row of ROCm 6.4."""
         return _SEEN.search(head) is not None
 
     def read(self, lines: Iterable[bytes]) -> Iterator[Found]:
-        """Every row's problem and claim; of those with one key the library tries the last one first."""
+        """Yields every row's problem and claim; of rows with one key the library tries the last one first."""
         reading = _Reading()
         for decoded in decode_lines(lines):
             number, raw = (0, "") if isinstance(decoded, Rejected) else decoded
             text = raw.strip(" \t")
-            # With a comma it is a row to the library, of a transposed A: "#N" is not "N".
+            # With a comma the library reads it as a row of a transposed A, because "#N" is not "N".
             if not text or (text.startswith("#") and "," not in text):
                 yield from reading.no_row()
                 if isinstance(decoded, Rejected):
@@ -146,13 +146,13 @@ class HipblasltOverride:
                     yield from reading.no_row()
                     reading.header(number, raw)
                 else:
-                    yield reading.row(number, raw)  # nothing is trimmed: " N" is not "N"
+                    yield reading.row(number, raw)  # not stripped: " N" is not "N" to the library
             except (BadLineError, InvalidProblem) as error:
                 yield rejected(number, error, text)
         yield from reading.no_row()
 
     def write(self, rows: Iterable[ExportRow], options: ExportOptions, report: ExportReport) -> Iterator[str]:
-        """The file of options.target (see hipblaslt_override_writer.py). Raises ExportRefused."""
+        """The file of options.target (see override_writer.py). Raises ExportRefused."""
         sheet, all_rows = Sheet.open(rows, options)
         return sheet.write(all_rows, report)
 
@@ -162,7 +162,7 @@ class HipblasltOverride:
 
 @dataclass
 class _Layout:
-    """The columns of a header: which make the problem, and where the rest is (-1: nowhere)."""
+    """The columns of a header: those of the problem, and the positions of the others (-1: missing)."""
 
     columns: tuple[str, ...]
     names: tuple[str, ...] = field(init=False)
@@ -191,7 +191,7 @@ class _Layout:
         for name in (*_MATCHED, _INDEX):
             if name not in self.columns:
                 raise BadLineError(f"the header lacks {name}: hipBLASLt reads no row without it")
-        # The arch is picked too, for it decides what a type's name means.
+        # The arch is picked too, because it decides what a type's name means.
         self.names = tuple(
             name for name in self.columns if name in (*_MATCHED, *_MORE, *_ZERO, "gcnArchName")
         )
@@ -205,7 +205,7 @@ class _Layout:
     def problem(self, cells: list[str]) -> tuple[GemmProblem, str]:
         """A row's problem and its key's text. Raises BadLineError or InvalidProblem."""
         asked = self.pick(cells)
-        text = ",".join(asked)  # one text: as a tuple of cells it would take ten times the memory
+        text = ",".join(asked)  # one string: a tuple of cells would take ten times the memory
         found = self.known.get(text)
         if found is None:
             found = _problem(dict(zip(self.names, asked, strict=True)))
@@ -237,7 +237,7 @@ def _problem(values: dict[str, str]) -> tuple[GemmProblem, str]:
     if bias == "1":
         values["bias_vector"] = ""
     values.setdefault("d_type", values["c_type"])
-    # A complex GEMM's compute type may be named by its real part or as a whole.
+    # A complex GEMM's compute type may be spelled as the real or as the complex type.
     if values["a_type"].endswith("_c") and values["compute_type"] == values["a_type"]:
         values["compute_type"] = values["a_type"].replace("_c", "_r")
     return build_problem(values), key
@@ -247,12 +247,12 @@ def _problem(values: dict[str, str]) -> tuple[GemmProblem, str]:
 
 
 class _Reading:
-    """What the lines so far mean for the next one."""
+    """The state of reading a file: what the earlier lines mean for the next one."""
 
     def __init__(self) -> None:
         self._layouts: dict[str, _Layout] = {}
         self._positional = _Layout(COLUMNS)
-        #: The header right before this line: its number, its text, and what it means (None: it was rejected).
+        #: The header on the line before: its number, its text, and its layout (None: it was rejected).
         self._pending: tuple[int, str, _Layout | None] | None = None
         self._revision: tuple[str, int] | None = None
         self._contradiction = 0
@@ -260,7 +260,7 @@ class _Reading:
         self._solutions: dict[str, Solution] = {}
 
     def no_row(self) -> Iterator[Rejected]:
-        """The header before a line that is no row, if there is one: it is left without."""
+        """Rejects the header before a line that is not a row, if there is one."""
         pending, self._pending = self._pending, None
         if pending is not None and pending[2] is not None:
             yield rejected(
@@ -292,7 +292,7 @@ class _Reading:
         layout = self._layouts.get(text)
         if layout is None:
             self._pending = (number, text, None)
-            # ROCm 6.4's hipblaslt-bench prints it so.
+            # ROCm 6.4's hipblaslt-bench misspells it.
             columns = ("solution_index" if name == "soulution_index" else name for name in text.split(","))
             layout = _Layout(tuple(columns))
             if len(self._layouts) >= _LAYOUTS:
@@ -347,7 +347,7 @@ def _count_fault(found: int, wanted: int, positional: bool) -> str:
 
 
 def _seconds(text: str) -> float | None:
-    """Seconds of a cell of microseconds; 0 is not known."""
+    """Seconds of a cell of microseconds; None for 0, which stands for not known."""
     microseconds = float(text) if _TIME.fullmatch(text) else math.nan
     if not math.isfinite(microseconds):
         raise BadLineError(f"us {quote(text)} is no number of microseconds from 0")

@@ -1,15 +1,15 @@
-"""Rows into the override file of one hipBLASLt.
+"""Writes rows into the override file of one hipBLASLt build.
 
-The library finds a row by layout letters, types, compute type, m, n, k and batch (ROCm 6.4: of the types of
-A and B only A's), and uses it for every call of that key that the solution supports: padded or not, with any
-epilogue, scalars and scales. So only a row that was measured as the plain product is written. One with a
-bias, an activation, a beta, padding or broadcast batches is left out, since it would be used where it was
-never measured. 8-bit floats are called with scales, and one scale a tensor counts as plain there.
+The library looks a row up by layout letters, types, compute type, m, n, k and batch (ROCm 6.4: of the types
+of A and B only A's), and uses it for every call with that key that the solution supports: padded or not, with
+any epilogue, scalars and scales. So only rows of plain GEMMs are written. A row with a bias, an activation, a
+beta, padding or broadcast batches is left out, because it would be used for calls on which it was never
+measured. Calls of 8-bit floats have scales, so one scale per tensor counts as plain there.
 
-Not named either, so left out:
+Also left out, because the file cannot name them:
 - 8-bit floats in ROCm 6.4, where the build decides which format f8_r is;
 - tf32 in ROCm 6.4, whose file takes a storage type as compute type;
-- OCP 8-bit floats on gfx94x, which has FNUZ ones alone;
+- OCP 8-bit floats on gfx94x, which has only FNUZ ones;
 - fp16 as a compute type, and complex types, which no release up to ROCm 7.2 reads.
 """
 
@@ -33,7 +33,7 @@ COLUMNS = (
     "bias_type", "rotating_buffer", "hipblaslt-Gflops", "hipblaslt-GB/s", "us", "solution_index",
     "gcnArchName", "CUs",
 )  # fmt: skip
-#: What users are told.
+#: The accepted targets, as shown to users.
 FORMS = (
     "rocm-6.4: rows of 37 fields, by position",
     "rocm-7.<minor>: a header before each row, by name",
@@ -51,7 +51,7 @@ _BUILD = re.compile(r"([0-9]{1,9})-([^\s,]{1,100})")
 _ROCM_7 = 100_000
 #: Architectures whose 8-bit floats are FNUZ.
 FNUZ_ARCH = "gfx94"
-#: Lines in one piece of text.
+#: Lines per piece of text.
 _LINES = 256
 _NAMES = {storage: name for name, storage in TYPES.items() if not name.endswith("_c")}
 _COMPUTE = {"fp32": "f32_r", "tf32": "xf32_r", "fp64": "f64_r", "int32": "i32_r"}
@@ -70,7 +70,7 @@ class Sheet:
 
     @classmethod
     def open(cls, rows: Iterable[ExportRow], options: ExportOptions) -> tuple[Sheet, Iterable[ExportRow]]:
-        """The sheet that was asked for, and all the rows again. Raises ExportRefused."""
+        """The sheet for the options, and all the rows again. Raises ExportRefused."""
         forms, target = "; ".join(FORMS), options.target
         if target is None:
             raise ExportRefused(f"{_READER} is written for one ROCm: give its target, one of: {forms}")
@@ -95,7 +95,7 @@ class Sheet:
         return cls(by_name, found[2], validators, options.workspace_limit), rows
 
     def write(self, rows: Iterable[ExportRow], report: ExportReport) -> Iterator[str]:
-        """The text, piece by piece; its first lines even where no row is left."""
+        """Yields the text in pieces; its first lines even if no row is written."""
         keyed = Keyed(report, "hipBLASLt's key records sizes, types and layout letters alone")
         for row in rows:
             try:
@@ -107,7 +107,7 @@ class Sheet:
         header = ",".join(COLUMNS)
         piece = [f"Git Version: {self.revision}\n{note}\n"]
         for number, text in enumerate(keyed.texts()):
-            # For ROCm 6.4 the header is one row among others that it cannot read, and there for people.
+            # ROCm 6.4 cannot read the header and skips it; it is written once, for people.
             piece.append(f"{header}\n{text}\n" if self.by_name or not number else f"{text}\n")
             if len(piece) >= _LINES:
                 yield "".join(piece)
@@ -115,12 +115,12 @@ class Sheet:
         yield "".join(piece)
 
     def _keyed(self, row: ExportRow) -> tuple[str, ExportRow, str]:
-        """What the library tells the row by, the row, and its text. Raises OmittedError."""
+        """The library's key of the row, the row, and its text. Raises OmittedError."""
         self.validators.check(row.environment)
         override.check_judgement(row)
         override.check_family(row, ("hipblaslt",), _READER)
         build = self.validators.values["HIPBLASLT_VERSION"]
-        if row.solution.build != self.revision:  # as a file that was read may say it
+        if row.solution.build != self.revision:  # an imported file may give the revision alone
             override.check_build(row, "hipblaslt", build)
         index = _index(row)
         if self.workspace_limit is not None and row.solution.workspace_bytes > self.workspace_limit:
@@ -177,7 +177,7 @@ def _index(row: ExportRow) -> int:
 
 
 def _check_plain(p: GemmProblem) -> None:
-    """Raises OmittedError for what the key does not record, and a plain product has not."""
+    """Raises OmittedError for what the key does not record and a plain GEMM does not have."""
     if p.bias is not None:
         raise OmittedError(_WIDER.format("bias"))
     if p.activation != "none":

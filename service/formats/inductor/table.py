@@ -42,7 +42,7 @@ from service.formats.core.override import Keyed, OmittedError, Says, Validators,
 from service.formats.core.row_text import dumps
 from service.formats.tunableop.target import says
 
-#: Releases whose keys are known, oldest and newest.
+#: The oldest and the newest release whose keys are known.
 _OLDEST, _NEWEST = (2, 10), (2, 15)
 _TARGET = re.compile(
     r"torch-([0-9]{1,3})\.([0-9]{1,3})(?:\.([0-9]{1,3}))?\+(?:(rocm)[0-9.]*|cu(?:da)?[0-9.]*)"
@@ -52,13 +52,13 @@ _FORMS = (
     "torch-<major>.<minor>[.<patch>]+cuda, 2.10 to 2.15: keys name the device's product",
 )
 _DTYPES: Mapping[str, str] = {"fp16": "torch.float16", "bf16": "torch.bfloat16"}
-#: The family and the parameter by which a solution says that Inductor's template was run, not another kernel
-#: of the same parameters: another's time would be no reason for this one.
+#: The family and the `template` parameter of solutions that ran Inductor's own template. The time of another
+#: kernel with the same parameters says nothing about it.
 FAMILY, TEMPLATE = "triton", "inductor-mm"
-#: The template's own, all of which must be there, and what it takes besides on AMD devices.
+#: The template's parameters, all of them required, and the optional ones that it takes on AMD devices.
 PARAMETERS = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "num_stages", "num_warps")
 HIP_PARAMETERS = ("matrix_instr_nonkdim", "waves_per_eu", "kpack")
-#: How the file is loaded, told in it too.
+#: How the file is loaded; the file says it too.
 _LOAD = (
     "import json; from torch._inductor import config, lookup_table, virtualized; "
     "config.lookup_table.table = json.load(open(file)); "
@@ -83,7 +83,7 @@ class InductorTable:
     key_formats: tuple[str, ...] = ()
 
     def write(self, rows: Iterable[ExportRow], options: ExportOptions, report: ExportReport) -> Iterator[str]:
-        """One object, a key a line. Raises ExportRefused."""
+        """One object, one key per line. Raises ExportRefused."""
         target = _Target.parse(options.target)
         rows, options = with_environments(rows, options)
         return _Table(target, options.ties == "default", _settle(target, options)).write(rows, report)
@@ -108,7 +108,7 @@ class _Target:
 
     @classmethod
     def parse(cls, text: str | None) -> _Target:
-        """Raises ExportRefused, which lists the forms."""
+        """Parses a target. Raises ExportRefused, which lists the forms."""
         forms = "; ".join(_FORMS)
         if text is None:
             raise ExportRefused(
@@ -129,7 +129,7 @@ class _Target:
         return found
 
     def is_build(self, version: str) -> bool:
-        """Whether a version of torch's is this release (and patch, where one was named)."""
+        """Whether a torch version is this release (and patch, if one was named)."""
         match = re.search(r"([0-9]+)\.([0-9]+)(?:\.([0-9]+))?", version)
         if match is None or (int(match[1]), int(match[2])) != (self.major, self.minor):
             return False
@@ -147,7 +147,7 @@ def _device_name(environment: Environment) -> str | None:
 
 
 def _settle(target: _Target, options: ExportOptions) -> Validators:
-    """The device's name in the keys, and its number of compute units, which no key tells. Raises
+    """The device's name in the keys, and its number of compute units, which no key records. Raises
     ExportRefused."""
     key, source, example = (
         ("GCN_ARCH_NAME", _gcn_arch, "gfx942:sramecc+:xnack-")
@@ -202,7 +202,7 @@ class _Table:
         yield "\n}\n"
 
     def _about(self, device: str) -> str:
-        """A member that no call's key is: the table is a dict of lists of dicts throughout."""
+        """A member about the file, under a key of no call; a list of dicts like the table's other members."""
         about = {
             "about": f"gemmtune: EXPERIMENTAL lookup table of Inductor, {self.target.text}, on {device}",
             "load": _LOAD,
@@ -256,15 +256,15 @@ def _template(solution: Solution, k: int, rocm: bool) -> str:
     step = found["BLOCK_K"]
     if not isinstance(step, int) or not all(found[name] for name in PARAMETERS if name != "num_stages"):
         raise OmittedError("a size of its solution is 0")
-    # Releases before 2.12 take these from the table alone; later ones would take them from a configuration
-    # of their own, whose BLOCK_K is another.
+    # Releases before 2.12 take these from the table only; later ones would take them from a configuration
+    # of their own, which has another BLOCK_K.
     found |= {"EVEN_K": k % step == 0, "ACC_TYPE": "tl.float32", "USE_FAST_ACCUM": False}
     return dumps(found)
 
 
 def mm_key(p: GemmProblem) -> str:
     """The operands and the operation of a key, without the device. Raises OmittedError for a problem that
-    Inductor does not lower to aten.mm, or whose key would say less than the problem does."""
+    Inductor does not lower to aten.mm, or that its key would not record in full."""
     dtype = _DTYPES.get(p.dtype_a)
     if dtype is None or p.compute != "fp32" or not p.dtype_a == p.dtype_b == p.dtype_d:
         raise OmittedError(

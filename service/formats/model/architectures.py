@@ -1,10 +1,10 @@
-"""The model classes whose layers are known, and the layers that each has.
+"""The supported model classes, and the linear layers of each.
 
-A class is known by its name in `architectures`, as vLLM picks its implementation, or else by `model_type`;
-of a multimodal model the `text_config` is read, and its model_type decides. Biases are those on which the
-model's definition in vLLM (vllm/model_executor/models/<name>.py) and in transformers
-(src/transformers/models/<name>) agree; a field that makes them differ is refused. Layers that only some
-runs have (multi-token prediction, adapters) are none of the model's.
+A class is found by its name in `architectures`, by which vLLM picks its implementation, or else by
+`model_type`. For a multimodal model the `text_config` is read, and its model_type decides. Layers have the
+biases on which the model's definitions in vLLM (vllm/model_executor/models/<name>.py) and in transformers
+(src/transformers/models/<name>) agree; a field that makes them differ is refused. Layers that only some runs
+have (multi-token prediction, adapters) are not read.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from service.formats.model.layers import (
     router,
 )
 
-#: No decoder has more layers than this; counting them one by one stays short.
+#: No decoder has more layers than this, and a loop over them stays short.
 MAX_LAYERS = 10_000
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model's linear layers on one device, and what it computes besides that is no single GEMM."""
+    """A model's linear layers on one device; `left_out` describes what else it computes (no single GEMM)."""
 
     linears: list[Linear]
     left_out: list[str] = field(default_factory=list)
@@ -43,9 +43,10 @@ class Model:
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts: the fields that say how many there are and how wide one is, which layers have
-    them (all, or by decoder_sparse_step and mlp_only_layers), whether one is shared by all tokens, and the
-    router's name and bias."""
+    """A mixture of experts. `count` and `size`: the config fields with the number of experts and the width of
+    one. `every_layer`: all layers have experts; otherwise decoder_sparse_step and mlp_only_layers decide.
+    `shared`: one more expert is shared by all tokens. `router` and `bias`: the router's name, and whether it
+    has a bias."""
 
     count: str = "num_experts"
     size: str = "moe_intermediate_size"
@@ -59,9 +60,11 @@ class Experts:
 class Decoder:
     """A decoder of attention and a gated MLP: qkv_proj, o_proj, gate_up_proj, down_proj, lm_head.
 
-    A bias is there, is not, or is where the named field is true. `head_dim` is "own" (a field that must be
-    there), "even" (hidden_size / num_attention_heads, whatever the file says) or "either". `false` and `true`
-    are fields that must be so where they are set; `delta_net` layers stand between those of attention.
+    A bias is True, False, or the name of the config field that decides. `head_dim` is "own" (the field is
+    required), "even" (always hidden_size / num_attention_heads; another value is refused) or "either" (the
+    field if it is set, else that quotient). `keys_as_queries`: num_key_value_heads defaults to
+    num_attention_heads. `false` and `true` are fields that must have that value if they are set. `defaults`
+    are the values of missing fields. `delta_net`: some layers are gated delta nets instead of attention.
     """
 
     qkv_bias: bool | str = False
@@ -76,7 +79,7 @@ class Decoder:
     delta_net: bool = False
 
     def __call__(self, given: Fields, tp: Parallel) -> Model:
-        """The layers. Raises ReadError for what is missing, wrong or cannot be divided."""
+        """The layers. Raises ReadError for a field that is missing, wrong or cannot be divided."""
         fields = given.with_defaults(self.defaults)
         fields.must_be(False, *self.false)
         fields.must_be(True, *self.true)
@@ -124,7 +127,7 @@ def _bias(fields: Fields, rule: bool | str) -> bool:
 
 
 def _recurrent(fields: Fields, layers: int) -> int:
-    """Layers that are a gated delta net: those layer_types says, or all but each fourth."""
+    """Gated delta net layers: those in layer_types, else all but every full_attention_interval-th."""
     types = fields.texts("layer_types")
     if types is None:
         interval = fields.whole("full_attention_interval", 4)
@@ -142,7 +145,7 @@ def _recurrent(fields: Fields, layers: int) -> int:
 
 
 def _sparse_layers(fields: Fields, experts: Experts, layers: int) -> int:
-    """Layers that are a mixture of experts."""
+    """The number of layers with a mixture of experts."""
     if experts.every_layer:
         return layers
     if not fields.whole(experts.count, least=0):
@@ -152,7 +155,7 @@ def _sparse_layers(fields: Fields, experts: Experts, layers: int) -> int:
 
 
 def _experts(fields: Fields, experts: Experts, tp: Parallel, calls: int) -> list[Linear]:
-    """What of a mixture of experts is a linear layer: the router, and the expert that all tokens share."""
+    """The linear layers of a mixture of experts: the router, and the expert that all tokens share."""
     hidden = fields.whole("hidden_size")
     found = [
         router(hidden, fields.whole(experts.count), calls, bias=experts.bias, name=experts.router),
@@ -172,7 +175,7 @@ def _grouped(fields: Fields, count: str, size: str, layers: int) -> str:
 
 
 def _deepseek(fields: Fields, tp: Parallel) -> Model:
-    """Multi-head latent attention; dense layers first, then experts beside shared ones that are one MLP."""
+    """Multi-head latent attention; first dense layers, then experts, the shared ones as one MLP."""
     fields.must_be(False, "attention_bias", "index_topk", "moe_router_dtype", "mlp_bias")
     hidden = fields.whole("hidden_size")
     layers = fields.whole("num_hidden_layers", most=MAX_LAYERS)
@@ -194,7 +197,7 @@ def _deepseek(fields: Fields, tp: Parallel) -> Model:
 
 
 def _gpt2(fields: Fields, tp: Parallel) -> Model:
-    """Biases everywhere but on the logits. Its Conv1D is a linear layer, whose weights vLLM transposes."""
+    """All layers but the logits have a bias. Conv1D is a linear layer whose weights vLLM transposes."""
     fields.must_be(False, "add_cross_attention")
     hidden, queries = fields.whole("n_embd"), fields.whole("n_head")
     layers = fields.whole("n_layer", most=MAX_LAYERS)
@@ -208,7 +211,7 @@ def _gpt2(fields: Fields, tp: Parallel) -> Model:
 
 
 def _gpt_neox(fields: Fields, tp: Parallel) -> Model:
-    """As many key heads as query heads; biases on the MLP, and on attention unless told."""
+    """As many key heads as query heads; the MLP has biases, and attention unless attention_bias is false."""
     hidden, queries = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     layers = fields.whole("num_hidden_layers", most=MAX_LAYERS)
     heads = Heads(queries, queries, even_head(hidden, queries))
@@ -227,7 +230,7 @@ def _gpt_neox(fields: Fields, tp: Parallel) -> Model:
 @dataclass(frozen=True)
 class Architecture:
     """A model class: its name, the model types of its configs and of text_configs, and its layers.
-    `quantised` are the quantisations whose effect on its layers is known (see model_types)."""
+    `quantised` are the quantisations whose effect on its layers is known (see dtypes.py)."""
 
     name: str
     model_types: tuple[str, ...]
@@ -236,7 +239,7 @@ class Architecture:
 
 
 _NO_BIAS = ("attention_bias", "mlp_bias", "bias", "qkv_bias")
-#: What google/gemma-3's files leave to transformers' Gemma3TextConfig (configuration_gemma3.py).
+#: Defaults of transformers' Gemma3TextConfig (configuration_gemma3.py) that google/gemma-3's files rely on.
 _GEMMA3 = {"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}
 
 ARCHITECTURES: tuple[Architecture, ...] = (
@@ -328,7 +331,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
 )
 _BY_NAME = {known.name: known for known in ARCHITECTURES}
 _BY_TYPE = {kind: known for known in ARCHITECTURES for kind in known.model_types}
-#: Multimodal classes; their language model is a class of the table.
+#: Suffix of multimodal classes, whose language model is a class of the table.
 _WRAPPER = "ForConditionalGeneration"
 
 

@@ -8,12 +8,12 @@ many devices (`tensor_parallel`), for which M (`tokens`) and, if not as the chec
 (`dtype`).
 
 * Logits are computed of the last token of each sequence only, so lm_head has the M up to LOGIT_ROWS, the most
-  sequences that vLLM runs at once unless told (vllm/engine/arg_utils.py: 256, or 1024 on large devices);
+  sequences that vLLM runs at once by default (vllm/engine/arg_utils.py: 256, or 1024 on large devices);
   beyond that M is a prefill's, which asks for lm_head with one row a sequence.
 * The bias of a row-parallel layer is added on the first device alone (vLLM and SGLang, RowParallelLinear),
   before the sum over devices: with several devices it is two problems, with and without.
-* Attention's own products are fused kernels and no GEMMs; MLA's kv_b_proj is called at prefill only. Routed
-  experts are grouped GEMMs: what is left out is said as a rejected line, each kind once.
+* Attention itself runs in fused kernels, not in GEMMs; MLA's kv_b_proj is called at prefill only. Routed
+  experts are grouped GEMMs: what is left out is reported as a rejected line, once per kind.
 
 A file that is no JSON, or no config.json, is one rejected line. A model whose layers are not known for
 certain, or that the devices do not divide, raises ReadError.
@@ -43,9 +43,9 @@ from service.formats.model.dtypes import Types, types_of
 from service.formats.model.fields import Fields, shown
 from service.formats.model.layers import ROW, Linear, Parallel
 
-#: Bytes of a line, and of a document (json_text.MAX_ITEM): the longest that are published list every layer.
+#: Longest line in bytes, like a document's (json_text.MAX_ITEM): the longest published ones list every layer.
 MAX_DOCUMENT = 2**20
-#: Sequences in one forward pass, each of which asks for one row of logits.
+#: Most sequences in one forward pass; each needs one row of logits.
 LOGIT_ROWS = 1024
 _NAMES = ("architectures", "model_type")
 _SIZES = ("hidden_size", "n_embd", "text_config")
@@ -76,7 +76,7 @@ class ModelConfig:
             return False
         try:
             return _is_config(decode(text))
-        except BadJsonError:  # cut short here, or by whoever copied it
+        except BadJsonError:  # cut short, by the head's length or in the file
             named = _NAMED.search(text) is not None and _SIZED.search(text) is not None
             return named and kind_of(head) != "journal"
 
@@ -85,8 +85,8 @@ class ModelConfig:
         return self.read_told(lines, DEFAULTS)
 
     def read_told(self, lines: Iterable[bytes], options: ReadOptions) -> Iterator[Entry | Rejected]:
-        """The layers as `options` say they are run. Raises ReadError for a model that is not supported, that
-        the devices do not divide, or whose type is not known."""
+        """The layers of the model run as `options` say. Raises ReadError for a model that is not supported,
+        cannot be divided among the devices, or has no known type."""
         document = Document(decode_lines(lines, MAX_DOCUMENT))
         try:
             if not document.peek():
@@ -129,14 +129,14 @@ def _layers(document: Fields, options: ReadOptions) -> Iterator[Entry | Rejected
         for tokens in dict.fromkeys(options.tokens):
             if linear.name == "lm_head" and tokens > LOGIT_ROWS:
                 continue
-            # One problem where the type adds the bias afterwards.
+            # Both are one problem if the bias is added after the GEMM, as with block scales.
             made = dict.fromkeys(_problem(types, linear, tokens, bias) for bias in _biases(linear, tp))
             for problem in made:
                 yield Entry(1, problem, linear.name, linear.calls)
 
 
 def _biases(linear: Linear, tp: Parallel) -> tuple[bool, ...]:
-    """Whether a device adds the bias; devices may differ."""
+    """Whether a device adds the bias: both ways if only the first device does."""
     return (True, False) if linear.bias and linear.split == ROW and tp.devices > 1 else (linear.bias,)
 
 

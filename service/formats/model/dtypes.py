@@ -1,10 +1,12 @@
-"""The types that a model's linear layers are computed in: its own, or 8-bit floats with a scale a block.
+"""The types in which a model's linear layers are computed: its own, or 8-bit floats with a scale per block.
 
-A checkpoint's own type is `torch_dtype` or `dtype`. Of quantisations only two have a certain effect on every
-device: DeepSeek's blocks (quant_method fp8, weight_block_size [128, 128]: activations scaled 1 x 128, weights
-128 x 128, both fp32, products in the checkpoint's own type, a bias added afterwards), and gpt-oss's MXFP4,
-which is that of its experts alone. Routers and logits stay as they were. Source: vLLM,
-vllm/model_executor/layers/quantization/fp8.py, mxfp4.py and utils/fp8_utils.py (validate_fp8_block_shape).
+A checkpoint's own type is `torch_dtype` or `dtype`. Only two quantisations have a known effect on every
+device. DeepSeek's blocks (quant_method fp8, weight_block_size [128, 128]) have fp32 scales per 1 x 128 block
+of activations and per 128 x 128 block of weights; the output has the checkpoint's own type, and a bias is
+added afterwards. gpt-oss's MXFP4 applies to its experts only. Routers and logits are not quantised.
+
+Source: vLLM, vllm/model_executor/layers/quantization/fp8.py, mxfp4.py and utils/fp8_utils.py
+(validate_fp8_block_shape).
 """
 
 from __future__ import annotations
@@ -18,38 +20,38 @@ from service.formats.model.architectures import Architecture
 from service.formats.model.fields import INSTEAD, Fields, shown
 from service.formats.model.layers import COLUMN, ROW, Linear, Parallel
 
-#: Types that may be asked for, and that a checkpoint may have.
+#: Unquantised types that may be requested; a checkpoint's own type is one of them.
 PLAIN = ("bf16", "fp16", "fp32", "tf32")
 _ADVICE = f"give a dtype ({', '.join(PLAIN)}) to tune the unquantised layers, or {INSTEAD}"
 _OWN = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-#: 8-bit floats that a checkpoint's blocks may be computed in: MI300's have their own.
+#: 8-bit floats in which a checkpoint's blocks may be computed; MI300 has its own (FNUZ).
 _BLOCKS = ("fp8_e4m3", "fp8_e4m3_fnuz")
 _BLOCK = 128
 _QUANTISATIONS = ("quantization_config", "compression_config", "quantization")
-#: What an fp8 quantisation may say that leaves the problems alone, beside what is checked.
+#: Fields that an fp8 quantisation may have. All are checked, so that they do not change the problems.
 _FP8 = {
     "quant_method", "activation_scheme", "fmt", "weight_block_size", "modules_to_not_convert",
     "ignored_layers", "scale_fmt",
 }  # fmt: skip
-#: What a list of modules that are not quantised may name: modules that never are, or that are no GEMMs here.
+#: Modules that a list of unquantised modules may name: never quantised, or no part of what is read here.
 _NEVER = ("lm_head", "gate", "shared_expert_gate", "router", "embed_tokens")
 _ELSEWHERE = ("visual", "vision_tower", "vision_model", "multi_modal_projector", "mtp")
 
 
 @dataclass(frozen=True)
 class Types:
-    """`own` is the model's type; `blocks` the 8-bit float of layers that are scaled by blocks, if any."""
+    """`own` is the model's type; `blocks` is the 8-bit float of block-scaled layers, if there are any."""
 
     own: str
     blocks: str | None = None
 
     def check(self, linear: Linear, tp: Parallel) -> None:
-        """Raises ReadError for a layer whose blocks of scales would be cut."""
+        """Raises ReadError if sharding or fusing the layer would cut a block of scaled weights."""
         if self.blocks is None or linear.plain:
             return
         shared = tp.devices > 1
         sizes = [linear.k] if linear.split == ROW and shared else []
-        # The last of several fused layers that every device has whole may end within a block.
+        # Where every device has all of n, the last of the fused layers may end within a block.
         sizes += linear.parts if linear.split == COLUMN and shared else linear.parts[:-1]
         for size in sizes:
             if size % _BLOCK:
@@ -60,7 +62,7 @@ class Types:
                 )
 
     def problem(self, linear: Linear, tokens: int, bias: bool) -> GemmProblem:
-        """One call of the layer. Raises InvalidProblem for sizes beyond a GEMM's."""
+        """One call of the layer. Raises InvalidProblem for sizes out of a problem's range."""
         if self.blocks is not None and not linear.plain:
             return from_linear(
                 tokens, linear.n, linear.k, self.blocks, dtype_d=self.own,
@@ -71,7 +73,7 @@ class Types:
 
 
 def types_of(document: Fields, text: Fields, architecture: Architecture, asked: str | None) -> Types:
-    """The types of a model, `asked` where that is given. Raises ReadError."""
+    """The types of a model; the dtype `asked` takes precedence if it is given. Raises ReadError."""
     kind = _asked(asked)
     if kind in PLAIN:
         return Types(kind)
@@ -111,7 +113,7 @@ def _asked(asked: str | None) -> str | None:
 
 
 def _own(document: Fields, text: Fields, default: str | None = None) -> str:
-    """The type that the file states: a text_config's own goes before the document's."""
+    """The type that the file states; a text_config's takes precedence over the document's."""
     for fields in (text, document):
         stated = {value for name in ("dtype", "torch_dtype") if (value := fields.text(name)) is not None}
         if len(stated) > 1:
@@ -143,7 +145,7 @@ def _block_text(quantised: Fields) -> str:
 
 
 def _check_fp8(quantised: Fields, text: Fields) -> None:
-    """Raises ReadError for anything but DeepSeek's blocks on all layers that can have them."""
+    """Raises ReadError unless all layers that can have them have DeepSeek's blocks."""
     expected = {"activation_scheme": "dynamic", "fmt": "e4m3", "scale_fmt": "ue8m0"}
     for name, value in expected.items():
         found = quantised.get(name)
@@ -170,7 +172,7 @@ def _check_fp8(quantised: Fields, text: Fields) -> None:
 
 
 def _is_elsewhere(module: str, layers: int) -> bool:
-    """Whether a module's type does not matter here: no GEMM, never quantised, or beyond the last layer."""
+    """Whether a module's type does not matter here: not read, never quantised, or beyond the last layer."""
     parts = module.split(".")
     if parts[-1] in _NEVER or parts[-1].endswith("norm") or any(part in _ELSEWHERE for part in parts):
         return True

@@ -1,8 +1,8 @@
-"""A model's config.json as values: each read under its own name and checked, or refused with what to do.
+"""Reads the fields of a model's config.json with their types checked. Errors say what to do.
 
-transformers fills what a file leaves out from the defaults of the model's class, and reads a null as "not
-set". A default is known here only where that class's own was looked up, so a field that is missing and has
-none is refused, never guessed.
+transformers fills missing fields from the defaults of the model's class, and reads null as "not set". A
+default is used here only where that class's own was looked up; a missing field without one is refused, never
+guessed.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from backends.errors import ReadError
 from backends.problem_rules import MAX_SIZE
 from service.formats.core.base import printable
 
-#: What always works for a model that is not understood.
+#: The advice for a model that is not supported, which always works.
 INSTEAD = "send its layers' shapes as CSV or JSON instead"
 
 
 class Fields:
-    """The fields of one object of a config.json; `where` names it in messages ("" for the document)."""
+    """The fields of one object of a config.json; `where` is its prefix in messages ("" for the document)."""
 
     def __init__(self, values: Mapping[str, Any], where: str = "") -> None:
         self._values, self._where = values, where
@@ -33,7 +33,7 @@ class Fields:
         return self._values.get(field)
 
     def with_defaults(self, defaults: Mapping[str, int]) -> Fields:
-        """The same object, whose missing fields are those of `defaults`."""
+        """The same object with missing fields taken from `defaults`."""
         return Fields({**defaults, **self._values}, self._where)
 
     def whole(self, field: str, default: int | None = None, least: int = 1, most: int = MAX_SIZE) -> int:
@@ -50,7 +50,7 @@ class Fields:
         return value
 
     def whole_or_null(self, field: str) -> int | None:
-        """A whole number from 1, or None where the file says null, which is not what a missing field is."""
+        """A whole number from 1; None for null. Raises ReadError, also for a missing field."""
         if field not in self._values:
             raise self._missing(field)
         return None if self._values[field] is None else self.whole(field)
@@ -103,8 +103,8 @@ class Fields:
         return value
 
     def must_be(self, expected: bool, *fields: str) -> None:
-        """Raises ReadError for one of `fields` that is set otherwise: it would change the shapes in a way
-        that the stacks do not agree on, or that is not known here."""
+        """Raises ReadError if one of `fields` is set to another value: it would change the layers in a way
+        on which vLLM and transformers disagree, or that is not supported here."""
         for field in fields:
             value = self._values.get(field)
             if value is not None and value is not expected:

@@ -1,14 +1,17 @@
-"""The linear layers of a decoder on one device: what is fused, what is shared out, what is repeated.
+"""The linear layers of a decoder on one device: which are fused, sharded or replicated.
 
-y[M, n] = x[M, k] @ w[n, k].T, M the tokens of a forward pass. Of `devices` tensor-parallel devices each has
+y[M, n] = x[M, k] @ w[n, k].T, where M is the tokens of a forward pass. Each of `devices` tensor-parallel
+devices has
 
-    the same share of n    qkv_proj, gate_up_proj, q_b_proj, kv_b_proj, lm_head ("n": column parallel)
-    the same share of k    o_proj, down_proj                                    ("k": row parallel)
-    the whole              routers, and MLA's first projections                 (""):
+    an equal share of n    qkv_proj, gate_up_proj, q_b_proj, kv_b_proj, lm_head ("n": column parallel)
+    an equal share of k    o_proj, down_proj                                    ("k": row parallel)
+    the whole layer        routers, and MLA's first projections                 ("": replicated)
 
-Query heads are shared out; key and value heads too, until there are fewer than devices: then a device has
-one, the same as others have. A vocabulary is padded to a multiple of 64 before it is shared out. Source:
-vLLM's linear.py (QKVParallelLinear, MergedColumnParallelLinear, RowParallelLinear) and
+Query heads are sharded. Key and value heads are too, unless there are fewer of them than devices: then each
+device has one, and several devices have the same. A vocabulary is padded to a multiple of 64 before it is
+sharded.
+
+Source: vLLM's linear.py (QKVParallelLinear, MergedColumnParallelLinear, RowParallelLinear) and
 vocab_parallel_embedding.py (DEFAULT_VOCAB_PADDING_SIZE) in vllm/model_executor/layers; SGLang's layers of the
 same names do the same.
 """
@@ -26,10 +29,10 @@ REPLICATED, COLUMN, ROW = "", "n", "k"
 
 @dataclass(frozen=True)
 class Linear:
-    """One kind of linear layer as one device computes it: w[n, k], `calls` times a forward pass.
+    """One kind of linear layer as one device computes it: w[n, k], `calls` times per forward pass.
 
-    `parts` are the outputs of the layers that are fused into it, n their sum; `split` says which of n and k
-    is shared out; one that is `plain` is never quantised.
+    `parts` are the output sizes of the layers that are fused into it, and n is their sum; `split` says which
+    of n and k is sharded; a `plain` layer is never quantised.
     """
 
     name: str
@@ -42,18 +45,18 @@ class Linear:
 
     @property
     def n(self) -> int:
-        """Outputs of all that is fused into it."""
+        """The output size of all layers that are fused into it."""
         return sum(self.parts)
 
 
 @dataclass(frozen=True)
 class Parallel:
-    """`devices` that share each layer."""
+    """Tensor parallelism: `devices` share each layer."""
 
     devices: int
 
     def share(self, size: int, what: str) -> int:
-        """One device's share of `size`. Raises ReadError, which calls it `what`."""
+        """One device's share of `size`. Raises ReadError, which calls it `what`, if it cannot be divided."""
         if size % self.devices:
             raise ReadError(
                 f"{what} {size} cannot be divided among {self.devices} devices; "
@@ -62,7 +65,7 @@ class Parallel:
         return size // self.devices
 
     def repeated_share(self, heads: int, what: str) -> int:
-        """One device's share of key-value heads, of which there may be fewer than devices: then one, that
+        """One device's share of key-value heads. If there are fewer heads than devices it is one head, which
         other devices have too. Raises ReadError."""
         if heads >= self.devices:
             return self.share(heads, what)
@@ -75,14 +78,14 @@ class Parallel:
 
 
 def head_size(fields: Fields, *, required: bool = False) -> int:
-    """Elements of a head: head_dim, or hidden_size / num_attention_heads where it need not be there."""
+    """Elements of a head: head_dim, or hidden_size / num_attention_heads if missing and not `required`."""
     if not required and fields.get("head_dim") is None:
         return even_head(fields.whole("hidden_size"), fields.whole("num_attention_heads"))
     return fields.whole("head_dim")
 
 
 def even_head(hidden: int, heads: int) -> int:
-    """Elements of a head where the heads make up the hidden size. Raises ReadError."""
+    """Elements of a head if the heads divide the hidden size evenly. Raises ReadError if they do not."""
     if hidden % heads:
         raise ReadError(f"a hidden size of {hidden} cannot be divided among {heads} attention heads")
     return hidden // heads
@@ -90,8 +93,8 @@ def even_head(hidden: int, heads: int) -> int:
 
 @dataclass(frozen=True)
 class Heads:
-    """Attention heads of the whole model: `queries` and `keys` heads (as many values as keys) of `size`
-    elements. `outputs` rows of weights a query head: 2 where a gate of the output is projected with it."""
+    """Attention heads of the whole model: `queries` query heads, `keys` key heads and as many value heads, of
+    `size` elements. `outputs` is 2 if a gate of the output is projected with each query head, else 1."""
 
     queries: int
     keys: int
@@ -109,7 +112,7 @@ def attention(
     o_bias: bool = False,
     names: tuple[str, str] = ("qkv_proj", "o_proj"),
 ) -> list[Linear]:
-    """The projections around attention: queries, keys and values in one, and back."""
+    """The projections around attention: the fused query, key and value projection, and the output's."""
     queries = tp.share(heads.queries, "num_attention_heads") * heads.size
     keys = tp.repeated_share(heads.keys, "num_key_value_heads") * heads.size
     parts = (queries * heads.outputs, keys, keys)
@@ -122,7 +125,7 @@ def attention(
 def gated_mlp(
     hidden: int, size: int, what: str, tp: Parallel, calls: int, *, bias: bool = False, prefix: str = ""
 ) -> list[Linear]:
-    """gate and up in one, and down; `size` is what the config calls `what`."""
+    """The fused gate and up projection, and the down projection; `what` is the config's name of `size`."""
     mine = tp.share(size, what)
     return [
         Linear(f"{prefix}gate_up_proj", (mine, mine), hidden, calls, COLUMN, bias),
@@ -142,9 +145,9 @@ def plain_mlp(
 
 
 def latent_attention(fields: Fields, tp: Parallel, calls: int) -> list[Linear]:
-    """MLA's projections. The two that read the hidden states are one GEMM, and whole on every device; V2-Lite
-    has no compressed query. kv_b_proj is called at prefill only: decoding multiplies its halves into the
-    query and the output by batched products, which are no linear layers."""
+    """MLA's projections. The two that read the hidden states are fused into one GEMM and replicated; V2-Lite
+    has no compressed query, so its two are separate. kv_b_proj is called at prefill only: decoding multiplies
+    its halves into the query and the output by batched GEMMs, which are not linear layers."""
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     nope, rope = fields.whole("qk_nope_head_dim"), fields.whole("qk_rope_head_dim")
     value, latent = fields.whole("v_head_dim"), fields.whole("kv_lora_rank")
@@ -182,12 +185,12 @@ def delta_net(fields: Fields, tp: Parallel, calls: int) -> list[Linear]:
 
 
 def router(hidden: int, experts: int, calls: int, *, bias: bool = False, name: str = "gate") -> Linear:
-    """What scores a token for each expert: whole on every device, in the model's own type."""
+    """The layer that scores a token for each expert: replicated, and in the model's own type."""
     return Linear(name, (experts,), hidden, calls, bias=bias, plain=True)
 
 
 def lm_head(hidden: int, vocabulary: int, tp: Parallel) -> Linear:
-    """Logits of the padded vocabulary, which is the embedding's table where the two are tied."""
+    """The logits of the padded vocabulary; the weights are the embedding table if the two are tied."""
     padded = -(-vocabulary // _PADDING) * _PADDING
     mine = tp.share(padded, f"vocab_size {vocabulary}, padded to")
     return Linear("lm_head", (mine,), hidden, 1, COLUMN, plain=True)

@@ -18,8 +18,8 @@ read here:
 - nothing is trimmed: ` N` would be a transposed operand. So blanks within a row are errors here;
 - the index is one-based among Tensile's solutions. Up to rocBLAS 4.3 that is rocBLAS's own index. Later
   versions count Tensile's solutions from -11 downwards (-10 - the file's index) and name hipBLASLt's by
-  positive numbers, which this file does not; the newest take the negative index as it is. Which version a
-  file is for only a note of ours tells (rocm_values.py); without it the index is taken as rocBLAS's own,
+  positive numbers, which this file does not; the newest take the negative index as it is. Only gemmtune's
+  own note (rocm_values.py) says which version a file is for; without it the index is taken as rocBLAS's own,
   which is what rocblas-gemm-tune prints.
 
 Written are rows of the GEMMs that rocBLAS has, each found by its own problem alone, but for its alpha. A
@@ -66,7 +66,7 @@ _COMPUTE = {"f32_r": "fp32", "f64_r": "fp64", "f16_r": "fp16", "i32_r": "int32"}
 _COMPUTE |= {"f32_c": "fp32", "f64_c": "fp64"}
 _HEADERS = {",".join(columns) for columns in (COLUMNS, STRIDED)}
 _INDEX = re.compile("-?[1-9][0-9]{0,9}")
-#: Rows whose problem is remembered, and their length.
+#: Rows whose problem is cached, and the longest row that is.
 _REMEMBERED, _SHORT = 2**15, 1024
 
 
@@ -92,7 +92,7 @@ class RocblasOverride:
         return _SEEN.search(head) is not None
 
     def read(self, lines: Iterable[bytes]) -> Iterator[Found]:
-        """Every row's problem and claim; of those with one key rocBLAS takes the last."""
+        """Yields every row's problem and claim; of rows with one key rocBLAS takes the last."""
         reading = _Reading()
         for decoded in decode_lines(lines):
             if isinstance(decoded, Rejected):
@@ -104,24 +104,24 @@ class RocblasOverride:
             try:
                 if not text.isprintable():
                     raise BadLineError("the line holds control characters")
-                # With a comma it is a row to rocBLAS, of a transposed A: "#N" is not "N".
+                # With a comma rocBLAS reads it as a row of a transposed A, because "#N" is not "N".
                 if text.startswith("#") and "," not in text:
                     yield from reading.note(number, text)
                 elif "transA" in text:
                     reading.header(number, text)
                 else:
-                    yield reading.row(number, decoded[1])  # rocBLAS trims nothing: " N" is not "N"
+                    yield reading.row(number, decoded[1])  # not stripped: " N" is not "N" to rocBLAS
             except (BadLineError, InvalidProblem) as error:
                 yield rejected(number, error, text)
 
     def write(self, rows: Iterable[ExportRow], options: ExportOptions, report: ExportReport) -> Iterator[str]:
-        """The file of options.target (see rocblas_override_writer.py). Raises ExportRefused."""
+        """The file of options.target (see override_writer.py). Raises ExportRefused."""
         sheet, all_rows = Sheet.open(rows, options)
         return sheet.write(all_rows, report)
 
 
 class _Reading:
-    """What the lines so far mean for the next one."""
+    """The state of reading a file: what the earlier lines mean for the next one."""
 
     def __init__(self) -> None:
         self._build: tuple[str, int] | None = None
@@ -185,7 +185,7 @@ class _Reading:
 
 
 def _index(text: str, build: str | None) -> int:
-    """rocBLAS's own index of a file's."""
+    """rocBLAS's own index for the index in a file. Raises BadLineError."""
     index = int(text) if _INDEX.fullmatch(text) else 0
     if -RESERVED <= index <= 0:
         raise BadLineError(

@@ -1,10 +1,10 @@
-"""Rows into the override file of one rocBLAS.
+"""Writes rows into the override file of one rocBLAS build.
 
-Every value of a row's key (see rocblas_override.py) is the problem's own, so that a row is used where it was
-measured: but for alpha, a conjugated operand in place of a transposed one, and D's layout, where it is not
-C's. Rows that differ in the first two share a key; a row of the third kind is left out. What rocBLAS has no
-GEMM for (bias, activation, scales, 8-bit floats, types that do not go together) is left out, as is tf32,
-which has no name in the file: rocBLAS computes in it by a mode of the handle.
+The key of a row (see override.py) records the problem, so a row is used only where it was measured, with
+three exceptions: alpha, a conjugated operand in place of a transposed one, and D's layout if it is not C's.
+Rows that differ only in the first two share a key; a row of the third kind is left out. Problems for which
+rocBLAS has no GEMM (bias, activation, scales, 8-bit floats, types that do not go together) are left out, and
+so is tf32, which has no name in the file: rocBLAS computes in it by a mode of the handle.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ COLUMNS = (
     "input_type", "output_type", "compute_type", "solution_index",
 )  # fmt: skip
 STRIDED = (*COLUMNS[:11], "stride_a", "stride_b", "stride_c", *COLUMNS[11:])
-#: Negative indices that name no solution of Tensile: c_rocblas_solutions_reserved.
+#: Number of negative indices, from -1 on, that name no solution of Tensile: c_rocblas_solutions_reserved.
 RESERVED = 10
 
-#: ROCm -> its rocBLAS. In 5.7, which reads such files first, the index is zero-based in the file alone.
+#: ROCm -> its rocBLAS. ROCm 5.7, the first to read such files, is missing: there the index is zero-based, but
+#: only in the file.
 _ROCBLAS: Mapping[str, str] = {
     "6.0": "4.0", "6.1": "4.1", "6.2": "4.2", "6.3": "4.3", "6.4": "4.4", "7.0": "5.0", "7.1": "5.1",
     "7.2": "5.2",
 }  # fmt: skip
-#: What users are told.
+#: The accepted targets, as shown to users.
 FORMS = ("rocm-<major>.<minor>, 6.0 to 6.4 and 7.0 to 7.2: rows name Tensile's solutions",)
 _TARGET = re.compile(r"rocm-([0-9]\.[0-9])")
 _READER = "rocBLAS's override file"
@@ -42,9 +43,9 @@ _SAYS: Mapping[str, override.Says] = {
     "CU_COUNT": override.units,
 }
 _VERSION = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})\..{1,100}")
-#: The last version of which it is certain that each positive index is Tensile's.
+#: The last version in which each positive index is certain to be Tensile's.
 _LAST_WHOLE = (4, 3)
-#: Lines in one piece of text.
+#: Lines per piece of text.
 _LINES = 256
 _NAMES = {storage: name for name, storage in TYPES.items()}
 #: (A and B, C and D, compute) of the GEMMs that rocBLAS has -> the compute type's name.
@@ -60,13 +61,13 @@ _GEMMS: Mapping[tuple[str, str, str], str] = {
     ("complex64", "complex64", "fp32"): "f32_c",
     ("complex128", "complex128", "fp64"): "f64_c",
 }
-#: How rocBLAS tells betas apart.
+#: Classes of beta -> the numbers by which rocBLAS distinguishes them.
 _BETA = {"zero": 0, "one": 1, "any": 2}
 
 
 def is_split(build: str) -> bool:
     """Whether a build (5.2.0.dabb6df2b9) may name hipBLASLt's solutions by positive indices and Tensile's by
-    negative ones; each was Tensile's, and positive, before."""
+    negative ones; before, each index was Tensile's and positive."""
     found = _VERSION.fullmatch(build)
     return found is not None and (int(found[1]), int(found[2])) > _LAST_WHOLE
 
@@ -80,7 +81,7 @@ class Sheet:
 
     @classmethod
     def open(cls, rows: Iterable[ExportRow], options: ExportOptions) -> tuple[Sheet, Iterable[ExportRow]]:
-        """The sheet that was asked for, and all the rows again. Raises ExportRefused."""
+        """The sheet for the options, and all the rows again. Raises ExportRefused."""
         if options.target is None:
             raise ExportRefused(f"{_READER} is written for one ROCm: give its target, {FORMS[0]}")
         found = _TARGET.fullmatch(options.target)
@@ -103,9 +104,9 @@ class Sheet:
         return cls(validators, options.workspace_limit), rows
 
     def write(self, rows: Iterable[ExportRow], report: ExportReport) -> Iterator[str]:
-        """The text, piece by piece; its first lines even where no row is left."""
+        """Yields the text in pieces; its first lines even if no row is written."""
         what = "rocBLAS tells rows apart neither by alpha nor conjugated operands from transposed ones"
-        # As rocblas-gemm-tune does: single GEMMs first. None of one shares a key with one of the other.
+        # Single GEMMs first, as in rocblas-gemm-tune. A single and a batched GEMM never share a key.
         sections = ((COLUMNS, Keyed(report, what)), (STRIDED, Keyed(report, what)))
         for row in rows:
             try:
@@ -124,7 +125,7 @@ class Sheet:
         yield "".join(piece)
 
     def _keyed(self, row: ExportRow) -> tuple[str, ExportRow, str]:
-        """What rocBLAS tells the row by, the row, and its text. Raises OmittedError."""
+        """rocBLAS's key of the row, the row, and its text. Raises OmittedError."""
         self.validators.check(row.environment)
         override.check_judgement(row)
         override.check_family(row, ("rocblas",), _READER)
@@ -143,7 +144,7 @@ class Sheet:
         return key, row, f"{p.trans_a},{p.trans_b},{sizes},{p.scalars[0]:g},{rest},{index}"
 
     def _index(self, row: ExportRow) -> int:
-        """The file's index of rocBLAS's own. Raises OmittedError."""
+        """The index in the file for rocBLAS's own index. Raises OmittedError."""
         index = row.solution.parameters.get("solution_index")
         if len(row.solution.parameters) != 1 or isinstance(index, bool) or not isinstance(index, int):
             raise OmittedError("a rocblas solution without the index that the file names it by")
@@ -161,7 +162,7 @@ class Sheet:
 
 
 def _compute(p: GemmProblem) -> str:
-    """The compute type's name. Raises OmittedError for what rocBLAS has no GEMM for, or no name."""
+    """The compute type's name. Raises OmittedError for a problem without a GEMM or a name in rocBLAS."""
     if p.bias is not None or p.activation != "none":
         raise OmittedError("rocBLAS has no epilogue")
     if p.scale_dtype is not None:

@@ -25,7 +25,8 @@ from service.formats.core.rocm_values import accumulator, operation, scalar, sto
 from service.formats.tunableop.signature import BadLineError, quote
 
 _SEEN = re.compile(rb"(?:^|\n)(?:\xef\xbb\xbf)?[ \t]*-[ \t]*\{[ \t]*rocblas_function[ \t]*:")
-#: A line as rocBLAS writes it. All but its count is remembered: several processes' profiles agree in it.
+#: A line as rocBLAS writes it. Problems are cached by the text before the count, which several processes'
+#: profiles share.
 _COUNTED = re.compile(r"(.{1,1024}), call_count: ([1-9][0-9]{0,17}) \}")
 _REMEMBERED = 4096
 _MAP = re.compile(r"-[ \t]*\{(.*)\}")
@@ -33,12 +34,12 @@ _PAIR = re.compile(
     r"""[ \t]*([A-Za-z_][A-Za-z0-9_]*)[ \t]*:[ \t]+"""
     r"""("[^"\\]*"|'[^']*'|[^ \t,:{}\[\]"'#&*!|>%@`]+)[ \t]*(?:,|\Z)"""
 )
-#: Every line that rocBLAS writes begins so; other functions' values are of no interest.
+#: The start of every line that rocBLAS writes, by which functions that are no GEMM are skipped.
 _NAMED = re.compile(r"""-[ \t]*\{[ \t]*rocblas_function[ \t]*:[ \t]+["']?([A-Za-z0-9_]+)["']?[ \t]*,""")
-#: Anything that multiplies two general matrices; gemmt writes a triangle and is none.
+#: Functions that multiply two general matrices; gemmt writes a triangle and is not among them.
 _GEMM = re.compile(r"rocblas_[a-z]*gemm(?:_[a-z0-9_]+)?")
 _FUNCTION = re.compile(r"rocblas_(?:([a-z])gemm|gemm)(_strided_batched)?(_ex)?(?:_64)?")
-#: A function's letter -> its type and what it computes in.
+#: A function's letter -> its storage type and compute type.
 _LETTERS = {
     "s": ("fp32", "fp32"),
     "d": ("fp64", "fp64"),
@@ -48,7 +49,7 @@ _LETTERS = {
 }
 _COMPUTE = {"f32_r": "fp32", "f64_r": "fp64", "f16_r": "fp16", "i32_r": "int32"}
 _COMPUTE |= {"f32_c": "fp32", "f64_c": "fp64"}
-#: Flags that leave the arithmetic alone: use_cu_efficiency (2) and check_solution_index (8).
+#: Flags that do not change the arithmetic: use_cu_efficiency (2) and check_solution_index (8).
 _FLAGS = {"none", "use_cu_efficiency", "check_solution_index", "0", "2", "8", "10"}
 #: Keys that choose a kernel, or how it is run, timed or checked.
 _IGNORED = {
@@ -82,8 +83,8 @@ class RocblasProfile:
         return _SEEN.search(head) is not None
 
     def read(self, lines: Iterable[bytes]) -> Iterator[Entry | Rejected]:
-        """Every GEMM's line, without a key: its problem says all of it. Blank lines, comments, document
-        marks and other functions have none."""
+        """Yields every GEMM, without a key, since its problem records all of it. Skips blank lines, comments,
+        document marks and other functions."""
         known: dict[str, GemmProblem] = {}
         for decoded in decode_lines(lines):
             if isinstance(decoded, Rejected):
@@ -110,7 +111,7 @@ class RocblasProfile:
 
 
 def parse_line(text: str) -> tuple[GemmProblem, int] | None:
-    """A line's problem and its calls; None for a function that is no GEMM. Raises BadLineError or
+    """A line's problem and number of calls; None for a function that is no GEMM. Raises BadLineError or
     InvalidProblem."""
     named = _NAMED.match(text)
     if named is not None and _GEMM.fullmatch(named[1]) is None:
@@ -167,7 +168,7 @@ def _text(values: dict[str, str], key: str, default: str | None = None) -> str:
 
 
 def _bare(values: dict[str, str], key: str) -> str:
-    """A number's text: in quotes YAML has no number."""
+    """A number's text, with any quotes: a quoted value is not a number in YAML."""
     if key not in values:
         raise BadLineError(f"{key} is missing")
     return values[key]

@@ -1,5 +1,5 @@
-"""Keys of TunableOp files, built from problems: the two signatures as a version of PyTorch writes them, and
-none where tunableop_signature.py would read another problem back."""
+"""Builds the keys of TunableOp files from problems: the two signatures as a version of PyTorch writes them. A
+problem has no key if signature.py would read another problem back."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _MODES = ("tensor", "outer")
 
 @dataclass(frozen=True)
 class Grammar:
-    """What a version's keys record: leading dimensions; of a scaled GEMM its row scaling and bias (short),
-    all its types and scalings (long), or neither (none); the operators and type names that it has."""
+    """What the keys of a PyTorch version record. `scaled`: of a scaled GEMM its row scaling and bias (short),
+    all its types and scalings (long), or neither (none). `and_bias`, `tf32` and `bf16x9`: the version has
+    that operator or type name."""
 
     leading_dimensions: bool = True
     scaled: str = "short"
@@ -30,12 +31,12 @@ class Grammar:
 
 
 class NoKeyError(Exception):
-    """No key says this problem; the message is the reason, the same for all problems of that kind."""
+    """No key expresses this problem; the message is the reason, the same for all such problems."""
 
 
 def build_key(p: GemmProblem, grammar: Grammar) -> str:
     """`<operator signature>,<parameter signature>`; parse_key() reads the same problem back. Raises
-    NoKeyError exactly where no key of this grammar would."""
+    NoKeyError if and only if no key of this grammar expresses the problem."""
     _check_unrecorded(p)
     letters = p.trans_a + p.trans_b
     parameters = f"{letters.lower()}_{p.m}_{p.n}_{p.k}"
@@ -64,7 +65,7 @@ def build_key(p: GemmProblem, grammar: Grammar) -> str:
 
 
 def _check_unrecorded(p: GemmProblem) -> None:
-    """What no key records must be as parse_key() takes it."""
+    """Raises NoKeyError if a value that no key records is not the one that parse_key() assumes."""
     if p.alpha != "one" or p.beta != "zero":
         raise NoKeyError(
             "TunableOp's keys say nothing of alpha and beta, so only alpha 1 and beta 0 are safe"
@@ -135,7 +136,7 @@ def _scaled_fields(p: GemmProblem, grammar: Grammar) -> str:
 
 
 def fits(key: str, grammar: Grammar) -> bool:
-    """Whether a key text (two signatures) is one that a version of this grammar may ask for."""
+    """Whether a PyTorch with this grammar may look up this key (two signatures)."""
     operator, _, parameters = key.partition(",")
     if ("_ld_" in parameters) != grammar.leading_dimensions:
         return False

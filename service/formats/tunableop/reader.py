@@ -56,7 +56,7 @@ _RESULTS = (
     "a row of a TunableOp results file, not of an untuned one; "
     "record untuned GEMMs with PYTORCH_TUNABLEOP_RECORD_UNTUNED=1"
 )
-#: The first line that either file may begin with: its start, and the third field if there is one.
+#: The first TunableOp line of either file: its start, and the third field if there is one.
 _SEEN = re.compile(
     rb"(?:^|\n)(?:\xef\xbb\xbf)?[ \t]*"
     rb"(?:(Validator),|[A-Za-z]{1,40}TunableOp_[^,\n]*(?:,[^,\n]*(?:,([^\n]*))?)?)"
@@ -65,7 +65,7 @@ _TIME = re.compile(r"[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,4})?")
 
 
 def _first_line(head: bytes) -> str | None:
-    """validator, row (of a results file) or untuned: what the first TunableOp line of a file is."""
+    """The kind of a file's first TunableOp line: validator, row (of a results file) or untuned."""
     found = _SEEN.search(head)
     if found is None:
         return None
@@ -87,7 +87,7 @@ class TunableOpUntuned:
     example: str = "GemmTunableOp_BFloat16_TN,tn_4096_16_4096_ld_4096_4096_4096"
 
     def detect(self, head: bytes) -> bool:
-        """Whether a line starts as an operator signature does; a header of validators gets reasons so."""
+        """Whether the first TunableOp line is an untuned GEMM, or a validator (which read() rejects)."""
         return _first_line(head) in ("untuned", "validator")
 
     def read(self, lines: Iterable[bytes]) -> Iterator[Entry | Rejected]:
@@ -133,7 +133,7 @@ def _check_parameters(rest: list[str]) -> None:
 # ---- results files -------------------------------------------------------------------------------
 
 
-#: The libraries whose solutions rows name, and the vendor whose devices run them.
+#: Libraries whose solutions rows name -> the vendor of the devices that run them.
 _LIBRARIES = {"rocblas": "hip", "hipblaslt": "hip", "cublas": "cuda", "cublaslt": "cuda"}
 
 
@@ -186,13 +186,13 @@ class TunableOp:
         return None
 
     def write(self, rows: Iterable[ExportRow], options: ExportOptions, report: ExportReport) -> Iterator[str]:
-        """The file of options.target (see tunableop_writer.py). Raises ExportRefused."""
+        """The file of options.target (see writer.py). Raises ExportRefused."""
         sheet, all_rows = Sheet.open(rows, options)
         return sheet.write(all_rows, report)
 
 
 class _Results:
-    """What the lines so far of a results file mean for the next one."""
+    """The state of reading a results file: what the earlier lines mean for the next one."""
 
     def __init__(self) -> None:
         self._validators: dict[str, tuple[str, int]] = {}
@@ -244,7 +244,7 @@ class _Results:
             )
         self._first_row = self._first_row or number
         named = (name, layout)
-        if named not in self._solutions:  # the header is whole when the first row comes
+        if named not in self._solutions:  # the header is complete when the first row comes
             self._solutions[named] = parse_solution(name, layout, self._header)
         claim = Claim(self._solutions[named], _seconds(timed))
         key = f"{operator},{rest[0]}"
@@ -255,7 +255,7 @@ class _Results:
 
 
 def _seconds(timed: list[str]) -> float | None:
-    """Seconds of the milliseconds field; torch writes 0 for a row that it read without a time."""
+    """Seconds of the milliseconds field. 0 is None: torch writes it for a row that it read without a time."""
     if not timed:
         return None
     milliseconds = float(timed[0]) if _TIME.fullmatch(timed[0]) else math.nan

@@ -1,10 +1,10 @@
-"""The two signatures that TunableOp files are keyed by, read as problems in column-major BLAS terms.
+"""Reads the two signatures that TunableOp files are keyed by as problems in column-major BLAS terms.
 
-Their grammar grew with PyTorch (the forms are in tunableop.py). What a key does not record is taken as:
-alpha 1, beta 0, batches packed one after another, leading dimensions packed, tensor scales in fp32, no
-fast accumulation, no bias of a scaled GEMM, no activation. A problem whose own values differ from these
-has no key (tunableop_key.py). Source: aten/src/ATen/cuda/tunable/{GemmCommon,TunableGemm}.h of PyTorch 2.4
-to 2.15.
+Their grammar grew with PyTorch (the forms are in reader.py). What a key does not record is assumed: alpha 1,
+beta 0, batches packed one after another, packed leading dimensions, tensor scales in fp32, no fast
+accumulation, no bias of a scaled GEMM, no activation. A problem with other values has no key (key.py).
+
+Source: aten/src/ATen/cuda/tunable/{GemmCommon,TunableGemm}.h of PyTorch 2.4 to 2.15.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from backends.problem import GemmProblem, from_blas
 from service.formats.core.base import printable
 
-#: Type names of operator signatures -> (storage, compute; None is the storage's own default).
+#: Type names of operator signatures -> (storage type, compute type; None: the storage type's default).
 TYPES: dict[str, tuple[str, str | None]] = {
     "float": ("fp32", None),
     "tf32": ("fp32", "tf32"),
@@ -41,11 +41,11 @@ _SCALES = {
     "Float8_e8m0fnu": "fp8_e8m0",
     "Float8_e4m3fn": "fp8_e4m3",
 }
-#: Names that PyTorch may write and that no GEMM here has.
+#: Type names that PyTorch may write but no problem here has.
 _UNSUPPORTED = ("Float4_e2m1fn_x2", "Float8_e8m0fnu", "unknown")
 #: Scaling types, as numbers -> scale modes.
 SCALING_TYPES = {"0": "tensor", "1": "outer"}
-#: What ends the parameters of an fp32 GEMM that is computed in bf16x9.
+#: The fields that end the parameters of an fp32 GEMM that is computed in bf16x9.
 COMPUTE = ("compute", "bf16x9", "r")
 
 _OPERATORS = ("GemmStridedBatched", "GemmAndBias", "ScaledGemm", "Gemm")
@@ -158,7 +158,7 @@ def _layout(upper: str, lower: str) -> dict[str, Any]:
         raise BadLineError(f"layout {quote(upper)} of the operator is not NN, NT, TN or TT")
     if re.fullmatch("[ntc]{2}", lower) is None:
         raise BadLineError(f"the parameters start with {quote(lower)}, not with two of the letters n, t, c")
-    # PyTorch's operator knows N and T alone: a conjugated operand is a T there and a c here.
+    # PyTorch's operator knows only N and T: a conjugated operand is T there and c in the parameters.
     if any(
         up not in (low.upper(), low.upper().replace("C", "T")) for up, low in zip(upper, lower, strict=True)
     ):
@@ -179,8 +179,8 @@ def _leading_dimensions(fields: _Fields, call: dict[str, Any]) -> dict[str, Any]
     found = {}
     for name, (rows, columns) in shapes.items():
         found[name] = fields.number(name)
-        # PyTorch records the stride of a single column as it comes and mends it only in the call to
-        # BLAS. Nothing reads it, so it is never too small.
+        # PyTorch records the stride of a single column unchanged and corrects it only in the call to
+        # BLAS. No implementation reads it, so a value below the number of rows is raised to it.
         if columns == 1:
             found[name] = max(found[name], rows)
     return found

@@ -5,8 +5,9 @@
     Gemm_Hipblaslt_<index>                   from torch 2.7; Gemm_Hipblaslt_<TN>_<index> before
     Gemm_Cublaslt_id_<>_tile_<>_stages_<>_splitk_<>_red_<>_swizzle_<>_custom_<>_inner_<>_cluster_<>
 
-The last is from torch 2.14 on CUDA: the nine attributes of a cublasLtMatmulAlgo_t, which torch sets anew
-and checks before use, so that any legal configuration may be named, not only those that it searches.
+The last exists from torch 2.14 on CUDA. It has the nine attributes of a cublasLtMatmulAlgo_t. torch sets them
+on a new algorithm and checks it before use, so a row may name any legal configuration, not only those that
+torch searches.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ BUILD_OF: Mapping[str, str] = {
     "cublaslt": "CUBLASLT_VERSION",
 }
 
-#: cuBLASLt's attributes: the label in the name, the parameter here, the first value that does not fit. No
-#: value is negative, but a split of k that is left to the library is -1.
+#: cuBLASLt's attributes: the label in the name, the parameter here, the first value that is too large. No
+#: value is negative, except splitk -1, which leaves the split of k to the library.
 _ATTRIBUTES = (
     ("id", "algo_id", 2**31),
     ("tile", "tile_id", 2**32),
@@ -74,8 +75,8 @@ def _indexed(family: str, name: str, text: str, validators: Mapping[str, str]) -
 
 
 def solution_name(solution: Solution, layout: str | None = None) -> str | None:
-    """The name of a library's solution; None where it lacks the parameters that a name is made of. `layout`
-    is the operator's where names of hipBLASLt's solutions repeat it."""
+    """The name of a library's solution; None if it lacks the parameters that a name is made of. `layout` is
+    the operator's if the names of hipBLASLt's solutions repeat it, else None."""
     if solution.family == "cublaslt":
         values = [solution.parameters.get(parameter) for _, parameter, _ in _ATTRIBUTES]
         if len(solution.parameters) != len(_ATTRIBUTES) or not all(

@@ -1,8 +1,8 @@
 """The torch builds that TunableOp files are written for: their grammar, validators and limits.
 
-torch drops a results file whole unless its Validator lines are exactly the keys that the build has, each
-with the very text that the build would write. The texts are taken from the request first, then from the
-environments that the rows were measured in (Environment.libraries unless said otherwise):
+torch ignores a whole results file unless its Validator lines have exactly the keys of the build, each with
+the text that the build itself would write. The texts are taken from the request first, then from the
+environments that the rows were measured in (from Environment.libraries unless stated otherwise):
 
     PT_VERSION         the target's own, where it names a patch; else `torch`, without its +suffix
     HIP_VERSION        `hip`, else Environment.runtime: 702, 70253211, or a version such as 7.2.53211
@@ -28,12 +28,12 @@ from backends.environment import Environment
 from service.formats.core.export import ExportOptions, ExportRefused
 from service.formats.tunableop.key import Grammar
 
-#: Releases whose forms are known, oldest and newest.
+#: The oldest and the newest release whose format is known.
 _OLDEST, _NEWEST = (2, 4), (2, 15)
 _TARGET = re.compile(
     r"torch-([0-9]{1,3})\.([0-9]{1,3})(?:\.([0-9]{1,3}))?\+(?:(rocm)[0-9.]*|cu(?:da)?[0-9.]*)"
 )
-#: What users are told.
+#: The accepted targets, as shown to users.
 FORMS = (
     "torch-<major>.<minor>[.<patch>]+rocm, 2.4 to 2.15: rows name rocBLAS and hipBLASLt solutions",
     "torch-<major>.<minor>[.<patch>]+cuda, 2.4 to 2.15: rows name cuBLASLt algorithms from 2.14 on",
@@ -48,12 +48,12 @@ _EXAMPLES: Mapping[str, str] = {
     "CUDA_DEVICE": "9.0:NVIDIA H200",
 }
 
-#: Architectures without sramecc and xnack. Of the others only the driver knows how these are set.
+#: Architectures without sramecc and xnack. For the others only the driver knows how these are set.
 _FEATURELESS = ("gfx103", "gfx110", "gfx115", "gfx120")
 _MIB = 2**20
 #: getCUDABlasLtWorkspaceSize() of a CUDA build (aten/src/ATen/cuda/CublasHandlePool.cpp). Up to 2.14 it is
-#: cuBLAS's own workspace (32 MiB from Hopper on, else :4096:2:16:8); from 2.15 on the two are apart unless
-#: TORCH_CUBLAS_WORKSPACE_CACHE=1. CUBLASLT_WORKSPACE_SIZE (KiB) overrides either.
+#: cuBLAS's own workspace (32 MiB from Hopper on, else :4096:2:16:8); from 2.15 on it is separate (1 MiB)
+#: unless TORCH_CUBLAS_WORKSPACE_CACHE=1. CUBLASLT_WORKSPACE_SIZE (KiB) overrides either.
 _UNIFIED_LARGE, _UNIFIED_SMALL, _APART = 32 * _MIB, 4096 * 1024 * 2 + 16 * 1024 * 8, _MIB
 
 
@@ -74,12 +74,12 @@ class Target:
 
     @property
     def vendor(self) -> str:
-        """Of the devices that it runs on."""
+        """The vendor of the devices that it runs on."""
         return "hip" if self.rocm else "cuda"
 
     @property
     def families(self) -> tuple[str, ...]:
-        """Solution families whose names it knows."""
+        """Solution families that its rows can name."""
         if self.rocm:
             return ("rocblas", "hipblaslt")
         return ("cublaslt",) if self.at_least(2, 14) else ()
@@ -100,7 +100,7 @@ class Target:
 
     @property
     def named_by_layout(self) -> bool:
-        """Whether names of hipBLASLt's solutions repeat the operator's layout."""
+        """Whether the names of hipBLASLt's solutions repeat the operator's layout."""
         return not self.at_least(2, 7)
 
     @property
@@ -117,7 +117,7 @@ class Target:
         return (self.major, self.minor) >= (major, minor)
 
     def workspace(self, arch: str) -> int | None:
-        """Bytes that a solution may use there by default; None: no limit is known."""
+        """Bytes of workspace that a solution may use by default; None: no limit is known."""
         if self.rocm:
             return None
         if self.at_least(2, 15):
@@ -126,7 +126,7 @@ class Target:
 
 
 def parse_target(text: str | None) -> Target:
-    """Raises ExportRefused, which lists the forms, for a name that is none of them."""
+    """Parses a target. Raises ExportRefused, which lists the forms, for a text in none of them."""
     forms = "; ".join(FORMS)
     if text is None:
         raise ExportRefused(
@@ -150,8 +150,8 @@ def parse_target(text: str | None) -> Target:
 def settle(
     target: Target, options: ExportOptions, environments: Iterable[Environment]
 ) -> tuple[Target, dict[str, str]]:
-    """The target with its patch, and its header. Raises ExportRefused for values that are missing, that
-    contradict the target or that cannot stand in the file."""
+    """The target with its patch, and the validators of the header. Raises ExportRefused for an unknown
+    validator, and for values that are missing, contradict the target, or cannot stand in the file."""
     given, found = dict(options.validators), [e for e in environments if e.vendor == target.vendor]
     version = given.get("PT_VERSION") or _torch_version(target, found)
     if version:
@@ -169,7 +169,7 @@ def settle(
         )
     values: dict[str, str] = {}
     for key in target.validators:
-        # An environment's torch may be another release than the target: it was asked above.
+        # PT_VERSION was settled above: an environment's torch may be another release than the target.
         said = (says(environment, key) for environment in found if key != "PT_VERSION")
         value = given.get(key) or next((text for text in said if text), None)
         if value is not None:
@@ -215,12 +215,12 @@ def _checked(key: str, value: str) -> str:
 
 
 def says(environment: Environment, key: str) -> str | None:
-    """The text of validator `key` in an environment, None where it does not tell."""
+    """The text of validator `key` in an environment; None if the environment does not say it."""
     return _SOURCES[key](environment)
 
 
 def contradicts(environment: Environment, key: str, value: str) -> str | None:
-    """What an environment says instead of `value`; None where they agree, or it does not tell."""
+    """What an environment says instead of `value`; None if they agree or the environment does not say it."""
     if key == "GCN_ARCH_NAME":
         said = environment.libraries.get("gcn_arch", environment.arch)
         same = value if ":" in said else value.split(":", maxsplit=1)[0]
@@ -233,7 +233,7 @@ def contradicts(environment: Environment, key: str, value: str) -> str | None:
 
 
 def build_text(family: str, build: str) -> str:
-    """A library's build as its validator would say it."""
+    """A library's build as its validator spells it."""
     return _decimal(build, 10000, 100) or build if family == "cublaslt" else build
 
 
@@ -248,7 +248,7 @@ def _torch(environment: Environment) -> str | None:
 
 def _hip(environment: Environment) -> str | None:
     text = environment.libraries.get("hip") or environment.runtime
-    if re.fullmatch("[0-9]{7,}", text):  # as hipRuntimeGetVersion says it: 70253211
+    if re.fullmatch("[0-9]{7,}", text):  # as hipRuntimeGetVersion returns it: 70253211
         return str(int(text) // 10**7 * 100 + int(text) // 10**5 % 100)
     return _decimal(text, 100, 1, 0)
 
@@ -263,7 +263,7 @@ def _cublaslt(environment: Environment) -> str | None:
 
 
 def _cuda_device(environment: Environment) -> str | None:
-    # The driver's names have blanks; a product without one was taken from a device class.
+    # The driver's names have blanks; a product without a blank was taken from a device class.
     known = _capability(environment.arch) != (0, 0) and " " in environment.product
     return _device_text(environment) if known else None
 
@@ -274,13 +274,13 @@ def _device_text(environment: Environment) -> str:
 
 
 def _capability(arch: str) -> tuple[int, int]:
-    """(9, 0) of sm_90, (10, 3) of sm_103a; (0, 0) of what is no CUDA architecture."""
+    """(9, 0) for sm_90, (10, 3) for sm_103a; (0, 0) for anything but a CUDA architecture."""
     match = re.fullmatch(r"sm_([0-9]{1,2})([0-9])[a-z]?", arch)
     return (0, 0) if match is None else (int(match[1]), int(match[2]))
 
 
 def _decimal(text: str, *weights: int) -> str | None:
-    """A number as it is; a version major.minor.patch as the number that the library makes of it."""
+    """A number unchanged; a version major.minor.patch as the library's number for it, by `weights`."""
     if re.fullmatch("[0-9]+", text):
         return text
     match = re.search(r"([0-9]+)\.([0-9]+)(?:\.([0-9]+))?", text)

@@ -1,8 +1,8 @@
-"""Rows into the results file that one torch build loads.
+"""Writes rows into the results file that one torch build loads.
 
-A key that was kept at import is written as it was where the target's grammar may ask for it: TunableOp
-records the leading dimension of a single column as it comes, so that a key built from the problem may be
-another. Of rows that share a key the first one wins, as in torch.
+A key that was kept at import is written unchanged if the target may look it up: TunableOp records the leading
+dimension of a single column unchanged, so the key built from the problem may be another one. Of rows that
+share a key, the first wins, as in torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from service.formats.tunableop.signature import BadLineError, parse_key
 from service.formats.tunableop.solution import BUILD_OF, DEFAULT, solution_name
 from service.formats.tunableop.target import Target, build_text, contradicts, parse_target, settle
 
-#: Lines in one piece of text, and environments and solutions whose judgement and name are remembered.
+#: Lines per piece of text, and how many environments' checks and solutions' names are cached.
 _LINES, _ENVIRONMENTS, _NAMES = 256, 256, 4096
 _SAME_KEY = "a row before it has the same key, and torch uses the first (the best one is to come first)"
 _CALLERS = {"WIN": False, "": False, "TIE": True, "LOSS": True}
@@ -44,7 +44,7 @@ class Sheet:
 
     @classmethod
     def open(cls, rows: Iterable[ExportRow], options: ExportOptions) -> tuple[Sheet, Iterable[ExportRow]]:
-        """The sheet that was asked for, and all the rows again. Raises ExportRefused."""
+        """The sheet for the options, and all the rows again. Raises ExportRefused."""
         target = parse_target(options.target)
         rows, options = with_environments(rows, options)
         try:
@@ -59,7 +59,7 @@ class Sheet:
         return cls(target, validators, options.ties, options.workspace_limit), rows
 
     def write(self, rows: Iterable[ExportRow], report: ExportReport) -> Iterator[str]:
-        """The text, piece by piece; the header even where no row is left."""
+        """Yields the text in pieces; the header even if no row is written."""
         piece = [f"Validator,{key},{value}\n" for key, value in self.validators.items()]
         for row in rows:
             try:
@@ -103,7 +103,7 @@ class Sheet:
             raise OmittedError(known[1])
 
     def _elsewhere(self, environment: Environment) -> str | None:
-        """Why nothing that was measured there holds for the target; None where it does."""
+        """Why results measured in this environment do not hold for the target; None if they do."""
         where = f"measured on {environment.vendor}:{environment.arch}"
         if environment.vendor not in ("cuda", "hip"):
             return f"{where}: TunableOp runs on GPUs"
@@ -118,10 +118,10 @@ class Sheet:
     # ---- its key ---------------------------------------------------------------------------------
 
     def _keys(self, row: ExportRow) -> list[str]:
-        """The kept keys that the target may ask for, else the one built from the problem."""
+        """The kept keys that the target may look up, else the one built from the problem."""
         if not row.keys:
             return [build_key(row.problem, self._grammar)]
-        # A kept key is mostly the one that would be built: comparing is far cheaper than reading it.
+        # A kept key is mostly equal to the built one, and comparing is far cheaper than parsing it.
         try:
             built = build_key(row.problem, self._grammar)
         except NoKeyError:

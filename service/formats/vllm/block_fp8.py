@@ -7,8 +7,8 @@ One JSON file a weight, block shape and device; what it is about stands in its n
            "num_warps": 4, "num_stages": 3}, "16": {...}, ...}
 
 (SGLang writes `[128, 128]`.) Row-major: x[M,K] times w[N,K] transposed, a scale for 128 elements of a row of
-x and one for 128 x 128 elements of w. A key is M; the stack takes the entry whose M is nearest. The file
-says no times. It does not say the output's type either: both stacks serve such models in bf16.
+x and one for 128 x 128 elements of w. A key is M; the framework takes the entry whose M is nearest. The file
+has no times. It does not say the output's type either: both frameworks serve such models in bf16.
 
 A whole folder is read at once where each file follows a line with its name, as `tail -v -n +1 N=*.json`
 prints them: `==> N=2048,K=4096,....json <==`.
@@ -47,11 +47,11 @@ from service.formats.core.base import (
 from service.formats.core.json_text import BadJsonError, BrokenError, Document
 
 FAMILY = "triton-block-fp8"
-#: What every entry gives, in the order in which the stacks write it.
+#: The parameters of every entry, in the order in which vLLM and SGLang write them.
 PARAMETERS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages")
-#: What Triton takes besides on AMD devices, and refuses on others.
+#: The parameters that Triton also takes on AMD devices, and refuses on others.
 HIP_PARAMETERS = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
-#: Elements of k that share a scale. The kernel applies one scale a step, so a step may not span two.
+#: Elements of k that share a scale. The kernel applies one scale per step, so a step may not span two.
 BLOCK = 128
 
 _EXAMPLE_NAME = "N=2048,K=4096,device_name=AMD_Instinct_MI300X,dtype=fp8_w8a8,block_shape=[128,128].json"
@@ -70,12 +70,12 @@ _SEEN = re.compile(
     rb'\{[ \t\r\n]*"(?:BLOCK_SIZE_|GROUP_SIZE_|num_|SPLIT_K|waves_per_eu|matrix_instr_nonkdim|kpack))'
 )
 _M = re.compile("[0-9]{1,19}")
-#: AMD's devices that compute in the FNUZ formats (gfx94x: MI300A, MI300X, MI308X, MI325X), and others whose
-#: arch their name tells. The plain "AMD_Radeon_Graphics" of old drivers may be any of them.
+#: AMD devices that compute in the FNUZ formats (gfx94x: MI300A, MI300X, MI308X, MI325X), and those whose name
+#: shows that they do not. The plain "AMD_Radeon_Graphics" of old drivers may be either.
 _FNUZ = re.compile(r"(?:AMD_)?(?:Instinct_)?MI3[0-2][0-9](?![0-9])")
 _OCP = re.compile(r"(?:AMD_)?(?:Instinct_)?MI3[5-9][0-9](?![0-9])")
 _RADEON = re.compile(r"AMD_Radeon_.*[0-9]")
-#: Claims, and problems, that are remembered.
+#: Claims, and problems, that are cached.
 _REMEMBERED = 4096
 _EXPERTS_TOLD = (
     "a configuration of the fused mixture-of-experts kernel: gemmtune has no grouped problem, and what is "
@@ -85,7 +85,7 @@ _Lines = Iterator[tuple[int, str] | Rejected]
 
 
 class _UnreadError(Exception):
-    """Nothing of one file can be read; the message is the reason."""
+    """A file cannot be read at all; the message is the reason."""
 
 
 class _BadEntryError(Exception):
@@ -112,13 +112,13 @@ class BlockFp8:
         return _SEEN.match(head) is not None
 
     def read(self, lines: Iterable[bytes]) -> Iterator[Found]:
-        """As read_told() of a file whose name is not known: only lines may name what follows."""
+        """Like read_told() for a file without a known name: only name lines in it say what follows."""
         return self.read_told(lines, DEFAULTS)
 
     def read_told(self, lines: Iterable[bytes], options: ReadOptions) -> Iterator[Found]:
-        """A header with the name's parts, then a claim for every M, with the line on which its entry ends.
-        Raises ReadError where neither `options.file_name` nor a line says what the file is about, and for
-        a file that is none of block-fp8."""
+        """Yields a header with the parts of the name, then a claim for every M, with the line on which its
+        entry ends. Raises ReadError if neither `options.file_name` nor a line names the file, and for a file
+        that is not one of block-fp8."""
         known = _Known()
         for start, name, rest in _Files(decode_lines(lines)):
             if isinstance(start, Rejected):
@@ -140,9 +140,9 @@ class BlockFp8:
 
 
 class _Files:
-    """The files of a stream: (line at which the text starts, name, lines), of which the next is asked for
-    only when one is done with; what is left of a file is skipped. The name is None for text before any
-    line with a name. A line that is no text and stands before any other is a file of its own."""
+    """The files of a stream: (line at which the text starts, name, lines). Finish a file before asking for
+    the next one, which skips what is left of it. The name is None for text before the first line with a name.
+    A rejected line before any text is yielded as a file of its own."""
 
     def __init__(self, lines: _Lines) -> None:
         self._lines = lines
@@ -161,16 +161,16 @@ class _Files:
                     yield line[0], None, chain((line,), self._rest())
                 break
         while True:
-            for _ in self._rest():  # what a broken file left
+            for _ in self._rest():  # the lines that a broken file left
                 pass
             if self._next is None:
                 return
             (at, name), self._next = self._next, None
-            # The line of the name counts as an empty one of the file, so that numbers stay right.
+            # The line with the name counts as an empty line of the file, so that line numbers stay right.
             yield at, name, chain(((at, ""),), self._rest())
 
     def _rest(self) -> _Lines:
-        """Lines up to the next name."""
+        """The lines up to the next name."""
         if self._next is not None:
             return
         for line in self._lines:
@@ -194,7 +194,7 @@ class _About:
 
     @classmethod
     def of(cls, name: str) -> _About:
-        """Raises _UnreadError."""
+        """Parses a file's name. Raises _UnreadError."""
         name = re.split(r"[/\\]", name)[-1]
         shown = printable(name)
         if _EXPERTS.match(name):
@@ -223,8 +223,8 @@ class _About:
 
 
 def _storage(device_name: str) -> tuple[str, str]:
-    """The 8-bit float that the stacks use on the device, and its arch where the name tells it. Both ask for
-    gfx94 in the arch's name (is_fp8_fnuz); elsewhere they use the OCP format. Raises _UnreadError."""
+    """The 8-bit float that vLLM and SGLang use on the device, and its arch if the name shows it ("" if not).
+    Both use FNUZ if the arch's name contains gfx94 (is_fp8_fnuz), else OCP. Raises _UnreadError."""
     if _FNUZ.match(device_name):
         return "fp8_e4m3_fnuz", "gfx942"
     if _OCP.match(device_name):
@@ -271,7 +271,7 @@ def _entry(memory: _Memory, document: Document, key: str) -> Entry | Rejected:
 
 @dataclass
 class _Known:
-    """What many files say alike."""
+    """Claims and problems that the files of a stream share."""
 
     claims: dict[tuple[object, ...], Claim] = field(default_factory=dict)
     problems: dict[tuple[int, int, int, str], GemmProblem] = field(default_factory=dict)
@@ -279,7 +279,7 @@ class _Known:
 
 @dataclass
 class _Memory:
-    """What the entries so far mean for the next: the Ms of its file, and what files said before."""
+    """The state of reading a file: the Ms so far, and the cache of all files."""
 
     about: _About
     _known: _Known
@@ -312,7 +312,7 @@ class _Memory:
         if not isinstance(value, dict):
             raise _BadEntryError("an entry must be an object of the kernel's parameters")
         claims, plain = self._known.claims, (self.about.arch, *value.items())
-        # true would be found where 1 was remembered, and a list cannot be looked up: both are refused below.
+        # true would match a cached 1, and a list cannot be hashed: both are refused below.
         whole = all(type(part) is int for part in value.values())
         claim = claims.get(plain) if whole else None
         if claim is None:
@@ -329,14 +329,14 @@ class _Memory:
 
 
 def block_problem(m: int, n: int, k: int, dtype: str) -> GemmProblem:
-    """x[m,k] times w[n,k] transposed, as the stacks call it. Raises InvalidProblem."""
+    """x[m,k] times w[n,k] transposed, as vLLM and SGLang call it. Raises InvalidProblem."""
     return from_linear(
         m, n, k, dtype, dtype_d="bf16", scale_a=f"block_1x{BLOCK}", scale_b=f"block_{BLOCK}x{BLOCK}"
     )
 
 
 def parameters_fault(parameters: Mapping[str, object]) -> str | None:
-    """Why the kernel cannot be run with these parameters, or would compute something else; None: it can."""
+    """Why the kernel cannot run with these parameters or would compute something else; None if it can."""
     missing = [name for name in PARAMETERS if name not in parameters]
     if missing:
         return f"{', '.join(missing)} is missing"

@@ -1,15 +1,15 @@
 """Rows into tuned configurations of vLLM's and SGLang's block-fp8 Triton GEMM: a tar of JSON files.
 
-The archive is unpacked over the folder that the package is installed in (site-packages): each stack looks
-its files up beside its own code, and nowhere else.
+The archive is unpacked over the folder that the package is installed in (site-packages): each framework
+looks its files up beside its own code, and nowhere else.
 
     vllm/model_executor/layers/quantization/utils/configs/N=..,K=..,device_name=..,dtype=fp8_w8a8,...json
     sglang/srt/layers/quantization/configs/N=..,K=..,device_name=..,dtype=fp8_w8a8,...json
 
-A file replaces what the stack has for that weight, its built-in default included: a call of any M takes the
-entry whose M is nearest. So tune the rows that will be asked for, and write with ties=default, which gives
-an M where nothing beat the stack's own configuration that very configuration. Both stacks read the files
-only where they run their Triton kernel (not where DeepGEMM, CUTLASS or AITER serves the layer).
+A file replaces what the framework has for that weight, its built-in default included: a call of any M takes
+the entry whose M is nearest. So tune every M that will be called, and write with ties=default: where nothing
+beat the framework's own configuration, it writes that configuration. Both frameworks read the files only
+where they run their Triton kernel (not where DeepGEMM, CUTLASS or AITER serves the layer).
 
 Source: as block_fp8.py says.
 """
@@ -37,12 +37,12 @@ from service.formats.vllm.block_fp8 import (
     parameters_fault,
 )
 
-#: What a validator says of the file's name.
+#: The validator with the device's name in a file's name.
 DEVICE_NAME = "DEVICE_NAME"
-#: What AMD's drivers add to an Instinct's name where a virtual machine has it.
+#: Suffixes that AMD's drivers add to an Instinct's name in a virtual machine.
 _SAME_CHIP = (["vf"], ["hf"])
 _DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ()._+-]{0,99}")
-#: What a problem must be, apart from its sizes: that of every call of the kernel.
+#: The fields of a problem, apart from its sizes, that are the same for every call of the kernel.
 _FORM = attrgetter(
     "batch", "trans_a", "trans_b", "dtype_c", "dtype_d", "compute", "alpha", "beta", "activation", "bias",
     "scale_a", "scale_b", "scale_d", "scale_dtype", "alignment", "fast_accumulation",
@@ -51,9 +51,9 @@ _FORM = attrgetter(
 
 @dataclass(frozen=True)
 class _BlockFp8:
-    """What the two writers share. `folder` is where the stack looks, from the folder of installed packages;
-    `separator` stands between the sides of the block shape; `steps` are the BLOCK_SIZE_K that it takes as
-    they are."""
+    """What the two writers share. `stack` is the framework's name, and `folder` is where it looks, relative
+    to site-packages; `separator` follows the comma of the block shape in a file's name; `steps` are the
+    values of BLOCK_SIZE_K that the framework runs unchanged."""
 
     name: str
     description: str
@@ -75,7 +75,7 @@ class _BlockFp8:
         return f"{self.path(2048, 4096, 'NVIDIA H200')}\n{text}"
 
     def path(self, n: int, k: int, product: str) -> str:
-        """Of the file for a weight [n,k] in the archive."""
+        """The path in the archive of the file for a weight [n,k]."""
         shape = f"[{BLOCK},{self.separator}{BLOCK}]"
         device = product.replace(" ", "_")
         return f"{self.folder}/N={n},K={k},device_name={device},dtype=fp8_w8a8,block_shape={shape}.json"
@@ -114,8 +114,8 @@ class VllmBlockFp8(_BlockFp8):
 
 @dataclass(frozen=True)
 class SglangBlockFp8(_BlockFp8):
-    """The registry's entry for SGLang, whose newer releases raise a smaller BLOCK_SIZE_K to a scale's
-    whole block: such an entry would run as another kernel than the one that was measured."""
+    """The registry's entry for SGLang. Its newer releases raise a smaller BLOCK_SIZE_K to the whole block of
+    a scale, so such an entry would run another kernel than the one that was measured."""
 
     name: str = "sglang-block-fp8"
     description: str = "SGLang's block-fp8 configurations: a tar to unpack over site-packages"
@@ -129,9 +129,10 @@ class SglangBlockFp8(_BlockFp8):
 
 
 def _product(stack: str, options: ExportOptions) -> str:
-    """The product as the stack's runtime calls it: given, or as the newest environment says."""
+    """The product as the framework's runtime spells it: from the request, else from the newest
+    environment."""
     given = options.validators.get(DEVICE_NAME)
-    # The driver's names have blanks; a product without one was taken from a device class.
+    # The driver's names have blanks; a product without a blank was taken from a device class.
     told = (e.product for e in options.environments if e.device_class == options.device)
     name = given or next((product for product in told if " " in product), None)
     if name is None:
@@ -140,7 +141,7 @@ def _product(stack: str, options: ExportOptions) -> str:
             f"give it as a validator (such as {DEVICE_NAME}:NVIDIA H200)"
         )
     if given is not None and " " not in given:
-        name = given.replace("_", " ")  # as it stands in file names
+        name = given.replace("_", " ")  # as file names spell it
     if _DEVICE.fullmatch(name) is None:
         raise ExportRefused(f"{DEVICE_NAME} {name[:200]!r} cannot stand in a file's name")
     if not _same_product(name, options.device.product):
@@ -185,7 +186,7 @@ class _Archive:
                 report.omit(str(reason), row.problem)
         written = 0
         for (n, k), keyed in sorted(self._files.items()):
-            # The stack takes the first of two that are equally near: the smaller M.
+            # Of two equally near entries the framework takes the first: the smaller M.
             entries = sorted(keyed.texts(), key=lambda text: int(text.split('"', 2)[1]))
             piece = member(self.stack.path(n, k, self.product), _file(entries))
             written += len(piece)
@@ -212,7 +213,7 @@ class _Archive:
         keyed.put(str(p.n), row, _entry(p.n, solution))
 
     def _solution(self, row: ExportRow) -> Solution:
-        """What the row's M is to run. Raises OmittedError for a row that says nothing of it."""
+        """The solution to write for the row's M. Raises OmittedError for a row that gives none."""
         if row.judgement in ("WIN", ""):
             return row.solution
         if row.judgement not in ("TIE", "LOSS"):

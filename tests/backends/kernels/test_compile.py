@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from backends.kernels.families import FAMILIES
 from backends.kernels.family import KernelConfig, KernelFamily
 from backends.kernels.few_columns import FewColumnsFamily
 from backends.kernels.headers import ROOT as HEADERS
+from backends.kernels.legality import arch_of
 from backends.problem import GemmProblem, from_bmm, from_linear, from_mm
 from backends.solution import Parameter
 from backends.toolchains.nvrtc import Nvrtc
@@ -23,13 +25,8 @@ from backends.toolchains.toolchain import CompileUnit
 from tests.backends.kernels.emulator.host import H200, source
 from tests.backends.kernels.emulator.test_families import MI300X
 from tests.backends.kernels.ptx import EARLY, TOUCHES, WAIT, compiled, waits_first
-from tests.backends.kernels.samples import OF_WARP, SM_90, every_value, legal_values
+from tests.backends.kernels.samples import SM_90, every_value, legal_values
 
-#: Families of every product of fp32.
-LADDER = (
-    "naive", "coalesced", "shared-tile", "block-tile-1d", "block-tile-2d", "vectorized", "warp-tile",
-    "double-buffered", "async-copy",
-)  # fmt: skip
 #: Of more legal configurations some hundreds are drawn.
 MANY = 10_000
 SAMPLED = (
@@ -76,12 +73,17 @@ def test_a_unit_that_python_derives_wrongly_does_not_compile(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("name", "warp"),
-    [*((name, 32) for name in FAMILIES), ("gemv-persistent", 64), ("gemv", 64), ("skinny", 64)],
-)
+    [
+        *((name, 32) for name, family in FAMILIES.items() if "cuda" in family.vendors),
+        ("gemv-persistent", 64), ("gemv", 64), ("skinny", 64), ("tile-mfma", 64), ("tile-wmma", 32),
+    ],
+)  # fmt: skip
 def test_python_and_the_header_agree_over_the_whole_legal_space(name: str, warp: int) -> None:
     """Threads and shared memory of every legal configuration, asserted by the header's own constants."""
     family = FAMILIES[name]
     environment = H200 if warp == 32 else MI300X
+    if "cuda" not in family.vendors and warp == 32:
+        environment = replace(MI300X, arch="gfx1201", product="AMD Radeon RX 9070 XT", units=32)
     # Types and layouts change neither in the ladder but in its last step, which pads what it transposes.
     parts: dict[str, tuple[GemmProblem, ...]]
     parts = {
@@ -94,12 +96,14 @@ def test_python_and_the_header_agree_over_the_whole_legal_space(name: str, warp:
         "tile-wgmma": (ALIGNED,),
         "short-k": SHORT,
         "skinny-short": SHORTER,
+        "tile-mfma": (BROAD[0], from_mm(512, 512, 512, "int8", dtype_d="int8")),
+        "tile-wmma": (BROAD[0], from_mm(512, 512, 512, "fp8_e4m3")),
     }
     problems = parts.get(name, SAMPLED[:3] if isinstance(family, FewColumnsFamily) else SAMPLED[3:4])
     asserted: dict[str, KernelConfig] = {}
     for problem in problems:
         for values in _legal(family, problem, environment):
-            one = family.config(problem, values, OF_WARP[warp])
+            one = family.config(problem, values, arch_of(environment))
             asserted[one.instantiation] = one
     assert len(asserted) > 5
     lines = [f'#include "{family.header}"']
@@ -142,10 +146,9 @@ SPANNED = (SAMPLED[0], from_linear(1, 75, 1160, "bf16"), from_linear(1, 75, 4096
 FETCHED: tuple[dict[str, Parameter], ...] = tuple({"splits": 1, "ahead": ahead} for ahead in (0, 1))
 #: skinny-shifted's. (Its windows ahead are loads, and no fetches.)
 NEAR: dict[str, Parameter] = {"lines": 8, "classes": 1, "warps": 8, "ahead": 0, "splits": 1, "cluster": 0}
-#: One of every other family, and those that fetch ahead.
+#: Of families in one launch, and those that fetch ahead.
 IN_ONE: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = (
-    *((name, SAMPLED[3], {}) for name in LADDER),
-    ("small-batch", SAMPLED[5], {}),
+    ("small-batch", SAMPLED[5], {}), ("async-copy", SAMPLED[3], {}),
     *(("gemv", SAMPLED[0], given) for given in FETCHED),
     ("gemv-persistent", SPANNED[1], {"ahead": 0}), ("gemv-persistent", SPANNED[1], {"ahead": 1}),
     ("skinny-persistent", from_linear(4, 75, 1160, "bf16"), {"ahead": 1}),
@@ -192,11 +195,17 @@ ON_HOPPER: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = tuple(
 )  # fmt: skip
 
 
-def test_no_family_is_left_out_of_those_whose_waits_are_looked_for() -> None:
-    assert {name for name, _, _ in (*IN_ONE, *IN_TWO, *ON_HOPPER)} == set(FAMILIES)
+def _others() -> Iterator[tuple[str, GemmProblem, dict[str, Parameter]]]:
+    """Every CUDA family that no list above names, on the first problem with a legal configuration."""
+    named = {name for name, _, _ in (*IN_ONE, *IN_TWO, *ON_HOPPER)}
+    problems = (SAMPLED[3], *SAMPLED, *BROAD, ALIGNED, *SHORT)
+    for name, family in FAMILIES.items():
+        if name not in named and "cuda" in family.vendors:
+            legal = (one for one in problems if legal_values(family, one, H200, 1))
+            yield name, next(legal, SAMPLED[3]), {}
 
 
-@pytest.mark.parametrize(("name", "problem", "given"), IN_ONE)
+@pytest.mark.parametrize(("name", "problem", "given"), [*IN_ONE, *_others()])
 def test_every_launch_waits_before_it_touches_memory(
     name: str, problem: GemmProblem, given: dict[str, Parameter]
 ) -> None:

@@ -11,8 +11,8 @@ import pytest
 from backends.gpu.units import KERNELS
 from backends.kernels.families import FAMILIES
 from backends.kernels.headers import ROOT, TARGETS, included
-from backends.toolchains.clang import COMPILER
 
+COMPILER = "clang-19"
 #: What makes clang take a unit for each target; it only looks for headers.
 _FLAGS = {
     "cuda": ("-D__CUDACC__", "-D__CUDACC_RTC__"),
@@ -44,7 +44,7 @@ def test_they_are_those_that_clang_names(target: str) -> None:
     roots, differing = (KERNELS, ROOT), []
     for unit in UNITS:
         family = next((one for one in FAMILIES.values() if one.header in unit), None)
-        if family is not None and target == "hip" and "hip" not in family.vendors:
+        if family is not None and target != "host" and target not in family.vendors:
             continue  # its headers say so themselves, with an #error
         wanted, found = compilers_own(unit, target, roots), set(included(unit, target, roots))
         if found != wanted:

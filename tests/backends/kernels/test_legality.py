@@ -29,7 +29,7 @@ ONCE = {"stream": "a", "unroll": 2, "warps": 13}
 #: Who is for few columns, and who is for 16-bit floats: what a product of many columns in fp32 has not.
 NARROW = {"gemv-persistent", "gemv", "skinny-persistent", "skinny", "skinny-short", "skinny-ring",
           "skinny-shifted", "skinny-mma"}  # fmt: skip
-HALVES = {"tile-mma", "stream-k", "tile-wgmma", "short-k"}
+HALVES = {"tile-mma", "stream-k", "tile-wgmma", "short-k", "tile-mfma", "tile-wmma"}
 CORES = {
     "tile_m": 128,
     "tile_n": 128,

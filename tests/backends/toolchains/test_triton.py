@@ -1,4 +1,4 @@
-"""Ahead of time to cubin: no GPU, no torch, nothing in the user's home."""
+"""Ahead of time to cubins and code objects: no GPU, no torch, nothing in the user's home."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ import pytest
 
 from backends.archs import GPU_ARCHS
 from backends.cache import BinaryCache
+from backends.environment import Environment
 from backends.errors import CompileError, CompilerMissing, LaunchError
 from backends.kernels.triton.configuration import MAIN, REDUCE, TritonConfig
 from backends.kernels.triton.description import Compiled, Description, Request, read, write
+from backends.kernels.triton.legality import broken, unsupported_arch
 from backends.problem import GemmProblem, from_bmm, from_linear
+from backends.toolchains import code_object
 from backends.toolchains import triton as compiler
 from backends.toolchains import triton_worker as program
 from backends.toolchains.triton import Triton, TritonUnit, Worker, WorkerPool, missing, triton_build
@@ -35,8 +38,8 @@ LOOP = {"programs_per_unit": 2, "flatten": True, "loads": "pointer"}
 TMA = {**LOOP, "programs_per_unit": 1, "loads": "tma"}
 
 
-def requests(problem: GemmProblem, capability: int = 90, **changed: Any) -> dict[str, Request]:
-    return TritonConfig.of(problem, {**TILE, **changed}).requests(GPU_ARCHS[f"sm_{capability}"])
+def requests(problem: GemmProblem, arch: str = "sm_90", **changed: Any) -> dict[str, Request]:
+    return TritonConfig.of(problem, {**TILE, **changed}).requests(GPU_ARCHS[arch])
 
 
 @pytest.fixture
@@ -77,7 +80,6 @@ PROBLEMS: dict[str, tuple[GemmProblem, dict[str, Any]]] = {
     "wide, persistent": (from_linear(2**15, 2**14, 2**16, "bf16"), LOOP),
 }  # fmt: skip
 NEWER = [name for name in PROBLEMS if "fp8" in name or "descriptors" in name]
-NEWER = [name for name in PROBLEMS if "fp8" in name or "descriptors" in name]
 SAMPLE = [(name, "sm_90") for name in PROBLEMS] + [(name, "sm_80") for name in PROBLEMS if name not in NEWER]
 
 
@@ -85,16 +87,16 @@ SAMPLE = [(name, "sm_90") for name in PROBLEMS] + [(name, "sm_80") for name in P
 @pytest.mark.parametrize(("name", "arch"), SAMPLE)
 def test_a_sample_compiles(name: str, arch: str, cache: BinaryCache) -> None:
     problem, changed = PROBLEMS[name]
-    asked = requests(problem, int(arch[3:]), **changed)
+    asked = requests(problem, arch, **changed)
     path = Triton().compile(TritonUnit(asked, arch), cache)
     assert path.is_relative_to(cache.root)
     found = read(path)
     assert list(found) == list(asked)
     for entry, one in found.items():
-        assert one.cubin.startswith(b"\x7fELF")
+        assert one.binary.startswith(b"\x7fELF")
         told = one.description
         assert told.entry == asked[entry].kernel
-        assert told.entry.encode() in one.cubin
+        assert told.entry.encode() in one.binary
         assert told.threads == 32 * asked[entry].options["num_warps"]
         assert told.parameters == asked[entry].parameters
         assert (told.scratch_bytes, told.profile_bytes) == (256 if "descriptors" in name else 0, 0)
@@ -106,6 +108,74 @@ def test_a_sample_compiles(name: str, arch: str, cache: BinaryCache) -> None:
     one_stage = TritonConfig.of(problem, {**TILE, **changed}).stage_bytes
     # A pipeline of three stages holds two of them at least: loads of whole 16 bytes are asynchronous copies.
     assert not aligned or found[MAIN].description.shared_bytes >= 2 * one_stage
+
+
+#: For AMD's GPUs, of all types that an architecture multiplies; two stages are what its pipelines have.
+AMD = {**TILE, "block_n": 64, "num_stages": 2}
+LINE, ODD = from_linear(256, 512, 1024, "bf16"), PROBLEMS["bf16 odd"][0]
+ON_GFX: dict[str, tuple[GemmProblem, dict[str, Any]]] = {
+    "bf16": (LINE, {"matrix_instr_nonkdim": 16}),
+    "bf16 odd": (ODD, {"block_m": 32, "block_n": 32, "block_k": 32, "swap": True}),
+    "int8 in slices": (PROBLEMS["int8"][0], {"split_k": 4}),
+    "fp16 NT, persistent": (PROBLEMS["fp16 NT"][0], {**LOOP, "block_k": 32}),
+    "fp32": (from_linear(256, 512, 1024, "fp32", bias="fp32"), {"block_k": 32, "matrix_instr_nonkdim": 32}),
+    "tf32": (PROBLEMS["tf32"][0], {"block_k": 32}),
+    "fp8": (from_linear(256, 512, 1024, "fp8_e4m3", scale_a="outer"), {"block_k": 128}),
+    "two fp8 types": (PROBLEMS["fp8"][0], {"block_k": 128}),
+    "wide": (PROBLEMS["wide"][0], {"split_k": 2}),
+}
+OF_ARCH = {
+    "gfx90a": ["bf16", "bf16 odd", "int8 in slices", "fp16 NT, persistent", "fp32", "wide"],
+    "gfx942": ["bf16", "bf16 odd", "int8 in slices", "fp16 NT, persistent", "fp32", "tf32", "wide"],
+    "gfx950": ["bf16", "bf16 odd", "int8 in slices", "fp16 NT, persistent", "fp32", "two fp8 types", "wide"],
+    "gfx1100": ["bf16", "bf16 odd", "int8 in slices", "fp16 NT, persistent", "wide"],
+    "gfx1201": ["bf16", "bf16 odd", "int8 in slices", "fp16 NT, persistent", "fp8", "wide"],
+}
+#: What `make test` compiles of them.
+QUICK = (
+    ("gfx942", "bf16"), ("gfx942", "int8 in slices"), ("gfx942", "tf32"),
+    ("gfx1100", "bf16"), ("gfx1100", "bf16 odd"), ("gfx1100", "fp16 NT, persistent"),
+    ("gfx950", "two fp8 types"), ("gfx1201", "fp8"),
+)  # fmt: skip
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("arch", "name"),
+    [
+        pytest.param(arch, name, marks=[] if (arch, name) in QUICK else pytest.mark.exhaustive)
+        for arch, names in OF_ARCH.items()
+        for name in names
+    ],
+)
+def test_a_sample_compiles_for_amds_gpus(arch: str, name: str, cache: BinaryCache) -> None:
+    problem, changed = ON_GFX[name]
+    row, changed = GPU_ARCHS[arch], {**AMD, **changed}
+    if row.warp == 32:
+        changed.pop("matrix_instr_nonkdim", None)
+    config = TritonConfig.of(problem, changed)
+    environment = Environment("hip", arch, arch, 32, 2**36, "GPU-0")
+    assert unsupported_arch(problem, environment) is None
+    assert broken(config, environment) is None
+    asked = config.requests(row)
+    found = read(Triton().compile(TritonUnit(asked, arch), cache))
+    assert list(found) == list(asked)
+    for entry, one in found.items():
+        made, told = code_object.read(one.binary), one.description
+        (kernel,) = made.kernels.values()
+        assert (made.arch, kernel.name, told.entry) == (arch, asked[entry].kernel, asked[entry].kernel)
+        assert kernel.wavefront_size == row.warp
+        assert told.threads == kernel.max_flat_workgroup_size == row.warp * asked[entry].options["num_warps"]
+        assert told.shared_bytes <= row.block_shared_bytes
+        assert kernel.group_segment_fixed_size == 0, "it is a launch's: dynamic"
+        assert (told.scratch_bytes, told.scratch_align, told.profile_bytes) == (0, 1, 0)
+        assert told.parameters == asked[entry].parameters
+        sizes = {"u64": 8, "u32": 4, "f32": 4}
+        assert [size for size, _ in kernel.arguments] == [sizes[kind] for kind in told.parameters]
+        assert told.registers == kernel.vgpr_count <= row.thread_registers
+        assert told.spill_bytes is not None
+        assert told.spill_bytes <= 4 * 150, "a kernel that fits by its estimate spills little"
+    assert found[MAIN].description.shared_bytes > 0
 
 
 #: Answers each line with the PTX that Triton made of a request.
@@ -145,12 +215,12 @@ def test_from_sm_90_on_every_kernel_waits_before_it_touches_memory(tmp_path: Pat
         (layer, {}), (odd, {"split_k": 4}), (layer, {"split_k": 4, "swap": True}), (layer, LOOP), (odd, LOOP),
         (layer, {**TMA, "block_m": 128, "num_warps": 8}),
     ]  # fmt: skip
-    asked = [one for problem, changed in cases for one in requests(problem, 90, **changed).values()]
+    asked = [one for problem, changed in cases for one in requests(problem, **changed).values()]
     older = [
         one
         for problem, changed in cases
         if changed.get("loads") != "tma"
-        for one in requests(problem, 80, **changed).values()
+        for one in requests(problem, "sm_80", **changed).values()
     ]
     texts = ptx([*asked, *older], tmp_path)
     assert len(texts) == len(asked) + len(older)
@@ -217,7 +287,7 @@ def test_the_users_settings_of_triton_stay_out(
     folder = Path(worker._folder.name)
     assert not (folder / "cache").exists(), "what Triton keeps is dropped after every answer"
     pool.close()
-    assert read(path)[MAIN].cubin
+    assert read(path)[MAIN].binary
     assert list(home.iterdir()) == []
     assert not folder.exists()
 
@@ -272,12 +342,12 @@ def test_parameters_in_another_order_than_the_kernels_are_refused(tmp_path: Path
 @needs_triton
 def test_a_compiler_that_dies_is_a_compile_error_and_another_takes_its_place() -> None:
     pool, text = WorkerPool(1), requests(PROBLEMS["bf16"][0])[MAIN].to_json()
-    assert "cubin" in pool.ask(text)
+    assert "binary" in pool.ask(text)
     (worker,) = pool._free
     worker._process.kill()
     with pytest.raises(CompileError, match=r"Triton's process ended before it answered .*\(status -9\)"):
         pool.ask(text)
-    assert "cubin" in pool.ask(text)
+    assert "binary" in pool.ask(text)
     assert pool._free != [worker]
     pool.close()
 
@@ -341,7 +411,7 @@ def test_half_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_parameters_that_a_launch_would_not_pass(monkeypatch: pytest.MonkeyPatch, fresh: Any) -> None:
     program = (
-        "import sys, json; sys.stdin.readline(); print(json.dumps(dict(cubin='', entry='gemm', threads=1, "
+        "import sys, json; sys.stdin.readline(); print(json.dumps(dict(binary='', entry='gemm', threads=1, "
         "shared_bytes=0, scratch_bytes=0, scratch_align=1, profile_bytes=0, parameters=['u64'])))"
     )
     _instead(monkeypatch, program)

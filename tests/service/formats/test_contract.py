@@ -198,7 +198,10 @@ def test_a_stream_is_read_as_a_file_is(tmp_path: Path) -> None:
         read_stream(Failing(), "upload")
 
 
-@pytest.mark.parametrize("example", sorted((Path(__file__).parents[3] / "docs" / "examples").iterdir()))
+EXAMPLES = sorted(one for one in (Path(__file__).parents[3] / "docs" / "examples").iterdir() if one.is_file())
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda one: one.name)
 def test_the_documents_examples_are_read(example: Path) -> None:
     imported = read_file(example)
     assert imported.problems

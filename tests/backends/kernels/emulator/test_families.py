@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -38,12 +39,14 @@ WIDE = ("one", "nt", "tt", "fp16 batch", "one column, odd", "one column across k
         "five columns, odd", "seven columns batch", "sixteen columns")  # fmt: skip
 
 
-def _sample(problem: GemmProblem, warp: int, seed: int) -> list[KernelConfig]:
+def _sample(
+    problem: GemmProblem, warp: int, seed: int, names: Iterable[str] = tuple(FAMILIES)
+) -> list[KernelConfig]:
     """One configuration of each family, two of those for few columns."""
     environment = H200 if warp == 32 else MI300X
     assert arch_of(environment).warp == warp
     found = []
-    for family in FAMILIES.values():
+    for family in (FAMILIES[name] for name in names):
         if environment.vendor in family.vendors:
             most = 2 if isinstance(family, FewColumnsFamily) else 1
             sample = legal_values(family, problem, environment, most, seed)
@@ -51,19 +54,40 @@ def _sample(problem: GemmProblem, warp: int, seed: int) -> list[KernelConfig]:
     return found
 
 
-def _check(problem: GemmProblem, sample: list[KernelConfig], folder: Path, warp: int) -> None:
+def _check(sample: list[KernelConfig], folder: Path, warp: int) -> None:
+    """Each configuration on the problem that it was derived for."""
     verifier = Verifier(HostDevice())  # type: ignore[arg-type]  # memory is all that it asks for
     for one in build(sample, folder, warp):
         for other_way in (False, True):
-            case = Case(problem, 3, "normal", "exact")
+            case = Case(one.found.product.problem, 3, "normal", "exact")
             finding = verifier.check(HostKernel(one, other_way), case, runs=1)
-            assert finding.wrong == "", (one.found.instantiation, one.found.splits, other_way)
+            what = (one.found.instantiation, one.found.splits, case.problem.slug, other_way)
+            assert finding.wrong == "", what
 
 
 @pytest.mark.parametrize(("name", "warp"), [(name, 32) for name in PROBLEMS] + [(name, 64) for name in WIDE])
 def test_every_family_computes_right(name: str, warp: int, tmp_path: Path) -> None:
     problem = PROBLEMS[name]
-    _check(problem, _sample(problem, warp, seed=list(PROBLEMS).index(name)), tmp_path, warp)
+    _check(_sample(problem, warp, seed=list(PROBLEMS).index(name)), tmp_path, warp)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("family", "warp"),
+    [
+        (name, warp)
+        for name, one in FAMILIES.items()
+        for vendor, warp in (("cuda", 32), ("hip", 64))
+        if vendor in one.vendors
+    ],
+)
+def test_a_family_computes_every_problem_right(family: str, warp: int, tmp_path: Path) -> None:
+    """The tests of one family, for `pytest -k FAMILY`."""
+    found = [_sample(problem, warp, seed, (family,)) for seed, problem in enumerate(PROBLEMS.values())]
+    sample = [one for of_problem in found for one in of_problem]
+    if not sample:
+        pytest.skip(f"{family} has no legal configuration for warps of {warp} threads")
+    _check(sample, tmp_path, warp)
 
 
 def test_every_size_may_be_one(tmp_path: Path) -> None:
@@ -78,7 +102,7 @@ def test_every_size_may_be_one(tmp_path: Path) -> None:
                 for values in legal_values(FAMILIES[name], problem, H200, 1, number)
             ]
         ]
-        _check(problem, sample, folder, 32)
+        _check(sample, folder, 32)
 
 
 #: Of few columns: whole loads and none, less than a step and several, a batch; by skinny's or gemv's family.
@@ -107,7 +131,7 @@ def _few(problem: GemmProblem, aheads: tuple[int, ...]) -> list[KernelConfig]:
 @pytest.mark.parametrize("name", AHEAD)
 def test_fetching_ahead_changes_no_sum(name: str, tmp_path: Path) -> None:
     problem = AHEAD[name]
-    _check(problem, _few(problem, (0, 1)), tmp_path, 32)
+    _check(_few(problem, (0, 1)), tmp_path, 32)
 
 
 #: Of the host's header: what is fetched (1), and what is loaded (0) of the operand that is read once, in the

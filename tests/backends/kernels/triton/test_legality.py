@@ -9,12 +9,12 @@ import pytest
 
 from backends.archs import GPU_ARCHS
 from backends.environment import Environment
-from backends.kernels.legality import capability
+from backends.kernels.legality import arch_of, capability
 from backends.kernels.triton.configuration import CONSTANTS, MAIN, PARAMETERS, REDUCE, TritonConfig
 from backends.kernels.triton.families import FAMILIES, MOST_CANDIDATES
 from backends.problem import GemmProblem, from_blas, from_bmm, from_linear
 from backends.solution import Solution
-from tuners.inputs import ragged
+from tuners.inputs import applicable, cases, ragged
 
 BUILD = "3.6.0"
 H200 = Environment(
@@ -87,7 +87,6 @@ def test_the_tensor_cores_step_along_k() -> None:
 @pytest.mark.parametrize(
     ("problem", "words"),
     [
-        (from_linear(8, 8, 8, "fp32"), "multiplies fp32 x fp32 in fp32"),
         (from_linear(8, 8, 8, "fp16", compute="fp16"), "in fp16"),
         (from_linear(8, 8, 8, "fp64"), "multiplies fp64"),
         (from_linear(8, 8, 8, "int8", dtype_d="int8"), "D of int8"),
@@ -115,11 +114,113 @@ def test_architectures() -> None:
     assert rule(gemm(), eight, replace(H200, arch="sm_90a")) is None
     assert "from sm_89 on, not by sm_80" in str(rule(gemm(), eight, A100))
     assert "sm_80 and later, not sm_75" in str(rule(gemm(), LINEAR, replace(H200, arch="sm_75")))
-    assert "not gfx942" in str(
-        rule(gemm(), LINEAR, Environment("hip", "gfx942", "MI300X", 304, 2**37, "GPU-0"))
-    )
+    full = from_linear(8, 8, 8, "fp32")
+    assert "no Triton kernel multiplies fp32 x fp32 in fp32 on sm_90" in str(rule(gemm(), full))
+    assert list(FAMILIES["triton-gemm"].solutions(full, H200)) == []
     assert list(FAMILIES["triton-gemm"].solutions(eight, A100)) == []
     assert [capability(replace(H200, arch=name)) for name in ("sm_80", "sm_100a", "sm_90+")] == [80, 100, 0]
+
+
+MI300X = Environment("hip", "gfx942", "AMD Instinct MI300X", 304, 2**37, "GPU-1", libraries={"triton": BUILD})
+NAVI31 = replace(MI300X, arch="gfx1100", product="AMD Radeon RX 7900 XTX", units=48)
+TWO = {"num_stages": 2}
+
+
+def test_architectures_of_amds() -> None:
+    eight, full = from_linear(64, 64, 64, "fp8_e4m3"), from_linear(64, 64, 64, "fp32")
+    mixed, tf32 = from_linear(64, 64, 64, "fp8_e4m3", dtype_b="fp8_e5m2"), from_linear(64, 64, 64, "tf32")
+    whole = from_linear(64, 64, 64, "int8")
+    runs = {
+        arch: [rule(gemm(**TWO), one, replace(MI300X, arch=arch)) is None
+               for one in (LINEAR, whole, full, tf32, eight, mixed)]
+        for arch in ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
+    }  # fmt: skip
+    assert runs == {
+        "gfx90a": [True, True, True, False, False, False],
+        "gfx942": [True, True, True, True, False, False],
+        "gfx950": [True, True, True, False, True, True],
+        "gfx1100": [True, True, False, False, False, False],
+        "gfx1201": [True, True, False, False, True, False],
+    }
+    for problem, arch, words in (
+        (LINEAR, "gfx906", "compiled for gfx90a, gfx942, gfx950, gfx11, gfx12, not gfx906"),
+        (eight, "gfx942", "8-bit floats are multiplied by gfx950 and gfx12, not by gfx942"),
+        (mixed, "gfx1201", "does not multiply fp8_e4m3 x fp8_e5m2 for gfx1201"),
+        (tf32, "gfx950", "TF32 is multiplied by gfx942, not by gfx950"),
+        (full, "gfx1100", "fp32 are gfx90a, gfx942, gfx950's, not gfx1100's"),
+    ):
+        assert words in str(rule(gemm(**TWO), problem, replace(MI300X, arch=arch)))
+        assert list(FAMILIES["triton-gemm"].solutions(problem, replace(MI300X, arch=arch))) == []
+
+
+def test_rules_of_amds() -> None:
+    assert rule(gemm(**TWO, matrix_instr_nonkdim=32), LINEAR, MI300X) is None
+    for changed, environment, words in (
+        ({"matrix_instr_nonkdim": 32}, NAVI31, "gfx1100 multiplies 16 rows by 16 columns, not 32"),
+        ({"matrix_instr_nonkdim": 32, "block_m": 16}, MI300X, "16 x 64 is less than an instruction of 32"),
+        ({"matrix_instr_nonkdim": 8}, MI300X, "matrix_instr_nonkdim must be one of 16, 32, not 8"),
+        ({"matrix_instr_nonkdim": 16}, H200, "a triton-gemm solution has the parameters block_m"),
+        ({"waves_per_eu": 2}, MI300X, "a triton-gemm solution has the parameters block_m"),
+        ({"block_m": 128, "block_n": 128}, NAVI31, "a thread of 4 warps holds 128 sums; 64 leave"),
+        ({"block_m": 16, "block_n": 16, "num_warps": 8}, MI300X, "less than a sum a thread of 8 warps"),
+        ({"block_k": 256, "num_warps": 2}, NAVI31, "registers or so; of 64 on gfx1100 each has 256"),
+        ({"num_stages": 6}, NAVI31, "6 stages hold 81920 bytes of shared memory at least"),
+    ):
+        found = rule(gemm(**{**TWO, **changed}), from_linear(256, 256, 512, "bf16"), environment)
+        assert words in str(found), changed
+    loads = {**TILE, **TWO, "programs_per_unit": 1, "flatten": True, "loads": "tma"}
+    tma = Solution("triton-persistent", 1, loads, BUILD)
+    assert "came with sm_90; this is gfx942" in str(rule(tma, from_linear(304, 512, 704, "bf16"), MI300X))
+
+
+def test_what_amds_compiler_is_told() -> None:
+    full, tf32 = from_linear(64, 64, 64, "fp32"), from_linear(64, 64, 64, "tf32")
+    eight = from_linear(64, 64, 64, "fp8_e4m3")
+    made = configuration(full, matrix_instr_nonkdim=32, **TWO).requests(GPU_ARCHS["gfx942"])[MAIN]
+    assert made.options == {"num_warps": 4, "num_stages": 2, "matrix_instr_nonkdim": 32}
+    assert (made.arch, made.warp, made.constants["DEPENDENT"]) == ("gfx942", 64, False)
+    precisions = {
+        arch: [configuration(one).requests(GPU_ARCHS[arch])[MAIN].constants["PRECISION"]
+               for one in (full, tf32, eight)]
+        for arch in ("gfx942", "sm_90")
+    }  # fmt: skip
+    assert precisions == {"gfx942": ["ieee", "tf32", "ieee"], "sm_90": ["tf32"] * 3}
+    assert configuration(eight).requests(GPU_ARCHS["gfx950"])[MAIN].constants["IMPRECISE"] is None
+    assert "matrix_instr_nonkdim" not in configuration(LINEAR).requests(GPU_ARCHS["gfx942"])[MAIN].options
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        LINEAR, from_linear(1, 4096, 4096, "bf16"), from_linear(4096, 4096, 4096, "bf16"),
+        from_linear(2049, 2049, 2049, "bf16"), from_bmm(500, 32, 32, 32, "fp16"),
+        from_linear(1, 1, 1, "fp16"), from_linear(64, 64, 64, "int8", beta=1.0),
+        from_blas(4096, 4096, 4096, "fp16"), from_blas(512, 512, 512, "bf16", trans_b="T"),
+    ],
+    ids=lambda p: p.slug,
+)  # fmt: skip
+@pytest.mark.parametrize("environment", [MI300X, NAVI31], ids=lambda e: e.arch)
+def test_candidates_for_amds_gpus_are_legal_on_the_problem_and_on_a_ragged_twin(
+    problem: GemmProblem, environment: Environment
+) -> None:
+    arch, counts = arch_of(environment), {}
+    for name, family in FAMILIES.items():
+        found = list(family.solutions(problem, environment))
+        counts[name] = len(found)
+        assert len({s.id for s in found}) == len(found) <= MOST_CANDIDATES
+        assert family.notes(problem, environment) == ()
+        for one in found:
+            assert family.illegal(problem, one, environment) is None
+            assert one.parameters.get("loads") != "tma"
+            config = TritonConfig.of(problem, one.parameters)
+            assert config.registers(arch) <= arch.thread_registers
+            assert config.shared_bytes(arch) <= arch.block_shared_bytes
+            checked = [case.name for case in applicable(
+                cases(problem, 1, 0),
+                lambda case, one=one, family=family: family.illegal(case.problem, one, environment) is None,
+            )]  # fmt: skip
+            assert any("ragged" in case for case in checked) or problem.slug.endswith("1x1x1_fp16"), one
+    assert counts["triton-gemm"] > 0
 
 
 def test_an_unknown_architecture_has_the_least_shared_memory() -> None:

@@ -1,0 +1,445 @@
+"""The families of hipBLASLt and rocBLAS on what the genuine libraries answered (genuine/README.md)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import pytest
+
+from backends.environment import Environment
+from backends.errors import IllegalSolution
+from backends.hip import hipblaslt, library, rocblas
+from backends.hip.hipblaslt import HipblasLt, HipblasLtHeuristic
+from backends.hip.rocblas import Rocblas, RocblasDefault
+from backends.operands import Operands
+from backends.problem import GemmProblem
+from backends.protocol import Baseline, Family, NamedKernel
+from backends.solution import Solution
+from service.formats import READERS, Entry, ExportRefused
+from tests.backends.gpu.null_device import NullDevice
+from tests.backends.hip.genuine import recording, spoken
+from tests.backends.hip.genuine.problems import DEVICES, PROBLEMS
+from tests.backends.hip.genuine.recording import digest
+from tests.backends.hip.genuine.stand_ins import (
+    RecordedHipblasLt,
+    RecordedRocblas,
+    described,
+    described_product,
+)
+from tests.service.formats.made import outcomes, row, written
+from tuners.policy import MeasurementPolicy
+from tuners.space import search_space
+
+MIB = 2**20
+UNLIMITED = 2**40
+SERVED = ("gfx90a", "gfx1100", "gfx1201")
+#: As Debian's hipBLASLt 7.1.1 and rocBLAS 6.4.4 answered for 4096 x 512 x 4096 in bf16.
+LISTED = {"gfx90a": (2226, 2226, 2226), "gfx1100": (128, 64, 64), "gfx1201": (749, 749, 749)}
+#: What the committed recording may take.
+MOST_BYTES = 400_000
+
+
+@lru_cache(maxsize=1)
+def recorded() -> Mapping[str, Any]:
+    return recording.load()
+
+
+def answers(arch: str, name: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = recorded()["devices"][arch][name]
+    return found
+
+
+def asked(name: str, *, refused: bool = False) -> list[tuple[str, str]]:
+    """(architecture, problem) that a library listed solutions for, or that it refused."""
+    return [
+        (arch, key)
+        for arch, devices in recorded()["devices"].items()
+        for key, one in devices[name]["problems"].items()
+        if "unsupported" not in one and ("described" in one and "status" not in one) != refused
+    ]
+
+
+def environment(arch: str) -> Environment:
+    probe = recorded()["devices"][arch]["probe"]
+    (device,) = probe["devices"]
+    fields = {name: value for name, value in device.items() if name not in ("gcn_arch", "address")}
+    return Environment(**fields, libraries={**probe["libraries"], "gcn_arch": device["gcn_arch"]})
+
+
+class OnRecording:
+    """A device whose libraries answer from the recording."""
+
+    def __init__(self, arch: str) -> None:
+        self.lt, self.rocblas = (
+            RecordedHipblasLt(answers(arch, "hipblaslt")),
+            RecordedRocblas(answers(arch, "rocblas")),
+        )
+        self.device = NullDevice(environment(arch))
+
+
+@pytest.fixture
+def on_recording(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    def opened(arch: str) -> OnRecording:
+        found = OnRecording(arch)
+        for module in (hipblaslt, rocblas):
+            monkeypatch.setattr(module, "device_count", lambda: 1)
+        monkeypatch.setattr(hipblaslt, "hipblaslt", lambda: found.lt)
+        monkeypatch.setattr(rocblas, "rocblas", lambda: found.rocblas)
+        missing = None if "described" in answers(arch, "rocblas")["problems"]["bf16 TN"] else "no tables"
+        monkeypatch.setattr(rocblas, "missing_tables", lambda arch: missing)
+        return found
+
+    yield opened
+
+
+def pairs(listed: list[Solution]) -> list[list[int]]:
+    return [[int(s.parameters["solution_index"] or 0), s.workspace_bytes] for s in listed]
+
+
+# ---- the recording
+
+
+def test_the_recording_is_small_and_says_where_it_comes_from() -> None:
+    assert recording.FILE.stat().st_size <= MOST_BYTES
+    provenance = recorded()["provenance"]
+    assert provenance["packages"]["libhipblaslt1"].startswith("7.1.1")
+    assert {name: len(one["sha256"]) for name, one in provenance["libraries"].items()} == dict.fromkeys(
+        ("amdhip64", "hiprtc", "hipblaslt", "rocblas"), 64
+    )
+    assert set(recorded()["devices"]) == {device.arch for device in DEVICES}
+
+
+def test_counts_are_those_that_were_seen_before() -> None:
+    for arch, counts in LISTED.items():
+        one = answers(arch, "hipblaslt")["problems"]["bf16 TN"]
+        supported = [size for size in one["supports"] if size is not None]
+        assert (len(one["every"]), len(supported), len(one["heuristic"])) == counts
+    one = answers("gfx90a", "hipblaslt")["problems"]["bf16 TN"]
+    assert sum(size > 0 for size in one["supports"]) == 1493
+    assert sum(size <= 128 * MIB for size in one["supports"]) == 1940
+    one = answers("gfx90a", "rocblas")["problems"]["bf16 TN"]
+    # A new handle has 32 MiB, and lists what fits.
+    assert (one["of_problem_at_first"], len(one["of_problem"]), len(one["of_types"])) == (522, 543, 1622)
+
+
+@pytest.mark.parametrize(("arch", "key"), asked("hipblaslt"))
+def test_the_genuine_hipblaslt_kept_to_what_we_rely_on(arch: str, key: str) -> None:
+    one = answers(arch, "hipblaslt")["problems"][key]
+    assert one["launches_while_listing"] == 0
+    assert one["limit_filters"], "a limit leaves out what needs more, and nothing else"
+    assert one["by_index"]
+    launched = one["launched"]
+    assert launched["loaded"] == launched["launched"] == launched["of"] > 0, launched["error"]
+    assert set(one["heuristic"]) <= set(one["every"])
+
+
+@pytest.mark.parametrize(("arch", "key"), asked("rocblas"))
+def test_the_genuine_rocblas_kept_to_what_we_rely_on(arch: str, key: str) -> None:
+    one = answers(arch, "rocblas")["problems"][key]
+    assert one["launches_while_listing"] == 0, "the check of an index must not run it"
+    assert one["same_after_launches"], "what is listed must not depend on the workspace of the last launch"
+    assert one["refusals"] in ([], [11])
+    assert set(one["of_problem"]) <= set(one["passed"]) <= set(one["of_types"])
+    assert one["launched"]["loaded"] == one["launched"]["of"]
+
+
+def test_numbers_structures_and_names_are_those_of_the_headers() -> None:
+    found = recorded()["headers"]
+    assert found["assertions"] > 100
+    assert (found["failed"], found["names_differ"], found["names"]) == ([], [], 5)
+
+
+def test_unguarded_calls_end_the_process() -> None:
+    """Each is asked for beforehand: device_count(), missing_tables(), by_index()."""
+    assert recorded()["unguarded"] == {
+        "hipblasLtCreate without a device": "exit 1",
+        "rocblas_create_handle without a device": "exit 1: LibraryError: status 6",
+        "rocBLAS's list of solutions on an architecture without tables": "SIGABRT",
+        "matmulIsAlgoSupported of an index that the library lacks": "SIGSEGV",
+    }
+
+
+def test_the_genuine_runtime_has_no_device_and_hiprtc_compiles_every_family() -> None:
+    assert "hipErrorNoDevice" in recorded()["no_device"]
+    for arch, one in recorded()["hiprtc"]["architectures"].items():
+        assert set(one["families"].values()) == {"compiled"}, arch
+        assert len(one["families"]) >= 15
+
+
+# ---- what is asked
+
+
+@pytest.mark.parametrize(("arch", "key"), asked("hipblaslt") + asked("hipblaslt", refused=True))
+def test_hipblaslt_is_asked_as_it_was_when_it_was_recorded(arch: str, key: str) -> None:
+    assert described(PROBLEMS[key]) == answers(arch, "hipblaslt")["problems"][key]["described"]
+
+
+@pytest.mark.parametrize(("arch", "key"), asked("rocblas"))
+def test_rocblas_is_asked_as_it_was_when_it_was_recorded(arch: str, key: str) -> None:
+    assert list(described_product(PROBLEMS[key])) == answers(arch, "rocblas")["problems"][key]["described"]
+
+
+@pytest.mark.parametrize("arch", SERVED)
+@pytest.mark.parametrize(("name", "log"), [("hipblaslt", "hipblaslt-log"), ("rocblas", "rocblas-profile")])
+def test_the_librarys_own_log_says_what_it_was_asked(arch: str, name: str, log: str) -> None:
+    # rocBLAS writes i_r32, which no reader of ours takes for int32 yet.
+    lines = [line.replace("i_r32", "i32_r") for line in answers(arch, name)["spoken"]]
+    read = [found for line in lines for found in outcomes(READERS[log], line)]
+    assert all(isinstance(found, Entry) for found in read), read
+    problems = {found.problem for found in read if isinstance(found, Entry)}
+    served = "described" in answers(arch, name)["problems"]["bf16 TN"]
+    assert problems == ({problem for _, problem in spoken.spoken(name, arch)} if served else set())
+
+
+# ---- hipBLASLt
+
+
+def expected(one: Mapping[str, Any], limit: int) -> list[list[int]]:
+    """The heuristic's answers in their order, then the rest by index, of what fits a limit."""
+    sizes = dict(zip(one["every"], one["supports"], strict=True))
+    picked = {index: one["heuristic_differs"].get(str(index), sizes[index]) for index in one["heuristic"]}
+    rest = {index: size for index, size in sorted(sizes.items()) if index not in picked and size is not None}
+    return [[index, size] for index, size in {**picked, **rest}.items() if size <= limit]
+
+
+@pytest.mark.parametrize(("name", "limit"), [("default", None), ("unlimited", UNLIMITED)])
+@pytest.mark.parametrize(("arch", "key"), asked("hipblaslt"))
+def test_hipblaslt_lists_the_union(
+    on_recording: Any, arch: str, key: str, name: str, limit: int | None
+) -> None:
+    device, one = on_recording(arch).device, answers(arch, "hipblaslt")["problems"][key]
+    family = HipblasLt()
+    listed = list(family.enumerate_on(PROBLEMS[key], device, limit))
+    assert pairs(listed) == expected(one, 32 * MIB if limit is None else limit)
+    live = one["enumerated"][name]
+    assert (len(listed), digest(sorted(pairs(listed)))) == (live["count"], live["sha256"])
+    assert {(s.family, s.version, s.build, s.deterministic) for s in listed} <= {
+        ("hipblaslt", 1, answers(arch, "hipblaslt")["build"], None)
+    }
+    assert all(family.illegal(PROBLEMS[key], s, device.environment) is None for s in listed[:8])
+    assert family.notes(PROBLEMS[key], device.environment) == ()
+
+
+@pytest.mark.parametrize("arch", SERVED)
+def test_what_only_one_of_the_lists_has_is_listed(on_recording: Any, arch: str) -> None:
+    found = on_recording(arch)
+    one = dict(answers(arch, "hipblaslt")["problems"]["bf16 TN"])
+    cut = one["heuristic"][3:]
+    problems = {**answers(arch, "hipblaslt")["problems"], "bf16 TN": {**one, "heuristic": cut}}
+    found.lt.__init__({**answers(arch, "hipblaslt"), "problems": problems})
+    listed = pairs(list(HipblasLt().enumerate_on(PROBLEMS["bf16 TN"], found.device, UNLIMITED)))
+    assert [index for index, _ in listed] == cut + sorted(one["heuristic"][:3])
+
+
+@pytest.mark.parametrize("arch", SERVED)
+def test_tf32_has_the_heuristics_answers_which_the_extension_does_not_support(
+    on_recording: Any, arch: str
+) -> None:
+    one = answers(arch, "hipblaslt")["problems"]["tf32 NT"]
+    assert one["supports"] == [None] * len(one["every"])
+    device, problem, family = on_recording(arch).device, PROBLEMS["tf32 NT"], HipblasLt()
+    listed = list(family.enumerate_on(problem, device, None))
+    assert [index for index, _ in pairs(listed)] == [
+        index for index in one["heuristic"] if one["heuristic_differs"][str(index)] <= 32 * MIB
+    ]
+    kernel = family.load(problem, listed[-1], None, device)
+    assert kernel.workspace_bytes == listed[-1].workspace_bytes
+
+
+@pytest.mark.parametrize(("arch", "key"), asked("hipblaslt"))
+def test_names_reach_the_kernel(on_recording: Any, arch: str, key: str) -> None:
+    device, problem, family = on_recording(arch).device, PROBLEMS[key], HipblasLt()
+    for solution in list(family.enumerate_on(problem, device, UNLIMITED))[::97]:
+        kernel = family.load(problem, solution, None, device)
+        assert isinstance(kernel, NamedKernel)
+        assert kernel.workspace_bytes == solution.workspace_bytes
+        names = kernel.names()
+        assert sorted(names) == ["kernel_name", "solution_name"]
+        assert f"_ISA{arch.removeprefix('gfx')}_" in names["solution_name"]
+        assert names["solution_name"].startswith("Cijk_")
+
+
+def test_solutions_that_the_library_lacks_or_of_other_types_are_illegal(on_recording: Any) -> None:
+    device, problem = on_recording("gfx90a").device, PROBLEMS["bf16 TN"]
+    other = answers("gfx90a", "hipblaslt")["problems"]["fp16 NN"]["every"][0]
+    for index, why in ((2**31 - 1, "has no solution 2147483647 here"), (other, "does not support tn_4096")):
+        with pytest.raises(IllegalSolution, match=why):
+            HipblasLt().load(problem, Solution("hipblaslt", 1, {"solution_index": index}), None, device)
+
+
+@pytest.mark.parametrize("arch", SERVED)
+def test_a_rank_is_the_heuristics_answer(on_recording: Any, arch: str) -> None:
+    device, problem = on_recording(arch).device, PROBLEMS["bf16 TN"]
+    first, names = (answers(arch, "hipblaslt")["problems"]["bf16 TN"]["heuristic"][0], answers(arch, "hipblaslt"))
+    baseline = hipblaslt.first_heuristic(device.environment, None)
+    kernel = HipblasLtHeuristic().load(problem, baseline, None, device)
+    assert kernel.names()["solution_name"] == names["names"][first][1]
+    with pytest.raises(IllegalSolution, match="none of rank 4000"):
+        parameters = {"rank": 4000, "workspace_limit": 2**25}
+        HipblasLtHeuristic().load(problem, replace(baseline, parameters=parameters), None, device)
+
+
+# ---- an architecture that a library was not built for
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+def test_status_3_of_an_architecture_without_tables_is_a_note(on_recording: Any, arch: str) -> None:
+    device, problem, family = on_recording(arch).device, PROBLEMS["bf16 TN"], HipblasLt()
+    assert answers(arch, "hipblaslt")["problems"]["bf16 TN"]["status"] == 3
+    assert list(family.enumerate_on(problem, device, None)) == []
+    (note,) = family.notes(problem, device.environment)
+    assert note.startswith(f"no candidates from hipBLASLt on {arch}")
+    assert "HIPBLAS_STATUS_INVALID_VALUE" in note
+    assert [note] == answers(arch, "hipblaslt")["problems"]["bf16 TN"]["notes"]
+    assert family.notes(PROBLEMS["fp16 NN"], device.environment) == (), "it is of another problem"
+    with pytest.raises(IllegalSolution, match=r"HIPBLAS_STATUS_INVALID_VALUE"):
+        HipblasLtHeuristic().load(problem, hipblaslt.first_heuristic(device.environment, None), None, device)
+    with pytest.raises(IllegalSolution, match="has no solution 5 here"):
+        HipblasLt().load(problem, Solution("hipblaslt", 1, {"solution_index": 5}), None, device)
+
+
+@pytest.mark.parametrize("arch", ["gfx1201", "gfx942", "gfx950"])
+def test_rocblas_without_tables_is_not_asked(on_recording: Any, arch: str) -> None:
+    device, problem, family = on_recording(arch).device, PROBLEMS["bf16 TN"], Rocblas()
+    assert list(family.enumerate_on(problem, device, None)) == []
+    (note,) = family.notes(problem, device.environment)
+    assert note == f"no candidates from rocBLAS on {arch}: rocBLAS has no kernels for {arch}: no tables"
+    for other in (Rocblas(), RocblasDefault()):
+        with pytest.raises(IllegalSolution, match=f"rocBLAS has no kernels for {arch}"):
+            other.load(problem, Solution(other.name, 1, {"solution_index": 5}), None, device)
+
+
+class TwoLibraries:
+    """A backend of no more than these families."""
+
+    name = "hip"
+
+    def __init__(self) -> None:
+        self._families: Mapping[str, Family] = {"hipblaslt": HipblasLt(), "rocblas": Rocblas()}
+
+    def families(self) -> Mapping[str, Family]:
+        return self._families
+
+    def baselines(self, *_: Any) -> tuple[Baseline, ...]:
+        return ()
+
+
+@pytest.mark.parametrize("arch", [device.arch for device in DEVICES])
+def test_a_search_space_has_what_the_libraries_list_and_notes_of_the_rest(
+    on_recording: Any, arch: str
+) -> None:
+    device, problem = on_recording(arch).device, PROBLEMS["bf16 TN"]
+    backend: Any = TwoLibraries()
+    policy = MeasurementPolicy()
+    space = search_space(problem, backend, device.environment, policy, None, device)
+    counts = {
+        name: sum(solution.family == name for solution in space.candidates) for name in backend.families()
+    }
+    of = {name: answers(arch, name)["problems"]["bf16 TN"]["enumerated"] for name in counts}
+    limit = policy.max_workspace_bytes
+    name = "default" if limit is None else "unlimited"
+    for family, found in of.items():
+        listed = found[name] if isinstance(found, Mapping) else {"count": 0}
+        assert counts[family] <= listed["count"]
+        titles = {"hipblaslt": "hipBLASLt", "rocblas": "rocBLAS"}
+        noted = any(note.startswith(f"no candidates from {titles[family]} on {arch}") for note in space.notes)
+        assert noted == (counts[family] == 0) == (listed["count"] == 0)
+
+
+# ---- the build
+
+
+def test_a_build_without_a_revision_is_its_version_and_its_files_digest(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    lt = answers("gfx90a", "hipblaslt")
+    assert (lt["version"], lt["revision"]) == (100100, "")
+    sha256 = recorded()["provenance"]["libraries"]["hipblaslt"]["sha256"]
+    assert lt["build"] == f"100100+file-{sha256[:12]}"
+    assert environment("gfx90a").libraries["hipblaslt"] == lt["build"]
+    file = tmp_path / "libhipblaslt.so"
+    file.write_bytes(b"library")
+    monkeypatch.setattr(library, "find_library", lambda name: file)
+    library.file_digest.cache_clear()
+    stand_in: Any = RecordedHipblasLt(lt)
+    assert hipblaslt.hipblaslt_build(stand_in, 1) == f"100100+file-{sha256_of(b'library')[:12]}"
+    library.file_digest.cache_clear()
+
+
+def sha256_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def exported(name: str, target: str) -> None:
+    here = environment("gfx90a")
+    solution = Solution("hipblaslt", 1, {"solution_index": 67003}, here.libraries["hipblaslt"])
+    written(name, [row(PROBLEMS["bf16 TN"], environment=here, solution=solution)], target)
+
+
+def test_the_override_file_refuses_a_build_without_a_revision() -> None:
+    with pytest.raises(ExportRefused, match=r"HIPBLASLT_VERSION '100100\+file-0e621a6a494d' is not"):
+        exported("hipblaslt", "rocm-7.1")
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="service/formats/tunableop/target.py takes any text for HIPBLASLT_VERSION; torch would write 100100-",
+)
+def test_tunableops_validator_refuses_a_build_without_a_revision() -> None:
+    with pytest.raises(ExportRefused, match=r"HIPBLASLT_VERSION '100100\+file-0e621a6a494d'"):
+        exported("tunableop", "torch-2.10.0+rocm7.1")
+
+
+# ---- rocBLAS
+
+
+@pytest.mark.parametrize(("name", "limit"), [("default", None), ("unlimited", UNLIMITED)])
+@pytest.mark.parametrize(("arch", "key"), asked("rocblas"))
+def test_rocblas_lists_the_union(
+    on_recording: Any, arch: str, key: str, name: str, limit: int | None
+) -> None:
+    found, one = on_recording(arch), answers(arch, "rocblas")["problems"][key]
+    family, problem = Rocblas(), PROBLEMS[key]
+    sizes = dict(zip(one["passed"], one["workspace"], strict=True))
+    order = [*one["of_problem"], *(index for index in one["passed"] if index not in set(one["of_problem"]))]
+    most = 32 * MIB if limit is None else limit
+    expected = [[index, sizes[index]] for index in order if sizes[index] <= most]
+    for _ in range(2):
+        listed = list(family.enumerate_on(problem, found.device, limit))
+        assert pairs(listed) == expected
+        # A launch leaves the handle a workspace of its own.
+        launch(found, family, problem, listed[0])
+    live = one["enumerated"][name]
+    assert (len(listed), digest(sorted(pairs(listed)))) == (live["count"], live["sha256"])
+    assert {(s.family, s.version, s.build) for s in listed} == {("rocblas", 1, "4.4.1.")}
+
+
+def launch(found: OnRecording, family: Rocblas, problem: GemmProblem, solution: Solution) -> None:
+    kernel = family.load(problem, solution, None, found.device)
+    kernel.bind(Operands(256, 256, 256, 256, 0, *problem.scalars), 0 if not kernel.workspace_bytes else 4096)()
+    assert found.rocblas.launched.pop() == solution.parameters.get("solution_index", 0)
+    assert found.rocblas.given == max(1, kernel.workspace_bytes)
+
+
+def test_a_solution_loads_whatever_workspace_the_last_launch_left(on_recording: Any) -> None:
+    found, problem, family = on_recording("gfx90a"), PROBLEMS["bf16 TN"], Rocblas()
+    listed = list(family.enumerate_on(problem, found.device, UNLIMITED))
+    small, large = min(listed, key=lambda s: s.workspace_bytes), max(listed, key=lambda s: s.workspace_bytes)
+    assert (small.workspace_bytes, large.workspace_bytes) == (0, 128 * MIB)
+    for solution in (small, large, small, large):
+        launch(found, family, problem, solution)
+    default = rocblas.default_solution(found.device.environment)
+    launch(found, RocblasDefault(), problem, default)
+
+
+def test_solutions_that_rocblas_refuses_do_not_load(on_recording: Any) -> None:
+    found, one = on_recording("gfx90a"), answers("gfx90a", "rocblas")["problems"]["bf16 TN"]
+    refused = next(index for index in one["of_types"] if index not in set(one["passed"]))
+    with pytest.raises(IllegalSolution, match="rocblas_status_invalid_value"):
+        Rocblas().load(
+            PROBLEMS["bf16 TN"], Solution("rocblas", 1, {"solution_index": refused}), None, found.device
+        )
