@@ -66,6 +66,9 @@ class GpuArch:
     - block_shared_bytes, unit_shared_bytes: shared memory (LDS) available to a block and to a unit.
     - thread_registers, unit_registers: registers available to a thread and to a unit.
     - register_granule: registers are allocated to a thread in multiples of this.
+    - shared_granule, reserved_shared_bytes: shared memory is allocated to a block in multiples of the first;
+      the second is what every block takes beside its own.
+    - simds: the parts of a unit (SIMDs, SM sub-partitions) that share its registers and threads evenly.
     - unit_threads, unit_blocks: resident threads and blocks per unit. block_threads: threads per block.
     - default_shared_bytes: dynamic shared memory that a launch may use without setting a kernel attribute.
     - grid_threads: exclusive upper bound on the threads of a launch along each dimension; None if only the
@@ -87,6 +90,9 @@ class GpuArch:
     unit_blocks: int
     default_shared_bytes: int
     rates: Rates
+    shared_granule: int = 128
+    reserved_shared_bytes: int = 0
+    simds: int = 4
     block_threads: int = 1024
     grid_threads: int | None = None
     capability: int = 0
@@ -150,7 +156,8 @@ def nvidia(capability: int, shared_kib: int, threads: int, blocks: int) -> GpuAr
         f"sm_{capability}", "cuda", 32, (shared_kib - 1) * _KIB, shared_kib * _KIB,
         thread_registers=255, unit_registers=65536, register_granule=8, unit_threads=threads,
         unit_blocks=blocks, default_shared_bytes=48 * _KIB, rates=Rates(20, 64, 128, 42_000),
-        capability=capability, dependent_launches=capability >= 90, clusters=capability >= 90,
+        reserved_shared_bytes=_KIB, capability=capability, dependent_launches=capability >= 90,
+        clusters=capability >= 90,
     )  # fmt: skip
 
 
@@ -160,7 +167,7 @@ _EIGHT_BYTES = _EIGHT_HALVES = ((16, 16, 32), (32, 32, 16))
 _SIXTEEN_BYTES = ((16, 16, 64), (32, 32, 32))
 _WMMA = ((16, 16, 16),)
 #: Shapes: AMD's CDNA 2, 3 and 4 and RDNA 3 and 4 ISA guides; LLVM, BuiltinsAMDGPU.def. Multiply-adds: AMD
-#: matrix instruction calculator (half of FLOPs/CU/cycle or FLOPs/WGP/cycle); the MI355X data sheet for CDNA 4.
+#: matrix instruction calculator (half of FLOPs/CU/cycle or FLOPs/WGP/cycle); MI355X's data sheet for CDNA 4.
 _MATRIX_CORES = {
     "gfx90a": MatrixCores(
         "mfma", {"fp16": _FOUR_HALVES, "bf16": _FOUR_HALVES, "int8": _FOUR_INT8},
@@ -189,15 +196,15 @@ _MATRIX_CORES = {
 }  # fmt: skip
 
 
-def _cdna(name: str, shared_kib: int, rates: Rates) -> GpuArch:
+def _cdna(name: str, shared_kib: int, rates: Rates, shared_granule: int = 512) -> GpuArch:
     """The row of a CDNA CU. It has four SIMDs, each with 512 registers (VGPRs and AGPRs) of 64 lanes. A SIMD
     holds eight wavefronts, and four workgroups of several wavefronts each (CDNA ISA guides; LLVM,
-    AMDGPUBaseInfo.cpp)."""
+    AMDGPUBaseInfo.cpp; the granule of LDS: AMDGPU User Guide, GRANULATED_LDS_SIZE)."""
     return GpuArch(
         name, "hip", 64, shared_kib * _KIB, shared_kib * _KIB, thread_registers=512,
         unit_registers=4 * 512 * 64, register_granule=8, unit_threads=2048, unit_blocks=16,
-        default_shared_bytes=shared_kib * _KIB, rates=rates, grid_threads=2**32,
-        matrix_cores=_MATRIX_CORES[name],
+        default_shared_bytes=shared_kib * _KIB, rates=rates, shared_granule=shared_granule,
+        grid_threads=2**32, matrix_cores=_MATRIX_CORES[name],
     )  # fmt: skip
 
 
@@ -207,7 +214,7 @@ def _rdna(name: str, rates: Rates) -> GpuArch:
     return GpuArch(
         name, "hip", 32, 64 * _KIB, 128 * _KIB, thread_registers=256, unit_registers=4 * 1536 * 32,
         register_granule=24, unit_threads=2048, unit_blocks=32, default_shared_bytes=64 * _KIB, rates=rates,
-        grid_threads=2**32, matrix_cores=_MATRIX_CORES[name],
+        shared_granule=512, grid_threads=2**32, matrix_cores=_MATRIX_CORES[name],
     )  # fmt: skip
 
 
@@ -225,7 +232,7 @@ GPU_ARCHS: Mapping[str, GpuArch] = {
         nvidia(100, 228, 2048, 32),
         _cdna("gfx90a", 64, Rates(8.6, 64, 128, 17_500)),
         _cdna("gfx942", 64, Rates(8.3, 64, 128, 21_000)),
-        _cdna("gfx950", 160, Rates(13.0, 64, 128, 37_500)),
+        _cdna("gfx950", 160, Rates(13.0, 64, 128, 37_500), 1280),
         _rdna("gfx1100", Rates(8.0, 128, 256, 18_000)),
         _rdna("gfx1201", Rates(6.7, 128, 256, 18_000)),
     )

@@ -340,7 +340,9 @@ class DeviceClient:
         try:
             self._result(self._warm)
         except FutureTimeout as error:
-            raise DeviceLost(f"{self.device.backend}: no answer within {self._setup_seconds:.0f} s") from error
+            raise DeviceLost(
+                f"{self.device.backend}: no answer within {self._setup_seconds:.0f} s"
+            ) from error
         except ProcessExpired as error:
             evidence = self._autopsy(error)
             raise DeviceLost(
@@ -351,14 +353,17 @@ class DeviceClient:
     def run(self, check: Callable[..., T], *arguments: object) -> T:
         """Calls check(process, *arguments) in the device process (device_calls.run). Raises DeviceError if
         the process dies or does not answer."""
-        return self._setup(device_calls.run, check, *arguments)
+        result: T = self._setup(device_calls.run, check, *arguments)
+        return result
 
     def _setup(self, call: Callable[..., T], *arguments: object) -> T:
         self._awaken()
         try:
             return self._call(call, arguments, self._setup_seconds)
         except FutureTimeout as error:
-            raise DeviceError(f"{self.device.backend}: no answer within {self._setup_seconds:.0f} s") from error
+            raise DeviceError(
+                f"{self.device.backend}: no answer within {self._setup_seconds:.0f} s"
+            ) from error
         except ProcessExpired as error:
             evidence = self._autopsy(error)
             raise DeviceError(

@@ -93,7 +93,7 @@ def test_every_problem_has_a_verdict(tuned: list[Any]) -> None:
 
 
 def test_the_device_is_not_taken_for_a_real_one(service: Remote) -> None:
-    names = [row["device_class"] for row in service.get("/v1/devices")["classes"]]
+    names = [row["id"] for row in service.get("/v1/devices")["classes"]]
     assert names == ["hip:gfx942:HIP-on-host:4"]
 
 
@@ -107,7 +107,7 @@ def test_the_wrong_solution_is_an_outcome_and_wins_nothing(service: Remote, tune
                 found = statuses.setdefault(one["status"], set())
                 found.add(one["solution"]["parameters"]["solution_index"])
     assert statuses["wrong_result"] == WRONG
-    assert statuses["launch_error"] == FAILING
+    assert {status for status, found in statuses.items() if found & FAILING} == {"crash"}, statuses
     assert not statuses["ok"] & (WRONG | FAILING)
     assert {101, 102, 103, 104, 107, -621, -625} <= statuses["ok"]
     assert 108 not in set().union(*statuses.values()), "it supports no problem"
@@ -142,7 +142,7 @@ def test_files_name_what_was_measured(service: Remote, tuned: list[Any]) -> None
     assert override[0] == "Git Version: dabb6df2b9"
     cells = [line.split(",") for line in override if line.startswith("T,N,")]
     assert [(row[4:7], row[-3:]) for row in cells if row[17] == "bf16_r"] == [
-        (["64", "48", "96"], [str(indices[0]), "gfx942:sramecc+:xnack-", "4"])
+        (["64", "48", "96"], [str(indices[0]), "gfx942", "4"])
     ]
 
     rocblas = exported(service, "rocblas", target="rocm-7.2")

@@ -34,10 +34,10 @@ class NoCompiler:
     def __init__(self) -> None:
         self.units: list[CompileUnit] = []
 
-    def build(self) -> str | None:
+    def build(self, arch: str | None = None) -> str | None:
         return "13.0"
 
-    def missing(self) -> str | None:
+    def missing(self, arch: str | None = None) -> str | None:
         return None
 
     def target(self, arch: str, arch_specific: bool) -> str:

@@ -216,7 +216,8 @@ def test_families_of_cpus_are_named() -> None:
         (DECODE, replace(GEMV, parameters={}), "sm_90a", "a gemv solution has the parameters stream"),
         (LAYER, Solution("tile-mma", 1, {}), "gfx942", "tile-mma has kernels for cuda, not for gfx942"),
         pytest.param(
-            LAYER, triton(**LOOP), "gfx942", "accelerator came with sm_90; this is gfx942", marks=needs_triton,
+            LAYER, triton(**LOOP), "gfx942", "accelerator came with sm_90; this is gfx942",
+            marks=needs_triton,
         ),
         pytest.param(
             LAYER, triton(**LOOP), "sm_80", "accelerator came with sm_90; this is sm_80", marks=needs_triton,

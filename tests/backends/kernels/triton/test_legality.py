@@ -11,10 +11,10 @@ from backends.archs import GPU_ARCHS
 from backends.environment import Environment
 from backends.kernels.legality import arch_of, capability
 from backends.kernels.triton.configuration import CONSTANTS, MAIN, PARAMETERS, REDUCE, TritonConfig
-from backends.kernels.triton.families import FAMILIES, MOST_CANDIDATES
+from backends.kernels.triton.families import FAMILIES, MOST_CANDIDATES, TritonFamily
 from backends.problem import GemmProblem, from_blas, from_bmm, from_linear
 from backends.solution import Solution
-from tuners.inputs import applicable, cases, ragged
+from tuners.inputs import Case, applicable, cases, ragged
 
 BUILD = "3.6.0"
 H200 = Environment(
@@ -215,10 +215,11 @@ def test_candidates_for_amds_gpus_are_legal_on_the_problem_and_on_a_ragged_twin(
             config = TritonConfig.of(problem, one.parameters)
             assert config.registers(arch) <= arch.thread_registers
             assert config.shared_bytes(arch) <= arch.block_shared_bytes
-            checked = [case.name for case in applicable(
-                cases(problem, 1, 0),
-                lambda case, one=one, family=family: family.illegal(case.problem, one, environment) is None,
-            )]  # fmt: skip
+
+            def takes(case: Case, one: Solution = one, family: TritonFamily = family) -> bool:
+                return family.illegal(case.problem, one, environment) is None
+
+            checked = [case.name for case in applicable(cases(problem, 1, 0), takes)]
             assert any("ragged" in case for case in checked) or problem.slug.endswith("1x1x1_fp16"), one
     assert counts["triton-gemm"] > 0
 
