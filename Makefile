@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh Debian machine with python3, make and root:
 #   make demo   set up, then serve, import a captured model's file, tune it over HTTP, export, stop
 #   make test   set up, then lint and run every suite that this machine can run
-# In addition: make quick (the inner loop), make exhaustive (the full grids).
+# In addition: make quick (the inner loop), make exhaustive (the full grids), make genuine (AMD's own libraries).
 SHELL  := bash
 VENV   := .venv
 PYTHON := $(VENV)/bin/python
@@ -12,7 +12,7 @@ DEMO_SECONDS   := 1.5
 # Two test files at a time, in folder order: suites mostly wait for processes and disks.
 SIDE_BY_SIDE   := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test quick exhaustive lint format setup dev clean
+.PHONY: demo test quick exhaustive genuine lint format setup dev clean
 
 demo: setup
 	@$(VENV)/bin/gemmtune demo $(DEMO_PROBLEMS) --folder .demo \
@@ -39,6 +39,13 @@ exhaustive: dev
 	PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest $(SIDE_BY_SIDE) -q \
 	    -m "exhaustive and $${marks/ and not exhaustive/}"
 	@echo "$$(date -u +%F) $$(git rev-parse HEAD)" > tests/exhaustive.txt
+
+# Queries Debian sid's hipBLASLt, rocBLAS, HIP runtime and hipRTC, and compares the answers with the recording
+# that the suites replay. Never in continuous integration: sid changes, and the packages take 2.3 GB.
+# UPDATE=--update asks sid for newer packages first.
+genuine: dev
+	@$(PYTHON) -m tests.backends.hip.genuine.fetch $(UPDATE)
+	@$(PYTHON) -m tests.backends.hip.genuine.record --compare
 
 lint: dev
 	$(VENV)/bin/ruff check .

@@ -65,6 +65,8 @@ class GpuArch:
     - warp: threads per warp (wavefront).
     - block_shared_bytes, unit_shared_bytes: shared memory (LDS) available to a block and to a unit.
     - thread_registers, unit_registers: registers available to a thread and to a unit.
+    - accumulation_registers: of thread_registers, those that only matrix instructions and copies can name
+      (AGPRs).
     - register_granule: registers are allocated to a thread in multiples of this.
     - shared_granule, reserved_shared_bytes: shared memory is allocated to a block in multiples of the first;
       the second is what every block takes beside its own.
@@ -93,6 +95,7 @@ class GpuArch:
     shared_granule: int = 128
     reserved_shared_bytes: int = 0
     simds: int = 4
+    accumulation_registers: int = 0
     block_threads: int = 1024
     grid_threads: int | None = None
     capability: int = 0
@@ -111,11 +114,18 @@ class GpuArch:
             raise ValueError(f"{self.name}: {self.block_threads} threads are no whole warps")
         if not self.unit_registers >= self.thread_registers * self.warp:
             raise ValueError(f"{self.name}: a warp's registers exceed its unit's")
+        if not 0 <= self.accumulation_registers < self.thread_registers:
+            raise ValueError(f"{self.name}: a thread has more accumulation registers than registers")
         if self.matrix_cores is not None:
             wave = 64 if self.matrix_cores.instruction == "mfma" else 32
             if self.vendor != "hip" or self.warp != wave:
                 name = self.matrix_cores.instruction
                 raise ValueError(f"{self.name}: {name} needs AMD wavefronts of {wave}")
+
+    @property
+    def vector_registers(self) -> int:
+        """Registers of a thread that every instruction can name."""
+        return self.thread_registers - self.accumulation_registers
 
     @property
     def async_copies(self) -> bool:
@@ -197,14 +207,14 @@ _MATRIX_CORES = {
 
 
 def _cdna(name: str, shared_kib: int, rates: Rates, shared_granule: int = 512) -> GpuArch:
-    """The row of a CDNA CU. It has four SIMDs, each with 512 registers (VGPRs and AGPRs) of 64 lanes. A SIMD
-    holds eight wavefronts, and four workgroups of several wavefronts each (CDNA ISA guides; LLVM,
+    """The row of a CDNA CU. It has four SIMDs, each with 512 registers of 64 lanes, of which a thread has up to
+    256 as VGPRs and up to 256 as AGPRs. A SIMD holds eight wavefronts, and four workgroups of several wavefronts each (CDNA ISA guides; LLVM,
     AMDGPUBaseInfo.cpp; the granule of LDS: AMDGPU User Guide, GRANULATED_LDS_SIZE)."""
     return GpuArch(
         name, "hip", 64, shared_kib * _KIB, shared_kib * _KIB, thread_registers=512,
         unit_registers=4 * 512 * 64, register_granule=8, unit_threads=2048, unit_blocks=16,
         default_shared_bytes=shared_kib * _KIB, rates=rates, shared_granule=shared_granule,
-        grid_threads=2**32, matrix_cores=_MATRIX_CORES[name],
+        accumulation_registers=256, grid_threads=2**32, matrix_cores=_MATRIX_CORES[name],
     )  # fmt: skip
 
 
@@ -246,8 +256,10 @@ GPU_TARGETS: Mapping[str, GpuArch] = {
     name + suffix: row for name, row in GPU_ARCHS.items() for suffix in ("", *_SUFFIXES.get(name, ()))
 }
 
-#: Beginnings of RDNA's names, whose wavefronts have 32 lanes.
+#: Beginnings of RDNA's names, whose wavefronts have 32 lanes, and of those with the matrix instructions of
+#: gfx1100 and gfx1201 (RDNA 3, 3.5 and 4; LLVM, "User Guide for AMDGPU Backend": Processors).
 _RDNA = ("gfx10", "gfx11", "gfx12")
+_WMMA_GFX11, _WMMA_GFX12 = ("gfx110", "gfx115"), ("gfx120",)
 _SM = re.compile(r"sm_(\d+)[af]?")
 
 
@@ -258,8 +270,24 @@ def gpu_arch(vendor: str, name: str) -> GpuArch:
     if found is not None:
         return found
     if vendor == "hip":
-        like = "gfx1100" if name.startswith(_RDNA) else "gfx90a"
-        return replace(GPU_ARCHS[like], name=name, thread_registers=256)
+        if not name.startswith(_RDNA):
+            return replace(
+                GPU_ARCHS["gfx90a"],
+                name=name,
+                thread_registers=256,
+                accumulation_registers=0,
+                matrix_cores=None,
+            )
+        like = "gfx1201" if name.startswith("gfx12") else "gfx1100"
+        matrix_cores = _MATRIX_CORES[like] if name.startswith(_WMMA_GFX11 + _WMMA_GFX12) else None
+        # Some of RDNA's SIMDs have 1024 registers, in granules of 16.
+        return replace(
+            GPU_ARCHS[like],
+            name=name,
+            unit_registers=4 * 1024 * 32,
+            register_granule=16,
+            matrix_cores=matrix_cores,
+        )
     number = _SM.fullmatch(name)
     capability = int(number[1]) if number else 0
     return replace(nvidia(capability, 100 if capability >= 80 else 49, 1536, 16), name=name)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cells import source
+from benchmarks.cells import source, table
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "kernels.md"
 #: The worklog's GFLOP/s at 4092^3 on an A6000, by the family that is the step here; None if it has no figure.
@@ -98,6 +98,49 @@ def sanitizer(document: Mapping[str, Any]) -> str:
     )
 
 
+def amd(document: Mapping[str, Any]) -> str:
+    """What the default candidate of every family takes on AMD's architectures, as compilers and disassemblers
+    report it, and how many kernels of its sample spill; one row per family and architecture."""
+    rows = document["rows"]
+    families = dict.fromkeys(row["family"] for row in rows)
+    made = table(
+        ("family", "arch", "VGPRs", "AGPRs", "SGPRs", "LDS, bytes", "scratch, bytes", "waves per SIMD",
+         "matrix instructions", "sample: compiled", "spilling (most, bytes)"),
+        [_amd_row(row) for family in families for row in rows if row["family"] == family],
+    )  # fmt: skip
+    compilers: dict[str, list[str]] = {}
+    for arch, of in document["compilers"].items():
+        compilers.setdefault(f"{of['clang']}, Triton {of['triton']}", []).append(arch)
+    told = "; ".join(f"{', '.join(archs)}: {names}" for names, archs in compilers.items())
+    return (
+        f"{made}\nOf each family's default candidate: registers (VGPRs include AGPRs), LDS and scratch as the "
+        "compiler reports them; resident waves per SIMD and the resource that limits them; matrix instructions "
+        "in the disassembled kernel. The last two columns are of a sample of the family's whole space. None of "
+        f"these figures needs, or comes from, an AMD GPU. {told}. {document['kernels']} kernels were compiled in "
+        f"{document['seconds']:.0f} s on {document['processors']} processors.\n"
+        f"`{document['command']}`, {document['measured_at'][:10]}, commit {document['commit'][:12]}\n"
+    )
+
+
+def _amd_row(row: Mapping[str, Any]) -> list[str]:
+    one = row["default"]
+    spilling = f"{row['spilling']} ({row['worst_spill_bytes']})" if row["spilling"] else "0"
+    sample = [f"{row['compiled']} of {row['compiled'] + row['failed']}", spilling]
+    if one["status"] == "failed":
+        return [f"`{row['family']}`", row["arch"], "failed", *[""] * 6, *sample]
+    numbers = (
+        one["registers"], one["accumulation_registers"], one["scalar_registers"], one["shared_bytes"],
+        one["scratch_bytes"],
+    )  # fmt: skip
+    counted = one["matrix_instructions"]
+    found = ", ".join(f"{count} `{name}`" for name, count in (counted or {}).items()) or "none"
+    waves = f"{one['waves_per_simd']:.3g} ({one['occupancy_limit']})"
+    return [
+        f"`{row['family']}`", row["arch"], *("-" if value is None else f"{value:,}" for value in numbers),
+        waves, "not counted" if counted is None else found, *sample,
+    ]  # fmt: skip
+
+
 #: Families that are a library's calls.
 LIBRARIES = ("cublaslt", "cublas")
 #: Mark -> (the result's name, its table).
@@ -107,6 +150,7 @@ BLOCKS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
     "batched": ("cuda-own-batched", families),
     "sanitizer": ("cuda-sanitizer", sanitizer),
     "sanitizer-hopper": ("cuda-sanitizer-hopper", sanitizer),
+    "amd": ("kernels-check-amd", amd),
 }
 
 

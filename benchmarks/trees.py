@@ -43,8 +43,8 @@ problem, found = from_linear(16, 512, 512, "bf16"), {}
 buffers = {name: device.allocate(max(part.bytes, 16)) for name, part in layouts(problem).items()}
 operands = Operands.at({name: buffer.address for name, buffer in buffers.items()}, problem.scalars)
 for name in sys.argv[3].split(","):
-    family = one.families()[name]
-    solution = next(iter(family.solutions(problem, device.environment)), None)
+    family = one.families().get(name)
+    solution = next(iter(family.solutions(problem, device.environment)), None) if family else None
     if solution is None:
         continue
     binary = family.compile(problem, solution, device.environment, device.cache)

@@ -1,8 +1,10 @@
-"""Runs a package of GET /v1/solutions/{id}/binary on an NVIDIA GPU by the driver alone: no gemmtune, no CUDA
-toolkit. `python launch_package.py PACKAGE.zip` launches it on zeros; Package.run() takes your addresses."""
+"""Runs a package of GET /v1/solutions/{id}/binary by the driver alone, on an NVIDIA GPU (libcuda) or an AMD
+GPU (libamdhip64): no gemmtune, no toolkit. `python launch_package.py PACKAGE.zip` launches it on zeros;
+Package.run() takes your addresses."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import struct
@@ -28,6 +30,35 @@ ENUMS = {
     "fill": {"NONE": 0},
 }
 SHARED_MEMORY_ATTRIBUTE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+#: Vendor -> names of the driver's library, and its calls. Both vendors' calls take the same arguments.
+LIBRARIES = {
+    "cuda": ("libcuda.so.1",),
+    "hip": ("libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6"),
+}
+CALLS = {
+    "cuda": {
+        "load": "cuModuleLoadData",
+        "function": "cuModuleGetFunction",
+        "launch": "cuLaunchKernel",
+        "allocate": "cuMemAlloc_v2",
+        "fill": "cuMemsetD8Async",
+        "to_device": "cuMemcpyHtoDAsync_v2",
+        "to_host": "cuMemcpyDtoHAsync_v2",
+        "stream": "cuStreamCreate",
+        "wait": "cuStreamSynchronize",
+    },
+    "hip": {
+        "load": "hipModuleLoadData",
+        "function": "hipModuleGetFunction",
+        "launch": "hipModuleLaunchKernel",
+        "allocate": "hipMalloc",
+        "fill": "hipMemsetD8Async",
+        "to_device": "hipMemcpyHtoDAsync",
+        "to_host": "hipMemcpyDtoHAsync",
+        "stream": "hipStreamCreateWithFlags",
+        "wait": "hipStreamSynchronize",
+    },
+}
 
 
 def value_of(argument: Mapping, filled: Mapping) -> int | float:
@@ -61,7 +92,7 @@ def tensor_map(cuda: ctypes.CDLL, told: Mapping, address: int) -> bytes:
     return ctypes.string_at(at, 128)
 
 
-def pack(argument: Mapping, filled: Mapping, cuda: ctypes.CDLL | None = None) -> bytes:
+def pack(argument: Mapping, filled: Mapping, library: ctypes.CDLL | None = None) -> bytes:
     """The bytes of one argument of a kernel: a number, an address, or a struct by value."""
     if "fields" not in argument:
         return struct.pack("<" + FORMATS[argument["type"]], value_of(argument, filled))
@@ -69,74 +100,116 @@ def pack(argument: Mapping, filled: Mapping, cuda: ctypes.CDLL | None = None) ->
     for field in argument["fields"]:
         value = value_of(field, filled)
         if "tensor_map" in field:
-            value = tensor_map(cuda, field["tensor_map"], value)
+            value = tensor_map(library, field["tensor_map"], value)
         struct.pack_into("<" + FORMATS[field["type"]], data, field["offset"], value)
     return bytes(data)
 
 
-class Package:
-    """A package loaded into the current CUDA context."""
+class Driver:
+    """A vendor's driver ("cuda" or "hip") with its first device current, and one stream."""
 
-    def __init__(self, cuda: ctypes.CDLL, path: str) -> None:
-        self._cuda = cuda
+    def __init__(self, vendor: str, library: ctypes.CDLL | None = None) -> None:
+        self.vendor = vendor
+        self.library = opened(vendor) if library is None else library
+        self.stream = ctypes.c_void_p()
+        if vendor == "cuda":
+            context = ctypes.c_void_p()
+            check(self.library.cuInit(0))
+            check(self.library.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
+            check(self.library.cuCtxSetCurrent(context))
+        else:
+            check(self.library.hipInit(0))
+            check(self.library.hipSetDevice(0))
+        self.call("stream", ctypes.byref(self.stream), 0)
+
+    def call(self, name: str, *arguments: object) -> None:
+        """Makes a call of CALLS. Raises for any status but success."""
+        check(getattr(self.library, CALLS[self.vendor][name])(*arguments))
+
+    def allocate(self, size: int) -> int:
+        """The address of new memory on the device, all zeros."""
+        address = ctypes.c_uint64()
+        self.call("allocate", ctypes.byref(address), ctypes.c_size_t(max(size, 1)))
+        self.call("fill", address, ctypes.c_ubyte(0), ctypes.c_size_t(size), self.stream)
+        return address.value
+
+    def write(self, address: int, data: bytes) -> None:
+        """Copies bytes to the device."""
+        self.call("to_device", ctypes.c_uint64(address), data, ctypes.c_size_t(len(data)), self.stream)
+        self.wait()
+
+    def read(self, address: int, size: int) -> bytes:
+        """Copies bytes from the device, after everything on the stream."""
+        data = ctypes.create_string_buffer(size)
+        self.call("to_host", data, ctypes.c_uint64(address), ctypes.c_size_t(size), self.stream)
+        self.wait()
+        return data.raw
+
+    def wait(self) -> None:
+        """Waits for the stream."""
+        self.call("wait", self.stream)
+
+
+class Package:
+    """A package loaded on a driver's device."""
+
+    def __init__(self, driver: Driver, path: str) -> None:
+        self._driver = driver
         with zipfile.ZipFile(path) as file:
             self.told = json.loads(file.read("launch.json"))
             binaries = {one["file"]: file.read(one["file"]) for one in self.told["launches"]}
+        if self.told["vendor"] != driver.vendor:
+            raise ValueError(f"the package is for {self.told['arch']}, not for a device of {driver.vendor}")
         self._functions = []
         for launch in self.told["launches"]:
             module, function = ctypes.c_void_p(), ctypes.c_void_p()
-            check(cuda.cuModuleLoadData(ctypes.byref(module), binaries[launch["file"]]))
-            check(cuda.cuModuleGetFunction(ctypes.byref(function), module, launch["entry"].encode()))
-            if launch["needs_shared_memory_attribute"]:
+            driver.call("load", ctypes.byref(module), binaries[launch["file"]])
+            driver.call("function", ctypes.byref(function), module, launch["entry"].encode())
+            if launch["needs_shared_memory_attribute"]:  # never on AMD's GPUs
                 size = launch["dynamic_shared_bytes"]
-                check(cuda.cuFuncSetAttribute(function, SHARED_MEMORY_ATTRIBUTE, size))
+                check(driver.library.cuFuncSetAttribute(function, SHARED_MEMORY_ATTRIBUTE, size))
             self._functions.append(function)
 
     def run(self, filled: Mapping, stream: int | None = None) -> None:
-        """Launches on a stream, plainly: kernels that would wait for the launch before them
-        ("may_be_programmatic_dependent_launch") have nothing to wait for then. `filled`: the operands' device
-        addresses by name, "workspace" where its size is not 0, and alpha and beta where the problem leaves
-        them open."""
+        """Launches on a stream (default: the driver's), plainly: kernels that would wait for the launch
+        before them ("may_be_programmatic_dependent_launch") have nothing to wait for then. `filled`: the
+        operands' device addresses by name, "workspace" where its size is not 0, and alpha and beta where the
+        problem leaves them open."""
+        on = self._driver.stream if stream is None else ctypes.c_void_p(stream)
         for launch, function in zip(self.told["launches"], self._functions, strict=True):
-            packed = [pack(one, filled, self._cuda) for one in launch["arguments"]]
+            packed = [pack(one, filled, self._driver.library) for one in launch["arguments"]]
             buffers = [ctypes.create_string_buffer(data, len(data)) for data in packed]
             pointers = (ctypes.c_void_p * len(buffers))(*map(ctypes.addressof, buffers))
             sizes = (*launch["grid"], *launch["block"], launch["dynamic_shared_bytes"])
-            check(self._cuda.cuLaunchKernel(function, *sizes, ctypes.c_void_p(stream), pointers, None))
+            self._driver.call("launch", function, *sizes, on, pointers, None)
+
+
+def opened(vendor: str) -> ctypes.CDLL:
+    """The driver's library. Raises OSError if none of its names is found."""
+    *others, last = LIBRARIES[vendor]
+    for name in others:
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(name)
+    return ctypes.CDLL(last)
 
 
 def check(status: int) -> None:
-    """Raises for any CUresult but success."""
+    """Raises for any CUresult or hipError_t but success."""
     if status:
-        raise RuntimeError(f"the CUDA driver answers {status}")
-
-
-def driver() -> ctypes.CDLL:
-    """The driver's library, with the first device's context current."""
-    cuda = ctypes.CDLL("libcuda.so.1")
-    context = ctypes.c_void_p()
-    check(cuda.cuInit(0))
-    check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
-    check(cuda.cuCtxSetCurrent(context))
-    return cuda
-
-
-def allocate(cuda: ctypes.CDLL, size: int) -> int:
-    """The address of new memory on the device, all zeros."""
-    address = ctypes.c_uint64()
-    check(cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(max(size, 1))))
-    check(cuda.cuMemsetD8_v2(address, ctypes.c_ubyte(0), ctypes.c_size_t(size)))
-    return address.value
+        raise RuntimeError(f"the driver answers {status}")
 
 
 def main(path: str) -> None:
     """Launches a package on zeros."""
-    cuda = driver()
-    package = Package(cuda, path)
+    with zipfile.ZipFile(path) as file:
+        vendor = json.loads(file.read("launch.json"))["vendor"]
+    driver = Driver(vendor)
+    package = Package(driver, path)
     sizes = {name: one["bytes"] for name, one in package.told["operands"].items()}
     sizes["workspace"] = package.told["workspace"]["bytes"]
-    package.run({name: allocate(cuda, size) for name, size in sizes.items()} | {"alpha": 1.0, "beta": 1.0})
-    check(cuda.cuCtxSynchronize())
+    filled = {name: driver.allocate(size) for name, size in sizes.items()}
+    package.run(filled | {"alpha": 1.0, "beta": 1.0})
+    driver.wait()
     print(f"{package.told['solution']['id']}: {len(package.told['launches'])} launches, done")
 
 

@@ -237,7 +237,7 @@ class BestImported(_Asked):
 
 
 class BestDefault(_Asked):
-    """Nothing is known: the stack's default stays."""
+    """Nothing is known: the default stays."""
 
     match: Literal["default"]
     solution: None

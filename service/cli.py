@@ -54,6 +54,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "run",
         "Go the whole way once: serve, import FILE, tune through HTTP, ask for the best, export, stop.",
     ),
+    "selftest": (
+        "selftest",
+        "Check that a device of this machine works with gemmtune, in ten minutes, and write a report.",
+    ),
     "kernels": ("kernels", "Our own kernel families."),
     "db": ("run", "Look after the database."),
 }

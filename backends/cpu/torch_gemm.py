@@ -49,8 +49,8 @@ class TorchMatmul(LibraryFamily):
         return None if environment.libraries.get("torch") else "torch is not installed"
 
     def supports(self, problem: GemmProblem) -> bool:
-        """Whether torch has a CPU call: fp32, fp64, fp16 or bf16 with A, C and D of one type, or a plain int8
-        GEMM into a packed int32 D; no scales."""
+        """Whether torch has a CPU call: fp32, fp64, fp16 or bf16 with A, C, D and the bias of one type, or a
+        plain int8 GEMM into a packed int32 D; no scales."""
         p = problem
         if p.scale_a != "none" or p.scale_b != "none" or p.scale_d != "none":
             return False
@@ -58,7 +58,8 @@ class TorchMatmul(LibraryFamily):
             plain = p.alpha == "one" and p.beta == "zero" and p.epilogue == "none"
             return p.dtype_d == "int32" and plain and p.batch == 1 and p.ldd == p.m
         computes = {"fp32": "fp32", "fp64": "fp64", "fp16": "fp32", "bf16": "fp32"}
-        return computes.get(p.dtype_a) == p.compute and p.dtype_d == p.dtype_a == p.dtype_c
+        one_type = p.dtype_d == p.dtype_a == p.dtype_c and p.bias in (None, p.dtype_d)
+        return computes.get(p.dtype_a) == p.compute and one_type
 
     def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
         """One candidate for each thread count, all cores first."""

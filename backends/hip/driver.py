@@ -6,12 +6,14 @@ gets an answer. On a fault of a kernel ROCm usually ends the process itself: the
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 from backends.errors import ContextLost, DeviceLost, DeviceMemoryExceeded, LaunchError
 from backends.gpu.driver import Arguments, FunctionAttributes, Launch
+from backends.hip.library import LibraryMissing, open_library
 from backends.kernels.launch import KernelLaunch
 from backends.kernels.tensor_map import TensorMap
 from backends.toolchains.rocm import find_library, why_missing
@@ -98,6 +100,17 @@ def raise_for(name: str, what: str) -> None:
 #: hipStreamNonBlocking; hipStreamCaptureModeRelaxed; hipFuncAttributes in the order of FunctionAttributes.
 _NON_BLOCKING = 1
 _REGISTERS, _LOCAL, _SHARED = "NUM_REGS", "LOCAL_SIZE_BYTES", "SHARED_SIZE_BYTES"
+
+
+@lru_cache(maxsize=1)
+def _launcher() -> Any:
+    """hipModuleLaunchKernel of the runtime that hip-python has opened, through ctypes: with arguments that
+    are C values already, a launch takes the host a fraction of what it takes through hip-python, which
+    converts each argument at each call. Raises RuntimeMissing."""
+    try:
+        return open_library("amdhip64")["hipModuleLaunchKernel"]
+    except (LibraryMissing, AttributeError) as error:
+        raise RuntimeMissing(f"the HIP runtime has no hipModuleLaunchKernel: {error}") from error
 
 
 class HipDriver:
@@ -260,13 +273,16 @@ class HipDriver:
         self, function: Any, launch: KernelLaunch, arguments: Arguments, stream: int, dependent: bool
     ) -> Launch:
         """See Driver; HIP has no programmatic dependent launch, so that `dependent` changes nothing."""
-        queue, how = api().hipModuleLaunchKernel, (*launch.grid, *launch.block, launch.shared_bytes)
-        address = arguments.address
+        queue = _launcher()
+        sizes = (*launch.grid, *launch.block, launch.shared_bytes)
+        symbol, queued, values = map(ctypes.c_void_p, (int(function), stream, arguments.address))
+        how = (symbol, *map(ctypes.c_uint, sizes), queued, values, ctypes.c_void_p(None))
 
         def run(_alive: Arguments = arguments) -> None:
-            result = queue(function, *how, stream, address, None)
-            if result[0] != 0:
-                check(result, f"launch of {launch.entry} on {launch.grid} blocks of {launch.block}")
+            status = queue(*how)
+            if status:
+                name = api().hipError_t(status).name
+                raise_for(name, f"launch of {launch.entry} on {launch.grid} blocks of {launch.block}")
 
         return run
 

@@ -23,6 +23,7 @@ from backends.kernels.triton.families import LIBRARY, TritonFamily
 from backends.problem import GemmProblem
 from backends.resources import Resources
 from backends.solution import Solution
+from backends.toolchains import code_object
 from backends.toolchains.registry import TOOLCHAINS, TRITON, TRITON_VENDORS
 from backends.toolchains.toolchain import CompileUnit
 from backends.toolchains.triton import TritonUnit, usable_build
@@ -36,10 +37,20 @@ _UNITS = 132
 
 
 @dataclass(frozen=True)
+class CompiledKernel:
+    """A candidate's GEMM kernel: its name in the binary, the binary, and its resource usage, with all of the
+    shared memory of a launch."""
+
+    entry: str
+    binary: bytes
+    resources: Resources
+
+
+@dataclass(frozen=True)
 class Candidate:
     """A legal candidate for an architecture. `text` holds everything that affects its code; `traits` are the
-    parts of it (template arguments, or constants and options). `compile` returns the resource usage of the
-    GEMM kernel; a split-K reduction kernel is compiled along with it and not reported."""
+    parts of it (template arguments, or constants and options). `compile` returns the GEMM kernel; a split-K
+    reduction kernel is compiled along with it and not reported."""
 
     family: str
     arch: str
@@ -48,7 +59,7 @@ class Candidate:
     threads: int
     text: str
     traits: frozenset[str]
-    compile: Callable[[BinaryCache], Resources]
+    compile: Callable[[BinaryCache], CompiledKernel]
 
 
 def environment_of(arch: str) -> Environment:
@@ -77,6 +88,15 @@ def sampled(family: GpuFamily, environment: Environment) -> Iterator[Candidate]:
         one = _candidate(family, problem, solution, environment)
         pool.setdefault(one.text, one)
     yield from spread(list(pool.values()), lambda one: one.traits)
+
+
+def same_code(candidate: Candidate, problem: GemmProblem) -> Candidate | None:
+    """The candidate for another problem, if it is legal there and its code is the same; else None."""
+    family, environment = GPU_FAMILIES[candidate.family], environment_of(candidate.arch)
+    if family.illegal(problem, candidate.solution, environment) is not None:
+        return None
+    found = _candidate(family, problem, candidate.solution, environment)
+    return found if found.text == candidate.text else None
 
 
 def _build(family: GpuFamily, environment: Environment) -> str | None:
@@ -116,14 +136,19 @@ def _constants(request: Request) -> frozenset[str]:
     return frozenset(f"{request.kernel} {name}={value}" for name, value in {**values, **known}.items())
 
 
-def _compile_own(config: KernelConfig, environment: Environment, cache: BinaryCache) -> Resources:
+def _compile_own(config: KernelConfig, environment: Environment, cache: BinaryCache) -> CompiledKernel:
     toolchain = TOOLCHAINS[environment.vendor]
     target = toolchain.target(environment.arch, config.arch_specific)
     path = toolchain.compile(CompileUnit(config.unit, target), cache)
     declared = resources.read(path).get(ENTRY, Resources(None, 0, None))
-    return replace(declared, shared_bytes=declared.shared_bytes + config.shared_bytes)
+    taken = replace(declared, shared_bytes=declared.shared_bytes + config.shared_bytes)
+    return CompiledKernel(ENTRY, path.read_bytes(), taken)
 
 
-def _compile_triton(requests: Mapping[str, Request], arch: str, cache: BinaryCache) -> Resources:
-    told = description.read(TRITON.compile(TritonUnit(requests, arch), cache))[MAIN].description
-    return Resources(told.registers, told.shared_bytes, told.spill_bytes)
+def _compile_triton(requests: Mapping[str, Request], arch: str, cache: BinaryCache) -> CompiledKernel:
+    made = description.read(TRITON.compile(TritonUnit(requests, arch), cache))[MAIN]
+    one = made.description
+    plain = Resources(one.registers, one.shared_bytes, one.spill_bytes)
+    # AMD's code objects hold what the description leaves out; NVIDIA's cubins have no such metadata.
+    noted = code_object.resources(made.binary).get(one.entry, plain)
+    return CompiledKernel(one.entry, made.binary, replace(noted, shared_bytes=one.shared_bytes))

@@ -1,26 +1,29 @@
-"""Compiles a sample of every family's legal candidates for an architecture and reports the resource usage of
-each kernel: registers, shared memory, spills. Needs compilers but no GPU."""
+"""Compiles a sample of every family's legal candidates for an architecture and reports what each kernel takes
+and contains: registers, shared memory, spills, occupancy, matrix instructions. Needs compilers but no GPU."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from backends.archs import GPU_TARGETS
 from backends.cache import BinaryCache
 from backends.errors import CompileError, CompilerMissing, InvalidProblem
+from backends.kernel_checks import disassembly
 from backends.kernel_checks.candidates import (
     GPU_FAMILIES,
     Candidate,
+    CompiledKernel,
     environment_of,
     missing,
     sampled,
     vendors,
 )
+from backends.kernel_checks.occupancy import Occupancy, occupancy
 from backends.resources import Resources
 from backends.wire import problem_to_wire
 
@@ -38,12 +41,22 @@ class Plan:
 
 @dataclass(frozen=True)
 class Checked:
-    """The result of compiling a candidate: its resource usage, or the compile error."""
+    """The result of compiling a candidate: its resource usage, or the compile error. `matrix_instructions`
+    counts them by name; None where no disassembler reads the architecture's code."""
 
     candidate: Candidate
     resources: Resources | None
     error: str = ""
     log: str = ""
+    matrix_instructions: Mapping[str, int] | None = None
+
+    @property
+    def occupancy(self) -> Occupancy | None:
+        """What a multiprocessor holds of it at a time; None if the registers are unknown."""
+        taken, one = self.resources, self.candidate
+        if taken is None or taken.registers is None:
+            return None
+        return occupancy(GPU_TARGETS[one.arch], one.threads, taken.registers, taken.shared_bytes)
 
     @property
     def unfit(self) -> str:
@@ -66,7 +79,7 @@ class Checked:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        one, taken = self.candidate, self.resources
+        one, taken, resident = self.candidate, self.resources, self.occupancy
         return {
             "arch": one.arch,
             "family": one.family,
@@ -75,9 +88,10 @@ class Checked:
             "parameters": dict(one.solution.parameters),
             "status": "failed" if taken is None else "compiled",
             "threads": one.threads,
-            "registers": None if taken is None else taken.registers,
-            "shared_bytes": None if taken is None else taken.shared_bytes,
-            "spill_bytes": None if taken is None else taken.spill_bytes,
+            **(dict.fromkeys(_RESOURCES) if taken is None else asdict(taken)),
+            "waves_per_simd": None if resident is None else resident.waves,
+            "occupancy_limit": None if resident is None else resident.limit,
+            "matrix_instructions": self.matrix_instructions,
             "unfit": self.unfit or None,
             "error": self.error or None,
             "log": self.log or None,
@@ -86,9 +100,10 @@ class Checked:
 
 @dataclass(frozen=True)
 class Summary:
-    """A family's kernels for an architecture. Registers and shared memory are (least, median, most), None if
-    no compiler reported them. `spilling` counts kernels that spill; `worst_spill_bytes` is the largest
-    spill."""
+    """A family's kernels for an architecture. Registers, shared memory and occupancy are (least, median,
+    most), None if no compiler reported them. `spilling` counts kernels that spill; `worst_spill_bytes` is the
+    largest spill, and `worst_scratch_bytes` the most scratch memory of a thread. Matrix instructions are the
+    names that any kernel has, None if no code was disassembled."""
 
     arch: str
     family: str
@@ -99,6 +114,15 @@ class Summary:
     shared_bytes: tuple[int, float, int] | None
     spilling: int
     worst_spill_bytes: int | None
+    accumulation_registers: tuple[int, float, int] | None = None
+    scalar_registers: tuple[int, float, int] | None = None
+    worst_scratch_bytes: int | None = None
+    waves_per_simd: tuple[float, float, float] | None = None
+    matrix_instructions: tuple[str, ...] | None = None
+
+
+#: Names of the figures that a compiler reports.
+_RESOURCES = tuple(field.name for field in fields(Resources))
 
 
 def plan(arch: str, families: Sequence[str] = (), limit: int = LIMIT) -> Plan:
@@ -128,8 +152,10 @@ def plan(arch: str, families: Sequence[str] = (), limit: int = LIMIT) -> Plan:
     reasons |= dict.fromkeys(
         (name for name, found in taken.items() if not found), "no legal candidate was found"
     )
-    notes = tuple(f"{arch}: nothing of {name} is compiled: {why}" for name, why in reasons.items())
-    return Plan(tuple(one for found in taken.values() for one in found), notes)
+    notes = [f"{arch}: nothing of {name} is compiled: {why}" for name, why in reasons.items()]
+    if (why := disassembly.missing(arch)) is not None:
+        notes.append(f"{arch}: matrix instructions are not counted: {why}")
+    return Plan(tuple(one for found in taken.values() for one in found), tuple(notes))
 
 
 def _known(field: str, given: Sequence[str], known: Mapping[str, object]) -> None:
@@ -162,15 +188,23 @@ def check(
 
     def one(candidate: Candidate) -> Checked:
         try:
-            return Checked(candidate, candidate.compile(cache))
+            made = candidate.compile(cache)
         except CompileError as error:
             return Checked(candidate, None, str(error), error.log)
+        return Checked(candidate, made.resources, matrix_instructions=_matrix_instructions(candidate, made))
 
     pool = ThreadPoolExecutor(threads or len(os.sched_getaffinity(0)))
     try:
         yield from pool.map(one, candidates)
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _matrix_instructions(candidate: Candidate, made: CompiledKernel) -> Mapping[str, int] | None:
+    try:
+        return disassembly.matrix_instructions(made.binary, made.entry, candidate.arch)
+    except CompilerMissing:
+        return None  # the plan's notes say why
 
 
 def summaries(found: Sequence[Checked]) -> list[Summary]:
@@ -183,14 +217,27 @@ def summaries(found: Sequence[Checked]) -> list[Summary]:
 
 def _summary(arch: str, family: str, found: Sequence[Checked]) -> Summary:
     taken = [one.resources for one in found if one.resources is not None]
-    spills = [one.spill_bytes for one in taken if one.spill_bytes is not None]
+
+    def reported(name: str) -> list[int]:
+        values = [getattr(one, name) for one in taken]
+        return [value for value in values if value is not None]
+
+    spills = reported("spill_bytes")
+    resident = [one.occupancy for one in found]
+    counted = [one.matrix_instructions for one in found if one.matrix_instructions is not None]
     return Summary(
         arch, family, len(taken), len(found) - len(taken), sum(bool(one.unfit) for one in found),
-        _range([one.registers for one in taken if one.registers is not None]),
-        _range([one.shared_bytes for one in taken]),
+        _range(reported("registers")), _range(reported("shared_bytes")),
         sum(size > 0 for size in spills), max(spills, default=None),
+        _range(reported("accumulation_registers")), _range(reported("scalar_registers")),
+        max(reported("scratch_bytes"), default=None),
+        _range([one.waves for one in resident if one is not None]),
+        tuple(sorted({name for one in counted for name in one})) if counted else None,
     )  # fmt: skip
 
 
-def _range(values: Sequence[int]) -> tuple[int, float, int] | None:
+Number = TypeVar("Number", int, float)
+
+
+def _range(values: Sequence[Number]) -> tuple[Number, float, Number] | None:
     return (min(values), median(values), max(values)) if values else None

@@ -64,10 +64,10 @@ def malformed(
 
 
 def threads_rule(threads: int, arch: GpuArch) -> str | None:
-    """Threads of a block."""
-    if not 32 <= threads <= arch.block_threads:
-        return f"a block has 32 to {arch.block_threads} threads, not {threads}"
-    return f"{threads} threads are no whole warps of 32" if threads % 32 else None
+    """Threads of a block: whole warps (wavefronts) of the architecture."""
+    if not arch.warp <= threads <= arch.block_threads:
+        return f"a block has {arch.warp} to {arch.block_threads} threads, not {threads}"
+    return f"{threads} threads are no whole warps of {arch.warp}" if threads % arch.warp else None
 
 
 def shared_rule(size: int, arch: GpuArch) -> str | None:
@@ -77,11 +77,15 @@ def shared_rule(size: int, arch: GpuArch) -> str | None:
     return None
 
 
-def registers_rule(registers: int, threads: int, arch: GpuArch) -> str | None:
-    """Registers of a thread for operands and sums; too many would spill, or not launch at all."""
-    most = min(arch.thread_registers, arch.unit_registers // threads) - OTHER_REGISTERS
-    if registers > most:
-        return f"operands and sums take {registers} registers; {threads} threads have {most} each for them"
+def registers_rule(registers: int, threads: int, arch: GpuArch, accumulated: int = 0) -> str | None:
+    """Registers of a thread for operands and sums; too many would spill, or not launch at all. `accumulated`
+    of them are sums of matrix instructions, which accumulation registers hold where there are any."""
+    room = arch.unit_registers // threads
+    ordinary = registers - min(accumulated, arch.accumulation_registers)
+    for needed, limit in ((ordinary, min(arch.vector_registers, room)), (registers, room)):
+        most = limit - OTHER_REGISTERS
+        if needed > most:
+            return f"operands and sums take {needed} registers; {threads} threads have {most} each for them"
     return None
 
 

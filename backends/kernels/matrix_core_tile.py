@@ -153,12 +153,16 @@ class MatrixTile:
         return max(4, words)
 
     @property
+    def sums(self) -> int:
+        """Registers of a lane for its wavefront's part of D."""
+        return self.wm * self.wn // self.arch.warp
+
+    @property
     def registers(self) -> int:
         """Sums, two steps' operands, the next tiles on their way, and addresses."""
-        sums = self.wm * self.wn // self.arch.warp
         steps = 2 * (self.wm + self.wn) // self.shape[0] * self.operand_words
         loads = sum(max(WIDE, lines * self.line_bytes // self.threads) // 4 for lines in (self.bm, self.bn))
-        return sums + steps + loads + _ADDRESSES
+        return self.sums + steps + loads + _ADDRESSES
 
     @property
     def far(self) -> bool:
@@ -317,7 +321,7 @@ class MatrixCoreFamily(KernelFamily):
         return first(
             threads_rule(t.threads, arch),
             shared_rule(t.shared_bytes, arch),
-            registers_rule(t.registers, t.threads, arch),
+            registers_rule(t.registers, t.threads, arch, t.sums),
             grid_rule(t.blocks, t.threads, t.product, arch, number(values, "splits")),
         )
 

@@ -74,9 +74,19 @@ class Argument:
     value: Value
     offset: int | None = None
 
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+        return _BYTES[self.type]
+
+    @property
+    def alignment(self) -> int:
+        """Its alignment as a parameter; tensor maps are fields only."""
+        return self.bytes
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values: `value`, or `fill` with the name of the value that the caller fills in."""
-        found: dict[str, Any] = {"name": self.name, "type": self.type, "bytes": _BYTES[self.type]}
+        found: dict[str, Any] = {"name": self.name, "type": self.type, "bytes": self.bytes}
         if self.offset is not None:
             found["offset"] = self.offset
         if isinstance(self.value, Encode):
@@ -130,17 +140,25 @@ class DescribedLaunch:
             "dynamic_shared_bytes": one.shared_bytes,
             "needs_shared_memory_attribute": one.needs_shared_attribute(self.arch),
             "may_be_programmatic_dependent_launch": one.dependent(self.arch),
-            "arguments": [argument.to_dict() for argument in self.arguments],
+            **self._buffer(),
             "resources": None if self.resources is None else _resources(self.resources),
         }
 
+    def _buffer(self) -> dict[str, Any]:
+        """The arguments, each with its offset in one buffer that holds them all, as the kernel reads them
+        (AMD's kernel argument segment, and HIP_LAUNCH_PARAM_BUFFER_POINTER); and the buffer's size."""
+        told, at = [], 0
+        for argument in self.arguments:
+            at = -(-at // argument.alignment) * argument.alignment
+            told.append({**argument.to_dict(), "buffer_offset": at})
+            at += argument.bytes
+        return {"arguments": told, "argument_bytes": at}
+
 
 def _resources(taken: Resources) -> dict[str, int | None]:
-    return {
-        "registers": taken.registers,
-        "static_shared_bytes": taken.shared_bytes,
-        "spill_bytes": taken.spill_bytes,
-    }
+    found = taken.to_dict()
+    found["static_shared_bytes"] = found.pop("shared_bytes")
+    return found
 
 
 # ---- C++ kernels ---------------------------------------------------------------------------------

@@ -37,6 +37,8 @@ from backends.wire import problem_to_wire
 #: Version of launch.json's format; rises with every change that affects readers.
 FORMAT = 2
 DESCRIPTION = "launch.json"
+#: Vendor -> the call that takes grid (in blocks), block (in threads), dynamic shared memory and arguments.
+LAUNCHED_BY: Mapping[str, str] = {"cuda": "cuLaunchKernel", "hip": "hipModuleLaunchKernel"}
 CONVENTION = (
     "D[m,n] = scale_d activation(alpha scale_a scale_b op(A)[m,k] op(B)[k,n] + beta C[m,n] + bias), batch "
     "times, in column-major BLAS terms, as problem.canonical has them: element (batch, row, column) of an "
@@ -97,9 +99,22 @@ def follows_units(solution: Solution) -> bool:
 def build(
     problem: GemmProblem, solution: Solution, arch: str, units: int | None, cache: BinaryCache
 ) -> bytes:
-    """The zip for an architecture of GPU_TARGETS. `units` is the number of multiprocessors, for launches that
-    depend on it; ValueError if such a launch lacks it. Raises NoBinary, IllegalSolution with the rule,
-    CompilerMissing, CompileError."""
+    """The zip for an architecture of GPU_TARGETS, with what describe() describes and raises."""
+    told, files = describe(problem, solution, arch, units, cache)
+    return _zip({**files, DESCRIPTION: to_json(told)})
+
+
+def to_json(told: Mapping[str, Any]) -> bytes:
+    """A description as it is written to a file."""
+    return json.dumps(told, indent=1).encode() + b"\n"
+
+
+def describe(
+    problem: GemmProblem, solution: Solution, arch: str, units: int | None, cache: BinaryCache
+) -> tuple[dict[str, Any], Mapping[str, bytes]]:
+    """launch.json's content, and the binaries by the names that it has for them. `units` is the number of
+    multiprocessors, for launches that depend on it; ValueError if such a launch lacks it. Raises NoBinary,
+    IllegalSolution with the rule, CompilerMissing, CompileError."""
     family, environment = family_of(solution), environment_of(arch)
     if follows_units(solution):
         if units is None:
@@ -123,8 +138,11 @@ def build(
         "format": FORMAT,
         "solution": {name: value for name, value in solution.to_dict().items() if name in _IDENTITY},
         "problem": {"id": problem.id, "wire": problem_to_wire(problem), "canonical": problem.to_dict()},
+        "vendor": environment.vendor,
         "arch": arch,
         "target": packed.target,
+        "warp": arch_of(environment).warp,
+        "launched_by": LAUNCHED_BY[environment.vendor],
         "multiprocessors": units if follows_units(solution) else None,
         "compiler": dict(packed.compiler),
         "convention": CONVENTION,
@@ -133,7 +151,7 @@ def build(
         "workspace": {"bytes": packed.workspace_bytes, "alignment": packed.workspace_align},
         "launches": [launch.to_dict() for launch in packed.launches],
     }
-    return _zip({**packed.files, DESCRIPTION: json.dumps(told, indent=1).encode() + b"\n"})
+    return told, packed.files
 
 
 _IDENTITY = ("id", "family", "version", "parameters", "build")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +17,7 @@ from backends.cache import BinaryCache
 from backends.catalogue import Entry, catalogue
 from backends.errors import StorageError
 from backends.kernel_checks.check import LIMIT, Checked, Summary, check, plan, summaries
+from backends.packages.kept import keep as kept_in
 from db.engine import reading
 from service import report
 from service.commands.common import FAILED, Json, err, out, print_json
@@ -51,26 +52,42 @@ def check_kernels(
     ],
     family: Annotated[list[str] | None, typer.Option(help="Only these families (repeat).")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Compiles of an architecture at most.")] = LIMIT,
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for every compiled kernel: its machine code, and a JSON file with its launches for "
+            "a small problem."
+        ),
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also a row for every kernel.")] = False,
     as_json: Json = False,
 ) -> None:
     """Compile a sample of every family for an architecture, with no GPU, and show what the kernels take:
-    registers, shared memory, spills. Exit code 1: some do not compile."""
+    registers, shared memory (LDS), spills and scratch, occupancy; and the matrix instructions that they
+    have. Exit code 1: some do not compile."""
     plans = [plan(name, family or (), limit) for name in dict.fromkeys(arch)]
     candidates = [one for each in plans for one in each.candidates]
     notes = [note for each in plans for note in each.notes]
-    compiling = check(candidates, BinaryCache(Settings().cache_dir / "kernels"))
+    cache = BinaryCache(Settings().cache_dir / "kernels")
+    compiling = check(candidates, cache)
     found = list(
         track(
             compiling, "compiling", len(candidates), console=err, transient=True,
             disable=as_json or not err.is_terminal,
         )
     )  # fmt: skip
+    kept = None
+    if keep is not None:
+        compiled = [one.candidate for one in found if one.resources is not None]
+        kept = [str(path) for path in kept_in(keep, compiled, cache)]
     if as_json:
         rows = [asdict(one) for one in summaries(found)]
-        print_json({"samples": [one.to_dict() for one in found], "families": rows, "notes": notes})
+        samples = [one.to_dict() for one in found]
+        print_json({"samples": samples, "families": rows, "notes": notes, "kept": kept})
     else:
         _show(found, notes, verbose)
+        if kept is not None:
+            _print(f"{keep}: {len(kept)} kernels")
     if any(one.resources is None for one in found):
         raise typer.Exit(FAILED)
 
@@ -113,9 +130,12 @@ def kernel_binary(
 
 
 def _show(found: Sequence[Checked], notes: Sequence[str], verbose: bool) -> None:
-    if verbose:
-        out.print(_kernels_table(found), markup=False)
-    out.print(_summaries_table(summaries(found)), markup=False)
+    for vendor in ("cuda", "hip"):
+        of = [one for one in found if GPU_TARGETS[one.candidate.arch].vendor == vendor]
+        if of and verbose:
+            out.print(_kernels_table(of, vendor), markup=False)
+        if of:
+            out.print(_summaries_table(summaries(of), vendor), markup=False)
     for note in notes:
         _print(f"note: {note}", "yellow")
     for one in found:
@@ -152,44 +172,81 @@ def _families_table(entries: Sequence[Entry]) -> Table:
     return table
 
 
-def _summaries_table(rows: Sequence[Summary]) -> Table:
-    """One row per family and architecture."""
+#: Vendor -> headings of registers, shared memory and spills.
+_REGISTERS: Mapping[str, tuple[str, ...]] = {"cuda": ("registers",), "hip": ("VGPRs", "AGPRs", "SGPRs")}
+_SHARED: Mapping[str, str] = {"cuda": "shared memory", "hip": "LDS"}
+_SPILLS: Mapping[str, tuple[str, ...]] = {"cuda": ("spills",), "hip": ("spills", "scratch")}
+_WAVES: Mapping[str, str] = {"cuda": "warps per SM partition", "hip": "waves per SIMD"}
+
+
+def _summaries_table(rows: Sequence[Summary], vendor: str) -> Table:
+    """One row per family and architecture of a vendor."""
     table = Table(title="Compiled kernels", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name in ("arch", "family"):
         table.add_column(name, no_wrap=True)
-    for name in ("compiled", "failed", "registers", "shared memory, bytes", "spilling", "worst spill, bytes"):
+    names = ("compiled", "failed", *_REGISTERS[vendor], f"{_SHARED[vendor]}, bytes", "spilling")
+    for name in (*names, *(f"worst {name}, bytes" for name in _SPILLS[vendor]), _WAVES[vendor]):
         table.add_column(name, justify="right")
+    table.add_column("matrix instructions", overflow="fold")
     for row in rows:
+        registers, spills = [row.registers], [row.worst_spill_bytes]
+        if vendor == "hip":
+            registers += [row.accumulation_registers, row.scalar_registers]
+            spills += [row.worst_scratch_bytes]
         table.add_row(
-            row.arch, row.family, str(row.compiled), str(row.failed), _range(row.registers),
-            _range(row.shared_bytes), str(row.spilling), _number(row.worst_spill_bytes),
+            row.arch, row.family, str(row.compiled), str(row.failed), *map(_range, registers),
+            _range(row.shared_bytes), str(row.spilling), *map(_number, spills),
+            _range(row.waves_per_simd), _names(row.matrix_instructions),
         )  # fmt: skip
-    table.caption = "registers and shared memory: least / median / most"
+    table.caption = f"registers, {_SHARED[vendor]} and {_WAVES[vendor]}: least/median/most"
+    if vendor == "hip":
+        table.caption += "; VGPRs include AGPRs"
     return table
 
 
-def _kernels_table(found: Sequence[Checked]) -> Table:
-    """One row per kernel."""
+def _kernels_table(found: Sequence[Checked], vendor: str) -> Table:
+    """One row per kernel of a vendor."""
     table = Table(title="Kernels", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("arch", no_wrap=True)
     for name in ("problem (row-major m x n x k)", "solution"):
         table.add_column(name, overflow="fold")
-    for name in ("threads", "registers", "shared", "spills"):
+    heads = ("threads", *_REGISTERS[vendor], _SHARED[vendor], *_SPILLS[vendor], _WAVES[vendor])
+    for name in heads:
         table.add_column(name, justify="right")
+    table.add_column("matrix instructions", overflow="fold")
     for one in found:
-        taken, what = one.resources, one.candidate
-        figures = (
-            ("failed", "", "")
-            if taken is None
-            else (_number(taken.registers), str(taken.shared_bytes), _number(taken.spill_bytes))
-        )
-        problem = report.problem_text(what.problem)
-        table.add_row(what.arch, problem, what.solution.id, str(what.threads), *figures)
+        what = one.candidate
+        table.add_row(
+            what.arch, report.problem_text(what.problem), what.solution.id, str(what.threads),
+            *_figures(one, vendor), _counts(one.matrix_instructions),
+        )  # fmt: skip
     return table
 
 
-def _range(values: tuple[int, float, int] | None) -> str:
-    return "" if values is None else " / ".join(f"{value:.10g}" for value in values)
+def _figures(one: Checked, vendor: str) -> list[str]:
+    """Registers to occupancy of one kernel; a kernel that does not compile has none."""
+    taken, resident = one.resources, one.occupancy
+    if taken is None:
+        return ["failed"]
+    registers, spills = [taken.registers], [taken.spill_bytes]
+    if vendor == "hip":
+        registers += [taken.accumulation_registers, taken.scalar_registers]
+        spills += [taken.scratch_bytes]
+    waves = "unknown" if resident is None else f"{resident.waves:.10g} ({resident.limit})"
+    return [*map(_number, registers), str(taken.shared_bytes), *map(_number, spills), waves]
+
+
+def _counts(counted: Mapping[str, int] | None) -> str:
+    """Matrix instructions with how often a kernel has each."""
+    return _names(None if counted is None else [f"{count} {name}" for name, count in counted.items()])
+
+
+def _names(names: Sequence[str] | None) -> str:
+    return "not counted" if names is None else " ".join(names) or "none"
+
+
+def _range(values: tuple[float, float, float] | None) -> str:
+    return "" if values is None else "/".join(f"{value:.10g}" for value in values)
 
 
 def _number(value: int | None) -> str:

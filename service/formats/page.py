@@ -18,7 +18,7 @@ _HEAD = """\
 
 `gemmtune import FILE` (or `POST /v1/imports/{format}`) reads the problems of a file, and what it claims;
 `gemmtune export FORMAT` (or `GET /v1/exports/{format}`) writes the best known rows of a device class as the
-file that a stack loads. The format of a file is found out where none is named.
+file that a framework or library loads. Without a named format, the format is detected.
 
 **Reading.** A file is streamed. A line that cannot be read is reported by its number with the reason, and
 the rest is read; nothing is guessed where a guess could make it another problem. How often a problem was
@@ -28,8 +28,8 @@ it is a *seed*: the next tuning of its problem on that device class tries it ear
 it like any other candidate.
 
 **Writing.** A row is written where a solution won on this very device class under the library build that
-the target has. What would mislead is left out, counted with its reason, and told when the export ends: a
-TIE or a LOSS (the stack's default is as good), a solution that the target cannot name, another build, a row
+the target has. Rows that would mislead are omitted; the export reports their number by reason: a
+TIE or a LOSS (the target's default is as good), a solution that the target cannot name, another build, a row
 that the target cannot tell from another one (the report names the one that stands). An export that makes no
 sense as asked is refused.
 
@@ -46,19 +46,19 @@ def page() -> str:
         shown = (READERS.get(name) or WRITERS[name]).description.replace("|", "\\|")
         read, written = ("yes" if name in registry else "" for registry in (READERS, WRITERS))
         rows.append(f"| [`{name}`](#{name}) | {read} | {written} | {shown} |\n")
-    told: dict[str, str] = {}
-    return _HEAD + "".join(rows) + "".join(_section(name, told) for name in names)
+    texts: dict[str, str] = {}
+    return _HEAD + "".join(rows) + "".join(_section(name, texts) for name in names)
 
 
-def _section(name: str, told_before: dict[str, str]) -> str:
+def _section(name: str, texts: dict[str, str]) -> str:
     reader, writer = READERS.get(name), WRITERS.get(name)
     parts = [f"\n## {name}\n\n{(reader or WRITERS[name]).description}.\n"]
     if writer is not None and writer.targets:
         forms = (form.replace("<", "\\<") for form in writer.targets)
         parts.append("\nTargets:\n\n" + "".join(f"* {form}\n" for form in forms))
     text = _text(reader if reader is not None else WRITERS[name])
-    before = next((other for other, told in told_before.items() if told == text), None)
-    told_before[name] = text
+    before = next((other for other, known in texts.items() if known == text), None)
+    texts[name] = text
     parts.append(f"\n{text}" if before is None else f"\nSee [{before}](#{before}).\n")
     examples: Mapping[str, Any] = {"Read": reader, "Written": writer}
     shown = set()

@@ -294,7 +294,7 @@ EXPORT_REPORT: dict[str, Any] = {
     "target": "torch-2.9",
     "written": 31,
     "omitted": {
-        "TIE: the stack's default stays (ties=default writes it out)": {
+        "TIE: the default stays (ties=default writes it out)": {
             "count": 4,
             "examples": ["tn_4096x16x4096_bf16"],
         }

@@ -44,6 +44,8 @@ GEMMTUNE_DEVICE T pick(bool condition, T x, T y) { return condition ? x : y; }
 GEMMTUNE_DEVICE float as_float(unsigned bits) { return __builtin_bit_cast(float, bits); }
 GEMMTUNE_DEVICE unsigned as_unsigned(float value) { return __builtin_bit_cast(unsigned, value); }
 
+GEMMTUNE_DEVICE void schedule_barrier() { __builtin_amdgcn_sched_barrier(0); }
+
 // A wavefront's lanes execute in lockstep.
 GEMMTUNE_DEVICE void warp_barrier() { __builtin_amdgcn_wave_barrier(); }
 

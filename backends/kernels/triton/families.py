@@ -158,8 +158,10 @@ def _launches(bm: int, bn: int, environment: Environment) -> Iterator[tuple[int,
             yield warps, stages, {}
         return
     sides = (16, 32) if arch_of(environment).warp == 64 and min(bm, bn) >= 32 else (16,)
-    for warps, stages, side in product((2, 4, 8), (1, 2, 3, 4), sides):
-        if warps * side * side <= bm * bn:  # at least one instruction for each warp
+    instructions = bm * bn // 256
+    for warps, stages, side in product((1, 2, 4, 8), (1, 2, 3, 4), sides):
+        # At least one instruction for each warp; one warp alone only where there is no more than one.
+        if warps * side * side <= bm * bn and (warps > 1 or instructions == 1):
             yield warps, stages, {INSTRUCTION: side}
 
 

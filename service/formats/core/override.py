@@ -154,7 +154,7 @@ def check_family(row: ExportRow, families: Iterable[str], reader: str) -> None:
 def check_judgement(row: ExportRow) -> None:
     """Raises OmittedError for a row whose solution is not faster than the target's own default."""
     if row.judgement in ("TIE", "LOSS"):
-        raise OmittedError(f"{row.judgement}: the stack's default stays")
+        raise OmittedError(f"{row.judgement}: the default stays")
     if row.judgement not in ("WIN", ""):
         raise OmittedError(f"judgement {row.judgement!r} is none that an override could follow")
 

@@ -147,7 +147,7 @@ class _Header:
             f"Rows {count}, sorted by problem, field by field in the order of gemmtune_problem.",
             *(f"Policy {policy}" for policy in policies),
             *(f"Measured on {environment}" for environment in environments),
-            "A TIE or a LOSS against the stack's own way "
+            "A TIE or a LOSS against the default "
             + ("has baseline_stands = 1." if self.options.ties == "default" else "has no row."),
         ]
         text = "".join(f" * {remark(line)}".rstrip() + "\n" for line in lines)

@@ -123,7 +123,7 @@ typedef struct gemmtune_solution {{
 {_ATTRIBUTE_FIELDS}}} gemmtune_solution;
 
 /* The best known way to run a problem. seconds and baseline_seconds are a call's, 0 where not known.
- * baseline_stands is 1 where nothing was faster than the stack's own way, which solution then is. */
+ * baseline_stands is 1 where nothing was faster than the default, which solution then is. */
 typedef struct gemmtune_row {{
     gemmtune_problem problem;
     int32_t solution;

@@ -57,6 +57,8 @@ _IGNORED = {
     "unit_check", "norm_check", "timing", "workspace_size",
 }  # fmt: skip
 _STRIDES = ("stride_a", "stride_b", "stride_c", "stride_d")
+#: rocblas_datatype_string() of rocBLAS 4 writes int32 as i_r32.
+_SPELLINGS = {"i_r32": "i32_r"}
 _TYPES = ("a_type", "b_type", "c_type", "d_type", "compute_type")
 _KNOWN = {
     "rocblas_function", "transA", "transB", "M", "N", "K", "alpha", "beta", "lda", "ldb", "ldc", "ldd",
@@ -167,6 +169,12 @@ def _text(values: dict[str, str], key: str, default: str | None = None) -> str:
     return value[1:-1] if value[0] in "\"'" else value
 
 
+def _type(values: dict[str, str], key: str) -> str:
+    """A type's name."""
+    name = _text(values, key)
+    return _SPELLINGS.get(name, name)
+
+
 def _bare(values: dict[str, str], key: str) -> str:
     """A number's text, with any quotes: a quoted value is not a number in YAML."""
     if key not in values:
@@ -181,8 +189,8 @@ def _types(values: dict[str, str], letter: str | None) -> dict[str, Any]:
             if key in values:
                 raise BadLineError(f"{key} stands beside a function whose name says its types")
         return {"dtype_a": kind, "dtype_b": kind, "dtype_c": kind, "dtype_d": kind, "compute": compute}
-    call = {f"dtype_{side}": storage(_text(values, f"{side}_type"), f"{side}_type") for side in "abcd"}
-    compute = _text(values, "compute_type")
+    call = {f"dtype_{side}": storage(_type(values, f"{side}_type"), f"{side}_type") for side in "abcd"}
+    compute = _type(values, "compute_type")
     call["compute"] = accumulator(compute, "compute_type", _COMPUTE)
     if compute.endswith("_c") != call["dtype_a"].startswith("complex"):
         raise BadLineError(f"compute_type {quote(compute)} does not go with a_type {values['a_type']}")

@@ -20,7 +20,7 @@ every line is read on its own:
 
 From torch 2.15 on a size may be `*`: such a row stands for many shapes, and is rejected.
 
-tunableop_signature.py says what a line without a part is taken as.
+signature.py says what a line without a part stands for.
 """
 
 from __future__ import annotations

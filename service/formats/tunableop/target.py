@@ -211,6 +211,11 @@ def _checked(key: str, value: str) -> str:
             f"{key} {value!r} cannot stand in a TunableOp file, which has no quoting: no commas, control "
             "characters, or blanks at either end"
         )
+    if key == "HIPBLASLT_VERSION" and "+file-" in value:
+        raise ExportRefused(
+            f"HIPBLASLT_VERSION {value!r} is a build without a git revision: torch writes the same text for "
+            "every such build, so the file could be loaded with another one"
+        )
     return value
 
 

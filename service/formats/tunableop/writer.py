@@ -80,7 +80,7 @@ class Sheet:
         if default is None:
             raise OmittedError(f"judgement {row.judgement!r} is none that an override could follow")
         if default and self.ties == "omit":
-            raise OmittedError(f"{row.judgement}: the stack's default stays (ties=default writes it out)")
+            raise OmittedError(f"{row.judgement}: the default stays (ties=default writes it out)")
         keys = self._keys(row)
         name = DEFAULT if default else self._solution(row, keys[0])
         seconds = row.baseline_seconds if default else row.seconds

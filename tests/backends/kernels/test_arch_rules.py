@@ -10,8 +10,9 @@ from backends.archs import GPU_ARCHS, GPU_TARGETS, GpuArch, gpu_arch
 from backends.environment import Environment
 from backends.kernels.families import FAMILIES
 from backends.kernels.launch import KernelLaunch
-from backends.kernels.legality import grid_rule, registers_rule, shared_rule
+from backends.kernels.legality import grid_rule, registers_rule, shared_rule, threads_rule
 from backends.kernels.oriented_gemm import OrientedGemm
+from backends.kernels.sampling import drawn
 from backends.problem import from_linear, from_mm
 from backends.solution import Parameter, Solution
 
@@ -47,7 +48,35 @@ def test_threads_of_a_warp() -> None:
     }  # fmt: skip
     assert rule("skinny", values, SM_90, m=4) is None
     assert rule("skinny", values, RDNA3, m=4) is None
-    assert "a block has 32 to 1024 threads, not 2048" in str(rule("skinny", values, CDNA3, m=4))
+    assert "a block has 64 to 1024 threads, not 2048" in str(rule("skinny", values, CDNA3, m=4))
+
+
+def test_a_block_is_whole_wavefronts() -> None:
+    assert threads_rule(96, SM_90) is None
+    assert threads_rule(96, RDNA3) is None
+    assert threads_rule(96, CDNA3) == "96 threads are no whole warps of 64"
+    assert threads_rule(32, RDNA3) is None
+    assert threads_rule(32, CDNA3) == "a block has 64 to 1024 threads, not 32"
+    assert threads_rule(192, CDNA3) is None
+
+
+@pytest.mark.parametrize(
+    "arch",
+    [
+        "gfx942",
+        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("gfx90a", "gfx950", "gfx1100")),
+    ],
+)
+def test_every_legal_block_is_whole_wavefronts(arch: str) -> None:
+    """Of every family, over a sample of its whole space."""
+    row, of_families = GPU_ARCHS[arch], set()
+    for name, family in FAMILIES.items():
+        if "hip" in family.vendors:
+            for problem, solution in drawn(family, environment(row)):
+                threads = family.config(problem, solution.parameters, row).threads
+                assert threads % row.warp == 0, (problem.slug, solution.slug)
+                of_families.add(name)
+    assert of_families > {"gemv", "small-batch", "naive", "warp-tile", "double-buffered"}
 
 
 def test_shared_memory_of_a_block() -> None:

@@ -6,19 +6,29 @@ import ctypes
 import json
 import subprocess
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from backends.archs import GPU_ARCHS
+from backends.kernel_checks.candidates import environment_of
 from backends.kernels.families import FAMILIES
 from backends.kernels.headers import ROOT as HEADERS
+from backends.kernels.launch import KernelLaunch
 from backends.kernels.oriented_gemm import GemmArgs
 from backends.kernels.triton.configuration import MAIN, TritonConfig
 from backends.operands import NAMES, Operands, layouts
-from backends.packages.launches import kernel_argument, kernel_launches, triton_launches
-from backends.problem import GemmProblem, from_bmm, from_linear
+from backends.packages.launches import (
+    Argument,
+    DescribedLaunch,
+    Struct,
+    kernel_argument,
+    kernel_launches,
+    triton_launches,
+)
+from backends.problem import GemmProblem, from_bmm, from_linear, from_mm
 from backends.resources import Resources
 from tests.backends.gpu.null_device import NullDevice
 from tests.backends.gpu.test_triton_family import (
@@ -74,6 +84,36 @@ def test_the_struct_is_the_arguments_bytes(family: str) -> None:
     assert len(met) > 1
 
 
+@pytest.mark.parametrize("arch", ["gfx942", "gfx1201"])
+def test_the_struct_of_matrix_cores_is_the_arguments_bytes(arch: str) -> None:
+    """It extends the struct of the other families with scales of every kind."""
+    family = FAMILIES["tile-mfma" if arch == "gfx942" else "tile-wmma"]
+    environment, pack, met = environment_of(arch), program().pack, 0
+    for dtype in ("bf16", "int8"):
+        for scales in ({}, {"scale_a": "outer", "scale_b": "tensor"}):
+            problem = from_mm(70, 72, 96, dtype, beta=0.0 if scales else 1.0, dtype_d="fp32", **scales)
+            assert family.supports(problem)
+            for one in islice(family.solutions(problem, environment), 3):
+                found = family.config(problem, one.parameters, GPU_ARCHS[arch])
+                operands = Operands.at({name: ADDRESSES[name] for name in layouts(problem)}, problem.scalars)
+                workspace = WORKSPACE if found.workspace_bytes else 0
+                given = filled(problem, *problem.scalars) | {"workspace": workspace}
+                assert pack(kernel_argument(found).to_dict(), given) == bytes(
+                    found.arguments(operands, workspace)
+                )
+                met += 1
+    assert met >= 8
+
+
+def test_arguments_lie_in_one_buffer_each_at_its_alignment() -> None:
+    arguments = (Argument("a", "int", 1), Argument("b", "void *", 2), Argument("c", "int", 3),
+                 Struct("S", 24, 8, ()), Argument("d", "float", 4.0))  # fmt: skip
+    launch = DescribedLaunch("", KernelLaunch("gemm", (1, 1, 1), (64, 1, 1)), SM_90, arguments, None)
+    found = plain(launch)
+    assert [one["buffer_offset"] for one in found["arguments"]] == [0, 8, 16, 24, 48]
+    assert found["argument_bytes"] == 52
+
+
 def test_a_problem_with_scalars_of_any_value_asks_for_them() -> None:
     problem = from_linear(1, 64, 128, "fp16", alpha=2.0, beta=-0.5)
     values = legal_values(FAMILIES["gemv"], problem, H200, 1)[0]
@@ -123,6 +163,8 @@ def test_slices_are_added_by_a_second_launch() -> None:
         assert [one["may_be_programmatic_dependent_launch"] for one in asked] == [waits, waits]
     assert first["arguments"] == second["arguments"]
     assert first["resources"] == {"registers": 40, "static_shared_bytes": 16, "spill_bytes": 0}
+    assert first["argument_bytes"] == first["arguments"][0]["bytes"]
+    assert first["arguments"][0]["buffer_offset"] == 0
     (only,) = kernel_launches(FAMILIES["gemv"].config(problem, {**values, "splits": 1}, SM_90), "", {}, SM_90)
     assert plain(only)["resources"] is None
     assert plain(only)["may_be_programmatic_dependent_launch"] is True

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import json
+import os
 import struct
-import zipfile
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,14 +20,20 @@ import backends
 from backends.archs import GPU_TARGETS
 from backends.cache import BinaryCache
 from backends.errors import CompileError, CompilerMissing, IllegalSolution, NoBinary
+from backends.kernel_checks.candidates import environment_of
+from backends.kernels.families import FAMILIES
+from backends.kernels.oriented_gemm import GemmArgs
 from backends.packages import package
 from backends.packages.package import build, family_of, follows_units
 from backends.problem import GemmProblem, from_linear
 from backends.solution import Solution
+from backends.toolchains import code_object
+from backends.toolchains.hiprtc import Hiprtc
 from backends.toolchains.nvrtc import Nvrtc, nvrtc_build
 from backends.toolchains.triton import missing, triton_build
 from backends.wire import problem_from_wire
-from tests.backends.packages.opened import opened, program
+from tests.backends.hip.on_host.build import variables
+from tests.backends.packages.opened import PROGRAM, opened, program
 
 DECODE = from_linear(1, 1000, 4096, "bf16", bias="bf16", beta=1.0)
 GEMV = Solution(
@@ -37,6 +44,8 @@ WGMMA = Solution(
     {"tile_m": 128, "tile_n": 64, "stages": 4, "share": 1, "share_b": 1, "splits": 2, "group": 8},
 )  # fmt: skip
 LAYER = from_linear(256, 512, 1024, "bf16")
+MFMA_PROBLEM = from_linear(70, 72, 96, "fp16", beta=2.0)
+MFMA = next(iter(FAMILIES["tile-mfma"].solutions(MFMA_PROBLEM, environment_of("gfx942"))))
 TILE: dict[str, Any] = {
     "block_m": 64, "block_n": 64, "block_k": 64, "group_m": 8, "num_warps": 4, "num_stages": 3, "swap": False,
 }  # fmt: skip
@@ -176,6 +185,29 @@ def test_tiles_that_blocks_share_are_for_as_many_multiprocessors(cache: BinaryCa
         build(LAYER, shared, "sm_90a", None, cache)
 
 
+def placed(code: bytes) -> dict[str, list[tuple[int, int]]]:
+    """Kernel -> (offset, bytes) of each argument, as the metadata of a code object has them."""
+    notes = [
+        content for owner, kind, content in code_object._notes(code) if (owner, kind) == (b"AMDGPU\0", 32)
+    ]
+    kernels = code_object.unpack(notes[0])["amdhsa.kernels"]
+    return {
+        one[".name"]: [
+            (argument[".offset"], argument[".size"])
+            for argument in one[".args"]
+            if not argument[".value_kind"].startswith("hidden_")
+        ]
+        for one in kernels
+    }
+
+
+def as_placed(launch: Mapping[str, Any], code: bytes) -> None:
+    """The launch's arguments lie where the code object reads them."""
+    found = [(one["buffer_offset"], one["bytes"]) for one in launch["arguments"]]
+    assert found == placed(code)[launch["entry"]]
+    assert launch["argument_bytes"] == sum(found[-1])
+
+
 @pytest.mark.clang
 def test_a_code_object_for_amd(cache: BinaryCache) -> None:
     told, files = opened(build(DECODE, GEMV, "gfx942", None, cache))
@@ -184,9 +216,41 @@ def test_a_code_object_for_amd(cache: BinaryCache) -> None:
     for symbol in (b"gemm.kd\0", b"reduce.kd\0"):
         assert symbol in files["kernel.hsaco"]
     assert told["compiler"]["name"] == "clang"
+    assert (told["vendor"], told["launched_by"], told["warp"]) == ("hip", "hipModuleLaunchKernel", 64)
     # Eight warps, of 64 threads there.
     assert told["launches"][0]["block"] == [512, 1, 1]
+    for launch in told["launches"]:
+        as_placed(launch, files["kernel.hsaco"])
+        taken = launch["resources"]
+        assert (taken["accumulation_registers"], taken["scratch_bytes"]) == (0, 0)
+        assert 8 < taken["scalar_registers"] < 128
+        assert not launch["needs_shared_memory_attribute"]
+        assert not launch["may_be_programmatic_dependent_launch"]
     assert INSTALLED not in files["kernel.hsaco"]
+
+
+@pytest.mark.clang
+def test_the_argument_of_matrix_cores_for_amd(cache: BinaryCache) -> None:
+    told, files = opened(build(MFMA_PROBLEM, MFMA, "gfx942", None, cache))
+    (launch,) = told["launches"]
+    as_placed(launch, files["kernel.hsaco"])
+    assert launch["arguments"][0]["bytes"] > ctypes.sizeof(GemmArgs)
+
+
+@needs_triton
+@pytest.mark.parametrize("arch", ["gfx942", "gfx1100"])
+def test_a_kernel_of_tritons_for_amd(arch: str, cache: BinaryCache) -> None:
+    told, files = opened(build(LAYER, triton(split_k=2, num_stages=2), arch, None, cache))
+    assert list(files) == ["gemm.hsaco", "reduce.hsaco"]
+    for launch in told["launches"]:
+        assert machine(files[launch["file"]]) == AMD
+        as_placed(launch, files[launch["file"]])
+        assert [one["name"] for one in launch["arguments"]][-2:] == ["global_scratch", "profile_scratch"]
+        assert INSTALLED not in files[launch["file"]]
+    gemm = told["launches"][0]
+    assert gemm["block"] == [4 * told["warp"], 1, 1]
+    assert gemm["dynamic_shared_bytes"] > 0
+    assert gemm["resources"]["static_shared_bytes"] == 0
 
 
 # ---- what there is none of -----------------------------------------------------------------------
@@ -275,14 +339,19 @@ def test_what_follows_the_multiprocessors() -> None:
 # ---- the program of the documentation ------------------------------------------------------------
 
 
-class Driver:
-    """Stands in for libcuda: what it is called with."""
+class Library:
+    """Stands in for libcuda: records what it is called with."""
 
     def __init__(self, sizes: list[int]) -> None:
         self.sizes = sizes
         self.loaded: list[bytes] = []
         self.shared: list[int] = []
         self.launches: list[SimpleNamespace] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("cuInit", "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent", "cuStreamCreate"):
+            return lambda *_: 0
+        raise AttributeError(name)
 
     def cuModuleLoadData(self, module: Any, image: bytes) -> int:  # noqa: N802
         self.loaded.append(image)
@@ -309,8 +378,9 @@ def test_the_documents_program_launches_a_package(cache: BinaryCache, tmp_path: 
     path = tmp_path / "package.zip"
     path.write_bytes(build(LAYER, triton(**LOOP), "sm_90a", 20, cache))
     told, files = opened(path.read_bytes())
-    cuda = Driver([argument["bytes"] for argument in told["launches"][0]["arguments"]])
-    loaded = program().Package(cuda, str(path))
+    module = program()
+    cuda = Library([argument["bytes"] for argument in told["launches"][0]["arguments"]])
+    loaded = module.Package(module.Driver("cuda", cuda), str(path))
     loaded.run({"a": 1 << 40, "b": 2 << 40, "d": 3 << 40, "workspace": 4 << 40}, 77)
     (launch,) = cuda.launches
     assert cuda.loaded == list(files.values())
@@ -364,6 +434,53 @@ def test_a_package_with_maps_of_its_operands(cache: BinaryCache, tmp_path: Path)
     assert [packed[place : place + 128] for place in places] == [b"\1" * 128, b"\2" * 128]
 
 
+@pytest.fixture
+def on_host(rocm: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The libamdhip64 of a ROCm on the host, whose hipRTC makes the code objects that it loads."""
+    for name, value in variables(rocm).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setitem(package.TOOLCHAINS, "hip", Hiprtc())  # type: ignore[index]
+    monkeypatch.setattr(package, "missing", lambda *_: None)
+    return rocm / "lib" / "libamdhip64.so"
+
+
+#: Slices of k that a second launch adds, and matrix cores: one launch, and a struct of its own.
+HOST = {"split-k": (from_linear(1, 96, 256, "fp16", beta=2.0), GEMV), "tile-mfma": (MFMA_PROBLEM, MFMA)}
+
+
+@pytest.mark.parametrize("case", HOST)
+def test_a_package_through_libamdhip64(case: str, on_host: Path, cache: BinaryCache, tmp_path: Path) -> None:
+    """By the document's program alone, against numpy; the same calls as on a GPU."""
+    problem, solution = HOST[case]
+    path = tmp_path / "package.zip"
+    path.write_bytes(build(problem, solution, "gfx942", None, cache))
+    launched_right(program().Driver("hip", ctypes.CDLL(str(on_host))), path)
+
+
+def test_the_program_finds_the_vendor_in_the_package(
+    on_host: Path, cache: BinaryCache, tmp_path: Path
+) -> None:
+    problem, solution = HOST["split-k"]
+    path = tmp_path / "package.zip"
+    path.write_bytes(build(problem, solution, "gfx942", None, cache))
+    command = [sys.executable, str(PROGRAM), str(path)]
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(on_host.parent)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"{solution.id}: 2 launches, done\n"), done.stderr
+    (tmp_path / "faults").write_text("hipModuleLaunchKernel 1\n")
+    environment["GEMMTUNE_SHIM_FAULTS"] = str(tmp_path / "faults")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "the driver answers 1" in done.stderr
+
+
+def test_a_package_for_another_vendor(cache: BinaryCache, tmp_path: Path) -> None:
+    path = tmp_path / "package.zip"
+    path.write_bytes(build(DECODE, GEMV, "sm_90a", None, cache))
+    with pytest.raises(ValueError, match="the package is for sm_90a, not for a device of hip"):
+        program().Package(SimpleNamespace(vendor="hip"), str(path))
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("kind", ["own", "triton", "maps"])
 def test_a_package_on_a_gpu(kind: str, cache: BinaryCache, tmp_path: Path) -> None:
@@ -375,10 +492,13 @@ def test_a_package_on_a_gpu(kind: str, cache: BinaryCache, tmp_path: Path) -> No
     problem = from_linear(1 if kind == "own" else 64, 512, 1024, "fp16", beta=2.0)
     path = tmp_path / "package.zip"
     path.write_bytes(build(problem, solution, here.arch, None, cache))
-    with zipfile.ZipFile(path) as file:
-        told = json.loads(file.read("launch.json"))
-    module = program()
-    cuda = module.driver()
+    launched_right(program().Driver("cuda"), path)
+
+
+def launched_right(driver: Any, path: Path) -> None:
+    """The package computes what numpy does; its problem is row-major, with B transposed and beta open."""
+    package = program().Package(driver, str(path))
+    told = package.told
     rng = np.random.default_rng(0)
     m, n, k = (told["problem"]["wire"][name] for name in ("m", "n", "k"))
     shapes = {"a": (n, k), "b": (m, k), "c": (m, n), "d": (m, n)}  # in memory, row by row
@@ -386,15 +506,11 @@ def test_a_package_on_a_gpu(kind: str, cache: BinaryCache, tmp_path: Path) -> No
     filled: dict[str, Any] = {"alpha": 1.0, "beta": 0.5}
     for name, array in host.items():
         assert told["operands"][name]["bytes"] == array.nbytes
-        filled[name] = module.allocate(cuda, array.nbytes)
-        there, size = ctypes.c_uint64(filled[name]), ctypes.c_size_t(array.nbytes)
-        module.check(cuda.cuMemcpyHtoD_v2(there, array.ctypes.data_as(ctypes.c_void_p), size))
-    filled["workspace"] = module.allocate(cuda, told["workspace"]["bytes"])
-    module.Package(cuda, str(path)).run(filled)
-    module.check(cuda.cuCtxSynchronize())
-    out = np.empty(shapes["d"], np.float16)
-    there, size = ctypes.c_uint64(filled["d"]), ctypes.c_size_t(out.nbytes)
-    module.check(cuda.cuMemcpyDtoH_v2(out.ctypes.data_as(ctypes.c_void_p), there, size))
+        filled[name] = driver.allocate(array.nbytes)
+        driver.write(filled[name], array.tobytes())
+    filled["workspace"] = driver.allocate(told["workspace"]["bytes"])
+    package.run(filled)
+    out = np.frombuffer(driver.read(filled["d"], host["d"].nbytes), np.float16).reshape(shapes["d"])
     wide = {name: array.astype(np.float64) for name, array in host.items()}
     expected = wide["b"] @ wide["a"].T + 0.5 * wide["c"]
     np.testing.assert_allclose(out.astype(np.float64), expected, rtol=2e-3, atol=2e-1)

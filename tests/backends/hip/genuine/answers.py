@@ -1,8 +1,8 @@
-"""What the genuine hipBLASLt and rocBLAS answer to this tree's modules on a fake device.
+"""What the genuine hipBLASLt and rocBLAS answer to the backend's modules on a fake device.
 
-Runs in a process of its own under sid's loader (machine.py): `python -m tests.backends.hip.genuine.answers
-FILE` writes the answers to FILE as JSON. Lists of solutions are sorted where the library has no order; of the
-heuristic's answers, most at the front are ranked, and the rest come in the order of their addresses.
+`python -m tests.backends.hip.genuine.answers FILE`, in its own process under sid's loader (machine.py),
+writes the answers to FILE as JSON. Lists of solutions that the library returns in no order are sorted. The
+heuristic's answers keep their order: the first are ranked, the rest come in the order of their addresses.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from backends.cache import BinaryCache
 from backends.environment import Environment
@@ -29,17 +28,18 @@ from backends.hip.hipblaslt_call import MatmulCall
 from backends.hip.probe_worker import look
 from backends.hip.rocblas import Rocblas
 from backends.hip.rocblas_api import BY_INDEX, CHECK_INDEX, STANDARD
+from backends.hip.rocblas_api import rocblas as rocblas_api
 from backends.operands import NAMES, Operands, layouts
 from backends.problem import GemmProblem
 from backends.solution import Solution
 from tests.backends.gpu.null_device import NoCompiler
 from tests.backends.hip.genuine.problems import PROBLEMS
 from tests.backends.hip.genuine.recording import digest
-from tests.backends.hip.genuine.stand_ins import described, described_product
-
-T = TypeVar("T")
+from tests.backends.hip.genuine.replay import described, described_product
 
 UNLIMITED = 2**40
+#: Workspace limits, in MiB, for which the heuristic is queried.
+LIMITS_MIB = (32, 128)
 #: Solutions of a problem that are loaded and launched.
 LAUNCHED = 64
 
@@ -48,6 +48,8 @@ def main() -> None:
     """Writes the answers."""
     device = open_device()
     probe = look()
+    for one in probe["devices"]:
+        one["driver"] = ""  # the kernel release of this machine
     found = {"probe": probe, "hipblaslt": _hipblaslt(device), "rocblas": _rocblas(device)}
     Path(sys.argv[1]).write_text(json.dumps(found))
     sys.stdout.flush()
@@ -55,7 +57,7 @@ def main() -> None:
 
 
 def open_device() -> GpuContext:
-    """The fake runtime's device, as the backend's probe finds it."""
+    """The fake runtime's device, opened with the environment that the backend's probe returns."""
     probe = look()
     (device,) = probe["devices"]
     fields = {name: value for name, value in device.items() if name not in ("gcn_arch", "address")}
@@ -65,28 +67,21 @@ def open_device() -> GpuContext:
 
 
 def operands(problem: GemmProblem) -> Operands:
-    """Addresses that stand for a problem's operands: no kernel runs."""
+    """Placeholder addresses of a problem's operands: no kernel runs."""
     there = layouts(problem)
     addresses = [2 ** (20 + place) if name in there else 0 for place, name in enumerate(NAMES)]
     a, b, c, d, *rest = addresses
     return Operands(a, b, c, d, rest[0], *problem.scalars, *rest[1:])
 
 
-def _timed(seconds: dict[str, float], what: str, ask: Callable[[], T]) -> T:
-    begin = time.perf_counter()
-    answer = ask()
-    seconds[what] = round(time.perf_counter() - begin, 6)
-    return answer
-
-
 def _summary(listed: Sequence[Solution]) -> dict[str, Any]:
-    """A family's list: how many, the first as they stand, and a digest of all by index."""
+    """A family's list: the count, the first entries in their order, and a digest of all, sorted by index."""
     pairs = [[int(s.parameters["solution_index"] or 0), s.workspace_bytes] for s in listed]
     return {"count": len(pairs), "first": pairs[:LAUNCHED], "sha256": digest(sorted(pairs))}
 
 
 def _launches() -> int:
-    """Kernels that the fake runtime was asked to launch so far."""
+    """Kernel launches that the fake runtime has received so far."""
     path = Path(os.environ["GEMMTUNE_FAKE_TRACE"])
     lines = path.read_text().splitlines() if path.exists() else []
     return sum("LaunchKernel" in line for line in lines)
@@ -95,7 +90,8 @@ def _launches() -> int:
 def _launched(
     device: GpuContext, family: HipblasLt | Rocblas, problem: GemmProblem, listed: Sequence[Solution]
 ) -> dict[str, Any]:
-    """How many of the first solutions load, and launch with the workspace that was listed; the first error."""
+    """Of the first solutions: how many load with the workspace that was listed, how many launch, and the
+    first error."""
     loaded, launched, errors = 0, 0, []
     for solution in listed[:LAUNCHED]:
         try:
@@ -113,12 +109,11 @@ def _launched(
 
 
 def _hipblaslt(device: GpuContext) -> dict[str, Any]:
-    seconds: dict[str, float] = {}
-    library = _timed(seconds, "create", lambda: hipblaslt.library(device))
+    library = hipblaslt.library(device)
     lt, handle = library.api, library.handle
     found: dict[str, Any] = {
         "version": lt.version(handle), "revision": lt.revision(handle), "build": hipblaslt_build(lt, handle),
-        "extension_missing": lt.extension_missing, "seconds": seconds, "problems": {}, "names": {},
+        "extension_missing": lt.extension_missing, "problems": {}, "names": {},
     }  # fmt: skip
     for key, problem in PROBLEMS.items():
         found["problems"][key] = _of_hipblaslt(device, problem, found["names"])
@@ -131,24 +126,22 @@ def _of_hipblaslt(device: GpuContext, problem: GemmProblem, names: dict[int, Any
     if reason is not None:
         return {"unsupported": reason}
     call: MatmulCall = hipblaslt.library(device).call(problem)
-    seconds: dict[str, float] = {}
     try:
-        every = sorted(_timed(seconds, "every", call.every), key=lambda one: one.index)
+        every = sorted(call.every(), key=lambda one: one.index)
     except LibraryError as error:
         return {"status": error.status, **_refused(device, family, problem, call)}
-    _timed(seconds, "every, again", call.every)
-    supports = _timed(seconds, "supports", lambda: [call.supports(one) for one in every])
-    picked = _timed(seconds, "heuristic", lambda: call.heuristics(UNLIMITED))
-    limited = call.heuristics(hipblaslt.WORKSPACE_BYTES)
-    listed = _timed(seconds, "enumerate_on", lambda: list(family.enumerate_on(problem, device, None)))
+    supports = [call.supports(one) for one in every]
+    picked = call.heuristics(UNLIMITED)
+    limited = {mib: {one.index for one in call.heuristics(mib * 2**20)} for mib in LIMITS_MIB}
+    fitting = {mib: {one.index for one in picked if one.workspace_bytes <= mib * 2**20} for mib in LIMITS_MIB}
+    listed = list(family.enumerate_on(problem, device, None))
     unlimited = list(family.enumerate_on(problem, device, UNLIMITED))
     for one in every:
         if one.index not in names:
-            told = call.names(one)
-            names[one.index] = [told["kernel_name"], told["solution_name"]]
+            named = call.names(one)
+            names[one.index] = [named["kernel_name"], named["solution_name"]]
     known = {one.index: size for one, size in zip(every, supports, strict=True)}
     by_index = {one.index: call.by_index(one.index) for one in every[:LAUNCHED]}
-    fitting = {one.index for one in picked if one.workspace_bytes <= hipblaslt.WORKSPACE_BYTES}
     return {
         "every": [one.index for one in every],
         "supports": supports,
@@ -158,21 +151,18 @@ def _of_hipblaslt(device: GpuContext, problem: GemmProblem, names: dict[int, Any
             for one in picked
             if known.get(one.index, -1) != one.workspace_bytes
         },
-        "within_32_mib": len(limited),
-        "limit_filters": {one.index for one in limited} == fitting,
+        "heuristic_within_mib": {str(mib): len(found) for mib, found in limited.items()},
+        "limit_filters": limited == fitting,
         "by_index": all(one is not None and one.index == index for index, one in by_index.items()),
         "enumerated": {"default": _summary(listed), "unlimited": _summary(unlimited)},
         "launches_while_listing": _launches() - before,
         "launched": _launched(device, family, problem, listed),
         "described": described(problem),
-        "seconds": seconds,
     }
 
 
-def _refused(
-    device: GpuContext, family: HipblasLt, problem: GemmProblem, call: MatmulCall
-) -> dict[str, Any]:
-    """An architecture that the library has no tables for."""
+def _refused(device: GpuContext, family: HipblasLt, problem: GemmProblem, call: MatmulCall) -> dict[str, Any]:
+    """The answers on an architecture that the library has no tables for."""
     try:
         heuristic = len(call.heuristics(UNLIMITED))
     except LibraryError as error:
@@ -190,7 +180,7 @@ def _refused(
 
 
 def _rocblas(device: GpuContext) -> dict[str, Any]:
-    found: dict[str, Any] = {"version": rocblas.rocblas().version(), "problems": {}}
+    found: dict[str, Any] = {"version": rocblas_api().version(), "problems": {}}
     for key, problem in PROBLEMS.items():
         found["problems"][key] = _of_rocblas(device, problem)
     return found
@@ -200,20 +190,17 @@ def _of_rocblas(device: GpuContext, problem: GemmProblem) -> dict[str, Any]:
     family, before = Rocblas(), _launches()
     if (reason := rocblas.unsupported(problem)) is not None:
         return {"unsupported": reason}
-    seconds: dict[str, float] = {}
-    listed = _timed(seconds, "enumerate_on", lambda: list(family.enumerate_on(problem, device, None)))
+    listed = list(family.enumerate_on(problem, device, None))
     if notes := family.notes(problem, device.environment):
         return {"enumerated": len(listed), "notes": list(notes)}
     library = rocblas.library(device)
     unlimited = list(family.enumerate_on(problem, device, UNLIMITED))
     library.ask()
     gemm = rocblas.Gemm(library, problem, operands(problem))
-    of_problem = _timed(seconds, "of_problem", lambda: library.api.of_problem(gemm.arguments, gemm.batched))
+    of_problem = library.api.of_problem(gemm.arguments, gemm.batched)
     kinds = [ROCBLAS_TYPES[name] for name in (problem.dtype_a, problem.dtype_d, problem.compute)]
-    of_types = _timed(seconds, "of_types", lambda: library.api.of_types(library.handle, *kinds))
-    checked = _timed(
-        seconds, "check", lambda: {index: gemm.status(BY_INDEX, index, CHECK_INDEX) for index in of_types}
-    )
+    of_types = library.api.of_types(library.handle, *kinds)
+    checked = {index: gemm.status(BY_INDEX, index, CHECK_INDEX) for index in of_types}
     passed = sorted(index for index, status in checked.items() if not status)
     answers = {
         "of_problem": sorted(of_problem),
@@ -226,14 +213,13 @@ def _of_rocblas(device: GpuContext, problem: GemmProblem) -> dict[str, Any]:
         "enumerated": {"default": _summary(listed), "unlimited": _summary(unlimited)},
         "launches_while_listing": _launches() - before,
     }
-    # Code objects are left out of what is unpacked: launches fail, after they set the handle's workspace.
+    # Code objects are not unpacked, so launches fail, after they have set the handle's workspace.
     answers["launched"] = _launched(device, family, problem, listed)
     again = list(family.enumerate_on(problem, device, None))
     return {
         **answers,
         "same_after_launches": [one.id for one in again] == [one.id for one in listed],
         "described": list(described_product(problem)),
-        "seconds": seconds,
     }
 
 
@@ -242,7 +228,7 @@ def _workspace(library: rocblas.Library, gemm: rocblas.Gemm, algo: int, index: i
 
 
 def _of_fresh_handle(device: GpuContext, problem: GemmProblem) -> int:
-    """Solutions that a handle lists with the workspace that rocBLAS gives it at first (32 MiB)."""
+    """How many solutions a new handle lists, with rocBLAS's default workspace (32 MiB)."""
     library = rocblas.Library(device)
     gemm = rocblas.Gemm(library, problem, operands(problem))
     return len(library.api.of_problem(gemm.arguments, gemm.batched))

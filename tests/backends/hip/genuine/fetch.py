@@ -1,8 +1,8 @@
-"""Fetches the genuine ROCm libraries of Debian sid into a folder outside of the tree, and unpacks them there.
+"""Downloads the genuine ROCm libraries of Debian sid and unpacks them into a folder outside of the tree.
 
-apt works with a configuration, state and cache of its own, so that nothing of this machine changes. The
-packages are downloaded, never installed. What was fetched stays: a second call answers at once, and
-`--update` asks sid again.
+apt runs with its own configuration, state and cache, so this machine's package state does not change. The
+packages are downloaded, never installed. A second call uses the folder as it is; with `--update` it asks sid
+for newer versions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SUITE = "sid"
-#: apt adds what these depend on, sid's C and C++ libraries among them.
+#: apt adds their dependencies, including sid's C and C++ libraries.
 PACKAGES = (
     "libhipblaslt1",
     "librocblas4",
@@ -27,25 +27,25 @@ PACKAGES = (
     "libhiprtc-builtins6",
     "rocm-device-libs-21",
 )
-#: Headers, without what these packages depend on.
+#: Packages of headers, downloaded without their dependencies.
 HEADERS = ("libhipblaslt-dev", "librocblas-dev", "libamdhip64-dev", "libhipblas-common-dev")
-#: Left packed: code objects, which no fake device loads (3 of 6 GB), and documentation.
-LEFT_OUT = ("*.co", "*.hsaco", "*.a", "./usr/share/doc/*", "./usr/share/lintian/*")
-#: The names that the backend opens.
+#: Not unpacked: code objects, which the fake runtime never loads (3 of 6 GB), and documentation.
+EXCLUDED = ("*.co", "*.hsaco", "*.a", "./usr/share/doc/*", "./usr/share/lintian/*")
+#: The libraries that the backend opens.
 LIBRARIES = ("amdhip64", "hiprtc", "hipblaslt", "rocblas")
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _TRIPLE = "x86_64-linux-gnu"
-#: GiB that packages and what they unpack to need.
-_ROOM = 4
+#: GiB needed for the packages and the unpacked files.
+_REQUIRED_GIB = 4
 
 
-class Unobtainable(Exception):
-    """The libraries cannot be had here; the message says why."""
+class Unavailable(Exception):
+    """The libraries cannot be fetched or run on this machine; the message says why."""
 
 
 @dataclass(frozen=True)
 class Genuine:
-    """What was fetched: the folder, and package -> version."""
+    """The fetched libraries: their folder, and the version of each package."""
 
     folder: Path
     packages: Mapping[str, str]
@@ -72,13 +72,13 @@ class Genuine:
 
 def folder() -> Path:
     """GEMMTUNE_GENUINE_DIR, else gemmtune-genuine in the user's cache."""
-    told = os.environ.get("GEMMTUNE_GENUINE_DIR")
-    return Path(told or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gemmtune-genuine")
+    chosen = os.environ.get("GEMMTUNE_GENUINE_DIR")
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(chosen) if chosen else caches / "gemmtune-genuine"
 
 
 def fetch(*, update: bool = False) -> Genuine:
-    """The libraries, fetched where they are not there yet or where `update` asks for it. Raises
-    Unobtainable."""
+    """The libraries, downloaded if the folder has none or if `update` is set. Raises Unavailable."""
     place = folder()
     stamp = place / "packages.json"
     if update or not stamp.exists():
@@ -92,23 +92,25 @@ def fetch(*, update: bool = False) -> Genuine:
 
 
 def _download(place: Path) -> list[Path]:
-    """The packages' files."""
+    """Downloads the packages; returns their files."""
     if os.uname().machine != "x86_64":
-        raise Unobtainable(f"Debian builds these libraries for x86_64, and this is {os.uname().machine}")
+        raise Unavailable(f"Debian builds these libraries for x86_64, and this is {os.uname().machine}")
     for program in ("apt-get", "dpkg-deb", "tar"):
         if shutil.which(program) is None:
-            raise Unobtainable(f"{program} is missing: this needs Debian or one of its derivatives")
+            raise Unavailable(f"{program} is missing: this needs Debian or one of its derivatives")
     if not KEYRING.exists():
-        raise Unobtainable(f"{KEYRING} is missing: apt-get install debian-archive-keyring")
+        raise Unavailable(f"{KEYRING} is missing: apt-get install debian-archive-keyring")
     place.mkdir(parents=True, exist_ok=True)
-    if not (place / "packages.json").exists() and shutil.disk_usage(place).free < _ROOM * 2**30:
-        raise Unobtainable(f"{place} has not {_ROOM} GiB free: GEMMTUNE_GENUINE_DIR names another place")
+    if not (place / "packages.json").exists() and shutil.disk_usage(place).free < _REQUIRED_GIB * 2**30:
+        raise Unavailable(
+            f"{place} has less than {_REQUIRED_GIB} GiB free; set GEMMTUNE_GENUINE_DIR to another folder"
+        )
     configuration = _configure(place)
     _apt(configuration, "update")
     install = ("install", "--yes", "--no-install-recommends", *PACKAGES)
     planned = _apt(configuration, "--simulate", *install)
     _apt(configuration, "--download-only", *install)
-    _apt(configuration, "autoclean")  # versions that sid has no more
+    _apt(configuration, "autoclean")  # removes versions that sid no longer has
     # Inst libc6 (2.43-7 Debian:unstable [amd64]): libc6_2.43-7_amd64.deb
     names = dict(re.findall(r"^Inst (\S+) \((\S+) ", planned, re.MULTILINE))
     archives = place / "apt" / "cache" / "archives"
@@ -123,12 +125,12 @@ def _download(place: Path) -> list[Path]:
 def _archive(archives: Path, name: str, version: str) -> Path:
     found = list(archives.glob(f"{name}_{version.replace(':', '%3a')}_*.deb"))
     if not found:
-        raise Unobtainable(f"apt-get downloaded no {name} {version} into {archives}")
+        raise Unavailable(f"apt-get downloaded no {name} {version} into {archives}")
     return found[0]
 
 
 def _configure(place: Path) -> Path:
-    """Writes apt's configuration: nothing of the machine's own but its mirror and Debian's keys."""
+    """Writes apt's configuration. Of this machine's own it uses the mirror and Debian's keys."""
     apt = place / "apt"
     for name in ("state/lists/partial", "cache/archives/partial"):
         (apt / name).mkdir(parents=True, exist_ok=True)
@@ -146,16 +148,16 @@ def _configure(place: Path) -> Path:
 
 
 def _mirror() -> str:
-    """GEMMTUNE_DEBIAN_MIRROR, else the mirror of Debian that this machine's apt is set up with."""
-    told = os.environ.get("GEMMTUNE_DEBIAN_MIRROR")
-    if told:
-        return told
+    """GEMMTUNE_DEBIAN_MIRROR, else the Debian mirror of this machine's own apt configuration."""
+    chosen = os.environ.get("GEMMTUNE_DEBIAN_MIRROR")
+    if chosen:
+        return chosen
     command = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     for address in done.stdout.split():
         if address.rstrip("/").endswith("/debian"):
             return address
-    raise Unobtainable("apt is set up with no mirror of Debian: GEMMTUNE_DEBIAN_MIRROR names one")
+    raise Unavailable("this machine's apt has no Debian mirror; set GEMMTUNE_DEBIAN_MIRROR to one")
 
 
 def _apt(configuration: Path, *arguments: str, folder: Path | None = None) -> str:
@@ -163,8 +165,8 @@ def _apt(configuration: Path, *arguments: str, folder: Path | None = None) -> st
     environment = {**os.environ, "APT_CONFIG": str(configuration), "DEBIAN_FRONTEND": "noninteractive"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=folder)
     if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines() or [f"status {done.returncode}"]
-        raise Unobtainable(f"apt-get {arguments[0]} of {SUITE}: {'; '.join(said[-3:])}")
+        lines = (done.stderr.strip() or done.stdout.strip()).splitlines() or [f"status {done.returncode}"]
+        raise Unavailable(f"apt-get {arguments[0]} of {SUITE} fails: {'; '.join(lines[-3:])}")
     return done.stdout
 
 
@@ -178,18 +180,19 @@ def _versions(archives: list[Path]) -> dict[str, str]:
 
 
 def _unpack(archives: list[Path], place: Path) -> None:
-    """Extracts the packages' files, but none of their scripts, and links the libraries' plain names."""
+    """Extracts the packages' files without running their scripts, and links the libraries' unversioned
+    names."""
     root = place / "root"
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir(parents=True)
-    out = [f"--exclude={pattern}" for pattern in LEFT_OUT]
+    excluded = [f"--exclude={pattern}" for pattern in EXCLUDED]
     for archive in archives:
         with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", archive], stdout=subprocess.PIPE) as packed:
             done = subprocess.run(
-                ["tar", "-x", "--no-same-owner", "-C", root, *out], stdin=packed.stdout, check=False
+                ["tar", "-x", "--no-same-owner", "-C", root, *excluded], stdin=packed.stdout, check=False
             )
         if done.returncode or packed.returncode:
-            raise Unobtainable(f"{archive.name} does not unpack into {root}")
+            raise Unavailable(f"{archive.name} cannot be unpacked into {root}")
     links = place / "rocm" / "lib"
     shutil.rmtree(links, ignore_errors=True)
     links.mkdir(parents=True)
@@ -197,16 +200,18 @@ def _unpack(archives: list[Path], place: Path) -> None:
         candidates = (root / "usr" / "lib" / _TRIPLE).glob(f"lib{name}.so.*")
         found = sorted(candidates, key=lambda path: len(path.name))
         if not found:
-            raise Unobtainable(f"lib{name}.so is in none of {', '.join(PACKAGES)}: has sid renamed it?")
+            raise Unavailable(
+                f"none of {', '.join(PACKAGES)} contains lib{name}.so.*; did sid rename a package?"
+            )
         (links / f"lib{name}.so").symlink_to(os.path.relpath(found[0], links))
 
 
 def main() -> None:
-    """Fetches, and prints the versions."""
+    """Fetches the libraries and prints the packages' versions."""
     try:
         found = fetch(update="--update" in sys.argv[1:])
-    except Unobtainable as error:
-        raise SystemExit(f"the genuine libraries cannot be had: {error}") from None
+    except Unavailable as error:
+        raise SystemExit(f"the genuine libraries cannot be fetched: {error}") from None
     print(f"{found.folder}:")
     for name, version in found.packages.items():
         print(f"  {name} {version}")

@@ -1,8 +1,9 @@
-"""Compares this tree's numbers, structures and signatures with ROCm's own headers.
+"""Compares the backend's constants, structures and signatures with ROCm's own headers.
 
-`python -m tests.backends.hip.genuine.headers FILE`, under sid's loader, writes a C++ text of static assertions:
-the libraries must be loaded to know with which ctypes types they are called. check() compiles it against the
-headers, and compares the mangled names that the compiler makes with those that hipblaslt_api.py spells.
+`python -m tests.backends.hip.genuine.headers FILE`, under sid's loader, writes C++ static assertions to FILE.
+It loads the libraries, because the ctypes types of their functions are set when they are opened. check()
+compiles the assertions against the headers, and compares the compiler's mangled names with those in
+hipblaslt_api.py.
 """
 
 from __future__ import annotations
@@ -25,13 +26,20 @@ _STORAGE = {
     "fp8_e5m2_fnuz": "8F_E5M2_FNUZ",
 }  # fmt: skip
 _COMPUTE = {"fp16": "16F", "fp32": "32F", "tf32": "32F_FAST_TF32", "fp64": "64F", "int32": "32I"}
-_ROCBLAS = {"fp16": "f16_r", "fp32": "f32_r", "fp64": "f64_r", "int8": "i8_r", "int32": "i32_r", "bf16": "bf16_r"}
+_ROCBLAS = {
+    "fp16": "f16_r",
+    "fp32": "f32_r",
+    "fp64": "f64_r",
+    "int8": "i8_r",
+    "int32": "i32_r",
+    "bf16": "bf16_r",
+}
 _OPERATIONS = {"N": "none", "T": "transpose", "C": "conjugate_transpose"}
 _EXTENSION = (
     "getAllAlgos", "matmulIsAlgoSupported", "getAlgosFromIndex", "getKernelNameFromAlgo",
     "getSolutionNameFromAlgo",
 )  # fmt: skip
-#: Fields of hipDeviceProp_t that on_host/hip_types.h places.
+#: Fields of hipDeviceProp_t whose offsets in on_host/hip_types.h are compared.
 _PROPERTIES = (
     "totalGlobalMem", "warpSize", "clockRate", "multiProcessorCount", "pciBusID", "l2CacheSize",
     "sharedMemPerMultiprocessor", "sharedMemPerBlockOptin", "reservedSharedMemPerBlock", "gcnArchName",
@@ -56,8 +64,8 @@ constexpr std::array<size_t, sizeof...(S)> are(S... bytes) { return {static_cast
 
 
 def check(genuine: Genuine, text: str) -> dict[str, Any]:
-    """Compiles the assertions: how many hold, the messages of those that do not, and the names of the extension
-    that the compiler spells otherwise."""
+    """Compiles the assertions. Returns their number, the compiler's errors, the number of mangled names that
+    agree, and those that differ."""
     unit = genuine.folder / "headers.cpp"
     unit.write_text(text)
     compiled = unit.with_suffix(".o")
@@ -66,21 +74,21 @@ def check(genuine: Genuine, text: str) -> dict[str, Any]:
         ["g++", *_FLAGS, *folders, "-c", unit, "-o", compiled], capture_output=True, text=True, check=False
     )
     errors = [line for line in done.stderr.splitlines() if "error:" in line]
-    spelled: set[str] = set()
+    mangled: set[str] = set()
     if not done.returncode:
         listed = subprocess.run(["nm", "-u", compiled], capture_output=True, text=True, check=True).stdout
-        spelled = set(re.findall(r"\S*hipblaslt_ext\S*", listed))
+        mangled = set(re.findall(r"\S*hipblaslt_ext\S*", listed))
     known = set(re.findall(r"// ours: (\S+)", text))
     return {
         "assertions": text.count("static_assert"),
         "failed": [line.partition("error: ")[2] for line in errors],
-        "names": len(known & spelled),
-        "names_differ": sorted(known ^ spelled),
+        "names": len(known & mangled),
+        "names_differ": sorted(known ^ mangled),
     }
 
 
 def main() -> None:
-    """Writes the text."""
+    """Writes the assertions."""
     Path(sys.argv[1]).write_text("\n".join([_PREAMBLE, *_text()]) + "\n")
 
 
@@ -103,14 +111,14 @@ def _text() -> Iterator[str]:
 
 
 def _functions(of: object) -> Iterator[Any]:
-    """The C functions that an object holds."""
+    """The ctypes functions among an object's attributes."""
     for value in vars(of).values():
         if hasattr(value, "argtypes") and hasattr(value, "__name__"):
             yield value
 
 
 def _numbers() -> Mapping[str, int]:
-    """The headers' names of our numbers."""
+    """The headers' name -> the backend's value."""
     call = hipblaslt_call
     activations = {"relu": "RELU", "gelu": "GELU", "silu": "SWISH_EXT"}
     found = {
@@ -159,11 +167,15 @@ def _structures() -> Iterator[str]:
         yield f'static_assert(sizeof({name}) == {ctypes.sizeof(ours)}, "size of {name}");'
     result = "hipblasLtMatmulHeuristicResult_t"
     for theirs, field in (
-        ("workspaceSize", "workspace_bytes"), ("state", "state"), ("wavesCount", "waves"), ("reserved", "reserved"),
-    ):  # fmt: skip
+        ("workspaceSize", "workspace_bytes"),
+        ("state", "state"),
+        ("wavesCount", "waves"),
+        ("reserved", "reserved"),
+    ):
         place = getattr(HeuristicResult, field).offset
         yield f'static_assert(offsetof({result}, {theirs}) == {place}, "{theirs}");'
-    yield f"static_assert(offsetof(hipblasLtMatmulAlgo_t, max_workspace_bytes) == {Algo.max_workspace_bytes.offset});"
+    offset = Algo.max_workspace_bytes.offset
+    yield f"static_assert(offsetof(hipblasLtMatmulAlgo_t, max_workspace_bytes) == {offset});"
     device = "hipDeviceProp_tR0600"
     yield f'static_assert(sizeof(ours::{device}) == sizeof({device}), "size of {device}");'
     for field in _PROPERTIES:

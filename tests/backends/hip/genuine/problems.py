@@ -1,4 +1,4 @@
-"""Which devices the genuine libraries are asked about, and for which problems."""
+"""The devices and problems for which the genuine libraries are queried."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from backends.problem import GemmProblem, from_blas
 
 @dataclass(frozen=True)
 class Device:
-    """What the fake runtime says it has: gcnArchName and multiProcessorCount."""
+    """The fake runtime's device: gcnArchName and multiProcessorCount."""
 
     gcn_arch: str
-    units: int
+    cu_count: int
 
     @property
     def arch(self) -> str:
-        """Without the features of gcnArchName."""
+        """gcnArchName without its features."""
         return self.gcn_arch.partition(":")[0]
 
 
-#: MI210, RX 7900 XTX, RX 9070 XT, MI300X, MI355X. On RDNA the genuine runtime counts WGPs, half of these: the
-#: lists are the same. Debian's hipBLASLt has tables for the first three, its rocBLAS for the first two.
+#: MI210, RX 7900 XTX, RX 9070 XT, MI300X, MI355X. On RDNA the genuine runtime reports WGPs, half of these
+#: counts; the lists are the same. Debian's hipBLASLt has tables for the first three, its rocBLAS for the
+#: first two.
 DEVICES = (
     Device("gfx90a:sramecc+:xnack-", 104),
     Device("gfx1100", 96),

@@ -1,7 +1,7 @@
-"""Records what the genuine libraries answer, and compares it with the committed recording.
+"""Records what the genuine libraries answer, or compares it with the committed recording.
 
-    python -m tests.backends.hip.genuine.record [FILE]            records into a file
-    python -m tests.backends.hip.genuine.record --compare         records into a scratch file, prints differences
+python -m tests.backends.hip.genuine.record [FILE]       records into FILE (default: the committed recording)
+python -m tests.backends.hip.genuine.record --compare    prints the differences; exits with 1 if there are any
 """
 
 from __future__ import annotations
@@ -11,20 +11,19 @@ import json
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tests.backends.hip.genuine import headers, recording, spoken
-from tests.backends.hip.genuine.fetch import LIBRARIES, Genuine, Unobtainable, fetch
+from tests.backends.hip.genuine import headers, library_logs, recording
+from tests.backends.hip.genuine.fetch import LIBRARIES, Genuine, Unavailable, fetch
 from tests.backends.hip.genuine.machine import build_fake, python
 from tests.backends.hip.genuine.problems import DEVICES, Device
 
 COMMAND = "make genuine"
 _MODULE = "tests.backends.hip.genuine"
-#: What the libraries do where a caller forgot to ask first: on the genuine runtime without a GPU, and on a
-#: device of an architecture without tables.
+#: Calls that end the process: on the genuine runtime without a GPU, or on a device of an architecture without
+#: tables. The backend checks beforehand.
 _UNGUARDED = {
     "hipblasLtCreate without a device": (
         None,
@@ -36,7 +35,8 @@ _UNGUARDED = {
     ),
     "rocBLAS's list of solutions on an architecture without tables": (
         DEVICES[2],
-        "from backends.hip.rocblas_api import rocblas; api = rocblas(); api.of_types(api.create(0), 168, 168, 151)",
+        "from backends.hip.rocblas_api import rocblas\n"
+        "api = rocblas(); api.of_types(api.create(0), 168, 168, 151)",
     ),
     "matmulIsAlgoSupported of an index that the library lacks": (
         DEVICES[0],
@@ -50,20 +50,20 @@ _UNGUARDED = {
 
 
 def record(genuine: Genuine) -> dict[str, Any]:
-    """Everything, from fresh processes."""
+    """The whole recording; every part comes from a new process. Raises Unavailable."""
     build_fake(genuine)
     devices = {}
     for device in DEVICES:
-        print(f"{device.arch} of {device.units} compute units", flush=True)
+        print(f"{device.arch} with {device.cu_count} compute units", flush=True)
         devices[device.arch] = _device(genuine, device)
-    print("headers, kernels by hipRTC", flush=True)
+    print("headers, the runtime without a device, hipRTC", flush=True)
     text = _answer(genuine, "headers", None)
     return {
         "provenance": _provenance(genuine),
         "devices": devices,
-        "unguarded": {what: _end(genuine, *how) for what, how in _UNGUARDED.items()},
+        "unguarded": {what: _ending(genuine, *how) for what, how in _UNGUARDED.items()},
         "headers": headers.check(genuine, text),
-        **json.loads(_answer(genuine, "compiled", None)),
+        **json.loads(_answer(genuine, "without_device", None)),
     }
 
 
@@ -82,23 +82,24 @@ def _provenance(genuine: Genuine) -> dict[str, Any]:
 
 
 def _device(genuine: Genuine, device: Device) -> dict[str, Any]:
-    found = json.loads(_answer(genuine, "answers", device))
+    found: dict[str, Any] = json.loads(_answer(genuine, "answers", device))
     names = found["hipblaslt"]["names"]
     found["hipblaslt"]["names"] = {int(index): pair for index, pair in names.items()}
+    found |= {"gcn_arch": device.gcn_arch, "cu_count": device.cu_count}
     if not any("every" in one for one in found["hipblaslt"]["problems"].values()):
-        return {**found, "gcn_arch": device.gcn_arch, "units": device.units}
+        return found
     with tempfile.TemporaryDirectory() as folder:
         logs = Path(folder, "hipblaslt"), Path(folder, "rocblas")
-        _run(genuine, device, "spoken", **spoken.variables(*logs))
+        _run(genuine, device, "library_logs", **library_logs.variables(*logs))
         lines = [log.read_text().splitlines() if log.exists() else [] for log in logs]
-    found["hipblaslt"]["spoken"] = [line.strip() for line in lines[0]]
-    # rocBLAS writes down its checks, too, which do not run, and everything in no order.
-    found["rocblas"]["spoken"] = sorted(line for line in lines[1] if "flags: none" in line)
-    return {**found, "gcn_arch": device.gcn_arch, "units": device.units}
+    found["hipblaslt"]["log"] = [line.strip() for line in lines[0]]
+    # rocBLAS also logs its checks, which launch nothing, and writes its lines in no order.
+    found["rocblas"]["log"] = sorted(line for line in lines[1] if "flags: none" in line)
+    return found
 
 
 def _answer(genuine: Genuine, module: str, device: Device | None) -> str:
-    """What a module of this folder writes into its file. The folder of the libraries is FOLDER in it."""
+    """What a module of this folder writes to its file, with FOLDER in place of the libraries' folder."""
     with tempfile.NamedTemporaryFile("r", suffix=".json") as file:
         _run(genuine, device, module, file.name)
         return file.read().replace(str(genuine.folder), "FOLDER")
@@ -110,11 +111,11 @@ def _run(genuine: Genuine, device: Device | None, module: str, *arguments: str, 
         done = python(genuine, "-m", f"{_MODULE}.{module}", *arguments, device=device, **trace, **variables)
     if done.returncode:
         where = "the genuine runtime" if device is None else device.arch
-        raise Unobtainable(f"{module} on {where} ends with {done.returncode}: {done.stderr.strip()[-2000:]}")
+        raise Unavailable(f"{module} on {where} ends with {done.returncode}: {done.stderr.strip()[-2000:]}")
 
 
-def _end(genuine: Genuine, device: Device | None, code: str) -> str:
-    """How a process ends that runs this code."""
+def _ending(genuine: Genuine, device: Device | None, code: str) -> str:
+    """How a process that runs this code ends: its signal, or its exit status and the backend's own error."""
     done = python(genuine, "-c", code, device=device)
     if done.returncode < 0:
         return signal.Signals(-done.returncode).name
@@ -123,19 +124,14 @@ def _end(genuine: Genuine, device: Device | None, code: str) -> str:
     return f"exit {done.returncode}{': ' if ours else ''}{ours.rpartition('.')[2]}"
 
 
-def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What differs."""
-    return recording.differences(old, new)
-
-
 def main() -> None:
-    """See the module."""
+    """Records or compares."""
     arguments = sys.argv[1:]
     try:
         genuine = fetch()
         found = record(genuine)
-    except Unobtainable as error:
-        raise SystemExit(f"the genuine libraries cannot be asked: {error}") from None
+    except Unavailable as error:
+        raise SystemExit(f"the genuine libraries cannot be run: {error}") from None
     if arguments != ["--compare"]:
         path = Path(arguments[0]) if arguments else recording.FILE
         recording.save(found, path)
@@ -144,9 +140,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "enumeration.json.gz")
         recording.save(found, path)
-        told = compare(recording.load(), recording.load(path))
-    print("\n".join(told) or f"as in {recording.FILE.name}")
-    raise SystemExit(1 if told else 0)
+        found = recording.load(path)
+    differences = recording.differences(recording.load(), found)
+    print("\n".join(differences) or f"no difference from {recording.FILE.name}")
+    raise SystemExit(1 if differences else 0)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,18 @@
 """The recording of what the genuine libraries answered (tests/data/hip/enumeration.json.gz).
 
-A gzipped JSON object: `format`, `provenance` (versions, date, SHA-256 of the libraries' files, command), `devices`
-(architecture -> answers.py's answers), `names`, `no_device`, `hiprtc`, `headers`. To keep it small, sorted lists
-of indices hold differences, and names of kernels are stored once, each as the places where it differs from the
-one before it.
+A gzipped JSON object:
+
+    format       FORMAT
+    provenance   date, command, versions of the packages, SHA-256 of the libraries' files
+    devices      architecture -> what answers.py and library_logs.py wrote
+    no_device    the genuine runtime without a GPU (without_device.py)
+    hiprtc       what hipRTC compiled (without_device.py)
+    headers      the comparison with ROCm's headers (headers.py)
+    unguarded    how calls end that the backend never makes (record.py)
+    names        the names of kernels and solutions
+
+To keep the file small, sorted lists of indices are stored as differences. Names are sorted, and each is
+stored as the length of the prefix that it shares with the one before it, and the rest.
 """
 
 from __future__ import annotations
@@ -12,17 +21,16 @@ import gzip
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
-from os.path import commonprefix
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-FORMAT = 1
+FORMAT = 2
 FILE = Path(__file__).parents[3] / "data" / "hip" / "enumeration.json.gz"
-#: Lists that are sorted.
+#: Keys of sorted lists.
 _SORTED = frozenset({"every", "of_problem", "of_types", "passed"})
-#: Answers that no two runs agree in.
-_PASSING = frozenset({"seconds", "date"})
+#: Keys that are not compared.
+_IGNORED = frozenset({"date"})
 
 
 def digest(value: Any) -> str:
@@ -31,10 +39,12 @@ def digest(value: Any) -> str:
 
 
 def load(path: Path = FILE) -> dict[str, Any]:
-    """A recording, as record.py made it."""
+    """Reads a recording. Raises ValueError if it has another format."""
     packed: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
     if packed["format"] != FORMAT:
-        raise ValueError(f"{path} has format {packed['format']}, not {FORMAT}: record it again (make genuine)")
+        raise ValueError(
+            f"{path} has format {packed['format']}, not {FORMAT}: record it again (make genuine)"
+        )
     texts = _unfold(packed.pop("names"))
     devices = {arch: _restored(answers) for arch, answers in packed["devices"].items()}
     for answers in devices.values():
@@ -49,7 +59,7 @@ def load(path: Path = FILE) -> dict[str, Any]:
 
 
 def save(recording: Mapping[str, Any], path: Path) -> None:
-    """Writes a recording; the same one gives the same bytes."""
+    """Writes a recording. Equal recordings give equal bytes."""
     texts = sorted(
         {
             text
@@ -74,19 +84,21 @@ def save(recording: Mapping[str, Any], path: Path) -> None:
 
 
 def differences(old: Any, new: Any, where: str = "") -> list[str]:
-    """What differs between two recordings, as sentences; measured times and dates are passed over, and of lists
-    without an order, which a run's addresses decide, only the elements count."""
+    """The differences between two recordings, a line each. Dates are ignored. Lists whose order depends on
+    addresses are compared as multisets."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        keys = [key for key in {**old, **new} if key not in _PASSING]
+        keys = [key for key in {**old, **new} if key not in _IGNORED]
         found = []
         for key in keys:
             if key not in old or key not in new:
-                found.append(f"{where}{key}: only in the {'old' if key in old else 'new'} one")
+                found.append(f"{where}{key}: only in the {'old' if key in old else 'new'} recording")
             else:
                 found += differences(old[key], new[key], f"{where}{key}: ")
         return found
     if isinstance(old, list) and isinstance(new, list) and where.endswith(("heuristic: ", "first: ")):
         old, new = sorted(old), sorted(new)
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new) == 1:
+        return differences(old[0], new[0], where)
     if old == new:
         return []
     if isinstance(old, list) and isinstance(new, list):
@@ -95,11 +107,11 @@ def differences(old: Any, new: Any, where: str = "") -> list[str]:
     return [f"{where}{str(old)[:120]} before, {str(new)[:120]} now"]
 
 
-# ---- to keep it small
+# ---- compression
 
 
 def _differences(values: Sequence[int]) -> list[int]:
-    return [value - before for before, value in zip((0, *values), values, strict=False)]
+    return [value - before for before, value in pairwise((0, *values))]
 
 
 def _shortened(value: Any, key: str = "") -> Any:
@@ -115,9 +127,15 @@ def _restored(value: Any, key: str = "") -> Any:
 
 
 def _fold(texts: Sequence[str]) -> list[list[Any]]:
-    """Each as the length of what it shares with the one before it, and the rest."""
-    shared = [len(commonprefix(pair)) for pair in zip(("", *texts), texts, strict=False)]
-    return [[length, text[length:]] for length, text in zip(shared, texts, strict=True)]
+    """Each text as the length of the prefix that it shares with the one before it, and the rest."""
+    pairs = [(_shared(before, text), text) for before, text in pairwise(("", *texts))]
+    return [[length, text[length:]] for length, text in pairs]
+
+
+def _shared(a: str, b: str) -> int:
+    """The length of the common prefix."""
+    most = min(len(a), len(b))
+    return next((place for place in range(most) if a[place] != b[place]), most)
 
 
 def _unfold(folded: Sequence[Sequence[Any]]) -> list[str]:

@@ -216,7 +216,7 @@ INT8 = from_linear(512, 512, 512, "int8", dtype_d="int8")
         (SQUARE, {"warp_m": 128}, "gfx942", "tile_m 64 is no multiple of warp_m 128"),
         (SQUARE, {"warp_n": 128}, "gfx942", "tile_n 64 is no multiple of warp_n 128"),
         (INT8, {"tile_k": 32}, "gfx942", "tile_k is 64, 128 or 256 bytes of int8, not 32"),
-        (SQUARE, {"tile_m": 256, "tile_n": 256}, "gfx942", "a block has 32 to 1024 threads, not 4096"),
+        (SQUARE, {"tile_m": 256, "tile_n": 256}, "gfx942", "a block has 64 to 1024 threads, not 4096"),
         (SQUARE, {"tile_m": 256, "tile_n": 128, "warp_m": 64, "warp_n": 64, "tile_k": 128}, "gfx942",
          "98304 bytes of shared memory; gfx942 has 65536 for a block"),
         (SQUARE, {"tile_m": 128, "tile_n": 128, "warp_m": 128, "warp_n": 128}, "gfx942",

@@ -303,7 +303,7 @@ def test_ties_and_losses(tmp_path: Path) -> None:
     ]
     text, report = header(made)
     assert report.written == 1
-    assert report.omitted == {"TIE: the stack's default stays": 1, "LOSS: the stack's default stays": 1}
+    assert report.omitted == {"TIE: the default stays": 1, "LOSS: the default stays": 1}
     text, report = header(made, ties="default")
     assert (report.written, report.omitted) == (3, {})
     assert Probe(tmp_path, text).ask([item.problem for item in made]) == [

@@ -435,8 +435,8 @@ def index(value: Any, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("problem", "more", "why"),
     [
-        ({}, {"judgement": "TIE"}, "TIE: the stack's default stays"),
-        ({}, {"judgement": "LOSS"}, "LOSS: the stack's default stays"),
+        ({}, {"judgement": "TIE"}, "TIE: the default stays"),
+        ({}, {"judgement": "LOSS"}, "LOSS: the default stays"),
         ({}, {"judgement": "DRAW"}, "is none that an override could follow"),
         ({}, {"environment": H200}, "measured on cuda:sm_90"),
         ({}, {"environment": replace(MI300X, units=20)}, "measured under CU_COUNT 20"),

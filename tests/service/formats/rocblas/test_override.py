@@ -336,8 +336,8 @@ def index(value: Any, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("problem", "more", "why"),
     [
-        ({}, {"judgement": "TIE"}, "TIE: the stack's default stays"),
-        ({}, {"judgement": "LOSS"}, "LOSS: the stack's default stays"),
+        ({}, {"judgement": "TIE"}, "TIE: the default stays"),
+        ({}, {"judgement": "LOSS"}, "LOSS: the default stays"),
         ({}, {"environment": H200}, "measured on cuda:sm_90"),
         ({}, {"environment": replace(MI300X, units=20)}, "measured under CU_COUNT 20"),
         ({}, {"solution": HIPBLASLT}, "solutions of family hipblaslt have no name"),

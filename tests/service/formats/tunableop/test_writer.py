@@ -166,11 +166,11 @@ def test_ties_and_losses() -> None:
     assert report.to_dict() == {
         "written": 2,
         "omitted": {
-            "TIE: the stack's default stays (ties=default writes it out)": {
+            "TIE: the default stays (ties=default writes it out)": {
                 "count": 1,
                 "examples": [LINEAR.slug],
             },
-            "LOSS: the stack's default stays (ties=default writes it out)": {
+            "LOSS: the default stays (ties=default writes it out)": {
                 "count": 1,
                 "examples": ["tn_8x2x8_bf16"],
             },

@@ -1,8 +1,8 @@
-"""What the genuine libraries say that they were asked: their own logs of one launch per problem.
+"""The genuine libraries' own logs of one launch per problem.
 
-Runs as answers.py does, with the variables of VARIABLES set: hipBLASLt writes a line of hipblaslt-bench for each
-call, and rocBLAS its profile when the process ends. Each library reads the problem back from our descriptors and
-arguments, so that its line proves them.
+Runs as answers.py does, with the variables of variables() set: hipBLASLt logs a hipblaslt-bench line for each
+call, and rocBLAS writes its profile when the process ends. Each library derives its line from the descriptors
+and arguments that the backend passed, so the line checks them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.backends.hip.genuine.problems import PROBLEMS
 
 
 def variables(hipblaslt_log: Path, rocblas_log: Path) -> Mapping[str, str]:
-    """What makes the libraries write their logs."""
+    """The environment variables that enable the logs."""
     return {
         "HIPBLASLT_LOG_MASK": "32",
         "HIPBLASLT_LOG_FILE": str(hipblaslt_log),
@@ -31,8 +31,8 @@ def variables(hipblaslt_log: Path, rocblas_log: Path) -> Mapping[str, str]:
     }
 
 
-def spoken(library: str, arch: str) -> Iterator[tuple[str, GemmProblem]]:
-    """The problems that a library is asked for, in order."""
+def logged_problems(library: str, arch: str) -> Iterator[tuple[str, GemmProblem]]:
+    """The problems that a library logs on an architecture, in order."""
     for key, problem in PROBLEMS.items():
         if library == "hipblaslt":
             refused = hipblaslt.unsupported(problem) or fp8_rule((problem.dtype_a,), arch)
@@ -46,7 +46,7 @@ def main() -> None:
     """Launches the first solution of each library for each problem."""
     device = open_device()
     for name, family in (("hipblaslt", hipblaslt.HipblasLt()), ("rocblas", rocblas.Rocblas())):
-        for _, problem in spoken(name, device.environment.arch):
+        for _, problem in logged_problems(name, device.environment.arch):
             _launch(device, family, problem)
     sys.stdout.flush()
 
@@ -54,7 +54,7 @@ def main() -> None:
 def _launch(device: GpuContext, family: hipblaslt.HipblasLt | rocblas.Rocblas, problem: GemmProblem) -> None:
     for solution in family.enumerate_on(problem, device, None):
         kernel = family.load(problem, solution, None, device)
-        with suppress(GemmtuneError):  # rocBLAS's code objects are not there
+        with suppress(GemmtuneError):  # rocBLAS's code objects are not unpacked
             kernel.bind(operands(problem), 2**30)()
         return
 
