@@ -3,12 +3,15 @@
 Every round of a final times the baseline and each finalist once, in rotating order. The ratio candidate /
 baseline within a round cancels drift between rounds. The confidence interval of the median ratio comes from
 order statistics (an inverted sign test), so it assumes independent rounds but no distribution.
+
+A final also has reserved candidates: the best of an export target (backends/export_targets.py) that is not
+among the finalists. They are sampled in some of the rounds only, and compared within those.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
 from math import comb
@@ -93,12 +96,42 @@ def paired(a: Sequence[float], b: Sequence[float], confidence: float) -> Interva
 
 
 @dataclass(frozen=True)
+class TargetVerdict:
+    """The judgement of an export target's best candidate, against the baseline of the verdict that it belongs
+    to. LOSS: every candidate of the target in the final was shown to be slower than the baseline.
+
+    `solution` is the candidate's id. `seconds`, `baseline_seconds` and `speedup` are of the `rounds` in which
+    the candidate was sampled. `proven`: it was verified on as many seeds as a session's winner.
+    """
+
+    judgement: Judgement
+    solution: str
+    seconds: float
+    baseline_seconds: float
+    speedup: Interval
+    rounds: int
+    reason: str
+    proven: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values (an unbounded end of an interval is null)."""
+        return {**vars(self), "judgement": self.judgement.value, "speedup": _finite(self.speedup)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TargetVerdict:
+        """The inverse of to_dict()."""
+        judgement, speedup = Judgement(values["judgement"]), _interval(values["speedup"])
+        return cls(**{**values, "judgement": judgement, "speedup": speedup})
+
+
+@dataclass(frozen=True)
 class Verdict:
     """The decision of a final. `baseline` and `winner` are solution ids; seconds are medians of the final's
     fresh samples.
 
     `speedup` is baseline time over winner time, with its interval. `tie_set` holds every candidate that was
-    not shown to be slower than the winner by more than the margin. `reason` explains the judgement.
+    not shown to be slower than the winner by more than the margin. `reason` explains the judgement. `targets`
+    has the verdict of each export target with a candidate in the final.
     """
 
     judgement: Judgement
@@ -111,28 +144,122 @@ class Verdict:
     tie_set: tuple[str, ...]
     rounds: int
     reason: str
+    targets: Mapping[str, TargetVerdict] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values (an unbounded end of an interval is null)."""
-        finite = {
-            name: value if abs(value) != float("inf") else None for name, value in vars(self.speedup).items()
-        }
         return {
             **vars(self),
             "judgement": self.judgement.value,
-            "speedup": finite,
+            "speedup": _finite(self.speedup),
             "tie_set": list(self.tie_set),
+            "targets": {name: target.to_dict() for name, target in self.targets.items()},
         }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Verdict:
-        """The inverse of to_dict()."""
-        low, mid, high = (values["speedup"][name] for name in ("low", "mid", "high"))
-        interval = Interval(
-            float("-inf") if low is None else low, mid, float("inf") if high is None else high
-        )
-        rest = {**values, "judgement": Judgement(values["judgement"]), "speedup": interval}
+        """The inverse of to_dict(). Verdicts that were stored before there were targets have none."""
+        targets = {
+            name: TargetVerdict.from_dict(target) for name, target in values.get("targets", {}).items()
+        }
+        rest = {
+            **values,
+            "judgement": Judgement(values["judgement"]),
+            "speedup": _interval(values["speedup"]),
+            "targets": targets,
+        }
         return cls(**{**rest, "tie_set": tuple(values["tie_set"])})
+
+
+def _finite(speedup: Interval) -> dict[str, float | None]:
+    return {name: value if abs(value) != float("inf") else None for name, value in vars(speedup).items()}
+
+
+def _interval(values: Mapping[str, float | None]) -> Interval:
+    low, mid, high = (values[name] for name in ("low", "mid", "high"))
+    if mid is None:
+        raise ValueError("a speedup needs its median")
+    return Interval(float("-inf") if low is None else low, mid, float("inf") if high is None else high)
+
+
+class Final:
+    """The samples of a final, and the comparisons between its candidates.
+
+    `times`: solution id -> seconds, one value per round, the same rounds for all. `reserved`: solution id ->
+    round -> seconds, for candidates that were sampled in some of the rounds; those without a sample are left
+    out. `slower` are finalists that were eliminated as slower than the leader. Every candidate counts as a
+    comparison, among which the rule's confidence is shared. Among candidates that differ by noise, the one
+    with the smallest `preference` (then id) is chosen. Raises ValueError for unequal or missing rounds.
+    """
+
+    def __init__(
+        self,
+        times: Mapping[str, Sequence[float]],
+        baseline: str,
+        rule: DecisionRule,
+        preference: Mapping[str, tuple[Any, ...]] | None = None,
+        slower: Sequence[str] = (),
+        reserved: Mapping[str, Mapping[int, float]] | None = None,
+    ) -> None:
+        rounds = {len(values) for values in times.values()}
+        if baseline not in times or len(rounds) != 1 or 0 in rounds:
+            raise ValueError(
+                f"a final needs the baseline and equal rounds, not {baseline!r} with {sorted(rounds)}"
+            )
+        self.baseline, self.rule, self.count = baseline, rule, rounds.pop()
+        self.finalists, self.slower = tuple(times), frozenset(slower)
+        self.reserved = tuple(name for name, samples in (reserved or {}).items() if samples)
+        self._samples: dict[str, Mapping[int, float]] = {
+            name: dict(enumerate(values)) for name, values in times.items()
+        }
+        self._samples |= {name: (reserved or {})[name] for name in self.reserved}
+        self._order = preference or {}
+        comparisons = len(self._samples.keys() | self.slower) - 1
+        self.needed, self._confidence = rule.rounds_needed(comparisons), rule.shared(comparisons)
+        self.against_base = {name: self.ratio(name, baseline) for name in self._samples}
+
+    def ratio(self, name: str, other: str) -> Interval:
+        """Time of `name` over time of `other`, within the rounds that sampled both."""
+        ours, theirs = self._samples[name], self._samples[other]
+        common = sorted(ours.keys() & theirs.keys())
+        if not common:  # two reserved candidates that were never sampled in one round
+            mid = self.against_base[name].mid / self.against_base[other].mid
+            return Interval(float("-inf"), mid, float("inf"))
+        return paired([ours[i] for i in common], [theirs[i] for i in common], self._confidence)
+
+    def enough(self, name: str) -> bool:
+        """Whether the candidate has the rounds that a decision needs."""
+        return len(self._samples[name]) >= self.needed
+
+    def wins(self, name: str) -> bool:
+        """Whether the candidate is shown to be faster than the baseline, by at least the margin."""
+        ratio = self.against_base[name]
+        return self.enough(name) and ratio.high < 1.0 and ratio.mid <= 1 - self.rule.margin
+
+    def loses(self, name: str) -> bool:
+        """Whether the candidate is shown to be slower than the baseline, by at least the margin."""
+        ratio = self.against_base[name]
+        return ratio.low > 1.0 and ratio.mid >= 1 + self.rule.margin
+
+    def fastest(self, names: Iterable[str]) -> str:
+        """The candidate with the smallest median ratio to the baseline."""
+        return min(names, key=lambda name: (self.against_base[name].mid, name))
+
+    def preferred(self, winners: Sequence[str]) -> str:
+        """Of several candidates that win, the preferred one among those that differ from the fastest by noise
+        and by less than half the margin, so that the choice is reproducible."""
+        best = self.fastest(winners)
+        behind = {name: self.ratio(name, best) for name in winners}
+        half = 1 + self.rule.margin / 2  # limits the cost of a preference when intervals are wide
+        level = [n for n in winners if n == best or (behind[n].low <= 1.0 and behind[n].mid <= half)]
+        return min(level, key=lambda name: (self._order.get(name, ()), name))
+
+    def figures(self, name: str) -> tuple[float, float, Interval, int]:
+        """Seconds of the candidate and of the baseline, the speedup, and the number of rounds."""
+        ours, base = self._samples[name], self._samples[self.baseline]
+        ratio = self.against_base[name]
+        speedup = Interval(_inverse(ratio.high), 1 / ratio.mid, _inverse(ratio.low))
+        return median(ours.values()), median(base[i] for i in ours), speedup, len(ours)
 
 
 def decide(
@@ -143,82 +270,99 @@ def decide(
     preference: Mapping[str, tuple[Any, ...]] | None = None,
     not_slower: Sequence[str] = (),
     slower: Sequence[str] = (),
+    reserved: Mapping[str, Mapping[int, float]] | None = None,
+    targets: Mapping[str, Collection[str]] | None = None,
 ) -> Verdict:
-    """Decides a final. `times`: solution id -> seconds, one value per round, the same rounds for all.
+    """Decides a final; Final describes the samples.
 
-    Among the candidates that beat the baseline and whose difference from the fastest of them is within noise
-    and below half the margin, the one with the smallest `preference` (then id) wins, so that the choice is
-    reproducible. `not_slower` are candidates that did not reach the final although nothing showed them to be
-    slower; they join the tie set. `slower` are finalists that were eliminated as slower than the leader; they
-    count as comparisons. Raises ValueError for unequal or missing rounds.
+    A reserved candidate wins only where no finalist does. `not_slower` are candidates that did not reach the
+    final although nothing showed them to be slower; they join the tie set. `targets`: export target -> the
+    candidates that it can name. Raises ValueError for unequal or missing rounds.
     """
-    rounds = {len(values) for values in times.values()}
-    if baseline not in times or len(rounds) != 1 or 0 in rounds:
-        raise ValueError(
-            f"a final needs the baseline and equal rounds, not {baseline!r} with {sorted(rounds)}"
-        )
-    count = rounds.pop()
-    order = preference or {}
-    comparisons = len(times) + len(slower) - 1
-    confidence = rule.shared(comparisons)
-    base = times[baseline]
-    against_base = {name: paired(values, base, confidence) for name, values in times.items()}
-
-    def fastest(names: Iterable[str]) -> str:
-        return min(names, key=lambda name: (against_base[name].mid, name))
-
-    enough = count >= rule.rounds_needed(comparisons)
-    winners = [name for name in times if enough and _wins(against_base[name], rule)]
+    final = Final(times, baseline, rule, preference, slower, reserved)
+    # Candidates with a faster median but no WIN of their own are ignored.
+    winners = [n for n in final.finalists if final.wins(n)] or [n for n in final.reserved if final.wins(n)]
     if winners:
-        best = fastest(winners)  # candidates with a faster median but no WIN of their own are ignored
-        behind = {name: paired(times[name], times[best], confidence) for name in winners}
-        half = 1 + rule.margin / 2  # limits the cost of a preference when intervals are wide
-        level = [n for n in winners if n == best or (behind[n].low <= 1.0 and behind[n].mid <= half)]
-        winner = min(level, key=lambda name: (order.get(name, ()), name))
-        judgement = Judgement.WIN
-        reason = f"faster in the paired test, by more than the margin of {rule.margin:.0%}"
+        winner, judgement = final.preferred(winners), Judgement.WIN
+        reason = _won(rule)
     else:
         winner = baseline
-        judgement, reason = _no_winner(baseline, fastest(times), against_base, slower, count, rule)
-    to_winner = {name: paired(values, times[winner], confidence) for name, values in times.items()}
-    ties = [name for name in times if name == winner or to_winner[name].low <= 1 + rule.margin]
-    won = against_base[winner]
-    return Verdict(
+        judgement, reason = _no_winner(final)
+    to_winner = {name: final.ratio(name, winner) for name in (*final.finalists, *final.reserved)}
+    ties = [name for name in final.finalists if name == winner or to_winner[name].low <= 1 + rule.margin]
+    # Of a reserved candidate with few samples this final says nothing; `not_slower` has it where it belongs.
+    unsure = [name for name in final.reserved if name not in final.slower]
+    ties += [n for n in unsure if n == winner or float("-inf") < to_winner[n].low <= 1 + rule.margin]
+    seconds, baseline_seconds, speedup, rounds = final.figures(winner)
+    verdict = Verdict(
         judgement=judgement,
         baseline=baseline,
         baseline_name=baseline_name,
         winner=winner,
-        seconds=median(times[winner]),
-        baseline_seconds=median(base),
-        speedup=Interval(_inverse(won.high), 1 / won.mid, _inverse(won.low)),
+        seconds=seconds,
+        baseline_seconds=baseline_seconds,
+        speedup=speedup,
         tie_set=tuple(sorted({*ties, *not_slower})),
-        rounds=count,
+        rounds=rounds,
         reason=reason,
     )
+    return replace(verdict, targets=judge_targets(final, verdict, targets or {}))
 
 
-def _wins(ratio: Interval, rule: DecisionRule) -> bool:
-    return ratio.high < 1.0 and ratio.mid <= 1 - rule.margin
+def judge_targets(
+    final: Final, verdict: Verdict, targets: Mapping[str, Collection[str]]
+) -> dict[str, TargetVerdict]:
+    """The verdict of each target with a candidate in the final. The verdict's winner is chosen wherever the
+    target can name it."""
+    known = [name for name in (*final.finalists, *final.reserved) if name != final.baseline]
+    found = {}
+    for target, members in targets.items():
+        present = [name for name in known if name in members]
+        if present:
+            found[target] = _target(final, verdict, present)
+    return found
 
 
-def _no_winner(
-    baseline: str,
-    leader: str,
-    against_base: Mapping[str, Interval],
-    slower: Sequence[str],
-    count: int,
-    rule: DecisionRule,
-) -> tuple[Judgement, str]:
-    others = [ratio for name, ratio in against_base.items() if name != baseline]
-    if not others and not slower:
-        return Judgement.TIE, "no candidate besides the baseline reached the final"
-    needed = rule.rounds_needed(len(others) + len(slower))
-    if count < needed:
-        return Judgement.TIE, f"too few rounds fitted the budget to decide: {count} of {needed}"
-    if all(ratio.low > 1.0 and ratio.mid >= 1 + rule.margin for ratio in others):
+def _target(final: Final, verdict: Verdict, members: Sequence[str]) -> TargetVerdict:
+    winners = [name for name in members if final.wins(name)]
+    if winners:
+        chosen = verdict.winner if verdict.winner in winners else final.preferred(winners)
+        judgement, reason = Judgement.WIN, _won(final.rule)
+    else:
+        chosen = final.fastest([name for name in members if final.enough(name)] or members)
+        judgement, reason = _not_won(final, chosen, all(final.loses(name) for name in members))
+    seconds, baseline_seconds, speedup, rounds = final.figures(chosen)
+    return TargetVerdict(judgement, chosen, seconds, baseline_seconds, speedup, rounds, reason)
+
+
+def _won(rule: DecisionRule) -> str:
+    return f"faster in the paired test, by more than the margin of {rule.margin:.0%}"
+
+
+def _not_won(final: Final, chosen: str, lost: bool) -> tuple[Judgement, str]:
+    rounds = final.figures(chosen)[3]
+    if rounds < final.needed:
+        return Judgement.TIE, f"too few rounds fitted the budget to decide: {rounds} of {final.needed}"
+    if lost:
         return Judgement.LOSS, "every candidate was shown slower than the baseline"
-    if leader != baseline and against_base[leader].high < 1.0:
-        return Judgement.TIE, f"faster, but by less than the margin of {rule.margin:.0%}"
+    if final.against_base[chosen].high < 1.0:
+        return Judgement.TIE, f"faster, but by less than the margin of {final.rule.margin:.0%}"
+    return Judgement.TIE, "the difference from the baseline is within the noise"
+
+
+def _no_winner(final: Final) -> tuple[Judgement, str]:
+    baseline = final.baseline
+    others = [name for name in final.finalists if name != baseline]
+    others += [name for name in final.reserved if final.enough(name) and name not in final.slower]
+    if not others and not final.slower:
+        return Judgement.TIE, "no candidate besides the baseline reached the final"
+    if final.count < final.needed:
+        return Judgement.TIE, f"too few rounds fitted the budget to decide: {final.count} of {final.needed}"
+    if all(final.loses(name) for name in others):
+        return Judgement.LOSS, "every candidate was shown slower than the baseline"
+    leader = final.fastest([baseline, *others])
+    if leader != baseline and final.against_base[leader].high < 1.0:
+        return Judgement.TIE, f"faster, but by less than the margin of {final.rule.margin:.0%}"
     return Judgement.TIE, "the difference from the baseline is within the noise"
 
 

@@ -76,7 +76,11 @@ class RaceOptions:
     #: whichever is longer, it ends with the current round.
     overtime: float = 2.0
     overtime_seconds: float = 20.0
-    #: Number of input seeds on which the winner is proven.
+    #: Candidates that are in the race only for an export target take at most this share of the final.
+    target_share: float = 0.2
+    #: Number of an export target's candidates that enter the heats if none of them is near the fastest.
+    target_entrants: int = 3
+    #: Number of input seeds on which the winner is proven, and each export target's winner.
     proof_seeds: int = 5
 
 

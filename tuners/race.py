@@ -4,11 +4,16 @@ A screening times each candidate once, for a few milliseconds, so that a burst o
 out for good. All candidates near the best therefore enter heats: short series of rounds, spread over time,
 after each of which the slower half is eliminated. The final takes fresh samples, because the samples by which
 finalists were selected are biased.
+
+An export target (backends/export_targets.py) always keeps one candidate in the race. If its last one would be
+eliminated, that candidate becomes reserved: it is sampled in as many rounds of the final as fit a fixed share
+of the final's time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from backends.outcome import Outcome, Phase, Status
@@ -23,7 +28,11 @@ class BaselineFailed(Exception):
 
 class Race:
     """The entrants, their times round by round, and who was eliminated. `sample` takes one sample of a
-    solution; its second argument says whether to repeat a disturbed one."""
+    solution; its second argument says whether to repeat a disturbed one.
+
+    `targets`: export target -> the entrants that it can name. `reserved`: entrants that take no part in heats
+    and are reserved from the start -> the seconds that a sample of them is expected to take, on `clock`.
+    """
 
     def __init__(
         self,
@@ -31,19 +40,35 @@ class Race:
         solutions: Mapping[str, Solution],
         baseline: str,
         options: RaceOptions,
+        targets: Mapping[str, Collection[str]] | None = None,
+        reserved: Mapping[str, float] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.solutions, self.baseline = dict(solutions), baseline
-        self.times: dict[str, list[float]] = {name: [] for name in solutions}
+        self.times: dict[str, list[float]] = {name: [] for name in solutions if name not in (reserved or {})}
         self.disturbed = dict.fromkeys(solutions, 0)
         #: Times of the entrants eliminated in heats, and (`heats`) of those that reached the final.
         self.cut: dict[str, list[float]] = {}
         self.heats: dict[str, list[float]] = {}
-        #: Finalists that were eliminated because they were shown to be slower than the leader.
+        #: Finalists that were shown to be slower than the leader: eliminated, or reserved for a target.
         self.slower: list[str] = []
+        #: Those that were eliminated -> round of the final -> seconds.
+        self.dropped: dict[str, dict[int, float]] = {}
+        #: Reserved candidates -> round of the final -> seconds.
+        self.reserved: dict[str, dict[int, float]] = {name: {} for name in reserved or {}}
         self.failed: set[str] = set()
         #: Rounds that were discarded.
         self.discarded = 0
         self._sample, self._turn, self._options = sample, 0, options
+        self.targets = dict(targets or {})
+        self._clock, self._final = clock, False
+        #: The longest sample of an entrant so far, in seconds; until it has one, the expected length.
+        self._lengths: dict[str, float] = dict(reserved or {})
+        #: Seconds of the final that samples took: of all finalists, and of each reserved candidate.
+        self._finalists_seconds = 0.0
+        self._reserved_seconds: dict[str, float] = {}
+        #: Disturbed samples of reserved candidates that were left out.
+        self._left_out = dict.fromkeys(solutions, 0)
 
     def round(self, hurried: bool = False) -> Iterator[Outcome]:
         """Samples every entrant once, in rotating order. Yields the outcomes of those that failed, which are
@@ -54,66 +79,141 @@ class Race:
         no sample (a sixth of the time on such a machine): a disturbance that affects all entrants alike can
         hide a difference but not create one.
         """
-        order = list(self.times)
+        order = [*self.times, *self._due()]
         start = self._turn % len(order)
         self._turn += 1
         taken: dict[str, float] = {}
         disturbed = []
         for name in order[start:] + order[:start]:
-            outcome = self._sample(self.solutions[name], not hurried)
+            outcome = self._timed_sample(name, not hurried)
             if outcome.seconds is not None:
                 taken[name] = outcome.seconds
                 disturbed += [name] if outcome.status is Status.UNSTABLE else []
                 continue
             if name == self.baseline:
                 raise BaselineFailed(outcome)
-            del self.times[name]
+            self.times.pop(name, None)
+            self.reserved.pop(name, None)
             self.failed.add(name)
             yield outcome
-        if disturbed and not hurried and 2 * self.discarded < self._turn:
+        mine = [name for name in disturbed if name in self.times]
+        if mine and not hurried and 2 * self.discarded < self._turn:
             self.discarded += 1
             return
-        for name, seconds in taken.items():
-            self.times[name].append(seconds)
         for name in disturbed:
-            self.disturbed[name] += 1
+            # A reserved candidate's disturbed sample costs the others no round: it alone is left out.
+            if name in self.reserved and not hurried and self._left_out[name] <= len(self.reserved[name]):
+                self._left_out[name] += 1
+                del taken[name]
+            else:
+                self.disturbed[name] += 1
+        number = self.rounds
+        for name, seconds in taken.items():
+            if name in self.times:
+                self.times[name].append(seconds)
+            else:
+                self.reserved[name][number] = seconds
+
+    def _timed_sample(self, name: str, again: bool) -> Outcome:
+        """One sample, whose length counts for the share of reserved candidates. Theirs is never repeated, so
+        that its length is known beforehand."""
+        begin, reserved = self._clock(), name in self.reserved
+        outcome = self._sample(self.solutions[name], again and not reserved)
+        length = self._clock() - begin
+        if outcome.seconds is not None:
+            self._lengths[name] = max(self._lengths.get(name, 0.0), length)
+            if reserved:
+                self._reserved_seconds[name] = self._reserved_seconds.get(name, 0.0) + length
+            elif self._final:
+                self._finalists_seconds += length
+        return outcome
+
+    def _due(self) -> list[str]:
+        """The reserved candidates whose next sample fits their share of the time that the final has taken so
+        far, of which each has an equal part. Time that finalists will take is not counted on: the share holds
+        whenever the final ends."""
+        if not self._final:
+            return []
+        share = self._options.target_share
+        granted = share / (1 - share) * self._finalists_seconds
+        left, due = granted - sum(self._reserved_seconds.values()), []
+        for name in sorted(self.reserved, key=lambda name: (self._reserved_seconds.get(name, 0.0), name)):
+            length, taken = self._lengths[name], self._reserved_seconds.get(name, 0.0)
+            if length <= left and taken + length <= granted / len(self.reserved):
+                due.append(name)
+                left -= length
+        return due
 
     @property
     def rounds(self) -> int:
         """Rounds that were counted so far."""
         return len(self.times[self.baseline])
 
+    @property
+    def comparisons(self) -> int:
+        """Candidates that the decision compares with the baseline."""
+        return len(self.times.keys() | self.reserved.keys() | set(self.slower)) - 1
+
     def halve(self, fixed: Sequence[str]) -> None:
-        """Eliminates the slower half after a heat, but never the `fixed` entrants."""
+        """Eliminates the slower half after a heat, but never the `fixed` entrants. The fastest candidate of a
+        target that would lose its last one is reserved."""
         ratios = {name: self._against(name, self.baseline).mid for name in self.times}
         free = sorted((n for n in self.times if n not in fixed), key=lambda n: (ratios[n], n))
-        for name in free[(len(free) + 1) // 2 :]:
+        out = free[(len(free) + 1) // 2 :]
+        self.reserved |= {name: {} for name in self._last_of_targets(out)}
+        for name in out:
             self.cut[name] = self.times.pop(name)
 
     def start_final(self) -> None:
         """Sets the heats' samples aside."""
-        self.heats = self.times
+        self.heats, self._final = self.times, True
         self.times = {name: [] for name in self.heats}
-        self.disturbed = dict.fromkeys(self.times, 0)
+        self.disturbed = dict.fromkeys(self.solutions, 0)
+
+    def _last_of_targets(self, out: Iterable[str]) -> list[str]:
+        """Of candidates that are to be eliminated, fastest first, those that some target cannot lose: it has
+        no other candidate in the race."""
+        out, kept = list(out), []
+        left = (self.times.keys() - out) | self.reserved.keys()
+        left.discard(self.baseline)
+        for members in self.targets.values():
+            if left.isdisjoint(members) and (last := next((n for n in out if n in members), None)):
+                kept.append(last)
+                left.add(last)
+        return kept
 
     def drop_slower(self, rule: DecisionRule) -> Iterator[Outcome]:
-        """Eliminates finalists that are shown to be slower than the leader by more than the margin."""
-        leader = min(self.times, key=lambda name: (self._against(name, self.baseline).mid, name))
-        for name in [name for name in self.times if name not in (leader, self.baseline)]:
-            ratio = self._against(name, leader)
-            if ratio.low > 1 + rule.margin:
-                why = {"ratio_to_leader": ratio.mid, "at_least": ratio.low, "leader": leader}
-                values = tuple(self.times.pop(name))
-                self.slower.append(name)
-                evidence = self.evidence(name) | why
-                yield Outcome(self.solutions[name], Phase.FINAL, Status.PRUNED, values, evidence)
+        """Eliminates finalists that are shown to be slower than the leader by more than the margin. The last
+        candidate of a target is reserved instead."""
+        order = sorted(self.times, key=lambda name: (self._against(name, self.baseline).mid, name))
+        leader = order[0]
+        behind = {n: self._against(n, leader) for n in order if n not in (leader, self.baseline)}
+        out = {name: ratio for name, ratio in behind.items() if ratio.low > 1 + rule.margin}
+        kept = self._last_of_targets(out)
+        for name, ratio in out.items():
+            values = self.times.pop(name)
+            self.slower.append(name)
+            if name in kept:
+                self.reserved[name] = dict(enumerate(values))
+                continue
+            self.dropped[name] = dict(enumerate(values))
+            why = {"ratio_to_leader": ratio.mid, "at_least": ratio.low, "leader": leader}
+            evidence = self.evidence(name) | why
+            yield Outcome(self.solutions[name], Phase.FINAL, Status.PRUNED, tuple(values), evidence)
 
     def finished(self) -> list[Outcome]:
-        """The outcomes of the remaining finalists, with their times in the final."""
-        return [
+        """The outcomes of the remaining finalists, with their times in the final, then of the reserved
+        candidates, whose evidence names the rounds of their samples."""
+        out = [
             Outcome(self.solutions[name], Phase.FINAL, Status.OK, tuple(values), self.evidence(name))
             for name, values in self.times.items()
         ]
+        for name, samples in self.reserved.items():
+            if samples:
+                evidence = self.evidence(name) | {"in_rounds": list(samples)}
+                values = tuple(samples.values())
+                out.append(Outcome(self.solutions[name], Phase.FINAL, Status.OK, values, evidence))
+        return out
 
     def evidence(self, name: str) -> dict[str, Any]:
         """How many of a finalist's samples stayed disturbed, and how many rounds were discarded for that."""

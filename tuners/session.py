@@ -1,7 +1,8 @@
 """Tunes one problem on one device under a policy and a budget: yields outcomes, then has a verdict.
 
 Baselines -> screening (verify on one seed, then time) -> a final of the best, interleaved with the baselines
-in rotating order -> decision -> proof of the winner on five more seeds. Outcomes are yielded as they arrive.
+in rotating order -> decision -> proof of the winner on five more seeds. The best candidate of each export
+target is in the final too, judged and proven. Outcomes are yielded as they arrive.
 A stopped session can be resumed: replayed outcomes are reported to the strategy and not measured again.
 """
 
@@ -12,12 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from backends.errors import GemmtuneError, UnsupportedProblem
+from backends.export_targets import ExportTarget, targets_of
 from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem
 from backends.protocol import Baseline
 from backends.solution import Solution
 from tuners.budget import Counts
-from tuners.decide import Verdict, decide
+from tuners.decide import Final, Judgement, Verdict, decide, judge_targets
 from tuners.device_client import Runner
 from tuners.device_process import Task
 from tuners.measure import SAMPLE_SECONDS, WARM_BELOW_SECONDS, Rotation
@@ -39,7 +41,8 @@ _CALL_SECONDS = 0.5e-3
 
 class Session:
     """Iterate run() for outcomes; `verdict` is set when it ends. stop() ends it after the outcomes that are
-    known by then; there is no verdict, and the outcomes can be replayed."""
+    known by then; there is no verdict, and the outcomes can be replayed. `targets` are the export targets
+    that the verdict judges, by default those of the device's vendor."""
 
     def __init__(
         self,
@@ -50,8 +53,10 @@ class Session:
         warm_start: Iterable[Solution] = (),
         clock: Callable[[], float] = time.monotonic,
         space: Space | None = None,
+        targets: Sequence[ExportTarget] | None = None,
     ) -> None:
         self.runner, self.problem = runner, problem
+        self.targets = targets_of(runner.environment.vendor) if targets is None else targets
         self.settings = settings or TuningSettings()
         self.counts = Counts()
         self.verdict: Verdict | None = None
@@ -130,28 +135,65 @@ class Session:
     def _final(
         self, task: Task, baselines: Sequence[Baseline], screened: dict[str, Outcome]
     ) -> Iterator[Outcome]:
-        """Races the candidates, decides, and proves the winner. A winner that fails its proof is excluded,
-        and the others race again."""
+        """Races the candidates, decides, and proves the winner, then the export targets' winners. A winner
+        that fails its proof is excluded, and the others race again."""
         fixed = [screened[b.solution.id].solution for b in baselines]
         names = {solution.id for solution in fixed}
         usable = (Status.OK, Status.UNSTABLE)
-        timed = [o for o in screened.values() if o.status in usable and o.solution.id not in names]
-        timed.sort(key=lambda o: (o.seconds or 0.0, o.solution.id))
+        ranked = sorted(
+            (o for o in screened.values() if o.solution.id not in names),
+            key=lambda o: (o.seconds or 0.0, o.solution.id),
+        )
+        timed = [o for o in ranked if o.status in usable]
+        pruned = [o for o in ranked if self._worth_judging(o, screened[fixed[0].id])]
         while self.verdict is None and not self._stopped:
-            entrants = [o.solution for o in timed[: self._places(timed, screened, fixed)]]
-            self.runner.compile(task, [*fixed, *entrants])
-            race = Race(self._sample, {s.id: s for s in [*fixed, *entrants]}, fixed[0].id, self._race)
+            entrants = timed[: self._places(timed, screened, fixed)]
+            race = self._race_of(fixed, entrants, [*timed, *pruned])
+            self.runner.compile(task, list(race.solutions.values()))
             for outcome in self._run(race, [s.id for s in fixed]):
                 self._count(outcome)
                 yield outcome
             if self._stopped:  # an unfinished race decides nothing
                 return
-            proof = self._prove(race, baselines[0], timed, screened)
+            verdict, proof = self._prove(race, baselines[0], timed, screened)
             self._count(proof)
             yield proof
-            out = race.failed | ({proof.solution.id} if proof.status is not Status.OK else set())
+            if proof.status is Status.OK:
+                yield from self._prove_targets(race, verdict)
+                return
+            out = race.failed | {proof.solution.id}
             timed = [o for o in timed if o.solution.id not in out]
+            pruned = [o for o in pruned if o.solution.id not in out]
             fixed = [s for s in fixed if s.id not in out]
+
+    def _worth_judging(self, outcome: Outcome, baseline: Outcome) -> bool:
+        """Whether a candidate that the screening dropped for being far slower than the fastest may still be
+        faster than the baseline."""
+        limit = self._race.screening_ratio * (baseline.seconds or 0.0)
+        return outcome.status is Status.PRUNED and min(outcome.samples) <= limit
+
+    def _race_of(
+        self, fixed: Sequence[Solution], entrants: Sequence[Outcome], candidates: Sequence[Outcome]
+    ) -> Race:
+        """The race of the baselines and the entrants. A target that names none of the entrants gets its best
+        candidates: several if there are heats to choose among them, else one, which is reserved."""
+        heats = len(entrants) > self._race.finalists
+        chosen = {o.solution.id: o for o in entrants}
+        reserved: dict[str, float] = {}
+        for target in self.targets:
+            members = [o for o in candidates if target.names(o.solution)]
+            if any(o.solution.id in chosen for o in members):
+                continue
+            for outcome in members[: self._race.target_entrants if heats else 1]:
+                chosen[outcome.solution.id] = outcome
+                if not heats:
+                    reserved[outcome.solution.id] = _sample_cost(outcome)
+        solutions = {s.id: s for s in (*fixed, *(o.solution for o in chosen.values()))}
+        targets = {
+            target.name: frozenset(s.id for s in solutions.values() if target.names(s))
+            for target in self.targets
+        }
+        return Race(self._sample, solutions, fixed[0].id, self._race, targets, reserved, self._clock)
 
     def _sample(self, solution: Solution, again: bool) -> Outcome:
         begin = self._clock()
@@ -169,14 +211,10 @@ class Session:
         budget = self.settings.budget.seconds
         remaining = max(budget - self.counts.measuring_seconds, budget * 0.1)
 
-        def cost(outcome: Outcome) -> float:
-            seconds = max(outcome.seconds or 0.0, SAMPLE_SECONDS)
-            return (2 if seconds < WARM_BELOW_SECONDS else 1) * seconds + _CALL_SECONDS
-
         near = [o for o in timed if (o.seconds or 0.0) <= self._race.entry_ratio * (timed[0].seconds or 0.0)]
-        total = sum(cost(screened[s.id]) for s in fixed)
+        total = sum(_sample_cost(screened[s.id]) for s in fixed)
         for place, outcome in enumerate(near[: self._race.max_entrants]):
-            total += cost(outcome)
+            total += _sample_cost(outcome)
             decision = total * self.settings.rule.rounds_needed(place + 1) > 1.5 * remaining
             heats = 2 * self._race.heat_rounds * total > self._race.heats_share * remaining
             if place and (decision if place < self._race.finalists else heats):
@@ -211,7 +249,7 @@ class Session:
                     yield from race.drop_slower(self.settings.rule)
                 over = self.counts.measuring_seconds > budget.seconds
                 late = took() - heats > max(self._race.overtime * budget.seconds, self._race.overtime_seconds)
-                needed = self.settings.rule.rounds_needed(len(race.times) + len(race.slower) - 1)
+                needed = self.settings.rule.rounds_needed(race.comparisons)
                 if race.rounds and (late or (over and race.rounds >= needed)):
                     break
         except BaselineFailed as error:
@@ -222,20 +260,54 @@ class Session:
 
     def _prove(
         self, race: Race, baseline: Baseline, timed: Sequence[Outcome], screened: dict[str, Outcome]
-    ) -> Outcome:
-        """Decides the race and proves the winner; sets the verdict if the proof succeeds. Raises
-        SessionFailed if the baseline fails its proof."""
-        preference = {n: (s.workspace_bytes, s.deterministic is not True) for n, s in race.solutions.items()}
-        arguments = (race.times, race.baseline, baseline.name, self.settings.rule, preference)
-        winner = decide(*arguments, slower=race.slower).winner
-        verdict = decide(*arguments, self._not_slower(race, winner, timed, screened), race.slower)
-        begin = self._clock()
-        proof = self.runner.prove(race.solutions[verdict.winner], self._race.proof_seeds)
-        self.counts.proving_seconds += self._clock() - begin
-        if proof.status is Status.OK:
-            self.verdict = verdict
-        elif verdict.winner == race.baseline:
+    ) -> tuple[Verdict, Outcome]:
+        """Decides the race and proves the winner. Raises SessionFailed if the baseline fails its proof."""
+        winner = self._decide(race, baseline).winner
+        verdict = self._decide(race, baseline, self._not_slower(race, winner, timed, screened))
+        proof = self._proof(race.solutions[verdict.winner])
+        if proof.status is not Status.OK and verdict.winner == race.baseline:
             raise SessionFailed(f"the baseline {baseline.name} failed its proof: {dict(proof.evidence)}")
+        return verdict, proof
+
+    def _decide(self, race: Race, baseline: Baseline, not_slower: Sequence[str] = ()) -> Verdict:
+        return decide(
+            race.times, race.baseline, baseline.name, self.settings.rule, _preference(race), not_slower,
+            race.slower, race.reserved,
+        )  # fmt: skip
+
+    def _prove_targets(self, race: Race, verdict: Verdict) -> Iterator[Outcome]:
+        """Judges the targets, proves each one's winner and sets the verdict. A candidate that fails its proof
+        is excluded from the targets and the tie set, and its targets are judged by their other candidates:
+        also by eliminated ones, which were sampled before they were slower than the leader."""
+        partly = race.reserved | race.dropped
+        final = Final(race.times, race.baseline, self.settings.rule, _preference(race), race.slower, partly)
+        proven, wrong = {verdict.winner}, set[str]()
+        while True:
+            members = {name: set(found) - wrong for name, found in race.targets.items()}
+            targets = judge_targets(final, verdict, members)
+            won = [target.solution for target in targets.values() if target.judgement is Judgement.WIN]
+            unproven = next((name for name in won if name not in proven), None)
+            if unproven is None:
+                break
+            proof = self._proof(race.solutions[unproven])
+            (proven if proof.status is Status.OK else wrong).add(unproven)
+            self._count(proof)
+            yield proof
+            if self._stopped:
+                return
+        lost = race.targets.keys() - targets.keys()
+        for name in sorted(name for name in lost if not wrong.isdisjoint(race.targets[name])):
+            self.notes.append(f"export target {name}: its candidates failed their proof")
+        self.verdict = replace(
+            verdict,
+            tie_set=tuple(name for name in verdict.tie_set if name not in wrong),
+            targets={name: replace(one, proven=one.solution in proven) for name, one in targets.items()},
+        )
+
+    def _proof(self, solution: Solution) -> Outcome:
+        begin = self._clock()
+        proof = self.runner.prove(solution, self._race.proof_seeds)
+        self.counts.proving_seconds += self._clock() - begin
         return proof
 
     def _not_slower(
@@ -244,17 +316,20 @@ class Session:
         """Candidates outside the final that were not shown to be slower than the winner. A screening alone
         shows it if every sample is slower than the winner's screening median by screening_ratio. The heats
         show it if the screening median is slower than the winner's by more than the margin, and every heat
-        round by heat_ratio."""
+        round by heat_ratio. A reserved candidate with the rounds that a decision needs was in the final."""
         margin, mine = self.settings.rule.margin, screened[winner]
         found = []
         for outcome in timed:
             name = outcome.solution.id
+            if len(race.reserved.get(name, ())) >= self.settings.rule.rounds_needed(race.comparisons):
+                continue
             if name in race.cut:
                 later = (outcome.seconds or 0.0) > (1 + margin) * (mine.seconds or 0.0)
                 slower = later and race.behind(name, winner)
             else:
                 shown = self._race.screening_ratio * (mine.seconds or 0.0)
-                slower = name in race.solutions or min(outcome.samples) > shown
+                finalist = name in race.times or name in race.slower or name in race.failed
+                slower = finalist or min(outcome.samples) > shown
             if not slower:
                 found.append(name)
         return found
@@ -263,6 +338,17 @@ class Session:
         if outcome.phase is Phase.SCREEN or outcome.status not in (Status.OK, Status.PRUNED):
             seen = self.counts.statuses
             seen[outcome.status.value] = seen.get(outcome.status.value, 0) + 1
+
+
+def _sample_cost(outcome: Outcome) -> float:
+    """Seconds that one sample of a screened candidate takes in a race."""
+    seconds = max(outcome.seconds or 0.0, SAMPLE_SECONDS)
+    return (2 if seconds < WARM_BELOW_SECONDS else 1) * seconds + _CALL_SECONDS
+
+
+def _preference(race: Race) -> dict[str, tuple[int, bool]]:
+    """Among equals: the smallest workspace, then known determinism."""
+    return {n: (s.workspace_bytes, s.deterministic is not True) for n, s in race.solutions.items()}
 
 
 def _reasons(space: Space, screened: dict[str, Outcome]) -> str:

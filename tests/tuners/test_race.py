@@ -1,0 +1,183 @@
+"""Races: export targets keep a candidate, within a share of the final's time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from backends.outcome import Outcome, Phase, Status
+from backends.solution import Solution
+from tests.tuners.recorded import solution
+from tuners.decide import DecisionRule
+from tuners.options import RaceOptions
+from tuners.race import Race
+
+OPTIONS = RaceOptions()
+RULE = DecisionRule()
+
+
+class Bench:
+    """Samples that take as long as they say, on a clock of their own. `speed`: name -> seconds a sample."""
+
+    def __init__(self, speed: dict[str, float], noise: float = 0.002, seed: int = 0) -> None:
+        self.now, self.speed = 0.0, speed
+        self.calls: list[str] = []
+        self.agains: dict[str, list[bool]] = {name: [] for name in speed}
+        self.status: Callable[[str], Status] = lambda _: Status.OK
+        self._noise, self._random = noise, random.Random(seed)
+
+    def clock(self) -> float:
+        return self.now
+
+    def sample(self, candidate: Solution, again: bool) -> Outcome:
+        name = str(candidate.parameters["name"])
+        self.calls.append(name)
+        self.agains[name].append(again)
+        seconds = self.speed[name] * self._random.uniform(1 - self._noise, 1 + self._noise)
+        self.now += seconds
+        status = self.status(name)
+        if status not in (Status.OK, Status.UNSTABLE):
+            return Outcome(candidate, Phase.FINAL, status, (), {"error": "planted"})
+        return Outcome(candidate, Phase.FINAL, status, (seconds,))
+
+    def race(self, targets: dict[str, set[str]], reserved: tuple[str, ...] = ()) -> Race:
+        """A race of everybody; the first is the baseline. The reserved are expected to take what they take,
+        and the noise."""
+        names = {name: solution(name) for name in self.speed}
+        ids = {target: {names[name].id for name in members} for target, members in targets.items()}
+        lengths = {names[name].id: self.speed[name] * (1 + self._noise) for name in reserved}
+        first = names[next(iter(names))].id
+        every = {one.id: one for one in names.values()}
+        return Race(self.sample, every, first, OPTIONS, ids, lengths, self.clock)
+
+
+def ran(race: Race, rounds: int) -> list[Outcome]:
+    """The outcomes of so many rounds."""
+    return [outcome for _ in range(rounds) for outcome in race.round()]
+
+
+def names_of(ids: object) -> set[str]:
+    return {str(one).removeprefix("recorded-name_").rsplit("-", 1)[0] for one in ids}  # type: ignore[attr-defined]
+
+
+def test_a_heat_reserves_the_fastest_candidate_of_a_target_that_would_lose_its_last() -> None:
+    speed = {"base": 1.0, "a": 0.5, "b": 0.6, "lib1": 0.95, "lib2": 0.9}
+    race = Bench(speed).race({"library": {"lib1", "lib2"}, "ours": {"a", "b"}})
+    ran(race, 3)
+    race.halve([race.baseline])
+    assert names_of(race.times) == {"base", "a", "b"}
+    assert names_of(race.reserved) == {"lib2"}
+    assert names_of(race.cut) == {"lib1", "lib2"}, "what the heats showed stays known"
+
+
+def test_a_target_that_still_has_a_candidate_reserves_nobody() -> None:
+    speed = {"base": 1.0, "a": 0.5, "lib1": 0.6, "b": 0.7, "lib2": 0.8}
+    race = Bench(speed).race({"library": {"lib1", "lib2"}})
+    ran(race, 3)
+    race.halve([race.baseline])
+    assert race.reserved == {}
+
+
+def test_one_candidate_serves_two_targets() -> None:
+    speed = {"base": 1.0, "a": 0.5, "b": 0.6, "small": 0.95, "large": 0.99}
+    race = Bench(speed).race({"any": {"small", "large"}, "limited": {"small"}})
+    ran(race, 3)
+    race.halve([race.baseline])
+    assert names_of(race.reserved) == {"small"}
+
+
+def test_the_baseline_is_no_targets_candidate() -> None:
+    race = Bench({"base": 1.0, "a": 0.5, "lib": 0.9}).race({"library": {"base", "lib"}})
+    ran(race, 3)
+    race.halve([race.baseline])
+    assert names_of(race.reserved) == {"lib"}
+
+
+def test_a_finalist_that_is_shown_slower_is_reserved_with_its_rounds_and_sampled_on() -> None:
+    race = Bench({"base": 1.0, "a": 0.5, "b": 0.51, "lib": 0.9}).race({"library": {"lib"}})
+    race.start_final()
+    ran(race, OPTIONS.drop_after)
+    dropped = list(race.drop_slower(RULE))
+    assert dropped == [], "the baseline stays, and the library is its target's last"
+    (lib,) = race.reserved
+    assert names_of(race.slower) == {"lib"}
+    assert list(race.reserved[lib]) == list(range(OPTIONS.drop_after))
+    assert race.comparisons == 3
+    ran(race, 8)
+    assert len(race.reserved[lib]) > OPTIONS.drop_after
+    assert set(race.reserved[lib]) <= set(range(race.rounds))
+    assert race.times.keys().isdisjoint(race.reserved)
+
+
+@pytest.mark.parametrize("finalists", [1, 3, 8])
+@pytest.mark.parametrize("reserved", [1, 2, 4])
+@pytest.mark.parametrize("factor", [0.3, 1.0, 7.0])
+def test_reserved_candidates_never_take_more_than_their_share(
+    finalists: int, reserved: int, factor: float
+) -> None:
+    """After every single round of the final, however slow they are and however few the others."""
+    others = {f"a{i}": 0.5 for i in range(finalists)}
+    extra = {f"lib{i}": factor * (1 + i / 10) for i in range(reserved)}
+    speed = {"base": 1.0, **others, **extra}
+    bench = Bench(speed, noise=0.0)
+    race = bench.race({name: {name} for name in extra}, tuple(extra))
+    race.start_final()
+    for _ in range(RULE.max_rounds):
+        ran(race, 1)
+        taken = sum(bench.speed[name] for name in bench.calls if name in extra)
+        assert taken <= OPTIONS.target_share * bench.now + 1e-9
+    per_round = (1 + 0.5 * finalists) * OPTIONS.target_share / (1 - OPTIONS.target_share) / reserved
+    for one, samples in race.reserved.items():
+        (name,) = names_of([one])
+        wanted = min(RULE.max_rounds, int(RULE.max_rounds * per_round / speed[name]))
+        assert len(samples) >= wanted - 2, "each gets its part"
+
+
+def test_reserved_candidates_take_no_part_in_heats() -> None:
+    bench = Bench({"base": 1.0, "a": 0.5, "lib": 0.9})
+    race = bench.race({"library": {"lib"}}, ("lib",))
+    ran(race, 3)
+    assert "lib" not in bench.calls
+    race.start_final()
+    ran(race, 6)
+    assert "lib" in bench.calls
+
+
+def test_a_disturbed_sample_of_a_reserved_candidate_costs_no_round() -> None:
+    bench = Bench({"base": 1.0, "a": 0.5, "b": 0.5, "c": 0.5, "lib": 0.3})
+    bench.status = lambda name: Status.UNSTABLE if name == "lib" else Status.OK
+    race = bench.race({"library": {"lib"}}, ("lib",))
+    race.start_final()
+    ran(race, 20)
+    assert (race.rounds, race.discarded) == (20, 0)
+    (lib,) = race.reserved
+    sampled = bench.calls.count("lib")
+    assert len(race.reserved[lib]) == sampled // 2, "half are left out; on such a machine the others count"
+    assert set(bench.agains["lib"]) == {False}
+    assert set(bench.agains["a"]) == {True}
+
+
+def test_a_reserved_candidate_that_fails_leaves_the_race() -> None:
+    bench = Bench({"base": 1.0, "a": 0.5, "lib": 0.3})
+    bench.status = lambda name: Status.CRASH if name == "lib" else Status.OK
+    race = bench.race({"library": {"lib"}}, ("lib",))
+    race.start_final()
+    (crashed,) = ran(race, 5)
+    assert crashed.status is Status.CRASH
+    assert race.reserved == {}
+    assert names_of(race.failed) == {"lib"}
+    assert race.rounds == 5
+
+
+def test_outcomes_name_the_rounds_of_reserved_candidates() -> None:
+    bench = Bench({"base": 1.0, "a": 0.5, "lib": 1.2})
+    race = bench.race({"library": {"lib"}}, ("lib",))
+    race.start_final()
+    ran(race, 12)
+    found = {str(one.solution.parameters["name"]): one for one in race.finished()}
+    assert set(found) == {"base", "a", "lib"}
+    rounds = found["lib"].evidence["in_rounds"]
+    assert 0 < len(rounds) == len(found["lib"].samples) < 12
+    assert "in_rounds" not in found["a"].evidence
