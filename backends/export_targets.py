@@ -39,11 +39,14 @@ class ExportTarget:
         """Whether the target can name solutions of a family."""
         return family in self.families if self.families else family not in LIBRARY_FAMILIES
 
-    def names(self, solution: Solution) -> bool:
-        """Whether the target can name the solution and gives it enough workspace. The solution's
-        workspace_bytes must be those of the problem at hand."""
+    def names_of(self, family: str, workspace_bytes: int) -> bool:
+        """Whether the target can name a family's solutions and gives them so much workspace."""
         limit = self.max_workspace_bytes
-        return self.names_family(solution.family) and (limit is None or solution.workspace_bytes <= limit)
+        return self.names_family(family) and (limit is None or workspace_bytes <= limit)
+
+    def names(self, solution: Solution) -> bool:
+        """The same for a solution, whose workspace_bytes must be those of the problem at hand."""
+        return self.names_of(solution.family, solution.workspace_bytes)
 
 
 _TARGETS = (

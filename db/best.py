@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, delete, select, update
+from sqlalchemy import Connection, and_, bindparam, delete, exists, select, update
 
 from backends.problem import GemmProblem
 from backends.wire import problem_to_wire
 from db import models
+from db.targets import Derive, rebuild_targets
 from db.values import CHUNK, among, bucket_of, chunks, insert_new, kind_of, measured_workspace, table
 
 _session = table(models.Session)
@@ -19,6 +20,7 @@ _measurement = table(models.Measurement)
 _verdict = table(models.Verdict)
 _best = table(models.Best)
 _solution = table(models.Solution)
+_target = table(models.TargetVerdict)
 
 
 def refresh_best(connection: Connection, problem_id: str, device_class_id: str, policy_id: str) -> None:
@@ -35,8 +37,9 @@ def refresh_best(connection: Connection, problem_id: str, device_class_id: str, 
     )
 
     def derived() -> dict[str, Any]:
-        chosen = _best_query().where(_verdict.c.number == _choose(connection.execute(query).all()))
-        return best_row(connection.execute(chosen).mappings().one())
+        number, with_targets = _choose(connection.execute(query).all())
+        chosen = _best_query().where(_verdict.c.number == number)
+        return best_row(connection.execute(chosen).mappings().one(), with_targets)
 
     insert_new(connection, models.Best, [derived()])
     # Two sessions of one problem may end at once: whichever locks the row second sees both verdicts.
@@ -108,15 +111,18 @@ def _weights_query() -> Any:
         _verdict.c.restricted,
         _verdict.c.budget_seconds,
         _session.c.environment_id,
+        exists().where(_target.c.verdict_number == _verdict.c.number).label("has_targets"),
     ).join(_session, _session.c.id == _verdict.c.session_id)
 
 
-def _choose(weights: Sequence[Any]) -> int:
-    """The number of the verdict that the best row shows; models.Verdict states the rule."""
+def _choose(weights: Sequence[Any]) -> tuple[int, int | None]:
+    """The number of the verdict that the best row shows, which models.Verdict states the rule for, and of the
+    verdict that the same rule chooses among those with target verdicts."""
     newest = max(weights, key=lambda row: row.number)
     present = [row for row in weights if row.environment_id == newest.environment_id]
-    chosen = max(present, key=lambda row: (not row.restricted, row.budget_seconds, row.number))
-    return int(chosen.number)
+    present.sort(key=lambda row: (not row.restricted, row.budget_seconds, row.number), reverse=True)
+    with_targets = next((int(row.number) for row in present if row.has_targets), None)
+    return int(present[0].number), with_targets
 
 
 def touch(connection: Connection, device_class_id: str) -> None:
@@ -129,24 +135,29 @@ def touch(connection: Connection, device_class_id: str) -> None:
     )
 
 
-def rebuild_best(connection: Connection) -> int:
-    """Derives every best row again from the verdicts; returns how many there are."""
+def rebuild_best(connection: Connection, derive: Derive | None = None) -> int:
+    """Derives every best row again from the verdicts; returns how many there are. With `derive`, first the
+    target verdicts of every session, from its verdict or its final."""
     connection.execute(delete(_best))
+    if derive is not None:
+        rebuild_targets(connection, derive)
     key = (_verdict.c.problem_id, _verdict.c.device_class_id, _verdict.c.policy_id)
     query = _weights_query().order_by(*key).execution_options(yield_per=1000)
     groups = groupby(connection.execute(query), key=lambda row: tuple(row[1:4]))
     count = 0
-    for numbers in _batches(_choose(list(rows)) for _, rows in groups):
-        chosen = _best_query().where(_verdict.c.number.in_(numbers))
-        insert_new(connection, models.Best, [best_row(row) for row in connection.execute(chosen).mappings()])
-        count += len(numbers)
+    for part in _batches(_choose(list(rows)) for _, rows in groups):
+        with_targets = dict(part)
+        chosen = _best_query().where(_verdict.c.number.in_(with_targets))
+        rows = connection.execute(chosen).mappings()
+        insert_new(connection, models.Best, [best_row(row, with_targets[row["number"]]) for row in rows])
+        count += len(part)
     for class_id in connection.scalars(select(table(models.DeviceClass).c.id)).all():
         touch(connection, class_id)
     return count
 
 
-def _batches(numbers: Iterator[int]) -> Iterator[list[int]]:
-    while part := list(islice(numbers, CHUNK)):
+def _batches(chosen: Iterator[tuple[int, int | None]]) -> Iterator[list[tuple[int, int | None]]]:
+    while part := list(islice(chosen, CHUNK)):
         yield part
 
 
@@ -174,7 +185,7 @@ def _best_query() -> Any:
     )
 
 
-def best_row(row: Mapping[Any, Any]) -> dict[str, Any]:
+def best_row(row: Mapping[Any, Any], targets_verdict_number: int | None = None) -> dict[str, Any]:
     """The best row of a verdict, from a row of _best_query()."""
     problem = GemmProblem.from_dict(row["problem"])
     verdict = row["content"]
@@ -224,5 +235,6 @@ def best_row(row: Mapping[Any, Any]) -> dict[str, Any]:
         "k": problem.k,
         "batch": problem.batch,
         "bucket": bucket_of(problem.m, problem.n, problem.k),
+        "targets_verdict_number": targets_verdict_number,
         "document": json.dumps(document, separators=(",", ":")),
     }

@@ -16,6 +16,7 @@ _key = table(models.ProblemKey)
 _solution = table(models.Solution)
 _verdict = table(models.Verdict)
 _best = table(models.Best)
+_target = table(models.TargetVerdict)
 _claim = table(models.Claim)
 
 Row = dict[str, Any]
@@ -46,7 +47,8 @@ def export_rows(
         select(
             *(_verdict.c[name] for name in names), cast(_verdict.c.content, Text).label("content"),
             cast(_problem.c.content, Text).label("problem"),
-            _best.c.environment_id, _provenance.c.kind.label("provenance_kind"),
+            _best.c.environment_id, _best.c.targets_verdict_number,
+            _provenance.c.kind.label("provenance_kind"),
             _provenance.c.source.label("provenance_source"),
             *columns(winner, "winner"), *columns(baseline, "baseline"),
         )
@@ -65,6 +67,29 @@ def export_rows(
     with connection.execute(query.execution_options(yield_per=1000)) as rows:
         for row in rows:
             yield dict(zip(names, row, strict=True))
+
+
+def target_rows(connection: Connection, numbers: Sequence[int]) -> dict[int, list[Mapping[str, Any]]]:
+    """Verdict number -> its target verdicts, with the columns of their solutions; parameters as text."""
+    names = ("family", "version", "build", "deterministic")
+    query = (
+        select(
+            _target,
+            _verdict.c.session_id,
+            _verdict.c.created_at,
+            *(_solution.c[name].label(f"solution_{name}") for name in names),
+            cast(_solution.c.parameters, Text).label("solution_parameters"),
+            measured_workspace(_verdict.c.session_id, _solution).label("solution_workspace_bytes"),
+        )
+        .join(_verdict, _verdict.c.number == _target.c.verdict_number)
+        .join(_solution, _solution.c.id == _target.c.solution_id)
+        .where(_target.c.verdict_number.in_(numbers))
+        .order_by(_target.c.verdict_number, _target.c.target)
+    )
+    found: dict[int, list[Mapping[str, Any]]] = {}
+    for row in connection.execute(query).mappings():
+        found.setdefault(row["verdict_number"], []).append(dict(row))
+    return found
 
 
 def claim_rows(

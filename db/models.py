@@ -191,9 +191,33 @@ class Verdict(SQLModel, table=True):
     created_at: str
 
 
+class TargetVerdict(SQLModel, table=True):
+    """A verdict's judgement of the best candidate of an export target, against the verdict's baseline. low,
+    mid and high are the speedup over it; an open end is null. `proven`: verified on as many seeds as a
+    winner. For a session that judged no targets, the rows are derived from the outcomes of its final."""
+
+    __tablename__ = "target_verdicts"
+
+    verdict_number: int = Field(
+        sa_column=Column(_NUMBER, ForeignKey("verdicts.number"), primary_key=True, autoincrement=False)
+    )
+    target: str = Field(primary_key=True)
+    solution_id: str = Field(foreign_key="solutions.id")
+    judgement: str
+    seconds: float
+    baseline_seconds: float
+    low: float | None = None
+    mid: float
+    high: float | None = None
+    rounds: int
+    proven: bool
+
+
 class Best(SQLModel, table=True):
     """Derived data: `gemmtune db rebuild` rebuilds it from the verdicts. `document` is the served answer as
-    JSON text; kind, bucket and sizes serve the search for near problems."""
+    JSON text; kind, bucket and sizes serve the search for near problems. `targets_verdict_number` is the
+    verdict whose export targets are exported: the one that the row would show if only verdicts with targets
+    counted; null if there is none."""
 
     __tablename__ = "best"
     __table_args__ = (
@@ -216,6 +240,9 @@ class Best(SQLModel, table=True):
     k: int
     batch: int
     bucket: int
+    targets_verdict_number: int | None = Field(
+        default=None, sa_column=Column(_NUMBER, ForeignKey("verdicts.number"), nullable=True)
+    )
     document: str = Field(sa_column=Column(Text, nullable=False))
 
 

@@ -5,6 +5,7 @@ Migrations are numbered, linear and append-only; the only way down is a backup.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,9 @@ def ready(engine: Engine) -> None:
         connection.execute(text("SELECT id FROM device_classes LIMIT 1")).all()
 
 
-def upgrade(engine: Engine) -> str:
-    """Upgrades the schema to head() in one transaction; returns the revision. Raises StaleSchema for a newer
+def upgrade(engine: Engine, rebuild: Callable[[Connection], object] | None = None) -> str:
+    """Upgrades the schema to head() in one transaction; returns the revision. `rebuild` derives what is
+    derived again, in the same transaction, if an older schema was upgraded. Raises StaleSchema for a newer
     one."""
     from alembic import command  # noqa: PLC0415  (half a second to load, and only needed here)
     from alembic.config import Config  # noqa: PLC0415
@@ -77,6 +79,8 @@ def upgrade(engine: Engine) -> str:
         config.set_main_option("script_location", str(_FOLDER))
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
+        if rebuild is not None and found not in (None, head()):
+            rebuild(connection)
     return head()
 
 

@@ -20,6 +20,7 @@ from backends.solution import Solution
 from db import models
 from db.best import refresh_best, refresh_winners
 from db.engine import now
+from db.targets import put_targets
 from db.values import insert_new, put_environment, put_policy, put_problems, put_solutions, storable, table
 
 _session = table(models.Session)
@@ -169,7 +170,7 @@ def append_outcomes(
 def end_session(connection: Connection, start: SessionStart, result: Mapping[str, Any]) -> None:
     """Stores how the session ended: `result` is a tuner's result as plain JSON (verdict, error, counts,
     notes, roofline_share, binds). A verdict rebuilds the best row. Raises SQLAlchemy's IntegrityError for a
-    winner or baseline that was never stored."""
+    winner, baseline or target's solution that was never stored."""
     verdict = result["verdict"]
     connection.execute(
         update(_session)
@@ -201,7 +202,8 @@ def end_session(connection: Connection, start: SessionStart, result: Mapping[str
         **_weight(start.request),
         "created_at": now(),
     }
-    insert_new(connection, models.Verdict, [row])
+    for (number,) in insert_new(connection, models.Verdict, [row], "number"):
+        put_targets(connection, {number: row["content"].get("targets", {})})
     refresh_best(connection, start.problem.id, row["device_class_id"], start.policy_id)
 
 

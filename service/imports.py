@@ -237,7 +237,11 @@ def _session_fault(item: ImportedSession) -> str | None:
     if not all(solution_fits(solution) for solution in solutions.values()):
         return "one of its solutions cannot be stored"
     verdict = None if item.result is None else item.result["verdict"]
-    if verdict is not None and not {verdict["winner"], verdict["baseline"]} <= solutions.keys():
+    named: set[str] = set()
+    if verdict is not None:
+        named = {verdict["winner"], verdict["baseline"]}
+        named |= {target["solution"] for target in verdict.get("targets", {}).values()}
+    if not named <= solutions.keys():
         return "its verdict names a solution that the session never measured"
     return None
 

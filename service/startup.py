@@ -5,20 +5,23 @@ from __future__ import annotations
 from sqlalchemy import Engine
 
 from db import schema
+from db.best import rebuild_best
 from db.engine import open_engine, parse_url
 from service.settings import Settings
 
 
 def upgrade(settings: Settings) -> str:
-    """Upgrades the database's schema, ours and the job engine's; returns its revision."""
+    """Upgrades the database's schema, ours and the job engine's; returns its revision. What is derived is
+    derived again after an upgrade."""
     from service import jobs  # noqa: PLC0415  (the job engine takes a while to load)
+    from service.targets import derive_targets  # noqa: PLC0415  (most commands decide nothing)
 
     engine = open_engine(settings.database_url)
     try:
         # The job engine's first: even if this is killed, a database of the current revision has everything.
         if schema.current(engine) in (None, *schema.revisions()):
             jobs.migrate(settings.database_url)
-        return schema.upgrade(engine)
+        return schema.upgrade(engine, lambda connection: rebuild_best(connection, derive_targets))
     finally:
         engine.dispose()
 

@@ -17,6 +17,7 @@ from service.commands.common import Device, Index, OwnDevice, out
 from service.device_lock import DeviceLock, locks_folder
 from service.settings import Settings
 from service.startup import open_database, upgrade
+from service.targets import derive_targets
 
 database = typer.Typer(help="Look after the database.", no_args_is_help=True)
 
@@ -103,7 +104,7 @@ def db_rebuild() -> None:
     """Derive every best row anew from the stored verdicts."""
     engine = open_database(Settings())
     with writing(engine) as connection:
-        count = rebuild_best(connection)
+        count = rebuild_best(connection, derive_targets)
     out.print(f"{count} best rows at schema {schema.head()}", markup=False, highlight=False)
 
 

@@ -19,7 +19,7 @@ from db.engine import writing
 from db.values import put_device_class, table
 from service.requests import request_content
 from tuners.budget import Budget, Search
-from tuners.decide import DecisionRule, Interval, Judgement, Verdict
+from tuners.decide import DecisionRule, Interval, Judgement, TargetVerdict, Verdict
 from tuners.policy import MeasurementPolicy
 from tuners.session_store import Result
 
@@ -65,9 +65,11 @@ def proven(solution: Solution) -> Outcome:
 
 def won(of: GemmProblem, winner: Solution = BASELINE, seconds: float = 1e-6) -> dict[str, Any]:
     """The result of a session that `winner` won, as plain JSON."""
+    judgement, gain = Judgement.TIE if winner == BASELINE else Judgement.WIN, Interval(2.5, 3.0, 3.5)
+    bundle = TargetVerdict(judgement, winner.id, seconds, 3e-6, gain, 8, "planted", proven=True)
     verdict = Verdict(
-        Judgement.TIE if winner == BASELINE else Judgement.WIN, BASELINE.id, "numpy", winner.id, seconds,
-        3e-6, Interval(2.5, 3.0, 3.5), (winner.id,), 8, "planted",
+        judgement, BASELINE.id, "numpy", winner.id, seconds, 3e-6, gain, (winner.id,), 8, "planted",
+        {} if winner == BASELINE else {"bundle": bundle},
     )  # fmt: skip
     return Result(of, verdict, None, 0.5, "memory", {"space": 2, "replayed": 0}, ("a note",)).to_dict()
 

@@ -33,6 +33,7 @@ from tests.postgres import ON_SQLITE
 #: Every released migration, as it was released. Lines are only ever added.
 RELEASED = {
     "0001_the_first_schema.py": "740a5eb6ca5382adf7d4b8a8fff443ef0ae260d643adc5c2e9c61c63aa859349",
+    "0002_export_targets.py": "8c1dcde38e23a6265f7e46cfe36d136ca41ad726839fe55bbcf530b90cccc253",
 }
 MIGRATIONS = Path(schema.__file__).parent / "migrations"
 ASSETS = sorted(asset.FOLDER.glob("*.sqlite.gz"))
@@ -250,6 +251,11 @@ def test_a_released_files_measurements_are_replayed_and_served(released: Engine)
         rows = list(exported.export_rows(connection, samples.CLASS, None))
         winners = {row["problem_id"]: (row["winner_id"], row["winner_family"]) for row in rows}
         assert winners == {FIRST.id: (asset.WINNER.id, "packed"), SECOND.id: (samples.BASELINE.id, "numpy")}
+        numbers = {row["problem_id"]: row["targets_verdict_number"] for row in rows}
+        assert numbers[SECOND.id] is None, "nothing but the baseline was in its final"
+        (bundle,) = exported.target_rows(connection, [numbers[FIRST.id]])[numbers[FIRST.id]]
+        names = ("target", "judgement", "solution_id", "rounds", "proven", "solution_workspace_bytes")
+        assert [bundle[name] for name in names] == ["bundle", "WIN", asset.WINNER.id, 8, True, 4096]
         (claim,) = exported.claim_rows(connection, samples.CLASS)
         assert (claim["source"], claim["seconds"], claim["family"]) == ("tuned.csv", 2e-6, "tunableop")
         (alternative, *_) = queries.alternatives(connection, verdict["session_id"])

@@ -10,6 +10,7 @@ from backends.problem import from_linear
 from backends.registry import FoundDevice
 from tests.tuners.planted import SABOTAGE
 from tuners.budget import Budget, Search
+from tuners.decide import Judgement
 from tuners.device_client import DeviceClient
 from tuners.session import Session
 from tuners.tuning_settings import TuningSettings
@@ -71,5 +72,7 @@ def test_each_planted_candidate_has_its_outcome_and_none_wins(
     for kind in EXPECTED:
         assert screened[kind].solution.id not in verdict.tie_set
     proofs = [o for o in seen if o.phase is Phase.PROOF]
-    assert [p.status for p in proofs] == [Status.OK]
-    assert proofs[0].evidence["seeds"] == 5
+    won = {one.solution for one in verdict.targets.values() if one.judgement is Judgement.WIN}
+    assert {p.solution.id for p in proofs} == {verdict.winner, *won}
+    assert {p.status for p in proofs} == {Status.OK}
+    assert {p.evidence["seeds"] for p in proofs} == {5}

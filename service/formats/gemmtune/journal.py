@@ -33,6 +33,7 @@ from service.formats.core.base import (
 )
 from service.formats.core.json_text import BadJsonError, decode, kind_of
 from service.formats.core.row_values import BadRowError, environment_from, policy_from, solution_from
+from tuners.decide import TargetVerdict, Verdict
 from tuners.journal import VERSION
 from tuners.policy import MeasurementPolicy
 from tuners.session_store import Result
@@ -178,15 +179,22 @@ def _result(values: Mapping[str, Any], session: _Session) -> Mapping[str, Any]:
         raise BadRowError("result: it is of another problem than its session")
     verdict = found.verdict
     if verdict is not None:
-        gain = verdict.speedup
-        figures = (verdict.seconds, verdict.baseline_seconds, gain.mid)
-        if not all(isinstance(f, int | float) for f in (*figures, gain.low, gain.high)) or not all(
-            0 < f < math.inf for f in figures
-        ):
-            raise BadRowError("result: the verdict's seconds and speed-up must be numbers above 0")
-        texts = (verdict.baseline, verdict.winner, verdict.baseline_name, verdict.reason, *verdict.tie_set)
-        if not all(isinstance(text, str) for text in texts) or not isinstance(verdict.rounds, int):
-            raise BadRowError("result: the verdict's ids must be texts and its rounds an integer")
+        texts = (verdict.baseline, verdict.winner, verdict.baseline_name, *verdict.tie_set)
+        judged: tuple[Verdict | TargetVerdict, ...] = (verdict, *verdict.targets.values())
+        for one in judged:
+            gain = one.speedup
+            figures = (one.seconds, one.baseline_seconds, gain.mid)
+            if not all(isinstance(f, int | float) for f in (*figures, gain.low, gain.high)) or not all(
+                0 < f < math.inf for f in figures
+            ):
+                raise BadRowError("result: the verdict's seconds and speed-up must be numbers above 0")
+            texts += (one.reason, *([one.solution] if isinstance(one, TargetVerdict) else []))
+            if not isinstance(one.rounds, int):
+                raise BadRowError("result: the verdict's rounds must be an integer")
+        if not all(isinstance(text, str) for text in (*texts, *verdict.targets)):
+            raise BadRowError("result: the verdict's ids must be texts")
+        if not all(isinstance(one.proven, bool) for one in verdict.targets.values()):
+            raise BadRowError("result: whether a target's candidate is proven must be true or false")
     elif not isinstance(found.error, str):
         raise BadRowError("result: it has neither a verdict nor an error")
     return values
