@@ -69,6 +69,20 @@ class Speedup(Answer):
     high: float | None
 
 
+class TargetVerdict(Answer):
+    """The judgement of an export target's best candidate against the verdict's baseline, within the rounds
+    that sampled it."""
+
+    judgement: Judgement
+    solution: str
+    seconds: float
+    baseline_seconds: float
+    speedup: Speedup
+    rounds: int
+    reason: str
+    proven: bool = Field(description="true: verified on five seeds, as a winner is; else on one.")
+
+
 class Verdict(Answer):
     """What a session decided; solutions by id, seconds a call."""
 
@@ -82,6 +96,10 @@ class Verdict(Answer):
     tie_set: list[str]
     rounds: int
     reason: str
+    targets: dict[str, TargetVerdict] = Field(
+        default_factory=dict,
+        description="Export target -> the verdict of its best candidate; absent where none was judged.",
+    )
 
 
 class TuningJob(Answer):

@@ -23,7 +23,7 @@ from backends.solution import Solution
 from db import exported, queries
 from db.engine import reading
 from service.formats import WRITERS, ExportOptions, ExportRefused, ExportReport, ExportRow, Writer
-from service.formats.core.export import IMPORTED, MEASURED
+from service.formats.core.export import IMPORTED, MEASURED, TargetRow
 from tuners.policy import MeasurementPolicy
 
 #: Rows per lookup of keys, and least characters of a piece of output.
@@ -174,8 +174,13 @@ def _rows(
         measured = exported.export_rows(connection, str(chosen.device), chosen.policy_id)
         while part := list(islice(measured, _ROWS)):
             keys = _keys(connection, key_formats, [row["problem_id"] for row in part])
+            numbers = [row["targets_verdict_number"] for row in part if row["targets_verdict_number"]]
+            targets = exported.target_rows(connection, numbers)
             for row in part:
-                yield shared.measured(row, keys.get(row["problem_id"], ((), 0)))
+                judged = targets.get(row["targets_verdict_number"])
+                made = shared.measured(row, keys.get(row["problem_id"], ((), 0)), judged)
+                report.measured(made)
+                yield made
                 if chosen.imported:
                     written.add(row["problem_id"])
         if chosen.imported:
@@ -244,7 +249,10 @@ class _Shared:
         self._solutions: dict[tuple[str, int, bool | None], Solution] = {}
         self._parsed: dict[str, Solution] = {}
 
-    def measured(self, row: Row, keys: tuple[tuple[str, ...], int]) -> ExportRow:
+    def measured(
+        self, row: Row, keys: tuple[tuple[str, ...], int], judged: Sequence[Row] | None
+    ) -> ExportRow:
+        """A best row; `judged` are the verdicts of its export targets, None if there are none."""
         verdict = orjson.loads(row["content"])
         speedup = verdict["speedup"]
         return ExportRow(
@@ -265,7 +273,27 @@ class _Shared:
             decided_at=row["created_at"],
             provenance=MEASURED,
             source=row["provenance_source"] or "",
+            # A session may have judged the targets without finding a candidate of any.
+            targets={} if judged is None and "targets" in verdict else self._targets(judged),
         )
+
+    def _targets(self, judged: Sequence[Row] | None) -> dict[str, TargetRow] | None:
+        if judged is None:
+            return None
+        return {
+            row["target"]: TargetRow(
+                solution=self._solution(row["solution_id"], row, "solution_"),
+                judgement=row["judgement"],
+                seconds=row["seconds"],
+                baseline_seconds=row["baseline_seconds"],
+                speedup=(row["low"], row["mid"], row["high"]),
+                rounds=row["rounds"],
+                session=row["session_id"],
+                decided_at=row["created_at"],
+                proven=row["proven"],
+            )
+            for row in judged
+        }
 
     def claimed(self, row: Row, keys: tuple[tuple[str, ...], int]) -> ExportRow:
         said = row["content"] or {}

@@ -248,8 +248,22 @@ class Omitted(Answer):
     examples: list[str]
 
 
+class ExportGain(Answer):
+    """Geometric means of baseline time over time, from the stored verdicts: of the `rows` written ones, of
+    all measured `problems` (1 where the default stays), and of these with a bundle of our own kernels beside
+    the file."""
+
+    rows: int
+    geometric_mean: float
+    problems: int
+    all_problems: float
+    with_bundle: float
+
+
 class ExportReport(Answer):
-    """What a file holds, and what it does not, by reason."""
+    """What a file holds, and what it does not, by reason. `gain` is null for a file without a measured row.
+    `tune_again` counts omitted rows whose winner the file cannot name, and for which no session judged what
+    it can name; `one_seed` counts written rows whose solution was verified on one seed only."""
 
     format: str
     device_class: str
@@ -257,3 +271,6 @@ class ExportReport(Answer):
     target: str | None
     written: int
     omitted: dict[str, Omitted]
+    gain: ExportGain | None
+    tune_again: int
+    one_seed: int

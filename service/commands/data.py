@@ -286,10 +286,31 @@ def export(
     if as_json and output is not None:
         print_json(told)
         return
-    _tell(f"{told['written']} rows written")
+    _tell(_written(told))
     for reason, omitted in told["omitted"].items():
         count = omitted["count"] if isinstance(omitted, dict) else omitted
         _tell(f"{count} left out: {reason}", "yellow")
+    if told["tune_again"]:
+        _tell(
+            f"{told['tune_again']} of them won with kernels that the file cannot name, and what it can "
+            "name was not judged: tune again (tune --force)",
+            "yellow",
+        )
+    if told["one_seed"]:
+        _tell(
+            f"{told['one_seed']} rows are of solutions that were verified on one seed: tune again", "yellow"
+        )
+
+
+def _written(told: dict[str, Any]) -> str:
+    """How many rows were written, and what they are worth."""
+    text, gain = f"{told['written']} rows written", told["gain"]
+    if gain is None:
+        return text
+    return (
+        f"{text}, geometric mean {gain['geometric_mean']:.3f}x; over all {gain['problems']} problems "
+        f"{gain['all_problems']:.3f}x, {gain['with_bundle']:.3f}x with a bundle"
+    )
 
 
 def _tell(text: str, style: str | None = None) -> None:
@@ -323,7 +344,7 @@ def _export_here(settings: Settings, format_name: str, output: Path | None, aske
             yield piece.encode()
 
     _write(output, pieces())
-    return made.report.to_dict()
+    return made.report.figures()
 
 
 def _write(output: Path | None, pieces: Iterator[bytes]) -> None:

@@ -144,6 +144,18 @@ _VERDICT: dict[str, Any] = {
     "tie_set": [SOLUTION["id"]],
     "rounds": 24,
     "reason": "faster in the paired test, by more than the margin of 2%",
+    "targets": {
+        "openblas": {
+            "judgement": "TIE",
+            "solution": "openblas-upcast-threads_1-0123456789ab",
+            "seconds": 0.00541,
+            "baseline_seconds": 0.00543,
+            "speedup": {"low": 0.998, "mid": 1.004, "high": 1.011},
+            "rounds": 24,
+            "reason": "the difference from the baseline is within the noise",
+            "proven": False,
+        }
+    },
 }
 PROBLEM_ANSWER: dict[str, Any] = {
     **PROBLEM_SUMMARY,
@@ -299,4 +311,13 @@ EXPORT_REPORT: dict[str, Any] = {
             "examples": ["tn_4096x16x4096_bf16"],
         }
     },
+    "gain": {
+        "rows": 31,
+        "geometric_mean": 1.052,
+        "problems": 35,
+        "all_problems": 1.046,
+        "with_bundle": 1.125,
+    },
+    "tune_again": 0,
+    "one_seed": 0,
 }

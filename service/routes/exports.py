@@ -135,7 +135,7 @@ def _report(format_name: str, chosen: exports.Selection, found: ExportReport) ->
         "device_class": str(chosen.device),
         "policy_id": chosen.policy_id,
         "target": chosen.target,
-        **found.to_dict(),
+        **found.figures(),
     }
 
 

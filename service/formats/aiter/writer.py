@@ -24,16 +24,20 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from backends.dtypes import DTYPES
+from backends.export_targets import EXPORT_TARGETS
 from backends.problem import GemmProblem
 from service.formats.core.export import ExportOptions, ExportRefused, ExportReport, ExportRow
 from service.formats.core.override import (
     Keyed,
     OmittedError,
+    UnnamedError,
     Validators,
     arch,
+    best_named,
     check_build,
     check_family,
     check_judgement,
+    families_of,
     library,
     refuse_ties,
     units,
@@ -55,7 +59,8 @@ KERNEL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.:-]{0,1023}")
 _SAYS = {"HIPBLASLT_VERSION": library("hipblaslt"), "GCN_ARCH_NAME": arch, "CU_COUNT": units}
 #: Kinds of kernels that AITER's bf16 lookup knows (solMap of aiter/tuned_gemm.py).
 _OWN = {f"aiter-{kind}": kind for kind in ("asm", "flydsl", "opus", "skinny", "triton")}
-_FAMILIES = ("hipblaslt", *_OWN)
+_TARGETS = (EXPORT_TARGETS["hipblaslt"],)
+_FAMILIES = (*families_of(_TARGETS), *_OWN)
 _TYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}
 _PARAMETERS = {"solidx", "splitK", "kernelName"}
 #: Bytes of workspace that AITER gives hipBLASLt.
@@ -89,11 +94,11 @@ class Sheet:
         keyed = Keyed(report, "AITER has one row a problem, arch and number of compute units")
         for row in rows:
             try:
-                key, text = self._row(row)
+                written, (key, text) = best_named(row, _TARGETS, self._row, report)
             except OmittedError as reason:
                 report.omit(str(reason), row.problem)
             else:
-                keyed.put(key, row, text)
+                keyed.put(key, written, text)
         piece = [f"{HEADER}\n"]
         for text in keyed.texts():
             piece.append(text)
@@ -129,9 +134,9 @@ class Sheet:
         check_build(row, "hipblaslt", self.validators.values["HIPBLASLT_VERSION"])
         index = solution.parameters.get("solution_index")
         if len(solution.parameters) != 1 or not _is_int(index) or index < 0:  # type: ignore[operator]
-            raise OmittedError("a hipblaslt solution without an index from 0, by which AITER names it")
+            raise UnnamedError("a hipblaslt solution without an index from 0, by which AITER names it")
         if solution.workspace_bytes > self.workspace_limit:
-            raise OmittedError(
+            raise UnnamedError(
                 f"needs more workspace than {self.workspace_limit} bytes (AITER gives hipBLASLt {_WORKSPACE})"
             )
         return f"hipblaslt,{index},0", ""
@@ -167,7 +172,7 @@ def _own(row: ExportRow) -> tuple[str, str]:
         or not isinstance(name, str)
         or KERNEL_NAME.fullmatch(name) is None
     ):
-        raise OmittedError(f"a solution of {solution.family} that is not as a table of AITER's names it")
+        raise UnnamedError(f"a solution of {solution.family} that is not as a table of AITER's names it")
     return f"{_OWN[solution.family]},{index},{split_k}", name
 
 

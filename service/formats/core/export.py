@@ -8,11 +8,13 @@ with its reason; only an export whose options make no sense is refused.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import exp, log
 from typing import Any, Protocol
 
 from backends.environment import DeviceClass, Environment
 from backends.errors import GemmtuneError
+from backends.export_targets import BUNDLE
 from backends.problem import GemmProblem
 from backends.solution import Solution
 from tuners.policy import MeasurementPolicy
@@ -34,6 +36,23 @@ class ExportRefused(GemmtuneError, ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class TargetRow:
+    """The best candidate of an export target (backends/export_targets.py) for a row's problem, and its
+    verdict; the fields are those of ExportRow. `proven` is false for a candidate that was verified on one
+    seed only: its session ended before targets were judged, and its final decided later."""
+
+    solution: Solution
+    judgement: str
+    seconds: float
+    baseline_seconds: float
+    speedup: Speedup
+    rounds: int
+    session: str
+    decided_at: str
+    proven: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ExportRow:
     """The best known way to run one problem on one device class under one policy.
 
@@ -42,6 +61,8 @@ class ExportRow:
     itself); `baseline` is None if an imported file gives at most its name. `judgement`: WIN, TIE, LOSS, or ""
     for an imported row. `speedup`: low, mid, high of baseline time over winner time; an open end is None.
     `decided_at`: ISO 8601. `source`: where the row came from, such as the name of an imported file.
+    `targets`: export target -> its best candidate; None if no session judged targets. `proven`: the solution
+    was verified on five seeds.
     """
 
     problem: GemmProblem
@@ -61,6 +82,48 @@ class ExportRow:
     decided_at: str | None
     provenance: str = MEASURED
     source: str = ""
+    targets: Mapping[str, TargetRow] | None = None
+    proven: bool = True
+
+    def of_target(self, name: str) -> ExportRow | None:
+        """The row with a target's best candidate as its solution; None if the target has none."""
+        found = (self.targets or {}).get(name)
+        if found is None:
+            return None
+        return replace(
+            self, solution=found.solution, judgement=found.judgement, seconds=found.seconds,
+            baseline_seconds=found.baseline_seconds, speedup=found.speedup, rounds=found.rounds,
+            session=found.session, decided_at=found.decided_at, proven=found.proven,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What one row of a file is worth: its `ratio` (baseline time over time, 1 where the default stays), and
+    that of the best kernel of our own for its problem (`bundle`). None for a row that no session judged."""
+
+    ratio: float | None
+    bundle: float
+    proven: bool = True
+
+    @classmethod
+    def of(cls, row: ExportRow) -> Gain:
+        """The row's gain."""
+        if row.provenance != MEASURED:
+            return cls(None, 1.0)
+        return cls(_ratio(row.judgement, row.speedup), _bundle_ratio(row), row.proven)
+
+
+def _ratio(judgement: str, speedup: Speedup | None) -> float:
+    return speedup[1] if judgement == "WIN" and speedup is not None else 1.0
+
+
+def _bundle_ratio(row: ExportRow) -> float:
+    if row.targets is None:
+        ours = BUNDLE.names(row.solution)
+        return _ratio(row.judgement, row.speedup) if ours else 1.0
+    best = row.targets.get(BUNDLE.name)
+    return 1.0 if best is None else _ratio(best.judgement, best.speedup)
 
 
 @dataclass(frozen=True)
@@ -91,11 +154,23 @@ class ExportOptions:
 class ExportReport:
     """Filled while an export is written, and complete after its last piece: the number of rows `written`,
     the rows `omitted` by reason, and the slugs of a few problems as `examples` (also of the problem whose row
-    is written instead, if there is one)."""
+    is written instead, if there is one).
+
+    `tune_again` counts rows that are omitted because the file cannot name the winner and no session judged
+    what it can name. `one_seed` counts written rows whose solution was verified on one seed only.
+    """
 
     written: int = 0
     omitted: dict[str, int] = field(default_factory=dict)
     examples: dict[str, list[str]] = field(default_factory=dict)
+    tune_again: int = 0
+    one_seed: int = 0
+    #: Measured problems, and the sums of logarithms: of their best rows with a bundle alone and with both, of
+    #: the written rows.
+    _problems: int = 0
+    _judged: int = 0
+    _log_written: float = 0.0
+    _log_bundle: float = 0.0
 
     def omit(self, reason: str, problem: GemmProblem, kept: GemmProblem | None = None) -> None:
         """Counts a row that is left out. `kept` is the problem whose row is written instead, if the target
@@ -106,6 +181,45 @@ class ExportReport:
         named = self.examples.setdefault(reason, [])
         if len(named) < MAX_EXAMPLES:
             named.append(problem.slug if kept is None else f"{problem.slug} ({kept.slug} stands for it)")
+
+    def measured(self, row: ExportRow) -> None:
+        """Counts a measured row that the writer is given."""
+        self._problems += 1
+        self._log_bundle += log(_bundle_ratio(row))
+
+    def wrote(self, gain: Gain) -> None:
+        """Counts a row that is written."""
+        self.written += 1
+        self.one_seed += not gain.proven
+        if gain.ratio is not None:
+            self._judged += 1
+            self._log_written += log(gain.ratio)
+            # The file and a bundle together: of each problem the faster of the two.
+            self._log_bundle += log(max(gain.ratio, gain.bundle)) - log(gain.bundle)
+
+    def gain(self) -> dict[str, Any] | None:
+        """Geometric means of baseline time over time, from the stored verdicts: of the written rows, of all
+        measured problems (1 where the default stays), and of these with a bundle of our own kernels beside
+        the file. None if no measured row is written."""
+        if not self._judged:
+            return None
+        problems = max(self._problems, self._judged)
+        return {
+            "rows": self._judged,
+            "geometric_mean": exp(self._log_written / self._judged),
+            "problems": problems,
+            "all_problems": exp(self._log_written / problems),
+            "with_bundle": exp(self._log_bundle / problems),
+        }
+
+    def figures(self) -> dict[str, Any]:
+        """to_dict(), and what the file is worth: {"gain", "tune_again", "one_seed"}."""
+        return {
+            **self.to_dict(),
+            "gain": self.gain(),
+            "tune_again": self.tune_again,
+            "one_seed": self.one_seed,
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values: {"written", "omitted": {reason: {"count", "examples"}}}."""

@@ -12,13 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from typing import TypeVar
 
 from backends.environment import Environment
+from backends.export_targets import ExportTarget
 from backends.problem import GemmProblem
-from service.formats.core.export import ExportOptions, ExportRefused, ExportReport, ExportRow
+from service.formats.core.export import ExportOptions, ExportRefused, ExportReport, ExportRow, Gain
 
 #: Returns the text of a validator in an environment; None if the environment does not say it.
 Says = Callable[[Environment], str | None]
+
+_T = TypeVar("_T")
 
 #: Environments whose check is cached.
 _REMEMBERED = 256
@@ -44,6 +48,44 @@ class OmittedError(Exception):
     def __init__(self, reason: str, kept: GemmProblem | None = None) -> None:
         super().__init__(reason)
         self.kept = kept
+
+
+class UnnamedError(OmittedError):
+    """The row is left out because the target cannot name its solution, or gives it too little workspace:
+    another solution of the same problem might do."""
+
+
+def best_named(
+    row: ExportRow,
+    targets: Iterable[ExportTarget],
+    write: Callable[[ExportRow], _T],
+    report: ExportReport,
+) -> tuple[ExportRow, _T]:
+    """The row that is written and what `write` makes of it: the winner's, else that of the fastest candidate
+    that a session judged for one of the export targets. Raises OmittedError."""
+    try:
+        return row, write(row)
+    except UnnamedError as winner:
+        judged = [found for target in targets if (found := row.of_target(target.name)) is not None]
+        if not judged:
+            report.tune_again += row.targets is None and row.judgement == "WIN"
+            raise
+        reason: OmittedError = winner
+        for candidate in sorted(judged, key=_by_gain):
+            try:
+                return candidate, write(candidate)
+            except OmittedError as error:
+                reason = error if reason is winner else reason
+        raise OmittedError(f"its winner has no name there; of the best that has one: {reason}") from None
+
+
+def _by_gain(row: ExportRow) -> tuple[bool, float]:
+    return row.judgement != "WIN", -row.speedup[1] if row.speedup else 0.0
+
+
+def families_of(targets: Iterable[ExportTarget]) -> tuple[str, ...]:
+    """The families that the targets can name, each once."""
+    return tuple(dict.fromkeys(family for target in targets for family in target.families))
 
 
 def library(name: str) -> Says:
@@ -143,10 +185,10 @@ def check_build(row: ExportRow, family: str, wanted: str) -> None:
 
 
 def check_family(row: ExportRow, families: Iterable[str], reader: str) -> None:
-    """Raises OmittedError if the target has no name for the row's solution."""
+    """Raises UnnamedError if the target has no name for the row's solution."""
     known = tuple(families)
     if row.solution.family not in known:
-        raise OmittedError(
+        raise UnnamedError(
             f"solutions of family {row.solution.family} have no name in {reader}; known: {', '.join(known)}"
         )
 
@@ -175,7 +217,7 @@ class Keyed:
 
     report: ExportReport
     what: str
-    _held: dict[str, tuple[int, bool, float, GemmProblem, str]] = field(default_factory=dict)
+    _held: dict[str, tuple[int, bool, float, GemmProblem, Gain, str]] = field(default_factory=dict)
 
     def put(self, key: str, row: ExportRow, text: str) -> None:
         """Adds a row with its text in the file."""
@@ -188,11 +230,11 @@ class Keyed:
                 self.report.omit(reason, row.problem, held[3])
                 return
             self.report.omit(reason, held[3], row.problem)
-        self._held[key] = (*weight, row.problem, text)
+        self._held[key] = (*weight, row.problem, Gain.of(row), text)
 
     def texts(self) -> Iterator[str]:
         """Yields the texts of the kept rows, in the order in which their keys first came, and counts them as
         written."""
-        for *_, text in self._held.values():
-            self.report.written += 1
+        for *_, gain, text in self._held.values():
+            self.report.wrote(gain)
             yield text

@@ -20,7 +20,7 @@ from backends.dtypes import COMPUTE_FOR, OUTPUTS_FOR
 from backends.environment import Environment
 from backends.problem import GemmProblem
 from backends.solution import Solution
-from service.formats.core.export import ExportRow
+from service.formats.core.export import ExportRow, Speedup, TargetRow
 from tuners.policy import MeasurementPolicy
 
 #: Values of one kind whose text is cached.
@@ -135,19 +135,27 @@ class RowTexts:
     def _baseline(self, row: ExportRow) -> str:
         return "null" if row.baseline is None else self._solutions.of(row.baseline)
 
+    def _targets(self, row: ExportRow) -> str:
+        """The member `targets` with a comma; nothing for a row of a session that judged none."""
+        if row.targets is None:
+            return ""
+        members = (
+            f"{dumps(name)}:{{"
+            f'"solution":{self._solutions.of(one.solution)},{dumps(_target_figures(one))[1:-1]}}}'
+            for name, one in row.targets.items()
+        )
+        return f'"targets":{{{",".join(members)}}},'
+
     def text(self, row: ExportRow) -> str:
         """The row's JSON; row_from_plain() reads it back."""
         problem_id, problem = problem_text(row.problem)
-        speedup = row.speedup
         figures = dumps(
             {
                 "baseline_name": row.baseline_name,
                 "judgement": row.judgement,
                 "seconds": row.seconds,
                 "baseline_seconds": row.baseline_seconds,
-                "speedup": None
-                if speedup is None
-                else {"low": speedup[0], "mid": speedup[1], "high": speedup[2]},
+                "speedup": _speedup(row.speedup),
                 "rounds": row.rounds,
                 "session": row.session,
                 "decided_at": row.decided_at,
@@ -160,9 +168,26 @@ class RowTexts:
         return (
             f'{{"problem_id":"{problem_id}","wire":{dumps(problem_wire(row.problem))},'
             f'"solution":{self._solutions.of(row.solution)},"baseline":{self._baseline(row)},'
-            f"{figures[1:-1]},{self._policies.of(row.policy)},{self._environments.of(row.environment)},"
+            f"{figures[1:-1]},{self._targets(row)}{self._policies.of(row.policy)},{self._environments.of(row.environment)},"
             f'"problem":{problem}}}'
         )
+
+
+def _speedup(speedup: Speedup | None) -> dict[str, float | None] | None:
+    return None if speedup is None else {"low": speedup[0], "mid": speedup[1], "high": speedup[2]}
+
+
+def _target_figures(one: TargetRow) -> dict[str, Any]:
+    return {
+        "judgement": one.judgement,
+        "seconds": one.seconds,
+        "baseline_seconds": one.baseline_seconds,
+        "speedup": _speedup(one.speedup),
+        "rounds": one.rounds,
+        "session": one.session,
+        "decided_at": one.decided_at,
+        "proven": one.proven,
+    }
 
 
 def _environment_text(environment: Environment) -> str:

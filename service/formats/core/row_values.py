@@ -10,7 +10,7 @@ from backends.environment import Environment
 from backends.errors import InvalidProblem
 from backends.problem import GemmProblem
 from backends.solution import Solution
-from service.formats.core.export import IMPORTED, MEASURED, ExportRow, Speedup
+from service.formats.core.export import IMPORTED, MEASURED, ExportRow, Speedup, TargetRow
 from service.formats.core.row_text import problem_text
 from tuners.decide import Judgement
 from tuners.policy import MeasurementPolicy
@@ -56,6 +56,33 @@ class Rows:
             decided_at=None if values.get("decided_at") is None else _text(values, "decided_at"),
             provenance=provenance_from(values.get("provenance")),
             source=_text(values, "source"),
+            targets=self._targets(values),
+        )
+
+    def _targets(self, values: Mapping[str, Any]) -> dict[str, TargetRow] | None:
+        if "targets" not in values:
+            return None
+        named = _mapping(values, "targets")
+        return {name: self._target(_mapping(named, name)) for name in named}
+
+    def _target(self, values: Mapping[str, Any]) -> TargetRow:
+        seconds = seconds_from(values.get("seconds"), "seconds")
+        baseline_seconds = seconds_from(values.get("baseline_seconds"), "baseline_seconds")
+        speedup, proven = speedup_from(values.get("speedup")), values.get("proven")
+        if seconds is None or baseline_seconds is None or speedup is None:
+            raise BadRowError("a target's seconds, baseline_seconds and speedup must be given")
+        if not isinstance(proven, bool):
+            raise BadRowError(f"proven must be true or false, not {proven!r}")
+        return TargetRow(
+            solution=self._shared(values, "solution", self._solutions, solution_from),
+            judgement=judgement_from(values.get("judgement")),
+            seconds=seconds,
+            baseline_seconds=baseline_seconds,
+            speedup=speedup,
+            rounds=_integer(values, "rounds"),
+            session=_text(values, "session"),
+            decided_at=_text(values, "decided_at"),
+            proven=proven,
         )
 
     def _shared(

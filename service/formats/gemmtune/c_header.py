@@ -9,8 +9,9 @@ The header holds a constant table, sorted, and functions that find a problem's r
         const gemmtune_solution *solution = gemmtune_solution_of(row);  /* solution->solution_index ... */
     }
 
-It is for no particular framework, so nothing is left out for a target's sake: each solution says its family
-and the build of its library, which the program must compare with the one that it runs. A problem has one row.
+Each solution says its family and the build of its library, which the program must compare with the one that
+it runs. A problem has one row. Without a target nothing is left out. With an export target each row has the
+best solution that the target can name, for a program that calls one library, or launches only our kernels.
 """
 
 from __future__ import annotations
@@ -21,10 +22,17 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from backends.environment import Environment
+from backends.export_targets import EXPORT_TARGETS, targets_of
 from backends.problem import GemmProblem
 from backends.solution import Solution
 from service.formats.core.export import ExportOptions, ExportRefused, ExportReport, ExportRow
-from service.formats.core.override import Keyed, OmittedError, check_judgement
+from service.formats.core.override import (
+    Keyed,
+    OmittedError,
+    UnnamedError,
+    best_named,
+    check_judgement,
+)
 from service.formats.core.row_text import Texts, unwritten
 from service.formats.gemmtune.c_header_text import (
     ATTRIBUTES,
@@ -59,14 +67,20 @@ class CHeader:
     )
     media_type: str = "text/x-c"
     suffix: str = ".h"
-    targets: tuple[str, ...] = ()
+    targets: tuple[str, ...] = tuple(f"{name}: {one.reader}" for name, one in EXPORT_TARGETS.items())
     key_formats: tuple[str, ...] = ()
 
     def write(self, rows: Iterable[ExportRow], options: ExportOptions, report: ExportReport) -> Iterator[str]:
         """Yields the header in pieces. With ties=default, a TIE or a LOSS gets a row with its baseline.
         Raises ExportRefused."""
-        if options.target is not None or options.validators:
-            raise ExportRefused(f"{self.name} is for no one stack: leave out target and validators")
+        if options.validators:
+            raise ExportRefused(f"{self.name} is for no one stack: leave out validators")
+        known = [target.name for target in targets_of(options.device.vendor)]
+        if options.target is not None and options.target not in known:
+            raise ExportRefused(
+                f"target {options.target!r} is no export target of {options.device.vendor} devices; known: "
+                f"{', '.join(known)}"
+            )
         return _Header(options, report).write(rows)
 
 
@@ -89,11 +103,17 @@ class _Header:
     def write(self, rows: Iterable[ExportRow]) -> Iterator[str]:
         """Yields every piece. The table is sorted, so the first piece comes after the last row was read."""
         keyed = Keyed(self.report, _SHARED)
+        asked = self.options.target
+        targets = () if asked is None else (EXPORT_TARGETS[asked],)
         for row in rows:
             try:
-                self._put(keyed, row)
+                written, (numbers, text) = best_named(row, targets, self._text, self.report)
             except OmittedError as reason:
                 self.report.omit(str(reason), row.problem)
+                continue
+            keyed.put(numbers, written, text)
+            self._environments.setdefault(self._named.of(row.environment))
+            self._policies.setdefault(self._policy.of(row.policy))
         # A row's text begins with its problem's numbers, by which the rows are sorted.
         table = sorted(keyed.texts(), key=lambda text: [*map(int, text[: text.index("}")].split(","))])
         yield self._comment(len(table)) + DECLARATIONS
@@ -105,7 +125,8 @@ class _Header:
         yield from _listed([f"    {{{{{text}" for text in table] or [_NO_ROW])
         yield "};\n\n" + FUNCTIONS + "#endif /* GEMMTUNE_TABLE_H */\n"
 
-    def _put(self, keyed: Keyed, row: ExportRow) -> None:
+    def _text(self, row: ExportRow) -> tuple[str, str]:
+        """The numbers of the row's problem, and its member of the table. Raises OmittedError."""
         place = self._places.of(row.environment)
         if place != str(self.options.device):
             raise OmittedError(f"measured on {place}: the header is for {self.options.device}")
@@ -114,20 +135,18 @@ class _Header:
             check_judgement(row)
         fault = unwritten(row, self.options.workspace_limit)
         if fault is not None:
-            raise OmittedError(fault)
+            raise UnnamedError(fault)
         chosen = row.baseline if stands else row.solution
         if chosen is None:
             raise OmittedError(f"{row.judgement}: nothing is said of its baseline but a name")
+        target = None if self.options.target is None else EXPORT_TARGETS[self.options.target]
+        if target is not None and not stands and not target.names(chosen):
+            raise UnnamedError(f"solutions of family {chosen.family} are none of target {target.name}")
         index = self._index(chosen)
         seconds = row.baseline_seconds if stands else row.seconds
         numbers = ", ".join(map(str, problem_numbers(row.problem)))
         text = f"{numbers}}}, {index}, {int(stands)}, {seconds or 0.0!r}, {row.baseline_seconds or 0.0!r}}}"
-        keyed.put(numbers, row, text)
-        for named, value in (
-            (self._environments, self._named.of(row.environment)),
-            (self._policies, self._policy.of(row.policy)),
-        ):
-            named.setdefault(value)
+        return numbers, text
 
     def _index(self, solution: Solution) -> int:
         """The solution's index in its table. Raises OmittedError for a solution that C cannot hold."""

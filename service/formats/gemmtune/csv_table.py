@@ -38,7 +38,7 @@ from service.formats.core.base import (
     printable,
     rejected,
 )
-from service.formats.core.export import IMPORTED, ExportOptions, ExportRefused, ExportReport, ExportRow
+from service.formats.core.export import IMPORTED, ExportOptions, ExportRefused, ExportReport, ExportRow, Gain
 from service.formats.core.json_text import BadJsonError, decode
 from service.formats.core.row_text import Texts, dumps, problem_text, unwritten
 from service.formats.core.row_values import (
@@ -331,7 +331,7 @@ def _write(rows: Iterable[ExportRow], workspace_limit: int | None, report: Expor
             report.omit(fault, row.problem)
             continue
         held.append(f"{_problem_cells(row.problem)},{cells.of(row)}")
-        report.written += 1
+        report.wrote(Gain.of(row))
         if report.written % _LINES == 0:
             yield "\n".join(held) + "\n"
             held = []

@@ -35,7 +35,7 @@ from service.formats.core.base import (
     decode_lines,
     rejected,
 )
-from service.formats.core.export import ExportOptions, ExportRefused, ExportReport, ExportRow
+from service.formats.core.export import ExportOptions, ExportRefused, ExportReport, ExportRow, Gain
 from service.formats.core.json_text import BadJsonError, BrokenError, Document, decode, kind_of
 from service.formats.core.row_text import RowTexts, Texts, dumps, problem_text, unwritten
 from service.formats.core.row_values import BadRowError, Rows
@@ -314,7 +314,7 @@ def _pieces(
         piece.append(texts.text(row))
         if not between:
             piece.append(after)
-        report.written += 1
+        report.wrote(Gain.of(row))
         if len(piece) >= 256:
             yield "".join(piece)
             piece.clear()

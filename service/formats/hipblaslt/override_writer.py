@@ -19,10 +19,19 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from backends.export_targets import EXPORT_TARGETS
 from backends.problem import GemmProblem
 from service.formats.core import override
 from service.formats.core.export import ExportOptions, ExportRefused, ExportReport, ExportRow
-from service.formats.core.override import Keyed, OmittedError, Validators, with_environments
+from service.formats.core.override import (
+    Keyed,
+    OmittedError,
+    UnnamedError,
+    Validators,
+    best_named,
+    families_of,
+    with_environments,
+)
 from service.formats.core.rocm_values import TYPES, build_note
 
 #: The columns that hipblaslt-bench writes. ROCm 6.4 takes them by position, ROCm 7 by name.
@@ -40,6 +49,7 @@ FORMS = (
 )
 _TARGET = re.compile(r"rocm-(?:6\.4|7\.[0-9]{1,2})")
 _READER = "hipBLASLt's override file"
+_TARGETS = (EXPORT_TARGETS["hipblaslt"],)
 _SAYS: Mapping[str, override.Says] = {
     "HIPBLASLT_VERSION": override.library("hipblaslt"),
     "GCN_ARCH_NAME": override.arch,
@@ -99,7 +109,7 @@ class Sheet:
         keyed = Keyed(report, "hipBLASLt's key records sizes, types and layout letters alone")
         for row in rows:
             try:
-                keyed.put(*self._keyed(row))
+                keyed.put(*best_named(row, _TARGETS, self._keyed, report)[1])
             except OmittedError as reason:
                 report.omit(str(reason), row.problem)
         values = self.validators.values
@@ -118,13 +128,13 @@ class Sheet:
         """The library's key of the row, the row, and its text. Raises OmittedError."""
         self.validators.check(row.environment)
         override.check_judgement(row)
-        override.check_family(row, ("hipblaslt",), _READER)
+        override.check_family(row, families_of(_TARGETS), _READER)
         build = self.validators.values["HIPBLASLT_VERSION"]
         if row.solution.build != self.revision:  # an imported file may give the revision alone
             override.check_build(row, "hipblaslt", build)
         index = _index(row)
         if self.workspace_limit is not None and row.solution.workspace_bytes > self.workspace_limit:
-            raise OmittedError(
+            raise UnnamedError(
                 f"needs more workspace than the {self.workspace_limit} bytes that were allowed"
             )
         p = row.problem
@@ -170,9 +180,9 @@ class Sheet:
 def _index(row: ExportRow) -> int:
     index = row.solution.parameters.get("solution_index")
     if len(row.solution.parameters) != 1 or isinstance(index, bool) or not isinstance(index, int):
-        raise OmittedError("a hipblaslt solution without the index that the file names it by")
+        raise UnnamedError("a hipblaslt solution without the index that the file names it by")
     if not 0 < index < 2**31:
-        raise OmittedError("hipBLASLt reads a solution_index from 1 to 2147483647 alone")
+        raise UnnamedError("hipBLASLt reads a solution_index from 1 to 2147483647 alone")
     return index
 
 

@@ -35,10 +35,20 @@ from dataclasses import dataclass, replace
 
 from backends.canonical import slug
 from backends.environment import Environment
+from backends.export_targets import EXPORT_TARGETS
 from backends.problem import GemmProblem
 from backends.solution import Solution
 from service.formats.core.export import ExportOptions, ExportRefused, ExportReport, ExportRow
-from service.formats.core.override import Keyed, OmittedError, Says, Validators, units, with_environments
+from service.formats.core.override import (
+    Keyed,
+    OmittedError,
+    Says,
+    UnnamedError,
+    Validators,
+    best_named,
+    units,
+    with_environments,
+)
 from service.formats.core.row_text import dumps
 from service.formats.tunableop.target import says
 
@@ -55,6 +65,7 @@ _DTYPES: Mapping[str, str] = {"fp16": "torch.float16", "bf16": "torch.bfloat16"}
 #: The family and the `template` parameter of solutions that ran Inductor's own template. The time of another
 #: kernel with the same parameters says nothing about it.
 FAMILY, TEMPLATE = "triton", "inductor-mm"
+_TARGETS = (EXPORT_TARGETS["inductor"],)
 #: The template's parameters, all of them required, and the optional ones that it takes on AMD devices.
 PARAMETERS = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "num_stages", "num_warps")
 HIP_PARAMETERS = ("matrix_instr_nonkdim", "waves_per_eu", "kpack")
@@ -192,9 +203,9 @@ class _Table:
             try:
                 self.validators.check(row.environment)
                 self._check_torch(row.environment)
-                entry = self._entry(row)
+                written, entry = best_named(row, _TARGETS, self._entry, report)
                 key = f"{device}+{mm_key(row.problem)}"
-                keyed.put(key, row, f",\n{dumps(key)}:[{entry}]")
+                keyed.put(key, written, f",\n{dumps(key)}:[{entry}]")
             except OmittedError as reason:
                 report.omit(str(reason), row.problem)
         yield "{" + self._about(device)
@@ -237,7 +248,7 @@ def _template(solution: Solution, k: int, rocm: bool) -> str:
     """The parameters of Inductor's template "mm". Raises OmittedError."""
     values = dict(solution.parameters)
     if solution.family != FAMILY or values.pop("template", None) != TEMPLATE:
-        raise OmittedError(
+        raise UnnamedError(
             f"solutions of family {solution.family} have no name in Inductor's table, but for its own "
             f'template\'s (family {FAMILY}, template "{TEMPLATE}")'
         )
@@ -245,17 +256,17 @@ def _template(solution: Solution, k: int, rocm: bool) -> str:
     missing, unknown = [n for n in PARAMETERS if n not in values], [n for n in values if n not in known]
     if missing or unknown:
         wrong = f"lacks {missing[0]}" if missing else f"does not take {unknown[0]}"
-        raise OmittedError(f"its solution is none of Inductor's template mm, which {wrong}")
+        raise UnnamedError(f"its solution is none of Inductor's template mm, which {wrong}")
     found: dict[str, object] = {"template_id": "triton::mm"}
     for name in known:
         if name in values:
             value = values[name]
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
-                raise OmittedError(f"{name} of its solution is no whole number from 0")
+                raise UnnamedError(f"{name} of its solution is no whole number from 0")
             found[name] = value
     step = found["BLOCK_K"]
     if not isinstance(step, int) or not all(found[name] for name in PARAMETERS if name != "num_stages"):
-        raise OmittedError("a size of its solution is 0")
+        raise UnnamedError("a size of its solution is 0")
     # Releases before 2.12 take these from the table only; later ones would take them from a configuration
     # of their own, which has another BLOCK_K.
     found |= {"EVEN_K": k % step == 0, "ACC_TYPE": "tl.float32", "USE_FAST_ACCUM": False}

@@ -13,10 +13,19 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from backends.export_targets import EXPORT_TARGETS
 from backends.problem import GemmProblem
 from service.formats.core import override
 from service.formats.core.export import ExportOptions, ExportRefused, ExportReport, ExportRow
-from service.formats.core.override import Keyed, OmittedError, Validators, with_environments
+from service.formats.core.override import (
+    Keyed,
+    OmittedError,
+    UnnamedError,
+    Validators,
+    best_named,
+    families_of,
+    with_environments,
+)
 from service.formats.core.rocm_values import TYPES, build_note
 
 COLUMNS = (
@@ -37,6 +46,7 @@ _ROCBLAS: Mapping[str, str] = {
 FORMS = ("rocm-<major>.<minor>, 6.0 to 6.4 and 7.0 to 7.2: rows name Tensile's solutions",)
 _TARGET = re.compile(r"rocm-([0-9]\.[0-9])")
 _READER = "rocBLAS's override file"
+_TARGETS = (EXPORT_TARGETS["rocblas"],)
 _SAYS: Mapping[str, override.Says] = {
     "ROCBLAS_VERSION": override.library("rocblas"),
     "GCN_ARCH_NAME": override.arch,
@@ -110,7 +120,7 @@ class Sheet:
         sections = ((COLUMNS, Keyed(report, what)), (STRIDED, Keyed(report, what)))
         for row in rows:
             try:
-                sections[row.problem.batch > 1][1].put(*self._keyed(row))
+                sections[row.problem.batch > 1][1].put(*best_named(row, _TARGETS, self._keyed, report)[1])
             except OmittedError as reason:
                 report.omit(str(reason), row.problem)
         values = self.validators.values
@@ -128,11 +138,11 @@ class Sheet:
         """rocBLAS's key of the row, the row, and its text. Raises OmittedError."""
         self.validators.check(row.environment)
         override.check_judgement(row)
-        override.check_family(row, ("rocblas",), _READER)
+        override.check_family(row, families_of(_TARGETS), _READER)
         override.check_build(row, "rocblas", self.validators.values["ROCBLAS_VERSION"])
         index = self._index(row)
         if self.workspace_limit is not None and row.solution.workspace_bytes > self.workspace_limit:
-            raise OmittedError(f"needs more workspace than the {self.workspace_limit} bytes it may have")
+            raise UnnamedError(f"needs more workspace than the {self.workspace_limit} bytes it may have")
         p = row.problem
         compute = _compute(p)
         sizes = f"{p.m},{p.n},{p.batch},{p.k}"
@@ -147,17 +157,17 @@ class Sheet:
         """The index in the file for rocBLAS's own index. Raises OmittedError."""
         index = row.solution.parameters.get("solution_index")
         if len(row.solution.parameters) != 1 or isinstance(index, bool) or not isinstance(index, int):
-            raise OmittedError("a rocblas solution without the index that the file names it by")
+            raise UnnamedError("a rocblas solution without the index that the file names it by")
         if not -(2**31) <= index < 2**31:
-            raise OmittedError("its solution_index does not fit 32 bits")
+            raise UnnamedError("its solution_index does not fit 32 bits")
         if not is_split(self.validators.values["ROCBLAS_VERSION"]):
             if index <= 0:
-                raise OmittedError("this rocBLAS numbers solutions from 1; its index stands for the default")
+                raise UnnamedError("this rocBLAS numbers solutions from 1; its index stands for the default")
             return index
         if index > 0:
-            raise OmittedError("a positive index may be hipBLASLt's there, and the file names Tensile's")
+            raise UnnamedError("a positive index may be hipBLASLt's there, and the file names Tensile's")
         if index >= -RESERVED:
-            raise OmittedError("its solution is the default or a kernel of rocBLAS's own, not one of Tensile")
+            raise UnnamedError("its solution is the default or a kernel of rocBLAS's own, not one of Tensile")
         return -index - RESERVED
 
 

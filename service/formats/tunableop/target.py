@@ -25,7 +25,9 @@ from dataclasses import dataclass, replace
 
 from backends.canonical import slug
 from backends.environment import Environment
+from backends.export_targets import EXPORT_TARGETS, ExportTarget
 from service.formats.core.export import ExportOptions, ExportRefused
+from service.formats.core.override import families_of
 from service.formats.tunableop.key import Grammar
 
 #: The oldest and the newest release whose format is known.
@@ -80,9 +82,17 @@ class Target:
     @property
     def families(self) -> tuple[str, ...]:
         """Solution families that its rows can name."""
+        return families_of(self.export_targets)
+
+    @property
+    def export_targets(self) -> tuple[ExportTarget, ...]:
+        """The export targets whose solutions its rows can name."""
+        names: tuple[str, ...] = ()
         if self.rocm:
-            return ("rocblas", "hipblaslt")
-        return ("cublaslt",) if self.at_least(2, 14) else ()
+            names = ("rocblas", "hipblaslt")
+        elif self.at_least(2, 14):
+            names = ("cublaslt", "cublaslt-1mib")
+        return tuple(EXPORT_TARGETS[name] for name in names)
 
     @property
     def grammar(self) -> Grammar:

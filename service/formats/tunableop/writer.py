@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from backends.environment import Environment
 from backends.errors import InvalidProblem
 from backends.problem import GemmProblem
-from service.formats.core.export import ExportOptions, ExportRefused, ExportReport, ExportRow
-from service.formats.core.override import OmittedError, with_environments
+from service.formats.core.export import ExportOptions, ExportRefused, ExportReport, ExportRow, Gain
+from service.formats.core.override import OmittedError, UnnamedError, best_named, with_environments
 from service.formats.tunableop.key import Grammar, NoKeyError, build_key, fits
 from service.formats.tunableop.signature import BadLineError, parse_key
 from service.formats.tunableop.solution import BUILD_OF, DEFAULT, solution_name
@@ -63,8 +63,9 @@ class Sheet:
         piece = [f"Validator,{key},{value}\n" for key, value in self.validators.items()]
         for row in rows:
             try:
-                piece += self._lines(row)
-                report.written += 1
+                written, lines = best_named(row, self.target.export_targets, self._lines, report)
+                piece += lines
+                report.wrote(Gain.of(written))
             except OmittedError as reason:
                 report.omit(str(reason), row.problem, reason.kept)
             except NoKeyError as reason:
@@ -143,12 +144,12 @@ class Sheet:
         family = solution.family
         if family not in target.families:
             known = ", ".join(target.families) or "none; it fails at an unknown one, so Default alone is safe"
-            raise OmittedError(f"solutions of family {family} have no name in {target.text}; known: {known}")
+            raise UnnamedError(f"solutions of family {family} have no name in {target.text}; known: {known}")
         operator = key.partition("TunableOp_")[0]
         if family == "rocblas" and operator in ("GemmAndBias", "ScaledGemm"):
-            raise OmittedError(f"{operator}TunableOp has no rocBLAS solutions")
+            raise UnnamedError(f"{operator}TunableOp has no rocBLAS solutions")
         if family == "hipblaslt" and row.problem.dtype_a.startswith("complex"):
-            raise OmittedError("TunableOp has no hipBLASLt solutions of complex GEMMs")
+            raise UnnamedError("TunableOp has no hipBLASLt solutions of complex GEMMs")
         self._check_build(family, solution.build)
         self._check_workspace(row)
         layout = key.partition(",")[0][-2:] if target.named_by_layout else None
@@ -159,23 +160,23 @@ class Sheet:
             self._names[named] = solution_name(solution, layout)
         name = self._names[named]
         if name is None:
-            raise OmittedError(f"a {family} solution without the parameters that TunableOp names it by")
+            raise UnnamedError(f"a {family} solution without the parameters that TunableOp names it by")
         return name
 
     def _check_build(self, family: str, build: str | None) -> None:
         validator = BUILD_OF[family]
         wanted = self.validators[validator]
         if build is None:
-            raise OmittedError(f"the {family} build of its solution is not known: the file is for {wanted}")
+            raise UnnamedError(f"the {family} build of its solution is not known: the file is for {wanted}")
         if build_text(family, build) != wanted:
-            raise OmittedError(f"its solution is of {family} {build}: the file is for {wanted}")
+            raise UnnamedError(f"its solution is of {family} {build}: the file is for {wanted}")
 
     def _check_workspace(self, row: ExportRow) -> None:
         limit = self.workspace_limit
         if limit is None:
             limit = self.target.workspace(row.environment.arch)
         if limit is not None and row.solution.workspace_bytes > limit:
-            raise OmittedError(
+            raise UnnamedError(
                 f"needs more workspace than the {limit} bytes that {self.target.text} gives; raise "
                 "CUBLASLT_WORKSPACE_SIZE (KiB) there and name the new limit here"
             )

@@ -22,10 +22,17 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from backends.environment import Environment
+from backends.export_targets import EXPORT_TARGETS
 from backends.problem import GemmProblem
 from backends.solution import Solution
 from service.formats.core.export import ExportOptions, ExportRefused, ExportReport, ExportRow
-from service.formats.core.override import Keyed, OmittedError, with_environments
+from service.formats.core.override import (
+    Keyed,
+    OmittedError,
+    UnnamedError,
+    best_named,
+    with_environments,
+)
 from service.formats.core.row_text import Texts
 from service.formats.core.tar_text import closing, member
 from service.formats.vllm.block_fp8 import (
@@ -37,6 +44,7 @@ from service.formats.vllm.block_fp8 import (
     parameters_fault,
 )
 
+_TARGETS = (EXPORT_TARGETS["block-fp8"],)
 #: The validator with the device's name in a file's name.
 DEVICE_NAME = "DEVICE_NAME"
 #: Suffixes that AMD's drivers add to an Instinct's name in a virtual machine.
@@ -181,7 +189,7 @@ class _Archive:
     def write(self, rows: Iterable[ExportRow], report: ExportReport) -> Iterator[str]:
         for row in rows:
             try:
-                self._put(row, report)
+                self._put(*best_named(row, _TARGETS, self._checked, report), report)
             except OmittedError as reason:
                 report.omit(str(reason), row.problem)
         written = 0
@@ -193,18 +201,22 @@ class _Archive:
             yield piece
         yield closing(written)
 
-    def _put(self, row: ExportRow, report: ExportReport) -> None:
+    def _checked(self, row: ExportRow) -> Solution:
+        """The solution to write for the row. Raises OmittedError."""
         place = self._places.of(row.environment)
         if place != str(self.options.device):
             raise OmittedError(f"measured on {place}: the file is for {self.options.device}")
         solution = self._solution(row)
         if solution.family != FAMILY:
-            raise OmittedError(
+            raise UnnamedError(
                 f"solutions of family {solution.family} have no name in {self.stack.stack}'s files; known: "
                 f"{FAMILY}"
             )
         self._check_problem(row.problem)
         self._check_parameters(solution)
+        return solution
+
+    def _put(self, row: ExportRow, solution: Solution, report: ExportReport) -> None:
         p = row.problem
         keyed = self._files.get((p.m, p.k))
         if keyed is None:
@@ -243,13 +255,13 @@ class _Archive:
     def _check_parameters(self, solution: Solution) -> None:
         fault = parameters_fault(solution.parameters)
         if fault is not None:
-            raise OmittedError(f"the kernel does not take its parameters: {fault}")
+            raise UnnamedError(f"the kernel does not take its parameters: {fault}")
         if self.options.device.vendor != "hip" and not solution.parameters.keys() <= set(PARAMETERS):
-            raise OmittedError(f"{' and '.join(HIP_PARAMETERS)} are parameters for AMD devices only")
+            raise UnnamedError(f"{' and '.join(HIP_PARAMETERS)} are parameters for AMD devices only")
         step = solution.parameters["BLOCK_SIZE_K"]
         if step not in self.stack.steps:
             known = ", ".join(str(size) for size in self.stack.steps)
-            raise OmittedError(f"{self.stack.stack} does not run BLOCK_SIZE_K {step} as it is, only {known}")
+            raise UnnamedError(f"{self.stack.stack} does not run BLOCK_SIZE_K {step} as it is, only {known}")
 
 
 def _entry(m: int, solution: Solution) -> str:

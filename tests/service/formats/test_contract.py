@@ -13,7 +13,9 @@ import pytest
 
 from backends.environment import Environment
 from backends.errors import GemmtuneError, ReadError
+from backends.export_targets import targets_of
 from backends.problem import from_linear
+from backends.solution import Solution
 from service.formats import (
     FORMATS,
     READERS,
@@ -30,9 +32,24 @@ from service.formats import (
     reading,
 )
 from service.formats.core import base
+from service.formats.core.export import TargetRow
 from service.formats.page import page
 from tests.service.formats import contract_inputs
-from tests.service.formats.made import CPU, H200, LINEAR, MI300X, outcomes, row, written
+from tests.service.formats.made import (
+    ATTRIBUTES,
+    BASELINE,
+    CPU,
+    CUBLASLT,
+    H200,
+    HIPBLASLT,
+    LINEAR,
+    MI300X,
+    ROCBLAS,
+    on_mi300x,
+    outcomes,
+    row,
+    written,
+)
 from tests.service.formats.mutate import WrongAnswer, fuzz
 
 INPUTS = contract_inputs.written()
@@ -318,3 +335,163 @@ def test_the_page_of_formats_is_the_registrys() -> None:
     assert committed.read_text() == page(), "python -m service.formats.page docs/formats.md"
     for name in (*READERS, *WRITERS):
         assert f"\n## {name}\n" in page()
+
+
+# ---- the best that a target can name -------------------------------------------------------------
+
+
+OURS = Solution("tile-wgmma", 4, {"tile_m": 64})
+#: What the suites of formats that write no solution of a library's write.
+NAMED = {
+    "inductor-table": Solution(
+        "triton", 1,
+        {"template": "inductor-mm", "BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "GROUP_M": 8,
+         "num_stages": 3, "num_warps": 4},
+    ),
+}  # fmt: skip
+OVERRIDES = [name for name in WRITERS if name not in ("json", "jsonl", "csv")]
+
+
+def target_row(solution: Solution, judgement: str = "WIN", **changed: object) -> TargetRow:
+    """A target's best candidate, 1.25 times as fast as the baseline."""
+    made = TargetRow(
+        solution, judgement, 2e-05, 2.5e-05, (1.2, 1.25, 1.3), 10, "0123456789abcdef", "2026-10-04T12:00:00Z",
+        proven=True,
+    )  # fmt: skip
+    return replace(made, **changed)  # type: ignore[arg-type]
+
+
+def judged_rows(name: str, count: int, judgement: str = "WIN") -> list[ExportRow]:
+    """Rows that a kernel of ours won, twice as fast as the baseline, with the best that the format can name
+    judged too."""
+    one = INPUTS[name]
+    winner = NAMED.get(name, one.winner)
+    targets = {
+        target.name: target_row(winner, judgement)
+        for target in targets_of(one.environment.vendor)
+        if target.names(winner)
+    }
+    targets["bundle"] = target_row(OURS, speedup=(1.9, 2.0, 2.1))
+    return [row(p, environment=one.environment, solution=OURS, targets=targets) for p in one.problems(count)]
+
+
+@pytest.mark.parametrize("name", OVERRIDES)
+def test_the_best_that_a_target_can_name_is_written_where_the_winner_has_no_name(name: str) -> None:
+    one = INPUTS[name]
+    winner = NAMED.get(name, one.winner)
+    as_winner = [
+        row(p, environment=one.environment, solution=winner, seconds=2e-05, speedup=(1.2, 1.25, 1.3))
+        for p in one.problems(20)
+    ]
+    environments = (one.environment,)
+    expected, _ = written(name, as_winner, one.target, environments=environments)
+    text, report = written(name, judged_rows(name, 20), one.target, environments=environments)
+    assert text == expected
+    assert report.to_dict() == {"written": 20, "omitted": {}}
+    assert (report.tune_again, report.one_seed) == (0, 0)
+
+
+@pytest.mark.parametrize("name", OVERRIDES)
+@pytest.mark.parametrize("judgement", ["TIE", "LOSS"])
+def test_what_a_target_can_name_is_left_out_if_it_won_nothing(name: str, judgement: str) -> None:
+    one = INPUTS[name]
+    rows = judged_rows(name, 3, judgement)
+    _, report = written(name, rows, one.target, environments=(one.environment,))
+    ((reason, count),) = report.omitted.items()
+    assert (report.written, count, report.tune_again) == (0, 3, 0)
+    assert reason.startswith("its winner has no name there; of the best that has one: ")
+    assert judgement in reason
+
+
+@pytest.mark.parametrize("name", OVERRIDES)
+def test_rows_of_sessions_that_judged_no_targets_are_to_be_tuned_again(name: str) -> None:
+    one = INPUTS[name]
+    rows = [replace(made, targets=None) for made in judged_rows(name, 3)]
+    _, report = written(name, rows, one.target, environments=(one.environment,))
+    assert (report.written, report.tune_again) == (0, 3)
+    ((reason, count),) = report.omitted.items()
+    assert count == 3
+    assert "its winner" not in reason, "as before there were targets"
+    known = [replace(made, targets={}) for made in judged_rows(name, 3)]
+    _, report = written(name, known, one.target, environments=(one.environment,))
+    assert (report.written, report.tune_again) == (0, 0), "no candidate of theirs was in the final"
+
+
+def test_of_two_targets_the_faster_one_is_written() -> None:
+    targets = {
+        "rocblas": target_row(ROCBLAS, speedup=(1.3, 1.4, 1.5), seconds=1.8e-05),
+        "hipblaslt": target_row(HIPBLASLT),
+    }
+    best = on_mi300x(solution=OURS, targets=targets)
+    validators = {"PT_VERSION": "2.15.0"}
+    text, _ = written("tunableop", [best], "torch-2.15+rocm", validators=validators)
+    assert "Gemm_Rocblas_-621294427,0.018" in text
+    lost = {**targets, "rocblas": target_row(ROCBLAS, "TIE", speedup=(0.9, 1.5, 1.6))}
+    text, _ = written("tunableop", [replace(best, targets=lost)], "torch-2.15+rocm", validators=validators)
+    assert "Gemm_Hipblaslt_477479,0.02" in text
+
+
+def test_a_winner_beyond_the_targets_workspace_gives_way_to_one_within_it() -> None:
+    large = replace(CUBLASLT, workspace_bytes=2**21)
+    small = Solution("cublaslt", 1, {**ATTRIBUTES, "algo_id": 67}, "130200", 2**19)
+    targets = {"cublaslt": target_row(large, speedup=(1.9, 2.0, 2.1)), "cublaslt-1mib": target_row(small)}
+    asked = [row(solution=large, targets=targets)]
+    text, report = written("tunableop", asked, "torch-2.15+cuda")
+    assert "Gemm_Cublaslt_id_67_" in text
+    assert report.written == 1
+    text, _ = written("tunableop", asked, "torch-2.15+cuda", workspace_limit=2**25)
+    assert "Gemm_Cublaslt_id_66_" in text
+
+
+def test_the_gain_of_a_file() -> None:
+    report = ExportReport()
+    targets = {"cublaslt": target_row(CUBLASLT), "bundle": target_row(OURS, speedup=(1.9, 2.0, 2.1))}
+    rows = [
+        row(solution=OURS, speedup=(1.9, 2.0, 2.1), targets=targets),  # 1.25 without a bundle
+        row(speedup=(1.4, 1.5, 1.6), targets={"cublaslt": target_row(CUBLASLT)}),
+        row(solution=OURS, speedup=(2.9, 3.0, 3.1)),  # of an older session: 1 without a bundle
+        row(judgement="TIE", solution=BASELINE, speedup=(1.0, 1.0, 1.0), targets={}),
+    ]
+    rows = [replace(one, problem=from_linear(m, 512, 512, "bf16")) for m, one in enumerate(rows, 1)]
+    assert report.gain() is None
+    for one in rows:
+        report.measured(one)
+    options = ExportOptions(H200.device_class, "torch-2.15+cuda", environments=(H200,))
+    "".join(WRITERS["tunableop"].write(rows, options, report))
+    assert report.figures() == {
+        **report.to_dict(),
+        "gain": {
+            "rows": 2,
+            "geometric_mean": pytest.approx((1.25 * 1.5) ** 0.5),
+            "problems": 4,
+            "all_problems": pytest.approx((1.25 * 1.5) ** 0.25),
+            "with_bundle": pytest.approx((2.0 * 1.5 * 3.0) ** 0.25),
+        },
+        "tune_again": 1,
+        "one_seed": 0,
+    }
+
+
+def test_rows_of_imported_files_and_of_one_seed_are_told_apart() -> None:
+    imported = row(judgement="", provenance="imported", speedup=None)
+    once = row(from_linear(1, 64, 64, "bf16"), solution=OURS,
+               targets={"cublaslt": target_row(CUBLASLT, proven=False)})  # fmt: skip
+    _, report = written("tunableop", [imported, once], "torch-2.15+cuda")
+    assert (report.written, report.one_seed) == (2, 1)
+    gain = report.gain()
+    assert gain is not None
+    assert gain["rows"] == 1
+
+
+def test_targets_are_written_and_read_back_as_json() -> None:
+    (one,) = judged_rows("tunableop", 1)
+    for name in ("json", "jsonl"):
+        text, _ = written(name, [one, replace(one, problem=from_linear(1, 2, 3, "bf16"), targets=None)])
+        imported = read_stream(io.BytesIO(text.encode()), "export")
+        first, second = (claim.claim.row for claim in imported.claims)
+        assert first == one
+        assert second is not None
+        assert second.targets is None
+        for wrong in ('"proven":1', '"proven":true,"rounds":"x"'):
+            broken = read_stream(io.BytesIO(text.replace('"proven":true', wrong).encode()), "export")
+            assert len(broken.rejected) == 1

@@ -29,7 +29,7 @@ from service.formats.core.base import (
     decode_lines,
     rejected,
 )
-from service.formats.core.export import ExportOptions, ExportRefused, ExportReport, ExportRow
+from service.formats.core.export import ExportOptions, ExportRefused, ExportReport, ExportRow, Gain
 from service.formats.core.json_text import BadJsonError, decode
 from service.formats.core.row_text import dumps, unwritten
 from service.formats.core.row_values import BadRowError, seconds_from, solution_from
@@ -110,7 +110,7 @@ def _write(rows: Iterable[ExportRow], options: ExportOptions, report: ExportRepo
             report.omit(reason, row.problem)
             continue
         m, n, k, dtype = _shape(row.problem)
-        report.written += 1
+        report.wrote(Gain.of(row))
         yield f"{m} {n} {k} {dtype} {row.seconds!r} {dumps(row.solution.to_dict())}\n"
 
 

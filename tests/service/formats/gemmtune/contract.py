@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.service.formats.contract_inputs import CUBLASLT, H200, Input
 
 WRITTEN = {
-    "c-header": Input(H200, CUBLASLT),
+    "c-header": Input(H200, CUBLASLT, "cublaslt"),
     "jsonl": Input(H200, CUBLASLT, streamed=True),
     "json": Input(H200, CUBLASLT, streamed=True),
     "csv": Input(H200, CUBLASLT, streamed=True),

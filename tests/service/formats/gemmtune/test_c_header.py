@@ -369,8 +369,11 @@ def test_parameters_that_are_no_index_or_no_algorithm(tmp_path: Path) -> None:
 
 
 def test_what_is_refused() -> None:
-    for wrong in ({"target": "c99"}, {"validators": {"CU_COUNT": "132"}}):
-        with pytest.raises(
-            ExportRefused, match="c-header is for no one stack: leave out target and validators"
-        ):
+    wrongs: dict[str, dict[str, Any]] = {
+        "c-header is for no one stack: leave out validators": {"validators": {"CU_COUNT": "132"}},
+        "target 'c99' is no export target of cuda devices; known: cublaslt, ": {"target": "c99"},
+        "target 'rocblas' is no export target of cuda devices": {"target": "rocblas"},
+    }
+    for message, wrong in wrongs.items():
+        with pytest.raises(ExportRefused, match=message):
             header([], **wrong)
