@@ -177,7 +177,7 @@ def _rows(
             numbers = [row["targets_verdict_number"] for row in part if row["targets_verdict_number"]]
             targets = exported.target_rows(connection, numbers)
             for row in part:
-                judged = targets.get(row["targets_verdict_number"])
+                judged = targets.get(row["targets_verdict_number"], ())
                 made = shared.measured(row, keys.get(row["problem_id"], ((), 0)), judged)
                 report.measured(made)
                 yield made
@@ -249,10 +249,8 @@ class _Shared:
         self._solutions: dict[tuple[str, int, bool | None], Solution] = {}
         self._parsed: dict[str, Solution] = {}
 
-    def measured(
-        self, row: Row, keys: tuple[tuple[str, ...], int], judged: Sequence[Row] | None
-    ) -> ExportRow:
-        """A best row; `judged` are the verdicts of its export targets, None if there are none."""
+    def measured(self, row: Row, keys: tuple[tuple[str, ...], int], judged: Sequence[Row]) -> ExportRow:
+        """A best row; `judged` are the verdicts of its export targets."""
         verdict = orjson.loads(row["content"])
         speedup = verdict["speedup"]
         return ExportRow(
@@ -273,13 +271,11 @@ class _Shared:
             decided_at=row["created_at"],
             provenance=MEASURED,
             source=row["provenance_source"] or "",
-            # A session may have judged the targets without finding a candidate of any.
-            targets={} if judged is None and "targets" in verdict else self._targets(judged),
+            targets=self._targets(judged),
+            targets_judged="targets" in verdict,
         )
 
-    def _targets(self, judged: Sequence[Row] | None) -> dict[str, TargetRow] | None:
-        if judged is None:
-            return None
+    def _targets(self, judged: Sequence[Row]) -> dict[str, TargetRow]:
         return {
             row["target"]: TargetRow(
                 solution=self._solution(row["solution_id"], row, "solution_"),

@@ -292,14 +292,12 @@ def export(
         _tell(f"{count} left out: {reason}", "yellow")
     if told["tune_again"]:
         _tell(
-            f"{told['tune_again']} of them won with kernels that the file cannot name, and what it can "
-            "name was not judged: tune again (tune --force)",
+            f"{told['tune_again']} of them won with solutions that the file cannot name, and what it can name "
+            "was not judged: tune again (tune --force)",
             "yellow",
         )
     if told["one_seed"]:
-        _tell(
-            f"{told['one_seed']} rows are of solutions that were verified on one seed: tune again", "yellow"
-        )
+        _tell(f"{told['one_seed']} written on the evidence of one seed: tune again (tune --force)", "yellow")
 
 
 def _written(told: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import os
 import subprocess
 import sys
@@ -160,9 +161,17 @@ def test_export_and_its_report(home: Home, tuned: Any, tmp_path: Path) -> None:
     path = tmp_path / "best.json"
     code, _, err = home.run("export", "json", "--output", str(path))
     assert code == 0, err
-    assert "rows written" in err
-    rows = json.loads(path.read_text())["rows"]
-    assert tuned["problem_id"] in {row["problem_id"] for row in rows}
+    assert re.search(
+        r"[0-9]+ rows written, geometric mean [0-9.]+x; over all [0-9]+ problems [0-9.]+x, [0-9.]+x with a bundle",
+        err,
+    )
+    rows = {row["problem_id"]: row for row in json.loads(path.read_text())["rows"]}
+    targets = rows[tuned["problem_id"]]["targets"]
+    assert rows[tuned["problem_id"]]["targets_judged"] is True
+    assert targets, "a real session judged the best of OpenBLAS, or of our kernels"
+    for target in targets.values():
+        assert target["judgement"] in ("WIN", "TIE", "LOSS")
+        assert target["proven"] or target["judgement"] != "WIN"
     code, out, _ = home.run("export", "csv")
     assert code == 0
     assert out.startswith("m,n,k,dtype")

@@ -61,8 +61,8 @@ class ExportRow:
     itself); `baseline` is None if an imported file gives at most its name. `judgement`: WIN, TIE, LOSS, or ""
     for an imported row. `speedup`: low, mid, high of baseline time over winner time; an open end is None.
     `decided_at`: ISO 8601. `source`: where the row came from, such as the name of an imported file.
-    `targets`: export target -> its best candidate; None if no session judged targets. `proven`: the solution
-    was verified on five seeds.
+    `targets`: export target -> its best candidate. `targets_judged`: the session judged targets, so that one
+    that is missing is known to have no candidate. `proven`: the solution was verified on five seeds.
     """
 
     problem: GemmProblem
@@ -82,12 +82,13 @@ class ExportRow:
     decided_at: str | None
     provenance: str = MEASURED
     source: str = ""
-    targets: Mapping[str, TargetRow] | None = None
+    targets: Mapping[str, TargetRow] = field(default_factory=dict)
+    targets_judged: bool = False
     proven: bool = True
 
     def of_target(self, name: str) -> ExportRow | None:
         """The row with a target's best candidate as its solution; None if the target has none."""
-        found = (self.targets or {}).get(name)
+        found = self.targets.get(name)
         if found is None:
             return None
         return replace(
@@ -119,11 +120,10 @@ def _ratio(judgement: str, speedup: Speedup | None) -> float:
 
 
 def _bundle_ratio(row: ExportRow) -> float:
-    if row.targets is None:
-        ours = BUNDLE.names(row.solution)
-        return _ratio(row.judgement, row.speedup) if ours else 1.0
     best = row.targets.get(BUNDLE.name)
-    return 1.0 if best is None else _ratio(best.judgement, best.speedup)
+    if best is not None:
+        return _ratio(best.judgement, best.speedup)
+    return _ratio(row.judgement, row.speedup) if BUNDLE.names(row.solution) else 1.0
 
 
 @dataclass(frozen=True)

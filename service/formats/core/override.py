@@ -68,7 +68,7 @@ def best_named(
     except UnnamedError as winner:
         judged = [found for target in targets if (found := row.of_target(target.name)) is not None]
         if not judged:
-            report.tune_again += row.targets is None and row.judgement == "WIN"
+            report.tune_again += row.judgement == "WIN" and not row.targets_judged
             raise
         reason: OmittedError = winner
         for candidate in sorted(judged, key=_by_gain):

@@ -136,15 +136,15 @@ class RowTexts:
         return "null" if row.baseline is None else self._solutions.of(row.baseline)
 
     def _targets(self, row: ExportRow) -> str:
-        """The member `targets` with a comma; nothing for a row of a session that judged none."""
-        if row.targets is None:
+        """The members about targets, with a comma each; nothing if there is nothing to say of them."""
+        if not row.targets and not row.targets_judged:
             return ""
         members = (
             f"{dumps(name)}:{{"
             f'"solution":{self._solutions.of(one.solution)},{dumps(_target_figures(one))[1:-1]}}}'
             for name, one in row.targets.items()
         )
-        return f'"targets":{{{",".join(members)}}},'
+        return f'"targets":{{{",".join(members)}}},"targets_judged":{dumps(row.targets_judged)},'
 
     def text(self, row: ExportRow) -> str:
         """The row's JSON; row_from_plain() reads it back."""

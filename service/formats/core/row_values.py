@@ -57,22 +57,19 @@ class Rows:
             provenance=provenance_from(values.get("provenance")),
             source=_text(values, "source"),
             targets=self._targets(values),
+            targets_judged=_boolean(values, "targets_judged") if "targets" in values else False,
         )
 
-    def _targets(self, values: Mapping[str, Any]) -> dict[str, TargetRow] | None:
-        if "targets" not in values:
-            return None
-        named = _mapping(values, "targets")
+    def _targets(self, values: Mapping[str, Any]) -> dict[str, TargetRow]:
+        named = _mapping(values, "targets") if "targets" in values else {}
         return {name: self._target(_mapping(named, name)) for name in named}
 
     def _target(self, values: Mapping[str, Any]) -> TargetRow:
         seconds = seconds_from(values.get("seconds"), "seconds")
         baseline_seconds = seconds_from(values.get("baseline_seconds"), "baseline_seconds")
-        speedup, proven = speedup_from(values.get("speedup")), values.get("proven")
+        speedup = speedup_from(values.get("speedup"))
         if seconds is None or baseline_seconds is None or speedup is None:
             raise BadRowError("a target's seconds, baseline_seconds and speedup must be given")
-        if not isinstance(proven, bool):
-            raise BadRowError(f"proven must be true or false, not {proven!r}")
         return TargetRow(
             solution=self._shared(values, "solution", self._solutions, solution_from),
             judgement=judgement_from(values.get("judgement")),
@@ -82,7 +79,7 @@ class Rows:
             rounds=_integer(values, "rounds"),
             session=_text(values, "session"),
             decided_at=_text(values, "decided_at"),
-            proven=proven,
+            proven=_boolean(values, "proven"),
         )
 
     def _shared(
@@ -215,6 +212,13 @@ def _integer(values: Mapping[str, Any], name: str) -> int:
     found = values.get(name)
     if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found < 2**63:
         raise BadRowError(f"{name} must be an integer from 0, not {found!r}")
+    return found
+
+
+def _boolean(values: Mapping[str, Any], name: str) -> bool:
+    found = values.get(name)
+    if not isinstance(found, bool):
+        raise BadRowError(f"{name} must be true or false, not {found!r}")
     return found
 
 

@@ -439,7 +439,7 @@ def on_host(rocm: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The libamdhip64 of a ROCm on the host, whose hipRTC makes the code objects that it loads."""
     for name, value in variables(rocm).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setitem(package.TOOLCHAINS, "hip", Hiprtc())  # type: ignore[index]
+    monkeypatch.setitem(package.TOOLCHAINS, "hip", Hiprtc())  # type: ignore[attr-defined]
     monkeypatch.setattr(package, "missing", lambda *_: None)
     return rocm / "lib" / "libamdhip64.so"
 

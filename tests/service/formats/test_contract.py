@@ -372,7 +372,10 @@ def judged_rows(name: str, count: int, judgement: str = "WIN") -> list[ExportRow
         if target.names(winner)
     }
     targets["bundle"] = target_row(OURS, speedup=(1.9, 2.0, 2.1))
-    return [row(p, environment=one.environment, solution=OURS, targets=targets) for p in one.problems(count)]
+    return [
+        row(p, environment=one.environment, solution=OURS, targets=targets, targets_judged=True)
+        for p in one.problems(count)
+    ]
 
 
 @pytest.mark.parametrize("name", OVERRIDES)
@@ -406,7 +409,7 @@ def test_what_a_target_can_name_is_left_out_if_it_won_nothing(name: str, judgeme
 @pytest.mark.parametrize("name", OVERRIDES)
 def test_rows_of_sessions_that_judged_no_targets_are_to_be_tuned_again(name: str) -> None:
     one = INPUTS[name]
-    rows = [replace(made, targets=None) for made in judged_rows(name, 3)]
+    rows = [replace(made, targets={}, targets_judged=False) for made in judged_rows(name, 3)]
     _, report = written(name, rows, one.target, environments=(one.environment,))
     assert (report.written, report.tune_again) == (0, 3)
     ((reason, count),) = report.omitted.items()
@@ -486,12 +489,15 @@ def test_rows_of_imported_files_and_of_one_seed_are_told_apart() -> None:
 def test_targets_are_written_and_read_back_as_json() -> None:
     (one,) = judged_rows("tunableop", 1)
     for name in ("json", "jsonl"):
-        text, _ = written(name, [one, replace(one, problem=from_linear(1, 2, 3, "bf16"), targets=None)])
+        text, _ = written(
+            name, [one, replace(one, problem=from_linear(1, 2, 3, "bf16"), targets={}, targets_judged=False)]
+        )
         imported = read_stream(io.BytesIO(text.encode()), "export")
         first, second = (claim.claim.row for claim in imported.claims)
         assert first == one
         assert second is not None
-        assert second.targets is None
+        assert (second.targets, second.targets_judged) == ({}, False)
+        assert text.count('"targets"') == 1
         for wrong in ('"proven":1', '"proven":true,"rounds":"x"'):
             broken = read_stream(io.BytesIO(text.replace('"proven":true', wrong).encode()), "export")
             assert len(broken.rejected) == 1

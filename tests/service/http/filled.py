@@ -97,7 +97,8 @@ def outcomes_of(
 def result_of(asked: GemmProblem, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """As a campaign makes it."""
     times = {o.solution.id: list(o.samples) for o in outcomes if o.phase is Phase.FINAL}
-    verdict = decide(times, BASELINE.id, "numpy", DecisionRule())
+    ours = {"bundle": times.keys() - {BASELINE.id}}
+    verdict = decide(times, BASELINE.id, "numpy", DecisionRule(), targets=ours)
     return {
         "problem": asked.to_dict(),
         "problem_id": asked.id,

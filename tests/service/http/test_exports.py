@@ -210,6 +210,28 @@ def test_the_report_alone(filled: httpx.Client) -> None:
     found = fits(records.ExportReport, filled.get("/v1/exports/csv?report=true"))
     assert (found["written"], found["omitted"]) == (len(PROBLEMS), {})
     assert (found["format"], found["device_class"], found["policy_id"]) == ("csv", CLASS, POLICY.id)
+    assert found["gain"] == pytest.approx(
+        {
+            "rows": len(PROBLEMS),
+            "geometric_mean": 2.0,
+            "problems": len(PROBLEMS),
+            "all_problems": 2.0,
+            "with_bundle": 2.0,
+        }
+    )
+    assert (found["tune_again"], found["one_seed"]) == (0, 0)
+
+
+def test_a_bundle_beside_a_file_that_cannot_name_our_kernels(filled: httpx.Client) -> None:
+    """No library's solution was judged there: the sessions say so, and the file has no row."""
+    fault = fault_of(filled.get("/v1/exports/c-header", params={"target": "openblas"}), 409)
+    found = fault["report"]
+    assert (found["written"], found["gain"], found["tune_again"]) == (0, None, 0)
+    assert sum(one["count"] for one in found["omitted"].values()) == len(PROBLEMS)
+    both = fits(
+        records.ExportReport, filled.get("/v1/exports/c-header", params={"target": "bundle", "report": "1"})
+    )
+    assert (both["written"], both["gain"]["with_bundle"]) == (len(PROBLEMS), pytest.approx(2.0))
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,7 @@ def test_a_problem_has_its_verdicts_and_names(client: httpx.Client, engine: Engi
     found = fits(records.ProblemAnswer, client.get(f"/v1/problems/{asked.id}"))
     assert [one["session_id"] for one in found["verdicts"]] == [second, first]
     assert found["verdicts"][0]["verdict"]["judgement"] == "WIN"
+    assert found["verdicts"][0]["verdict"]["targets"]["bundle"]["judgement"] == "WIN"
     ((key),) = found["keys"]
     assert (key["format"], key["count"]) == ("tunableop-untuned", 1)
     assert key["key"].startswith("GemmAndBiasTunableOp_Half_")
