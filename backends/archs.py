@@ -207,9 +207,10 @@ _MATRIX_CORES = {
 
 
 def _cdna(name: str, shared_kib: int, rates: Rates, shared_granule: int = 512) -> GpuArch:
-    """The row of a CDNA CU. It has four SIMDs, each with 512 registers of 64 lanes, of which a thread has up to
-    256 as VGPRs and up to 256 as AGPRs. A SIMD holds eight wavefronts, and four workgroups of several wavefronts each (CDNA ISA guides; LLVM,
-    AMDGPUBaseInfo.cpp; the granule of LDS: AMDGPU User Guide, GRANULATED_LDS_SIZE)."""
+    """The row of a CDNA CU. It has four SIMDs, each with 512 registers of 64 lanes, of which a thread has up
+    to 256 as VGPRs and up to 256 as AGPRs. A SIMD holds eight wavefronts, and four workgroups of several
+    wavefronts each (CDNA ISA guides; LLVM, AMDGPUBaseInfo.cpp; the granule of LDS: AMDGPU User Guide,
+    GRANULATED_LDS_SIZE)."""
     return GpuArch(
         name, "hip", 64, shared_kib * _KIB, shared_kib * _KIB, thread_registers=512,
         unit_registers=4 * 512 * 64, register_granule=8, unit_threads=2048, unit_blocks=16,

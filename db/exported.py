@@ -69,14 +69,13 @@ def export_rows(
             yield dict(zip(names, row, strict=True))
 
 
-def target_rows(connection: Connection, numbers: Sequence[int]) -> dict[int, list[Mapping[str, Any]]]:
-    """Verdict number -> its target verdicts, with the columns of their solutions; parameters as text."""
+def target_rows(connection: Connection, numbers: Sequence[int]) -> dict[int, list[Row]]:
+    """Verdict number -> its target verdicts, with the columns of their solutions and with their workspaces in
+    the verdict's session; parameters as text, as in export_rows()."""
     names = ("family", "version", "build", "deterministic")
     query = (
         select(
-            _target,
-            _verdict.c.session_id,
-            _verdict.c.created_at,
+            *_target.c, _verdict.c.session_id, _verdict.c.created_at,
             *(_solution.c[name].label(f"solution_{name}") for name in names),
             cast(_solution.c.parameters, Text).label("solution_parameters"),
             measured_workspace(_verdict.c.session_id, _solution).label("solution_workspace_bytes"),
@@ -85,10 +84,11 @@ def target_rows(connection: Connection, numbers: Sequence[int]) -> dict[int, lis
         .join(_solution, _solution.c.id == _target.c.solution_id)
         .where(_target.c.verdict_number.in_(numbers))
         .order_by(_target.c.verdict_number, _target.c.target)
-    )
-    found: dict[int, list[Mapping[str, Any]]] = {}
-    for row in connection.execute(query).mappings():
-        found.setdefault(row["verdict_number"], []).append(dict(row))
+    )  # fmt: skip
+    columns = tuple(column.name for column in query.selected_columns)
+    found: dict[int, list[Row]] = {}
+    for row in connection.execute(query):
+        found.setdefault(row[0], []).append(dict(zip(columns, row, strict=True)))
     return found
 
 

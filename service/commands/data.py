@@ -292,8 +292,8 @@ def export(
         _tell(f"{count} left out: {reason}", "yellow")
     if told["tune_again"]:
         _tell(
-            f"{told['tune_again']} of them won with solutions that the file cannot name, and what it can name "
-            "was not judged: tune again (tune --force)",
+            f"{told['tune_again']} of them won with solutions that the file cannot name, and what it can "
+            "name was not judged: tune again (tune --force)",
             "yellow",
         )
     if told["one_seed"]:

@@ -28,10 +28,13 @@ it is a *seed*: the next tuning of its problem on that device class tries it ear
 it like any other candidate.
 
 **Writing.** A row is written where a solution won on this very device class under the library build that
-the target has. Rows that would mislead are omitted; the export reports their number by reason: a
-TIE or a LOSS (the target's default is as good), a solution that the target cannot name, another build, a row
-that the target cannot tell from another one (the report names the one that stands). An export that makes no
-sense as asked is refused.
+the target has. Where the file cannot name the winner, it gets the best solution that it can name, if that one
+won against the default too: a tuning judges the best of each
+[export target](decisions/0015-export-targets.md). The export reports the geometric mean of the rows that it
+wrote, and of all problems, without and with a bundle of our own kernels. Rows that would mislead are
+omitted; the export reports their number by reason: a TIE or a LOSS (the target's default is as good), a
+solution that the target cannot name, another build, a row that the target cannot tell from another one (the
+report names the one that stands). An export that makes no sense as asked is refused.
 
 | format | read | written | what |
 |---|---|---|---|

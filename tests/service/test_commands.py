@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -162,7 +162,8 @@ def test_export_and_its_report(home: Home, tuned: Any, tmp_path: Path) -> None:
     code, _, err = home.run("export", "json", "--output", str(path))
     assert code == 0, err
     assert re.search(
-        r"[0-9]+ rows written, geometric mean [0-9.]+x; over all [0-9]+ problems [0-9.]+x, [0-9.]+x with a bundle",
+        r"[0-9]+ rows written, geometric mean [0-9.]+x; over all [0-9]+ problems [0-9.]+x, "
+        r"[0-9.]+x with a bundle",
         err,
     )
     rows = {row["problem_id"]: row for row in json.loads(path.read_text())["rows"]}

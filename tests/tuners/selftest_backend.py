@@ -1,5 +1,5 @@
-"""CPU backends for the self-test: a library with candidates that fail in every way, libraries whose lists fail,
-a family that does not compile, and a device that cannot be opened."""
+"""CPU backends for the self-test: a library with candidates that fail in every way, libraries whose lists
+fail, a family that does not compile, and a device that cannot be opened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The self-test's parts on devices with planted faults: every fault is in the report, and the rest goes on."""
+"""The self-test's parts on devices with planted faults: every fault is reported, and the rest goes on."""
 
 from __future__ import annotations
 

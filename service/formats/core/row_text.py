@@ -139,12 +139,11 @@ class RowTexts:
         """The members about targets, with a comma each; nothing if there is nothing to say of them."""
         if not row.targets and not row.targets_judged:
             return ""
-        members = (
-            f"{dumps(name)}:{{"
-            f'"solution":{self._solutions.of(one.solution)},{dumps(_target_figures(one))[1:-1]}}}'
+        members = {
+            name: {"solution": orjson.Fragment(self._solutions.of(one.solution)), **_target_figures(one)}
             for name, one in row.targets.items()
-        )
-        return f'"targets":{{{",".join(members)}}},"targets_judged":{dumps(row.targets_judged)},'
+        }
+        return f'"targets":{dumps(members)},"targets_judged":{dumps(row.targets_judged)},'
 
     def text(self, row: ExportRow) -> str:
         """The row's JSON; row_from_plain() reads it back."""

@@ -66,13 +66,15 @@ def block_scaled(count: int) -> Iterator[GemmProblem]:
 @dataclass(frozen=True)
 class Input:
     """Where a file's rows were measured, what won, for whom the file is written, and which problems it has.
-    `streamed`: rows are handed on as they come (other formats hold one row a key until the last)."""
+    `streamed`: rows are handed on as they come (other formats hold one row a key until the last).
+    `every_family`: it writes solutions of every family, not only those that a tool can name."""
 
     environment: Environment
     winner: Solution
     target: str | None = None
     problems: Problems = linears
     streamed: bool = False
+    every_family: bool = False
 
 
 def written() -> Mapping[str, Input]:

@@ -349,7 +349,7 @@ NAMED = {
          "num_stages": 3, "num_warps": 4},
     ),
 }  # fmt: skip
-OVERRIDES = [name for name in WRITERS if name not in ("json", "jsonl", "csv")]
+OVERRIDES = [name for name, one in INPUTS.items() if not one.every_family]
 
 
 def target_row(solution: Solution, judgement: str = "WIN", **changed: object) -> TargetRow:

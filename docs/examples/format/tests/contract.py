@@ -5,5 +5,5 @@ from __future__ import annotations
 from tests.service.formats.contract_inputs import CUBLASLT, H200, Input
 
 WRITTEN = {
-    "shape-list": Input(H200, CUBLASLT, streamed=True),
+    "shape-list": Input(H200, CUBLASLT, streamed=True, every_family=True),
 }
