@@ -170,7 +170,7 @@ class Session:
         """Whether a candidate that the screening dropped for being far slower than the fastest may still be
         faster than the baseline."""
         limit = self._race.screening_ratio * (baseline.seconds or 0.0)
-        return outcome.status is Status.PRUNED and min(outcome.samples) <= limit
+        return outcome.status is Status.PRUNED and min(outcome.samples, default=limit) <= limit
 
     def _race_of(
         self, fixed: Sequence[Solution], entrants: Sequence[Outcome], candidates: Sequence[Outcome]
@@ -289,12 +289,12 @@ class Session:
             unproven = next((name for name in won if name not in proven), None)
             if unproven is None:
                 break
+            if self._stopped:  # an unproven winner is none
+                return
             proof = self._proof(race.solutions[unproven])
             (proven if proof.status is Status.OK else wrong).add(unproven)
             self._count(proof)
             yield proof
-            if self._stopped:
-                return
         lost = race.targets.keys() - targets.keys()
         for name in sorted(name for name in lost if not wrong.isdisjoint(race.targets[name])):
             self.notes.append(f"export target {name}: its candidates failed their proof")
