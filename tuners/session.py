@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from math import inf
 
 from backends.errors import GemmtuneError, UnsupportedProblem
 from backends.export_targets import ExportTarget, targets_of
@@ -170,7 +171,7 @@ class Session:
         """Whether a candidate that the screening dropped for being far slower than the fastest may still be
         faster than the baseline."""
         limit = self._race.screening_ratio * (baseline.seconds or 0.0)
-        return outcome.status is Status.PRUNED and min(outcome.samples, default=limit) <= limit
+        return outcome.status is Status.PRUNED and min(outcome.samples, default=inf) <= limit
 
     def _race_of(
         self, fixed: Sequence[Solution], entrants: Sequence[Outcome], candidates: Sequence[Outcome]
