@@ -190,6 +190,21 @@ def test_an_older_session_is_tuned_again_or_derived_from_its_final(engine: Engin
     assert set(targets_in(engine, second)) == {"bundle"}
 
 
+def test_candidates_that_left_a_final_too_early_to_decide_are_tuned_again(engine: Engine) -> None:
+    problem, everybody = from_linear(16, 4096, 4096, "bf16"), (TORCH, KERNEL, *ALGORITHMS)
+    tuned(engine, H200, problem, everybody, {"ours": 0.8, "lib0": 0.85, "lib1": 0.9}, judged=False)
+    measurement = table(models.Measurement)
+    with writing(engine) as connection:
+        query = select(measurement.c.samples).where(
+            measurement.c.phase == "final", measurement.c.status == "pruned"
+        )
+        assert {len(samples) for samples in connection.scalars(query)} == {8}, "both algorithms"
+        rebuild_best(connection, derive_targets)
+    assert set(targets_in(engine, problem)) == {"bundle"}
+    _, made = file_of(engine, "tunableop", H200, "torch-2.15+cuda")
+    assert (made.report.written, made.report.tune_again) == (0, 1)
+
+
 def test_what_is_derived_is_what_a_session_decides(engine: Engine) -> None:
     """Where every candidate of the targets is a finalist, but for the proof."""
     problem, everybody = from_linear(16, 4096, 4096, "bf16"), (TORCH, KERNEL, *ALGORITHMS)

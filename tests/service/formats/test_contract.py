@@ -429,6 +429,12 @@ def test_of_two_targets_the_faster_one_is_written() -> None:
     validators = {"PT_VERSION": "2.15.0"}
     text, _ = written("tunableop", [best], "torch-2.15+rocm", validators=validators)
     assert "Gemm_Rocblas_-621294427,0.018" in text
+    swapped = {
+        "rocblas": target_row(ROCBLAS),
+        "hipblaslt": target_row(HIPBLASLT, speedup=(1.3, 1.4, 1.5), seconds=1.8e-05),
+    }
+    text, _ = written("tunableop", [replace(best, targets=swapped)], "torch-2.15+rocm", validators=validators)
+    assert "Gemm_Hipblaslt_477479,0.018" in text
     lost = {**targets, "rocblas": target_row(ROCBLAS, "TIE", speedup=(0.9, 1.5, 1.6))}
     text, _ = written("tunableop", [replace(best, targets=lost)], "torch-2.15+rocm", validators=validators)
     assert "Gemm_Hipblaslt_477479,0.02" in text
