@@ -372,6 +372,12 @@ def test_a_session_that_says_nothing_or_lies_is_left_out(client: httpx.Client, e
     )
     found = upload(client, journal(asked, outcomes=1))  # a verdict on what was never measured
     assert found["sessions"]["skipped"] == 1
+    honest = journal(asked)
+    begin = honest.index(b'"solution":"', honest.index(b'"targets":{')) + len(b'"solution":"')
+    lie = honest[:begin] + b"nobody-" + honest[begin:]
+    found = upload(client, lie)  # the target's candidate was never measured
+    reason = "line 1: its verdict names a solution that the session never measured"
+    assert (found["sessions"]["skipped"], found["sessions"]["reasons"]) == (1, [reason])
     assert counts(engine)["Session"] == 0
 
 

@@ -99,6 +99,13 @@ def test_a_torn_last_line_is_one_rejected_line() -> None:
     assert len(imported.sessions) == 1
 
 
+def test_a_verdict_with_targets() -> None:
+    plain = _verdict(targets={"bundle": _target()})
+    imported = read(line("start", start(LINEAR)), line("outcome", OUTCOME.to_dict()), line("result", plain))
+    assert imported.rejected == []
+    assert imported.sessions[0].result == plain
+
+
 def test_a_result_without_a_verdict() -> None:
     imported = read(line("start", start(LINEAR)), line("result", result(LINEAR, None, "no baseline")))
     assert imported.rejected == []
@@ -115,6 +122,12 @@ def _result(**changed: Any) -> dict[str, Any]:
 
 def _verdict(**changed: Any) -> dict[str, Any]:
     return _result(verdict={**result(LINEAR)["verdict"], **changed})
+
+
+def _target(**changed: Any) -> dict[str, Any]:
+    plain = result(LINEAR)["verdict"]
+    same = ("judgement", "seconds", "baseline_seconds", "speedup", "rounds", "reason")
+    return {**{name: plain[name] for name in same}, "solution": plain["winner"], "proven": True, **changed}
 
 
 @pytest.mark.parametrize(
@@ -152,6 +165,12 @@ def _verdict(**changed: Any) -> dict[str, Any]:
         (line("result", _verdict(speedup={"low": "x", "mid": 1, "high": 2})), "must be numbers above 0"),
         (line("result", _verdict(winner=5)), "the verdict's ids must be texts"),
         (line("result", _verdict(tie_set=[5])), "the verdict's ids must be texts"),
+        (line("result", _verdict(targets={"bundle": _target(solution=5)})), "ids must be texts"),
+        (line("result", _verdict(targets={"bundle": _target(seconds=0)})), "must be numbers above 0"),
+        (line("result", _verdict(targets={"bundle": _target(rounds="x")})), "rounds must be an integer"),
+        (line("result", _verdict(targets={"bundle": _target(proven=1)})), "must be true or false"),
+        (line("result", _verdict(targets={"bundle": _target(judgement="?")})), "result: "),
+        (line("result", _verdict(targets=[])), "result: "),
         (line("result", _verdict(more=5)), "result: "),
         (line("start", start(LINEAR, problem=5), "s2"), "start: problem is missing, or no object"),
         (line("start", start(LINEAR, rule=None), "s2"), "start: rule is missing"),
