@@ -67,6 +67,8 @@ class GpuArch:
     - thread_registers, unit_registers: registers available to a thread and to a unit.
     - accumulation_registers: of thread_registers, those that only matrix instructions and copies can name
       (AGPRs).
+    - address_registers: registers that the address of each of several loads in flight takes; 0 if they share
+      one and differ in constant offsets.
     - register_granule: registers are allocated to a thread in multiples of this.
     - shared_granule, reserved_shared_bytes: shared memory is allocated to a block in multiples of the first;
       the second is what every block takes beside its own.
@@ -96,6 +98,7 @@ class GpuArch:
     reserved_shared_bytes: int = 0
     simds: int = 4
     accumulation_registers: int = 0
+    address_registers: int = 0
     block_threads: int = 1024
     grid_threads: int | None = None
     capability: int = 0
@@ -116,6 +119,8 @@ class GpuArch:
             raise ValueError(f"{self.name}: a warp's registers exceed its unit's")
         if not 0 <= self.accumulation_registers < self.thread_registers:
             raise ValueError(f"{self.name}: a thread has more accumulation registers than registers")
+        if self.unit_threads % (self.simds * self.warp) or self.unit_registers % self.simds:
+            raise ValueError(f"{self.name}: {self.simds} SIMDs do not share its threads and registers evenly")
         if self.matrix_cores is not None:
             wave = 64 if self.matrix_cores.instruction == "mfma" else 32
             if self.vendor != "hip" or self.warp != wave:
@@ -207,15 +212,15 @@ _MATRIX_CORES = {
 
 
 def _cdna(name: str, shared_kib: int, rates: Rates, shared_granule: int = 512) -> GpuArch:
-    """The row of a CDNA CU. It has four SIMDs, each with 512 registers of 64 lanes, of which a thread has up
-    to 256 as VGPRs and up to 256 as AGPRs. A SIMD holds eight wavefronts, and four workgroups of several
+    """The row of a CDNA CU. It has four SIMDs, each with 512 registers of 64 lanes. A thread has up to 256 of
+    them as VGPRs and up to 256 as AGPRs. A SIMD holds eight wavefronts, and four workgroups of several
     wavefronts each (CDNA ISA guides; LLVM, AMDGPUBaseInfo.cpp; the granule of LDS: AMDGPU User Guide,
     GRANULATED_LDS_SIZE)."""
     return GpuArch(
         name, "hip", 64, shared_kib * _KIB, shared_kib * _KIB, thread_registers=512,
         unit_registers=4 * 512 * 64, register_granule=8, unit_threads=2048, unit_blocks=16,
         default_shared_bytes=shared_kib * _KIB, rates=rates, shared_granule=shared_granule,
-        accumulation_registers=256, grid_threads=2**32, matrix_cores=_MATRIX_CORES[name],
+        accumulation_registers=256, address_registers=2, grid_threads=2**32, matrix_cores=_MATRIX_CORES[name],
     )  # fmt: skip
 
 
@@ -225,10 +230,12 @@ def _rdna(name: str, rates: Rates) -> GpuArch:
     return GpuArch(
         name, "hip", 32, 64 * _KIB, 128 * _KIB, thread_registers=256, unit_registers=4 * 1536 * 32,
         register_granule=24, unit_threads=2048, unit_blocks=32, default_shared_bytes=64 * _KIB, rates=rates,
-        shared_granule=512, grid_threads=2**32, matrix_cores=_MATRIX_CORES[name],
+        shared_granule=512, address_registers=2, grid_threads=2**32, matrix_cores=_MATRIX_CORES[name],
     )  # fmt: skip
 
 
+#: An address takes two registers on AMD: a load has a constant offset of 12, 13 or 24 bits (ISA guides, "Flat
+#: memory instructions"), mostly less than what lies between a thread's loads.
 #: AMD's rates come from data sheets; none are measured: one die of an MI250X (1.6 TB/s, 110 CUs, 1.7 GHz),
 #: MI300X (5.3 TB/s, 304 CUs, 2.1 GHz), MI355X (8 TB/s, 256 CUs, 2.4 GHz), RX 7900 XTX (0.96 TB/s, 48 WGPs,
 #: 2.5 GHz) and RX 9070 XT (0.64 TB/s, 32 WGPs, 3.0 GHz). Bytes in flight cover a latency of 800 ns (600 ns on

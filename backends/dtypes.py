@@ -44,6 +44,14 @@ class DType:
         return 0.0 if self.kind == INTEGER else 2.0**-self.significand
 
     @property
+    def poison(self) -> int:
+        """The byte that elements hold before a kernel writes them: a large odd number of integers; floats of
+        these bytes are NaN (FNUZ formats have one NaN, others have 0xFF..)."""
+        if self.kind == INTEGER:
+            return 0x77
+        return 0x80 if self.name.endswith("_fnuz") else 0xFF
+
+    @property
     def largest(self) -> float:
         """Largest finite value."""
         if self.kind == INTEGER:

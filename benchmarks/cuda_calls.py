@@ -5,9 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable
-from itertools import repeat
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,6 +17,7 @@ from backends.solution import Solution
 from benchmarks.cuda_tuned import kernel_cache, say
 from tuners.measure import OperandSets
 from tuners.policy import MeasurementPolicy
+from tuners.selftest.calls import host_seconds
 
 #: Launches per repetition, in bursts with an untimed synchronisation between them; a burst is small enough
 #: that the device's queue never fills up and stalls the host.
@@ -27,29 +26,6 @@ CALLS, BURST, REPETITIONS = 2000, 64, 15
 LAUNCHED = ((16, 64, 64), (64, 8192, 8192), (16, 4096, 4096))
 
 # ---- launches ------------------------------------------------------------------------------------
-
-
-def host_seconds(
-    launch: Callable[[], object],
-    synchronize: Callable[[], object],
-    calls: int = CALLS,
-    burst: int = BURST,
-    repetitions: int = REPETITIONS,
-) -> list[float]:
-    """Seconds of host time per call, one value per repetition, after an untimed burst."""
-    found = []
-    for turn in range(repetitions + 1):
-        spent = 0.0
-        for _ in range(1 if turn == 0 else max(1, calls // burst)):
-            synchronize()
-            begin = time.perf_counter()
-            for _ in repeat(None, burst):
-                launch()
-            spent += time.perf_counter() - begin
-        synchronize()
-        if turn:
-            found.append(spent / (burst * max(1, calls // burst)))
-    return found
 
 
 def launches(found: FoundDevice, dtype: str) -> dict[str, Any]:
@@ -115,7 +91,7 @@ def _torch(m: int, n: int, k: int, dtype: str, index: int) -> dict[str, float]:
 
 
 def _cost(launch: Callable[[], object], synchronize: Callable[[], object]) -> dict[str, float]:
-    times = [seconds * 1e6 for seconds in host_seconds(launch, synchronize)]
+    times = [seconds * 1e6 for seconds in host_seconds(launch, synchronize, CALLS, BURST, REPETITIONS)]
     values = {"median_us": median(times), "worst_us": max(times), "best_us": min(times)}
     say(f"a launch: {values['median_us']:.2f} us (worst repetition {values['worst_us']:.2f})")
     return values

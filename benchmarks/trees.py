@@ -86,7 +86,7 @@ finally:
 Probe = Callable[[Path, Path, argparse.Namespace], Mapping[str, float]]
 
 
-def _run(tree: Path, home: Path, *command: str) -> str:
+def run(tree: Path, home: Path, *command: str) -> str:
     """Runs a command in a tree, with cache and database in `home`; returns its output. Raises SystemExit with
     its error output."""
     paths = [
@@ -109,7 +109,7 @@ def _run(tree: Path, home: Path, *command: str) -> str:
 def help_(tree: Path, home: Path, options: argparse.Namespace) -> Mapping[str, float]:
     """CPU seconds of `gemmtune --help`."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    _run(tree, home, "-m", "service.entry", "--help")
+    run(tree, home, "-m", "service.entry", "--help")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {"help": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime}
 
@@ -117,20 +117,20 @@ def help_(tree: Path, home: Path, options: argparse.Namespace) -> Mapping[str, f
 def devices(tree: Path, home: Path, options: argparse.Namespace) -> Mapping[str, float]:
     """Wall seconds of `gemmtune devices`."""
     begin = time.perf_counter()
-    _run(tree, home, "-m", "service.entry", "devices", "--json")
+    run(tree, home, "-m", "service.entry", "devices", "--json")
     return {"devices": time.perf_counter() - begin}
 
 
 def launch(tree: Path, home: Path, options: argparse.Namespace) -> Mapping[str, float]:
     """Host nanoseconds per launch, by family."""
-    text = _run(tree, home, "-c", LAUNCHES, options.device, str(home / "kernels"), options.families)
+    text = run(tree, home, "-c", LAUNCHES, options.device, str(home / "kernels"), options.families)
     return {f"launch {name}": float(value) for name, value in json.loads(text).items()}
 
 
 def best(tree: Path, home: Path, options: argparse.Namespace) -> Mapping[str, float]:
     """Microseconds of GET best."""
-    _run(tree, home, "-m", "service.entry", "db", "upgrade")
-    return {"best": float(json.loads(_run(tree, home, "-c", ASKING).splitlines()[-1])["best"])}
+    run(tree, home, "-m", "service.entry", "db", "upgrade")
+    return {"best": float(json.loads(run(tree, home, "-c", ASKING).splitlines()[-1])["best"])}
 
 
 def tune(tree: Path, home: Path, options: argparse.Namespace) -> Mapping[str, float]:
@@ -143,7 +143,7 @@ def tune(tree: Path, home: Path, options: argparse.Namespace) -> Mapping[str, fl
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     begin = time.perf_counter()
     command = ("tune", str(file), "--device", options.device, "--seconds", str(options.seconds))
-    _run(tree, home, "-m", "service.entry", *command)
+    run(tree, home, "-m", "service.entry", *command)
     return {figure: (time.perf_counter() - begin) / len(SHAPES)}
 
 

@@ -46,7 +46,7 @@ class TuningPart:
 
     def run(self, device: DeviceUnderTest, section: Section, deadline: Deadline) -> None:
         """Tunes, replays the stored result, exports it, reads it back and imports it elsewhere."""
-        problem = _problem(device, section)
+        problem = self._problem(device, section)
         if problem is None:
             return
         if deadline.over:
@@ -59,6 +59,23 @@ class TuningPart:
             finally:
                 for engine in engines:
                     engine.dispose()
+
+    def _problem(self, device: DeviceUnderTest, section: Section) -> GemmProblem | None:
+        """The first problem that a baseline and one of the chosen families run."""
+        known, reasons = device.backend.families(), list[str]()
+        for problem in PROBLEMS:
+            chosen = known if self._families is None else self._families
+            if not any(known[name].supports(problem) for name in chosen):
+                reasons.append(f"no chosen family runs {problem.slug}")
+                continue
+            try:
+                device.backend.baselines(problem, device.environment)
+            except UnsupportedProblem as error:
+                reasons.append(str(error))
+            else:
+                return problem
+        section.absent("tuned", f"no problem can be tuned: {'; '.join(reasons)}")
+        return None
 
     def _whole(
         self,
@@ -91,19 +108,6 @@ class TuningPart:
         chosen = exports.Selection(here.device_class, policy.id)
         _export(section, problem, verdict.winner, chosen, engine, other)
         _formats(section, chosen, engine)
-
-
-def _problem(device: DeviceUnderTest, section: Section) -> GemmProblem | None:
-    reasons = []
-    for problem in PROBLEMS:
-        try:
-            device.backend.baselines(problem, device.environment)
-        except UnsupportedProblem as error:
-            reasons.append(str(error))
-        else:
-            return problem
-    section.absent("tuned", f"no baseline to compare with: {reasons[0]}")
-    return None
 
 
 def _database(path: Path) -> Engine:

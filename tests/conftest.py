@@ -33,7 +33,8 @@ COMPILING = (
     "backends/kernel_checks/",
     "backends/kernels/triton/test_arithmetic.py", "backends/packages/", "backends/test_contract.py",
     "backends/toolchains/", "golden/", "service/http/test_binaries.py", "service/test_kernels_command.py",
-    "tuners/test_compiling.py", "tuners/test_verify_device.py",
+    "service/test_selftest_command.py", "tuners/test_compiling.py", "tuners/test_selftest_hip.py",
+    "tuners/test_verify_device.py",
 )  # fmt: skip
 STARTING = (
     "backends/test_cache.py", "backends/test_layers.py", "backends/test_registry.py", "benchmarks/",
@@ -41,7 +42,7 @@ STARTING = (
     "service/http/test_database_faults.py", "service/http/test_events.py", "service/http/test_on_postgres.py",
     "service/http/test_operations.py", "service/http/test_schemathesis.py", "service/http/test_tunings.py",
     "service/test_cli.py", "service/test_commands.py", "service/test_crashes.py",
-    "service/test_hip_on_host.py", "service/test_jobs.py",
+    "service/test_hip_on_host.py", "service/test_jobs.py", "service/test_selftest_command.py",
     "service/test_serve.py", "service/test_several_devices.py", "service/test_store.py",
     "service/test_tunings.py", "service/test_worker.py", "tuners/",
 )  # fmt: skip

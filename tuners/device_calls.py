@@ -108,7 +108,7 @@ def bandwidths() -> Bandwidths:
 
 
 def run(check: Callable[..., T], *arguments: object) -> T:
-    """Calls check(process, *arguments), a function of a module, for what no tuning does (selftest_calls.py).
+    """Calls check(process, *arguments), a function of a module, for what no tuning does (selftest/calls.py).
     The current task's buffers stay allocated."""
     process = _state()
     with _ending_if_lost():

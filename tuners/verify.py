@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from backends.dtypes import DTYPES, INTEGER
+from backends.dtypes import DTYPES
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
 from backends.protocol import Buffer, Device, Kernel
@@ -22,8 +22,8 @@ from tuners.reference import Reference, chunk_sums, make_reference
 
 #: Bytes before and after every operand that must stay unchanged.
 GUARD = 4096
-#: Bytes of poison. Floats: 0xFF.. is a NaN in every format. Integers: a large odd number.
-POISON_FLOAT, POISON_INTEGER = 0xFF, 0x77
+#: The byte of a workspace and its guard bands before a launch; operands have their format's (DType.poison).
+POISON = 0xFF
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Verifier:
         reference, inputs = make_reference(case)
         p = case.problem
         images = {
-            name: physical(layout, inputs.get(name), GUARD, poison(layout.dtype.kind))
+            name: physical(layout, inputs.get(name), GUARD, layout.dtype.poison)
             for name, layout in layouts(p).items()
         }
         # Addresses have the alignment that the problem promises and no more.
@@ -149,7 +149,7 @@ class Verifier:
         workspace = self._device.allocate(kernel.workspace_bytes + 2 * GUARD)
         try:
             bench.buffers["d"].upload(bench.images["d"], p.alignment)
-            workspace.upload(np.full(workspace.size, POISON_FLOAT, np.uint8))
+            workspace.upload(np.full(workspace.size, POISON, np.uint8))
             at = {name: buffer.address + p.alignment + GUARD for name, buffer in bench.buffers.items()}
             kernel.prepare()
             kernel.bind(Operands.at(at, p.scalars), workspace.address + GUARD)()
@@ -190,11 +190,6 @@ def _same_bytes(a: npt.NDArray[np.uint8], b: npt.NDArray[np.uint8]) -> bool:
     return words and np.array_equal(a[whole:], b[whole:])
 
 
-def poison(kind: str) -> int:
-    """The poison byte of operands with this kind of number."""
-    return POISON_INTEGER if kind == INTEGER else POISON_FLOAT
-
-
 def _touched(workspace: Buffer, size: int) -> bool:
     edges = np.concatenate([workspace.download(0, GUARD), workspace.download(GUARD + size, GUARD)])
-    return bool(np.any(edges != POISON_FLOAT))
+    return bool(np.any(edges != POISON))

@@ -19,7 +19,7 @@ from backends.problem import GemmProblem
 from backends.protocol import Buffer, Comparison, Device, DeviceReference, Kernel
 from tuners.inputs import Case, operand_distribution, scaled_down
 from tuners.reference import error_bound
-from tuners.verify import GUARD, Finding, Verifier, poison
+from tuners.verify import GUARD, Finding, Verifier
 
 #: Assumed largest magnitude of a prefix of a sum, in standard deviations.
 PREFIX_DEVIATIONS = 4.0
@@ -49,7 +49,7 @@ class _Block:
 
     @property
     def poison(self) -> int:
-        return poison(self.layout.dtype.kind)
+        return self.layout.dtype.poison
 
 
 @dataclass

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from backends.cuda.cublaslt_algorithms import Algorithm, MatmulAlgoConfig
 from backends.cuda.datatypes import COMPUTE_TYPES, DATA_TYPES, OPERATIONS
+from backends.cuda.library import CUBLAS
 from backends.gpu.library import LibraryCall
 from backends.gpu.scalars import scalar, scale_type
 from backends.operands import Operands, layouts
@@ -308,11 +309,17 @@ def _c_type(problem: GemmProblem) -> int:
 
 
 def read_algorithms(handle: int, kinds: tuple[int, ...]) -> list[Algorithm]:
-    """Every algorithm of these types with its capabilities."""
+    """Every algorithm of these types with its capabilities; none for types that the library refuses."""
     api = lt()
     caps = api.MatmulAlgoCapAttribute
     found = []
-    for algo_id in api.matmul_algo_get_ids(handle, *kinds, 1000):
+    try:
+        identifiers = api.matmul_algo_get_ids(handle, *kinds, 1000)
+    except api.cuBLASLtError as error:
+        if int(error.status) not in CUBLAS.refusals:
+            raise
+        return []
+    for algo_id in identifiers:
         algo = Algo(handle, kinds, int(algo_id))
 
         def one(attribute: Any, size: int = 4, at: int = algo.address) -> int:

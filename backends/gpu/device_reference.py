@@ -21,6 +21,7 @@ SOURCE = "reference.h"
 #: formats.h: enum Format.
 CODES: Mapping[str, int] = {
     "fp64": 0, "fp32": 1, "fp16": 2, "bf16": 3, "fp8_e4m3": 4, "fp8_e5m2": 5, "int8": 6, "int32": 7,
+    "fp8_e4m3_fnuz": 8, "fp8_e5m2_fnuz": 9,
 }  # fmt: skip
 #: reference.h: enum Activation.
 _ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3}
@@ -251,7 +252,7 @@ def _kind(dtype: DType, distribution: str) -> tuple[int, float]:
     """The kernel's distribution and its parameter."""
     whole = dtype.kind == INTEGER
     if distribution == "poison":
-        return _POISON, 0x77 if whole else 0xFF
+        return _POISON, dtype.poison
     if distribution not in _KINDS:
         raise ValueError(f"distribution {distribution!r} is unknown; known: {', '.join(_KINDS)}")
     if whole:

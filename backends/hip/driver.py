@@ -13,7 +13,7 @@ from typing import Any
 
 from backends.errors import ContextLost, DeviceLost, DeviceMemoryExceeded, LaunchError
 from backends.gpu.driver import Arguments, FunctionAttributes, Launch
-from backends.hip.library import LibraryMissing, open_library
+from backends.hip.library import LibraryMissing, function, open_library, prepared
 from backends.kernels.launch import KernelLaunch
 from backends.kernels.tensor_map import TensorMap
 from backends.toolchains.rocm import find_library, why_missing
@@ -104,13 +104,14 @@ _REGISTERS, _LOCAL, _SHARED = "NUM_REGS", "LOCAL_SIZE_BYTES", "SHARED_SIZE_BYTES
 
 @lru_cache(maxsize=1)
 def _launcher() -> Any:
-    """hipModuleLaunchKernel of the runtime that hip-python has opened, through ctypes: with arguments that
-    are C values already, a launch takes the host a fraction of what it takes through hip-python, which
-    converts each argument at each call. Raises RuntimeMissing."""
+    """hipModuleLaunchKernel of the runtime that hip-python has opened, through ctypes, because hip-python
+    converts every argument at every launch. Raises RuntimeMissing."""
+    pointer, sizes = ctypes.c_void_p, (ctypes.c_uint,) * 7
     try:
-        return open_library("amdhip64")["hipModuleLaunchKernel"]
-    except (LibraryMissing, AttributeError) as error:
-        raise RuntimeMissing(f"the HIP runtime has no hipModuleLaunchKernel: {error}") from error
+        types = (pointer, *sizes, pointer, pointer, pointer)
+        return function(open_library("amdhip64"), "hipModuleLaunchKernel", types)
+    except LibraryMissing as error:
+        raise RuntimeMissing(str(error)) from error
 
 
 class HipDriver:
@@ -273,13 +274,11 @@ class HipDriver:
         self, function: Any, launch: KernelLaunch, arguments: Arguments, stream: int, dependent: bool
     ) -> Launch:
         """See Driver; HIP has no programmatic dependent launch, so that `dependent` changes nothing."""
-        queue = _launcher()
         sizes = (*launch.grid, *launch.block, launch.shared_bytes)
-        symbol, queued, values = map(ctypes.c_void_p, (int(function), stream, arguments.address))
-        how = (symbol, *map(ctypes.c_uint, sizes), queued, values, ctypes.c_void_p(None))
+        queue = prepared(_launcher(), (int(function), *sizes, stream, arguments.address, None))
 
         def run(_alive: Arguments = arguments) -> None:
-            status = queue(*how)
+            status = queue()
             if status:
                 name = api().hipError_t(status).name
                 raise_for(name, f"launch of {launch.entry} on {launch.grid} blocks of {launch.block}")

@@ -13,6 +13,7 @@ from backends.gpu.library import LibraryCall, LibraryError
 from backends.gpu.scalars import scalar, scale_type
 from backends.hip.datatypes import COMPUTE_TYPES, DATA_TYPES, OPERATIONS
 from backends.hip.hipblaslt_api import Algo, Found, HipblasLtApi
+from backends.hip.library import prepared
 from backends.operands import Layout, Operands, layouts
 from backends.problem import GemmProblem
 from backends.protocol import Launch
@@ -175,14 +176,14 @@ class MatmulCall:
             algo.max_workspace_bytes = _NO_LIMIT
         alpha, beta = scalar(self.problem, operands.alpha), scalar(self.problem, operands.beta)
         la, lb, lc, ld = self._layouts
-        arguments = (
+        queue = prepared(matmul, (
             handle, desc, ctypes.addressof(alpha), operands.a, la, operands.b, lb, ctypes.addressof(beta),
             operands.c or operands.d, lc, operands.d, ld, ctypes.addressof(algo), workspace, size, stream,
-        )  # fmt: skip
+        ))  # fmt: skip
         kept = (alpha, beta, algo, self)
 
         def launch(_: Any = kept) -> None:
-            status = matmul(*arguments)
+            status = queue()
             if status:
                 with guard:
                     raise LibraryError(status)

@@ -126,11 +126,12 @@ class Gemm:
 
     def launch(self, algo: int, index: int, workspace: tuple[int, int], guard: LibraryCall) -> Launch:
         """A launch with a workspace, (address, bytes)."""
-        routine, arguments, found = self._routine, (*self.arguments, algo, index, 0), self._library
+        found = self._library
+        queue = found.api.prepared(self._routine, (*self.arguments, algo, index, 0))
 
         def launch(_: Any = self) -> None:
             status = found.use(workspace) if found.workspace != workspace else 0
-            status = status or routine(*arguments)
+            status = status or queue()
             if status:
                 with guard:
                     raise LibraryError(status)

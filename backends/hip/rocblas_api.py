@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from backends.hip.library import checked, function, open_library
+from backends.hip.library import checked, function, open_library, prepared
 from backends.toolchains.rocm import find_library
 
 _P, _INT, _SIZE, _STRIDE = ctypes.c_void_p, ctypes.c_int32, ctypes.c_size_t, ctypes.c_int64
@@ -52,6 +52,10 @@ class RocblasApi:
             "gemm_strided_batched_ex_get_solutions", *begin, *strided, _P, *strided, _INT, *last
         )
         self._by_type = c("gemm_ex_get_solutions_by_type", _P, _INT, _INT, _INT, ctypes.c_uint32, _P, _P)
+
+    def prepared(self, routine: Any, arguments: Sequence[Any]) -> Callable[[], int]:
+        """A call of gemm_ex or gemm_strided on fixed arguments -> status."""
+        return prepared(routine, arguments)
 
     def create(self, stream: int) -> int:
         """A handle on a stream."""

@@ -80,6 +80,13 @@ def missing(family: GpuFamily, vendor: str, arch: str | None = None) -> str | No
     return TRITON.missing(arch) if isinstance(family, TritonFamily) else TOOLCHAINS[vendor].missing(arch)
 
 
+def default(family: GpuFamily, environment: Environment) -> Candidate | None:
+    """The candidate that sampled() begins with: the one that a search would try first, for the first problem
+    that has any; None if none of the problems has one."""
+    first = next(drawn(family, environment, _build(family, environment)), None)
+    return None if first is None else _candidate(family, *first, environment)
+
+
 def sampled(family: GpuFamily, environment: Environment) -> Iterator[Candidate]:
     """Candidates with pairwise different code, the same on every call, ordered so that the first few cover as
     many traits as possible."""

@@ -42,13 +42,15 @@ class Plan:
 @dataclass(frozen=True)
 class Checked:
     """The result of compiling a candidate: its resource usage, or the compile error. `matrix_instructions`
-    counts them by name; None where no disassembler reads the architecture's code."""
+    counts them by name; None where no disassembler reads the architecture's code, or, with the reason in
+    `note`, this kernel's."""
 
     candidate: Candidate
     resources: Resources | None
     error: str = ""
     log: str = ""
     matrix_instructions: Mapping[str, int] | None = None
+    note: str = ""
 
     @property
     def occupancy(self) -> Occupancy | None:
@@ -93,6 +95,7 @@ class Checked:
             "occupancy_limit": None if resident is None else resident.limit,
             "matrix_instructions": self.matrix_instructions,
             "unfit": self.unfit or None,
+            "note": self.note or None,
             "error": self.error or None,
             "log": self.log or None,
         }
@@ -191,7 +194,7 @@ def check(
             made = candidate.compile(cache)
         except CompileError as error:
             return Checked(candidate, None, str(error), error.log)
-        return Checked(candidate, made.resources, matrix_instructions=_matrix_instructions(candidate, made))
+        return _disassembled(candidate, made)
 
     pool = ThreadPoolExecutor(threads or len(os.sched_getaffinity(0)))
     try:
@@ -200,11 +203,15 @@ def check(
         pool.shutdown(cancel_futures=True)
 
 
-def _matrix_instructions(candidate: Candidate, made: CompiledKernel) -> Mapping[str, int] | None:
+def _disassembled(candidate: Candidate, made: CompiledKernel) -> Checked:
+    found, note = None, ""
     try:
-        return disassembly.matrix_instructions(made.binary, made.entry, candidate.arch)
+        found = disassembly.matrix_instructions(made.binary, made.entry, candidate.arch)
     except CompilerMissing:
-        return None  # the plan's notes say why
+        pass  # the plan's notes say why
+    except ValueError as error:
+        note = f"matrix instructions are not counted: {error}"
+    return Checked(candidate, made.resources, matrix_instructions=found, note=note)
 
 
 def summaries(found: Sequence[Checked]) -> list[Summary]:

@@ -51,12 +51,12 @@ class Tile:
         pad = 4 if self.wide else 1
         return self.buffers * self.bk * (self.bm + self.bn + 2 * pad) * 4
 
-    def registers(self, element_bytes: int) -> int:
+    def registers(self, element_bytes: int, arch: GpuArch) -> int:
         """Registers for sums, one step's values, and loads in flight from global memory."""
         words = 4 if self.wide else 1
         elements = WIDE // element_bytes if self.wide else 1
         loads = sum(-(-lines * self.bk // elements // self.threads) for lines in (self.bm, self.bn))
-        return self.tm * self.tn + self.tm + self.tn + loads * words
+        return self.tm * self.tn + self.tm + self.tn + loads * (words + arch.address_registers)
 
 
 class BlockTileFamily(KernelFamily):
@@ -113,7 +113,7 @@ class BlockTileFamily(KernelFamily):
             wide if self.wide else None,
             threads_rule(t.threads, arch),
             shared_rule(t.shared_bytes, arch),
-            registers_rule(t.registers(size), t.threads, arch),
+            registers_rule(t.registers(size, arch), t.threads, arch),
             grid_rule(product.tiles(t.bm, t.bn), t.threads, product, arch),
         )
 

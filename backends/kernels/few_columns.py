@@ -69,6 +69,11 @@ class FewColumnsFamily(KernelFamily):
     def registers(self, product: OrientedGemm, values: Values) -> int:
         """Registers for loads in flight, sums, and the operands of the current multiplication."""
 
+    def addresses(self, product: OrientedGemm, values: Values, arch: GpuArch) -> int:
+        """Registers for the addresses of loads in flight, beyond those that the operands of the
+        multiplication take later."""
+        return 0
+
     @abstractmethod
     def shared_bytes(self, product: OrientedGemm, values: Values, warp: int) -> int:
         """Shared memory of a block."""
@@ -95,7 +100,9 @@ class FewColumnsFamily(KernelFamily):
             self.legal(product, values, environment),
             threads_rule(threads, arch),
             shared_rule(self.shared_bytes(product, values, arch.warp), arch),
-            registers_rule(self.registers(product, values), threads, arch),
+            registers_rule(
+                self.registers(product, values) + self.addresses(product, values, arch), threads, arch
+            ),
             grid_rule(
                 self.blocks(product, values, arch.warp), threads, product, arch, number(values, "splits")
             ),

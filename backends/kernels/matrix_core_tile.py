@@ -42,6 +42,8 @@ MATRIX_TYPES = {
 FP8 = {"ocp": ("fp8_e4m3", "fp8_e5m2"), "fnuz": ("fp8_e4m3_fnuz", "fp8_e5m2_fnuz")}
 #: At most so many candidates are listed, and so many of a tile: each is compiled, in seconds.
 MOST, MOST_OF_SHAPE = 48, 6
+#: Sums of a lane at most.
+MOST_SUMS = 128
 #: Bytes of a line of a tile in shared memory (staged_operand.h: kLineBytes).
 LINE_BYTES = (64, 128, 256)
 #: A tile whose lines lie within fewer bytes has 32-bit offsets.
@@ -159,9 +161,14 @@ class MatrixTile:
 
     @property
     def registers(self) -> int:
-        """Sums, two steps' operands, the next tiles on their way, and addresses."""
+        """Sums, two steps' operands, the next tiles on their way (twice where they are transposed), and
+        addresses."""
         steps = 2 * (self.wm + self.wn) // self.shape[0] * self.operand_words
-        loads = sum(max(WIDE, lines * self.line_bytes // self.threads) // 4 for lines in (self.bm, self.bn))
+        sides = ((self.bm, self.product.a_along_k), (self.bn, self.product.b_along_k))
+        loads = sum(
+            max(WIDE, lines * self.line_bytes // self.threads) // 4 * (1 if along_k else 2)
+            for lines, along_k in sides
+        )
         return self.sums + steps + loads + _ADDRESSES
 
     @property
@@ -321,9 +328,16 @@ class MatrixCoreFamily(KernelFamily):
         return first(
             threads_rule(t.threads, arch),
             shared_rule(t.shared_bytes, arch),
+            self._sums_rule(t),
             registers_rule(t.registers, t.threads, arch, t.sums),
             grid_rule(t.blocks, t.threads, t.product, arch, number(values, "splits")),
         )
+
+    def _sums_rule(self, t: MatrixTile) -> str | None:
+        """Sums of a lane: compilers copy them on their way to D, so that more would spill."""
+        if t.sums > MOST_SUMS:
+            return f"warp_m x warp_n is {t.sums} sums of a lane; at most {MOST_SUMS}"
+        return None
 
     def config(self, problem: GemmProblem, values: Values, arch: GpuArch) -> KernelConfig:
         """The instantiation, one block for each tile and slice of k. Raises ValueError where the architecture

@@ -55,8 +55,8 @@ def check_kernels(
     keep: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for every compiled kernel: its machine code, and a JSON file with its launches for "
-            "a small problem."
+            help="Folder for every kernel that can be launched: its machine code, and a JSON file with its "
+            "launches for a small problem."
         ),
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also a row for every kernel.")] = False,
@@ -78,8 +78,8 @@ def check_kernels(
     )  # fmt: skip
     kept = None
     if keep is not None:
-        compiled = [one.candidate for one in found if one.resources is not None]
-        kept = [str(path) for path in kept_in(keep, compiled, cache)]
+        launchable = [one.candidate for one in found if one.resources is not None and not one.unfit]
+        kept = [str(path) for path in kept_in(keep, launchable, cache)]
     if as_json:
         rows = [asdict(one) for one in summaries(found)]
         samples = [one.to_dict() for one in found]
@@ -143,6 +143,8 @@ def _show(found: Sequence[Checked], notes: Sequence[str], verbose: bool) -> None
         what += f" of {report.problem_text(one.candidate.problem)}"
         if one.unfit:
             _print(f"cannot be launched: {what}: {one.unfit}", "yellow")
+        if one.note:
+            _print(f"note: {what}: {one.note}", "yellow")
         if one.error:
             _print(f"failed: {what}: {one.error}", "red")
             if verbose:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
+from errno import EISDIR
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -60,9 +62,9 @@ def selftest(
     solutions by type and layout and verifies a sample of them. It compiles and verifies candidates of every
     kernel family over types, transposes, ragged sizes, scalars, epilogues and splits.
 
-    The report has two files with the same content, JSON and plain text. It names the device, its driver and
-    its libraries. Send both files if something failed. Ctrl-C writes what there is. No setting of the device
-    is changed, and nothing is stored in the database.
+    The report has two files, JSON with everything and a plain text. It names the device and its UUID, its
+    driver and its libraries. Send both files if something failed. Ctrl-C writes what there is. No setting of
+    the device is changed, and nothing is stored in the database.
 
     Exit code 1: something failed; 2: there is no such device, or it is in use."""
     settings = Settings()
@@ -113,7 +115,7 @@ def _on(
         run_parts(report, parts(chosen), device, lambda made: _save(made, paths), _watching(status))
 
 
-def _watching(status: Status) -> Any:
+def _watching(status: Status) -> Callable[[Section], None]:
     def watch(section: Section) -> None:
         counts = section.counts
         told = ", ".join(f"{count} {name}" for name, count in counts.items())
@@ -140,11 +142,12 @@ def _paths(given: Path) -> list[Path]:
     base = given.with_suffix("") if given.suffix in _SUFFIXES else given
     paths = [base.with_name(base.name + suffix) for suffix in _SUFFIXES]
     for path in paths:
+        fresh = _fresh(path)
         try:
-            with path.open("ab"):
-                pass
-            if not path.stat().st_size:
-                path.unlink()
+            fresh.write_bytes(b"")
+            fresh.unlink()
+            if path.is_dir():
+                raise IsADirectoryError(EISDIR, "it is a folder")
         except OSError as error:
             raise StorageError(
                 f"cannot write {path}: {error.strerror or error}; name another file"
@@ -152,12 +155,17 @@ def _paths(given: Path) -> list[Path]:
     return paths
 
 
+def _fresh(path: Path) -> Path:
+    """The file that is renamed into place once it is whole."""
+    return path.with_name(f".{path.name}.part")
+
+
 def _save(report: Report, paths: list[Path]) -> None:
     """Writes both files, each whole or not at all."""
     values = _finite(report.to_dict())
     texts = json.dumps(values, indent=1, allow_nan=False) + "\n", render(values)
     for path, text in zip(paths, texts, strict=True):
-        fresh = path.with_name(f".{path.name}.part")
+        fresh = _fresh(path)
         try:
             fresh.write_text(text)
             fresh.replace(path)

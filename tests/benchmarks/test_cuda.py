@@ -13,13 +13,13 @@ from backends.problem import from_linear
 from backends.registry import FoundDevice
 from benchmarks import cuda
 from benchmarks.cuda import Lists, lists_document, parser
-from benchmarks.cuda_calls import host_seconds
 from benchmarks.cuda_jobs import Jobs, Partial, spread
 from benchmarks.cuda_trap import problems, variations
 from benchmarks.cuda_tuned import Shape, read_shapes, row, screening_figures, tune
 from benchmarks.cuda_types import combinations
 from tests.benchmarks.gpus import SPEEDS, GpuRunner, gpu
 from tuners.ceilings import Ceilings
+from tuners.selftest.calls import host_seconds
 
 SHAPES = [Shape("decode_m1", f"layer{n}", 1, n, 64, True) for n in (64, 128)]
 SHAPES.append(Shape("square", "square", 256, 256, 256, False))

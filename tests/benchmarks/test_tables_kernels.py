@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import tables_kernels
+from benchmarks import kernel_checks, tables_kernels
 from benchmarks.report import RESULTS
 from tests.benchmarks.gpus import gpu
 
@@ -112,3 +112,56 @@ def test_what_the_sanitizer_said_of_each_family(tmp_path: Path) -> None:
         "| `naive` | 3 | timed out | 2 errors, 1 warnings |",
     ]
     assert "compute-sanitizer 2025.3" in page
+
+
+def test_what_amds_compilers_report_of_each_family(tmp_path: Path) -> None:
+    compiled = {
+        "solution": "one", "status": "compiled", "threads": 256, "registers": 212, "shared_bytes": 40960,
+        "accumulation_registers": 64, "scalar_registers": 102, "scratch_bytes": 0, "spill_bytes": 0,
+        "waves_per_simd": 1.5, "occupancy_limit": "registers", "matrix_instructions": {"v_a": 64, "v_b": 2},
+    }  # fmt: skip
+    sample = {"compiled": 6, "failed": 0, "spilling": 0, "worst_spill_bytes": 0}
+    rows: list[dict[str, Any]] = [
+        {"arch": "gfx942", "family": "tile-mfma", "default": compiled, **sample},
+        {"arch": "gfx942", "family": "naive", "default": {**compiled, "matrix_instructions": {}}, **sample},
+        {
+            "arch": "gfx950", "family": "tile-mfma", "default": {**compiled, "matrix_instructions": None},
+            **sample, "spilling": 2, "worst_spill_bytes": 96,
+        },
+        {
+            "arch": "gfx950", "family": "naive", "default": {**compiled, "status": "failed"},
+            **sample, "compiled": 0, "failed": 1,
+        },
+    ]  # fmt: skip
+    _write(tmp_path, *rows)
+    document = json.loads((tmp_path / "cuda-own-ladder.json").read_text())
+    of = {"clang": "clang 19", "triton": "3.6.0"}
+    document |= {
+        "compilers": {"gfx942": of, "gfx950": {**of, "clang": "clang 22"}}, "kernels": 24, "seconds": 12.3,
+        "processors": 2,
+    }  # fmt: skip
+    (tmp_path / "cuda-own-ladder.json").unlink()
+    (tmp_path / "kernels-check-amd.json").write_text(json.dumps(document))
+    page = tables_kernels.filled(PAGE, tmp_path)
+    figures = "212 | 64 | 102 | 40,960 | 0 | 1.5 (registers)"
+    assert [line for line in page.splitlines() if line.startswith("| `")] == [
+        f"| `tile-mfma` | gfx942 | {figures} | 64 `v_a`, 2 `v_b` | 6 of 6 | 0 |",
+        f"| `tile-mfma` | gfx950 | {figures} | not counted | 6 of 6 | 2 (96) |",
+        f"| `naive` | gfx942 | {figures} | none | 6 of 6 | 0 |",
+        "| `naive` | gfx950 | failed |  |  |  |  |  |  | 0 of 1 | 0 |",
+    ]
+    assert "gfx942: clang 19, Triton 3.6.0; gfx950: clang 22, Triton 3.6.0" in page
+    assert "24 kernels were compiled in 12 s on 2 processors" in page
+
+
+def test_a_rows_default_is_the_first_sample_of_its_family() -> None:
+    sample = {**dict.fromkeys(kernel_checks.KEPT), "log": "long", "arch": "gfx942", "family": "naive"}
+    checked = {
+        "samples": [{**sample, "solution": "first"}, {**sample, "solution": "second"},
+                    {**sample, "arch": "gfx950", "solution": "third"}],
+        "families": [{"arch": arch, "family": "naive", "compiled": 1} for arch in ("gfx942", "gfx950")],
+    }  # fmt: skip
+    first, second = kernel_checks.rows_of(checked)
+    assert (first["default"]["solution"], second["default"]["solution"]) == ("first", "third")
+    assert set(first["default"]) == set(kernel_checks.KEPT)
+    assert first["compiled"] == 1

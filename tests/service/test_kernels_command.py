@@ -14,6 +14,7 @@ from typer.testing import Result as Done
 
 from backends.archs import GpuArch
 from backends.cache import BinaryCache
+from backends.kernel_checks import disassembly
 from backends.kernel_checks.candidates import GPU_FAMILIES
 from backends.kernel_checks.check import Checked
 from backends.kernels.families import FAMILIES
@@ -97,24 +98,75 @@ def test_a_sample_is_compiled_and_summed_up() -> None:
     assert done.exit_code == 0, done.stdout
     (row,) = [line.split() for line in done.stdout.splitlines() if line.startswith(" sm_80 ")]
     assert row[1:4] == ["naive", "2", "0"]
-    assert 8 < int(row[4]) < 255, "the least registers"
-    assert row[-2:] == ["0", "0"], "nothing spills"
+    least = int(row[4].partition("/")[0])
+    assert 8 < least < 255, "the least registers"
+    assert row[6:8] == ["0", "0"], "nothing spills"
+    assert row[9:] == (["none"] if disassembly.missing("sm_80") is None else ["not", "counted"])
     found = answer(*NAIVE)
-    assert set(found) == {"samples", "families", "notes"}
+    assert set(found) == {"samples", "families", "notes", "kept"}
+    assert found["kept"] is None
     assert [sample["status"] for sample in found["samples"]] == ["compiled", "compiled"]
     assert {sample["arch"] for sample in found["samples"]} == {"sm_80"}
     (family,) = found["families"]
     assert (family["compiled"], family["failed"]) == (2, 0)
-    assert family["registers"][0] == int(row[4])
+    assert family["registers"][0] == least
+    assert row[8] == "/".join(f"{waves:.10g}" for waves in family["waves_per_simd"])
 
 
 def test_verbose_shows_every_kernel() -> None:
     lines = call(*NAIVE, "--verbose").stdout.splitlines()
     for sample in answer(*NAIVE)["samples"]:
         (row,) = [line for line in lines if f" {sample['solution']} " in line]
-        assert row.split()[-4:] == [
-            str(sample[name]) for name in ("threads", "registers", "shared_bytes", "spill_bytes")
-        ]
+        numbers = [str(sample[name]) for name in ("threads", "registers", "shared_bytes", "spill_bytes")]
+        waves = [f"{sample['waves_per_simd']:.10g}", f"({sample['occupancy_limit']})"]
+        assert " ".join([*numbers, *waves]) in " ".join(row.split())
+
+
+@pytest.mark.clang
+def test_amds_registers_lds_scratch_and_matrix_instructions_are_shown() -> None:
+    arguments = ("check", "--arch", "gfx942", "--family", "tile-mfma", "--limit", "1")
+    done = call(*arguments, "--verbose")
+    assert done.exit_code == 0, done.stdout
+    words = " ".join(done.stdout.split())
+    for head in ("VGPRs", "AGPRs", "SGPRs", "LDS", "scratch", "waves per SIMD"):
+        assert head in words
+    (sample,) = answer(*arguments)["samples"]
+    ((name, count),) = sample["matrix_instructions"].items()
+    assert name == "v_mfma_f32_16x16x16_bf16"
+    assert f"{count} {name}" in words
+    (family,) = answer(*arguments)["families"]
+    assert family["matrix_instructions"] == [name]
+    figures = ("registers", "accumulation_registers", "scalar_registers")
+    row = [family[figure][0] for figure in figures]
+    assert row == [sample[figure] for figure in figures]
+    assert " ".join(f"{value}/{value}/{value}" for value in row) in words
+
+
+def test_kernels_are_kept_on_request(tmp_path: Path) -> None:
+    done = call(*NAIVE, "--keep", str(tmp_path / "kept"))
+    assert done.exit_code == 0, done.stdout
+    assert f"{tmp_path / 'kept'}: 2 kernels" in done.stdout.replace("\n", "")
+    folder = tmp_path / "kept" / "sm_80"
+    names = [f"naive-00{number}.{suffix}" for number in (0, 1) for suffix in ("cubin", "json")]
+    assert sorted(path.name for path in folder.iterdir()) == names
+    found = answer(*NAIVE, "--keep", str(tmp_path / "kept"))
+    assert found["kept"] == [str(folder / name) for name in names if name.endswith("json")]
+    told = json.loads((folder / "naive-001.json").read_bytes())
+    assert told["solution"]["id"] == found["samples"][1]["solution"]
+    assert [launch["file"] for launch in told["launches"]] == ["naive-001.cubin"]
+
+
+def test_a_folder_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    place = tmp_path / "file" / "kept"
+    monkeypatch.setattr(sys, "argv", ["gemmtune", "kernels", *NAIVE, "--keep", str(place)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    words = f"cannot write {place}/sm_80/naive-000.json: Not a directory"
+    assert words in capsys.readouterr().err.replace("\n", "")
 
 
 def test_architectures_are_checked_one_after_another_each_once(home: Path) -> None:
@@ -157,14 +209,18 @@ def test_a_kernel_that_does_not_compile_is_exit_code_1(monkeypatch: pytest.Monke
     assert [sample["status"] for sample in json.loads(done.stdout)["samples"]] == ["failed", "compiled"]
 
 
-def test_what_cannot_be_launched_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_launched_is_said_and_not_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(
         command,
         "check",
         lambda candidates, cache: iter([Checked(candidates[0], Resources(None, 2**20, None))]),
     )
-    done = call("check", "--arch", "sm_80", "--family", "naive", "--limit", "1", "--verbose")
+    place = str(tmp_path / "kept")
+    done = call("check", "--arch", "sm_80", "--family", "naive", "--limit", "1", "--verbose", "--keep", place)
     assert done.exit_code == 0, "it compiles"
+    assert f"{place}: 0 kernels" in done.stdout.replace("\n", "")
     assert "cannot be launched: sm_80 naive-" in done.stdout
     assert "it takes 1048576 bytes of shared memory; a block has 166912" in done.stdout
     assert "unknown" in done.stdout
@@ -209,7 +265,7 @@ def test_all_of_ours_are_asked_for_unless_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(command, "check", record)
     assert call("check", "--arch", "sm_90a").exit_code == 0
     assert len(asked) == 100
-    assert set(asked) == set(FAMILIES)
+    assert set(asked) == {name for name, family in FAMILIES.items() if "cuda" in family.vendors}
 
 
 # ---- a binary ------------------------------------------------------------------------------------

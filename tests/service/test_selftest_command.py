@@ -19,11 +19,14 @@ from backends import registry
 from backends.cache import BinaryCache
 from backends.errors import InvalidProblem, StorageError, UnknownDevice
 from backends.registry import FoundDevice, find_device
+from service import selftest_tuning
 from service.cli import app
+from service.commands import selftest as command
 from service.device_lock import DeviceInUse, DeviceLock, locks_folder
 from service.settings import Settings
 from tests.service.loaded import ROOT
 from tuners.selftest import calls, candidates, timing
+from tuners.selftest.report import Report, Section
 
 NAMES = ["probe", "contract", "timing", "tuning", "libraries", "kernels"]
 
@@ -48,15 +51,17 @@ def report(path: Path) -> Any:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few problems and samples."""
+    """Few problems, candidates and samples."""
     monkeypatch.setattr(candidates, "PROBLEMS", 2)
-    monkeypatch.setattr(candidates, "TYPES", ("fp32",))
+    monkeypatch.setattr(candidates, "TYPES", ("fp32", "fp16"))
     monkeypatch.setattr(timing, "SAMPLES", 3)
-    monkeypatch.setattr(timing, "TINY", timing.REPEATED)
+    monkeypatch.setattr(candidates, "KERNELS", 1)
+    monkeypatch.setattr(selftest_tuning, "CANDIDATES", 3)
+    monkeypatch.setattr(selftest_tuning, "SECONDS", 0.3)
 
 
 def test_every_part_has_a_section_and_both_files_say_the_same(home: Path, short: None) -> None:
-    families = [word for name in ("openblas", "torch", "stream") for word in ("--family", name)]
+    families = ("--family", "openblas_upcast", "--family", "stream")
     done = call("--device", "cpu", "--seconds", "60", "--out", "mine.json", *families)
     assert done.exit_code == 0, done.output
     found = report(home / "mine.json")
@@ -67,7 +72,7 @@ def test_every_part_has_a_section_and_both_files_say_the_same(home: Path, short:
     assert [check["name"] for check in by_name["tuning"]["checks"]] == [
         "tuned", "stored", "exported", "read back", "imported"
     ]  # fmt: skip
-    assert by_name["libraries"]["figures"]["solutions"]["openblas"]["fp32"]["TN"] > 0
+    assert by_name["libraries"]["figures"]["solutions"]["openblas_upcast"]["fp16"]["TN"] > 0
     assert by_name["kernels"]["figures"]["families"]["stream"]["ok"] >= 1
     text = (home / "mine.txt").read_text()
     assert text.startswith("gemmtune self-test: PASS\n")
@@ -88,6 +93,7 @@ def test_a_wrong_library_is_exit_code_1_and_in_both_files(
     assert (found["status"], found["complete"]) == ("fail", True)
     assert "FAILED planted-library: wrong_result: " in (home / files[1]).read_text()
     assert "FAILED planted-library: wrong_result: " in done.stdout
+    assert found["sections"][3]["status"] == "pass", "the wrong candidate wins no tuning"
     assert found["sections"][-1]["name"] == "kernels", "the parts after it ran"
 
 
@@ -145,6 +151,13 @@ def test_a_file_that_cannot_be_written_is_refused_at_once(home: Path) -> None:
     assert str(done.exception).startswith(f"cannot write {home / 'no' / 'folder.json'}: ")
 
 
+def test_a_folder_in_the_files_place_is_refused_at_once(home: Path) -> None:
+    (home / "mine.txt").mkdir()
+    done = call("--device", "cpu", "--out", "mine")
+    assert isinstance(done.exception, StorageError)
+    assert str(done.exception) == "cannot write mine.txt: it is a folder; name another file"
+
+
 def test_an_unknown_family_is_refused_with_the_known_ones(home: Path) -> None:
     done = call("--device", "cpu", "--family", "nobody")
     assert isinstance(done.exception, InvalidProblem)
@@ -166,3 +179,10 @@ def test_the_contract_and_the_reference_have_names_that_do_not_change() -> None:
         "too large an allocation is refused", "a device beyond the last is refused",
         "an unknown family is refused",
     ]  # fmt: skip
+
+
+def test_a_number_that_json_does_not_have_is_null(home: Path) -> None:
+    made = Report({"version": None, "commit": None, "python": "3.11"}, "cpu", 1.0)
+    made.sections.append(Section("kernels", "Kernel families", {"errors": [float("inf"), 1.5]}))
+    command._save(made, [home / "x.json", home / "x.txt"])
+    assert report(home / "x.json")["sections"][0]["figures"] == {"errors": [None, 1.5]}

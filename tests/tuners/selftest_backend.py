@@ -1,8 +1,9 @@
 """CPU backends for the self-test: a library with candidates that fail in every way, libraries whose lists
-fail, a family that does not compile, and a device that cannot be opened."""
+fail, a family that does not compile, and a device whose memory forgets."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -36,9 +37,7 @@ class PlantedKernel(ToldKernel):
             if kind == "loses the device":
                 raise DeviceLost("planted: the driver does not see the device any more")
             real()
-            if kind == "wrong":  # the sign bits of D's first element
-                import ctypes
-
+            if kind == "wrong":  # the sign of D's first element
                 first = (ctypes.c_uint8 * layout.dtype.bytes).from_address(operands.d)
                 first[layout.dtype.bytes - 1] ^= 0x80
 

@@ -10,6 +10,7 @@ import pytest
 
 from backends.cache import BinaryCache
 from backends.hip import backend
+from backends.problem import from_mm
 from backends.registry import find_device
 from tests.backends.hip.on_host.build import variables
 from tuners.selftest import calls, candidates
@@ -22,6 +23,7 @@ from tuners.selftest.run import Part
 #: Solutions of the library that drop the last k, and that fail when they run.
 WRONG, FAILING = -623, -624
 SECONDS = 120.0
+PROBLEMS = (from_mm(37, 131, 259, trans_b="T"), from_mm(48, 144, 96, beta=1.0))
 
 
 @pytest.fixture
@@ -31,7 +33,8 @@ def hip(
     """The device, and few problems."""
     for name, value in variables(rocm, faults=str(tmp_path / "faults")).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(candidates, "PROBLEMS", 2)
+    monkeypatch.setattr(candidates, "PROBLEMS", len(PROBLEMS))
+    monkeypatch.setattr(candidates, "problems", lambda large: () if large else PROBLEMS)
     monkeypatch.setattr(candidates, "TYPES", ("fp32", "bf16"))
     monkeypatch.setattr(calls, "REFERENCE_TYPES", ("fp32",))
     backend._look.cache_clear()
@@ -67,15 +70,18 @@ def test_the_contract_a_library_and_a_kernel_family(hip: DeviceUnderTest) -> Non
 
     kernels = ran(CandidatesPart(libraries=False, share=1.0, only=["naive"]), hip)
     assert kernels.status is CheckStatus.PASS
-    assert len(kernels.checks) >= 2
+    assert len(kernels.checks) > len(PROBLEMS), "several candidates of the second problem"
     assert {check.facts["outcome"] for check in kernels.checks} == {"ok"}
 
 
-def test_a_gpu_that_is_lost_ends_the_part_and_names_the_status(hip: DeviceUnderTest, tmp_path: Path) -> None:
+def test_a_gpu_that_is_lost_ends_the_part_and_names_the_status(
+    hip: DeviceUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidates, "LOSSES", 2)
     (tmp_path / "faults").write_text("hipSetDevice 100\n")
     section = ran(CandidatesPart(libraries=True, share=1.0, only=["rocblas"]), hip)
     lost = [check for check in section.checks if check.facts.get("outcome") == "device_lost"]
     assert lost
     assert "hipErrorNoDevice" in lost[0].detail
     assert section.status is CheckStatus.FAIL
-    assert f"the device was lost {candidates.LOSSES} times in a row: the part ended" in section.not_covered
+    assert "the device was lost 2 times in a row: the part ended" in section.not_covered

@@ -47,7 +47,7 @@ from tests.tuners.test_verify import (
 )
 from tuners.inputs import Case, cases, draw, ragged
 from tuners.reference import make_reference
-from tuners.verify import GUARD, Finding, Verifier, poison
+from tuners.verify import GUARD, Finding, Verifier
 from tuners.verify_device import DeviceVerifier, make_verifier
 
 
@@ -66,7 +66,7 @@ class NumpyReference:
     def draw(self, layout: Layout, address: int, seed: int, distribution: str) -> None:
         view = _view(layout, address)
         if distribution == "poison":
-            byte = np.full(layout.dtype.bytes, poison(layout.dtype.kind), np.uint8)
+            byte = np.full(layout.dtype.bytes, layout.dtype.poison, np.uint8)
             view[...] = byte.view(layout.dtype.storage)[0]
         else:
             values = draw(np.random.default_rng(seed), view.size, layout.dtype, distribution)

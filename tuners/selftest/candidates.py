@@ -4,7 +4,7 @@ as the time allows; families take turns."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -48,6 +48,13 @@ _LOG = 2000
 
 #: Outcomes that say nothing against the candidate: a rule or the library refuses it for this problem.
 _REFUSED = (Status.ILLEGAL,)
+#: What a report says of the problems.
+_COVERED: Mapping[str, Callable[[GemmProblem], str]] = {
+    "types": lambda p: "tf32" if p.compute == "tf32" else p.dtype_a,
+    "transposes": lambda p: p.trans_a + p.trans_b,
+    "epilogues": lambda p: p.epilogue,
+    "betas": lambda p: p.beta,
+}
 _EVIDENCE = ("case", "seed", "distribution", "checks", "error_over_bound", "relative_error", "repeatable")
 
 
@@ -61,6 +68,7 @@ class _Tested:
     large: Draw | None
     turns: int = 0
     parameters: frozenset[str] = frozenset()
+    verified: list[GemmProblem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -88,10 +96,14 @@ class CandidatesPart:
                 served[name] = family
             else:
                 section.absent(name, why, family=name, outcome="unavailable")
-        if self._libraries:
-            _count(device, served, section, deadline)
-        _Verification(device, section, deadline, served, self._libraries).run()
-        section.figures["families"] = _by_family(section)
+        verification = _Verification(device, section, deadline, served, self._libraries)
+        try:
+            if self._libraries:
+                _count(device, served, section, deadline)
+            verification.run()
+        finally:  # an interrupted part has its figures too
+            section.figures["families"] = _by_family(section)
+            section.figures["coverage"] = verification.coverage()
 
 
 # ---- counting ------------------------------------------------------------------------------------
@@ -160,11 +172,11 @@ class _Verification:
         #: Input types that the device's reference does not have.
         self._unreferenced: set[tuple[str, str]] = set()
         gpu = device.backend.traits.device_reference  # a host would take minutes for a large reference
-        self._left = {name: _tested(name, family, gpu) for name, family in families.items()}
+        self._tested = {name: _tested(name, family, gpu) for name, family in families.items()}
 
     def run(self) -> None:
         """Every family has its turn in every round."""
-        left = self._left
+        left = dict(self._tested)
         while left and not self._deadline.over and self._losses < LOSSES:
             for name in list(left):
                 if self._deadline.over or self._losses >= LOSSES:
@@ -193,6 +205,16 @@ class _Verification:
         if self._losses >= LOSSES:
             self._section.not_covered.append(f"the device was lost {LOSSES} times in a row: the part ended")
 
+    def coverage(self) -> dict[str, dict[str, Any]]:
+        """Family -> what the problems that its candidates were verified on cover."""
+        found: dict[str, dict[str, Any]] = {}
+        for name, tested in self._tested.items():
+            if tested.verified:
+                found[name] = {"problems": len(tested.verified), "parameter_values": len(tested.parameters)}
+                for what, of in _COVERED.items():
+                    found[name][what] = sorted({of(problem) for problem in tested.verified})
+        return found
+
     def _turn(self, name: str, tested: _Tested) -> bool:
         """Verifies a few candidates on the family's next problem. False if it has no more."""
         found = self._next(name, tested)
@@ -212,6 +234,7 @@ class _Verification:
             )  # fmt: skip
             return True
         tested.draw.covered(problem)
+        tested.verified.append(problem)
         tested.turns += 1
         return self._verify(name, task, self._chosen(tested, solutions))
 

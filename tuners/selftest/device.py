@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from backends.cache import BinaryCache
@@ -33,6 +36,23 @@ class Deadline:
     def over(self) -> bool:
         """Whether it has passed."""
         return self.left <= 0
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Delays Ctrl-C until the block has ended: a process that is half started or half ended would be left
+    behind. Without effect in a thread other than the main one, which gets no signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pending: list[int] = []
+    previous = signal.signal(signal.SIGINT, lambda number, _: pending.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        if pending:
+            signal.raise_signal(signal.SIGINT)
 
 
 class DeviceUnderTest:
@@ -66,7 +86,8 @@ class DeviceUnderTest:
         """The running device process; a new one after restart(). A device that cannot be opened shows at the
         first call."""
         if self._client is None:
-            self._client = DeviceClient(self.found, self.cache, setup_seconds=self._setup_seconds)
+            with uninterrupted():
+                self._client = DeviceClient(self.found, self.cache, setup_seconds=self._setup_seconds)
         return self._client
 
     def restart(self) -> None:
@@ -77,5 +98,6 @@ class DeviceUnderTest:
     def close(self) -> None:
         """Ends the process."""
         if self._client is not None:
-            self._client.close()
-            self._client = None
+            with uninterrupted():
+                self._client.close()
+                self._client = None

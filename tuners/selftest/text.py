@@ -116,15 +116,17 @@ def _several(checks: Sequence[Mapping[str, Any]], word: str) -> Iterator[str]:
 
 
 def _figures(figures: Mapping[str, Any], indent: str = "") -> Iterator[str]:
-    """Nested values as indented lines; a mapping that fits is one line."""
+    """Nested values as indented lines; mappings and lists that fit are one line."""
     for name, value in figures.items():
         if value in ({}, [], None):
             continue
         flat = f"{indent}{name}: {_plain(value)}"
-        if isinstance(value, Mapping) and (len(flat) > _WIDTH or any(map(_nested, value.values()))):
+        if isinstance(value, Mapping) and (
+            len(flat) > _WIDTH or any(isinstance(one, Mapping) for one in value.values())
+        ):
             yield f"{indent}{name}:"
             yield from _figures(value, indent + "    ")
-        elif isinstance(value, list):
+        elif isinstance(value, list) and len(flat) > _WIDTH:
             yield f"{indent}{name}:"
             yield from (f"{indent}    {_plain(one)}" for one in value)
         else:
@@ -133,13 +135,13 @@ def _figures(figures: Mapping[str, Any], indent: str = "") -> Iterator[str]:
         yield ""
 
 
-def _nested(value: object) -> bool:
-    return isinstance(value, Mapping | list)
+def _word(value: object) -> bool:
+    return " " not in str(value)
 
 
 def _plain(value: object) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_plain(one)}" for name, one in value.items())
     if isinstance(value, list):
-        return ", ".join(map(_plain, value))
+        return " ".join(map(_plain, value)) if all(map(_word, value)) else "; ".join(map(_plain, value))
     return f"{value:.6g}" if isinstance(value, float) else str(value)

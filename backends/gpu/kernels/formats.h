@@ -6,7 +6,9 @@
 namespace gemmtune {
 
 // backends/gpu/device_reference.py:CODES
-enum Format { FP64 = 0, FP32 = 1, FP16 = 2, BF16 = 3, E4M3 = 4, E5M2 = 5, INT8 = 6, INT32 = 7 };
+enum Format {
+    FP64 = 0, FP32 = 1, FP16 = 2, BF16 = 3, E4M3 = 4, E5M2 = 5, INT8 = 6, INT32 = 7, E4M3_FNUZ = 8, E5M2_FNUZ = 9
+};
 
 // 2**power as a float, for -126 <= power <= 127.
 GEMMTUNE_DEVICE float power_of_two(int power) { return as_float(unsigned(power + 127) << 23); }
@@ -51,6 +53,40 @@ GEMMTUNE_DEVICE unsigned narrow_bits(float value) {
     return sign | (rounded < top ? rounded : top);
 }
 
+// The FNUZ formats (finite, no negative zero: AMD's CDNA 3): the exponent's bias is one more, every exponent is
+// a number's, and the pattern of a negative zero is the only NaN.
+template <int EXPONENT, int MANTISSA>
+GEMMTUNE_DEVICE float widen_fnuz(unsigned bits) {
+    const int bias = 1 << (EXPONENT - 1);
+    unsigned sign = (bits >> (EXPONENT + MANTISSA)) << 31;
+    unsigned exponent = (bits >> MANTISSA) & ((1u << EXPONENT) - 1), mantissa = bits & ((1u << MANTISSA) - 1);
+    if (bits == 1u << (EXPONENT + MANTISSA)) return as_float(0x7fc00000u);
+    if (exponent == 0) return as_float(sign | as_unsigned(float(int(mantissa)) * power_of_two(1 - bias - MANTISSA)));
+    return as_float(sign | (exponent - bias + 127) << 23 | mantissa << (23 - MANTISSA));
+}
+
+// The inverse, rounded once, to nearest even; values that are too large become NaN, and negative ones that
+// round to zero become zero.
+template <int EXPONENT, int MANTISSA>
+GEMMTUNE_DEVICE unsigned narrow_fnuz(float value) {
+    const int bias = 1 << (EXPONENT - 1), all = EXPONENT + MANTISSA;
+    const unsigned nan = 1u << all;
+    unsigned bits = as_unsigned(value), sign = (bits >> 31) << all, size = bits & 0x7fffffffu;
+    if (size >= 0x7f800000u) return nan;
+    int exponent = int(size >> 23) - 127 + bias, shift = 23 - MANTISSA;
+    unsigned significand;
+    if (exponent >= 1) {
+        significand = unsigned(exponent) << 23 | (size & 0x7fffffu);
+    } else {  // subnormal in this format
+        shift += 1 - exponent;
+        if (shift > 25) return 0;
+        significand = (size & 0x7fffffu) | 0x800000u;
+    }
+    significand += (1u << (shift - 1)) - 1 + (significand >> shift & 1);
+    unsigned rounded = significand >> shift;
+    return rounded == 0 ? 0 : rounded < nan ? sign | rounded : nan;
+}
+
 GEMMTUNE_DEVICE unsigned narrow_bf16(float value) {
     unsigned bits = as_unsigned(value);
     if ((bits & 0x7fffffffu) > 0x7f800000u) return bits >> 16 | 0x40u;
@@ -66,6 +102,8 @@ GEMMTUNE_DEVICE double load(const void* base, i64 index) {
         case BF16: return as_float(unsigned(static_cast<const unsigned short*>(base)[index]) << 16);
         case E4M3: return widen_bits<4, 3, false>(static_cast<const unsigned char*>(base)[index]);
         case E5M2: return widen_bits<5, 2, true>(static_cast<const unsigned char*>(base)[index]);
+        case E4M3_FNUZ: return widen_fnuz<4, 3>(static_cast<const unsigned char*>(base)[index]);
+        case E5M2_FNUZ: return widen_fnuz<5, 2>(static_cast<const unsigned char*>(base)[index]);
         case INT8: return static_cast<const signed char*>(base)[index];
         default: return static_cast<const int*>(base)[index];
     }
@@ -79,6 +117,8 @@ GEMMTUNE_DEVICE double load(int format, const void* base, i64 index) {
         case BF16: return load<BF16>(base, index);
         case E4M3: return load<E4M3>(base, index);
         case E5M2: return load<E5M2>(base, index);
+        case E4M3_FNUZ: return load<E4M3_FNUZ>(base, index);
+        case E5M2_FNUZ: return load<E5M2_FNUZ>(base, index);
         case INT8: return load<INT8>(base, index);
         default: return load<INT32>(base, index);
     }
@@ -93,6 +133,8 @@ GEMMTUNE_DEVICE void store(int format, void* base, i64 index, float value) {
         case BF16: static_cast<unsigned short*>(base)[index] = narrow_bf16(value); break;
         case E4M3: static_cast<unsigned char*>(base)[index] = narrow_bits<4, 3, false>(value); break;
         case E5M2: static_cast<unsigned char*>(base)[index] = narrow_bits<5, 2, true>(value); break;
+        case E4M3_FNUZ: static_cast<unsigned char*>(base)[index] = narrow_fnuz<4, 3>(value); break;
+        case E5M2_FNUZ: static_cast<unsigned char*>(base)[index] = narrow_fnuz<5, 2>(value); break;
         case INT8: static_cast<signed char*>(base)[index] = int(value); break;
         default: static_cast<int*>(base)[index] = int(value); break;
     }

@@ -123,6 +123,7 @@ struct BlockTile {
     static constexpr int kSizeA = BK * StageA::kPitch, kSizeB = BK * StageB::kPitch;  // floats
     static constexpr int kSharedBytes = BUFFERS * (kSizeA + kSizeB) * 4;
     static constexpr int kGroup = WM / TM * (WN / TN);  // threads in a patch
+    static constexpr int kAtOnce = TM * TN > 64 ? 2 : 4;  // elements of k whose values are in registers at once
     static_assert(BM % WM == 0 && BN % WN == 0 && WM % TM == 0 && WN % TN == 0, "whole patches");
     static_assert(WM == BM || kGroup == 32, "a patch is 32 threads': a warp, or half of a wide one");
 
@@ -187,7 +188,7 @@ private:
 
     static GEMMTUNE_DEVICE void multiply(const float* a, const float* b, int thread_m, int thread_n,
                                          float (&sum)[TM][TN]) {
-        GEMMTUNE_UNROLL
+        GEMMTUNE_UNROLL_BY(kAtOnce)
         for (int p = 0; p < BK; ++p) {
             float x[TM], y[TN];
             read_lines<WM, TM, WIDE>(a + p * StageA::kPitch, thread_m, x);

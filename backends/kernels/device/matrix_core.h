@@ -84,6 +84,8 @@ inline T load_element(const T* p) {
 inline void wave_sync() { warp_barrier(); }
 // block_barrier() that orders accesses to shared memory alone: loads from global memory stay in flight.
 inline void shared_barrier() { block_barrier(); }
+// Keeps the compiler from moving instructions across.
+inline void schedule_barrier() {}
 // A value that is the same for all lanes, in scalar registers. Of an address: what is added to it afterwards
 // stays an offset; compilers would otherwise advance the sum in every lane.
 inline int uniform(int value) { return value; }
@@ -199,6 +201,7 @@ GEMMTUNE_DEVICE void shared_barrier() {
     block_barrier();
 #endif
 }
+GEMMTUNE_DEVICE void schedule_barrier() { __builtin_amdgcn_sched_barrier(0); }
 GEMMTUNE_DEVICE int uniform(int value) { return __builtin_amdgcn_readfirstlane(value); }
 GEMMTUNE_DEVICE const char* uniform(const char* p) {
     const u64 bits = reinterpret_cast<u64>(p);

@@ -4,6 +4,8 @@
 //   GEMMTUNE_DEVICE, GEMMTUNE_UNROLL, kWarp       function qualifiers; unroll the next loop; threads of a warp
 //                                                 (wavefront)
 //   GEMMTUNE_ROLL                                 never unroll the next loop
+//   GEMMTUNE_UNROLL_BY(times)                     unroll the next loop; on AMD GPUs only so many times, because
+//                                                 their compilers read what a whole loop needs before they use it
 //   GEMMTUNE_ADVANCE(pointer, by)                 advances a pointer that is not null
 //   GEMMTUNE_PICK(condition, x, y)                one of two elements of an array in registers
 //   GEMMTUNE_RARELY(condition)                    the condition, hinted unlikely: its branch is moved out of
@@ -43,8 +45,6 @@
 //                                                 value comes from, so it does not recompute it in every
 //                                                 iteration of a loop
 //   opaque_shared(p)                              the same for a pointer to shared memory
-//   schedule_barrier()                            the compiler moves no instruction across (AMD only): bounds how
-//                                                 many loads of an unrolled loop are issued before their use
 //   launch_dependents() wait_for_launches()       programmatic dependent launch (below)
 //   GEMMTUNE_KERNEL(name, family)                 the entry point of family::run(args, shared); begins when all
 //                                                 previous launches have ended
@@ -134,10 +134,6 @@ GEMMTUNE_DEVICE void copy_first(void* shared, const char* global, int bytes, con
     if (bytes % 16 != 0 && global + 16 > end) copy_part(shared, global, bytes);
     else copy_async16(shared, global, bytes);
 }
-#endif
-
-#if !defined(__HIP__) && !defined(__HIPCC_RTC__)
-GEMMTUNE_DEVICE void schedule_barrier() {}
 #endif
 
 #if defined(GEMMTUNE_HOST) || defined(__HIP__) || defined(__HIPCC_RTC__)

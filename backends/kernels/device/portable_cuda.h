@@ -4,6 +4,7 @@
 #define GEMMTUNE_DEVICE __device__ __forceinline__
 #define GEMMTUNE_UNROLL _Pragma("unroll")
 #define GEMMTUNE_ROLL _Pragma("unroll 1")
+#define GEMMTUNE_UNROLL_BY(TIMES) _Pragma("unroll")
 
 namespace gemmtune {
 

@@ -7,6 +7,8 @@
 #define GEMMTUNE_DEVICE __attribute__((device)) inline __attribute__((always_inline))
 #define GEMMTUNE_UNROLL _Pragma("unroll")
 #define GEMMTUNE_ROLL _Pragma("unroll 1")
+#define GEMMTUNE_UNROLL_BY(TIMES) _Pragma(GEMMTUNE_TEXT(unroll (TIMES)))
+#define GEMMTUNE_TEXT(...) #__VA_ARGS__
 // Reads both: a choice between addresses would keep an array in scratch memory.
 #define GEMMTUNE_PICK(CONDITION, X, Y) gemmtune::pick(CONDITION, X, Y)
 // Chooses the offset, not the pointer: the compiler then still knows that it points to global memory.
@@ -43,8 +45,6 @@ GEMMTUNE_DEVICE T pick(bool condition, T x, T y) { return condition ? x : y; }
 
 GEMMTUNE_DEVICE float as_float(unsigned bits) { return __builtin_bit_cast(float, bits); }
 GEMMTUNE_DEVICE unsigned as_unsigned(float value) { return __builtin_bit_cast(unsigned, value); }
-
-GEMMTUNE_DEVICE void schedule_barrier() { __builtin_amdgcn_sched_barrier(0); }
 
 // A wavefront's lanes execute in lockstep.
 GEMMTUNE_DEVICE void warp_barrier() { __builtin_amdgcn_wave_barrier(); }

@@ -18,6 +18,7 @@
 #define GEMMTUNE_DEVICE inline
 #define GEMMTUNE_UNROLL
 #define GEMMTUNE_ROLL
+#define GEMMTUNE_UNROLL_BY(TIMES)
 
 namespace gemmtune {
 

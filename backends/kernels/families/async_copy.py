@@ -64,10 +64,11 @@ class Pipeline:
         across = 4 if self.tm > self.tn else 8
         return across * self.tm, 32 // across * self.tn
 
-    @property
-    def registers(self) -> int:
-        """Registers for sums, and the operands of two steps of k."""
-        return self.tm * self.tn + 2 * (self.tm + self.tn)
+    def registers(self, arch: GpuArch) -> int:
+        """Registers for sums, the operands of two steps of k, and addresses of the elements of C and D where
+        the accesses to them do not share one."""
+        sums = self.tm * self.tn
+        return sums + 2 * (self.tm + self.tn) + arch.address_registers * sums
 
     def shared_bytes(self, product: OrientedGemm) -> int:
         """Bytes of all stages, with four elements of padding for each row of an operand that is transposed on
@@ -151,7 +152,7 @@ class AsyncCopy(KernelFamily):
             whole_rule(t.bm * t.bk, copied, "A's tile of", "the copies of all threads,"),
             whole_rule(t.bn * t.bk, copied, "B's tile of", "the copies of all threads,"),
             shared_rule(t.shared_bytes(product), arch),
-            registers_rule(t.registers, t.threads, arch),
+            registers_rule(t.registers(arch), t.threads, arch),
             grid_rule(product.tiles(t.bm, t.bn), t.threads, product, arch, number(values, "splits")),
         )
 

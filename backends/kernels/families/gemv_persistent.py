@@ -99,7 +99,7 @@ class GemvPersistent(KernelFamily):
         return first(
             threads_rule(threads, arch),
             shared_rule(self._shared_bytes(product, values), arch),
-            registers_rule(self._registers(product, values, unroll), threads, arch),
+            registers_rule(self._registers(product, values, unroll, arch), threads, arch),
             grid_rule(self._turns(product, values), threads, product, arch),
         )
 
@@ -139,10 +139,16 @@ class GemvPersistent(KernelFamily):
         warps, sums = number(values, "warps"), number(values, "rows") * self._columns(product)
         return 0 if warps == 1 else 2 * warps * sums * 4
 
-    def _registers(self, product: OrientedGemm, values: Values, unroll: int) -> int:
-        """Registers for rows in flight, columns, sums, and the operands of the current multiplication."""
+    def _registers(self, product: OrientedGemm, values: Values, unroll: int, arch: GpuArch) -> int:
+        """Registers for rows in flight, columns, sums, and the operands of the current multiplication. Where
+        loads do not share an address, each has this iteration's and the next one's; the compilers that make
+        them so also widen the columns once, before the first iteration."""
         rows, columns = number(values, "rows"), self._columns(product)
-        return 4 * unroll * (rows + columns) + rows * columns + WIDE // product.element_bytes * (columns + 1)
+        held = 4 * unroll * (rows + columns) + rows * columns + WIDE // product.element_bytes * (columns + 1)
+        if arch.address_registers:
+            held += 2 * arch.address_registers * rows * unroll
+            held += 4 * unroll * columns if product.element_bytes == 2 else 0
+        return held
 
     def config(self, problem: GemmProblem, values: Values, arch: GpuArch) -> PersistentConfig:
         """The instantiation of GemvPersistent for this k; on() sets the number of blocks."""
@@ -190,7 +196,7 @@ class GemvPersistent(KernelFamily):
         unroll = self._unroll(product, values, warp)
         # Registers are allocated in eights, to the warps of each quarter of a multiprocessor from its quarter
         # of the registers.
-        registers = -(-(self._registers(product, values, unroll) + _ADDRESSES) // 8) * 8
+        registers = -(-(self._registers(product, values, unroll, arch) + _ADDRESSES) // 8) * 8
         warps = arch.unit_registers // 4 // (warp * registers) * 4
         return max(1, min(arch.unit_threads // threads, warps * warp // threads, arch.unit_blocks))
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from math import ceil
 from typing import ClassVar
 
+from backends.archs import GpuArch
 from backends.environment import Environment
 from backends.kernels.family import Values, number
 from backends.kernels.few_columns import (
@@ -24,6 +25,9 @@ from backends.solution import Parameter
 
 #: The number of columns from which tensor cores are faster than skinny's FMAs.
 _MANY_COLUMNS = 5
+#: The most products of loads and columns in a step whose loads are assembled from aligned ones. clang for
+#: AMD's GPUs leaves a larger step a loop, whose loads then lie in scratch memory.
+_MOST_ASSEMBLED = 64
 
 
 def _up2(size: int) -> int:
@@ -84,6 +88,14 @@ class Skinny(FewColumnsFamily):
         v = self._across(product)
         return unroll * v * product.element_bytes // 4 + v * columns + v
 
+    def addresses(self, product: OrientedGemm, values: Values, arch: GpuArch) -> int:
+        """Those of every row's loads of a step if A is contiguous along k, each with its place along k."""
+        if not product.a_along_k or not arch.address_registers:
+            return 0
+        rows, v = number(values, "rows"), WIDE // product.element_bytes
+        each = arch.address_registers + 1
+        return max(0, each * rows * number(values, "unroll") - (rows + 1) * v)
+
     def loads(self, product: OrientedGemm, values: Values, warp: int) -> tuple[int, float]:
         """Bytes that a thread has in flight, and the share of its loads that lie within a slice of k."""
         unroll, warps_k = number(values, "unroll"), number(values, "warps_k")
@@ -114,10 +126,13 @@ class Skinny(FewColumnsFamily):
 
     def legal(self, product: OrientedGemm, values: Values, environment: Environment) -> str | None:
         """The rule that is broken, or None: rows and ahead if A is contiguous along m; ahead on devices
-        without prefetches to L2."""
+        without prefetches to L2; the loads of a step that AMD's compilers unroll."""
         if environment.vendor != "cuda" and number(values, "ahead") != 0:
             return f"ahead must be 0 where nothing is fetched ahead of its load, not {values['ahead']}"
         if product.a_along_k:
+            step = number(values, "unroll") * self._columns(product)
+            if environment.vendor == "hip" and not self._fast(product) and step > _MOST_ASSEMBLED:
+                return f"unroll x columns is {step}; at most {_MOST_ASSEMBLED} where lines start anywhere"
             return None
         if number(values, "rows") != 1:
             return f"rows must be 1 where the streamed operand is contiguous along m, not {values['rows']}"
@@ -134,13 +149,16 @@ class Skinny(FewColumnsFamily):
         )
         numbers = [number(values, name) for name in names]
         shape = "AlongK" if product.a_along_k else "AcrossK"
-        near = product.aligned("b") or not product.b_along_k
-        fast = product.aligned("a") and near if product.a_along_k else product.whole("a")
-        flags = [flag(product.b_along_k), flag(fast)]
+        flags = [flag(product.b_along_k), flag(self._fast(product))]
         arguments = [*flags, *self._template_columns(product), *numbers]
         if product.a_along_k:
             arguments.append(flag(values["ahead"] == 1))
         return f"{self.kernel}{shape}<{product.types}, {', '.join(map(str, arguments))}>"
+
+    def _fast(self, product: OrientedGemm) -> bool:
+        """Whether loads are single instructions (skinny.h: ALIGNED, WHOLE)."""
+        near = product.aligned("b") or not product.b_along_k
+        return product.aligned("a") and near if product.a_along_k else product.whole("a")
 
     def _template_columns(self, product: OrientedGemm) -> list[int]:
         return [self._columns(product)]

@@ -84,10 +84,11 @@ class Teams:
                 for lines, along in ((m, self.product.a_along_k), (n, self.product.b_along_k))]  # fmt: skip
         return self.stages * self.products * ((m + n) * k * size + sum(pads))
 
-    @property
-    def registers(self) -> int:
-        """Registers for sums, and the operands of four steps of k."""
-        return self.tm * self.tn + 4 * (self.tm + self.tn)
+    def registers(self, arch: GpuArch) -> int:
+        """Registers for sums, the operands of four steps of k, and addresses of the elements of C and D where
+        the accesses to them do not share one."""
+        sums = self.tm * self.tn
+        return sums + 4 * (self.tm + self.tn) + arch.address_registers * sums
 
 
 class SmallBatch(KernelFamily):
@@ -128,7 +129,7 @@ class SmallBatch(KernelFamily):
                 arch.unit_blocks,
                 arch.unit_shared_bytes // (t.shared_bytes + _BLOCK_SHARED),
                 arch.unit_threads // t.threads,
-                arch.unit_registers // ((t.registers + OTHER_REGISTERS) * t.threads),
+                arch.unit_registers // ((t.registers(arch) + OTHER_REGISTERS) * t.threads),
             ),
         )
         operands = (problem.m + problem.n) * problem.k * t.product.element_bytes * t.products
@@ -163,7 +164,7 @@ class SmallBatch(KernelFamily):
         return first(
             threads_rule(t.threads, arch),
             shared_rule(t.shared_bytes, arch),
-            registers_rule(t.registers, t.threads, arch),
+            registers_rule(t.registers(arch), t.threads, arch),
             grid_rule(t.blocks, t.threads, t.product, arch),
         )
 

@@ -43,3 +43,10 @@ def test_torch_computes_right_and_leads_the_baselines_of_short_types(
                 assert finding.wrong == "", (solution.id, case)
                 checked += 1
     assert checked >= 3
+
+
+def test_a_bias_of_another_type_than_the_output_is_refused() -> None:
+    """torch.addmm raises for it."""
+    family = CpuBackend().families()["torch"]
+    assert family.supports(from_linear(5, 70, 90, "bf16", bias="bf16"))
+    assert not family.supports(from_linear(5, 70, 90, "bf16", bias="fp32"))

@@ -81,6 +81,7 @@ def test_problems_that_it_runs(problem: GemmProblem) -> None:
             "scales D where it is an 8-bit float, not bf16",
         ),
         (from_linear(8, 16, 32, "fp8_e4m3_fnuz", dtype_d="bf16"), "has no fp8_e4m3_fnuz x"),
+        (from_linear(8, 16, 32, "fp8_e5m2", dtype_d="bf16"), "by fp8_e4m3 only, not by fp8_e5m2"),
     ],
 )
 def test_problems_that_it_does_not(problem: GemmProblem, rule: str) -> None:

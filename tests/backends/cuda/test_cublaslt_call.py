@@ -355,6 +355,20 @@ def test_capabilities(lt: FakeLt) -> None:
     assert set(lt.asked_types) == {kinds}
 
 
+def test_types_that_the_library_refuses_have_no_algorithm(
+    lt: FakeLt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: int) -> list[int]:
+        raise LibraryError(status)
+
+    monkeypatch.setattr(lt, "matmul_algo_get_ids", refuse)
+    status = 15  # NOT_SUPPORTED
+    assert read_algorithms(1, types(from_linear(8, 16, 32, "bf16"))) == []
+    status = 14  # INTERNAL_ERROR
+    with pytest.raises(LibraryError):
+        read_algorithms(1, types(from_linear(8, 16, 32, "bf16")))
+
+
 # ---- heuristics --------------------------------------------------------------------------------
 
 

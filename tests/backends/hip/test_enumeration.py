@@ -567,6 +567,15 @@ def test_a_solution_of_the_types_that_passes_the_check_is_listed_last(on_recordi
     assert [index for index, _ in listed] == rest + missing
 
 
+def test_a_workspace_of_exactly_the_limit_is_within_it_for_rocblas_too(on_recording: Opened) -> None:
+    device, problem, family = on_recording("gfx90a").device, PROBLEMS["bf16 TN"], Rocblas()
+    every = pairs(list(family.enumerate_on(problem, device, UNLIMITED)))
+    most = max(size for _, size in every)
+    assert pairs(list(family.enumerate_on(problem, device, most))) == every
+    below = [[index, size] for index, size in every if size < most]
+    assert pairs(list(family.enumerate_on(problem, device, most - 1))) == below != every
+
+
 def launch(found: OnRecording, family: Rocblas, problem: GemmProblem, solution: Solution) -> None:
     kernel = family.load(problem, solution, None, found.device)
     kernel.bind(

@@ -31,9 +31,27 @@ def rule(family: str, values: dict[str, Parameter], arch: GpuArch, m: int = 64, 
 
 
 def test_registers_of_a_thread() -> None:
-    assert registers_rule(300, 64, CDNA3) is None
+    assert registers_rule(224, 64, CDNA3) is None
+    assert "64 threads have 224 each" in str(registers_rule(300, 64, CDNA3))
     assert "300 registers; 64 threads have 223 each" in str(registers_rule(300, 64, SM_90))
     assert "64 threads have 224 each" in str(registers_rule(300, 64, RDNA3))
+
+
+def test_sums_of_matrix_instructions_take_accumulation_registers() -> None:
+    assert registers_rule(300, 64, CDNA3, accumulated=128) is None
+    assert registers_rule(300, 64, RDNA3, accumulated=128) is not None
+    # Operands have the registers that every instruction can name, and all together those of the unit.
+    assert "operands and sums take 240 registers" in str(registers_rule(368, 64, CDNA3, accumulated=128))
+    assert "512 threads have 224 each" in str(registers_rule(300, 512, CDNA3, accumulated=128))
+
+
+def test_registers_of_addresses() -> None:
+    """NVIDIA's registers suffice for more loads in flight than AMD's, whose loads share no address."""
+    values: dict[str, Parameter] = {
+        "tile_m": 128, "tile_n": 8, "tile_k": 64, "thread_m": 8, "thread_n": 4,
+    }  # fmt: skip
+    assert rule("vectorized", values, SM_90) is None
+    assert "operands and sums take 248 registers" in str(rule("vectorized", values, RDNA3))
 
 
 def test_registers_of_a_unit() -> None:
@@ -134,14 +152,27 @@ def test_an_unknown_architecture_of_nvidias_has_the_least_limits(name: str) -> N
 
 def test_an_unknown_architecture_of_amds() -> None:
     arch = gpu_arch("hip", "gfx9999")
-    assert (arch.name, arch.vendor, arch.thread_registers) == ("gfx9999", "hip", 256)
+    assert (arch.name, arch.vendor, arch.warp, arch.vector_registers) == ("gfx9999", "hip", 64, 256)
+    assert arch.matrix_cores is None
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [("gfx1030", None), ("gfx1101", "gfx1100"), ("gfx1151", "gfx1100"), ("gfx1200", "gfx1201"),
+     ("gfx1250", None)],
+)  # fmt: skip
+def test_relatives_of_rdna_have_its_matrix_instructions(name: str, known: str | None) -> None:
+    arch = gpu_arch("hip", name)
+    assert (arch.name, arch.warp) == (name, 32)
+    assert arch.matrix_cores == (GPU_ARCHS[known].matrix_cores if known else None)
+    assert arch.unit_registers < RDNA3.unit_registers
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
         {"warp": 48}, {"block_shared_bytes": 2**20}, {"default_shared_bytes": 2**20}, {"block_threads": 1000},
-        {"unit_registers": 100},
+        {"unit_registers": 100}, {"simds": 3}, {"accumulation_registers": 255},
     ],
 )  # fmt: skip
 def test_a_row_that_contradicts_itself_is_refused(wrong: dict[str, int]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -30,6 +30,7 @@ from backends.solution import Solution
 from backends.toolchains import code_object
 from backends.toolchains.hiprtc import Hiprtc
 from backends.toolchains.nvrtc import Nvrtc, nvrtc_build
+from backends.toolchains.registry import TOOLCHAINS
 from backends.toolchains.triton import missing, triton_build
 from backends.wire import problem_from_wire
 from tests.backends.hip.on_host.build import variables
@@ -439,7 +440,7 @@ def on_host(rocm: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The libamdhip64 of a ROCm on the host, whose hipRTC makes the code objects that it loads."""
     for name, value in variables(rocm).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setitem(package.TOOLCHAINS, "hip", Hiprtc())  # type: ignore[attr-defined]
+    monkeypatch.setitem(cast("dict[str, Any]", TOOLCHAINS), "hip", Hiprtc())
     monkeypatch.setattr(package, "missing", lambda *_: None)
     return rocm / "lib" / "libamdhip64.so"
 

@@ -20,12 +20,13 @@ from backends.errors import CompileError, CompilerMissing
 from backends.packages import package
 from backends.problem import GemmProblem, from_linear
 from backends.solution import Solution
+from backends.toolchains import code_object
 from backends.toolchains.nvrtc import Nvrtc
 from db.engine import writing
 from db.values import put_problems, put_solutions
 from service.settings import Settings
 from tests.backends.packages.opened import opened
-from tests.backends.packages.test_package import DECODE, GEMV, LAYER, LOOP, triton
+from tests.backends.packages.test_package import DECODE, GEMV, LAYER, LOOP, MFMA, MFMA_PROBLEM, triton
 from tests.db.samples import BASELINE, screened, start, store_session
 from tests.service.http.filled import GPU
 from tests.service.http.serving import serving
@@ -33,6 +34,10 @@ from tests.service.http.shapes import fault_of
 
 OLDER = replace(GPU, arch="sm_80", product="NVIDIA A100", units=108, uuid="GPU-2")
 SMALLER = replace(GPU, product="NVIDIA H100 PCIe", units=114, uuid="GPU-3")
+MI300X = replace(
+    GPU, vendor="hip", arch="gfx942", product="AMD Instinct MI300X", units=304, uuid="GPU-4",
+    driver="6.16.6", runtime="HIP 7.0", libraries={},
+)  # fmt: skip
 LOOPING = triton(**LOOP)
 ANOTHER = from_linear(1, 500, 4096, "bf16")
 
@@ -93,6 +98,28 @@ def test_a_kernel_is_compiled_and_described(client: httpx.Client, engine: Engine
     older = client.get(address(GEMV), params={"arch": "sm_80"}, headers=known)
     assert older.status_code == 200
     assert opened(older.content)[0]["arch"] == "sm_80"
+
+
+@pytest.mark.clang
+@pytest.mark.parametrize("solution", [GEMV, MFMA], ids=["gemv", "tile-mfma"])
+def test_a_code_object_for_an_amd_gpu(client: httpx.Client, engine: Engine, solution: Solution) -> None:
+    """Its code object is for any setting of the architecture's features."""
+    problem = DECODE if solution is GEMV else MFMA_PROBLEM
+    store(engine, solution, problem, MI300X)
+    response = client.get(address(solution))
+    assert response.status_code == 200, response.text
+    assert f'{solution.id}-gfx942.zip"' in response.headers["content-disposition"]
+    told, files = opened(response.content)
+    assert list(files) == ["kernel.hsaco"]
+    assert code_object.read(files["kernel.hsaco"]).target == "gfx942"
+    assert (told["vendor"], told["arch"], told["warp"]) == ("hip", "gfx942", 64)
+    assert told["launched_by"] == "hipModuleLaunchKernel"
+    assert [launch["file"] for launch in told["launches"]] == ["kernel.hsaco"] * len(told["launches"])
+    other = client.get(address(solution), params={"arch": "gfx1201"})
+    if solution is GEMV:
+        assert opened(other.content)[0]["launches"][0]["block"] == [256, 1, 1], "eight warps of 32"
+    else:
+        assert "gfx1201 has no mfma instruction" in fault_of(other, 422)["detail"]
 
 
 # ---- what a request leaves open ------------------------------------------------------------------

@@ -1,13 +1,13 @@
-// A HIP runtime without a GPU, for the genuine hipBLASLt and rocBLAS: it answers what the two import and what the
-// backend asks when it opens a device. There is one device, of the architecture and with the compute units that the
-// environment says; its memory is the host's; modules load and launches succeed without doing anything.
+// A HIP runtime without a GPU, for the genuine hipBLASLt and rocBLAS. It implements the functions that the two import
+// and those that the backend calls when it opens a device. It reports one device. Device memory is host memory.
+// Modules load and launches succeed without doing anything.
 //
-// It is preloaded, so that these symbols come before those of the genuine libamdhip64, and it is also the
+// It is preloaded, so that its symbols take precedence over those of the genuine libamdhip64, and it is also the
 // libamdhip64.so of the ROCM_PATH that the backend opens.
 //
 // GEMMTUNE_FAKE_ARCH    gcnArchName, such as gfx90a:sramecc+:xnack-
 // GEMMTUNE_FAKE_CUS     multiProcessorCount
-// GEMMTUNE_FAKE_TRACE   a file to which the names of calls are appended that a listing should not need
+// GEMMTUNE_FAKE_TRACE   a file to which calls are appended that an enumeration should not make
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -17,21 +17,21 @@
 
 namespace {
 
-// What makes a listing differ by device: memory, LDS and caches are those of no product, but large enough for any.
+// Memory, LDS and caches are those of no product, and large enough for every solution.
 constexpr size_t MEMORY = 64ull << 30;
 constexpr int LDS = 64 << 10, L2 = 8 << 20, CLOCK_KHZ = 1700000;
 
 std::string arch() {
-    const char* const told = std::getenv("GEMMTUNE_FAKE_ARCH");
-    return told ? told : "gfx90a:sramecc+:xnack-";
+    const char* const name = std::getenv("GEMMTUNE_FAKE_ARCH");
+    return name ? name : "gfx90a:sramecc+:xnack-";
 }
-int units() {
-    const char* const told = std::getenv("GEMMTUNE_FAKE_CUS");
-    return told ? std::atoi(told) : 104;
+int cu_count() {
+    const char* const count = std::getenv("GEMMTUNE_FAKE_CUS");
+    return count ? std::atoi(count) : 104;
 }
 int wavefront() { return arch().compare(0, 4, "gfx9") == 0 ? 64 : 32; }
 
-void traced(const char* call, long long value = 0) {
+void trace(const char* call, long long value = 0) {
     const char* const path = std::getenv("GEMMTUNE_FAKE_TRACE");
     if (!path) return;
     if (std::FILE* const file = std::fopen(path, "a")) {
@@ -44,13 +44,13 @@ hipError_t allocate(void** address, size_t size) {
     *address = std::aligned_alloc(256, (size + 255) / 256 * 256);
     return *address || !size ? hipSuccess : hipErrorOutOfMemory;
 }
-// Nothing is computed, so that only small copies, which bring a library's own values, need to be made.
+// Copies are made: a library may read back values that it wrote.
 hipError_t copy(void* target, const void* source, size_t size) {
     if (size) std::memmove(target, source, size);
     return hipSuccess;
 }
 
-int handle;  // its address stands for a stream, an event, a module, a kernel, a pool
+int handle;  // its address is the handle of every stream, event, module, kernel and pool
 
 }  // namespace
 
@@ -92,7 +92,7 @@ hipError_t hipGetDevicePropertiesR0600(hipDeviceProp_tR0600* found, int device) 
     found->maxThreadsPerBlock = 1024;
     found->maxThreadsPerMultiProcessor = 2048;
     for (int axis = 0; axis < 3; ++axis) found->maxThreadsDim[axis] = 1024, found->maxGridSize[axis] = 0x7fffffff;
-    found->multiProcessorCount = units();
+    found->multiProcessorCount = cu_count();
     found->clockRate = CLOCK_KHZ;
     found->memoryClockRate = 1600000;
     found->memoryBusWidth = 4096;
@@ -101,7 +101,7 @@ hipError_t hipGetDevicePropertiesR0600(hipDeviceProp_tR0600* found, int device) 
     found->pciBusID = 3;
     return hipSuccess;
 }
-// By the numbers of hipDeviceAttribute_t.
+// The cases are values of hipDeviceAttribute_t.
 hipError_t hipDeviceGetAttribute(int* value, int attribute, int) {
     switch (attribute) {
         case 5: *value = CLOCK_KHZ; break;
@@ -109,7 +109,7 @@ hipError_t hipDeviceGetAttribute(int* value, int attribute, int) {
         case 56: *value = 1024; break;
         case 57: *value = 2048; break;
         case 63:
-        case 10015: *value = units(); break;
+        case 10015: *value = cu_count(); break;
         case 74:
         case 75:
         case 76:
@@ -117,7 +117,7 @@ hipError_t hipDeviceGetAttribute(int* value, int attribute, int) {
         case 87: *value = wavefront(); break;
         case 10018: *value = 1; break;  // XCCs
         case 88: *value = 1; break;     // memory pools
-        default: *value = 0; traced("hipDeviceGetAttribute", attribute);
+        default: *value = 0; trace("hipDeviceGetAttribute", attribute);
     }
     return hipSuccess;
 }
@@ -126,7 +126,7 @@ hipError_t hipMemGetInfo(size_t* available, size_t* total) {
     return hipSuccess;
 }
 
-const char* hipGetErrorName(hipError_t status) { return status == hipSuccess ? "hipSuccess" : "hipErrorOf the fake runtime"; }
+const char* hipGetErrorName(hipError_t status) { return status == hipSuccess ? "hipSuccess" : "an error of the fake runtime"; }
 const char* hipGetErrorString(hipError_t status) { return hipGetErrorName(status); }
 hipError_t hipGetLastError() { return hipSuccess; }
 hipError_t hipPeekAtLastError() { return hipSuccess; }
@@ -134,13 +134,13 @@ hipError_t hipPeekAtLastError() { return hipSuccess; }
 // ---- memory
 
 hipError_t hipMalloc(void** address, size_t size) {
-    traced("hipMalloc", static_cast<long long>(size));
+    trace("hipMalloc", static_cast<long long>(size));
     return allocate(address, size);
 }
 hipError_t hipHostMalloc(void** address, size_t size, unsigned) { return allocate(address, size); }
 hipError_t hipMallocAsync(void** address, size_t size, void*) { return allocate(address, size); }
 hipError_t hipFree(void* address) {
-    traced("hipFree");
+    trace("hipFree");
     std::free(address);
     return hipSuccess;
 }
@@ -148,11 +148,11 @@ hipError_t hipFreeAsync(void* address, void*) { return hipFree(address); }
 hipError_t hipMemcpy(void* target, const void* source, size_t size, int) { return copy(target, source, size); }
 hipError_t hipMemcpyAsync(void* target, const void* source, size_t size, int, void*) { return copy(target, source, size); }
 hipError_t hipMemcpy2D(void*, size_t, const void*, size_t, size_t, size_t, int) {
-    traced("hipMemcpy2D");
+    trace("hipMemcpy2D");
     return hipSuccess;
 }
 hipError_t hipMemcpy2DAsync(void*, size_t, const void*, size_t, size_t, size_t, int, void*) {
-    traced("hipMemcpy2DAsync");
+    trace("hipMemcpy2DAsync");
     return hipSuccess;
 }
 hipError_t hipMemset(void* address, int value, size_t size) {
@@ -195,15 +195,15 @@ hipError_t hipStreamIsCapturing(void*, int* status) {
 }
 hipError_t hipEventRecord(void*, void*) { return hipSuccess; }
 
-// ---- modules and launches: all succeed, none does anything
+// ---- modules and launches: they succeed without doing anything
 
 hipError_t hipModuleLoad(void** module, const char*) {
-    traced("hipModuleLoad");
+    trace("hipModuleLoad");
     *module = &handle;
     return hipSuccess;
 }
 hipError_t hipModuleLoadData(void** module, const void*) {
-    traced("hipModuleLoadData");
+    trace("hipModuleLoadData");
     *module = &handle;
     return hipSuccess;
 }
@@ -218,17 +218,17 @@ hipError_t hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void*
 }
 hipError_t hipExtModuleLaunchKernel(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, size_t, void*,
                                     void**, void**, void*, void*, unsigned) {
-    traced("hipExtModuleLaunchKernel");
+    trace("hipExtModuleLaunchKernel");
     return hipSuccess;
 }
 struct Extent {
     unsigned x, y, z;
 };
 hipError_t hipLaunchKernel(const void*, Extent, Extent, void**, size_t, void*) {
-    traced("hipLaunchKernel");
+    trace("hipLaunchKernel");
     return hipSuccess;
 }
-// Kernels that rocBLAS carries within itself.
+// Registration of the kernels in rocBLAS's own binary.
 void** __hipRegisterFatBinary(const void*) {
     static void* registered = &handle;
     return &registered;

@@ -108,8 +108,8 @@ def _download(place: Path) -> list[Path]:
     configuration = _configure(place)
     _apt(configuration, "update")
     install = ("install", "--yes", "--no-install-recommends", *PACKAGES)
-    planned = _apt(configuration, "--simulate", *install)
-    _apt(configuration, "--download-only", *install)
+    planned = _apt(configuration, *install, "--simulate")
+    _apt(configuration, *install, "--download-only")
     _apt(configuration, "autoclean")  # removes versions that sid no longer has
     # Inst libc6 (2.43-7 Debian:unstable [amd64]): libc6_2.43-7_amd64.deb
     names = dict(re.findall(r"^Inst (\S+) \((\S+) ", planned, re.MULTILINE))
@@ -143,6 +143,8 @@ def _configure(place: Path) -> Path:
         'Dir::Etc::preferences "/dev/null";\nDir::Etc::preferencesparts "/dev/null";\n'
         'APT::Architecture "amd64";\nAPT::Architectures { "amd64"; };\nAPT::Sandbox::User "root";\n'
         'Acquire::Languages "none";\nAcquire::Retries "3";\n'
+        # Without this, apt-get update succeeds if the mirror cannot be reached.
+        'APT::Update::Error-Mode "any";\n'
     )
     return configuration
 

@@ -43,7 +43,7 @@ def logged_problems(library: str, arch: str) -> Iterator[tuple[str, GemmProblem]
 
 
 def main() -> None:
-    """Launches the first solution of each library for each problem."""
+    """Launches a solution of each library for each problem."""
     device = open_device()
     for name, family in (("hipblaslt", hipblaslt.HipblasLt()), ("rocblas", rocblas.Rocblas())):
         for _, problem in logged_problems(name, device.environment.arch):
@@ -52,11 +52,13 @@ def main() -> None:
 
 
 def _launch(device: GpuContext, family: hipblaslt.HipblasLt | rocblas.Rocblas, problem: GemmProblem) -> None:
-    for solution in family.enumerate_on(problem, device, None):
+    """Launches the solution with the lowest index: which one is listed first may depend on addresses."""
+    listed = family.enumerate_on(problem, device, None)
+    solution = min(listed, key=lambda one: int(one.parameters["solution_index"] or 0), default=None)
+    if solution is not None:
         kernel = family.load(problem, solution, None, device)
         with suppress(GemmtuneError):  # rocBLAS's code objects are not unpacked
             kernel.bind(operands(problem), 2**30)()
-        return
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -214,6 +215,9 @@ class RecordedRocblas:
         return 0
 
     gemm_strided = gemm_ex
+
+    def prepared(self, routine: Callable[..., int], arguments: Sequence[Any]) -> Callable[[], int]:
+        return partial(routine, *arguments)
 
     def workspace_bytes(self, handle: int, product: Any) -> int | None:
         self._size_query = True

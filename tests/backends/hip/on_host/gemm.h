@@ -64,7 +64,7 @@ inline void store(int type, void* at, int64_t index, double value) {
     switch (type) {
         case kFp64: static_cast<double*>(at)[index] = value; return;
         case kFp32: static_cast<float*>(at)[index] = static_cast<float>(value); return;
-        case kInt32: static_cast<int32_t*>(at)[index] = static_cast<int32_t>(value); return;
+        case kInt32: static_cast<int32_t*>(at)[index] = static_cast<int32_t>(std::nearbyint(value)); return;
         case kInt8:
             static_cast<int8_t*>(at)[index] = static_cast<int8_t>(std::min(127.0, std::max(-128.0, std::nearbyint(value))));
             return;

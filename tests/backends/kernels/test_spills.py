@@ -1,0 +1,93 @@
+"""Candidates for AMD's GPUs keep everything in registers: no spills, no arrays in scratch memory, and no
+access to an address space that the compiler does not know."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from backends import resources
+from backends.archs import GPU_ARCHS
+from backends.cache import BinaryCache
+from backends.kernels.families import FAMILIES
+from backends.problem import GemmProblem, from_bmm, from_linear, from_mm
+from backends.solution import Parameter
+from backends.toolchains import clang
+from backends.toolchains.clang import Clang
+from backends.toolchains.toolchain import CompileUnit
+from tests.backends.kernels.matrix_cores import environment
+
+pytestmark = pytest.mark.clang
+
+DISASSEMBLER = "llvm-objdump-19"
+PROBLEMS = (
+    from_linear(1, 4097, 4095, "bf16"), from_linear(1, 4096, 4096, "bf16"), from_mm(1, 4096, 4096, "fp16"),
+    from_linear(4, 4096, 4096, "bf16"), from_linear(9, 4097, 4095, "bf16"), from_mm(512, 512, 512),
+    from_linear(511, 513, 515, "fp32"), from_linear(48, 4096, 4096, "bf16"), from_bmm(1000, 32, 32, 32),
+    from_bmm(100, 63, 64, 45, "bf16"),
+)  # fmt: skip
+
+
+def faults(
+    name: str, problem: GemmProblem, values: dict[str, Parameter], arch: str, cache: BinaryCache
+) -> str:
+    """What a kernel has in scratch memory, and its accesses to unknown address spaces; "" if nothing."""
+    if (why := clang.missing(arch)) is not None:
+        pytest.skip(why)
+    unit = FAMILIES[name].config(problem, values, GPU_ARCHS[arch]).unit
+    path = Clang().compile(CompileUnit(unit, arch), cache)
+    taken = resources.read(path)["gemm"]
+    found = [f"{taken.spill_bytes} bytes spilled"] if taken.spill_bytes else []
+    found += [f"{taken.scratch_bytes} bytes of scratch memory"] if taken.scratch_bytes else []
+    flat = set(re.findall(r"\bflat_(?:load|store)\w*", disassembled(path)))
+    return ", ".join([*found, *sorted(flat)])
+
+
+def disassembled(path: Path) -> str:
+    command = [DISASSEMBLER, "-d", str(path)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+#: 128 x 128 x 16 of 8 x 8, the first that warp-tile and double-buffered list.
+TILE: dict[str, Parameter] = {
+    "tile_m": 128, "tile_n": 128, "tile_k": 16, "thread_m": 8, "thread_n": 8, "warp_m": 64, "warp_n": 32,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("arch", ["gfx1100", "gfx942"])
+def test_the_likeliest_tile_of_double_buffered_spills_nothing(arch: str, cache: BinaryCache) -> None:
+    """Wholly unrolled along k it took 464 bytes of scratch memory on gfx1100."""
+    problem = from_mm(512, 512, 512)
+    first = next(iter(FAMILIES["double-buffered"].solutions(problem, environment(arch))))
+    assert first.parameters == TILE
+    assert faults("double-buffered", problem, TILE, arch, cache) == ""
+
+
+def test_a_step_that_clang_leaves_a_loop_is_refused(cache: BinaryCache) -> None:
+    """Its loads would be an array in scratch memory."""
+    problem, skinny = from_linear(11, 64, 33, "bf16"), FAMILIES["skinny"]
+    values: dict[str, Parameter] = {
+        "stream": "a", "rows": 1, "unroll": 8, "warps_m": 4, "warps_k": 8, "splits": 1, "ahead": 0,
+    }  # fmt: skip
+    refused = skinny.rule(problem, values, environment("gfx1100"))
+    assert refused == "unroll x columns is 128; at most 64 where lines start anywhere"
+    assert "scratch memory" in faults("skinny", problem, values, "gfx1100", cache)
+    legal = {**values, "unroll": 4}
+    assert skinny.rule(problem, legal, environment("gfx1100")) is None
+    assert faults("skinny", problem, legal, "gfx1100", cache) == ""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", [name for name, one in FAMILIES.items() if "hip" in one.vendors])
+@pytest.mark.parametrize("arch", ["gfx90a", "gfx942", "gfx1100", "gfx1201"])
+def test_no_listed_candidate_spills(arch: str, name: str, cache: BinaryCache) -> None:
+    """Every eighth of what a search would try. (The compiler for gfx950, clang 22, spills one register in
+    some of skinny's blocks of 1024 threads.)"""
+    found = {}
+    for problem in PROBLEMS:
+        for one in list(FAMILIES[name].solutions(problem, environment(arch)))[::8]:
+            found[problem.slug, one.slug] = faults(name, problem, dict(one.parameters), arch, cache)
+    assert {key: text for key, text in found.items() if text} == {}
