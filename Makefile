@@ -7,7 +7,7 @@ VENV   := .venv
 PYTHON := $(VENV)/bin/python
 DEMO_PROBLEMS := docs/examples/gpt2-untuned.csv
 # Larger problems are skipped and counted, so that the demo ends within three minutes.
-DEMO_MAX_GFLOP := 2.5
+DEMO_MAX_GFLOP := 1.5
 DEMO_SECONDS   := 1.5
 # Two test files at a time, in folder order: suites mostly wait for processes and disks.
 SIDE_BY_SIDE   := -n 2 --dist loadfile --no-loadscope-reorder

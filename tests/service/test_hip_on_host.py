@@ -103,9 +103,14 @@ def test_the_wrong_solution_is_an_outcome_and_wins_nothing(service: Remote, tune
         index = winning(service, result)["parameters"].get("solution_index")
         assert index not in WRONG | FAILING
         for one in outcomes(service, result.problem):
-            if "solution_index" in one["solution"]["parameters"]:
-                found = statuses.setdefault(one["status"], set())
-                found.add(one["solution"]["parameters"]["solution_index"])
+            index = one["solution"]["parameters"].get("solution_index")
+            if index is None:
+                continue
+            # A screening verifies one seed. With one column, a zero drawn for the last element of k hides
+            # that it is dropped; no such candidate passes the five seeds of a winner's proof.
+            if index in WRONG and result.problem.n == 1:
+                continue
+            statuses.setdefault(one["status"], set()).add(index)
     assert statuses["wrong_result"] == WRONG
     assert {status for status, found in statuses.items() if found & FAILING} == {"crash"}, statuses
     assert not statuses["ok"] & (WRONG | FAILING)
