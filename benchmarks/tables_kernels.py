@@ -111,12 +111,12 @@ def amd(document: Mapping[str, Any]) -> str:
     compilers: dict[str, list[str]] = {}
     for arch, of in document["compilers"].items():
         compilers.setdefault(f"{of['clang']}, Triton {of['triton']}", []).append(arch)
-    told = "; ".join(f"{', '.join(archs)}: {names}" for names, archs in compilers.items())
+    versions = "; ".join(f"{', '.join(archs)}: {names}" for names, archs in compilers.items())
     return (
         f"{made}\nOf each family's default candidate: registers (VGPRs include AGPRs), LDS and scratch as the "
         "compiler reports them; resident waves per SIMD and the resource that limits them; matrix instructions "
         "in the disassembled kernel. The last two columns are of a sample of the family's whole space. None of "
-        f"these figures needs, or comes from, an AMD GPU. {told}. {document['kernels']} kernels were compiled in "
+        f"these figures needs, or comes from, an AMD GPU. {versions}. {document['kernels']} kernels were compiled in "
         f"{document['seconds']:.0f} s on {document['processors']} processors.\n"
         f"`{document['command']}`, {document['measured_at'][:10]}, commit {document['commit'][:12]}\n"
     )

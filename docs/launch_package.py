@@ -68,18 +68,18 @@ def value_of(argument: Mapping, filled: Mapping) -> int | float:
     return filled[argument["fill"]] + argument.get("plus", 0)
 
 
-def tensor_map(cuda: ctypes.CDLL, told: Mapping, address: int) -> bytes:
+def tensor_map(cuda: ctypes.CDLL, document: Mapping, address: int) -> bytes:
     """The operand at the address as the copy engine sees it (cuTensorMapEncodeTiled)."""
     space = ctypes.create_string_buffer(192)
     at = ctypes.addressof(space) + -ctypes.addressof(space) % 64
-    number = {name: ctypes.c_int(known[told[name]]) for name, known in ENUMS.items()}
-    longs = [(ctypes.c_uint64 * len(told[name]))(*told[name]) for name in ("sizes", "strides")]
-    ints = [(ctypes.c_uint32 * len(told[name]))(*told[name]) for name in ("box", "element_strides")]
+    number = {name: ctypes.c_int(known[document[name]]) for name, known in ENUMS.items()}
+    longs = [(ctypes.c_uint64 * len(document[name]))(*document[name]) for name in ("sizes", "strides")]
+    ints = [(ctypes.c_uint32 * len(document[name]))(*document[name]) for name in ("box", "element_strides")]
     check(
         cuda.cuTensorMapEncodeTiled(
             ctypes.c_void_p(at),
             number["data_type"],
-            ctypes.c_uint32(len(told["sizes"])),
+            ctypes.c_uint32(len(document["sizes"])),
             ctypes.c_void_p(address),
             *longs,
             *ints,
@@ -156,12 +156,14 @@ class Package:
     def __init__(self, driver: Driver, path: str) -> None:
         self._driver = driver
         with zipfile.ZipFile(path) as file:
-            self.told = json.loads(file.read("launch.json"))
-            binaries = {one["file"]: file.read(one["file"]) for one in self.told["launches"]}
-        if self.told["vendor"] != driver.vendor:
-            raise ValueError(f"the package is for {self.told['arch']}, not for a device of {driver.vendor}")
+            self.document = json.loads(file.read("launch.json"))
+            binaries = {one["file"]: file.read(one["file"]) for one in self.document["launches"]}
+        if self.document["vendor"] != driver.vendor:
+            raise ValueError(
+                f"the package is for {self.document['arch']}, not for a device of {driver.vendor}"
+            )
         self._functions = []
-        for launch in self.told["launches"]:
+        for launch in self.document["launches"]:
             module, function = ctypes.c_void_p(), ctypes.c_void_p()
             driver.call("load", ctypes.byref(module), binaries[launch["file"]])
             driver.call("function", ctypes.byref(function), module, launch["entry"].encode())
@@ -176,7 +178,7 @@ class Package:
         operands' device addresses by name, "workspace" where its size is not 0, and alpha and beta where the
         problem leaves them open."""
         on = self._driver.stream if stream is None else ctypes.c_void_p(stream)
-        for launch, function in zip(self.told["launches"], self._functions, strict=True):
+        for launch, function in zip(self.document["launches"], self._functions, strict=True):
             packed = [pack(one, filled, self._driver.library) for one in launch["arguments"]]
             buffers = [ctypes.create_string_buffer(data, len(data)) for data in packed]
             pointers = (ctypes.c_void_p * len(buffers))(*map(ctypes.addressof, buffers))
@@ -205,12 +207,12 @@ def main(path: str) -> None:
         vendor = json.loads(file.read("launch.json"))["vendor"]
     driver = Driver(vendor)
     package = Package(driver, path)
-    sizes = {name: one["bytes"] for name, one in package.told["operands"].items()}
-    sizes["workspace"] = package.told["workspace"]["bytes"]
+    sizes = {name: one["bytes"] for name, one in package.document["operands"].items()}
+    sizes["workspace"] = package.document["workspace"]["bytes"]
     filled = {name: driver.allocate(size) for name, size in sizes.items()}
     package.run(filled | {"alpha": 1.0, "beta": 1.0})
     driver.wait()
-    print(f"{package.told['solution']['id']}: {len(package.told['launches'])} launches, done")
+    print(f"{package.document['solution']['id']}: {len(package.document['launches'])} launches, done")
 
 
 if __name__ == "__main__":

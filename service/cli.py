@@ -30,8 +30,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "export": (
         "data",
-        "Write the best known solutions of a device class as a file that a stack loads. What was "
-        "written, and what was left out and why, is told on standard error.",
+        "Write the best known solutions of a device class as a file that a framework loads. What was "
+        "written, and what was left out and why, is reported on standard error.",
     ),
     "devices": (
         "look",

@@ -154,7 +154,7 @@ def three_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    """A PostgreSQL server of this test run. Whoever stops it starts it again."""
+    """A PostgreSQL server of this test run. A test that stops it starts it again."""
     server = PostgresServer()
     try:
         server.start()

@@ -192,6 +192,6 @@ class PostgresServer:
         return name
 
     def drop(self, name: str) -> None:
-        """Removes a database, whoever is connected to it."""
+        """Removes a database, even one with open connections."""
         with self.connect() as connection:
             connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))

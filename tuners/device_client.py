@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeout
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from pebble import ProcessExpired, ProcessPool
@@ -33,6 +28,7 @@ from tuners.compiling import Compilers
 from tuners.device_process import Binaries, DeviceProcessSettings, Task
 from tuners.measure import Rotation
 from tuners.policy import MeasurementPolicy
+from tuners.process_folder import ProcessFolder
 from tuners.space import Space, search_space
 
 T = TypeVar("T")
@@ -41,8 +37,6 @@ T = TypeVar("T")
 HANG_SECONDS, LONG = 10.0, 10.0
 #: The compute ceiling is measured with this many of each family's first candidates.
 CEILING_CANDIDATES = 2
-#: The process that creates a folder locks it within this time.
-FRESH_SECONDS = 60.0
 #: Time limit for laying out operands, computing references and measuring ceilings, which may be slow.
 SETUP_SECONDS = 600.0
 
@@ -98,19 +92,6 @@ class Runner(Protocol):
         """Verifies a solution on `seeds` seeds."""
 
 
-#: Prefix of the folders that hold a device process's log, and the file in them that the owner locks.
-_FOLDERS, _LOCK = "gemmtune-child-", "lock"
-
-
-def _remove_left_folders() -> None:
-    """Removes the folders of killed processes, which are recognized by a free lock."""
-    for lock in Path(tempfile.gettempdir()).glob(f"{_FOLDERS}*/{_LOCK}"):
-        with suppress(OSError), lock.open() as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if time.time() - lock.stat().st_mtime > FRESH_SECONDS:  # a newer one may not be locked yet
-                shutil.rmtree(lock.parent, ignore_errors=True)
-
-
 def _screen_alone(task: Task, solution: Solution, binaries: Binaries, best: float | None) -> Outcome:
     """Runs in the device process: screens a batch of one."""
     return device_calls.screen(task, [(solution, binaries)], best)[0]
@@ -131,11 +112,7 @@ class DeviceClient:
         self.backend = backend(device.backend)
         self.cache = cache
         self._hang, self._setup_seconds = hang_seconds, setup_seconds
-        _remove_left_folders()
-        self._folder = tempfile.TemporaryDirectory(prefix=_FOLDERS)
-        self._lock = os.open(Path(self._folder.name, _LOCK), os.O_CREAT | os.O_RDWR, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self._log = Path(self._folder.name) / "child.log"
+        self._folder = ProcessFolder()
         # The device process inherits these variables; libraries read them when they are loaded.
         for name, value in self.backend.process_variables.items():
             os.environ.setdefault(name, value)
@@ -145,7 +122,7 @@ class DeviceClient:
             self.environment.uuid,
             dict(BACKENDS),
             str(cache.root),
-            str(self._log),
+            str(self._folder.log),
         )
         self._pool = ProcessPool(
             max_workers=1,
@@ -174,8 +151,7 @@ class DeviceClient:
         self._pool.stop()  # type: ignore[no-untyped-call]
         self._pool.join()
         self._compilers.close()
-        self._folder.cleanup()
-        os.close(self._lock)
+        self._folder.close()
 
     def ceilings(self, dtypes: Sequence[str]) -> Ceilings:
         """Measures the device's ceilings: read and copy bandwidth, and for each input type a large GEMM with
@@ -288,8 +264,7 @@ class DeviceClient:
         try:
             found = self._call(device_calls.screen, (self._task, batch, best), limit)
         except (FutureTimeout, ProcessExpired):
-            if self._log.exists():  # its text is reproduced when the candidates run one by one
-                self._log.write_text("")
+            self._folder.take_log()  # its text is reproduced when the candidates run one by one
             self._setup(device_calls.rotation, self._task)
             return None
         if any(outcome.status is Status.OK for outcome in found):
@@ -332,6 +307,10 @@ class DeviceClient:
         self._setup(device_calls.rotation, self._task)  # now, so that no candidate's time limit pays for it
         return Outcome(solution, phase, status, (), evidence)
 
+    @property
+    def _silence(self) -> str:
+        return f"{self.device.backend}: no answer within {self._setup_seconds:.0f} s"
+
     def _awaken(self) -> None:
         """Waits until the device process has started. If that fails, the machine is at fault and no problem
         is: raises DeviceLost."""
@@ -340,9 +319,7 @@ class DeviceClient:
         try:
             self._result(self._warm)
         except FutureTimeout as error:
-            raise DeviceLost(
-                f"{self.device.backend}: no answer within {self._setup_seconds:.0f} s"
-            ) from error
+            raise DeviceLost(self._silence) from error
         except ProcessExpired as error:
             evidence = self._autopsy(error)
             raise DeviceLost(
@@ -361,9 +338,7 @@ class DeviceClient:
         try:
             return self._call(call, arguments, self._setup_seconds)
         except FutureTimeout as error:
-            raise DeviceError(
-                f"{self.device.backend}: no answer within {self._setup_seconds:.0f} s"
-            ) from error
+            raise DeviceError(self._silence) from error
         except ProcessExpired as error:
             evidence = self._autopsy(error)
             raise DeviceError(
@@ -394,8 +369,5 @@ class DeviceClient:
         name = f"exit code {code}"
         if isinstance(code, int) and code < 0:
             name = signal.Signals(-code).name
-        tail = ""
-        if self._log.exists():
-            tail = self._log.read_text(errors="replace")[-2000:].strip()
-            self._log.write_text("")
+        tail = self._folder.take_log()
         return {"error": f"the child died with {name}", **({"log": tail} if tail else {})}

@@ -1,7 +1,7 @@
 """cuBLASLt as two families: what its heuristic picks, and any configuration that its check passes.
 
-A solution of `cublaslt` is its nine attributes and the library's build: whoever loads that build can rebuild
-it with AlgoInit and SetAttribute. Candidates are the heuristics' answers, then every (tile, stages, cluster)
+A solution of `cublaslt` is its nine attributes and the library's build: a process with that build rebuilds it
+with AlgoInit and SetAttribute. Candidates are the heuristics' answers, then every (tile, stages, cluster)
 that the check passes, by a model of waves; the rest of the space are their neighbours.
 
 All of the library's products give the same bits run after run on one device (cuBLAS documentation, 2.1.4);
@@ -36,7 +36,7 @@ from backends.dtypes import DTYPES
 from backends.environment import Environment
 from backends.errors import IllegalSolution
 from backends.gpu.context import GpuContext
-from backends.gpu.library import MOST_SHARES, LibraryFamily
+from backends.gpu.library import MOST_SHARES, LibraryFamily, malformed_heuristic
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
 from backends.protocol import Launch
@@ -302,15 +302,8 @@ class CublasLtHeuristic(CublasLt):
     def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
         """The rule that is broken, or None: the ranges of rank and workspace_limit, what the library
         supports, its build."""
-        rank, limit = (solution.parameters.get(name) for name in ("rank", "workspace_limit"))
-        numbers = all(isinstance(n, int) and not isinstance(n, bool) for n in (rank, limit))
-        if len(solution.parameters) != 2 or not numbers:
-            return f"a {self.name} solution has the numbers rank and workspace_limit"
-        if not (0 <= int(rank or 0) < MOST_HEURISTICS and 0 <= int(limit or 0) < 2**63):
-            return (
-                f"rank is from 0 to {MOST_HEURISTICS - 1} and workspace_limit from 0, not {rank} and {limit}"
-            )
-        return unsupported(problem) or self.another_build(solution, environment)
+        rule = malformed_heuristic(solution, MOST_HEURISTICS) or unsupported(problem)
+        return rule or self.another_build(solution, environment)
 
     def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
         """Its first answer."""

@@ -30,13 +30,13 @@ _LOADED = 256
 
 
 class Telemetry(Protocol):
-    """A device's clocks, power, temperature and processes, as its vendor's management library tells them."""
+    """A device's clocks, power, temperature and processes, as its vendor's library reports them."""
 
     def pids(self) -> set[int]:
         """Processes on the device, as the library numbers them."""
 
     def context_made(self, before: set[int]) -> None:
-        """This process is who came since `before`."""
+        """This process is the one that appeared since `before`."""
 
     def recent(self) -> Any:
         """A snapshot, milliseconds old at most."""
@@ -48,7 +48,7 @@ class Telemetry(Protocol):
         """What a final records of the device's state."""
 
     def others(self) -> str:
-        """Who else holds memory, for a message: "" for nobody."""
+        """Other processes that hold memory, for a message: "" for none."""
 
 
 class GpuBuffer:

@@ -1,4 +1,4 @@
-"""Verifying on the GPU: inputs, float64 references and comparisons by kernels of our own (reference.h)."""
+"""Verifying on the GPU: inputs, float64 references and comparisons by our kernels (kernels/reference.h)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CODES: Mapping[str, int] = {
 }  # fmt: skip
 #: reference.h: enum Activation.
 _ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3}
-#: reference.h: enum Distribution.
+#: draw.h: enum Distribution.
 _NORMAL, _UNIFORM, _INTEGERS, _WHOLE, _SCALE, _POISON = range(6)
 _KINDS = {
     "normal": _NORMAL, "large": _NORMAL, "small": _NORMAL, "uniform": _UNIFORM, "integers": _INTEGERS,
@@ -114,7 +114,7 @@ class _Reference(ctypes.Structure):
     _fields_ = (("product", _Product), ("expected", ctypes.c_void_p), ("tolerance", ctypes.c_void_p))
 
 
-#: Dynamic shared memory of each kernel's blocks (reference.h: kSharedBytes).
+#: Dynamic shared memory of each kernel's blocks (kernels/*.h: kSharedBytes).
 _SHARED = {
     "count_bytes": THREADS * 8, "draw": 0, "compare": 4 * THREADS * 8, "look_up": 0,
     "reference": 16 * (TILE_M + 1 + TILE_N + 1) * 8,

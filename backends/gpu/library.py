@@ -123,6 +123,18 @@ def untold_partial_sums(problem: GemmProblem) -> int:
     return MOST_SHARES if out.kind == FLOAT and out.bits < 32 else 1
 
 
+def malformed_heuristic(solution: Solution, ranks: int) -> str | None:
+    """The rule that the parameters of a library's heuristic break, or None: rank, below `ranks`, and
+    workspace_limit (bytes)."""
+    rank, limit = (solution.parameters.get(name) for name in ("rank", "workspace_limit"))
+    numbers = all(isinstance(n, int) and not isinstance(n, bool) for n in (rank, limit))
+    if len(solution.parameters) != 2 or not numbers:
+        return f"a {solution.family} solution has the numbers rank and workspace_limit"
+    if not (0 <= int(rank or 0) < ranks and 0 <= int(limit or 0) < 2**63):
+        return f"rank is from 0 to {ranks - 1} and workspace_limit from 0, not {rank} and {limit}"
+    return None
+
+
 class LibraryFamily(ABC):
     """A family without a compiled binary. `library` is its build's key in the environment's libraries."""
 

@@ -15,7 +15,7 @@ from backends.dtypes import DTYPES, is_fp8
 from backends.environment import Environment
 from backends.errors import IllegalSolution, LaunchError
 from backends.gpu.context import GpuContext
-from backends.gpu.library import LibraryCall, LibraryFamily, untold_partial_sums
+from backends.gpu.library import LibraryCall, LibraryFamily, malformed_heuristic, untold_partial_sums
 from backends.gpu.library import call as library_call
 from backends.hip.datatypes import COMPUTE_TYPES, DATA_TYPES, fp8_rule
 from backends.hip.driver import device_count
@@ -216,15 +216,8 @@ class HipblasLtHeuristic(HipblasLt):
     def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
         """The rule that is broken, or None: the ranges of rank and workspace_limit, what the library
         supports, its build."""
-        rank, limit = (solution.parameters.get(name) for name in ("rank", "workspace_limit"))
-        numbers = all(isinstance(n, int) and not isinstance(n, bool) for n in (rank, limit))
-        if len(solution.parameters) != 2 or not numbers:
-            return f"a {self.name} solution has the numbers rank and workspace_limit"
-        if not (0 <= int(rank or 0) < MOST_HEURISTICS and 0 <= int(limit or 0) < 2**63):
-            return (
-                f"rank is from 0 to {MOST_HEURISTICS - 1} and workspace_limit from 0, not {rank} and {limit}"
-            )
-        return _unsupported_on(problem, environment) or self.another_build(solution, environment)
+        rule = malformed_heuristic(solution, MOST_HEURISTICS) or _unsupported_on(problem, environment)
+        return rule or self.another_build(solution, environment)
 
     def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
         """Its first answer."""

@@ -115,9 +115,9 @@ def missing_tables(arch: str) -> str | None:
 
 def _table_folders() -> Iterator[Path]:
     """Where rocBLAS looks, in its order; Debian adds a folder of the version."""
-    told, library = os.environ.get("ROCBLAS_TENSILE_LIBPATH"), find_library("rocblas")
-    if told:
-        yield Path(told)
+    folder, library = os.environ.get("ROCBLAS_TENSILE_LIBPATH"), find_library("rocblas")
+    if folder:
+        yield Path(folder)
     elif library is not None:
         for beside in (library.parent, library.resolve().parent):
             for place in ("../../Tensile/library", "library", "rocblas/library", "../rocblas/library"):

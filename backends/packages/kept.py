@@ -38,17 +38,17 @@ def keep(folder: Path, candidates: Sequence[Candidate], cache: BinaryCache) -> I
 def _keep(folder: Path, name: str, candidate: Candidate, cache: BinaryCache) -> Path:
     solution, arch = candidate.solution, candidate.arch
     units = environment_of(arch).units if follows_units(solution) else None
-    told, files = describe(candidate.problem, solution, arch, units, cache)
+    document, files = describe(candidate.problem, solution, arch, units, cache)
     # kernel.hsaco of a C++ family is NAME.hsaco; gemm.hsaco of Triton is NAME.gemm.hsaco.
     names = {file: f"{name}.{file.removeprefix('kernel.')}" for file in files}
-    for launch in told["launches"]:
+    for launch in document["launches"]:
         launch["file"] = names[launch["file"]]
     description = folder / f"{name}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file, data in files.items():
             (folder / names[file]).write_bytes(data)
-        description.write_bytes(to_json(told))
+        description.write_bytes(to_json(document))
     except OSError as error:
         raise StorageError(f"cannot write {description}: {error.strerror or error}") from error
     return description

@@ -147,12 +147,12 @@ class DescribedLaunch:
     def _buffer(self) -> dict[str, Any]:
         """The arguments, each with its offset in one buffer that holds them all, as the kernel reads them
         (AMD's kernel argument segment, and HIP_LAUNCH_PARAM_BUFFER_POINTER); and the buffer's size."""
-        told, at = [], 0
+        described, at = [], 0
         for argument in self.arguments:
             at = -(-at // argument.alignment) * argument.alignment
-            told.append({**argument.to_dict(), "buffer_offset": at})
+            described.append({**argument.to_dict(), "buffer_offset": at})
             at += argument.bytes
-        return {"arguments": told, "argument_bytes": at}
+        return {"arguments": described, "argument_bytes": at}
 
 
 def _resources(taken: Resources) -> dict[str, int | None]:

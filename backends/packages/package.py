@@ -100,13 +100,13 @@ def build(
     problem: GemmProblem, solution: Solution, arch: str, units: int | None, cache: BinaryCache
 ) -> bytes:
     """The zip for an architecture of GPU_TARGETS, with what describe() describes and raises."""
-    told, files = describe(problem, solution, arch, units, cache)
-    return _zip({**files, DESCRIPTION: to_json(told)})
+    document, files = describe(problem, solution, arch, units, cache)
+    return _zip({**files, DESCRIPTION: to_json(document)})
 
 
-def to_json(told: Mapping[str, Any]) -> bytes:
+def to_json(document: Mapping[str, Any]) -> bytes:
     """A description as it is written to a file."""
-    return json.dumps(told, indent=1).encode() + b"\n"
+    return json.dumps(document, indent=1).encode() + b"\n"
 
 
 def describe(
@@ -134,7 +134,7 @@ def describe(
         packed = _own(family, problem, solution, environment, cache)
     else:
         packed = _triton(problem, solution, environment, cache)
-    told = {
+    document = {
         "format": FORMAT,
         "solution": {name: value for name, value in solution.to_dict().items() if name in _IDENTITY},
         "problem": {"id": problem.id, "wire": problem_to_wire(problem), "canonical": problem.to_dict()},
@@ -151,7 +151,7 @@ def describe(
         "workspace": {"bytes": packed.workspace_bytes, "alignment": packed.workspace_align},
         "launches": [launch.to_dict() for launch in packed.launches],
     }
-    return told, packed.files
+    return document, packed.files
 
 
 _IDENTITY = ("id", "family", "version", "parameters", "build")

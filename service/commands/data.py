@@ -239,7 +239,7 @@ def _show_import(answer: dict[str, Any]) -> None:
             out.print("; ".join([words, *kept["reasons"]]), markup=False)
     if answer["rejected"]:
         count = len(answer["rejected"]) + answer["rejected_more"]
-        more = f"; the first {_SHOWN} are told" if count > _SHOWN else ""
+        more = f"; the first {_SHOWN} are listed" if count > _SHOWN else ""
         out.print(f"{count} lines rejected{more}", style="yellow", markup=False)
     if (answer.get("tuning") or {}).get("id"):
         out.print(f"tuning {answer['tuning']['id']}: {answer['tuning']['total']} problems", markup=False)
@@ -263,8 +263,8 @@ def export(
     server: Server = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print list or report as JSON.")] = False,
 ) -> None:
-    """Write the best known solutions of a device class as a file that a stack loads. What was written, and
-    what was left out and why, is told on standard error."""
+    """Write the best known solutions of a device class as a file that a framework loads. What was written, and
+    what was left out and why, is reported on standard error."""
     if formats:
         _list_formats(as_json)
         return
@@ -280,29 +280,31 @@ def export(
         with Remote(server) as remote:
             path = f"/v1/exports/{format_name}"
             _write(output, remote.download(path, **asked))
-            told = remote.get(path, **asked, report=True)
+            report = remote.get(path, **asked, report=True)
     else:
-        told = _export_here(settings, format_name, output, asked)
+        report = _export_here(settings, format_name, output, asked)
     if as_json and output is not None:
-        print_json(told)
+        print_json(report)
         return
-    _tell(_written(told))
-    for reason, omitted in told["omitted"].items():
+    _tell(_written(report))
+    for reason, omitted in report["omitted"].items():
         count = omitted["count"] if isinstance(omitted, dict) else omitted
         _tell(f"{count} left out: {reason}", "yellow")
-    if told["tune_again"]:
+    if report["tune_again"]:
         _tell(
-            f"{told['tune_again']} of them won with solutions that the file cannot name, and what it can "
+            f"{report['tune_again']} of them won with solutions that the file cannot name, and what it can "
             "name was not judged: tune again (tune --force)",
             "yellow",
         )
-    if told["one_seed"]:
-        _tell(f"{told['one_seed']} written on the evidence of one seed: tune again (tune --force)", "yellow")
+    if report["one_seed"]:
+        _tell(
+            f"{report['one_seed']} written on the evidence of one seed: tune again (tune --force)", "yellow"
+        )
 
 
-def _written(told: dict[str, Any]) -> str:
+def _written(report: dict[str, Any]) -> str:
     """How many rows were written, and what they are worth."""
-    text, gain = f"{told['written']} rows written", told["gain"]
+    text, gain = f"{report['written']} rows written", report["gain"]
     if gain is None:
         return text
     return (

@@ -118,8 +118,8 @@ def _on(
 def _watching(status: Status) -> Callable[[Section], None]:
     def watch(section: Section) -> None:
         counts = section.counts
-        told = ", ".join(f"{count} {name}" for name, count in counts.items())
-        status.update(f"{section.title}: {told}")
+        counted = ", ".join(f"{count} {name}" for name, count in counts.items())
+        status.update(f"{section.title}: {counted}")
 
     return watch
 

@@ -239,7 +239,7 @@ def test_closing_ends_what_still_runs_and_only_that(engine: Engine) -> None:
 # ---- reads of one session ----------------------------------------------------------------------
 
 
-def test_alternatives_are_timed_finalists_first_without_whoever_failed(engine: Engine) -> None:
+def test_alternatives_are_timed_finalists_first_without_failed_ones(engine: Engine) -> None:
     slow, liar = candidate(1), candidate(2)
     outcomes = [
         screened(BASELINE, 3e-6), screened(slow, 8e-6), screened(liar, 0.1e-6), screened(FAST, 0.5e-6),

@@ -1,4 +1,4 @@
-"""Tunings and their jobs: shared, told, known and cancelled, each step whole, whoever comes at once."""
+"""Tunings and their jobs: shared, reported, known, cancelled; each step atomic under concurrency."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values as rows: written once, whoever writes them and however often; and the cells that find near ones."""
+"""Values as rows: written once, by any number of writers; and the cells that find near ones."""
 
 from __future__ import annotations
 

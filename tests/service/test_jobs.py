@@ -46,7 +46,7 @@ class Engines:
         return process
 
     def hold(self, *job_ids: str) -> None:
-        """Whoever takes one of these is at it until release()."""
+        """A worker that takes one of these is busy until release()."""
         for job_id in job_ids:
             (self._folder / f"hold-{job_id}").touch()
 
@@ -199,7 +199,7 @@ def test_a_dead_executors_job_is_handed_on_once_and_only_its_own(engines: Engine
     assert sorted(begun) == ["job-1", "job-1", "job-2", "job-3"]
 
 
-def test_whoever_lost_a_job_cannot_end_it(engines: Engines, engine: Engine) -> None:
+def test_a_worker_that_lost_a_job_cannot_end_it(engines: Engines, engine: Engine) -> None:
     """An executor that slept, and whose job was handed on, takes nothing out of the queue when it wakes."""
     engines.hold("job-1")
     engines.put("job-1")

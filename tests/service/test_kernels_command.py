@@ -151,9 +151,9 @@ def test_kernels_are_kept_on_request(tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == names
     found = answer(*NAIVE, "--keep", str(tmp_path / "kept"))
     assert found["kept"] == [str(folder / name) for name in names if name.endswith("json")]
-    told = json.loads((folder / "naive-001.json").read_bytes())
-    assert told["solution"]["id"] == found["samples"][1]["solution"]
-    assert [launch["file"] for launch in told["launches"]] == ["naive-001.cubin"]
+    document = json.loads((folder / "naive-001.json").read_bytes())
+    assert document["solution"]["id"] == found["samples"][1]["solution"]
+    assert [launch["file"] for launch in document["launches"]] == ["naive-001.cubin"]
 
 
 def test_a_folder_that_cannot_be_written(
@@ -288,8 +288,8 @@ def test_a_binary_is_written(
     assert done.exit_code == 0, done.stderr
     path = tmp_path / f"{GEMV.id}-sm_90.zip"
     assert f"{path.name}: {path.stat().st_size} bytes, sm_90, for {DECODE.id}" in done.stdout
-    told, files = opened(path.read_bytes())
-    assert (told["solution"]["id"], list(files)) == (GEMV.id, ["kernel.cubin"])
+    document, files = opened(path.read_bytes())
+    assert (document["solution"]["id"], list(files)) == (GEMV.id, ["kernel.cubin"])
     wanted = {"arch": "sm_80", "problem": DECODE.id}
     options = [text for name, value in wanted.items() for text in (f"--{name}", value)]
     found = answer("binary", GEMV.id, *options, "--output", "other.zip")

@@ -81,7 +81,7 @@ def pids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
     yield found
     for pid in found():
         with suppress(FileNotFoundError, ProcessLookupError):
-            # Not whoever has the number of one that has ended.
+            # Not another process that has the number of one that has ended.
             if str(path).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(pid, signal.SIGKILL)
 

@@ -369,7 +369,7 @@ def test_a_worker_that_was_taken_for_dead_is_fenced_when_it_wakes(bench: Bench, 
     assert ended(sleeper, 10) == 1, "it says that it was taken for dead, and ends"
     assert "taken for dead" in workers.log()
     assert bench.sessions() == before, "and stored nothing more"
-    # Nor has it taken the job out of the queue: whoever has it now may die too.
+    # Nor has it taken the job out of the queue: the worker that has it now may die too.
     second.kill()
     ended(second)
     workers.start(timing=dead)

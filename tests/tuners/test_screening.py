@@ -47,7 +47,7 @@ class Compiling(RecordedRunner):
         self.settled = True
 
     def compile(self, task: Task, solutions: Sequence[Solution]) -> Mapping[str, Outcome]:
-        assert all(map(self.ready, solutions)), "whoever is screened was compiled"
+        assert all(map(self.ready, solutions)), "a screened candidate was compiled"
         return {}
 
     def sample(self, solution: Solution, again: bool = True) -> Outcome:
@@ -87,7 +87,7 @@ def test_a_part_of_the_search_is_kept_for_who_compiles_late_and_the_late_one_may
     [(2.0, OPTIONS.compile_wait_seconds), (10.0, OPTIONS.compile_wait_budgets * 10.0)],
 )
 def test_patience_ends(seconds: float, patience: float) -> None:
-    """Whoever is not compiled then is left out, and it is said; the search goes on without."""
+    """A candidate that is not compiled by then is left out with a note; the search goes on without it."""
     runner = Compiling([1e-3], {"late": 1e9})
     many = [f"c{number}" for number in range(2000)]
     run = session(runner, ("base", "late", *many), budget=Budget(seconds))

@@ -99,8 +99,8 @@ def contract(process: DeviceProcess, name: str, probed: Environment) -> str:
 def _same_environment(process: DeviceProcess, probed: Environment) -> str:
     here = process.device.environment.to_dict()
     differ = [name for name, value in probed.to_dict().items() if here[name] != value]
-    told = [f"{name}: probed {getattr(probed, name)}, opened {here[name]}" for name in differ]
-    return "; ".join(told)
+    differences = [f"{name}: probed {getattr(probed, name)}, opened {here[name]}" for name in differ]
+    return "; ".join(differences)
 
 
 def _memory(process: DeviceProcess, _: Environment) -> str:

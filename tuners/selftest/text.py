@@ -56,8 +56,8 @@ def _head(report: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     for section in report["sections"]:
         counts = section["counts"]
-        told = f"{counts['pass']} passed, {counts['fail']} failed, {counts['absent']} not tested"
-        yield f"{section['status']:<7} {section['title']:<18} {told} ({section['seconds']:.1f} s)"
+        counted = f"{counts['pass']} passed, {counts['fail']} failed, {counts['absent']} not tested"
+        yield f"{section['status']:<7} {section['title']:<18} {counted} ({section['seconds']:.1f} s)"
 
 
 def _section(section: Mapping[str, Any]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 #pragma once
 
 #ifndef GEMMTUNE_WARP
-#error "GEMMTUNE_WARP is not defined: the wavefront's size is not told by every compiler"
+#error "GEMMTUNE_WARP is not defined: not every compiler defines the wavefront's size"
 #endif
 #define GEMMTUNE_DEVICE __attribute__((device)) inline __attribute__((always_inline))
 #define GEMMTUNE_UNROLL _Pragma("unroll")

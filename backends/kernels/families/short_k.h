@@ -38,7 +38,7 @@ struct ShortLines {
     static constexpr int kAtOnce = THREADS / LANES / 8 * 8, kRestAtOnce = THREADS / 8;
     static constexpr int kSides = (kPieces + LANES - 1) / LANES, kTurns = (LINES + kAtOnce - 1) / kAtOnce;
     static constexpr int kRestTurns = kRest ? (LINES + kRestAtOnce - 1) / kRestAtOnce : 0;
-    static_assert(K > 0 && kAtOnce >= 8 && kRestAtOnce >= 16, "eights of lines at a time");
+    static_assert(K > 0 && kAtOnce >= 8 && kRestAtOnce >= 16, "multiples of 8 lines at a time");
 
     // Starts at line `first` of `lines`. Lines beyond the last are not read; what shared memory holds in their
     // place contributes only to sums that are not stored.

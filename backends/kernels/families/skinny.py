@@ -132,7 +132,8 @@ class Skinny(FewColumnsFamily):
         if product.a_along_k:
             step = number(values, "unroll") * self._columns(product)
             if environment.vendor == "hip" and not self._fast(product) and step > _MOST_ASSEMBLED:
-                return f"unroll x columns is {step}; at most {_MOST_ASSEMBLED} where lines start anywhere"
+                most = f"at most {_MOST_ASSEMBLED} where rows are not aligned to 16 bytes"
+                return f"unroll x columns is {step}; {most}"
             return None
         if number(values, "rows") != 1:
             return f"rows must be 1 where the streamed operand is contiguous along m, not {values['rows']}"

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from backends.cuda.telemetry import CLOCK_CHANGE, RECENT_SECONDS, NvmlTelemetry, Snapshot, difference, reasons
+from backends.cuda.telemetry import NvmlTelemetry, Snapshot, difference, reasons
+from backends.gpu.telemetry import CLOCK_CHANGE, RECENT_SECONDS
 
 IDLE, APPLICATION, POWER_CAP, HARDWARE, SOFT_THERMAL, HARD_THERMAL, BRAKE = 1, 2, 4, 8, 0x20, 0x40, 0x80
 
@@ -113,7 +114,7 @@ def test_a_sample_between_two_snapshots() -> None:
 
 def test_samples_that_follow_closely_share_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("backends.cuda.telemetry.time.monotonic", lambda: now)
+    monkeypatch.setattr("backends.gpu.telemetry.time.monotonic", lambda: now)
     nvml = FakeNvml()
     telemetry = NvmlTelemetry("GPU-0", nvml)
     assert telemetry.recent() == Snapshot(1980, 0), "the first is taken"

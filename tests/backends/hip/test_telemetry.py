@@ -118,7 +118,7 @@ def test_a_snapshot_serves_what_follows_closely(
     telemetry: AmdSmiTelemetry, smi: Smi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr("backends.hip.telemetry.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("backends.gpu.telemetry.time.monotonic", lambda: now[0])
     telemetry.recent()
     asked = smi.asked
     now[0] += 1e-3

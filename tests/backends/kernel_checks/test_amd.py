@@ -81,12 +81,12 @@ def test_the_default_of_every_family_compiles_without_spills(arch: str, cache: B
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_the_table_of_the_documentation_is_current(arch: str, cache: BinaryCache) -> None:
-    known, told = compilers(arch), RECORDED["compilers"][arch]
-    if known["clang"] != told["clang"] and os.environ.get("CI") != "true":
-        pytest.skip(f"the table is of {told['clang']}, and here is {known['clang']}")
+    known, record = compilers(arch), RECORDED["compilers"][arch]
+    if known["clang"] != record["clang"] and os.environ.get("CI") != "true":
+        pytest.skip(f"the table is of {record['clang']}, and here is {known['clang']}")
     rows = [row for row in RECORDED["rows"] if row["arch"] == arch]
     recorded = {row["family"]: _known(row["default"], arch) for row in rows}
-    same_triton = known["triton"] == told["triton"]
+    same_triton = known["triton"] == record["triton"]
     compared = [one for one in defaults(arch) if same_triton or not one.family.startswith("triton")]
     here = {one.candidate.family: _kept(one) for one in check(compared, cache)}
     assert here == {name: recorded.get(name) for name in here}, (
@@ -122,16 +122,16 @@ def test_kept_kernels_are_described_where_they_lie(cache: BinaryCache, tmp_path:
     kept = list(keep(tmp_path, planned, cache))
     assert [path.name for path in kept[:3]] == ["gemv-000.json", "gemv-001.json", "vectorized-000.json"]
     for path, candidate in zip(kept, planned, strict=True):
-        told = json.loads(path.read_bytes())
+        document = json.loads(path.read_bytes())
         assert path.parent == tmp_path / "gfx942"
-        assert told["solution"]["id"] == candidate.solution.id
-        assert (told["target"], told["launched_by"]) == ("gfx942", "hipModuleLaunchKernel")
-        assert told["launches"]
-        for launch in told["launches"]:
+        assert document["solution"]["id"] == candidate.solution.id
+        assert (document["target"], document["launched_by"]) == ("gfx942", "hipModuleLaunchKernel")
+        assert document["launches"]
+        for launch in document["launches"]:
             code = (path.parent / launch["file"]).read_bytes()
             as_placed(launch, code)
             assert launch["block"][0] % 64 == 0 or candidate.family not in ("gemv", "tile-mfma")
-        wire = told["problem"]["wire"]
+        wire = document["problem"]["wire"]
         assert wire["m"] * wire["n"] * wire["k"] < 2**25, "small enough for an emulator"
     if len(families) == 4:
         files = sorted(path.name for path in (tmp_path / "gfx942").glob("triton*"))

@@ -153,10 +153,10 @@ def mistaken(
     return build(configurations, folder, GPU_ARCHS[arch].warp, folder)
 
 
-def lying_anyhow(
+def in_any_layout(
     family: KernelFamily, arch: str, kinds: Sequence[str], seed: int = 0
 ) -> list[tuple[GemmProblem, Values]]:
-    """Every type and transpose, with lines of whole 16 bytes and with lines that start anywhere; C, bias and
+    """Every type and transpose, with lines aligned to 16 bytes and with unaligned ones; C, bias and
     activations with some; parameters drawn from the whole legal space."""
     found: list[tuple[GemmProblem, Values]] = []
     for number, (kind, a, b, whole) in enumerate(product(kinds, "NT", "NT", (True, False))):

@@ -39,7 +39,7 @@ SAMPLED = (
 BROAD = (from_linear(513, 517, 1031, "bf16"), from_mm(512, 512, 512, "tf32"))
 #: Of Hopper's, whose lines start at multiples of 16 bytes.
 ALIGNED = from_linear(513, 517, 1032, "bf16")
-#: Of a short k: lines that start anywhere, and whole ones.
+#: Of a short k: unaligned lines, and aligned ones.
 SHORT = (from_linear(127, 1283, 129, "bf16"), from_linear(127, 1280, 64, "fp16"),
          from_linear(100, 99, 255, "bf16", dtype_d="fp32"), from_linear(100, 99, 5, "bf16"))  # fmt: skip
 #: And of few columns.
@@ -176,7 +176,7 @@ def test_a_second_launch_waits_before_it_reads_and_may_come_early(
     first, second = entries["gemm"], entries["reduce"]
     waits_first(first)
     waits_first(second)
-    assert first.index(WAIT) < first.index(EARLY), "whoever comes early comes within this product"
+    assert first.index(WAIT) < first.index(EARLY), "an early launch starts within this product"
     assert re.search(r"\bst\.global", first.rsplit(EARLY, 1)[1])
     assert EARLY not in second
     older = "".join(_ptx(unit, "sm_80").values())

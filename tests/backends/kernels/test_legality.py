@@ -136,7 +136,7 @@ def test_what_the_rules_below_are_broken_from_is_legal(
         ("skinny-ring", from_mm(8, 64, 64, "bf16"), RING, "both operands must be contiguous along k"),
         ("skinny-ring", SKINNY, {**RING, "rows": 128, "tile_k": 256},
          "1114112 bytes of shared memory; sm_90 has 232448 for a block"),
-        # Lines that start anywhere take 16 bytes more.
+        # Unaligned lines take 16 bytes more.
         ("skinny-ring", from_linear(8, 4096, 4097, "bf16"), {**RING, "rows": 48},
          "243712 bytes of shared memory; sm_90 has 232448 for a block"),
         ("skinny-ring", from_linear(64, 4096, 4096, "bf16"),

@@ -73,7 +73,7 @@ def test_a_step_that_clang_leaves_a_loop_is_refused(cache: BinaryCache) -> None:
         "stream": "a", "rows": 1, "unroll": 8, "warps_m": 4, "warps_k": 8, "splits": 1, "ahead": 0,
     }  # fmt: skip
     refused = skinny.rule(problem, values, environment("gfx1100"))
-    assert refused == "unroll x columns is 128; at most 64 where lines start anywhere"
+    assert refused == "unroll x columns is 128; at most 64 where rows are not aligned to 16 bytes"
     assert "scratch memory" in faults("skinny", problem, values, "gfx1100", cache)
     legal = {**values, "unroll": 4}
     assert skinny.rule(problem, legal, environment("gfx1100")) is None

@@ -26,5 +26,5 @@ def opened(data: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
     """launch.json of a package, and its other files."""
     with zipfile.ZipFile(io.BytesIO(data)) as file:
         files = {name: file.read(name) for name in file.namelist()}
-    told: dict[str, Any] = json.loads(files.pop("launch.json"))
-    return told, files
+    document: dict[str, Any] = json.loads(files.pop("launch.json"))
+    return document, files

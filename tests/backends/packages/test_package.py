@@ -88,31 +88,31 @@ def compute_capability(cubin: bytes) -> int:
 
 def test_a_kernel_of_our_own(cache: BinaryCache) -> None:
     data = build(DECODE, GEMV, "sm_90a", None, cache)
-    told, files = opened(data)
+    document, files = opened(data)
     assert list(files) == ["kernel.cubin"]
     cubin = files["kernel.cubin"]
     assert (machine(cubin), compute_capability(cubin)) == (CUDA, 90)
     assert {".text.gemm", ".text.reduce"} <= sections(cubin)
     assert INSTALLED not in cubin
-    assert (told["format"], told["arch"], told["multiprocessors"]) == (2, "sm_90a", None)
-    assert told["compiler"] == {"name": "nvrtc", "version": nvrtc_build()}
-    assert Solution.from_dict(told["solution"]) == GEMV
-    assert told["problem"]["id"] == DECODE.id
-    assert problem_from_wire(told["problem"]["wire"]) == DECODE
-    assert GemmProblem.from_dict(told["problem"]["canonical"]) == DECODE
-    assert [(one["file"], one["entry"]) for one in told["launches"]] == [
+    assert (document["format"], document["arch"], document["multiprocessors"]) == (2, "sm_90a", None)
+    assert document["compiler"] == {"name": "nvrtc", "version": nvrtc_build()}
+    assert Solution.from_dict(document["solution"]) == GEMV
+    assert document["problem"]["id"] == DECODE.id
+    assert problem_from_wire(document["problem"]["wire"]) == DECODE
+    assert GemmProblem.from_dict(document["problem"]["canonical"]) == DECODE
+    assert [(one["file"], one["entry"]) for one in document["launches"]] == [
         ("kernel.cubin", "gemm"),
         ("kernel.cubin", "reduce"),
     ]
-    assert told["workspace"] == {"bytes": 4 * 1000 * 4, "alignment": 16}
-    for launch in told["launches"]:
+    assert document["workspace"] == {"bytes": 4 * 1000 * 4, "alignment": 16}
+    for launch in document["launches"]:
         assert 16 <= launch["resources"]["registers"] <= 255
         assert launch["may_be_programmatic_dependent_launch"] is True
-    assert set(told["operands"]) == {"a", "b", "c", "d", "bias"}
-    weight = told["operands"]["a"]
+    assert set(document["operands"]) == {"a", "b", "c", "d", "bias"}
+    weight = document["operands"]["a"]
     assert (weight["row_major"], weight["rows"], weight["columns"], weight["ld"]) == ("b", 4096, 1000, 4096)
     assert (weight["dtype"], weight["bytes"], weight["alignment"]) == ("bf16", 4096 * 1000 * 2, 16)
-    assert told["operands"]["d"]["row_major"] == "d"
+    assert document["operands"]["d"]["row_major"] == "d"
 
 
 def test_the_same_kernel_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,9 +137,9 @@ def test_the_same_kernel_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytes
     ids=["gemm", "split-k", "persistent"],
 )
 def test_a_kernel_of_tritons(solution: Solution, entries: Mapping[str, str], cache: BinaryCache) -> None:
-    told, files = opened(build(LAYER, solution, "sm_90a", 20, cache))
+    document, files = opened(build(LAYER, solution, "sm_90a", 20, cache))
     assert list(files) == [f"{name}.cubin" for name in entries]
-    assert [(one["file"], one["entry"]) for one in told["launches"]] == [
+    assert [(one["file"], one["entry"]) for one in document["launches"]] == [
         (f"{name}.cubin", entry) for name, entry in entries.items()
     ]
     for name, entry in entries.items():
@@ -147,23 +147,23 @@ def test_a_kernel_of_tritons(solution: Solution, entries: Mapping[str, str], cac
         assert (machine(cubin), compute_capability(cubin)) == (CUDA, 90)
         assert f".text.{entry}" in sections(cubin)
         assert INSTALLED not in cubin, "where it is compiled is nobody's business"
-    assert told["compiler"] == {"name": "triton", "version": triton_build()}
-    assert Solution.from_dict(told["solution"]) == solution
-    assert all(launch["may_be_programmatic_dependent_launch"] for launch in told["launches"])
-    first = told["launches"][0]
+    assert document["compiler"] == {"name": "triton", "version": triton_build()}
+    assert Solution.from_dict(document["solution"]) == solution
+    assert all(launch["may_be_programmatic_dependent_launch"] for launch in document["launches"])
+    first = document["launches"][0]
     assert first["resources"]["registers"] >= 16
     assert first["block"] == [128, 1, 1]
     if solution.family == "triton-persistent":
-        assert told["multiprocessors"] == 20
+        assert document["multiprocessors"] == 20
         assert first["grid"] == [20, 1, 1]
-        assert told["workspace"] == {"bytes": 20 * 256, "alignment": 128}
+        assert document["workspace"] == {"bytes": 20 * 256, "alignment": 128}
         more, _ = opened(build(LAYER, solution, "sm_90a", 1000, cache))
         assert more["launches"][0]["grid"] == [32, 1, 1], "no more than there are tiles"
         assert more["workspace"]["bytes"] == 32 * 256
         with pytest.raises(ValueError, match="units must be given"):
             build(LAYER, solution, "sm_90a", None, cache)
     else:
-        assert told["multiprocessors"] is None
+        assert document["multiprocessors"] is None
         assert first["grid"] == [32, 4 if solution.family == "triton-split-k" else 1, 1]
 
 
@@ -173,12 +173,12 @@ def test_tiles_that_blocks_share_are_for_as_many_multiprocessors(cache: BinaryCa
         "blocks_per_unit": 1,
     }  # fmt: skip
     shared = Solution("stream-k", 1, values)
-    told, files = opened(build(LAYER, shared, "sm_90a", 20, cache))
+    document, files = opened(build(LAYER, shared, "sm_90a", 20, cache))
     assert list(files) == ["kernel.cubin"]
-    assert told["multiprocessors"] == 20
-    assert [launch["entry"] for launch in told["launches"]] == ["gemm", "reduce"]
-    assert told["launches"][0]["grid"] == [20, 1, 1]
-    assert told["workspace"]["bytes"] == 2 * 20 * 64 * 64 * 4
+    assert document["multiprocessors"] == 20
+    assert [launch["entry"] for launch in document["launches"]] == ["gemm", "reduce"]
+    assert document["launches"][0]["grid"] == [20, 1, 1]
+    assert document["workspace"]["bytes"] == 2 * 20 * 64 * 64 * 4
     even, _ = opened(build(LAYER, shared, "sm_90a", 16, cache))
     assert [launch["entry"] for launch in even["launches"]] == ["gemm"]
     assert even["workspace"]["bytes"] == 0
@@ -211,16 +211,20 @@ def as_placed(launch: Mapping[str, Any], code: bytes) -> None:
 
 @pytest.mark.clang
 def test_a_code_object_for_amd(cache: BinaryCache) -> None:
-    told, files = opened(build(DECODE, GEMV, "gfx942", None, cache))
+    document, files = opened(build(DECODE, GEMV, "gfx942", None, cache))
     assert list(files) == ["kernel.hsaco"]
     assert machine(files["kernel.hsaco"]) == AMD
     for symbol in (b"gemm.kd\0", b"reduce.kd\0"):
         assert symbol in files["kernel.hsaco"]
-    assert told["compiler"]["name"] == "clang"
-    assert (told["vendor"], told["launched_by"], told["warp"]) == ("hip", "hipModuleLaunchKernel", 64)
+    assert document["compiler"]["name"] == "clang"
+    assert (document["vendor"], document["launched_by"], document["warp"]) == (
+        "hip",
+        "hipModuleLaunchKernel",
+        64,
+    )
     # Eight warps, of 64 threads there.
-    assert told["launches"][0]["block"] == [512, 1, 1]
-    for launch in told["launches"]:
+    assert document["launches"][0]["block"] == [512, 1, 1]
+    for launch in document["launches"]:
         as_placed(launch, files["kernel.hsaco"])
         taken = launch["resources"]
         assert (taken["accumulation_registers"], taken["scratch_bytes"]) == (0, 0)
@@ -232,8 +236,8 @@ def test_a_code_object_for_amd(cache: BinaryCache) -> None:
 
 @pytest.mark.clang
 def test_the_argument_of_matrix_cores_for_amd(cache: BinaryCache) -> None:
-    told, files = opened(build(MFMA_PROBLEM, MFMA, "gfx942", None, cache))
-    (launch,) = told["launches"]
+    document, files = opened(build(MFMA_PROBLEM, MFMA, "gfx942", None, cache))
+    (launch,) = document["launches"]
     as_placed(launch, files["kernel.hsaco"])
     assert launch["arguments"][0]["bytes"] > ctypes.sizeof(GemmArgs)
 
@@ -241,15 +245,15 @@ def test_the_argument_of_matrix_cores_for_amd(cache: BinaryCache) -> None:
 @needs_triton
 @pytest.mark.parametrize("arch", ["gfx942", "gfx1100"])
 def test_a_kernel_of_tritons_for_amd(arch: str, cache: BinaryCache) -> None:
-    told, files = opened(build(LAYER, triton(split_k=2, num_stages=2), arch, None, cache))
+    document, files = opened(build(LAYER, triton(split_k=2, num_stages=2), arch, None, cache))
     assert list(files) == ["gemm.hsaco", "reduce.hsaco"]
-    for launch in told["launches"]:
+    for launch in document["launches"]:
         assert machine(files[launch["file"]]) == AMD
         as_placed(launch, files[launch["file"]])
         assert [one["name"] for one in launch["arguments"]][-2:] == ["global_scratch", "profile_scratch"]
         assert INSTALLED not in files[launch["file"]]
-    gemm = told["launches"][0]
-    assert gemm["block"] == [4 * told["warp"], 1, 1]
+    gemm = document["launches"][0]
+    assert gemm["block"] == [4 * document["warp"], 1, 1]
     assert gemm["dynamic_shared_bytes"] > 0
     assert gemm["resources"]["static_shared_bytes"] == 0
 
@@ -378,14 +382,14 @@ class Library:
 def test_the_documents_program_launches_a_package(cache: BinaryCache, tmp_path: Path) -> None:
     path = tmp_path / "package.zip"
     path.write_bytes(build(LAYER, triton(**LOOP), "sm_90a", 20, cache))
-    told, files = opened(path.read_bytes())
+    document, files = opened(path.read_bytes())
     module = program()
-    cuda = Library([argument["bytes"] for argument in told["launches"][0]["arguments"]])
+    cuda = Library([argument["bytes"] for argument in document["launches"][0]["arguments"]])
     loaded = module.Package(module.Driver("cuda", cuda), str(path))
     loaded.run({"a": 1 << 40, "b": 2 << 40, "d": 3 << 40, "workspace": 4 << 40}, 77)
     (launch,) = cuda.launches
     assert cuda.loaded == list(files.values())
-    shared = told["launches"][0]["dynamic_shared_bytes"]
+    shared = document["launches"][0]["dynamic_shared_bytes"]
     assert shared > 48 * 1024
     assert cuda.shared == [shared]
     assert (launch.numbers, launch.stream) == ([20, 1, 1, 128, 1, 1, shared], 77)
@@ -397,8 +401,8 @@ def test_the_documents_program_launches_a_package(cache: BinaryCache, tmp_path: 
 def test_a_package_with_maps_of_its_operands(cache: BinaryCache, tmp_path: Path) -> None:
     """Fields that the driver encodes, and that the document's program has it encode."""
     data = build(LAYER, WGMMA, "sm_90", None, cache)
-    told, files = opened(data)
-    (launch,) = told["launches"]
+    document, files = opened(data)
+    (launch,) = document["launches"]
     (argument,) = launch["arguments"]
     fields = {field["name"]: field for field in argument["fields"]}
     assert list(files) == ["kernel.cubin"]
@@ -499,17 +503,17 @@ def test_a_package_on_a_gpu(kind: str, cache: BinaryCache, tmp_path: Path) -> No
 def launched_right(driver: Any, path: Path) -> None:
     """The package computes what numpy does; its problem is row-major, with B transposed and beta open."""
     package = program().Package(driver, str(path))
-    told = package.told
+    document = package.document
     rng = np.random.default_rng(0)
-    m, n, k = (told["problem"]["wire"][name] for name in ("m", "n", "k"))
+    m, n, k = (document["problem"]["wire"][name] for name in ("m", "n", "k"))
     shapes = {"a": (n, k), "b": (m, k), "c": (m, n), "d": (m, n)}  # in memory, row by row
     host = {name: rng.standard_normal(shape).astype(np.float16) for name, shape in shapes.items()}
     filled: dict[str, Any] = {"alpha": 1.0, "beta": 0.5}
     for name, array in host.items():
-        assert told["operands"][name]["bytes"] == array.nbytes
+        assert document["operands"][name]["bytes"] == array.nbytes
         filled[name] = driver.allocate(array.nbytes)
         driver.write(filled[name], array.tobytes())
-    filled["workspace"] = driver.allocate(told["workspace"]["bytes"])
+    filled["workspace"] = driver.allocate(document["workspace"]["bytes"])
     package.run(filled)
     out = np.frombuffer(driver.read(filled["d"], host["d"].nbytes), np.float16).reshape(shapes["d"])
     wide = {name: array.astype(np.float64) for name, array in host.items()}

@@ -84,9 +84,13 @@ def test_a_kernel_is_compiled_and_described(client: httpx.Client, engine: Engine
     assert response.headers["content-type"] == "application/zip"
     named = f'attachment; filename="{GEMV.id}-sm_90.zip"'
     assert response.headers["content-disposition"] == named
-    told, files = opened(response.content)
+    document, files = opened(response.content)
     assert files["kernel.cubin"].startswith(b"\x7fELF")
-    assert (told["solution"]["id"], told["problem"]["id"], told["arch"]) == (GEMV.id, DECODE.id, "sm_90")
+    assert (document["solution"]["id"], document["problem"]["id"], document["arch"]) == (
+        GEMV.id,
+        DECODE.id,
+        "sm_90",
+    )
     cache = BinaryCache(settings.cache_dir / "kernels")
     assert [path.read_bytes() for path in cache.root.rglob("*.cubin")] == [files["kernel.cubin"]]
     assert response.content == package.build(DECODE, GEMV, "sm_90", None, cache)
@@ -109,12 +113,12 @@ def test_a_code_object_for_an_amd_gpu(client: httpx.Client, engine: Engine, solu
     response = client.get(address(solution))
     assert response.status_code == 200, response.text
     assert f'{solution.id}-gfx942.zip"' in response.headers["content-disposition"]
-    told, files = opened(response.content)
+    document, files = opened(response.content)
     assert list(files) == ["kernel.hsaco"]
     assert code_object.read(files["kernel.hsaco"]).target == "gfx942"
-    assert (told["vendor"], told["arch"], told["warp"]) == ("hip", "gfx942", 64)
-    assert told["launched_by"] == "hipModuleLaunchKernel"
-    assert [launch["file"] for launch in told["launches"]] == ["kernel.hsaco"] * len(told["launches"])
+    assert (document["vendor"], document["arch"], document["warp"]) == ("hip", "gfx942", 64)
+    assert document["launched_by"] == "hipModuleLaunchKernel"
+    assert [launch["file"] for launch in document["launches"]] == ["kernel.hsaco"] * len(document["launches"])
     other = client.get(address(solution), params={"arch": "gfx1201"})
     if solution is GEMV:
         assert opened(other.content)[0]["launches"][0]["block"] == [256, 1, 1], "eight warps of 32"

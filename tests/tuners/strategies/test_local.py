@@ -1,4 +1,4 @@
-"""Local: the list's opening, then the neighbours of whoever is fastest."""
+"""Local: the list's opening, then the neighbours of the fastest candidate."""
 
 from __future__ import annotations
 

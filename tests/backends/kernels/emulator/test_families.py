@@ -78,15 +78,15 @@ def test_every_family_computes_right(name: str, warp: int, tmp_path: Path) -> No
         (name, warp)
         for name, one in FAMILIES.items()
         for vendor, warp in (("cuda", 32), ("hip", 64))
-        if vendor in one.vendors
+        # Wavefronts of WMMA have 32 lanes: families/test_tile_wmma.py runs it as gfx1100 and gfx1201 do.
+        if vendor in one.vendors and name != "tile-wmma"
     ],
 )
 def test_a_family_computes_every_problem_right(family: str, warp: int, tmp_path: Path) -> None:
     """The tests of one family, for `pytest -k FAMILY`."""
     found = [_sample(problem, warp, seed, (family,)) for seed, problem in enumerate(PROBLEMS.values())]
     sample = [one for of_problem in found for one in of_problem]
-    if not sample:
-        pytest.skip(f"{family} has no legal configuration for warps of {warp} threads")
+    assert sample, f"{family} has no legal configuration for warps of {warp} threads"
     _check(sample, tmp_path, warp)
 
 
@@ -172,7 +172,7 @@ def _seeing(folder: Path) -> Path:
 @pytest.mark.parametrize("name", AHEAD)
 def test_what_is_fetched_ahead_is_what_the_first_step_loads(name: str, tmp_path: Path) -> None:
     """Of each thread the loads of its first step along k and no other, all before it loads anything; where
-    lines start anywhere, nothing outside of the operand."""
+    lines are unaligned, nothing outside of the operand."""
     problem = AHEAD[name]
     sample = _few(problem, (0, 1))
     library = compiled(source(sample), tmp_path / "seen.so", 32, _seeing(tmp_path / "headers"))

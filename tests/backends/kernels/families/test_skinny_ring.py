@@ -1,4 +1,4 @@
-"""skinny-ring on the host: rings that wrap around, lines that start anywhere, columns of every kind; its
+"""skinny-ring on the host: rings that wrap around, unaligned lines, columns of every kind; its
 shared memory, and lines that are longer than an int counts."""
 
 from __future__ import annotations

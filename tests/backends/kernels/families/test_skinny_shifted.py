@@ -1,4 +1,4 @@
-"""skinny-shifted on the host: lines and columns that start anywhere, NaNs beside them, reads that stay within
+"""skinny-shifted on the host: unaligned lines and columns, NaNs beside them, reads that stay within
 operands, banks of shared memory, mistakes that must show; its shared memory, and what is listed."""
 
 from __future__ import annotations

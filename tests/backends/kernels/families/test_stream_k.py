@@ -107,7 +107,7 @@ def sized(kind: str, sides: str, extra: tuple[int, int]) -> GemmProblem:
 
 
 @pytest.mark.parametrize("sides", ["NN", "NT", "TN", "TT"])
-def test_operands_may_lie_and_start_anyhow(sides: str, tmp_path: Path) -> None:
+def test_operands_in_every_layout_and_alignment(sides: str, tmp_path: Path) -> None:
     found = []
     for number, (kind, extra, _) in enumerate(STARTS):
         problem = sized(kind, sides, extra)

@@ -42,18 +42,18 @@ def refusal(problem: GemmProblem, values: dict[str, Parameter], arch: str = "gfx
         ("gfx90a", ("int8",), 0), ("gfx942", TYPES["gfx942"], 0), ("gfx950", ("bf16", "int8"), 0),
     ],
 )  # fmt: skip
-def test_operands_may_lie_and_start_anyhow(
+def test_operands_in_every_layout_and_alignment(
     arch: str, kinds: tuple[str, ...], seed: int, tmp_path: Path
 ) -> None:
-    found = matrix_cores.lying_anyhow(FAMILY, arch, kinds, seed)
+    found = matrix_cores.in_any_layout(FAMILY, arch, kinds, seed)
     assert findings(FAMILY, arch, found, tmp_path) == []
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(100, 600, 100))
 @pytest.mark.parametrize("arch", ["gfx90a", "gfx942", "gfx950"])
-def test_every_type_may_lie_and_start_anyhow(arch: str, seed: int, tmp_path: Path) -> None:
-    found = matrix_cores.lying_anyhow(FAMILY, arch, TYPES[arch], seed)
+def test_every_type_in_every_layout_and_alignment(arch: str, seed: int, tmp_path: Path) -> None:
+    found = matrix_cores.in_any_layout(FAMILY, arch, TYPES[arch], seed)
     assert findings(FAMILY, arch, found, tmp_path) == []
 
 
@@ -310,7 +310,7 @@ def test_other_gpus_and_narrow_products_have_none() -> None:
 def test_code_has_the_instruction_and_spills_nothing(
     arch: str, kind: str, m: int, instruction: str, cache: BinaryCache
 ) -> None:
-    """Of the likeliest candidate with that instruction, for operands that lie along k and start anywhere."""
+    """Of the likeliest candidate with that instruction, for unaligned operands contiguous along k."""
     if (why := clang.missing(arch)) is not None:
         pytest.skip(why)
     problem = from_linear(1000, 999, 1001, kind)

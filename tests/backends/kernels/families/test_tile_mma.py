@@ -60,7 +60,7 @@ STARTS = (
 
 
 @pytest.mark.parametrize("sides", ["NN", "NT", "TN", "TT"])
-def test_operands_may_lie_and_start_anyhow(sides: str, tmp_path: Path) -> None:
+def test_operands_in_every_layout_and_alignment(sides: str, tmp_path: Path) -> None:
     found: list[tuple[GemmProblem, dict[str, Parameter]]] = []
     for kind, extra, starts in STARTS:
         if AT_16 in starts and ANYWHERE in starts and sides in ("NT", "TN"):

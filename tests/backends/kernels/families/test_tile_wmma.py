@@ -36,18 +36,18 @@ def refusal(problem: GemmProblem, values: dict[str, Parameter], arch: str = "gfx
         ("gfx1100", ("bf16", "int8"), 0), ("gfx1201", ("fp16", "int8", "fp8_e4m3"), 0),
     ],
 )  # fmt: skip
-def test_operands_may_lie_and_start_anyhow(
+def test_operands_in_every_layout_and_alignment(
     arch: str, kinds: tuple[str, ...], seed: int, tmp_path: Path
 ) -> None:
-    found = matrix_cores.lying_anyhow(FAMILY, arch, kinds, seed)
+    found = matrix_cores.in_any_layout(FAMILY, arch, kinds, seed)
     assert findings(FAMILY, arch, found, tmp_path) == []
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(100, 600, 100))
 @pytest.mark.parametrize("arch", ["gfx1100", "gfx1201"])
-def test_every_type_may_lie_and_start_anyhow(arch: str, seed: int, tmp_path: Path) -> None:
-    found = matrix_cores.lying_anyhow(FAMILY, arch, TYPES[arch], seed)
+def test_every_type_in_every_layout_and_alignment(arch: str, seed: int, tmp_path: Path) -> None:
+    found = matrix_cores.in_any_layout(FAMILY, arch, TYPES[arch], seed)
     assert findings(FAMILY, arch, found, tmp_path) == []
 
 
@@ -169,7 +169,7 @@ def test_other_gpus_and_narrow_products_have_none() -> None:
 def test_code_has_the_instruction_and_spills_nothing(
     arch: str, kind: str, instruction: str, cache: BinaryCache
 ) -> None:
-    """Of the likeliest candidate, for operands that lie along k and start anywhere."""
+    """Of the likeliest candidate, for unaligned operands that are contiguous along k."""
     problem = from_linear(1000, 999, 1001, kind)
     matrix_cores.check_code(FAMILY, arch, problem, {}, instruction, cache)
 
