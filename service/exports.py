@@ -32,7 +32,7 @@ _ROWS, _PIECE = 1000, 64 * 1024
 _REMEMBERED = 1024
 #: Most environments that a header can describe.
 _ENVIRONMENTS = 100
-_OWN_DEFAULT = "the claim is the stack's own default"
+_OWN_DEFAULT = "the claim is the target's own default"
 
 Row = Mapping[str, Any]
 

@@ -204,7 +204,7 @@ class _About:
             wrong = f"the name '{shown}' does not say" if name else "no name says"
             raise _UnreadError(
                 f"{wrong} the N, K, device, type and block shape of these block-fp8 configurations; name the "
-                f"file as the stack looks it up, such as {_EXAMPLE_NAME}"
+                f"file as the framework looks it up, such as {_EXAMPLE_NAME}"
             )
         n, k, device_name, dtype, block_n, block_k = match.groups()
         if dtype != "fp8_w8a8":
@@ -293,7 +293,7 @@ class _Memory:
             )
         m = int(key)
         if m in self._seen:
-            raise _BadEntryError(f"M {m} stands twice; the stack takes the last, so give it once")
+            raise _BadEntryError(f"M {m} stands twice; the framework takes the last, so give it once")
         claim = self._claim(value)
         problem = self._problem(m, self.about.n, self.about.k, self.about.dtype)
         self._seen.add(m)

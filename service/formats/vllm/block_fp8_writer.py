@@ -233,7 +233,7 @@ class _Archive:
         if self.options.ties == "omit":
             raise OmittedError(
                 f"{row.judgement}: left out, so its M takes the nearest entry of its file if there is one "
-                "(ties=default writes the stack's own configuration out)"
+                "(ties=default writes the framework's own configuration out)"
             )
         if row.baseline is None:
             raise OmittedError(f"{row.judgement}: nothing is said of its baseline but a name")

@@ -107,7 +107,7 @@ def test_claims_of_the_default_are_counted(client: httpx.Client, engine: Engine)
     asked = {"device": "hip", "imported": "true", "report": "true"}
     found = fits(records.ExportReport, client.get("/v1/exports/json", params=asked))
     assert found["written"] == 1
-    assert found["omitted"]["the claim is the stack's own default"]["count"] == 1
+    assert found["omitted"]["the claim is the target's own default"]["count"] == 1
 
 
 @pytest.mark.parametrize("format_name", OWN)

@@ -177,7 +177,7 @@ def test_a_body_of_the_experts_kernel() -> None:
         ('"2147483648": {}', "key '2147483648' is no M"),
         ('"' + "9" * 5000 + '": {}', "is no M"),
         ('"١": {}', "is no M"),
-        ('"16": {"a": 1}', "M 16 stands twice; the stack takes the last, so give it once"),
+        ('"16": {"a": 1}', "M 16 stands twice; the framework takes the last, so give it once"),
         ('"016": {"a": 1}', "M 16 stands twice"),
         ('"2": 5', "an entry must be an object of the kernel's parameters"),
         ('"2": []', "an entry must be an object"),
