@@ -263,8 +263,8 @@ def export(
     server: Server = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print list or report as JSON.")] = False,
 ) -> None:
-    """Write the best known solutions of a device class as a file that a framework loads. What was written, and
-    what was left out and why, is reported on standard error."""
+    """Write the best known solutions of a device class as a file that a framework loads. What was written,
+    and what was left out and why, is reported on standard error."""
     if formats:
         _list_formats(as_json)
         return

@@ -85,8 +85,8 @@ def export_file(
     ] = None,
     report: Annotated[bool, Query(description="Answer the report alone.")] = False,
 ) -> Response:
-    """The best known rows of a device class as the file that a framework loads. Rows that the target cannot use
-    are left out and counted with their reasons; a file without a row is refused (409)."""
+    """The best known rows of a device class as the file that a framework loads. Rows that the target cannot
+    use are left out and counted with their reasons; a file without a row is refused (409)."""
     if format_name not in WRITERS:
         raise errors.unknown_format(format_name, list(WRITERS))
     found: DeviceClass = service.read(service.device_class, service.selector(device))
