@@ -5,6 +5,9 @@
 HIP's libraries are those of tests/backends/hip/on_cuda, compiled here: they forward to the CUDA driver, NVRTC and
 cuBLASLt. Host nanoseconds per launch of the same solution of the same problem through both (the libraries' first
 heuristic included), and wall seconds per problem of tuning five shapes. It says nothing of an AMD GPU.
+
+CUDA launches kernels that wait for the launch before them with programmatic stream serialization, which HIP does not
+have. `cuda_plain` is the same launch without it: the launch that HIP's is.
 """
 
 from __future__ import annotations
@@ -40,6 +43,9 @@ from backends.problem import from_linear
 from backends.registry import backend
 from backends.solution import Solution
 one, found = backend(sys.argv[1]), {}
+if sys.argv[4] == "plain":
+    from backends.kernels.launch import KernelLaunch
+    KernelLaunch.dependent = lambda launch, arch: False
 device = one.open(0, BinaryCache(Path(sys.argv[2])))
 for figure, shape, family, values in json.loads(sys.argv[3]):
     problem, family = from_linear(*shape), one.families()[family]
@@ -70,8 +76,9 @@ def prepare(folder: Path) -> None:
     os.environ.update(variables(build(folder)))
 
 
-def launch(name: str, home: Path, environments: Mapping[str, Environment]) -> Mapping[str, float]:
-    """Host nanoseconds per launch through one backend: the first candidates that both backends may run."""
+def launch(name: str, kind: str, home: Path, environments: Mapping[str, Environment]) -> Mapping[str, float]:
+    """Host nanoseconds per launch through one backend: the first candidates that both backends may run. `kind`
+    is "measured", as a tuning launches them, or "plain"."""
     asked: list[tuple[str, tuple[int, int, int, str], str, dict[str, Any] | None]] = []
     asked.append(("launch library", LIBRARY, HEURISTIC[name], None))
     for shape, kernel in KERNELS:
@@ -82,7 +89,7 @@ def launch(name: str, home: Path, environments: Mapping[str, Environment]) -> Ma
             if family.illegal(problem, one, environments["hip"]) is None
         )
         asked.append((f"launch {kernel}", shape, kernel, solution.to_dict()))
-    text = run(HERE, home, "-c", LAUNCHES, name, str(home / "kernels"), json.dumps(asked))
+    text = run(HERE, home, "-c", LAUNCHES, name, str(home / "kernels"), json.dumps(asked), kind)
     return cast(dict[str, float], json.loads(text))
 
 
@@ -96,13 +103,17 @@ def measured(options: argparse.Namespace, environments: Mapping[str, Environment
                 for name in ("cuda", "hip") if repeat % 2 else ("hip", "cuda"):
                     given = argparse.Namespace(**{**vars(options), "device": name})
                     found: Mapping[str, float] = (
-                        launch(name, homes[name], environments)
+                        launch(name, "measured", homes[name], environments)
                         if probe == "launch"
                         else PROBES[probe](HERE, homes[name], given)
                     )
                     for figure, value in found.items():
                         if repeat >= 0:
                             taken.setdefault(figure, {"cuda": [], "hip": []})[name].append(value)
+                if probe == "launch":
+                    for figure, value in launch("cuda", "plain", homes["cuda"], environments).items():
+                        if repeat >= 0:
+                            taken[figure].setdefault("cuda_plain", []).append(value)
                 print(probe, repeat, {figure: both["hip"] for figure, both in taken.items()}, file=sys.stderr)
     finally:
         for home in homes.values():
@@ -111,6 +122,9 @@ def measured(options: argparse.Namespace, environments: Mapping[str, Environment
         {
             "figure": figure, "cuda": median(both["cuda"]), "hip": median(both["hip"]),
             "ratio": median(both["hip"]) / median(both["cuda"]), "all": both,
+            **(
+                {"ratio_to_plain": median(both["hip"]) / median(both["cuda_plain"])} if "cuda_plain" in both else {}
+            ),
         }
         for figure, both in taken.items()
         if both["cuda"] and both["hip"]

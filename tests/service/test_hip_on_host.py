@@ -14,6 +14,7 @@ from service import follow
 from service.demo import running, wait_for_worker
 from service.remote import Remote
 from tests.backends.hip.on_host.build import variables
+from tests.service.worker_program import wait
 from tuners.decide import Judgement
 
 CAPTURED = Path("docs/examples/gpt2-untuned.csv")
@@ -22,14 +23,21 @@ MOST_FLOPS = 1e8
 PLAIN = [from_linear(48, 64, 96, "bf16"), from_linear(40, 56, 72, "fp16"), from_linear(33, 64, 80, "fp32")]
 #: Solutions that drop the last k, and that fail when they run.
 WRONG, FAILING = {105, -623}, {106, -624}
+#: hipErrorNoDevice
+NO_DEVICE = 100
 
 
 @pytest.fixture(scope="module")
-def service(rocm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Remote]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The service's folder, with its log; a file `faults` in it says which calls fail."""
+    return tmp_path_factory.mktemp("hip")
+
+
+@pytest.fixture(scope="module")
+def service(rocm: Path, folder: Path) -> Iterator[Remote]:
     """A service with a worker of the device."""
-    folder = tmp_path_factory.mktemp("hip")
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in variables(rocm).items():
+        for name, value in variables(rocm, faults=str(folder / "faults")).items():
             patch.setenv(name, value)
         patch.setenv("GEMMTUNE_CACHE_DIR", str(folder / "cache"))
         with running(folder, "hip") as address, Remote(address) as remote:
@@ -160,3 +168,17 @@ def test_files_name_what_was_measured(service: Remote, tuned: list[Any]) -> None
     (row,) = [line.split(",") for line in tables[1:] if line.split(",")[6] == "torch.bfloat16"]
     assert row[:6] == ["gfx942", "4", "48", "64", "96", "False"]
     assert row[10:12] == ["hipblaslt", str(indices[0])]
+
+
+def test_a_device_that_is_lost_in_mid_job_costs_the_job_nothing(service: Remote, folder: Path) -> None:
+    options = {"device": "hip", "budget": {"seconds_per_problem": 2.0}, "search": {"families": ["hipblaslt"]}}
+    created = follow.submit(service, [(from_linear(56, 72, 88, "fp32"), 1)], options)
+    events = service.events(created["id"])
+    assert next(event["kind"] for event in events if event["kind"] != "queued") == "started"
+    (folder / "faults").write_text(f"hipStreamSynchronize {NO_DEVICE}\n")
+    wait(lambda: "is lost, its worker ends" in (folder / "service.log").read_text(), lambda: "", 20)
+    (folder / "faults").unlink()
+    (result,) = follow.follow(service, created, lambda text: None)
+    assert result.verdict is not None, result.error
+    (job,) = service.pages(f"/v1/tunings/{created['id']}", "jobs", "jobs_cursor")
+    assert job["attempt"] == 1, "the job is not at fault"
