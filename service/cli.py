@@ -29,7 +29,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Store a file's problems, and what it claims or measured. Exit code 3: some lines were rejected.",
     ),
     "export": (
-        "data",
+        "export",
         "Write the best known solutions of a device class as a file that a framework loads. What was "
         "written, and what was left out and why, is reported on standard error.",
     ),

@@ -26,15 +26,17 @@ from service.commands.common import (
     Mode,
     OwnDevice,
     Server,
+    Tokens,
+    Tp,
     err,
     imported_json,
     input_code,
     out,
     print_json,
+    read_input,
     workspace_limit,
 )
 from service.device_lock import DeviceLock, locks_folder
-from service.formats import read_file
 from service.formats.core.base import Imported, ImportedProblem
 from service.progress import CampaignProgress
 from service.remote import Remote
@@ -61,7 +63,8 @@ def tune(
     n: Annotated[int | None, typer.Option(help="Columns of the row-major output.")] = None,
     k: Annotated[int | None, typer.Option(help="Length of the dot products.")] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="fp32, bf16, fp16, fp64, int8, ... (default fp32)")
+        str | None,
+        typer.Option(help="fp32, bf16, fp16, fp64, int8, ... (default fp32); of a model: where not its own."),
     ] = None,
     dtype_c: Annotated[str | None, typer.Option(help="Output type, where it differs.")] = None,
     compute: Annotated[
@@ -78,6 +81,8 @@ def tune(
     epilogue: Annotated[str | None, typer.Option(help="none, bias, relu, gelu, silu, bias_relu, ...")] = None,
     layout: Annotated[str | None, typer.Option(help="row (default) or col.")] = None,
     format_name: FormatName = None,
+    tp: Tp = None,
+    tokens: Tokens = None,
     device: OwnDevice = None,
     index: Index = None,
     seconds: Annotated[float | None, typer.Option(help="Measuring budget a problem.")] = None,
@@ -119,7 +124,8 @@ def tune(
         "trans_a": trans_a or None, "trans_b": trans_b or None, "lda": lda, "ldb": ldb, "ldc": ldc,
         "alpha": alpha, "beta": beta, "epilogue": epilogue, "layout": layout,
     }  # fmt: skip
-    read = _input(file, format_name, {name: value for name, value in one.items() if value is not None})
+    given = {name: value for name, value in one.items() if value is not None}
+    read = _input(file, format_name, given, tp, tokens)
     if not read.problems:
         if as_json:
             print_json(imported_json(read))
@@ -269,13 +275,19 @@ def _there(server: str, asked: _Asked) -> _Done:
     return done
 
 
-def _input(file: Path | None, format_name: str | None, one: dict[str, Any]) -> Imported:
-    if file is not None and one:
-        raise InvalidProblem(f"give a file or one problem, not both ({file} and --{next(iter(one))})")
+def _input(
+    file: Path | None, format_name: str | None, one: dict[str, Any], tp: int | None, tokens: str | None
+) -> Imported:
     if file is not None:
-        return read_file(file, format_name)
+        dtype = one.pop("dtype", None)  # also an option of files that do not say it
+        if one:
+            raise InvalidProblem(f"give a file or one problem, not both ({file} and --{next(iter(one))})")
+        return read_input(file, format_name, tp, tokens, dtype)
     if not one:
         raise InvalidProblem("nothing to tune: name a file, or give --m, --n and --k")
+    for name, value in (("--tp", tp), ("--tokens", tokens)):
+        if value is not None:
+            raise InvalidProblem(f"{name} is of a model's config.json, not of one problem: name the file")
     problem = problem_from_wire(one)
     return Imported("command line", [ImportedProblem(problem, 1, (problem.slug,))], [], 1)
 
