@@ -23,6 +23,11 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Tune one problem (--m --n --k ...) or every problem of FILE on a device of this "
         "machine: the first of its class that no other process uses.",
     ),
+    "model": (
+        "model",
+        "Tune a model's linear layers and write the file that its program loads: what is unknown is tuned, "
+        "and the lines to paste and the expected gain are printed.",
+    ),
     "best": ("data", "Show the best known way to run a problem. Exit code 1: nothing is known."),
     "import": (
         "data",
