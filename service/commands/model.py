@@ -106,7 +106,8 @@ def model(
         given = validators_of(validator or ())
         if chosen.by_torch:
             target, given = _reader(target, python, given)
-        request = Request(plan, place.device, folder, target, given, limit)
+        current = () if place.environment is None else (place.environment,)
+        request = Request(plan, place.device, folder, target, given, limit, current)
         chosen.check(request)
         check_folder(folder)
         place = replace(place, source=_source(place, chosen, remote))
@@ -133,6 +134,10 @@ def model(
     raise typer.Exit(PARTLY if plan.read.rejected else OK)
 
 
+#: Statuses of a worker that takes jobs.
+_ALIVE = ("idle", "measuring")
+
+
 @dataclass(frozen=True)
 class _Options:
     settings: Settings
@@ -148,8 +153,8 @@ class _Options:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where problems are tuned and rows are read: a service, or this machine, whose environment is known if
-    it tunes."""
+    """Where problems are tuned and rows are read: a service or this machine, and the environment in which
+    problems are tuned now (None: nothing is tuned, or nothing was yet)."""
 
     device: DeviceClass
     policy: MeasurementPolicy
@@ -175,9 +180,14 @@ def _there(remote: Remote, options: _Options) -> _Place:
     """A service. Raises ServiceError, UnknownDevice, AmbiguousDevice, InvalidProblem."""
     if options.index is not None or options.total_seconds is not None:
         raise InvalidProblem("--index and --total-seconds are for tuning here, not with --server")
-    classes = [DeviceClass.parse(row["id"]) for row in remote.get("/v1/devices")["classes"]]
-    device = resolve(options.selector, classes)
-    return _Place(device, MeasurementPolicy.of(device.vendor), ThereRows(remote), server=remote.server)
+    there = remote.get("/v1/devices")
+    device = resolve(options.selector, [DeviceClass.parse(row["id"]) for row in there["classes"]])
+    known = list(remote.pages("/v1/environments", "items", "cursor", device=str(device)))
+    working = {row["environment_id"] for row in there["workers"] if row["status"] in _ALIVE}
+    # Without a worker the problems wait for one; the last environment is the best guess of its libraries.
+    current = [row for row in known if row["id"] in working] or known[-1:]
+    environment = Environment.from_dict(current[-1]["environment"]) if current else None
+    return _Place(device, MeasurementPolicy.of(device.vendor), ThereRows(remote), remote.server, environment)
 
 
 def _source(place: _Place, chosen: Output, remote: Remote | None) -> RowSource:
@@ -296,7 +306,7 @@ def _show(
 
 def _gain_table(gains: Sequence[TokenGain]) -> Table:
     table = Table(title="GEMMs of one forward pass on one device")
-    for name in ("tokens", "as it is", "with this", "gain", "best known", "left", "unknown layers"):
+    for name in ("tokens", "as it is", "with this", "gain", "best known", "left", "unknown"):
         table.add_column(name, justify="right")
     for one in gains:
         times = [report.time_text(s) if s else "" for s in (one.baseline_seconds, one.seconds)]

@@ -12,11 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from backends.environment import DeviceClass
+from backends.environment import DeviceClass, Environment
 from backends.errors import StorageError
 from service.formats import WRITERS
 from service.formats.core.export import ExportOptions, ExportRefused, ExportRow
-from service.formats.tunableop.target import parse_target
+from service.formats.tunableop.target import contradicts, parse_target, settle
 from service.model.gain import ModelReport
 from service.model.plan import ModelPlan
 from service.model.rows import environments_of
@@ -27,7 +27,8 @@ _GPUS = ("cuda", "hip")
 @dataclass(frozen=True)
 class Request:
     """What is to be written: the model, the device class, and what is known of the reader. `target` names a
-    torch build; `workspace_limit` is in bytes, None for the reader's own."""
+    torch build; `workspace_limit` is in bytes, None for the reader's own. `environments`: those of the device
+    class that are known before anything is tuned, the current one first."""
 
     plan: ModelPlan
     device: DeviceClass
@@ -35,6 +36,7 @@ class Request:
     target: str | None = None
     validators: Mapping[str, str] = field(default_factory=dict)
     workspace_limit: int | None = None
+    environments: tuple[Environment, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,8 @@ def output_for(name: str, device: DeviceClass) -> Output:
     if device.vendor not in output.vendors:
         works = ", ".join(other.name for other in OUTPUTS.values() if device.vendor in other.vendors)
         raise ExportRefused(
-            f"--for {name} is for {output.what}, which runs on {' and '.join(output.vendors)} devices, not on "
-            f"{device}; there works: {works}"
+            f"--for {name} is for {output.what}, which runs on {' and '.join(output.vendors)} devices, "
+            f"not on {device}; there works: {works}"
         )
     return output
 
@@ -148,6 +150,16 @@ def _check_tunableop(request: Request) -> None:
             f"TunableOp of {target.text} can name no solution but its own default, so its file would change "
             "nothing; rows name cuBLASLt algorithms from torch 2.14 on"
         )
+    if request.environments:
+        options = ExportOptions(request.device, request.target, validators=request.validators)
+        _, header = settle(target, options, request.environments)
+        for key, value in header.items():
+            said = None if key == "PT_VERSION" else contradicts(request.environments[0], key, value)
+            if said is not None:
+                raise ExportRefused(
+                    f"{target.text} has {key} {value}, and problems are tuned here under {said}: torch would "
+                    "ignore such rows; tune with the libraries that the model runs with, or name them"
+                )
 
 
 def _tunableop(request: Request, rows: Sequence[ExportRow]) -> Written:
