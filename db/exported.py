@@ -107,8 +107,9 @@ def claim_rows(
     Workspace and determinism come from the file if it states them, else from the stored solution."""
     query = (
         select(_claim, _problem.c.content.label("problem"), _provenance.c.source, _provenance.c.format,
-               _provenance.c.header, _solution.c.family, _solution.c.version, _solution.c.parameters,
-               _solution.c.build, _solution.c.deterministic, _solution.c.workspace_bytes)
+               _provenance.c.kind.label("provenance_kind"), _provenance.c.header, _solution.c.family,
+               _solution.c.version, _solution.c.parameters, _solution.c.build,
+               _solution.c.deterministic, _solution.c.workspace_bytes)
         .join(_problem, _problem.c.id == _claim.c.problem_id)
         .join(_provenance, _provenance.c.number == _claim.c.provenance_number)
         .outerjoin(_solution, _solution.c.id == _claim.c.solution_id)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import orjson
 from sqlalchemy import Engine
 
 from backends.environment import DeviceClass, Environment
+from backends.errors import InvalidProblem
 from service import exports
 from service.formats.core.export import ExportReport, ExportRow
 from service.formats.core.row_values import BadRowError, Rows
@@ -26,6 +27,9 @@ class RowSource(Protocol):
     def rows(self, device: DeviceClass, policy_id: str, counts: Mapping[str, int]) -> list[ExportRow]:
         """The best rows of the problems in `counts` (id -> calls), each with that count, by problem id."""
 
+    def every(self, device: DeviceClass, policy_id: str) -> Iterator[ExportRow]:
+        """Every best row of the class under the policy."""
+
 
 @dataclass(frozen=True)
 class HereRows:
@@ -40,6 +44,11 @@ class HereRows:
         found = exports.read_rows(self.engine, chosen, self.key_formats, ExportReport(), list(counts))
         return [replace(row, count=counts[row.problem.id]) for row in found]
 
+    def every(self, device: DeviceClass, policy_id: str) -> Iterator[ExportRow]:
+        """See RowSource. Raises DatabaseUnavailable."""
+        chosen = exports.Selection(device, policy_id)
+        return exports.read_rows(self.engine, chosen, self.key_formats, ExportReport())
+
 
 @dataclass(frozen=True)
 class ThereRows:
@@ -49,22 +58,31 @@ class ThereRows:
 
     def rows(self, device: DeviceClass, policy_id: str, counts: Mapping[str, int]) -> list[ExportRow]:
         """See RowSource. Raises ServiceError."""
-        report = self.remote.get("/v1/exports/jsonl", device=str(device), policy=policy_id, report=True)
-        if not report["written"]:  # a file without a row is refused
-            return []
-        pieces = self.remote.download("/v1/exports/jsonl", device=str(device), policy=policy_id)
-        read, found = Rows(), []
-        for line in _lines(pieces):
-            problem_id = line[len(_START) :].split(b'"', 1)[0].decode() if line.startswith(_START) else ""
-            if problem_id in counts:
-                try:
-                    row = read.row(orjson.loads(line))
-                except (BadRowError, orjson.JSONDecodeError) as error:
-                    raise ServiceError(
-                        f"{self.remote.server} sent a row that cannot be read: {error}"
-                    ) from None
-                found.append(replace(row, count=counts[problem_id]))
-        return found
+        found = self._read(device, policy_id, counts)
+        return [replace(row, count=counts[row.problem.id]) for row in found]
+
+    def every(self, device: DeviceClass, policy_id: str) -> Iterator[ExportRow]:
+        """See RowSource. Raises ServiceError."""
+        return self._read(device, policy_id, None)
+
+    def _read(
+        self, device: DeviceClass, policy_id: str, wanted: Container[str] | None
+    ) -> Iterator[ExportRow]:
+        """The rows of the wanted problems (None: of all)."""
+        asked: dict[str, Any] = {"device": str(device), "policy": policy_id}
+        if not self.remote.get("/v1/exports/jsonl", **asked, report=True)["written"]:
+            return  # a file without a row would be refused
+        read = Rows()
+        for line in _lines(self.remote.download("/v1/exports/jsonl", **asked)):
+            if not line.startswith(_START):
+                continue
+            if wanted is not None and line[len(_START) :].split(b'"', 1)[0].decode() not in wanted:
+                continue
+            try:
+                yield read.row(orjson.loads(line))
+            except (BadRowError, InvalidProblem, orjson.JSONDecodeError) as error:
+                text = f"{self.remote.server} sent a row that cannot be read: {error}"
+                raise ServiceError(text) from None
 
 
 def _lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
