@@ -63,6 +63,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "selftest",
         "Check that a device of this machine works with gemmtune, in ten minutes, and write a report.",
     ),
+    "lint": ("lint", "Check other tools' tables before they load them."),
     "pretuned": ("pretuned", "Tables of results that were measured elsewhere: list, install, write one."),
     "kernels": ("kernels", "Our own kernel families."),
     "db": ("run", "Look after the database."),

@@ -84,9 +84,14 @@ class PretunedTable:
         }
 
 
+def shipped_files(folder: Path = FOLDER) -> list[Path]:
+    """The files of the tables in a folder, by name."""
+    return sorted(folder.glob(f"*{SUFFIX}"))
+
+
 def shipped(folder: Path = FOLDER) -> list[PretunedTable]:
     """The tables in a folder, by name. Raises ReadError for a file that is none."""
-    return [read_table(path) for path in sorted(folder.glob(f"*{SUFFIX}"))]
+    return [read_table(path) for path in shipped_files(folder)]
 
 
 def read_table(path: Path) -> PretunedTable:
@@ -118,7 +123,7 @@ def named(text: str, folder: Path = FOLDER) -> Path:
         return path
     if Path(text).is_file():
         return Path(text)
-    known = ", ".join(sorted(file.stem for file in folder.glob(f"*{SUFFIX}"))) or "none"
+    known = ", ".join(file.stem for file in shipped_files(folder)) or "none"
     raise ReadError(f"{text!r} is neither a shipped table nor a file; shipped: {known}")
 
 

@@ -60,11 +60,9 @@ def install(
     server: Server = None,
     as_json: Json = False,
 ) -> None:
-    """Make tables known to the database: as claims that are served where asked for (best --imported), never as
-    measurements, and that a tuning of their problems on their device class tries early."""
-    paths = (
-        [tables.named(name) for name in names] if names else sorted(tables.FOLDER.glob(f"*{tables.SUFFIX}"))
-    )
+    """Make tables known to the database: as claims, which are served where asked for (best --imported) and
+    never as measurements, and which a tuning of their problems on their device class tries early."""
+    paths = [tables.named(name) for name in names or ()] or tables.shipped_files()
     if not paths:
         raise ReadError("no table is shipped with this gemmtune: name a file that `pretuned export` wrote")
     answers = []
