@@ -88,9 +88,8 @@ def check_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         probe.write_bytes(b"")
     except OSError as error:
-        raise StorageError(
-            f"cannot write to {folder}: {error.strerror or error}; name another with -o"
-        ) from error
+        reason = error.strerror or error
+        raise StorageError(f"cannot write to {folder}: {reason}; name another folder with -o") from error
     finally:
         with suppress(OSError):
             probe.unlink(missing_ok=True)
@@ -103,6 +102,10 @@ def _text(
     format_name: str, request: Request, rows: Sequence[ExportRow], target: str | None, ties: str = "omit"
 ) -> tuple[str, ModelReport]:
     """The text of an export of the rows. Raises ExportRefused where it would hold none."""
+    if not rows:
+        raise ExportRefused(
+            f"nothing is known of {request.plan.name} on {request.device}: no file was written"
+        )
     report = ModelReport()
     options = ExportOptions(
         request.device, target, ties, request.validators, environments_of(rows), request.workspace_limit
@@ -111,15 +114,11 @@ def _text(
         report.measured(row)
     text = "".join(WRITERS[format_name].write(iter(rows), options, report))
     if not report.written:
-        raise ExportRefused(_nothing(request, rows, report))
+        reason, count = max(report.omitted.items(), key=lambda item: item[1])
+        raise ExportRefused(
+            f"no file was written: none of {len(rows)} known rows can be; {count} of them: {reason}"
+        )
     return text, report
-
-
-def _nothing(request: Request, rows: Sequence[ExportRow], report: ModelReport) -> str:
-    if not rows:
-        return f"nothing is known of {request.plan.name} on {request.device}: no file was written"
-    reason, count = max(report.omitted.items(), key=lambda item: item[1])
-    return f"no file was written: none of {len(rows)} known rows can be; {count} of them: {reason}"
 
 
 def write_text(path: Path, text: str) -> Path:

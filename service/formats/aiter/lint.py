@@ -168,7 +168,7 @@ class Tables:
     def operators(self) -> list[str]:
         """The key's columns of each kind of table, without those that releases added: tables of one operator
         have one kind."""
-        kinds = {}
+        kinds: dict[str, None] = {}
         for names in self._headers.values():
             columns = sorted(name for name in names if name in _KEY and name not in _OPTIONAL)
             kinds[",".join(columns)] = None
