@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 import tarfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,7 +60,7 @@ def test_a_folder_that_cannot_be_written_is_found_before_tuning(tmp_path: Path) 
     assert list((tmp_path / "new" / "folder").iterdir()) == []
     file = tmp_path / "file"
     file.write_text("")
-    with pytest.raises(StorageError, match="cannot write to .*file: .*; name another folder with -o"):
+    with pytest.raises(StorageError, match=r"cannot write to .*file: .*; name another folder with -o"):
         check_folder(file)
 
 
@@ -123,15 +123,14 @@ def test_rows_that_need_more_workspace_name_the_variable(tmp_path: Path) -> None
     ids=["no target", "other vendor", "too old", "no patch", "other library"],
 )  # fmt: skip
 def test_a_reader_that_could_not_use_the_file_is_refused_before_tuning(
-    tmp_path: Path, options: dict[str, object], words: str
+    tmp_path: Path, options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ExportRefused, match=words):
         OUTPUTS["tunableop"].check(asked(tmp_path, **options))
 
 
 def test_nothing_known_writes_nothing(tmp_path: Path) -> None:
-    request = asked(tmp_path, target="torch-2.15+cuda", validators={**VALIDATORS, "CUBLASLT_VERSION": "130200",
-                                                                    "CUDA_DEVICE": "9.0:NVIDIA H200"})  # fmt: skip
+    request = asked(tmp_path, target="torch-2.15+cuda", validators=VALIDATORS)
     with pytest.raises(ExportRefused, match="nothing is known of llama-3-8b on cuda"):
         OUTPUTS["tunableop"].write(request, [])
     assert list(tmp_path.iterdir()) == []
@@ -156,12 +155,12 @@ def test_block_fp8_layers_get_files_beside_the_stacks_own(tmp_path: Path, stack:
     written = output.write(request, block_rows(request))
     blocks = [i.problem for i in request.plan.problems if i.problem.scale_a.startswith("block")]
     assert set(written.report.ratios) == {problem.id for problem in blocks}
-    packed = tarfile.open(fileobj=io.BytesIO(written.files[0].read_bytes()))
-    names = packed.getnames()
+    with tarfile.open(written.files[0]) as packed:
+        names = packed.getnames()
+        body = packed.extractfile(names[0])
+        assert body is not None
+        assert set(json.loads(body.read())) == {"1", "16"}
     assert len(names) == len({(p.m, p.k) for p in blocks})
-    body = packed.extractfile(names[0])
-    assert body is not None
-    assert set(json.loads(body.read())) == {"1", "16"}
     # The line unpacks over the folder that holds the package.
     package = tmp_path / "site" / stack
     package.mkdir(parents=True)
