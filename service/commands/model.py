@@ -38,7 +38,7 @@ from service.commands.common import (
     token_counts,
     workspace_limit,
 )
-from service.commands.export import Python, validators_of
+from service.commands.export import validators_of
 from service.formats import WRITERS, ReadOptions
 from service.formats.core.export import ExportRefused, ExportReport, ExportRow
 from service.installed_torch import ask
@@ -72,7 +72,10 @@ def model(
         str | None,
         typer.Option(help="The torch that reads the file, such as torch-2.15+cuda."),
     ] = None,
-    python: Python = None,
+    python: Annotated[
+        str | None,
+        typer.Option("--python", help="The interpreter whose torch reads the file; default: this one."),
+    ] = None,
     validator: Annotated[list[str] | None, typer.Option(help="KEY:VALUE of the target (repeat).")] = None,
     max_workspace: MaxWorkspace = None,
     seconds: Annotated[float | None, typer.Option(help="Measuring budget a problem.")] = None,
