@@ -109,8 +109,7 @@ def model(
         given = validators_of(validator or ())
         if chosen.by_torch:
             target, given = _reader(target, python, given)
-        current = () if place.environment is None else (place.environment,)
-        request = Request(plan, place.device, folder, target, given, limit, current)
+        request = Request(plan, place.device, folder, target, given, limit, place.environments)
         chosen.check(request)
         check_folder(folder)
         place = replace(place, source=_source(place, chosen, remote))
@@ -156,27 +155,27 @@ class _Options:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where problems are tuned and rows are read: a service or this machine, and the environment in which
-    problems are tuned now (None: nothing is tuned, or nothing was yet)."""
+    """Where problems are tuned and rows are read: a service or this machine, and the environments in which
+    problems are tuned now (empty: nothing is tuned, or nothing was yet)."""
 
     device: DeviceClass
     policy: MeasurementPolicy
     source: RowSource
     server: str | None = None
-    environment: Environment | None = None
+    environments: tuple[Environment, ...] = ()
 
 
 def _here(options: _Options, tune: bool) -> _Place:
     """This machine. Raises UnknownDevice, AmbiguousDevice."""
     engine = open_database(options.settings)
-    environment = None
+    environments: tuple[Environment, ...] = ()
     if tune:
-        environment = matching_devices(options.selector, options.index)[0].environment
-        device = environment.device_class
+        environments = (matching_devices(options.selector, options.index)[0].environment,)
+        device = environments[0].device_class
     else:
         with reading(engine) as connection:
             device = resolve(options.selector, queries.known_classes(connection))
-    return _Place(device, MeasurementPolicy.of(device.vendor), HereRows(engine), environment=environment)
+    return _Place(device, MeasurementPolicy.of(device.vendor), HereRows(engine), environments=environments)
 
 
 def _there(remote: Remote, options: _Options) -> _Place:
@@ -189,8 +188,8 @@ def _there(remote: Remote, options: _Options) -> _Place:
     working = {row["environment_id"] for row in there["workers"] if row["status"] in _ALIVE}
     # Without a worker the problems wait for one; the last environment is the best guess of its libraries.
     current = [row for row in known if row["id"] in working] or known[-1:]
-    environment = Environment.from_dict(current[-1]["environment"]) if current else None
-    return _Place(device, MeasurementPolicy.of(device.vendor), ThereRows(remote), remote.server, environment)
+    environments = tuple(Environment.from_dict(row["environment"]) for row in reversed(current))
+    return _Place(device, MeasurementPolicy.of(device.vendor), ThereRows(remote), remote.server, environments)
 
 
 def _source(place: _Place, chosen: Output, remote: Remote | None) -> RowSource:
@@ -240,8 +239,8 @@ def _tuned(options: _Options, place: _Place, tune: bool) -> Done | None:
 
 def _known(options: _Options, place: _Place) -> Sequence[ExportRow]:
     rows = place.source.rows(place.device, place.policy.id, options.plan.counts)
-    here = place.environment
-    return rows if here is None else [row for row in rows if measured_here(row, here)]
+    current = place.environments
+    return [row for row in rows if not current or any(measured_here(row, one) for one in current)]
 
 
 def _failed(done: Done) -> bool:

@@ -22,8 +22,8 @@ From torch 2.15 on a size may be `*`: such a row stands for many shapes, and is 
 
 signature.py says what a line without a part stands for.
 
-A process reads one results file, at its first TunableOp call: PYTORCH_TUNABLEOP_FILENAME with `%d` replaced by
-the ordinal of its current device, or with the ordinal before the last dot where the name has no `%d`
+A process reads one results file, at its first TunableOp call: PYTORCH_TUNABLEOP_FILENAME with `%d` replaced
+by the ordinal of its current device, or with the ordinal before the last dot where the name has no `%d`
 (results.csv is read as results0.csv on device 0). So does every release from 2.4 to 2.15. A name that a
 program sets itself (torch.cuda.tunable.set_filename) is taken as it is, unless it asks for the ordinal.
 PYTORCH_TUNABLEOP_ENABLED=1 turns reading on, PYTORCH_TUNABLEOP_TUNING=0 keeps torch from tuning what the file
