@@ -23,12 +23,15 @@ Row = dict[str, Any]
 
 
 def export_rows(
-    connection: Connection, device_class_id: str, policy_id: str | None
+    connection: Connection,
+    device_class_id: str,
+    policy_id: str | None,
+    problem_ids: Sequence[str] | None = None,
 ) -> Iterator[Mapping[str, Any]]:
     """Best rows with every column that a file may need, streamed in the order of problem ids: the verdict's
     columns, then winner_family, ... and baseline_family, ... of its two solutions, with their workspaces in
-    the verdict's session. JSON columns come as text: most rows share their solutions with other rows, and
-    parsing each would take longer than reading."""
+    the verdict's session. With `problem_ids` only the rows of these problems. JSON columns come as text: most
+    rows share their solutions with other rows, and parsing each would take longer than reading."""
     winner, baseline = _solution.alias("winner"), _solution.alias("baseline")
 
     def columns(which: Any, prefix: str) -> list[Any]:
@@ -64,9 +67,14 @@ def export_rows(
     if policy_id is not None:
         query = query.where(_best.c.policy_id == policy_id)
     names = tuple(column.name for column in query.selected_columns)
-    with connection.execute(query.execution_options(yield_per=1000)) as rows:
-        for row in rows:
-            yield dict(zip(names, row, strict=True))
+    parts = [query]
+    if problem_ids is not None:
+        ids = sorted(problem_ids)
+        parts = [query.where(among(connection, _best.c.problem_id, part)) for part in chunks(ids)]
+    for part in parts:
+        with connection.execute(part.execution_options(yield_per=1000)) as rows:
+            for row in rows:
+                yield dict(zip(names, row, strict=True))
 
 
 def target_rows(connection: Connection, numbers: Sequence[int]) -> dict[int, list[Row]]:
@@ -99,8 +107,9 @@ def claim_rows(
     Workspace and determinism come from the file if it states them, else from the stored solution."""
     query = (
         select(_claim, _problem.c.content.label("problem"), _provenance.c.source, _provenance.c.format,
-               _provenance.c.header, _solution.c.family, _solution.c.version, _solution.c.parameters,
-               _solution.c.build, _solution.c.deterministic, _solution.c.workspace_bytes)
+               _provenance.c.kind.label("provenance_kind"), _provenance.c.header, _solution.c.family,
+               _solution.c.version, _solution.c.parameters, _solution.c.build,
+               _solution.c.deterministic, _solution.c.workspace_bytes)
         .join(_problem, _problem.c.id == _claim.c.problem_id)
         .join(_provenance, _provenance.c.number == _claim.c.provenance_number)
         .outerjoin(_solution, _solution.c.id == _claim.c.solution_id)

@@ -177,9 +177,10 @@ class Roofline(Answer):
 
 
 class Provenance(Answer):
-    """measured: by a worker of this service; node: by gemmtune on a bare node; imported: a file says so."""
+    """measured: by a worker of this service; node: by gemmtune on a bare node; pretuned: a pre-tuned table
+    says so; imported: another file says so."""
 
-    kind: Literal["measured", "node", "imported"]
+    kind: Literal["measured", "node", "pretuned", "imported"]
     source: str | None
     format: str | None = None
 

@@ -34,6 +34,10 @@ from service.formats.core.row_text import problem_wire
 MAX_DISTANCE, MAX_TRIED, MAX_SEEN, MAX_NOTES = 2.0, 16, 256, 3
 
 
+#: Kind of provenance -> what makes the claim, where it is no ordinary file.
+_SAYS = {"pretuned": "a pre-tuned table"}
+
+
 @dataclass(frozen=True)
 class Filters:
     """Requirements that a solution must meet."""
@@ -105,6 +109,8 @@ class _Search:
                 "near problems were not looked up: too many in one request (GEMMTUNE_MAX_NEAR)"
             )
         found = self._nearest() if near else None
+        if found is None:
+            self._notes += self._known_elsewhere()
         return found or {
             "match": "default",
             "solution": None,
@@ -154,15 +160,36 @@ class _Search:
         for row in rows:
             solution = None if row["solution_id"] is None else _claimed_solution(row)
             if row["policy_id"] in ("", self._asked.policy_id) and self._asked.filters.admit(solution):
+                kind = row["provenance_kind"]
+                self._notes += self._elsewhere(row)
                 return {
                     "match": "imported",
                     "solution": solution,
                     "seconds": row["seconds"],
-                    "provenance": {"kind": "imported", "source": row["source"], "format": row["format"]},
-                    "reason": "an imported file says so; it was not measured here",
+                    "provenance": {"kind": kind, "source": row["source"], "format": row["format"]},
+                    "reason": f"{_SAYS.get(kind, 'an imported file')} says so; it was not measured here",
                     **self._question(),
                 }
         return None
+
+    def _elsewhere(self, row: Mapping[str, Any]) -> list[str]:
+        """Where a pre-tuned table's row was measured: on which class, with which libraries."""
+        environment_id = (row["content"] or {}).get("environment_id")
+        if row["provenance_kind"] != "pretuned" or environment_id is None:
+            return []
+        contents = queries.environment_contents(self._connection, [environment_id])
+        found = Environment.from_dict(contents[environment_id])
+        builds = [f"{name} {build}" for name, build in sorted(found.libraries.items())]
+        where = ", ".join([*builds, *([f"driver {found.driver}"] if found.driver else [])])
+        return [f"measured elsewhere, on another {found.device_class} with {where}"]
+
+    def _known_elsewhere(self) -> list[str]:
+        """A note if a pre-tuned table has a row for the problem, which is served only where asked for."""
+        if self._asked.imported:
+            return []
+        rows = exported.claim_rows(self._connection, str(self._asked.device), [self._problem.id])
+        names = [row["source"] for row in rows if row["provenance_kind"] == "pretuned"]
+        return [f"known elsewhere: the pre-tuned table {names[0]} has it (imported=true)"] if names else []
 
     # ---- near --------------------------------------------------------------------------------------
 

@@ -23,13 +23,18 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Tune one problem (--m --n --k ...) or every problem of FILE on a device of this "
         "machine: the first of its class that no other process uses.",
     ),
+    "model": (
+        "model",
+        "Tune a model's linear layers and write the file that its program loads: what is unknown is tuned, "
+        "and the lines to paste and the expected gain are printed.",
+    ),
     "best": ("data", "Show the best known way to run a problem. Exit code 1: nothing is known."),
     "import": (
         "data",
         "Store a file's problems, and what it claims or measured. Exit code 3: some lines were rejected.",
     ),
     "export": (
-        "data",
+        "export",
         "Write the best known solutions of a device class as a file that a framework loads. What was "
         "written, and what was left out and why, is reported on standard error.",
     ),
@@ -58,6 +63,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "selftest",
         "Check that a device of this machine works with gemmtune, in ten minutes, and write a report.",
     ),
+    "lint": ("lint", "Check other tools' tables before they load them."),
+    "pretuned": ("pretuned", "Tables of results that were measured elsewhere: list, install, write one."),
     "kernels": ("kernels", "Our own kernel families."),
     "db": ("run", "Look after the database."),
 }

@@ -114,7 +114,7 @@ def open_export(engine: Engine, format_name: str, chosen: Selection) -> Export:
         environments=tuple(environments),
         workspace_limit=chosen.workspace_limit,
     )
-    rows = _rows(engine, chosen, made.key_formats, report)
+    rows = read_rows(engine, chosen, made.key_formats, report)
     return Export(
         f"gemmtune-{made.name}-{slug(str(chosen.device))}{made.suffix}",
         made.media_type,
@@ -165,13 +165,19 @@ def _gathered(pieces: Iterator[str]) -> Iterator[str]:
 # ---- rows ----------------------------------------------------------------------------------------
 
 
-def _rows(
-    engine: Engine, chosen: Selection, key_formats: Sequence[str], report: ExportReport
+def read_rows(
+    engine: Engine,
+    chosen: Selection,
+    key_formats: Sequence[str],
+    report: ExportReport,
+    problem_ids: Sequence[str] | None = None,
 ) -> Iterator[ExportRow]:
+    """The best rows of a selection, or of some of its problems, with their keys in these formats; `report`
+    counts the measured ones."""
     with reading(engine) as connection:
         shared = _Shared(connection, chosen)
         written: set[str] = set()
-        measured = exported.export_rows(connection, str(chosen.device), chosen.policy_id)
+        measured = exported.export_rows(connection, str(chosen.device), chosen.policy_id, problem_ids)
         while part := list(islice(measured, _ROWS)):
             keys = _keys(connection, key_formats, [row["problem_id"] for row in part])
             numbers = [row["targets_verdict_number"] for row in part if row["targets_verdict_number"]]
@@ -184,7 +190,7 @@ def _rows(
                 if chosen.imported:
                     written.add(row["problem_id"])
         if chosen.imported:
-            yield from _claims(connection, chosen, shared, written, key_formats, report)
+            yield from _claims(connection, chosen, shared, written, key_formats, report, problem_ids)
 
 
 def _claims(
@@ -194,12 +200,13 @@ def _claims(
     written: set[str],
     key_formats: Sequence[str],
     report: ExportReport,
+    problem_ids: Sequence[str] | None,
 ) -> Iterator[ExportRow]:
     """The latest imported claim of each problem without a measured row. A claim of the framework's own
     default is omitted: there is nothing to write."""
     claims = (
         row
-        for row in exported.claim_rows(connection, str(chosen.device))
+        for row in exported.claim_rows(connection, str(chosen.device), problem_ids)
         if row["policy_id"] in ("", chosen.policy_id)
     )
     while part := list(islice(claims, _ROWS)):

@@ -7,6 +7,7 @@ from typing import Any
 
 from backends.problem import GemmProblem
 from backends.wire import problem_from_wire, problem_to_wire
+from service.progress import Remaining
 from service.remote import Remote
 from service.report import problem_text
 from tuners.decide import Verdict
@@ -22,16 +23,18 @@ def submit(remote: Remote, items: Sequence[tuple[GemmProblem, int]], options: Ma
 def follow(remote: Remote, created: Mapping[str, Any], say: Callable[[str], None]) -> list[Result]:
     """Reports each job through `say` when it ends; returns every job's result once all have ended."""
     names = {job["id"]: job for job in _jobs(remote, created["id"])}
-    done = created.get("known", 0)
+    done, remaining = created.get("known", 0), Remaining()
     if done:
         say(f"{done} of {created['total']} problems are known already")
     for event in remote.events(created["id"]):
         content = event["content"]
         if event["kind"] == "finished":
             done += 1
+            remaining.measured()
             job = names[content["job_id"]]
             name = problem_text(problem_from_wire(job["problem"]))
-            say(f"[{done}/{created['total']}] {name}: {_said(content)}")
+            left = remaining.text(created["total"] - done)
+            say(f"[{done}/{created['total']}] {name}: {_said(content)}{left}")
     return [_result(job) for job in _jobs(remote, created["id"])]
 
 

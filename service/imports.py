@@ -46,6 +46,8 @@ from service.kept import INT4, LONGEST_KEY, Kept, environment_fits, parts, solut
 
 #: `format` of the reader for gemmtune's own measurements.
 JOURNAL = "journal"
+#: The kind of a pre-tuned table's provenance, and the name in the file's header that makes it one.
+PRETUNED = "pretuned"
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,11 @@ def import_file(
     read = formats.read_stream(hashed, name, format_name, options)
     if isinstance(formats.READERS[read.format], Told):  # with other options the same bytes are another file
         hashed.add(repr(options))
-    kind = "node" if read.format == JOURNAL else "imported"
+    kind = "imported"
+    if read.format == JOURNAL:
+        kind = "node"
+    elif PRETUNED in read.header:
+        kind = PRETUNED
     provenance = {
         "kind": kind,
         "format": read.format,

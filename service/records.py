@@ -209,9 +209,10 @@ class Kept(Answer):
 
 
 class ImportProvenance(Answer):
-    """node: gemmtune's own measurements; imported: what another says. `new` is false for a known file."""
+    """node: gemmtune's own measurements; pretuned: a pre-tuned table's; imported: what another says. `new` is
+    false for a known file."""
 
-    kind: Literal["node", "imported"]
+    kind: Literal["node", "pretuned", "imported"]
     format: str
     source: str
     sha256: str

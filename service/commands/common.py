@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from backends.errors import InvalidProblem
 from backends.wire import problem_to_wire
-from service.formats import FORMATS
-from service.formats.core.base import Imported
+from service.formats import FORMATS, READERS, ReadOptions, read_file
+from service.formats.core.base import TOKENS, Imported
 from tuners.policy import read_bytes
 
 OK, FAILED, BAD_INPUT, PARTLY, INTERRUPTED = 0, 1, 2, 3, 130
@@ -37,6 +39,13 @@ Mode = Annotated[
     str | None, typer.Option(help="eager or graph; default: the device's (graph on GPUs, eager on CPUs).")
 ]
 MaxWorkspace = Annotated[str | None, typer.Option(help="Workspace limit: bytes, or e.g. 32MiB.")]
+Tp = Annotated[
+    int | None, typer.Option("--tp", help="Of a model's config.json: devices that share each layer.")
+]
+Tokens = Annotated[
+    str | None,
+    typer.Option(help="Of a model's config.json: rows of activations, such as 1,16,2048."),
+]
 Server = Annotated[
     str | None,
     typer.Option(envvar="GEMMTUNE_SERVER", help="Ask the service at http://host:port, not this machine."),
@@ -47,6 +56,11 @@ def print_json(value: object) -> None:
     """Prints the value on standard output, indented."""
     json.dump(value, sys.stdout, indent=1, default=dict)
     sys.stdout.write("\n")
+
+
+def tell(text: str, style: str | None = None) -> None:
+    """Prints one line on standard error, without wrapping it: scripts and logs read it."""
+    err.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def imported_json(read: Imported) -> dict[str, Any]:
@@ -65,6 +79,34 @@ def input_code(read: Imported) -> int:
     if not read.rejected:
         return OK
     return PARTLY if read.problems else BAD_INPUT
+
+
+def token_counts(text: str | None) -> tuple[int, ...]:
+    """--tokens as numbers; without it the usual ones. Raises InvalidProblem."""
+    if text is None:
+        return TOKENS
+    parts = text.split(",")
+    if not all(part.strip().isascii() and part.strip().isdigit() and len(part) < 12 for part in parts):
+        raise InvalidProblem(f"--tokens {text[:80]!r} must be whole numbers, such as 1,16,2048")
+    return tuple(int(part) for part in parts)
+
+
+def read_input(
+    file: Path, format_name: str | None, tp: int | None, tokens: str | None, dtype: str | None = None
+) -> Imported:
+    """Reads a file of problems with the options that were given. Raises ReadError for a file that cannot be
+    read, InvalidProblem for an option that this file's format has no use for."""
+    options = ReadOptions("", 1 if tp is None else tp, token_counts(tokens), dtype)
+    read = read_file(file, format_name, options)
+    used = READERS[read.format].declares.options
+    given = {"tensor_parallel": ("--tp", tp), "tokens": ("--tokens", tokens), "dtype": ("--dtype", dtype)}
+    for name, (option, value) in given.items():
+        if value is not None and name not in used:
+            raise InvalidProblem(
+                f"{option} is for files that do not say it themselves, such as a model's config.json; "
+                f"{file} is of format {read.format}: leave the option out"
+            )
+    return read
 
 
 def workspace_limit(text: str | None) -> int | None:

@@ -1,11 +1,8 @@
-"""The commands best, import and export, on this machine's database or through a service with --server."""
+"""The commands best and import, on this machine's database or through a service with --server."""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,12 +11,11 @@ import typer
 from rich.table import Table
 
 from backends.environment import resolve
-from backends.errors import InvalidProblem, StorageError
 from backends.wire import problem_from_wire
 from db import queries
 from db.engine import reading
 from service import best as lookups
-from service import exports, imports, report
+from service import imports, report
 from service.commands.common import (
     BAD_INPUT,
     FAILED,
@@ -29,13 +25,16 @@ from service.commands.common import (
     MaxWorkspace,
     Mode,
     Server,
-    err,
+    Tokens,
+    Tp,
     out,
     print_json,
+    tell,
+    token_counts,
     workspace_limit,
 )
-from service.formats import READERS, WRITERS, ExportRefused, ReadOptions
-from service.formats.core.base import TOKENS, printable
+from service.formats import READERS, ReadOptions
+from service.formats.core.base import printable
 from service.formats.core.reading import told
 from service.remote import Remote
 from service.settings import Settings
@@ -155,13 +154,8 @@ def import_file(
     tune: Annotated[
         bool, typer.Option("--tune", help="Also have its problems tuned by the service.")
     ] = False,
-    tp: Annotated[
-        int, typer.Option("--tp", help="Of a model's config.json: devices that share each layer.")
-    ] = 1,
-    tokens: Annotated[
-        str | None,
-        typer.Option(help="Of a model's config.json: rows of activations, such as 1,16,2048."),
-    ] = None,
+    tp: Tp = None,
+    tokens: Tokens = None,
     dtype: Annotated[
         str | None, typer.Option(help="Of a model's weights and activations, where not its own.")
     ] = None,
@@ -169,16 +163,16 @@ def import_file(
     as_json: Json = False,
 ) -> None:
     """Store a file's problems, and what it claims or measured. Exit code 3: some lines were rejected."""
-    ladder = _tokens(tokens)
+    ladder = token_counts(tokens)
     if server is not None:
         with Remote(server) as remote:
             answer = remote.upload(
                 f"/v1/imports/{format_name or 'auto'}", file, device=device, tune=tune or None,
-                source=file.name, tensor_parallel=tp if tp != 1 else None,
+                source=file.name, tensor_parallel=tp,
                 tokens=None if tokens is None else list(ladder), dtype=dtype,
             )  # fmt: skip
     else:
-        answer = _import_here(file, format_name, device, tune, ReadOptions(file.name, tp, ladder, dtype))
+        answer = _import_here(file, format_name, device, tune, ReadOptions(file.name, tp or 1, ladder, dtype))
     if as_json:
         print_json(answer)
     else:
@@ -186,15 +180,6 @@ def import_file(
     if answer["rejected"]:
         kept = answer["problems"] or answer["claims"]["stored"] or answer["sessions"]["stored"]
         raise typer.Exit(PARTLY if kept else BAD_INPUT)
-
-
-def _tokens(text: str | None) -> tuple[int, ...]:
-    if text is None:
-        return TOKENS
-    parts = text.split(",")
-    if not all(part.strip().isascii() and part.strip().isdigit() and len(part) < 12 for part in parts):
-        raise InvalidProblem(f"--tokens {text[:80]!r} must be whole numbers, such as 1,16,2048")
-    return tuple(int(part) for part in parts)
 
 
 def _import_here(
@@ -228,7 +213,7 @@ def _import_here(
 
 def _show_import(answer: dict[str, Any]) -> None:
     for row in answer["rejected"][:_SHOWN]:
-        _tell(f"line {row['line']}: {row['reason']}", "yellow")
+        tell(f"line {row['line']}: {row['reason']}", "yellow")
     out.print(f"{len(answer['problems'])} problems from a file of format {answer['format']}", markup=False)
     for what in ("claims", "sessions"):
         kept = answer[what]
@@ -245,144 +230,7 @@ def _show_import(answer: dict[str, Any]) -> None:
         out.print(f"tuning {answer['tuning']['id']}: {answer['tuning']['total']} problems", markup=False)
 
 
-def export(
-    format_name: Annotated[str | None, typer.Argument(help="The file's format; --list names them.")] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The file; default: print it.")
-    ] = None,
-    device: Device = None,
-    target: Annotated[str | None, typer.Option(help="Who reads it, e.g. torch-2.15+rocm.")] = None,
-    ties: Annotated[str, typer.Option(help="TIE and LOSS rows: omit, or default (explicit rows).")] = "omit",
-    policy: Annotated[
-        str | None, typer.Option(help="Measurement policy's id; default: the device's.")
-    ] = None,
-    validator: Annotated[list[str] | None, typer.Option(help="KEY:VALUE of the target (repeat).")] = None,
-    max_workspace: MaxWorkspace = None,
-    imported: Annotated[bool, typer.Option("--imported", help="Also what imported files claim.")] = False,
-    formats: Annotated[bool, typer.Option("--list", help="List the formats and their targets.")] = False,
-    server: Server = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print list or report as JSON.")] = False,
-) -> None:
-    """Write the best known solutions of a device class as a file that a framework loads. What was written,
-    and what was left out and why, is reported on standard error."""
-    if formats:
-        _list_formats(as_json)
-        return
-    if format_name is None:
-        raise InvalidProblem(f"name a format: {', '.join(WRITERS)}; --list tells what each is for")
-    settings = Settings()
-    asked = {
-        "device": device or settings.device, "target": target, "ties": ties, "policy": policy,
-        "validator": validator or None, "imported": imported or None,
-        "max_workspace": workspace_limit(max_workspace),
-    }  # fmt: skip
-    if server is not None:
-        with Remote(server) as remote:
-            path = f"/v1/exports/{format_name}"
-            _write(output, remote.download(path, **asked))
-            report = remote.get(path, **asked, report=True)
-    else:
-        report = _export_here(settings, format_name, output, asked)
-    if as_json and output is not None:
-        print_json(report)
-        return
-    _tell(_written(report))
-    for reason, omitted in report["omitted"].items():
-        count = omitted["count"] if isinstance(omitted, dict) else omitted
-        _tell(f"{count} left out: {reason}", "yellow")
-    if report["tune_again"]:
-        _tell(
-            f"{report['tune_again']} of them won with solutions that the file cannot name, and what it can "
-            "name was not judged: tune again (tune --force)",
-            "yellow",
-        )
-    if report["one_seed"]:
-        _tell(
-            f"{report['one_seed']} written on the evidence of one seed: tune again (tune --force)", "yellow"
-        )
-
-
-def _written(report: dict[str, Any]) -> str:
-    """How many rows were written, and what they are worth."""
-    text, gain = f"{report['written']} rows written", report["gain"]
-    if gain is None:
-        return text
-    return (
-        f"{text}, geometric mean {gain['geometric_mean']:.3f}x; over all {gain['problems']} problems "
-        f"{gain['all_problems']:.3f}x, {gain['with_bundle']:.3f}x with a bundle"
-    )
-
-
-def _tell(text: str, style: str | None = None) -> None:
-    """Prints one line on standard error, without wrapping it: scripts and logs read it."""
-    err.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
-
-
-def _export_here(settings: Settings, format_name: str, output: Path | None, asked: dict[str, Any]) -> Any:
-    engine = open_database(settings)
-    validators = {}
-    for text in asked["validator"] or []:
-        key, colon, value = text.partition(":")
-        if not colon or not key or key in validators:
-            raise InvalidProblem(f"--validator {text!r}: it must be KEY:VALUE, each key once")
-        validators[key] = value
-    with reading(engine) as connection:
-        device = resolve(asked["device"], queries.known_classes(connection))
-    chosen = exports.Selection(
-        device, asked["policy"] or MeasurementPolicy.of(device.vendor).id, bool(asked["imported"]),
-        asked["target"], asked["ties"], validators, asked["max_workspace"],
-    )  # fmt: skip
-    made = exports.open_export(engine, format_name, chosen)
-    taken = exports.until_written(made)
-    if not made.report.written:
-        raise ExportRefused(exports.nothing_reason(engine, chosen, made.report))
-
-    def pieces() -> Iterator[bytes]:
-        for piece in taken:
-            yield piece.encode()
-        for piece in made.pieces:
-            yield piece.encode()
-
-    _write(output, pieces())
-    return made.report.figures()
-
-
-def _write(output: Path | None, pieces: Iterator[bytes]) -> None:
-    """Writes to a file, whole or not at all, or to standard output."""
-    if output is None:
-        for piece in pieces:
-            sys.stdout.buffer.write(piece)
-        sys.stdout.buffer.flush()
-        return
-    fresh = output.with_name(f".{output.name}.part")
-    try:
-        with fresh.open("wb") as file:
-            for piece in pieces:
-                file.write(piece)
-        fresh.replace(output)
-    except OSError as error:
-        raise StorageError(f"cannot write {output}: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            fresh.unlink(missing_ok=True)
-
-
-def _list_formats(as_json: bool) -> None:
-    rows = [
-        {"name": w.name, "description": w.description, "targets": list(w.targets), "media_type": w.media_type}
-        for w in WRITERS.values()
-    ]
-    if as_json:
-        print_json({"formats": rows})
-        return
-    table = Table("format", "what it is", "targets")
-    for row in rows:
-        table.add_row(str(row["name"]), str(row["description"]), "\n".join(row["targets"]))
-    out.print(table)
-
-
 def add_to(app: typer.Typer) -> None:
     """Adds these commands."""
     app.command()(best)
     app.command(name="import")(import_file)
-    app.command()(export)

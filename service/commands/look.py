@@ -10,8 +10,17 @@ import typer
 from backends.cache import BinaryCache
 from backends.registry import devices as find_devices
 from service import report
-from service.commands.common import FormatName, Json, imported_json, input_code, out, print_json
-from service.formats import read_file
+from service.commands.common import (
+    FormatName,
+    Json,
+    Tokens,
+    Tp,
+    imported_json,
+    input_code,
+    out,
+    print_json,
+    read_input,
+)
 from service.settings import Settings
 from tuners.ceilings import CeilingStore
 from tuners.device_client import DeviceClient
@@ -56,10 +65,15 @@ def devices(
 def problems(
     file: Annotated[Path, typer.Argument(help="A file of problems.")],
     format_name: FormatName = None,
+    tp: Tp = None,
+    tokens: Tokens = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Of a model's weights and activations, where not its own.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List the problems in FILE with their call counts, and every line that could not be read."""
-    read = read_file(file, format_name)
+    read = read_input(file, format_name, tp, tokens, dtype)
     if as_json:
         print_json(imported_json(read))
     else:

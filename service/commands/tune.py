@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import signal
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from backends.cache import BinaryCache
-from backends.environment import DeviceClass
-from backends.errors import DeviceLost, InvalidProblem
-from backends.registry import FoundDevice, matching_devices
+from backends.errors import InvalidProblem
 from backends.wire import problem_from_wire, problem_to_wire
-from db.tunings import new_id
-from service import follow, report
+from service import report
+from service.commands.campaigns import Asked, Done, tune_here, tune_there
 from service.commands.common import (
     FAILED,
     INTERRUPTED,
@@ -26,31 +21,21 @@ from service.commands.common import (
     Mode,
     OwnDevice,
     Server,
+    Tokens,
+    Tp,
     err,
     imported_json,
     input_code,
     out,
     print_json,
+    read_input,
     workspace_limit,
 )
-from service.device_lock import DeviceLock, locks_folder
-from service.formats import read_file
 from service.formats.core.base import Imported, ImportedProblem
-from service.progress import CampaignProgress
-from service.remote import Remote
 from service.settings import Settings
-from service.startup import open_database
-from service.store import DirectStore
 from tuners.budget import Budget, Search
-from tuners.campaign import Campaign, CampaignLimits, Finished, Skipped
-from tuners.ceilings import CeilingStore
 from tuners.decide import DecisionRule
-from tuners.device_client import DeviceClient
-from tuners.journal import Journal
-from tuners.policy import MeasurementPolicy
-from tuners.session_store import Result
 from tuners.strategies import STRATEGIES
-from tuners.tuning_settings import TuningSettings
 
 
 def tune(
@@ -61,7 +46,8 @@ def tune(
     n: Annotated[int | None, typer.Option(help="Columns of the row-major output.")] = None,
     k: Annotated[int | None, typer.Option(help="Length of the dot products.")] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="fp32, bf16, fp16, fp64, int8, ... (default fp32)")
+        str | None,
+        typer.Option(help="fp32, bf16, fp16, fp64, int8, ... (default fp32); of a model: where not its own."),
     ] = None,
     dtype_c: Annotated[str | None, typer.Option(help="Output type, where it differs.")] = None,
     compute: Annotated[
@@ -78,6 +64,8 @@ def tune(
     epilogue: Annotated[str | None, typer.Option(help="none, bias, relu, gelu, silu, bias_relu, ...")] = None,
     layout: Annotated[str | None, typer.Option(help="row (default) or col.")] = None,
     format_name: FormatName = None,
+    tp: Tp = None,
+    tokens: Tokens = None,
     device: OwnDevice = None,
     index: Index = None,
     seconds: Annotated[float | None, typer.Option(help="Measuring budget a problem.")] = None,
@@ -119,7 +107,8 @@ def tune(
         "trans_a": trans_a or None, "trans_b": trans_b or None, "lda": lda, "ldb": ldb, "ldc": ldc,
         "alpha": alpha, "beta": beta, "epilogue": epilogue, "layout": layout,
     }  # fmt: skip
-    read = _input(file, format_name, {name: value for name, value in one.items() if value is not None})
+    given = {name: value for name, value in one.items() if value is not None}
+    read = _input(file, format_name, given, tp, tokens)
     if not read.problems:
         if as_json:
             print_json(imported_json(read))
@@ -136,11 +125,11 @@ def tune(
         "deterministic_only": deterministic, "memory_share": memory_share,
     }  # fmt: skip
     search = Search(strategy, seed, tuple(family) if family else None)
-    asked = _Asked(
+    asked = Asked(
         read, device or settings.device, index, mode, policy, budget, search, rule, force, output,
         total_seconds, max_gflop, silent=not progress or as_json,
     )  # fmt: skip
-    done = _here(settings, asked) if server is None else _there(server, asked)
+    done = tune_here(settings, asked) if server is None else tune_there(server, asked)
     _show(read, done, as_json)
     if done.lost is not None:
         err.print(f"error: {done.lost}", style="red", highlight=False, markup=False, soft_wrap=True)
@@ -153,134 +142,24 @@ def tune(
     raise typer.Exit(FAILED if failed else input_code(read))
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """The command's options, as values; `options` are the policy's options other than its mode."""
-
-    read: Imported
-    device: str
-    index: int | None
-    mode: str | None
-    options: dict[str, Any]
-    budget: Budget
-    search: Search
-    rule: DecisionRule
-    force: bool
-    output: Path | None
-    total_seconds: float | None
-    max_gflop: float | None
-    silent: bool
-
-    def policy(self, vendor: str) -> MeasurementPolicy:
-        """The policy on a device of this vendor."""
-        return MeasurementPolicy.of(vendor, self.mode, **self.options)
-
-
-@dataclass
-class _Done:
-    """The outcome of the command; `interrupted` says how to go on, `lost` why the device was lost."""
-
-    where: dict[str, Any]
-    policy: MeasurementPolicy
-    results: list[Result] = field(default_factory=list)
-    skipped: list[Skipped] = field(default_factory=list)
-    interrupted: str | None = None
-    lost: str | None = None
-
-
-def _here(settings: Settings, asked: _Asked) -> _Done:
-    candidates = matching_devices(asked.device, asked.index)
-    policy = asked.policy(candidates[0].environment.vendor)
-    with DeviceLock.first_free(locks_folder(settings), candidates) as lock:
-        return _on(lock.device, settings, asked, policy)
-
-
-def _on(found: FoundDevice, settings: Settings, asked: _Asked, policy: MeasurementPolicy) -> _Done:
-    ceilings = CeilingStore(settings.cache_dir / "ceilings")
-    problems = [item.problem for item in asked.read.problems]
-    journal = Journal(asked.output) if asked.output else None
-    store = journal or DirectStore(open_database(settings), new_id("forced") if asked.force else "")
-    tuning = TuningSettings(policy, asked.budget, asked.search, asked.rule)
-    limits = CampaignLimits(asked.total_seconds, None if asked.max_gflop is None else asked.max_gflop * 1e9)
-    done = _Done(found.environment.to_dict(), policy)
-    with DeviceClient(found, BinaryCache(settings.cache_dir / "kernels")) as runner:
-        campaign = Campaign(
-            runner, problems, tuning, store,
-            lambda dtypes: ceilings.obtain(runner.environment, dtypes, runner.ceilings), limits,
-        )  # fmt: skip
-        previous = signal.signal(signal.SIGINT, lambda *_: campaign.stop())
-        try:
-            with CampaignProgress(err, len(problems), asked.silent) as bar:
-                for event in campaign.run():
-                    bar.follow(event)
-                    if isinstance(event, Finished):
-                        done.results.append(event.result)
-                    elif isinstance(event, Skipped):
-                        done.skipped.append(event)
-        except DeviceLost as error:
-            done.lost = str(error)
-        finally:
-            signal.signal(signal.SIGINT, previous)
-            if journal is not None:
-                journal.close()
-    if campaign.stopped:
-        done.interrupted = "run the same command again to go on"
-    return done
-
-
-def _there(server: str, asked: _Asked) -> _Done:
-    if asked.output is not None or asked.total_seconds is not None:
-        raise InvalidProblem("--output and --total-seconds are for tuning here, not with --server")
-    if asked.index is not None:
-        raise InvalidProblem("--index is for tuning here: a service's workers share a device class's jobs")
-    # If no mode was given, the service chooses it: it knows the device.
-    policy = asked.policy("cpu")
-    chosen = {name: v for name, v in policy.to_dict().items() if name != "mode" or asked.mode is not None}
-    done, kept = _Done({}, policy), []
-    for index, item in enumerate(asked.read.problems):
-        if asked.max_gflop is not None and item.problem.flops > asked.max_gflop * 1e9:
-            reason = f"over the limit of {asked.max_gflop:g} GFLOP"
-            done.skipped.append(Skipped(index, item.problem, reason))
-        else:
-            kept.append((item.problem, item.count))
-    if not kept:
-        raise InvalidProblem(f"no problem is left to tune: {done.skipped[0].reason}")
-    options = {
-        "device": asked.device, "policy": chosen, "rule": {"margin": asked.rule.margin},
-        "budget": {
-            "seconds_per_problem": asked.budget.seconds, "candidates": asked.budget.candidates,
-        },
-        "force": asked.force,
-        "search": {**vars(asked.search), "families": asked.search.families},
-    }  # fmt: skip
-
-    def say(text: str) -> None:
-        if not asked.silent:
-            err.print(text, markup=False, highlight=False)
-
-    with Remote(server) as remote:
-        created = follow.submit(remote, kept, options)
-        done.policy = asked.policy(DeviceClass.parse(created["device_class"]).vendor)
-        done.where = {"device_class": created["device_class"], "tuning_id": created["id"]}
-        try:
-            done.results = follow.follow(remote, created, say)
-        except KeyboardInterrupt:
-            done.interrupted = f"the tuning goes on: {server}{created['links']['self']}"
-    return done
-
-
-def _input(file: Path | None, format_name: str | None, one: dict[str, Any]) -> Imported:
-    if file is not None and one:
-        raise InvalidProblem(f"give a file or one problem, not both ({file} and --{next(iter(one))})")
+def _input(
+    file: Path | None, format_name: str | None, one: dict[str, Any], tp: int | None, tokens: str | None
+) -> Imported:
     if file is not None:
-        return read_file(file, format_name)
+        dtype = one.pop("dtype", None)  # also an option of files that do not say it
+        if one:
+            raise InvalidProblem(f"give a file or one problem, not both ({file} and --{next(iter(one))})")
+        return read_input(file, format_name, tp, tokens, dtype)
     if not one:
         raise InvalidProblem("nothing to tune: name a file, or give --m, --n and --k")
+    for name, value in (("--tp", tp), ("--tokens", tokens)):
+        if value is not None:
+            raise InvalidProblem(f"{name} is of a model's config.json, not of one problem: name the file")
     problem = problem_from_wire(one)
     return Imported("command line", [ImportedProblem(problem, 1, (problem.slug,))], [], 1)
 
 
-def _show(read: Imported, done: _Done, as_json: bool) -> None:
+def _show(read: Imported, done: Done, as_json: bool) -> None:
     results, skipped, environment = done.results, done.skipped, done.where
     counts = {item.problem.id: item.count for item in read.problems}
     if as_json:

@@ -22,6 +22,7 @@ Of a tuned row:
 - us is microseconds a call; -1 and inf are the tuner's marks of a kernel that failed;
 - AITER drops a row that stands twice and loads no file with two different rows of one key. (Merging files it
   keeps the one of the lowest time, writes the files anew, and stops.) So the first row stands here.
+  `gemmtune lint aiter FILES` finds such rows before, and merges files without losing any.
 
 Written is the bf16 table, for AITER from 2025-12 on: set AITER_CONFIG_GEMM_BF16 to AITER's own tables and
 this one, separated by `:`, for the variable replaces them. A call whose M has no row takes the row of M

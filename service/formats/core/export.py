@@ -101,18 +101,22 @@ class ExportRow:
 @dataclass(frozen=True, slots=True)
 class Gain:
     """What one row of a file is worth: its `ratio` (baseline time over time, 1 where the default stays), and
-    that of the best kernel of our own for its problem (`bundle`). None for a row that no session judged."""
+    that of the best kernel of our own for its problem (`bundle`). None for a row that no session judged.
+    `workspace_bytes` is what its solution needs."""
 
+    problem: GemmProblem
     ratio: float | None
     bundle: float
-    proven: bool = True
+    proven: bool
+    workspace_bytes: int
 
     @classmethod
     def of(cls, row: ExportRow) -> Gain:
         """The row's gain."""
         if row.provenance != MEASURED:
-            return cls(None, 1.0)
-        return cls(_ratio(row.judgement, row.speedup), _bundle_ratio(row), row.proven)
+            return cls(row.problem, None, 1.0, True, row.solution.workspace_bytes)
+        ratio = _ratio(row.judgement, row.speedup)
+        return cls(row.problem, ratio, _bundle_ratio(row), row.proven, row.solution.workspace_bytes)
 
 
 def _ratio(judgement: str, speedup: Speedup | None) -> float:

@@ -8,8 +8,9 @@ Read, as `json` (one document) or `jsonl` (a value a line, of any number of line
 
 A row of an export says everything of one problem on one device class: the problem (canonical, and in the
 form of the wire), the environment, policy, solution and baseline with their ids, the verdict's figures and
-where they come from. Documents are read item by item: a line that is longer than MAX_DOCUMENT is refused,
-so a huge document on one line should be JSON lines instead.
+where they come from. A header with `pretuned` is that of a pre-tuned table (`gemmtune pretuned export`): its
+claims have that provenance. Documents are read item by item: a line that is longer than MAX_DOCUMENT is
+refused, so a huge document on one line should be JSON lines instead.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 Each entry is one layer at one number of tokens: y[M, N] = x[M, K] @ w[N, K].T (+ bias), row-major. Its key is
 the layer's name in vLLM, its count how often a forward pass on one device calls it. ReadOptions say on how
 many devices (`tensor_parallel`), for which M (`tokens`) and, if not as the checkpoint is, in what type
-(`dtype`).
+(`dtype`). `gemmtune model` tunes them and writes the file that a program loads.
 
 * Logits are computed of the last token of each sequence only, so lm_head has the M up to LOGIT_ROWS, the most
   sequences that vLLM runs at once by default (vllm/engine/arg_utils.py: 256, or 1024 on large devices);

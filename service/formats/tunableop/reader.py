@@ -21,6 +21,15 @@ every line is read on its own:
 From torch 2.15 on a size may be `*`: such a row stands for many shapes, and is rejected.
 
 signature.py says what a line without a part stands for.
+
+A process reads one results file, at its first TunableOp call: PYTORCH_TUNABLEOP_FILENAME with `%d` replaced
+by the ordinal of its current device, or with the ordinal before the last dot where the name has no `%d`
+(results.csv is read as results0.csv on device 0). So does every release from 2.4 to 2.15. A name that a
+program sets itself (torch.cuda.tunable.set_filename) is taken as it is, unless it asks for the ordinal.
+PYTORCH_TUNABLEOP_ENABLED=1 turns reading on, PYTORCH_TUNABLEOP_TUNING=0 keeps torch from tuning what the file
+lacks, and CUBLASLT_WORKSPACE_SIZE (KiB) must be as large as the rows need. Source: TuningContext::SetFilename
+of aten/src/ATen/cuda/tunable/Tunable.cpp. `gemmtune model --for tunableop` writes a copy for each device, and
+`gemmtune export tunableop --here` takes target and validators from the torch that is installed.
 """
 
 from __future__ import annotations

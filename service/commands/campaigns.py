@@ -1,0 +1,153 @@
+"""Tunes problems for a command: on a device of this machine, or through a service."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from backends.cache import BinaryCache
+from backends.environment import DeviceClass
+from backends.errors import DeviceLost, InvalidProblem
+from backends.registry import FoundDevice, matching_devices
+from db.tunings import new_id
+from service import follow
+from service.commands.common import err
+from service.device_lock import DeviceLock, locks_folder
+from service.formats.core.base import Imported
+from service.progress import CampaignProgress
+from service.remote import Remote
+from service.settings import Settings
+from service.startup import open_database
+from service.store import DirectStore
+from tuners.budget import Budget, Search
+from tuners.campaign import Campaign, CampaignLimits, Finished, Skipped
+from tuners.ceilings import CeilingStore
+from tuners.decide import DecisionRule
+from tuners.device_client import DeviceClient
+from tuners.journal import Journal
+from tuners.policy import MeasurementPolicy
+from tuners.session_store import Result
+from tuners.tuning_settings import TuningSettings
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be tuned, and how; `options` are the policy's options other than its mode. `output`: the
+    file that keeps the outcomes in place of the database."""
+
+    read: Imported
+    device: str
+    index: int | None
+    mode: str | None
+    options: dict[str, Any]
+    budget: Budget
+    search: Search
+    rule: DecisionRule
+    force: bool
+    output: Path | None
+    total_seconds: float | None
+    max_gflop: float | None
+    silent: bool
+
+    def policy(self, vendor: str) -> MeasurementPolicy:
+        """The policy on a device of this vendor."""
+        return MeasurementPolicy.of(vendor, self.mode, **self.options)
+
+
+@dataclass
+class Done:
+    """What was tuned; `interrupted` says how to go on, `lost` why the device was lost."""
+
+    where: dict[str, Any]
+    policy: MeasurementPolicy
+    results: list[Result] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    interrupted: str | None = None
+    lost: str | None = None
+
+
+def tune_here(settings: Settings, asked: Asked) -> Done:
+    """Tunes on the first free device of the class. Raises UnknownDevice, AmbiguousDevice, DeviceError,
+    StorageError."""
+    candidates = matching_devices(asked.device, asked.index)
+    policy = asked.policy(candidates[0].environment.vendor)
+    with DeviceLock.first_free(locks_folder(settings), candidates) as lock:
+        return _on(lock.device, settings, asked, policy)
+
+
+def _on(found: FoundDevice, settings: Settings, asked: Asked, policy: MeasurementPolicy) -> Done:
+    ceilings = CeilingStore(settings.cache_dir / "ceilings")
+    problems = [item.problem for item in asked.read.problems]
+    journal = Journal(asked.output) if asked.output else None
+    store = journal or DirectStore(open_database(settings), new_id("forced") if asked.force else "")
+    tuning = TuningSettings(policy, asked.budget, asked.search, asked.rule)
+    limits = CampaignLimits(asked.total_seconds, None if asked.max_gflop is None else asked.max_gflop * 1e9)
+    done = Done(found.environment.to_dict(), policy)
+    with DeviceClient(found, BinaryCache(settings.cache_dir / "kernels")) as runner:
+        campaign = Campaign(
+            runner, problems, tuning, store,
+            lambda dtypes: ceilings.obtain(runner.environment, dtypes, runner.ceilings), limits,
+        )  # fmt: skip
+        previous = signal.signal(signal.SIGINT, lambda *_: campaign.stop())
+        try:
+            with CampaignProgress(err, len(problems), asked.silent) as bar:
+                for event in campaign.run():
+                    bar.follow(event)
+                    if isinstance(event, Finished):
+                        done.results.append(event.result)
+                    elif isinstance(event, Skipped):
+                        done.skipped.append(event)
+        except DeviceLost as error:
+            done.lost = str(error)
+        finally:
+            signal.signal(signal.SIGINT, previous)
+            if journal is not None:
+                journal.close()
+    if campaign.stopped:
+        done.interrupted = "run the same command again to go on"
+    return done
+
+
+def tune_there(server: str, asked: Asked) -> Done:
+    """Tunes through a service. Raises ServiceError, and InvalidProblem for options that are for this
+    machine."""
+    if asked.output is not None or asked.total_seconds is not None:
+        raise InvalidProblem("--output and --total-seconds are for tuning here, not with --server")
+    if asked.index is not None:
+        raise InvalidProblem("--index is for tuning here: a service's workers share a device class's jobs")
+    # If no mode was given, the service chooses it: it knows the device.
+    policy = asked.policy("cpu")
+    chosen = {name: v for name, v in policy.to_dict().items() if name != "mode" or asked.mode is not None}
+    done, kept = Done({}, policy), []
+    for index, item in enumerate(asked.read.problems):
+        if asked.max_gflop is not None and item.problem.flops > asked.max_gflop * 1e9:
+            reason = f"over the limit of {asked.max_gflop:g} GFLOP"
+            done.skipped.append(Skipped(index, item.problem, reason))
+        else:
+            kept.append((item.problem, item.count))
+    if not kept:
+        raise InvalidProblem(f"no problem is left to tune: {done.skipped[0].reason}")
+    options = {
+        "device": asked.device, "policy": chosen, "rule": {"margin": asked.rule.margin},
+        "budget": {
+            "seconds_per_problem": asked.budget.seconds, "candidates": asked.budget.candidates,
+        },
+        "force": asked.force,
+        "search": {**vars(asked.search), "families": asked.search.families},
+    }  # fmt: skip
+
+    def say(text: str) -> None:
+        if not asked.silent:
+            err.print(text, markup=False, highlight=False)
+
+    with Remote(server) as remote:
+        created = follow.submit(remote, kept, options)
+        done.policy = asked.policy(DeviceClass.parse(created["device_class"]).vendor)
+        done.where = {"device_class": created["device_class"], "tuning_id": created["id"]}
+        try:
+            done.results = follow.follow(remote, created, say)
+        except KeyboardInterrupt:
+            done.interrupted = f"the tuning goes on: {server}{created['links']['self']}"
+    return done

@@ -1,0 +1,323 @@
+"""The model command: from a model's config.json to the file that its program loads."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from backends.environment import DeviceClass, Environment, resolve
+from backends.errors import InvalidProblem
+from backends.registry import matching_devices
+from db import queries
+from db.engine import reading
+from service import report
+from service.commands.campaigns import Asked, Done, tune_here, tune_there
+from service.commands.common import (
+    FAILED,
+    INTERRUPTED,
+    OK,
+    PARTLY,
+    Index,
+    Json,
+    MaxWorkspace,
+    OwnDevice,
+    Server,
+    Tokens,
+    Tp,
+    err,
+    out,
+    print_json,
+    tell,
+    token_counts,
+    workspace_limit,
+)
+from service.commands.export import validators_of
+from service.formats import WRITERS, ReadOptions
+from service.formats.core.export import ExportRefused, ExportReport, ExportRow
+from service.installed_torch import ask
+from service.model.gain import TokenGain, token_gains
+from service.model.outputs import OUTPUTS, Output, Request, Written, check_folder, output_for
+from service.model.plan import ModelPlan, read_model
+from service.model.rows import HereRows, RowSource, ThereRows, measured_here
+from service.progress import duration_text
+from service.remote import Remote
+from service.settings import Settings
+from service.startup import open_database
+from tuners.budget import Budget, Search
+from tuners.decide import DecisionRule
+from tuners.policy import MeasurementPolicy
+
+
+def model(
+    config: Annotated[Path, typer.Argument(help="A model's config.json, or the folder that holds it.")],
+    output: Annotated[str, typer.Option("--for", help=f"What loads the file: {', '.join(OUTPUTS)}.")],
+    folder: Annotated[
+        Path, typer.Option("-o", "--output", help="The folder that the files are written to.")
+    ] = Path("gemmtune-model"),
+    tp: Tp = None,
+    tokens: Tokens = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Of the model's weights and activations, where not its own.")
+    ] = None,
+    device: OwnDevice = None,
+    index: Index = None,
+    target: Annotated[
+        str | None,
+        typer.Option(help="The torch that reads the file, such as torch-2.15+cuda."),
+    ] = None,
+    python: Annotated[
+        str | None,
+        typer.Option("--python", help="The interpreter whose torch reads the file; default: this one."),
+    ] = None,
+    validator: Annotated[list[str] | None, typer.Option(help="KEY:VALUE of the target (repeat).")] = None,
+    max_workspace: MaxWorkspace = None,
+    seconds: Annotated[float | None, typer.Option(help="Measuring budget a problem.")] = None,
+    candidates: Annotated[int | None, typer.Option(help="Candidates of a problem at most.")] = None,
+    total_seconds: Annotated[
+        float | None, typer.Option(help="Budget of the whole run; what does not fit stays unknown.")
+    ] = None,
+    tune: Annotated[bool, typer.Option(help="Tune what is unknown; --no-tune writes what is known.")] = True,
+    force: Annotated[bool, typer.Option("--force", help="Measure again what is known already.")] = False,
+    server: Server = None,
+    progress: Annotated[bool, typer.Option(help="Show the progress.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Tune a model's linear layers and write the file that its program loads: what is unknown is tuned, and
+    the lines to paste and the expected gain are printed.
+
+    A row that is known for the device class and the installed libraries is not tuned again (--force tunes
+    it). The gain of a number of tokens is that of the GEMMs of one forward pass on one device, each layer
+    weighted by its calls, from stored verdicts of what the file carries."""
+    settings = Settings()
+    plan = read_model(config, ReadOptions("", 1 if tp is None else tp, token_counts(tokens), dtype))
+    limit = workspace_limit(max_workspace)
+    options = _Options(
+        settings, plan, device or settings.device, index, seconds, candidates, total_seconds, force,
+        silent=not progress or as_json,
+    )  # fmt: skip
+    with ExitStack() as stack:
+        remote = None if server is None else stack.enter_context(Remote(server))
+        place = _there(remote, options) if remote is not None else _here(options, tune)
+        chosen = output_for(output, place.device)
+        given = validators_of(validator or ())
+        if chosen.by_torch:
+            target, given = _reader(target, python, given)
+        request = Request(plan, place.device, folder, target, given, limit, place.environments)
+        chosen.check(request)
+        check_folder(folder)
+        place = replace(place, source=_source(place, chosen, remote))
+        done = _tuned(options, place, tune)
+        if done is not None and done.interrupted is not None:
+            tell(f"interrupted; {done.interrupted}", "yellow")
+            raise typer.Exit(INTERRUPTED)
+        rows = place.source.rows(place.device, place.policy.id, plan.counts)
+    try:
+        written, refused = chosen.write(request, rows), None
+    except ExportRefused as error:
+        written, refused = None, str(error)
+    gains = token_gains(plan, rows, {} if written is None else written.report.ratios)
+    if as_json:
+        print_json(_json(request, chosen, written, gains, done))
+    else:
+        _show(request, chosen, written, gains, done)
+    if refused is not None or (done is not None and (done.lost or _failed(done))):
+        if refused is not None:
+            tell(f"error: {refused}", "red")
+        if done is not None and done.lost:
+            tell(f"error: {done.lost}; what was measured is kept: run the same command again to go on", "red")
+        raise typer.Exit(FAILED)
+    raise typer.Exit(PARTLY if plan.read.rejected else OK)
+
+
+#: Statuses of a worker that takes jobs.
+_ALIVE = ("idle", "measuring")
+
+
+@dataclass(frozen=True)
+class _Options:
+    settings: Settings
+    plan: ModelPlan
+    selector: str
+    index: int | None
+    seconds: float | None
+    candidates: int | None
+    total_seconds: float | None
+    force: bool
+    silent: bool
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where problems are tuned and rows are read: a service or this machine, and the environments in which
+    problems are tuned now (empty: nothing is tuned, or nothing was yet)."""
+
+    device: DeviceClass
+    policy: MeasurementPolicy
+    source: RowSource
+    server: str | None = None
+    environments: tuple[Environment, ...] = ()
+
+
+def _here(options: _Options, tune: bool) -> _Place:
+    """This machine. Raises UnknownDevice, AmbiguousDevice."""
+    engine = open_database(options.settings)
+    environments: tuple[Environment, ...] = ()
+    if tune:
+        environments = (matching_devices(options.selector, options.index)[0].environment,)
+        device = environments[0].device_class
+    else:
+        with reading(engine) as connection:
+            device = resolve(options.selector, queries.known_classes(connection))
+    return _Place(device, MeasurementPolicy.of(device.vendor), HereRows(engine), environments=environments)
+
+
+def _there(remote: Remote, options: _Options) -> _Place:
+    """A service. Raises ServiceError, UnknownDevice, AmbiguousDevice, InvalidProblem."""
+    if options.index is not None or options.total_seconds is not None:
+        raise InvalidProblem("--index and --total-seconds are for tuning here, not with --server")
+    there = remote.get("/v1/devices")
+    device = resolve(options.selector, [DeviceClass.parse(row["id"]) for row in there["classes"]])
+    known = list(remote.pages("/v1/environments", "items", "cursor", device=str(device)))
+    working = {row["environment_id"] for row in there["workers"] if row["status"] in _ALIVE}
+    # Without a worker the problems wait for one; the last environment is the best guess of its libraries.
+    current = [row for row in known if row["id"] in working] or known[-1:]
+    environments = tuple(Environment.from_dict(row["environment"]) for row in reversed(current))
+    return _Place(device, MeasurementPolicy.of(device.vendor), ThereRows(remote), remote.server, environments)
+
+
+def _source(place: _Place, chosen: Output, remote: Remote | None) -> RowSource:
+    if remote is not None or chosen.format_name is None or not isinstance(place.source, HereRows):
+        return place.source
+    return HereRows(place.source.engine, WRITERS[chosen.format_name].key_formats)
+
+
+def _reader(target: str | None, python: str | None, given: dict[str, str]) -> tuple[str, dict[str, str]]:
+    """The torch that reads the file, and its validators. Raises InvalidProblem, NoTorch."""
+    if target is not None:
+        if python is not None:
+            raise InvalidProblem(f"--target {target} and --python {python} both name the reader: give one")
+        return target, given
+    torch = ask(python or sys.executable)
+    tell(f"for {torch.text}")
+    return torch.target, {**torch.validators_for("tunableop"), **given}
+
+
+# ---- tuning --------------------------------------------------------------------------------------
+
+
+def _tuned(options: _Options, place: _Place, tune: bool) -> Done | None:
+    """Tunes what is unknown; None where nothing was to be tuned."""
+    plan = options.plan
+    known = {row.problem.id for row in _known(options, place)}
+    unknown = [item.problem for item in plan.problems if options.force or item.problem.id not in known]
+    if not options.silent:
+        tell(f"{plan.name}: {len(plan.problems)} problems, {len(plan.problems) - len(unknown)} of them known")
+    if not tune or not unknown:
+        return None
+    try:
+        seconds = options.settings.seconds_per_problem if options.seconds is None else options.seconds
+        budget = Budget(seconds, options.candidates)
+    except ValueError as error:
+        raise InvalidProblem(str(error)) from error
+    if not options.silent:
+        least = duration_text(budget.seconds * len(unknown))
+        tell(f"tuning {len(unknown)} problems for {budget.seconds:g} s each: at least {least}")
+    asked = Asked(
+        plan.some(unknown), options.selector, options.index, None, {}, budget, Search(),
+        DecisionRule(margin=options.settings.margin), options.force, None, options.total_seconds, None,
+        options.silent,
+    )  # fmt: skip
+    return tune_here(options.settings, asked) if place.server is None else tune_there(place.server, asked)
+
+
+def _known(options: _Options, place: _Place) -> Sequence[ExportRow]:
+    rows = place.source.rows(place.device, place.policy.id, options.plan.counts)
+    current = place.environments
+    return [row for row in rows if not current or any(measured_here(row, one) for one in current)]
+
+
+def _failed(done: Done) -> bool:
+    return any(result.verdict is None for result in done.results)
+
+
+# ---- what is printed -----------------------------------------------------------------------------
+
+
+def _json(
+    request: Request, chosen: Output, written: Written | None, gains: Sequence[TokenGain], done: Done | None
+) -> dict[str, Any]:
+    figures = ExportReport().figures() if written is None else written.report.figures()
+    return {
+        "model": request.plan.name,
+        "tensor_parallel": request.plan.devices,
+        "device_class": str(request.device),
+        "for": chosen.name,
+        "target": request.target,
+        "files": [] if written is None else [str(path) for path in written.files],
+        "language": chosen.language,
+        "lines": [] if written is None else list(written.lines),
+        "notes": [] if written is None else list(written.notes),
+        "tokens": [gain.to_dict() for gain in gains],
+        "tuned": 0 if done is None else len(done.results),
+        "failed": [] if done is None else _errors(done),
+        "skipped": 0 if done is None else len(done.skipped),
+        **figures,
+        "rejected": [{"line": r.line, "reason": r.reason} for r in request.plan.read.rejected],
+    }
+
+
+def _errors(done: Done) -> list[dict[str, Any]]:
+    return [
+        {"problem_id": result.problem.id, "error": result.error}
+        for result in done.results
+        if result.verdict is None
+    ]
+
+
+def _show(
+    request: Request, chosen: Output, written: Written | None, gains: Sequence[TokenGain], done: Done | None
+) -> None:
+    for row in request.plan.read.rejected:
+        tell(f"left out: {row.reason}", "yellow")
+    for failed in [] if done is None else _errors(done):
+        tell(f"no verdict: {failed['problem_id']}: {failed['error']}", "yellow")
+    if done is not None and done.skipped:
+        tell(f"{len(done.skipped)} problems were not tuned: {done.skipped[0].reason}", "yellow")
+    err.print(_gain_table(gains))
+    if written is None:
+        return
+    for reason, count in written.report.omitted.items():
+        tell(f"{count} rows left out: {reason}", "yellow")
+    if written.report.tune_again:
+        count = written.report.tune_again
+        tell(f"{count} of them were not judged for this file: --force tunes them again", "yellow")
+    for path in written.files:
+        tell(f"wrote {path}")
+    for note in written.notes:
+        tell(f"note: {note}")
+    for line in written.lines:  # on standard output alone, so that a shell can read them
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _gain_table(gains: Sequence[TokenGain]) -> Table:
+    table = Table(title="GEMMs of one forward pass on one device")
+    for name in ("tokens", "as it is", "with this", "gain", "best known", "left", "unknown"):
+        table.add_column(name, justify="right")
+    for one in gains:
+        times = [report.time_text(s) if s else "" for s in (one.baseline_seconds, one.seconds)]
+        ratios = ["" if r is None else f"{r:.3f}x" for r in (one.gain, one.best_gain, one.left)]
+        unknown = f"{one.unknown} of {one.problems}" if one.unknown else ""
+        table.add_row(str(one.tokens), *times, *ratios, unknown)
+    return table
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds this command."""
+    app.command()(model)

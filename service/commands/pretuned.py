@@ -1,0 +1,154 @@
+"""The commands pretuned list, install and export."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from backends.environment import DeviceClass, resolve
+from backends.errors import ReadError
+from db import queries
+from db.engine import reading
+from service import pretuned as tables
+from service.commands.common import BAD_INPUT, PARTLY, Device, Json, Server, err, out, print_json, tell
+from service.commands.export import write_file
+from service.formats.core.export import ExportRefused, ExportRow
+from service.model.rows import HereRows, ThereRows
+from service.remote import Remote
+from service.settings import Settings
+from service.startup import open_database
+from tuners.policy import MeasurementPolicy
+
+pretuned = typer.Typer(
+    help="Tables of results that were measured elsewhere: list, install, write one.", no_args_is_help=True
+)
+
+
+@pretuned.command(name="list")
+def list_tables(as_json: Json = False) -> None:
+    """List the tables that are shipped, and those that are installed in the database."""
+    with reading(open_database(Settings())) as connection:
+        there = tables.installed(connection)
+    here = [table.to_dict() for table in tables.shipped()]
+    if as_json:
+        print_json({"shipped": here, "installed": there})
+        return
+    shown = Table("table", "device class", "rows", "measured with", "made", "commit", title="Shipped")
+    for row in here:
+        shown.add_row(
+            row["name"], row["device_class"], f"{row['rows']} ({row['wins']} WIN)", row["libraries"],
+            row["made_at"][:10], row["commit"][:12],
+        )  # fmt: skip
+    out.print(shown)
+    known = Table("table", "device class", "rows", "made", "commit", "installed", title="Installed")
+    for row in there:
+        made = (row["made_at"][:10], row["commit"][:12], row["installed_at"][:10])
+        known.add_row(row["name"], row["device_class"], str(row["rows"]), *made)
+    out.print(known)
+
+
+@pretuned.command()
+def install(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Shipped tables, or files; default: all shipped."),
+    ] = None,
+    server: Server = None,
+    as_json: Json = False,
+) -> None:
+    """Make tables known to the database: as claims, which are served where asked for (best --imported) and
+    never as measurements, and which a tuning of their problems on their device class tries early."""
+    paths = [tables.named(name) for name in names or ()] or tables.shipped_files()
+    if not paths:
+        raise ReadError("no table is shipped with this gemmtune: name a file that `pretuned export` wrote")
+    answers = []
+    for path in paths:
+        found = tables.read_table(path)
+        if server is None:
+            answer = tables.install(open_database(Settings()), path).to_dict()
+        else:
+            with Remote(server) as remote:
+                answer = remote.upload("/v1/imports/jsonl", path, source=found.name)
+        answers.append({"name": found.name, "device_class": str(found.device), **_kept(answer)})
+    if as_json:
+        print_json({"tables": answers})
+    else:
+        for one in answers:
+            _show(one)
+    if any(one["rejected"] for one in answers):
+        raise typer.Exit(PARTLY if any(one["stored"] or one["known"] for one in answers) else BAD_INPUT)
+
+
+def _kept(answer: dict[str, Any]) -> dict[str, Any]:
+    claims = answer["claims"]
+    return {
+        **{name: claims[name] for name in ("stored", "known", "skipped", "reasons")},
+        "rejected": answer["rejected"],
+    }
+
+
+def _show(one: dict[str, Any]) -> None:
+    words = f"{one['stored']} rows installed, {one['known']} known already, {one['skipped']} left out"
+    out.print(f"{one['name']} ({one['device_class']}): {'; '.join([words, *one['reasons']])}", markup=False)
+    for row in one["rejected"]:
+        err.print(f"line {row['line']}: {row['reason']}", style="yellow", markup=False)
+
+
+@pretuned.command()
+def export(
+    name: Annotated[str, typer.Option(help="The table's name, such as llama-3-8b-h200.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file.")],
+    device: Device = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Measurement policy's id; default: the device's.")
+    ] = None,
+    server: Server = None,
+) -> None:
+    """Write what was measured on a device class as a table that others can install. The card's UUID is left
+    out."""
+    settings = Settings()
+    selector = device or settings.device
+    if server is None:
+        engine = open_database(settings)
+        with reading(engine) as connection:
+            found = resolve(selector, queries.known_classes(connection))
+        count = _write(output, name, found, HereRows(engine).every(found, _policy(found, policy)))
+    else:
+        with Remote(server) as remote:
+            classes = remote.get("/v1/devices")["classes"]
+            found = resolve(selector, [DeviceClass.parse(row["id"]) for row in classes])
+            count = _write(output, name, found, ThereRows(remote).every(found, _policy(found, policy)))
+    tell(f"{count} rows of {found} written to {output}, {output.stat().st_size / count:.0f} bytes a row")
+
+
+def _policy(device: DeviceClass, policy: str | None) -> str:
+    return policy or MeasurementPolicy.of(device.vendor).id
+
+
+def _write(output: Path, name: str, device: DeviceClass, rows: Iterable[ExportRow]) -> int:
+    """Writes the table; returns how many rows it has. Raises ExportRefused for a table without a row."""
+    pieces = tables.write_table(name, device, rows)
+    header, first = next(pieces), next(pieces, None)
+    if first is None:
+        raise ExportRefused(f"nothing was measured on {device} under this policy: there is no row to write")
+    count = 1
+
+    def whole() -> Iterator[bytes]:
+        nonlocal count
+        yield header.encode()
+        yield first.encode()
+        for piece in pieces:
+            count += 1
+            yield piece.encode()
+
+    write_file(output, whole())
+    return count
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds these commands."""
+    app.add_typer(pretuned, name="pretuned")

@@ -1,0 +1,62 @@
+"""A model as it is run: its distinct problems, by the number of tokens of a forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from backends.errors import ReadError
+from backends.problem import GemmProblem
+from service.formats import ReadOptions, read_file
+from service.formats.core.base import Imported, ImportedProblem, printable
+
+#: The format of a model's description.
+FORMAT = "model-config"
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """The GEMMs of a model's linear layers on one of `devices` devices that share it. A problem's count is
+    how often one forward pass calls it. A row-parallel layer with a bias is two problems there, with and
+    without it, because the first device alone adds the bias; both count."""
+
+    name: str
+    devices: int
+    read: Imported
+
+    @property
+    def problems(self) -> Sequence[ImportedProblem]:
+        """The distinct problems with their counts."""
+        return self.read.problems
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Problem id -> calls in one forward pass."""
+        return {item.problem.id: item.count for item in self.problems}
+
+    def by_tokens(self) -> dict[int, list[ImportedProblem]]:
+        """Number of tokens -> the problems of such a forward pass, the fewest tokens first."""
+        found: dict[int, list[ImportedProblem]] = {}
+        for item in self.problems:
+            # Column-major, the output of F.linear has a column for each token.
+            found.setdefault(item.problem.n, []).append(item)
+        return dict(sorted(found.items()))
+
+    def some(self, problems: Sequence[GemmProblem]) -> Imported:
+        """The file with these of its problems only, as a tuning takes it."""
+        wanted = {problem.id for problem in problems}
+        kept = [item for item in self.problems if item.problem.id in wanted]
+        return Imported(self.read.format, kept, [], self.read.lines)
+
+
+def read_model(path: Path, options: ReadOptions) -> ModelPlan:
+    """The model of a config.json, or of the folder that holds one. Raises ReadError for a file that is none,
+    for an architecture or a quantisation that is not supported, and for devices that do not divide it."""
+    file = path / "config.json" if path.is_dir() else path
+    read = read_file(file, FORMAT, options)
+    if not read.problems:
+        reason = read.rejected[0].reason if read.rejected else "the file is empty"
+        raise ReadError(f"{printable(str(file))} describes no model: {reason}")
+    name = file.parent.name if file.name == "config.json" else file.stem
+    return ModelPlan(name or "model", options.tensor_parallel, read)

@@ -1,0 +1,202 @@
+"""Pre-tuned tables: best rows that were measured elsewhere, in a file that says where, with what and when.
+
+A table is an export as JSON lines whose header has more names:
+
+    {"gemmtune":"export","version":1,"device":"cuda:sm_90:NVIDIA-H200:132","pretuned":"llama-3-8b-h200",
+     "commit":"710f03c...","release":"0.1.0","made_at":"2026-11-25T03:10:00+00:00"}
+
+Each row has the problem, the winner and the best candidate of each export target with their verdicts, the
+environment (without the card's UUID), the policy, the session and its time, so that a bundle can be built
+from it. Installing a table stores its rows as claims of provenance "pretuned": they are served only where
+asked for, never as measurements, and a tuning of their problem on that device class tries them early.
+
+Tables that are shipped are in FOLDER; users write and share their own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, select
+
+import db
+from backends.canonical import slug
+from backends.environment import DeviceClass
+from backends.errors import InvalidProblem, ReadError
+from db import models
+from db.engine import now
+from db.values import table
+from service.formats import read_file
+from service.formats.core.export import MEASURED, ExportRow
+from service.formats.core.row_text import RowTexts, dumps, unwritten
+from service.imports import PRETUNED, ImportAnswer, import_file
+
+#: The tables that are shipped.
+FOLDER = Path(db.__file__).parent / "pretuned"
+SUFFIX = ".jsonl"
+_FORMAT = "jsonl"
+
+
+@dataclass(frozen=True)
+class PretunedTable:
+    """A table's header and its rows; `rejected` are the lines that are no rows, with their reasons."""
+
+    name: str
+    path: Path
+    device: DeviceClass
+    header: Mapping[str, str]
+    rows: Sequence[ExportRow]
+    rejected: Sequence[str]
+
+    @property
+    def wins(self) -> int:
+        """The rows that beat their baseline."""
+        return sum(row.judgement == "WIN" for row in self.rows)
+
+    @property
+    def libraries(self) -> str:
+        """The driver and the libraries that its rows were measured with, each once."""
+        found: dict[str, None] = {}
+        for row in self.rows:
+            e = row.environment
+            parts = [f"{name} {build}" for name, build in sorted(e.libraries.items())]
+            found.setdefault(", ".join([*parts, *([f"driver {e.driver}"] if e.driver else [])]))
+        return "; ".join(found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, without the rows."""
+        return {
+            "name": self.name,
+            "path": str(self.path),
+            "device_class": str(self.device),
+            "rows": len(self.rows),
+            "wins": self.wins,
+            "libraries": self.libraries,
+            "commit": self.header.get("commit", ""),
+            "release": self.header.get("release", ""),
+            "made_at": self.header.get("made_at", ""),
+        }
+
+
+def shipped_files(folder: Path = FOLDER) -> list[Path]:
+    """The files of the tables in a folder, by name."""
+    return sorted(folder.glob(f"*{SUFFIX}"))
+
+
+def shipped(folder: Path = FOLDER) -> list[PretunedTable]:
+    """The tables in a folder, by name. Raises ReadError for a file that is none."""
+    return [read_table(path) for path in shipped_files(folder)]
+
+
+def read_table(path: Path) -> PretunedTable:
+    """A table. Raises ReadError for a file that is none."""
+    read = read_file(path, _FORMAT)
+    name, device = read.header.get(PRETUNED), read.header.get("device", "")
+    rows = [item.claim.row for item in read.claims if item.claim.row is not None]
+    if not name or not rows:
+        raise ReadError(
+            f"{path} is no pre-tuned table, which `gemmtune pretuned export` writes; other files are read by "
+            "`gemmtune import`"
+        )
+    try:
+        found = DeviceClass.parse(device)
+    except ValueError as error:
+        raise ReadError(f"{path} names no device class: {error}") from None
+    strange = sorted({str(row.environment.device_class) for row in rows} - {str(found)})
+    if strange:
+        raise ReadError(f"{path} is of {found}, but has rows of {', '.join(strange)}")
+    rejected = [f"line {item.line}: {item.reason}" for item in read.rejected]
+    return PretunedTable(name, path, found, read.header, rows, rejected)
+
+
+def named(text: str, folder: Path = FOLDER) -> Path:
+    """The file of a table: the shipped one of that name, or the file at that path. Raises ReadError, which
+    lists the shipped ones."""
+    path = folder / f"{text}{SUFFIX}"
+    if path.is_file():
+        return path
+    if Path(text).is_file():
+        return Path(text)
+    known = ", ".join(file.stem for file in shipped_files(folder)) or "none"
+    raise ReadError(f"{text!r} is neither a shipped table nor a file; shipped: {known}")
+
+
+def install(engine: Engine, path: Path) -> ImportAnswer:
+    """Stores a table's rows as claims of provenance "pretuned"; again it changes nothing. Raises ReadError,
+    DatabaseUnavailable."""
+    found = read_table(path)  # a file that is no table stores nothing
+    with path.open("rb") as stream:
+        return import_file(engine, stream, str(path), _FORMAT, source=found.name)
+
+
+def installed(connection: Connection) -> list[dict[str, Any]]:
+    """The installed tables: name, device class, sha256, when, and the number of their claims."""
+    provenance, claim = table(models.Provenance), table(models.Claim)
+    query = select(provenance).where(provenance.c.kind == PRETUNED).order_by(provenance.c.number)
+    found = []
+    for row in connection.execute(query).mappings():
+        of = select(claim.c.device_class_id).where(claim.c.provenance_number == row["number"])
+        classes = list(connection.scalars(of))
+        found.append(
+            {
+                "name": row["source"],
+                "device_class": (row["header"] or {}).get("device", ""),
+                "rows": len(classes),
+                "sha256": row["sha256"],
+                "installed_at": row["created_at"],
+                "commit": (row["header"] or {}).get("commit", ""),
+                "made_at": (row["header"] or {}).get("made_at", ""),
+            }
+        )
+    return found
+
+
+# ---- writing -------------------------------------------------------------------------------------
+
+
+def write_table(name: str, device: DeviceClass, rows: Iterable[ExportRow]) -> Iterator[str]:
+    """The text of a table in pieces: a line for the header and one for each measured row. A row loses the
+    tools' own keys and the card's UUID. Raises InvalidProblem for a name that is no file's name."""
+    if not name or name != slug(name):
+        raise InvalidProblem(f"--name {name[:80]!r} may hold letters, digits, '.', '_' and '-' only")
+    return _pieces(name, device, rows)
+
+
+def _pieces(name: str, device: DeviceClass, rows: Iterable[ExportRow]) -> Iterator[str]:
+    header = {
+        "gemmtune": "export",
+        "version": 1,
+        "device": str(device),
+        PRETUNED: name,
+        "commit": commit(),
+        "release": version("gemmtune"),
+        "made_at": now(),
+    }
+    yield dumps(header) + "\n"
+    texts = RowTexts()
+    for row in rows:
+        if row.provenance == MEASURED and unwritten(row, None) is None:
+            yield texts.text(replace(row, keys=(), environment=replace(row.environment, uuid=""))) + "\n"
+
+
+def commit() -> str:
+    """The commit of gemmtune's sources: $GEMMTUNE_COMMIT, else git's HEAD; "unknown" without either."""
+    told = os.environ.get("GEMMTUNE_COMMIT")
+    if told:
+        return told
+    home = Path(__file__).resolve().parent.parent
+    if not (home / ".git").exists():  # installed, perhaps inside another project's repository
+        return "unknown"
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(home), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return "unknown"
+    return done.stdout.strip() or "unknown"

@@ -1,0 +1,69 @@
+"""A model as it is run: its problems by tokens."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from backends.errors import ReadError
+from service.formats import ReadOptions
+from service.model.plan import read_model
+
+MODELS = Path(__file__).parents[2] / "data" / "models"
+LLAMA = MODELS / "llama-3-8b.json"
+
+
+def test_problems_are_grouped_by_tokens_with_their_calls() -> None:
+    plan = read_model(LLAMA, ReadOptions("", 8, (64, 1)))
+    found = plan.by_tokens()
+    assert list(found) == [1, 64]
+    calls = {(item.problem.m, item.problem.k): item.count for item in found[1]}
+    assert calls == {(768, 4096): 32, (4096, 512): 32, (3584, 4096): 32, (4096, 1792): 32, (16032, 4096): 1}
+    assert sum(plan.counts.values()) == 2 * sum(calls.values())
+
+
+def test_logits_are_no_part_of_a_long_prefill() -> None:
+    found = read_model(LLAMA, ReadOptions("", 1, (1024, 2048))).by_tokens()
+    assert len(found[1024]) == len(found[2048]) + 1
+
+
+def test_a_folder_is_its_config_and_names_the_model(tmp_path: Path) -> None:
+    folder = tmp_path / "Llama-3-8B"
+    folder.mkdir()
+    shutil.copy(LLAMA, folder / "config.json")
+    assert read_model(folder, ReadOptions("", 1, (1,))).name == "Llama-3-8B"
+    assert read_model(LLAMA, ReadOptions("", 1, (1,))).name == "llama-3-8b"
+
+
+def test_some_of_the_problems_keep_their_counts() -> None:
+    plan = read_model(LLAMA, ReadOptions("", 1, (1,)))
+    wanted = plan.problems[1]
+    assert plan.some([wanted.problem]).problems == [wanted]
+
+
+@pytest.mark.parametrize(
+    ("values", "tp", "words"),
+    [
+        ({"architectures": ["CobolForCausalLM"], "model_type": "cobol"}, 1, "CobolForCausalLM"),
+        ({}, 3, "cannot be divided among 3 devices"),
+        ({"quantization_config": {"quant_method": "awq"}}, 1, "'awq' is not supported"),
+    ],
+    ids=["architecture", "devices", "quantisation"],
+)
+def test_what_is_not_supported_is_refused_by_name(
+    tmp_path: Path, values: dict[str, object], tp: int, words: str
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(LLAMA.read_text()), **values}))
+    with pytest.raises(ReadError, match=words):
+        read_model(path, ReadOptions("", tp, (1,)))
+
+
+def test_a_file_that_is_no_config_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"hello": 1}')
+    with pytest.raises(ReadError, match=r"config\.json describes no model: no config\.json of a model"):
+        read_model(path, ReadOptions("", 1, (1,)))

@@ -1,0 +1,222 @@
+"""Pre-tuned tables: written, installed, served as what they are, and tried early by a tuning."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, func, select
+
+from backends.cache import BinaryCache
+from backends.environment import DeviceClass, Environment
+from backends.errors import InvalidProblem, ReadError
+from backends.problem import from_linear
+from db import models
+from db.engine import open_engine, reading
+from db.values import table
+from service import best, pretuned
+from service.demo import running
+from service.formats.core.export import IMPORTED
+from service.settings import Settings
+from service.store import DirectStore
+from tests.golden.texts import unpacked
+from tests.service.formats import made
+from tests.service.test_commands import Home
+from tuners.session_store import SessionSpec
+from tuners.tuning_settings import TuningSettings
+
+CPU = Path(__file__).parents[1] / "data" / "pretuned" / "cpu-small.jsonl"
+
+
+@pytest.fixture
+def engine(tmp_path: Path, sqlite_template: Path) -> Iterator[Engine]:
+    path = tmp_path / "gemmtune.sqlite"
+    shutil.copyfile(sqlite_template, path)
+    opened = open_engine(Settings(database_url=f"sqlite:///{path}").database_url)
+    yield opened
+    opened.dispose()
+
+
+def count(engine: Engine, model: type[Any]) -> int:
+    with reading(engine) as connection:
+        return connection.execute(select(func.count()).select_from(table(model))).scalar() or 0
+
+
+def test_a_table_says_where_with_what_and_when() -> None:
+    found = pretuned.read_table(CPU)
+    assert (found.name, str(found.device)) == ("cpu-small", "cpu:x86_64:AMD-EPYC:2")
+    assert found.header["commit"]
+    assert found.header["made_at"]
+    assert "openblas" in found.libraries
+    assert (len(found.rows), found.rejected) == (5, [])
+    assert found.to_dict()["wins"] == found.wins > 0
+    for row in found.rows:
+        assert row.environment.uuid == ""
+        assert row.session
+        assert row.decided_at
+        best_of_ours = row.of_target("bundle")
+        assert best_of_ours is not None, "a bundle can be built from it"
+        assert best_of_ours.solution.parameters
+
+
+def test_rows_are_small(tmp_path: Path) -> None:
+    lines = CPU.read_bytes().splitlines()
+    assert max(map(len, lines)) < 4096
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    rows = [
+        made.row(), made.row(from_linear(1, 64, 64, "bf16"), keys=("its own",)),
+        made.row(from_linear(2, 64, 64, "bf16"), provenance=IMPORTED),
+    ]  # fmt: skip
+    path = tmp_path / "h200.jsonl"
+    path.write_text("".join(pretuned.write_table("h200", made.H200.device_class, rows)))
+    found = pretuned.read_table(path)
+    assert [row.problem for row in found.rows] == [row.problem for row in rows[:2]], "measured rows only"
+    anywhere = replace(made.H200, uuid="")
+    assert list(found.rows) == [
+        replace(row, keys=(), environment=anywhere, count=row.count) for row in rows[:2]
+    ]
+    with pytest.raises(InvalidProblem, match="'a/b' may hold letters"):
+        pretuned.write_table("a/b", made.H200.device_class, rows)
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda text: text.replace('"pretuned":"cpu-small",', ""), "is no pre-tuned table"),
+        (lambda text: text.splitlines()[0] + "\n", "is no pre-tuned table"),
+        (
+            lambda text: text.replace("AMD-EPYC:2", "AMD-EPYC:4", 1),
+            "AMD-EPYC:4, but has rows of",
+        ),
+        (lambda text: text.replace("cpu:x86_64", "abacus:x86_64", 1), "names no device class"),
+    ],
+    ids=["an export", "no row", "another class", "no class"],
+)
+def test_what_is_no_table_is_refused(tmp_path: Path, engine: Engine, edit: Any, words: str) -> None:
+    path = tmp_path / "table.jsonl"
+    path.write_text(edit(CPU.read_text()))
+    with pytest.raises(ReadError, match=words):
+        pretuned.install(engine, path)
+    assert count(engine, models.Provenance) == 0
+
+
+def test_shipped_tables_are_found_by_name(tmp_path: Path) -> None:
+    shutil.copy(CPU, tmp_path / "cpu-small.jsonl")
+    assert [one.name for one in pretuned.shipped(tmp_path)] == ["cpu-small"]
+    assert pretuned.named("cpu-small", tmp_path) == tmp_path / "cpu-small.jsonl"
+    assert pretuned.named(str(CPU), tmp_path) == CPU
+    with pytest.raises(ReadError, match="neither a shipped table nor a file; shipped: cpu-small"):
+        pretuned.named("cpu-large", tmp_path)
+
+
+def test_every_shipped_table_can_be_read() -> None:
+    for path in pretuned.shipped_files():
+        assert pretuned.read_table(path).rejected == []
+
+
+def test_installed_rows_are_claims_and_never_measurements(engine: Engine) -> None:
+    answer = pretuned.install(engine, CPU)
+    rows = pretuned.read_table(CPU).rows
+    assert answer.claims.stored == len(rows) == count(engine, models.Claim)
+    assert answer.provenance["kind"] == "pretuned"
+    assert count(engine, models.Verdict) == count(engine, models.Best) == 0
+    again = pretuned.install(engine, CPU)
+    assert (again.claims.stored, again.provenance["new"]) == (0, False)
+    with reading(engine) as connection:
+        (one,) = pretuned.installed(connection)
+    assert (one["name"], one["device_class"], one["rows"]) == (
+        "cpu-small",
+        "cpu:x86_64:AMD-EPYC:2",
+        len(rows),
+    )
+
+
+def test_an_answer_says_that_it_was_measured_elsewhere(engine: Engine) -> None:
+    pretuned.install(engine, CPU)
+    row = pretuned.read_table(CPU).rows[0]
+    with reading(engine) as connection:
+        asked = best.Asked(row.environment.device_class, row.policy.id)
+        unasked = json.loads(best.answer(connection, asked, row.problem, None))
+        told = json.loads(best.answer(connection, replace(asked, imported=True), row.problem, None))
+        other = json.loads(best.answer(connection, asked, made.LINEAR, None))
+    assert (unasked["match"], unasked["solution"]) == ("default", None)
+    assert "known elsewhere: the pre-tuned table cpu-small has it (imported=true)" in unasked["notes"]
+    assert not any("elsewhere" in note for note in other["notes"])
+    assert (told["match"], told["solution"]["id"]) == ("imported", row.solution.id)
+    assert told["provenance"] == {"kind": "pretuned", "source": "cpu-small", "format": "jsonl"}
+    assert told["reason"] == "a pre-tuned table says so; it was not measured here"
+    assert any(f"another {row.environment.device_class} with" in note for note in told["notes"])
+
+
+def test_a_tuning_on_that_class_tries_its_rows_early_and_no_other_does(engine: Engine) -> None:
+    pretuned.install(engine, CPU)
+    row = next(row for row in pretuned.read_table(CPU).rows if row.judgement == "WIN")
+    here = replace(row.environment, uuid="CPU-1", libraries={})
+    elsewhere = Environment("cpu", "x86_64", "Another CPU", 2, 2**30, "CPU-2")
+    store = DirectStore(engine)
+    settings = TuningSettings()
+    offered = store.start(SessionSpec(row.problem, here, settings))
+    assert [solution.id for solution in offered.warm_start] == [row.solution.id]
+    assert (offered.outcomes, offered.result) == ([], None), "it is measured all the same"
+    assert store.start(SessionSpec(row.problem, elsewhere, settings)).warm_start == []
+
+
+# ---- the command -----------------------------------------------------------------------------------
+
+
+def test_what_one_database_measured_another_knows_elsewhere(tmp_path: Path, cache: BinaryCache) -> None:
+    for name in ("h200", "other"):
+        (tmp_path / name).mkdir()
+    unpacked(tmp_path / "h200").rename(tmp_path / "h200" / "gemmtune.sqlite")
+    h200, other = (Home(tmp_path / name, cache.root.parent) for name in ("h200", "other"))
+    assert h200.run("db", "upgrade")[0] == 0
+    path = tmp_path / "ours.jsonl"
+    code, _, err = h200.run("pretuned", "export", "--device", "cuda", "--name", "ours", "-o", str(path))
+    assert code == 0, err
+    assert "36 rows of cuda:sm_90:NVIDIA-H200:132 written to" in err
+    found = pretuned.read_table(path)
+    assert found.device == DeviceClass.parse("cuda:sm_90:NVIDIA-H200:132")
+    assert sum("bundle" in row.targets for row in found.rows) > 10
+    assert path.stat().st_size / len(found.rows) < 4096
+    answer = other.json("pretuned", "install", str(path))
+    assert answer["tables"][0].items() >= {"name": "ours", "stored": 36, "skipped": 0}.items()
+    listed = other.json("pretuned", "list")
+    assert [one["name"] for one in listed["installed"]] == ["ours"]
+    code, out, _ = other.run("pretuned", "list")
+    assert code == 0
+    assert "ours" in out
+    code, _, err = other.run(
+        "pretuned", "export", "--device", "cuda", "--name", "x", "-o", str(tmp_path / "x")
+    )
+    assert code == 2
+    assert "nothing was measured on cuda:sm_90:NVIDIA-H200:132" in " ".join(err.split()), (
+        "claims are not ours"
+    )
+    with running(tmp_path / "h200", "cpu") as address:
+        again, there = tmp_path / "again.jsonl", ("--server", address)
+        assert (
+            h200.run("pretuned", "export", "--device", "cuda", "--name", "ours", "-o", str(again), *there)[0]
+            == 0
+        )
+        assert again.read_text().splitlines()[1:] == path.read_text().splitlines()[1:]
+        installed = other.json("pretuned", "install", str(CPU), *there)
+        assert installed["tables"][0]["stored"] == 5
+    assert [one["name"] for one in h200.json("pretuned", "list")["installed"]] == ["cpu-small"]
+
+
+@pytest.mark.parametrize("arguments", [("install", "no-such-table"), ("install",)])
+def test_a_table_that_is_not_there_is_said_so(
+    tmp_path: Path, cache: BinaryCache, arguments: tuple[str, ...]
+) -> None:
+    if len(arguments) == 1 and pretuned.shipped_files():
+        pytest.skip("tables are shipped: all are installed")
+    code, _, err = Home(tmp_path, cache.root.parent).run("pretuned", *arguments)
+    assert code == 2
+    assert "neither a shipped table nor a file" in err or "no table is shipped" in err
