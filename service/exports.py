@@ -114,13 +114,13 @@ def open_export(engine: Engine, format_name: str, chosen: Selection) -> Export:
         environments=tuple(environments),
         workspace_limit=chosen.workspace_limit,
     )
-    rows = _rows(engine, chosen, made.key_formats, report)
+    found = rows(engine, chosen, made.key_formats, report)
     return Export(
         f"gemmtune-{made.name}-{slug(str(chosen.device))}{made.suffix}",
         made.media_type,
         tag,
         report,
-        _gathered(made.write(rows, options, report)),
+        _gathered(made.write(found, options, report)),
     )
 
 
@@ -165,9 +165,10 @@ def _gathered(pieces: Iterator[str]) -> Iterator[str]:
 # ---- rows ----------------------------------------------------------------------------------------
 
 
-def _rows(
+def rows(
     engine: Engine, chosen: Selection, key_formats: Sequence[str], report: ExportReport
 ) -> Iterator[ExportRow]:
+    """The selection's rows, streamed in the order of problem ids; the report counts the measured ones."""
     with reading(engine) as connection:
         shared = _Shared(connection, chosen)
         written: set[str] = set()

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from backends.errors import InvalidProblem
 from backends.wire import problem_to_wire
 from service.formats import FORMATS
-from service.formats.core.base import Imported
+from service.formats.core.base import TOKENS, Imported
 from tuners.policy import read_bytes
 
 OK, FAILED, BAD_INPUT, PARTLY, INTERRUPTED = 0, 1, 2, 3, 130
@@ -41,6 +42,21 @@ Server = Annotated[
     str | None,
     typer.Option(envvar="GEMMTUNE_SERVER", help="Ask the service at http://host:port, not this machine."),
 ]
+
+
+def tell(text: str, style: str | None = None) -> None:
+    """Prints one line on standard error, without wrapping it: scripts and logs read it."""
+    err.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def token_ladder(text: str | None) -> tuple[int, ...]:
+    """--tokens of a model's config.json: rows of activations. Raises InvalidProblem."""
+    if text is None:
+        return TOKENS
+    parts = text.split(",")
+    if not all(part.strip().isascii() and part.strip().isdigit() and len(part) < 12 for part in parts):
+        raise InvalidProblem(f"--tokens {text[:80]!r} must be whole numbers, such as 1,16,2048")
+    return tuple(int(part) for part in parts)
 
 
 def print_json(value: object) -> None:

@@ -29,13 +29,14 @@ from service.commands.common import (
     MaxWorkspace,
     Mode,
     Server,
-    err,
     out,
     print_json,
+    tell,
+    token_ladder,
     workspace_limit,
 )
 from service.formats import READERS, WRITERS, ExportRefused, ReadOptions
-from service.formats.core.base import TOKENS, printable
+from service.formats.core.base import printable
 from service.formats.core.reading import told
 from service.remote import Remote
 from service.settings import Settings
@@ -169,7 +170,7 @@ def import_file(
     as_json: Json = False,
 ) -> None:
     """Store a file's problems, and what it claims or measured. Exit code 3: some lines were rejected."""
-    ladder = _tokens(tokens)
+    ladder = token_ladder(tokens)
     if server is not None:
         with Remote(server) as remote:
             answer = remote.upload(
@@ -186,15 +187,6 @@ def import_file(
     if answer["rejected"]:
         kept = answer["problems"] or answer["claims"]["stored"] or answer["sessions"]["stored"]
         raise typer.Exit(PARTLY if kept else BAD_INPUT)
-
-
-def _tokens(text: str | None) -> tuple[int, ...]:
-    if text is None:
-        return TOKENS
-    parts = text.split(",")
-    if not all(part.strip().isascii() and part.strip().isdigit() and len(part) < 12 for part in parts):
-        raise InvalidProblem(f"--tokens {text[:80]!r} must be whole numbers, such as 1,16,2048")
-    return tuple(int(part) for part in parts)
 
 
 def _import_here(
@@ -228,7 +220,7 @@ def _import_here(
 
 def _show_import(answer: dict[str, Any]) -> None:
     for row in answer["rejected"][:_SHOWN]:
-        _tell(f"line {row['line']}: {row['reason']}", "yellow")
+        tell(f"line {row['line']}: {row['reason']}", "yellow")
     out.print(f"{len(answer['problems'])} problems from a file of format {answer['format']}", markup=False)
     for what in ("claims", "sessions"):
         kept = answer[what]
@@ -286,20 +278,18 @@ def export(
     if as_json and output is not None:
         print_json(report)
         return
-    _tell(_written(report))
+    tell(_written(report))
     for reason, omitted in report["omitted"].items():
         count = omitted["count"] if isinstance(omitted, dict) else omitted
-        _tell(f"{count} left out: {reason}", "yellow")
+        tell(f"{count} left out: {reason}", "yellow")
     if report["tune_again"]:
-        _tell(
+        tell(
             f"{report['tune_again']} of them won with solutions that the file cannot name, and what it can "
             "name was not judged: tune again (tune --force)",
             "yellow",
         )
     if report["one_seed"]:
-        _tell(
-            f"{report['one_seed']} written on the evidence of one seed: tune again (tune --force)", "yellow"
-        )
+        tell(f"{report['one_seed']} written on the evidence of one seed: tune again (tune --force)", "yellow")
 
 
 def _written(report: dict[str, Any]) -> str:
@@ -311,11 +301,6 @@ def _written(report: dict[str, Any]) -> str:
         f"{text}, geometric mean {gain['geometric_mean']:.3f}x; over all {gain['problems']} problems "
         f"{gain['all_problems']:.3f}x, {gain['with_bundle']:.3f}x with a bundle"
     )
-
-
-def _tell(text: str, style: str | None = None) -> None:
-    """Prints one line on standard error, without wrapping it: scripts and logs read it."""
-    err.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def _export_here(settings: Settings, format_name: str, output: Path | None, asked: dict[str, Any]) -> Any:
