@@ -90,7 +90,7 @@ class BundleFile:
     Binaries are checked when they are read."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         with self._opened() as file:
             members = file.infolist()
             if not members or members[0].filename != MANIFEST:
@@ -136,38 +136,38 @@ class BundleFile:
     def _binary(self, file: zipfile.ZipFile, digest: str) -> bytes:
         data = self._member(file, file.getinfo(f"{BINARIES}{digest}"), self._sizes[digest])
         if sha256(data).hexdigest() != digest:
-            raise BundleError(f"{self._path} is damaged: binary {digest[:12]} has another digest")
+            raise BundleError(f"{self.path} is damaged: binary {digest[:12]} has another digest")
         return data
 
     @contextmanager
     def _opened(self) -> Iterator[zipfile.ZipFile]:
         try:
-            with zipfile.ZipFile(self._path) as file:
+            with zipfile.ZipFile(self.path) as file:
                 yield file
         except (BundleError, StorageError):
             raise
         except FileNotFoundError as error:
-            raise BundleError(f"{self._path} does not exist") from error
+            raise BundleError(f"{self.path} does not exist") from error
         except _DAMAGED as error:
-            raise BundleError(f"{self._path} is no bundle, or is damaged: {error}") from error
+            raise BundleError(f"{self.path} is no bundle, or is damaged: {error}") from error
 
     def _member(self, file: zipfile.ZipFile, info: zipfile.ZipInfo, most: int) -> bytes:
         with file.open(info) as stream:
             data = stream.read(most + 1)
         if len(data) > most:
-            raise BundleError(f"{self._path} is damaged: {info.filename} has more than {most} bytes")
+            raise BundleError(f"{self.path} is damaged: {info.filename} has more than {most} bytes")
         return data
 
     def _parsed(self, text: bytes) -> dict[str, Any]:
         try:
             manifest = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise BundleError(f"{self._path} is damaged: its manifest is no JSON ({error})") from error
+            raise BundleError(f"{self.path} is damaged: its manifest is no JSON ({error})") from error
         if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-            raise BundleError(f"{self._path} is no bundle: its manifest has no format {FORMAT!r}")
+            raise BundleError(f"{self.path} is no bundle: its manifest has no format {FORMAT!r}")
         if manifest.get("version") != VERSION:
             raise BundleError(
-                f"{self._path} is a bundle of version {manifest.get('version')!r}; this gemmtune reads "
+                f"{self.path} is a bundle of version {manifest.get('version')!r}; this gemmtune reads "
                 f"version {VERSION}"
             )
         return manifest
@@ -181,13 +181,13 @@ class BundleFile:
             sizes = {f"{BINARIES}{digest}": one["bytes"] for digest, one in binaries.items()}
             ids = [row["problem"]["id"] for row in rows]
         except (KeyError, TypeError, AttributeError) as error:
-            raise BundleError(f"{self._path} is damaged: its manifest lacks fields ({error!r})") from error
+            raise BundleError(f"{self.path} is damaged: its manifest lacks fields ({error!r})") from error
         if named != set(binaries) or not known or len(set(ids)) != len(ids):
-            raise BundleError(f"{self._path} is damaged: its manifest's rows and lists disagree")
+            raise BundleError(f"{self.path} is damaged: its manifest's rows and lists disagree")
         if not all(_DIGEST.fullmatch(digest) for digest in binaries):
-            raise BundleError(f"{self._path} is damaged: a binary's name is no digest")
+            raise BundleError(f"{self.path} is damaged: a binary's name is no digest")
         if any(not isinstance(size, int) or not 0 < size <= _MOST_BINARY for size in sizes.values()):
-            raise BundleError(f"{self._path} is damaged: a binary's size is not from 1 to {_MOST_BINARY}")
+            raise BundleError(f"{self.path} is damaged: a binary's size is not from 1 to {_MOST_BINARY}")
         there = {info.filename: info.file_size for info in members}
         if there != sizes or len(there) != len(members):
-            raise BundleError(f"{self._path} is damaged: its members are not those that the manifest lists")
+            raise BundleError(f"{self.path} is damaged: its members are not those that the manifest lists")
