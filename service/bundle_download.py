@@ -1,4 +1,4 @@
-"""Downloads a bundle from a service: waits until it is built, resumes broken connections, checks each byte."""
+"""Downloads a bundle from a service: waits until it is built, resumes when a connection breaks, checks it."""
 
 from __future__ import annotations
 

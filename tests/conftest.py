@@ -32,19 +32,19 @@ COMPILING = (
     "backends/kernels/families/", "backends/kernels/test_compile.py", "backends/kernels/test_headers.py",
     "backends/kernel_checks/",
     "backends/kernels/triton/test_arithmetic.py", "backends/packages/", "backends/test_contract.py",
-    "backends/toolchains/", "golden/", "service/http/test_binaries.py", "service/test_kernels_command.py",
-    "service/test_selftest_command.py", "tuners/test_compiling.py", "tuners/test_selftest_hip.py",
-    "tuners/test_verify_device.py",
+    "backends/toolchains/", "golden/", "service/http/test_binaries.py", "service/http/test_bundles.py",
+    "service/test_bundle_command.py", "service/test_kernels_command.py", "service/test_selftest_command.py",
+    "tuners/test_compiling.py", "tuners/test_selftest_hip.py", "tuners/test_verify_device.py",
 )  # fmt: skip
 STARTING = (
     "backends/test_cache.py", "backends/test_layers.py", "backends/test_registry.py", "benchmarks/",
     "backends/test_catalogue.py", "db/test_engine.py", "db/test_schema.py", "docker/",
     "service/http/test_database_faults.py", "service/http/test_events.py", "service/http/test_on_postgres.py",
     "service/http/test_operations.py", "service/http/test_schemathesis.py", "service/http/test_tunings.py",
-    "service/test_cli.py", "service/test_commands.py", "service/test_crashes.py",
-    "service/test_hip_on_host.py", "service/test_jobs.py", "service/test_selftest_command.py",
-    "service/test_serve.py", "service/test_several_devices.py", "service/test_store.py",
-    "service/test_tunings.py", "service/test_worker.py", "tuners/",
+    "service/test_bundle_command.py", "service/test_cli.py", "service/test_commands.py",
+    "service/test_crashes.py", "service/test_hip_on_host.py", "service/test_jobs.py",
+    "service/test_selftest_command.py", "service/test_serve.py", "service/test_several_devices.py",
+    "service/test_store.py", "service/test_tunings.py", "service/test_worker.py", "tuners/",
 )  # fmt: skip
 #: Grids of which `make test` takes one combination in so many, and `make exhaustive` all. Tests of planted
 #: mistakes, and tests with few combinations, are taken whole.

@@ -34,6 +34,7 @@ from service.commands.common import (
 )
 from service.formats import ReadOptions, read_file
 from service.formats.core.base import Imported
+from service.formats.model.config import ModelConfig
 from service.remote import Remote, ServiceError
 from service.settings import Settings
 from service.startup import open_database
@@ -132,7 +133,7 @@ def _inputs(
 ) -> list[Imported]:
     """The problems that were asked for, file by file."""
     found = [] if problems is None else [read_file(problems, format_name)]
-    return found if model is None else [*found, read_file(model, "model", options)]
+    return found if model is None else [*found, read_file(model, ModelConfig.name, options)]
 
 
 def _here(settings: Settings, asked: _Asked) -> _Done:
