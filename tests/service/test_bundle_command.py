@@ -15,13 +15,14 @@ from typer.testing import CliRunner
 from typer.testing import Result as Done
 
 from backends.cache import BinaryCache
-from backends.packages.bundle_file import BundleFile
+from backends.packages.bundle_file import BundleError, BundleFile
 from backends.problem import GemmProblem, from_linear
 from backends.wire import problem_to_wire
 from service import bundle_download
 from service.cli import app
 from service.formats import ReadOptions, read_file
 from service.formats.model.config import ModelConfig
+from service.remote import Remote, ServiceAway, ServiceError
 from service.settings import Settings
 from service.startup import open_database
 from tests.backends.packages.host_row import launched
@@ -209,7 +210,7 @@ def whole(home: Engine, tmp_path: Path) -> BundleFile:
 
 def downloaded(service: Any, beside: Path) -> tuple[Path, BundleFile, list[tuple[int, int]]]:
     told: list[tuple[int, int]] = []
-    with bundle_download.Remote("http://service", httpx.MockTransport(service)) as remote:
+    with Remote("http://service", httpx.MockTransport(service)) as remote:
         part, found = bundle_download.download(remote, beside, lambda *done: told.append(done), device="cpu")
     return part, found, told
 
@@ -233,7 +234,7 @@ def test_a_later_download_goes_on(whole: BundleFile, tmp_path: Path, monkeypatch
     monkeypatch.setattr(bundle_download, "_AGAIN_SECONDS", 0.0)
     monkeypatch.setattr(bundle_download, "_PATIENCE_SECONDS", -1.0)
     data, beside = whole.path.read_bytes(), tmp_path / "there.gtb"
-    with pytest.raises(bundle_download.ServiceAway, match="the connection broke"):
+    with pytest.raises(ServiceAway, match="the connection broke"):
         downloaded(Broken(data, whole.digest, 1000), beside)
     (part,) = tmp_path.glob(".there.gtb.*.part")
     assert part.read_bytes() == data[:1000]
@@ -248,7 +249,7 @@ def test_a_damaged_download_is_not_kept(whole: BundleFile, tmp_path: Path) -> No
         (data[:-1], whole.digest, "the download is damaged"),
         (data, "0" * 64, "the service sent a bundle of digest"),
     ):
-        with pytest.raises(bundle_download.BundleError, match=why):
+        with pytest.raises(BundleError, match=why):
             downloaded(Broken(wrong, digest, len(data)), tmp_path / "there.gtb")
         assert not list(tmp_path.glob(".there.gtb.*.part"))
 
@@ -257,5 +258,5 @@ def test_a_server_that_is_none(tmp_path: Path) -> None:
     def other(request: httpx.Request) -> httpx.Response:
         return httpx.Response(200, content=b"<html>")
 
-    with pytest.raises(bundle_download.ServiceError, match="does not say which bundle it sends"):
+    with pytest.raises(ServiceError, match="does not say which bundle it sends"):
         downloaded(other, tmp_path / "there.gtb")

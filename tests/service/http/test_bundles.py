@@ -315,7 +315,7 @@ def test_who_is_on_this_machine(host: str, local: bool) -> None:
 
     from service.routes.bundles import _is_local
 
-    scope = {"type": "http", "headers": [], "client": (host, 1) if host else None}
+    scope: dict[str, Any] = {"type": "http", "headers": [], "client": (host, 1) if host else None}
     assert _is_local(Request(scope)) is local
 
 
