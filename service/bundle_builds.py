@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 _KEPT, _MOST_WAITING = 8, 8
 #: For so long after a bundle was built those who have waited for it get it although rows have changed since:
 #: otherwise nobody would get one while others tune.
-_WAITERS_SECONDS = 60.0
+_WAITERS_SECONDS = 900.0
 _CLOSE_SECONDS = 10.0
 
 

@@ -7,7 +7,7 @@ the SHA-256 of the manifest, which has the digest of every binary. docs/decision
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from os import SEEK_END
@@ -147,10 +147,7 @@ class BundleBuilder:
             "version": VERSION,
             "device": {"class": str(self._device), **asdict(self._device)},
             "policy": self._policy,
-            "environments": {
-                name: {"runtime": one.runtime, "driver": one.driver, "libraries": dict(one.libraries)}
-                for name, one in self._environments.items()
-            },
+            "environments": {name: _told(one) for name, one in self._environments.items()},
             "convention": CONVENTION,
             "order": ORDER,
             "rows": [self._rows[name] for name in sorted(self._rows)],
@@ -163,11 +160,11 @@ class BundleBuilder:
         return self._spool.read(size)
 
 
-def write_bundle(
-    path: Path, device: DeviceClass, policy_id: str, policy: Mapping[str, Any], rows: Iterable[Row]
-) -> str:
-    """Writes rows as a bundle and returns its digest. Raises StorageError."""
-    with BundleBuilder(device, policy_id, policy) as builder:
-        for row in rows:
-            builder.add(row)
-        return builder.write(path)
+def _told(environment: Environment) -> dict[str, Any]:
+    """Where rows were measured. A CPU's class does not name the ISA level that its kernels need."""
+    found = {
+        "runtime": environment.runtime,
+        "driver": environment.driver,
+        "libraries": dict(environment.libraries),
+    }
+    return {**found, "partition": environment.partition} if environment.vendor == "cpu" else found

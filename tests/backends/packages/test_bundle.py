@@ -190,6 +190,7 @@ def test_rows_of_a_cpu_run_by_ctypes(problem: GemmProblem, cache: BinaryCache, t
         assert set(found.manifest["binaries"]) == {launch["binary"], launch["runtime"]}
         assert {one["suffix"] for one in found.manifest["binaries"].values()} == {".so"}
         assert found.manifest["requires"] == {"driver": None}
+        assert found.manifest["environments"][HERE.id]["partition"] == HERE.partition
         fields = {one["name"]: one for one in launch["arguments"][0]["fields"]}
         assert (fields["parallel"]["fill"], fields["threads"]["value"]) == (
             "parallel",
@@ -202,10 +203,11 @@ def test_rows_of_a_cpu_run_by_ctypes(problem: GemmProblem, cache: BinaryCache, t
 
 def test_another_cpus_row_is_refused(cache: BinaryCache) -> None:
     row = host_rows()[0]
-    for changed, why in (
+    others: list[tuple[dict[str, Any], str]] = [
         ({"product": "Another CPU"}, "it was measured on cpu:.*Another-CPU.*, and this machine's CPU is"),
         ({"partition": "x86-64-v9"}, "it was measured on x86-64-v9, and this machine's CPU is"),
-    ):
+    ]
+    for changed, why in others:
         with pytest.raises(NoBinary, match=why):
             describe_row(replace(row, environment=replace(HERE, **changed)), "", cache)
     parameters = {**row.solution.parameters, "threads": 10_000}
