@@ -33,6 +33,7 @@ _KEPT, _MOST_WAITING = 8, 8
 #: For so long after a bundle was built those who have waited for it get it although rows have changed since:
 #: otherwise nobody would get one while others tune.
 _WAITERS_SECONDS = 900.0
+_MOST_WAITERS = 10_000
 _CLOSE_SECONDS = 10.0
 
 
@@ -89,7 +90,8 @@ class BundleBuilds:
                 del self._states[chosen]
                 raise state.error
             if state.built is None:
-                state.waiters.add(client)
+                if len(state.waiters) < _MOST_WAITERS:
+                    state.waiters.add(client)
                 return state.progress
             state.waiters.discard(client)
         with suppress(OSError):
@@ -110,6 +112,8 @@ class BundleBuilds:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _stale(self, state: _State, tag: str, client: str) -> bool:
+        if state.error is not None:  # rows that came since may be enough
+            return state.tag != tag
         if state.built is None:
             return False
         if not state.built.path.exists():
@@ -178,8 +182,12 @@ class BundleBuilds:
 
     def _forget_old(self, newest: Path) -> None:
         """Deletes all but the latest served files. One that is being sent stays readable until its end."""
-        found = sorted(self._folder.glob(f"[!.]*{SUFFIX}"), key=lambda path: -path.stat().st_mtime)
-        for path in [path for path in found if path != newest][_KEPT - 1 :]:
+        served: list[tuple[float, Path]] = []
+        for path in self._folder.glob(f"[!.]*{SUFFIX}"):
+            with suppress(FileNotFoundError):  # another process of the service forgot it
+                served.append((path.stat().st_mtime, path))
+        old = [path for _, path in sorted(served, reverse=True) if path != newest]
+        for path in old[_KEPT - 1 :]:
             path.unlink(missing_ok=True)
 
 

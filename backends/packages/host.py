@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from backends.cache import BinaryCache
@@ -65,13 +66,18 @@ def describe(
 
 def _check_here(environment: Environment) -> None:
     """Raises NoBinary for a CPU of another class or with another ISA level than this machine's."""
-    here = CpuBackend().probe().devices[0]
+    here = _this_machine()
     for ours, theirs in (
         (str(here.device_class), str(environment.device_class)),
         (here.partition, environment.partition),
     ):
         if ours != theirs:
             raise NoBinary(f"it was measured on {theirs}, and this machine's CPU is {ours}")
+
+
+@lru_cache(maxsize=1)
+def _this_machine() -> Environment:
+    return CpuBackend().probe().devices[0]
 
 
 def _argument(problem: GemmProblem, found: Mapping[str, int]) -> Struct:

@@ -23,6 +23,8 @@ from backends.packages.bundle import Binary, Measured, Row
 from backends.packages.bundle_file import BundleFile
 from backends.problem import from_linear
 from service import bundle_builds, bundles
+from service.app import create_app
+from service.bundle_builds import BundleBuilds
 from service.records import BundleProgress, BundleReport
 from service.settings import Settings
 from tests.backends.packages.host_row import launched
@@ -216,11 +218,17 @@ def test_the_service_ends_while_one_is_built(settings: Settings, engine: Engine,
     for problem in OTHERS:
         store_win(engine, problem, GEMV, GPU)
     compiler.go.clear()
-    with serving(settings) as client:
+    app = create_app(settings)
+    builds: BundleBuilds = app.state.bundles
+
+    def release() -> None:
+        builds._closing.wait(30)
+        compiler.go.set()
+
+    with serving(settings, app) as client:
         assert client.get(PATH, params=ASKED).status_code == 202
-        threading.Timer(0.2, compiler.go.set).start()
-    time.sleep(0.3)
-    assert len(compiler.compiled) <= 1 + 1, "what was being compiled, and no more"
+        threading.Thread(target=release).start()
+    assert len(compiler.compiled) <= 1, "what was being compiled, and no more"
     assert not [thread for thread in threading.enumerate() if thread.name == "bundle"]
 
 
@@ -241,6 +249,20 @@ def test_what_cannot_be_compiled_is_left_out(
         "not compiled here: NVRTC refuses unit.cu": 1,
         "no kernel of our own was in the final": 1,
     }
+
+
+def test_a_refusal_does_not_outlive_its_reason(
+    client: httpx.Client, engine: Engine, compiler: Compiler
+) -> None:
+    store_win(engine, OTHERS[0], GEMV, GPU)
+    compiler.refused = {OTHERS[0].id}
+    assert client.get(PATH, params=ASKED).status_code == 202
+    deadline = time.monotonic() + 30
+    while any(thread.name == "bundle" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    store_win(engine, OTHERS[1], GEMV, GPU)
+    assert built(client).status_code == 200
 
 
 def test_a_retired_version_is_left_out(client: httpx.Client, engine: Engine) -> None:
