@@ -19,7 +19,7 @@ from backends.packages.package import zip_member
 
 FORMAT, VERSION = "gemmtune-bundle", 1
 SUFFIX, MANIFEST, BINARIES = ".gtb", "manifest.json", "binaries/"
-#: Bytes of a manifest, and of a binary, that are read at most: 10,000 rows have about 60 MB of manifest.
+#: Bytes of a manifest, and of a binary, that are read at most: 10,000 rows have about 75 MB of manifest.
 _MOST_MANIFEST, _MOST_BINARY = 2**28, 2**28
 _DIGEST = re.compile("[0-9a-f]{64}")
 #: What reading a damaged zip raises.
