@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Text, cast, select
+from sqlalchemy import Connection, Text, cast, func, select
 
 from db import models
 from db.values import among, chunks, measured_workspace, table
@@ -75,6 +75,20 @@ def export_rows(
         with connection.execute(part.execution_options(yield_per=1000)) as rows:
             for row in rows:
                 yield dict(zip(names, row, strict=True))
+
+
+def target_wins(connection: Connection, device_class_id: str, policy_id: str, target: str) -> int:
+    """How many problems of a device class have a WIN of an export target."""
+    query = (
+        select(func.count())
+        .select_from(_best)
+        .join(_target, _target.c.verdict_number == _best.c.targets_verdict_number)
+        .where(
+            _best.c.device_class_id == device_class_id, _best.c.policy_id == policy_id,
+            _target.c.target == target, _target.c.judgement == "WIN",
+        )
+    )  # fmt: skip
+    return int(connection.execute(query).scalar_one())
 
 
 def target_rows(connection: Connection, numbers: Sequence[int]) -> dict[int, list[Row]]:

@@ -19,6 +19,7 @@ FORMATS = {
     "int": "i",
     "unsigned int": "I",
     "float": "f",
+    "double": "d",
     "CUtensorMap": "128s",
 }
 #: Numbers of what a tensor map may say (CUtensorMapDataType, CUtensorMapSwizzle, ...).
@@ -30,7 +31,8 @@ ENUMS = {
     "fill": {"NONE": 0},
 }
 SHARED_MEMORY_ATTRIBUTE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-#: Vendor -> names of the driver's library, and its calls. Both vendors' calls take the same arguments.
+STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+#: Vendor -> names of the driver's library, and its calls. All but the launch take the same arguments.
 LIBRARIES = {
     "cuda": ("libcuda.so.1",),
     "hip": ("libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6"),
@@ -39,7 +41,7 @@ CALLS = {
     "cuda": {
         "load": "cuModuleLoadData",
         "function": "cuModuleGetFunction",
-        "launch": "cuLaunchKernel",
+        "launch": "cuLaunchKernelEx",
         "allocate": "cuMemAlloc_v2",
         "fill": "cuMemsetD8Async",
         "to_device": "cuMemcpyHtoDAsync_v2",
@@ -59,6 +61,30 @@ CALLS = {
         "wait": "hipStreamSynchronize",
     },
 }
+
+
+class Attribute(ctypes.Structure):
+    """CUlaunchAttribute: its number, and a union of 64 bytes that begins with the value."""
+
+    _fields_ = (
+        ("id", ctypes.c_int),
+        ("pad", ctypes.c_char * 4),
+        ("value", ctypes.c_int),
+        ("rest", ctypes.c_char * 60),
+    )
+
+
+class Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(Attribute)),
+        ("count", ctypes.c_uint),
+    )
 
 
 def value_of(argument: Mapping, filled: Mapping) -> int | float:
@@ -126,6 +152,19 @@ class Driver:
         """Makes a call of CALLS. Raises for any status but success."""
         check(getattr(self.library, CALLS[self.vendor][name])(*arguments))
 
+    def launch(self, function: ctypes.c_void_p, launch: Mapping, stream: ctypes.c_void_p, pointers) -> None:
+        """Queues one launch. With programmatic stream serialization it may start while the launch before it
+        ends; the kernel itself waits for that one's stores."""
+        if self.vendor != "cuda":
+            sizes = (*launch["grid"], *launch["block"], launch["dynamic_shared_bytes"])
+            self.call("launch", function, *sizes, stream, pointers, None)
+            return
+        config = Config(tuple(launch["grid"]), tuple(launch["block"]), launch["dynamic_shared_bytes"], stream)
+        if launch["programmatic_stream_serialization"]:
+            config.attributes = ctypes.pointer(Attribute(id=STREAM_SERIALIZATION, value=1))
+            config.count = 1
+        self.call("launch", ctypes.byref(config), function, pointers, None)
+
     def allocate(self, size: int) -> int:
         """The address of new memory on the device, all zeros."""
         address = ctypes.c_uint64()
@@ -173,17 +212,15 @@ class Package:
             self._functions.append(function)
 
     def run(self, filled: Mapping, stream: int | None = None) -> None:
-        """Launches on a stream (default: the driver's), plainly: kernels that would wait for the launch
-        before them ("may_be_programmatic_dependent_launch") have nothing to wait for then. `filled`: the
-        operands' device addresses by name, "workspace" where its size is not 0, and alpha and beta where the
-        problem leaves them open."""
+        """Launches on a stream (default: the driver's), as the kernels were measured. `filled`: the operands'
+        device addresses by name, "workspace" where its size is not 0, and alpha and beta where the problem
+        leaves them open."""
         on = self._driver.stream if stream is None else ctypes.c_void_p(stream)
         for launch, function in zip(self.document["launches"], self._functions, strict=True):
             packed = [pack(one, filled, self._driver.library) for one in launch["arguments"]]
             buffers = [ctypes.create_string_buffer(data, len(data)) for data in packed]
             pointers = (ctypes.c_void_p * len(buffers))(*map(ctypes.addressof, buffers))
-            sizes = (*launch["grid"], *launch["block"], launch["dynamic_shared_bytes"])
-            self._driver.call("launch", function, *sizes, on, pointers, None)
+            self._driver.launch(function, launch, on, pointers)
 
 
 def opened(vendor: str) -> ctypes.CDLL:

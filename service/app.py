@@ -17,16 +17,29 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from sqlalchemy import Engine
+from starlette.concurrency import run_in_threadpool
 
 from db import queries
 from db.engine import open_engine
 from db.lookup import open_lookup
 from service import errors, records, schemas
 from service.binaries import Binaries
+from service.bundle_builds import BundleBuilds
 from service.deps import Operations, Service, TuningService
 from service.metrics import Metrics
 from service.middleware import Compressed, Observed
-from service.routes import best, binaries, describe, devices, exports, health, imports, problems, tunings
+from service.routes import (
+    best,
+    binaries,
+    bundles,
+    describe,
+    devices,
+    exports,
+    health,
+    imports,
+    problems,
+    tunings,
+)
 from service.settings import Settings
 from service.tunings import open_tunings
 
@@ -59,6 +72,7 @@ def create_app(
         try:
             yield
         finally:
+            await run_in_threadpool(app.state.bundles.close)
             await app.state.service.close()
 
     app = FastAPI(
@@ -74,11 +88,13 @@ def create_app(
     app.state.operations = Operations(app)
     app.state.metrics = Metrics(lambda: app.state.service.read(queries.gauges))
     app.state.binaries = Binaries(settings)
+    app.state.bundles = BundleBuilds(settings, app.state.binaries)
     errors.install(app, settings.retry_after_seconds, app.state.operations.allowed)
     app.router.routes.append(best.hot_route())  # first: routes are matched in order
-    for routes in (best, tunings, problems, binaries, imports, exports, devices, health):
+    for routes in (best, tunings, problems, binaries, bundles, imports, exports, devices, health):
         app.include_router(routes.router)
-    app.add_middleware(Compressed, minimum_size=settings.compress_bytes, plain=frozenset({best.PATH}))
+    plain = frozenset({best.PATH, bundles.PATH})
+    app.add_middleware(Compressed, minimum_size=settings.compress_bytes, plain=plain)
     app.add_middleware(
         Observed,
         metrics=app.state.metrics,

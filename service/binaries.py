@@ -4,7 +4,8 @@ the package, with a limit on concurrent compiles."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
@@ -128,9 +129,21 @@ class Binaries:
     """Packages from the cache, or compiled: at most `settings.max_compiles` at a time."""
 
     def __init__(self, settings: Settings) -> None:
-        self._cache = BinaryCache(settings.cache_dir / "kernels")
+        #: The compiled kernels on disk.
+        self.cache = BinaryCache(settings.cache_dir / "kernels")
         self._most = settings.max_compiles
         self._places = threading.Semaphore(self._most)
+
+    @property
+    def background_places(self) -> int:
+        """How many places work in the background takes at most: requests keep one where there are more."""
+        return max(1, self._most - 1)
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """Waits for a place and holds it: for work in the background."""
+        with self._places:
+            yield
 
     def package(self, chosen: Chosen) -> bytes:
         """The zip. Raises what package.build() raises, and Refused (503) if all places are taken: requests do
@@ -141,6 +154,6 @@ class Binaries:
                 f"{self._most} (GEMMTUNE_MAX_COMPILES)"
             )
         try:
-            return package.build(chosen.problem, chosen.solution, chosen.arch, chosen.units, self._cache)
+            return package.build(chosen.problem, chosen.solution, chosen.arch, chosen.units, self.cache)
         finally:
             self._places.release()

@@ -38,6 +38,11 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Write the best known solutions of a device class as a file that a framework loads. What was "
         "written, and what was left out and why, is reported on standard error.",
     ),
+    "bundle": (
+        "bundle",
+        "Write the kernels of our own that won on a device class, with their launches and verdicts, as one "
+        "file that gemmtune's client loads.",
+    ),
     "devices": (
         "look",
         "List the devices of this machine, what runs on them, and their measured ceilings.",

@@ -85,6 +85,30 @@ def nothing_to_export(reason: str, report: Mapping[str, Any]) -> Refused:
     )
 
 
+def nothing_to_bundle(reason: str, report: Mapping[str, Any] | None) -> Refused:
+    """404: the device class has no row for a bundle; the report, if there is one, says why."""
+    members = {} if report is None else {"report": dict(report)}
+    return Refused(Fault(404, "nothing-to-bundle", "There is no bundle of the device class", reason, members))
+
+
+def too_many_rows(device: str, count: int, most: int) -> Refused:
+    """409: a bundle would have more rows than the setting allows."""
+    detail = (
+        f"{device} has {count} rows, more than {most} of a bundle (GEMMTUNE_MAX_BUNDLE_ROWS); raise it, or "
+        "write a bundle of some problems: gemmtune bundle --problems FILE"
+    )
+    return Refused(Fault(409, "bundle-too-large", "The bundle would be too large", detail, {"rows": count}))
+
+
+def local_only(device: str) -> Refused:
+    """403: a bundle of CPU kernels, which run as soon as they are loaded, is not served to other machines."""
+    detail = (
+        f"a bundle of {device} holds shared libraries, which run code as soon as they are loaded; it is "
+        "served to this machine alone: write it here (gemmtune bundle -o FILE) and copy the file"
+    )
+    return Refused(Fault(403, "local-only", "Served to this machine alone", detail))
+
+
 def open_choice(name: str, detail: str, choices: Sequence[str]) -> Refused:
     """409: an omitted query parameter has several possible values, or none; lists up to a hundred."""
     return Refused(

@@ -114,13 +114,13 @@ def open_export(engine: Engine, format_name: str, chosen: Selection) -> Export:
         environments=tuple(environments),
         workspace_limit=chosen.workspace_limit,
     )
-    rows = read_rows(engine, chosen, made.key_formats, report)
+    found = read_rows(engine, chosen, made.key_formats, report)
     return Export(
         f"gemmtune-{made.name}-{slug(str(chosen.device))}{made.suffix}",
         made.media_type,
         tag,
         report,
-        _gathered(made.write(rows, options, report)),
+        _gathered(made.write(found, options, report)),
     )
 
 

@@ -82,7 +82,8 @@ class Observed:
 
 
 class Compressed:
-    """gzip for answers that gain from it: not for lookups, which are small and many, nor event streams."""
+    """gzip for answers that gain from it: not for lookups, which are small and many, event streams, nor
+    bundles, which are compressed and sent in ranges."""
 
     def __init__(self, app: ASGIApp, minimum_size: int, plain: frozenset[str]) -> None:
         self._app, self._plain = app, plain

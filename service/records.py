@@ -275,3 +275,22 @@ class ExportReport(Answer):
     gain: ExportGain | None
     tune_again: int
     one_seed: int
+
+
+class BundleReport(ExportReport):
+    """What a bundle holds, and what it does not; `gain.geometric_mean` is that of its rows. `target` is the
+    architecture that its binaries are for."""
+
+    digest: str
+    bytes: int
+
+
+class BundleProgress(Answer):
+    """A bundle that is being built: `done` of `total` rows; both 0 until the rows were read."""
+
+    status: Literal["building"]
+    device_class: str
+    policy_id: str
+    target: str
+    done: int
+    total: int

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,10 @@ _AWAY, _AGAIN_SECONDS = (502, 503, 504), 0.5
 
 class ServiceError(GemmtuneError):
     """The service refused the request, for the reason that the message gives, or does not answer."""
+
+
+class ServiceAway(ServiceError):
+    """The service does not answer, or the connection broke: the same request may succeed later."""
 
 
 class Remote:
@@ -72,6 +77,21 @@ class Remote:
                     answer.read()
                     raise _refused(answer)
                 yield from answer.iter_bytes()
+        except httpx.HTTPError as error:
+            raise self._away(error) from error
+
+    @contextmanager
+    def streamed(self, path: str, headers: Mapping[str, str], **parameters: Any) -> Iterator[httpx.Response]:
+        """The answer to a GET, its body not read yet. Raises ServiceError for a refusal, ServiceAway for a
+        broken connection at any point."""
+        try:
+            with self._client.stream(
+                "GET", path, params=_given(parameters), headers=headers, timeout=600
+            ) as answer:
+                if answer.status_code >= 400:
+                    answer.read()
+                    raise _refused(answer)
+                yield answer
         except httpx.HTTPError as error:
             raise self._away(error) from error
 
@@ -129,8 +149,8 @@ class Remote:
             raise _refused(answer)
         return answer.json()
 
-    def _away(self, error: httpx.HTTPError) -> ServiceError:
-        return ServiceError(
+    def _away(self, error: httpx.HTTPError) -> ServiceAway:
+        return ServiceAway(
             f"no answer from {self.server} ({error or type(error).__name__}); "
             "is `gemmtune serve` running there?"
         )

@@ -24,7 +24,7 @@ class Settings(BaseSettings):
     port: int = Field(default=8080, ge=0, le=65535, description="Port of the service; 0 takes a free one.")
     cache_dir: Path = Field(
         default_factory=default_cache_dir,
-        description="Folder of compiled kernels and measured ceilings.",
+        description="Folder of compiled kernels, bundles and measured ceilings.",
     )
     device: str = Field(
         default="cpu", description="Device selector used where a command or a request names none."
@@ -47,7 +47,9 @@ class Settings(BaseSettings):
         default=1000, ge=0, description="Problems of one request for which near ones are looked up, at most."
     )
     retry_after_seconds: int = Field(
-        default=2, ge=1, description="When a client may ask again while the database is away."
+        default=2,
+        ge=1,
+        description="When a client may ask again while the database is away, or a bundle is being built.",
     )
     events_poll_seconds: float = Field(
         default=0.25, gt=0, description="How often a stream of events looks for new ones."
@@ -58,6 +60,7 @@ class Settings(BaseSettings):
     max_compiles: int = Field(
         default=2, ge=1, description="Kernels compiled for requests at a time; one more is answered 503."
     )
+    max_bundle_rows: int = Field(default=10_000, ge=1, description="Rows of a bundle, at most.")
     compress_bytes: int = Field(
         default=1024,
         ge=0,

@@ -150,9 +150,11 @@ class NativeFamily(ABC):
         """The kernel with its cache blocks and threads. Raises LaunchError without a binary."""
         if binary is None:
             raise LaunchError(f"{solution.id} has no binary")
-        blocks = {name: int(solution.parameters.get(name) or 1) for name in ("mc", "nc", "kc")}
-        threads = int(solution.parameters["threads"] or 1)
-        return NativeKernel(problem, binary, device.runtime, {**blocks, "threads": threads})
+        return NativeKernel(problem, binary, device.runtime, self.blocks(solution))
+
+    def blocks(self, solution: Solution) -> dict[str, int]:
+        """The cache blocks and the number of threads, which are arguments of every launch."""
+        return {name: int(solution.parameters.get(name) or 1) for name in ("mc", "nc", "kc", "threads")}
 
     def _ordered(self, problem: GemmProblem, environment: Environment) -> Iterator[dict[str, Parameter]]:
         """Parameters, the likeliest first: the fastest dot on all cores with every tile and block, then fewer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -49,6 +50,44 @@ def runtime(path: Path) -> ctypes.CDLL:
     return library
 
 
+def constants(problem: GemmProblem, blocks: Mapping[str, int]) -> dict[str, int]:
+    """The fields of GemmArgs that the problem and the solution (cache blocks, threads) determine: all but
+    addresses, scalars and the workspace's size."""
+    p = problem
+    return {
+        **{name: getattr(p, name) for name in ("m", "n", "k", "batch", "lda", "ldb", "ldc", "ldd")},
+        **{f"stride_{side}": getattr(p, f"stride_{side}") for side in "abcd"},
+        **blocks,
+        "trans_a": int(p.trans_a != "N"),
+        "trans_b": int(p.trans_b != "N"),
+        "bias_axis": _AXES[p.bias_axis],
+        "activation": _ACTIVATIONS[p.activation],
+    }
+
+
+class NativeLibrary:
+    """A kernel's shared library. Raises LaunchError if it cannot be loaded or has another ABI."""
+
+    def __init__(self, library: Path) -> None:
+        try:
+            loaded = ctypes.CDLL(str(library))
+            self.run, self._workspace = loaded.gemmtune_run, loaded.gemmtune_workspace
+            abi = loaded.gemmtune_abi()
+        except (OSError, AttributeError) as error:
+            raise LaunchError(f"{library} cannot be loaded: {error}") from error
+        if abi != ABI:
+            raise LaunchError(f"{library} has ABI {abi}, not {ABI}; delete it and compile again")
+        self.run.argtypes, self.run.restype = [_PTR], _I32
+        self._workspace.argtypes, self._workspace.restype = [_PTR], _I64
+
+    def workspace_bytes(self, found: Mapping[str, int]) -> int:
+        """Bytes of workspace for these constants(). Raises LaunchError if the kernel refuses the problem."""
+        size = int(self._workspace(ctypes.byref(GemmArgs(**found))))
+        if size < 0:
+            raise LaunchError(f"the kernel refuses this problem with status {-size}")
+        return size
+
+
 class NativeKernel:
     """A compiled kernel with its run-time parameters. Raises LaunchError if the library cannot be loaded, has
     another ABI, or refuses the problem."""
@@ -56,31 +95,10 @@ class NativeKernel:
     def __init__(
         self, problem: GemmProblem, library: Path, pool: ctypes.CDLL, blocks: dict[str, int]
     ) -> None:
-        try:
-            loaded = ctypes.CDLL(str(library))
-            self._run, self._workspace = loaded.gemmtune_run, loaded.gemmtune_workspace
-            abi = loaded.gemmtune_abi()
-        except (OSError, AttributeError) as error:
-            raise LaunchError(f"{library} cannot be loaded: {error}") from error
-        if abi != ABI:
-            raise LaunchError(f"{library} has ABI {abi}, not {ABI}; delete it and compile again")
-        self._run.argtypes, self._run.restype = [_PTR], _I32
-        self._workspace.argtypes, self._workspace.restype = [_PTR], _I64
-        p = problem
-        self._template = {
-            **{name: getattr(p, name) for name in ("m", "n", "k", "batch", "lda", "ldb", "ldc", "ldd")},
-            **{f"stride_{side}": getattr(p, f"stride_{side}") for side in "abcd"},
-            **blocks,
-            "parallel": ctypes.cast(pool.gemmtune_parallel, _PTR),
-            "trans_a": int(p.trans_a != "N"),
-            "trans_b": int(p.trans_b != "N"),
-            "bias_axis": _AXES[p.bias_axis],
-            "activation": _ACTIVATIONS[p.activation],
-        }
-        args = GemmArgs(**self._template)
-        self.workspace_bytes = int(self._workspace(ctypes.byref(args)))
-        if self.workspace_bytes < 0:
-            raise LaunchError(f"the kernel refuses this problem with status {-self.workspace_bytes}")
+        loaded, found = NativeLibrary(library), constants(problem, blocks)
+        self._run = loaded.run
+        self._template = {**found, "parallel": ctypes.cast(pool.gemmtune_parallel, _PTR)}
+        self.workspace_bytes = loaded.workspace_bytes(found)
 
     #: D is rounded once.
     partial_sums = 1

@@ -19,7 +19,7 @@ from backends.environment import Environment
 from backends.errors import DeviceLost, GemmtuneError, UnsupportedProblem
 from backends.gpu.compiled_family import CompiledFamily, compiled_families
 from backends.gpu.device import GpuDevice
-from backends.gpu.padded_family import PaddedFamily
+from backends.gpu.padded_family import padded_wgmma
 from backends.gpu.torch_gemm import TorchMatmul, import_torch, torch_build
 from backends.gpu.triton_family import triton_families
 from backends.kernels.families import FAMILIES
@@ -198,8 +198,7 @@ def _families() -> Mapping[str, Family]:
     made: list[Family] = [
         lt, CublasLtHeuristic(), PaddedCublasLt(lt, nvrtc), Cublas(), TorchMatmul("CUDA"),
         *triton_families(Triton()),
-        # Version 1 had tile-wgmma's parameters of version 1, and version 2 slower copies.
-        PaddedFamily("tile-wgmma-padded", 3, wgmma, nvrtc),
+        padded_wgmma(wgmma, nvrtc),
         *compiled_families("cuda", nvrtc),
     ]  # fmt: skip
     return {family.name: family for family in made}

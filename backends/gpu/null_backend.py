@@ -15,7 +15,7 @@ from backends.errors import DeviceLost, UnsupportedProblem
 from backends.gpu.compiled_family import CompiledFamily
 from backends.gpu.device import GpuDevice
 from backends.gpu.null import NullDriver, NullTelemetry
-from backends.gpu.padded_family import PaddedFamily
+from backends.gpu.padded_family import padded_wgmma
 from backends.kernels.families import FAMILIES
 from backends.problem import GemmProblem, from_linear
 from backends.protocol import Baseline, Device, Family, Probe
@@ -78,5 +78,5 @@ def _families() -> Mapping[str, Family]:
     emulator = Emulator()
     made: list[Family] = [CompiledFamily(FAMILIES[name], emulator) for name in _FAMILIES]
     wgmma = CompiledFamily(FAMILIES["tile-wgmma"], emulator)
-    made.append(PaddedFamily("tile-wgmma-padded", 3, wgmma, emulator))
+    made.append(padded_wgmma(wgmma, emulator))
     return {family.name: family for family in made}

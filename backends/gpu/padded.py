@@ -32,8 +32,8 @@ PADS = ("all", "inputs")
 FACTORS = "factors"
 #: Bytes of a cache line; a copy is by at most one so-manieth larger for its columns to start at them.
 _CACHE_LINE, _MOST_EXCESS = 128, 16
-#: Buffers start at multiples of this many bytes, as allocations do.
-_BUFFER = 256
+#: Buffers start at multiples of this many bytes in the workspace, as allocations do.
+BUFFER_ALIGN = 256
 
 
 def misaligned(problem: GemmProblem) -> tuple[str, ...]:
@@ -128,7 +128,7 @@ def buffers(problem: GemmProblem, pad: str) -> tuple[Mapping[str, int], int]:
         starts[name] = at
         layout = found[name]
         size = layout.copies * max(layout.stride, layout.ld * layout.columns) * layout.dtype.bytes
-        at += _up(size, _BUFFER)
+        at += _up(size, BUFFER_ALIGN)
     return starts, at
 
 

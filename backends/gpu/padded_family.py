@@ -102,5 +102,11 @@ class PaddedFamily:
         return Solution(self._inner.name, version, solution.parameters, None, 0, solution.deterministic)
 
 
+def padded_wgmma(inner: CompiledFamily, toolchain: Toolchain[CompileUnit]) -> PaddedFamily:
+    """tile-wgmma (`inner`) on copies."""
+    # Version 1 had tile-wgmma's parameters of version 1, and version 2 slower copies.
+    return PaddedFamily("tile-wgmma-padded", 3, inner, toolchain)
+
+
 def _twin(problem: GemmProblem) -> GemmProblem:
     return padded_twin(problem, FACTORS)

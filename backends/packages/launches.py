@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from backends.archs import GpuArch
@@ -22,15 +23,16 @@ from backends.resources import Resources
 
 #: The name under which the caller fills in the workspace's address, beside operand addresses, alpha and beta.
 WORKSPACE = "workspace"
-_C_TYPES: Mapping[type[Any], str] = {
-    ctypes.c_void_p: "void *", ctypes.c_longlong: "long long", ctypes.c_int: "int",
-    ctypes.c_uint: "unsigned int", ctypes.c_float: "float",
+#: The C types of ctypes' own.
+C_TYPES: Mapping[type[Any], str] = {
+    ctypes.c_void_p: "void *", ctypes.c_longlong: "long long", ctypes.c_int64: "long long",
+    ctypes.c_int: "int", ctypes.c_uint: "unsigned int", ctypes.c_float: "float", ctypes.c_double: "double",
 }  # fmt: skip
 #: The C type of a tensor map field.
 TENSOR_MAP = "CUtensorMap"
 #: Triton's scalar types in a signature; all other types are pointers.
 _TRITON_TYPES = {"i64": "long long", "i32": "int", "fp32": "float"}
-_BYTES = {name: ctypes.sizeof(kind) for kind, name in _C_TYPES.items()} | {TENSOR_MAP: MAP_BYTES}
+_BYTES = {name: ctypes.sizeof(kind) for kind, name in C_TYPES.items()} | {TENSOR_MAP: MAP_BYTES}
 #: gemmtune dtype -> suffix of the CUtensorMapDataType.
 _TENSOR_TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
 
@@ -43,12 +45,17 @@ class Fill:
     name: str
     plus: int = 0
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; `plus` is left out where it is 0."""
+        return {"fill": self.name} | ({"plus": self.plus} if self.plus else {})
+
 
 @dataclass(frozen=True)
 class Encode:
-    """A tensor map that the caller fills in with cuTensorMapEncodeTiled, from an operand's address."""
+    """A tensor map that the caller fills in with cuTensorMapEncodeTiled, from the address `fill`."""
 
     map: TensorMap
+    fill: Fill
 
     def to_dict(self) -> dict[str, Any]:
         """The arguments of the call, the contiguous dimension first. Strides are in bytes and exclude the
@@ -89,11 +96,10 @@ class Argument:
         found: dict[str, Any] = {"name": self.name, "type": self.type, "bytes": self.bytes}
         if self.offset is not None:
             found["offset"] = self.offset
-        if isinstance(self.value, Encode):
-            return {**found, "fill": self.value.map.operand, "tensor_map": self.value.to_dict()}
-        if not isinstance(self.value, Fill):
-            return {**found, "value": self.value}
-        return {**found, "fill": self.value.name} | ({"plus": self.value.plus} if self.value.plus else {})
+        value = self.value
+        if isinstance(value, Encode):
+            return {**found, **value.fill.to_dict(), "tensor_map": value.to_dict()}
+        return {**found, **(value.to_dict() if isinstance(value, Fill) else {"value": value})}
 
 
 @dataclass(frozen=True)
@@ -139,7 +145,7 @@ class DescribedLaunch:
             "cluster": None if one.cluster is None else list(one.cluster),
             "dynamic_shared_bytes": one.shared_bytes,
             "needs_shared_memory_attribute": one.needs_shared_attribute(self.arch),
-            "may_be_programmatic_dependent_launch": one.dependent(self.arch),
+            "programmatic_stream_serialization": one.dependent(self.arch),
             **self._buffer(),
             "resources": None if self.resources is None else _resources(self.resources),
         }
@@ -165,24 +171,29 @@ def _resources(taken: Resources) -> dict[str, int | None]:
 
 
 def kernel_launches(
-    config: KernelConfig, file: str, resources: Mapping[str, Resources], arch: GpuArch
+    config: KernelConfig,
+    file: str,
+    resources: Mapping[str, Resources],
+    arch: GpuArch,
+    inside: Mapping[str, Fill] = MappingProxyType({}),
 ) -> list[DescribedLaunch]:
-    """The GEMM launch and, with split-K, the launch that adds the partial sums. Both take the same
-    argument."""
-    argument = (kernel_argument(config),)
+    """The GEMM launch and, with split-K, the launch that adds the partial sums. Both take the same argument
+    (see kernel_argument())."""
+    argument = (kernel_argument(config, inside),)
     return [DescribedLaunch(file, one, arch, argument, resources.get(one.entry)) for one in config.launches]
 
 
-def kernel_argument(found: KernelConfig) -> Struct:
-    """GemmArgs as KernelConfig.arguments() fills it, followed by the tensor maps if there are any."""
+def kernel_argument(found: KernelConfig, inside: Mapping[str, Fill] = MappingProxyType({})) -> Struct:
+    """GemmArgs as KernelConfig.arguments() fills it, followed by the tensor maps if there are any. `inside`:
+    addresses other than those of the operand or of the workspace itself."""
     problem = found.product.problem
     # Placeholder addresses, which identify the operand that each field holds.
     marks = {name: number for number, name in enumerate([*layouts(problem), WORKSPACE], 1)}
     workspace = marks.pop(WORKSPACE) if found.reduces else 0
     args = found.arguments(Operands.at(marks, problem.scalars), workspace)
-    fills: dict[int, Value] = {number: Fill(name) for name, number in marks.items()}
-    fills |= {workspace: Fill(WORKSPACE)} if workspace else {}
-    scalars = _scalars(problem)
+    names = {**marks, WORKSPACE: workspace} if workspace else marks
+    fills: dict[int, Value] = {number: inside.get(name, Fill(name)) for name, number in names.items()}
+    scalars = scalars_of(problem)
     fields = []
     own = type(args)
     # A struct that extends GemmArgs lists its own fields only.
@@ -191,19 +202,24 @@ def kernel_argument(found: KernelConfig) -> Struct:
         if kind is ctypes.c_void_p:
             value = fills.get(value, 0)
         value = scalars.get(name, value)
-        fields.append(Argument(name, _C_TYPES[kind], value, getattr(own, name).offset))
+        fields.append(Argument(name, C_TYPES[kind], value, getattr(own, name).offset))
     if not found.tensors:
         size, alignment = ctypes.sizeof(own), ctypes.alignment(own)
         return Struct(own.__name__, size, alignment, tuple(fields))
     whole = argument_type(len(found.tensors))
     fields += [
-        Argument(f"maps[{number}]", TENSOR_MAP, Encode(one), whole.maps.offset + number * MAP_BYTES)
+        Argument(
+            f"maps[{number}]",
+            TENSOR_MAP,
+            Encode(one, inside.get(one.operand, Fill(one.operand))),
+            whole.maps.offset + number * MAP_BYTES,
+        )
         for number, one in enumerate(found.tensors)
     ]
     return Struct(whole.__name__, ctypes.sizeof(whole), MAP_ALIGNMENT, tuple(fields))
 
 
-def _scalars(problem: GemmProblem) -> dict[str, Value]:
+def scalars_of(problem: GemmProblem) -> dict[str, Value]:
     """alpha and beta: the problem's fixed value, or a Fill if the caller chooses it."""
     alpha, beta = problem.scalars
     return {
@@ -229,7 +245,7 @@ def _triton_launch(config: TritonConfig, request: Request, step: Step, arch: Gpu
     }
     partial: Fill | int = Fill(WORKSPACE) if config.partial_bytes else 0
     values = config.arguments(step.entry, pointers, partial, problem.scalars)
-    scalars, whole = _scalars(problem), config.product.out_integer
+    scalars, whole = scalars_of(problem), config.product.out_integer
     arguments = []
     for (name, kind), value in zip(request.signature, values, strict=True):
         found = scalars.get(name, value)

@@ -2,8 +2,8 @@
 description of its launches. Needs compilers but no GPU.
 
 The zip holds launch.json and the binaries that it names: kernel.cubin (NVIDIA) or kernel.hsaco (AMD) for C++
-families, gemm and reduce with the same suffixes for Triton families. The same kernels give byte-identical
-zips.
+families, gemm and reduce with the same suffixes for Triton families; beside kernel.cubin copy.cubin for a
+family on copies of misaligned operands. The same kernels give byte-identical zips.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from backends import resources
 from backends.cache import BinaryCache
 from backends.environment import Environment
 from backends.errors import CompilerMissing, IllegalSolution, NoBinary
+from backends.gpu.compiled_family import CompiledFamily
+from backends.gpu.padded import BUFFER_ALIGN, FACTORS, buffers, copying_unit, padded_twin
+from backends.gpu.padded_family import padded_wgmma
 from backends.kernel_checks.candidates import GPU_FAMILIES, GpuFamily, environment_of, missing, vendors
+from backends.kernels.families import FAMILIES
 from backends.kernels.family import KernelFamily
 from backends.kernels.legality import arch_of
 from backends.kernels.oriented_gemm import WIDE
@@ -27,6 +31,7 @@ from backends.kernels.triton import description
 from backends.kernels.triton.configuration import TritonConfig, workspace_align
 from backends.operands import layouts
 from backends.packages.launches import DescribedLaunch, kernel_launches, triton_launches
+from backends.packages.padded import padded_launches
 from backends.problem import GemmProblem
 from backends.solution import Solution
 from backends.toolchains.registry import TOOLCHAINS, TRITON
@@ -35,10 +40,10 @@ from backends.toolchains.triton import TritonUnit
 from backends.wire import problem_to_wire
 
 #: Version of launch.json's format; rises with every change that affects readers.
-FORMAT = 2
+FORMAT = 3
 DESCRIPTION = "launch.json"
 #: Vendor -> the call that takes grid (in blocks), block (in threads), dynamic shared memory and arguments.
-LAUNCHED_BY: Mapping[str, str] = {"cuda": "cuLaunchKernel", "hip": "hipModuleLaunchKernel"}
+LAUNCHED_BY: Mapping[str, str] = {"cuda": "cuLaunchKernelEx", "hip": "hipModuleLaunchKernel"}
 CONVENTION = (
     "D[m,n] = scale_d activation(alpha scale_a scale_b op(A)[m,k] op(B)[k,n] + beta C[m,n] + bias), batch "
     "times, in column-major BLAS terms, as problem.canonical has them: element (batch, row, column) of an "
@@ -49,8 +54,8 @@ CONVENTION = (
 ORDER = "launches run in order on one stream; none needs the workspace to hold anything before"
 #: Families that are compiled for CPUs (backends/cpu/families.py).
 _OF_CPUS = ("packed", "stream")
-#: Families that run another family on padded copies of the operands (backends/gpu/padded_family.py).
-_COPIES_FIRST = ("tile-wgmma-padded",)
+#: A family on padded copies of the operands (backends/gpu/padded_family.py) -> the family of its product.
+_PADDED = {"tile-wgmma-padded": "tile-wgmma"}
 #: Parameters that set the number of blocks per multiprocessor.
 _PER_UNIT = ("programs_per_unit", "blocks_per_unit")
 _SWAPPED = {"a": "b", "b": "a", "scale_a": "scale_b", "scale_b": "scale_a"}
@@ -70,19 +75,15 @@ class Packed:
 
 
 def family_of(solution: Solution) -> GpuFamily:
-    """The GPU family that compiles a solution. Raises NoBinary, with the reason, if there is none."""
-    found = GPU_FAMILIES.get(solution.family)
+    """The GPU family that compiles a solution, for a family on copies that of its product. Raises NoBinary,
+    with the reason, if there is none."""
+    found = GPU_FAMILIES.get(_PADDED.get(solution.family, solution.family))
     if found is not None:
         return found
     if solution.family in _OF_CPUS:
         raise NoBinary(
-            f"{solution.family} is compiled for the CPU that it runs on, into a library that is driven by "
-            "gemmtune's own threads: there is no binary to hand out"
-        )
-    if solution.family in _COPIES_FIRST:
-        raise NoBinary(
-            f"{solution.family} copies operands before its product, by a kernel that is no family's: there "
-            "is no package of it"
+            f"{solution.family} is compiled for the CPU that it runs on, and runs on gemmtune's own threads: "
+            "there is no package of it; gemmtune bundle writes it into a bundle"
         )
     raise NoBinary(
         f"a solution of {solution.family} is a library's call: there is no binary; its attributes are the "
@@ -127,16 +128,18 @@ def describe(
     why = missing(family, environment.vendor, arch)
     if why is not None:
         raise CompilerMissing(why)
-    rule = family.illegal(problem, solution, environment)
+    rule = _rule(family, problem, solution, environment)
     if rule is not None:
         raise IllegalSolution(rule)
-    if isinstance(family, KernelFamily):
+    if solution.family in _PADDED:
+        packed = _padded(problem, solution, environment, cache)
+    elif isinstance(family, KernelFamily):
         packed = _own(family, problem, solution, environment, cache)
     else:
         packed = _triton(problem, solution, environment, cache)
     document = {
         "format": FORMAT,
-        "solution": {name: value for name, value in solution.to_dict().items() if name in _IDENTITY},
+        "solution": {name: value for name, value in solution.to_dict().items() if name in IDENTITY},
         "problem": {"id": problem.id, "wire": problem_to_wire(problem), "canonical": problem.to_dict()},
         "vendor": environment.vendor,
         "arch": arch,
@@ -147,17 +150,29 @@ def describe(
         "compiler": dict(packed.compiler),
         "convention": CONVENTION,
         "order": ORDER,
-        "operands": _operands(problem),
+        "operands": operands_of(problem),
         "workspace": {"bytes": packed.workspace_bytes, "alignment": packed.workspace_align},
         "launches": [launch.to_dict() for launch in packed.launches],
     }
     return document, packed.files
 
 
-_IDENTITY = ("id", "family", "version", "parameters", "build")
+#: Members of a solution that a description has.
+IDENTITY = ("id", "family", "version", "parameters", "build")
 
 
-def _operands(problem: GemmProblem) -> dict[str, Any]:
+def _rule(
+    family: GpuFamily, problem: GemmProblem, solution: Solution, environment: Environment
+) -> str | None:
+    """The rule that the solution breaks, or None."""
+    if solution.family in _PADDED and isinstance(family, KernelFamily):
+        toolchain = TOOLCHAINS[environment.vendor]
+        padded = padded_wgmma(CompiledFamily(family, toolchain), toolchain)
+        return padded.illegal(problem, solution, environment)
+    return family.illegal(problem, solution, environment)
+
+
+def operands_of(problem: GemmProblem) -> dict[str, Any]:
     """Operands as stored; sizes and strides in elements, alignment in bytes."""
     return {
         name: {
@@ -191,6 +206,23 @@ def _own(
     return Packed({file: path.read_bytes()}, launches, compiler, config.workspace_bytes, WIDE, target)
 
 
+def _padded(problem: GemmProblem, solution: Solution, environment: Environment, cache: BinaryCache) -> Packed:
+    """A family's launches on copies, after the launch that makes them."""
+    inner = FAMILIES[_PADDED[solution.family]]
+    arch, toolchain = arch_of(environment), TOOLCHAINS[environment.vendor]
+    config = inner.config(padded_twin(problem, FACTORS), solution.parameters, arch).on(environment.units)
+    target = toolchain.target(environment.arch, config.arch_specific)
+    # Copies use no instructions of one architecture alone.
+    copies = toolchain.compile(copying_unit(problem, FACTORS, environment.arch), cache)
+    product = toolchain.compile(CompileUnit(config.unit, target), cache)
+    names = [f"{name}{product.suffix}" for name in ("copy", "kernel")]
+    launches = padded_launches(problem, config, (names[0], copies), (names[1], product), arch)
+    files = dict(zip(names, (copies.read_bytes(), product.read_bytes()), strict=True))
+    compiler = {"name": toolchain.name, "version": toolchain.build(environment.arch)}
+    size = buffers(problem, FACTORS)[1] + config.workspace_bytes
+    return Packed(files, launches, compiler, size, BUFFER_ALIGN, target)
+
+
 def _triton(
     problem: GemmProblem,
     solution: Solution,
@@ -220,9 +252,13 @@ def _zip(files: Mapping[str, bytes]) -> bytes:
     target = io.BytesIO()
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as file:
         for name, data in files.items():
-            # An explicit ZipInfo, so that the bytes depend neither on the clock nor on the system.
-            info = zipfile.ZipInfo(name)
-            info.create_system, info.external_attr = 3, 0o100644 << 16
-            info.compress_type = zipfile.ZIP_DEFLATED
-            file.writestr(info, data)
+            file.writestr(zip_member(name), data)
     return target.getvalue()
+
+
+def zip_member(name: str) -> zipfile.ZipInfo:
+    """A compressed member of a zip whose bytes depend neither on the clock nor on the system."""
+    info = zipfile.ZipInfo(name)
+    info.create_system, info.external_attr = 3, 0o100644 << 16
+    info.compress_type = zipfile.ZIP_DEFLATED
+    return info

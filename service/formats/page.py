@@ -31,10 +31,10 @@ it like any other candidate.
 the target has. Where the file cannot name the winner, it gets the best solution that it can name, if that one
 won against the default too: a tuning judges the best of each
 [export target](decisions/0015-export-targets.md). The export reports the geometric mean of the rows that it
-wrote, and of all problems, without and with a bundle of our own kernels. Rows that would mislead are
-omitted; the export reports their number by reason: a TIE or a LOSS (the target's default is as good), a
-solution that the target cannot name, another build, a row that the target cannot tell from another one (the
-report names the one that stands). An export that makes no sense as asked is refused.
+wrote, and of all problems, without and with a [bundle](http.md#bundles) of our own kernels. Rows that would
+mislead are omitted; the export reports their number by reason: a TIE or a LOSS (the target's default is as
+good), a solution that the target cannot name, another build, a row that the target cannot tell from another
+one (the report names the one that stands). An export that makes no sense as asked is refused.
 
 | format | read | written | what |
 |---|---|---|---|

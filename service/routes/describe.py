@@ -19,6 +19,11 @@ _FAULTS: dict[int, tuple[str, str, str, str, dict[str, Any]]] = {
         "The body is no JSON", "malformed-body", "The body is no JSON",
         "unexpected character: line 1 column 14 (char 13)", {},
     ),
+    403: (
+        "The file is served to this machine alone", "local-only", "Served to this machine alone",
+        "a bundle of cpu:x86_64:AMD-EPYC-9B14:2 holds shared libraries, ...: write it here (gemmtune bundle)",
+        {},
+    ),
     404: (
         "There is no such thing", "not-found", "Not found", "there is no tuning 'tuning-0'", {},
     ),

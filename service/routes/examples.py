@@ -321,3 +321,21 @@ EXPORT_REPORT: dict[str, Any] = {
     "tune_again": 0,
     "one_seed": 0,
 }
+BUNDLE_REPORT: dict[str, Any] = {
+    **EXPORT_REPORT,
+    "format": "bundle",
+    "target": "sm_90",
+    "omitted": {
+        "the best kernel of our own is a TIE": {"count": 4, "examples": ["tn_4096x16x4096_bf16"]},
+    },
+    "digest": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+    "bytes": 1843204,
+}
+BUNDLE_PROGRESS: dict[str, Any] = {
+    "status": "building",
+    "device_class": "cuda:sm_90:NVIDIA-H200:132",
+    "policy_id": POLICY_ID,
+    "target": "sm_90",
+    "done": 12,
+    "total": 31,
+}

@@ -160,14 +160,14 @@ def test_slices_are_added_by_a_second_launch() -> None:
     assert second["dynamic_shared_bytes"] == 0
     for arch, waits in (("sm_90", True), ("sm_100", True), ("sm_89", False), ("gfx942", False)):
         asked = map(plain, kernel_launches(found, "kernel.cubin", taken, GPU_ARCHS[arch]))
-        assert [one["may_be_programmatic_dependent_launch"] for one in asked] == [waits, waits]
+        assert [one["programmatic_stream_serialization"] for one in asked] == [waits, waits]
     assert first["arguments"] == second["arguments"]
     assert first["resources"] == {"registers": 40, "static_shared_bytes": 16, "spill_bytes": 0}
     assert first["argument_bytes"] == first["arguments"][0]["bytes"]
     assert first["arguments"][0]["buffer_offset"] == 0
     (only,) = kernel_launches(FAMILIES["gemv"].config(problem, {**values, "splits": 1}, SM_90), "", {}, SM_90)
     assert plain(only)["resources"] is None
-    assert plain(only)["may_be_programmatic_dependent_launch"] is True
+    assert plain(only)["programmatic_stream_serialization"] is True
     fields = {field["name"]: field for field in plain(only)["arguments"][0]["fields"]}
     assert fields["partial"]["value"] == 0, "no workspace where nothing is split"
 
@@ -249,7 +249,7 @@ def test_tritons_parameters_are_what_we_pass(case: str, device: NullDevice, tmp_
             done.entry, done.grid, done.block,
         )  # fmt: skip
         assert launch["dynamic_shared_bytes"] == done.shared
-        assert launch["may_be_programmatic_dependent_launch"] == done.dependent is True
+        assert launch["programmatic_stream_serialization"] == done.dependent is True
         asked = ("allow_shared", done.entry, done.shared) in device.driver.log
         assert launch["needs_shared_memory_attribute"] == asked
 
@@ -279,7 +279,7 @@ def test_before_sm_90_tritons_kernels_wait_for_nobody() -> None:
             requests = one.requests(arch)
             assert {request.constants["DEPENDENT"] for request in requests.values()} == {waits}
             asked = map(plain, triton_launches(one, requests, steps, arch))
-            assert {launch["may_be_programmatic_dependent_launch"] for launch in asked} == {waits}
+            assert {launch["programmatic_stream_serialization"] for launch in asked} == {waits}
 
 
 def test_only_persistent_programs_follow_the_device() -> None:

@@ -94,7 +94,7 @@ def test_a_kernel_of_our_own(cache: BinaryCache) -> None:
     assert (machine(cubin), compute_capability(cubin)) == (CUDA, 90)
     assert {".text.gemm", ".text.reduce"} <= sections(cubin)
     assert INSTALLED not in cubin
-    assert (document["format"], document["arch"], document["multiprocessors"]) == (2, "sm_90a", None)
+    assert (document["format"], document["arch"], document["multiprocessors"]) == (3, "sm_90a", None)
     assert document["compiler"] == {"name": "nvrtc", "version": nvrtc_build()}
     assert Solution.from_dict(document["solution"]) == GEMV
     assert document["problem"]["id"] == DECODE.id
@@ -107,7 +107,7 @@ def test_a_kernel_of_our_own(cache: BinaryCache) -> None:
     assert document["workspace"] == {"bytes": 4 * 1000 * 4, "alignment": 16}
     for launch in document["launches"]:
         assert 16 <= launch["resources"]["registers"] <= 255
-        assert launch["may_be_programmatic_dependent_launch"] is True
+        assert launch["programmatic_stream_serialization"] is True
     assert set(document["operands"]) == {"a", "b", "c", "d", "bias"}
     weight = document["operands"]["a"]
     assert (weight["row_major"], weight["rows"], weight["columns"], weight["ld"]) == ("b", 4096, 1000, 4096)
@@ -149,7 +149,7 @@ def test_a_kernel_of_tritons(solution: Solution, entries: Mapping[str, str], cac
         assert INSTALLED not in cubin, "where it is compiled is nobody's business"
     assert document["compiler"] == {"name": "triton", "version": triton_build()}
     assert Solution.from_dict(document["solution"]) == solution
-    assert all(launch["may_be_programmatic_dependent_launch"] for launch in document["launches"])
+    assert all(launch["programmatic_stream_serialization"] for launch in document["launches"])
     first = document["launches"][0]
     assert first["resources"]["registers"] >= 16
     assert first["block"] == [128, 1, 1]
@@ -230,7 +230,7 @@ def test_a_code_object_for_amd(cache: BinaryCache) -> None:
         assert (taken["accumulation_registers"], taken["scratch_bytes"]) == (0, 0)
         assert 8 < taken["scalar_registers"] < 128
         assert not launch["needs_shared_memory_attribute"]
-        assert not launch["may_be_programmatic_dependent_launch"]
+        assert not launch["programmatic_stream_serialization"]
     assert INSTALLED not in files["kernel.hsaco"]
 
 
@@ -370,11 +370,15 @@ class Library:
         self.shared.append(size)
         return 0
 
-    def cuLaunchKernel(self, function: Any, *rest: Any) -> int:  # noqa: N802
-        *numbers, stream, pointers, extra = rest
+    def cuLaunchKernelEx(self, config: Any, function: Any, pointers: Any, extra: Any) -> int:  # noqa: N802
         assert extra is None
+        one = config._obj
+        numbers = [*one.grid, *one.block, one.shared]
+        attributes = [(each.id, each.value) for each in one.attributes[: one.count]]
         values = [ctypes.string_at(at, size) for at, size in zip(pointers, self.sizes, strict=True)]
-        self.launches.append(SimpleNamespace(numbers=numbers, stream=stream.value, values=values))
+        self.launches.append(
+            SimpleNamespace(numbers=numbers, stream=one.stream, attributes=attributes, values=values)
+        )
         return 0
 
 
@@ -393,6 +397,7 @@ def test_the_documents_program_launches_a_package(cache: BinaryCache, tmp_path: 
     assert shared > 48 * 1024
     assert cuda.shared == [shared]
     assert (launch.numbers, launch.stream) == ([20, 1, 1, 128, 1, 1, shared], 77)
+    assert launch.attributes == [(6, 1)], "as it was measured"
     addresses = [int.from_bytes(value, "little") >> 40 for value in launch.values if len(value) == 8]
     # A of the kernel is the activation, the problem's b; scratch comes last but one.
     assert addresses == [2, 1, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0]

@@ -22,6 +22,8 @@ ADDRESSES = {
     "/v1/solutions/best": {"get", "post"},
     "/v1/solutions/{solution_id}": {"get"},
     "/v1/solutions/{solution_id}/binary": {"get"},
+    "/v1/bundles": {"get"},
+    "/v1/bundles/report": {"get"},
     "/v1/problems": {"get"},
     "/v1/problems/{problem_id}": {"get"},
     "/v1/problems/{problem_id}/measurements": {"get"},

@@ -1,0 +1,212 @@
+"""The command bundle: our own winners as one file, from this machine's database or from a service."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import exp, fsum, log
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from backends.cache import BinaryCache
+from backends.environment import resolve
+from backends.errors import InvalidProblem, StorageError
+from backends.packages.bundle_file import BundleError, BundleFile
+from db import queries
+from db.engine import reading
+from service.bundle_download import PATH, download
+from service.bundles import Selection, Workshop, build, target_of
+from service.commands.common import (
+    OK,
+    Device,
+    FormatName,
+    Json,
+    Server,
+    err,
+    input_code,
+    out,
+    print_json,
+    tell,
+    token_counts,
+)
+from service.formats import ReadOptions, read_file
+from service.formats.core.base import Imported
+from service.formats.model.config import ModelConfig
+from service.remote import Remote, ServiceError
+from service.settings import Settings
+from service.startup import open_database
+from tuners.policy import MeasurementPolicy
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The options. `problems`: ids, None for all that the class has."""
+
+    output: Path
+    device: str
+    target: str | None
+    policy: str | None
+    problems: frozenset[str] | None
+
+
+@dataclass
+class _Done:
+    """The bundle that was written, and the report of the one that it was taken from, if it is known."""
+
+    bundle: BundleFile
+    report: dict[str, Any] | None
+    asked: frozenset[str] | None
+    rows: list[dict[str, Any]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rows = self.bundle.manifest["rows"]
+
+    @property
+    def gain(self) -> float:
+        """The geometric mean of the rows' speed-ups."""
+        return exp(fsum(log(row["verdict"]["speedup"][1]) for row in self.rows) / len(self.rows))
+
+    def to_dict(self, output: Path) -> dict[str, Any]:
+        """Plain JSON values."""
+        manifest = self.bundle.manifest
+        return {
+            "output": str(output),
+            "digest": self.bundle.digest,
+            "bytes": output.stat().st_size,
+            "device_class": manifest["device"]["class"],
+            "policy_id": manifest["policy"]["id"],
+            "requires": manifest["requires"],
+            "rows": len(self.rows),
+            "geometric_mean": self.gain,
+            "asked": None if self.asked is None else len(self.asked),
+            "report": self.report,
+        }
+
+
+def bundle(
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file, such as llama.gtb.")],
+    device: Device = None,
+    problems: Annotated[
+        Path | None, typer.Option(help="Only the problems of this file, of any format that tune reads.")
+    ] = None,
+    model: Annotated[Path | None, typer.Option(help="Only the problems of a model's config.json.")] = None,
+    format_name: FormatName = None,
+    tp: Annotated[int, typer.Option("--tp", help="Of the model: devices that share each layer.")] = 1,
+    tokens: Annotated[
+        str | None, typer.Option(help="Of the model: rows of activations, such as 1,16,2048.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Of the model's weights and activations, where not its own.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Architecture that binaries are for; default: the device's.")
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Measurement policy's id; default: the device's.")
+    ] = None,
+    server: Server = None,
+    as_json: Json = False,
+) -> None:
+    """Write the kernels of our own that won on a device class, with their launches and verdicts, as one file
+    that gemmtune's client loads.
+
+    A bundle is code: whoever loads it runs it. Its digest, which is printed, stands for every byte of it."""
+    settings = Settings()
+    read = _inputs(problems, format_name, model, ReadOptions("", tp, token_counts(tokens), dtype))
+    ids = {one.problem.id for found in read for one in found.problems}
+    if read and not ids:
+        raise InvalidProblem(f"no problem in {problems or model}")
+    asked = _Asked(output, device or settings.device, target, policy, frozenset(ids) if read else None)
+    done = _here(settings, asked) if server is None else _there(server, asked)
+    if as_json:
+        print_json(done.to_dict(output))
+    else:
+        _show(done, output)
+    raise typer.Exit(max((input_code(found) for found in read), default=OK))
+
+
+def _inputs(
+    problems: Path | None, format_name: str | None, model: Path | None, options: ReadOptions
+) -> list[Imported]:
+    """The problems that were asked for, file by file."""
+    found = [] if problems is None else [read_file(problems, format_name)]
+    return found if model is None else [*found, read_file(model, ModelConfig.name, options)]
+
+
+def _here(settings: Settings, asked: _Asked) -> _Done:
+    """From this machine's database."""
+    engine = open_database(settings)
+    with reading(engine) as connection:
+        found = resolve(asked.device, queries.known_classes(connection))
+    policy = asked.policy or MeasurementPolicy.of(found.vendor).id
+    chosen = Selection(found, policy, target_of(found, asked.target), asked.problems)
+    with _progress() as progress:
+        workshop = Workshop(
+            BinaryCache(settings.cache_dir / "kernels"), settings.max_compiles, progress=progress
+        )
+        built = build(engine, chosen, settings.max_bundle_rows, asked.output, workshop)
+    return _Done(BundleFile(built.path), built.report, asked.problems)
+
+
+def _there(server: str, asked: _Asked) -> _Done:
+    """From a service: the class's bundle, of which the asked problems' rows are taken here."""
+    with Remote(server) as remote, _progress() as progress:
+        part, whole = download(
+            remote, asked.output, progress, device=asked.device, target=asked.target, policy=asked.policy
+        )
+        try:
+            report = remote.get(f"{PATH}/report", digest=whole.digest)
+        except ServiceError:  # it has built many others since: the bundle itself is right
+            report = None
+    try:
+        if asked.problems is None:
+            part.replace(asked.output)
+        elif not asked.problems.intersection(whole.problem_ids):
+            raise BundleError(
+                f"none of the {len(asked.problems)} problems has a row in the bundle of "
+                f"{whole.manifest['device']['class']}"
+            )
+        else:
+            whole.subset(asked.problems, asked.output)
+    except OSError as error:
+        raise StorageError(f"cannot write {asked.output}: {error.strerror or error}") from error
+    finally:
+        part.unlink(missing_ok=True)
+    return _Done(BundleFile(asked.output), report, asked.problems)
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    """Shows on a terminal how many rows are compiled."""
+    with err.status("reading the rows") as status:
+        yield lambda done, total: status.update(f"{done} of {total} rows compiled")
+
+
+def _show(done: _Done, output: Path) -> None:
+    rows, manifest = len(done.rows), done.bundle.manifest
+    out.print(
+        f"{output}: {rows} rows of {manifest['device']['class']}, geometric mean {done.gain:.3f}x, "
+        f"{len(manifest['binaries'])} binaries, {output.stat().st_size} bytes",
+        markup=False, highlight=False, soft_wrap=True,
+    )  # fmt: skip
+    out.print(f"digest {done.bundle.digest}", markup=False, highlight=False, soft_wrap=True)
+    if done.asked is not None:
+        tell(f"{rows} of the {len(done.asked)} problems asked for have a row")
+    if done.report is None:
+        return
+    for reason, omitted in done.report["omitted"].items():
+        tell(f"{omitted['count']} left out: {reason}", "yellow")
+    for count, what in (
+        (done.report["tune_again"], "of them were measured before kernels of our own were judged"),
+        (done.report["one_seed"], "written on the evidence of one seed"),
+    ):
+        if count:
+            tell(f"{count} {what}: tune again (tune --force)", "yellow")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds this command."""
+    app.command()(bundle)
