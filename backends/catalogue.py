@@ -16,12 +16,13 @@ from backends.cpu.compiler import missing as no_compiler
 from backends.dtypes import COMPUTE_FOR
 from backends.errors import InvalidProblem
 from backends.kernel_checks.candidates import GPU_FAMILIES, GpuFamily, missing, vendors
-from backends.kernels.triton.families import TritonFamily
-from backends.problem import GemmProblem, from_mm
+from backends.kernels.triton.family import TritonFamily
+from backends.problem import GemmProblem, from_linear, from_mm
 from backends.solution import Parameter
 
 #: The input types that a family is checked for: every dtype, and tf32 (fp32 on tensor cores).
 INPUT_TYPES = (*COMPUTE_FOR, "tf32")
+_BLOCK_SCALED: Mapping[str, Any] = {"scale_a": "block_1x128", "scale_b": "block_128x128", "dtype_d": "bf16"}
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def catalogue() -> list[Entry]:
 def _source(family: GpuFamily) -> tuple[str, tuple[str, ...]]:
     """The family's language and source files."""
     if isinstance(family, TritonFamily):
-        return "Triton", ("backends/kernels/triton/kernels.py",)
+        return "Triton", (f"backends/kernels/triton/{family.source}",)
     return "C++", (f"backends/kernels/{family.header}",)
 
 
@@ -88,10 +89,11 @@ def _about(family: object) -> str:
 
 
 def _types(supports: Callable[[GemmProblem], bool]) -> tuple[str, ...]:
-    """The input types for which the family runs a plain GEMM."""
+    """The input types for which the family runs a plain GEMM, or a linear layer with scales of blocks."""
     found: list[str] = []
     for name in INPUT_TYPES:
         with suppress(InvalidProblem):
-            if supports(from_mm(16, 256, 256, name)):
+            plain, scaled = from_mm(16, 256, 256, name), from_linear(16, 256, 256, name, **_BLOCK_SCALED)
+            if supports(plain) or supports(scaled):
                 found.append(name)
     return tuple(found)

@@ -24,8 +24,7 @@ from backends.errors import CompileError, IllegalSolution
 from backends.gpu.device import GpuDevice
 from backends.kernel_checks.candidates import GPU_FAMILIES, vendors
 from backends.kernels.sampling import legal
-from backends.kernels.triton.configuration import TritonConfig
-from backends.kernels.triton.families import LIBRARY, TritonFamily, holds
+from backends.kernels.triton.family import LIBRARY, TritonFamily, holds
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem, from_blas, from_bmm, from_linear, from_mm
 from backends.protocol import Device, Family
@@ -104,11 +103,12 @@ def sampled(
 
     likeliest = first(mine) or first(LARGE)
     found = dict.fromkeys(likeliest)
-    build = environment.libraries.get(LIBRARY) if isinstance(family, TritonFamily) else None
+    triton = family if isinstance(family, TritonFamily) else None
+    build = None if triton is None else environment.libraries.get(LIBRARY)
     for problem, solution in legal(family, mine, environment, Random(f"{seed} {name}"), build):
         if len(found) >= len(likeliest) + sample:
             break
-        if build is None or holds(TritonConfig.of(problem, solution.parameters), environment):
+        if triton is None or holds(triton.config(problem, solution.parameters), environment):
             found[problem, solution] = None
     return list(found)
 

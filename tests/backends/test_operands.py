@@ -80,7 +80,6 @@ def test_scales_of_blocks_are_stored_as_vllm_stores_them() -> None:
     assert "scale_a" not in layouts(from_linear(5, 300, 260, "fp8_e4m3", scale_b="block_32"))
 
 
-
 @given(SMALL)
 def test_a_problem_has_the_operands_it_needs(p: GemmProblem) -> None:
     found = layouts(p)

@@ -18,7 +18,7 @@ from backends.errors import CompileError, IllegalSolution, LaunchError
 from backends.gpu.context import GpuBuffer
 from backends.kernel_checks.candidates import GPU_FAMILIES
 from backends.kernels.triton.configuration import TritonConfig
-from backends.kernels.triton.families import holds
+from backends.kernels.triton.family import holds
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem, from_linear, from_mm
 from backends.solution import Solution

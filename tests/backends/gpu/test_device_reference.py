@@ -441,7 +441,9 @@ def test_the_reference_is_numpys_for_every_block_of_scales(
     sides: tuple[str, str],
 ) -> None:
     """Rows and k that end inside a block, and more than one block of each."""
-    how = {"trans_a": trans[0], "trans_b": trans[1], "scale_a": sides[0], "scale_b": sides[1]}
+    how: dict[str, Any] = {
+        "trans_a": trans[0], "trans_b": trans[1], "scale_a": sides[0], "scale_b": sides[1],
+    }  # fmt: skip
     agrees(reference, device, monkeypatch, from_blas(140, 131, 300, kind, dtype_d="bf16", **how))
     agrees(reference, device, monkeypatch, from_blas(1, 3, 129, kind, dtype_d="fp32", **how), "integers")
 

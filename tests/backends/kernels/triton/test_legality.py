@@ -11,7 +11,8 @@ from backends.archs import GPU_ARCHS
 from backends.environment import Environment
 from backends.kernels.legality import arch_of, capability
 from backends.kernels.triton.configuration import CONSTANTS, MAIN, PARAMETERS, REDUCE, TritonConfig
-from backends.kernels.triton.families import FAMILIES, MOST_CANDIDATES, TritonFamily
+from backends.kernels.triton.families import FAMILIES
+from backends.kernels.triton.family import MOST_CANDIDATES, TritonFamily
 from backends.problem import GemmProblem, from_blas, from_bmm, from_linear
 from backends.solution import Solution
 from tuners.inputs import Case, applicable, cases, ragged

@@ -16,7 +16,8 @@ import pytest
 from backends.cuda.backend import CudaBackend
 from backends.environment import Environment
 from backends.kernels.triton import nvidia_prior
-from backends.kernels.triton.families import FAMILIES, MOST_CANDIDATES
+from backends.kernels.triton.families import FAMILIES
+from backends.kernels.triton.family import MOST_CANDIDATES
 from backends.kernels.triton.oriented_gemm import TritonOrientedGemm
 from backends.problem import GemmProblem, from_blas, from_bmm, from_linear
 from backends.protocol import NotedFamily
