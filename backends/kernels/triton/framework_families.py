@@ -9,7 +9,7 @@ from itertools import islice
 from typing import ClassVar
 
 from backends.environment import Environment
-from backends.kernels.legality import capability
+from backends.kernels.legality import arch_of, capability
 from backends.kernels.triton.configuration import INSTRUCTION, TritonConfig
 from backends.kernels.triton.family import LIBRARY, TritonFamily, Values
 from backends.kernels.triton.framework_configuration import (
@@ -56,8 +56,10 @@ class FrameworkFamily(TritonFamily):
         return self.made.of(problem, {own.get(name, name): value for name, value in parameters.items()})
 
     def vary(self, problem: GemmProblem, values: Values, environment: Environment) -> Iterator[Values]:
-        """The tile itself, with the framework's bands."""
-        yield {**values, "group_m": self.group}
+        """The tile itself, with the framework's bands, unless it is likely to spill."""
+        arch = arch_of(environment)
+        if arch.vendor != "hip" or not self.made.of(problem, {**values, "group_m": self.group}).spills(arch):
+            yield {**values, "group_m": self.group}
 
     def _worth_trying(self, problem: GemmProblem, environment: Environment) -> Iterator[Values]:
         for values in self._tiles(problem, environment, False):
