@@ -63,6 +63,9 @@ PROBLEMS = (
     from_blas(11, 80, 96, "bf16", trans_a="T", beta=1.0, bias="bf16", bias_axis="n", ldd=13),
     from_linear(37, 45, 176, "int8"), from_mm(80, 48, 272, "int8", beta=1.0),
     from_linear(40, 48, 272, "fp8_e4m3", dtype_d="bf16", scale_a="outer", scale_b="tensor"),
+    *(from_linear(m, n, k, "fp8_e4m3", dtype_d=kind, scale_a="block_1x128", scale_b="block_128x128")
+      for m, n, k, kind in ((1, 300, 1160, "bf16"), (133, 257, 515, "fp16"), (37, 136, 640, "fp32"))),
+    from_mm(70, 136, 515, "bf16", trans_a="T", trans_b="T"), from_linear(133, 257, 640, "fp16"),
 )  # fmt: skip
 #: For families with candidates only for more than one wave of tiles, or for a short k with many rows and
 #: columns.
