@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from backends.environment import Environment
 from backends.kernels.legality import arch_of, capability
-from backends.kernels.triton.configuration import INSTRUCTION, TritonConfig
+from backends.kernels.triton.configuration import INSTRUCTION
 from backends.kernels.triton.family import LIBRARY, TritonFamily, Values
 from backends.kernels.triton.framework_configuration import (
     BlockScaledConfig,
@@ -50,7 +50,7 @@ class FrameworkFamily(TritonFamily):
     most: ClassVar[int] = 60
     amd_choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = _AMD_CHOICES
 
-    def config(self, problem: GemmProblem, parameters: Mapping[str, Parameter]) -> TritonConfig:
+    def config(self, problem: GemmProblem, parameters: Mapping[str, Parameter]) -> FrameworkConfig:
         """See TritonFamily."""
         own = {theirs: ours for ours, theirs in self.names.items()}
         return self.made.of(problem, {own.get(name, name): value for name, value in parameters.items()})

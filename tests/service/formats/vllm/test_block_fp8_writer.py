@@ -65,6 +65,7 @@ def test_both_frameworks_can_name_every_candidate(
             ((name, text),) = files.items()
             ((problem, claimed),) = claims(read(text, name))
             assert problem == p
+            assert claimed is not None
             assert replace(claimed, build="3.6.0") == solution
             assert family.illegal(p, replace(claimed, build="3.6.0"), here) is None
 
