@@ -27,6 +27,8 @@ WITHOUT = {arch: "tile-wmma" if arch.startswith("gfx9") else "tile-mfma" for arc
 #: Its default is vLLM's, which some GPUs have too few registers for, and others no 8-bit floats.
 BLOCK_FP8 = "triton-block-fp8"
 WITHOUT_FP8 = ("gfx90a", "gfx1100")
+#: Kernels whose structure is a framework's: the docs' table shows what they spill.
+SPILLING = {(BLOCK_FP8, "gfx1201"), ("triton-inductor-mm", "gfx1201")}
 #: Families that multiply on matrix cores: ours, and Triton's.
 ON_MATRIX_CORES = {
     "tile-mfma", "tile-wmma", "triton-gemm", "triton-split-k", "triton-persistent", BLOCK_FP8,
@@ -72,7 +74,7 @@ def test_the_default_of_every_family_compiles_without_spills(arch: str, cache: B
     for one in found:
         assert one.resources is not None
         assert one.unfit == ""
-        if (one.candidate.family, arch) != (BLOCK_FP8, "gfx1201"):
+        if (one.candidate.family, arch) not in SPILLING:
             spilled = one.resources.spill_bytes, one.resources.scratch_bytes
             assert spilled == (0, 0), one.candidate.solution.id
     cores = GPU_ARCHS[arch].matrix_cores
