@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -16,12 +17,15 @@ from backends.cpu.compiler import missing as no_compiler
 from backends.dtypes import COMPUTE_FOR
 from backends.errors import InvalidProblem
 from backends.kernel_checks.candidates import GPU_FAMILIES, GpuFamily, missing, vendors
-from backends.kernels.triton.families import TritonFamily
+from backends.kernels.triton.family import TritonFamily
 from backends.problem import GemmProblem, from_mm
 from backends.solution import Parameter
 
 #: The input types that a family is checked for: every dtype, and tf32 (fp32 on tensor cores).
 INPUT_TYPES = (*COMPUTE_FOR, "tf32")
+_BLOCK_SCALED: Mapping[str, Any] = {
+    "scale_a": "block_1x128", "scale_b": "block_128x128", "dtype_d": "bf16", "trans_b": "T",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ def catalogue() -> list[Entry]:
 def _source(family: GpuFamily) -> tuple[str, tuple[str, ...]]:
     """The family's language and source files."""
     if isinstance(family, TritonFamily):
-        return "Triton", ("backends/kernels/triton/kernels.py",)
+        return "Triton", (f"backends/kernels/triton/{family.source}",)
     return "C++", (f"backends/kernels/{family.header}",)
 
 
@@ -88,10 +92,10 @@ def _about(family: object) -> str:
 
 
 def _types(supports: Callable[[GemmProblem], bool]) -> tuple[str, ...]:
-    """The input types for which the family runs a plain GEMM."""
-    found: list[str] = []
-    for name in INPUT_TYPES:
+    """The input types for which the family runs a plain GEMM, or a linear layer with scales of blocks."""
+    found: dict[str, None] = {}
+    for name, options in product(INPUT_TYPES, ({}, _BLOCK_SCALED)):
         with suppress(InvalidProblem):
-            if supports(from_mm(16, 256, 256, name)):
-                found.append(name)
+            if supports(from_mm(16, 256, 256, name, **options)):
+                found[name] = None
     return tuple(found)

@@ -57,7 +57,7 @@ _TARGETS = (
         "hipblaslt", "TunableOp rows for ROCm, hipBLASLt's override file, AITER", ("hip",), ("hipblaslt",)
     ),
     ExportTarget("rocblas", "TunableOp rows for ROCm, rocBLAS's override file", ("hip",), ("rocblas",)),
-    ExportTarget("inductor", "Inductor's lookup table", ("cuda", "hip"), ("triton",)),
+    ExportTarget("inductor", "Inductor's lookup table", ("cuda", "hip"), ("triton-inductor-mm",)),
     ExportTarget(
         "block-fp8", "block-fp8 configurations of vLLM and SGLang", ("cuda", "hip"), ("triton-block-fp8",)
     ),

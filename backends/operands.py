@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from backends.dtypes import DTYPES, DType
 from backends.problem import GemmProblem
+from backends.problem_rules import BLOCKS
 
 #: The operands of a problem, in the order in which every table lists them.
 NAMES = ("a", "b", "c", "d", "bias", "scale_a", "scale_b", "scale_d")
@@ -57,7 +58,9 @@ class Layout:
 def layouts(problem: GemmProblem) -> Mapping[str, Layout]:
     """The layout of every operand that the problem has: a, b and d; c if beta != 0; bias and scales if there
     are any. A `tensor` scale is one value; `outer` scales are one value per row of op(A) or per column of
-    op(B). Block scales have no layout, since no backend supports them yet."""
+    op(B). Block scales are a matrix whose contiguous dimension is k: [blocks of k, blocks of rows], as vLLM
+    and SGLang store them (row-major: x's [M, K/128], w's [N/128, K/128]; partial blocks count). block_32 has
+    no layout, since no backend supports it yet."""
 
     def one(rows: int, columns: int, ld: int, stride: int, kind: str) -> Layout:
         copies = problem.batch if stride else 1
@@ -79,8 +82,14 @@ def layouts(problem: GemmProblem) -> Mapping[str, Layout]:
     for name, outer in (("scale_a", p.m), ("scale_b", p.n), ("scale_d", 1)):
         sizes = {"tensor": 1, "outer": outer}
         kind = getattr(p, name)
-        if kind in sizes and p.scale_dtype is not None:
+        if p.scale_dtype is None:
+            continue
+        if kind in sizes:
             found[name] = one(sizes[kind], 1, sizes[kind], 0, p.scale_dtype)
+        elif kind in BLOCKS:
+            side, depth = BLOCKS[kind]
+            along_k = -(-p.k // depth)
+            found[name] = one(along_k, -(-outer // side), along_k, 0, p.scale_dtype)
     return MappingProxyType(found)
 
 

@@ -29,6 +29,7 @@ from backends.problem_rules import (
     BETA_ANY,
     BETA_ANY_INTEGER,
     BETA_CLASSES,
+    BLOCKS,
     MAX_SIZE,
     MAX_STRIDE,
     TERMS,
@@ -78,7 +79,8 @@ class GemmProblem(ProblemFields):
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of A, B, bias and (when beta != 0) C, each read once; a broadcast operand counts once."""
+        """Bytes of A, B, bias, scales of blocks and (when beta != 0) C, each read once; a broadcast operand
+        counts once. Other scales are too few to count."""
         a, b = DTYPES[self.dtype_a].bytes, DTYPES[self.dtype_b].bytes
         total = self.m * self.k * a * (self.batch if self.stride_a else 1)
         total += self.k * self.n * b * (self.batch if self.stride_b else 1)
@@ -87,6 +89,10 @@ class GemmProblem(ProblemFields):
             total += self.m * self.n * c * (self.batch if self.stride_c or self.batch == 1 else 1)
         if self.bias is not None:
             total += (self.m if self.bias_axis == "m" else self.n) * DTYPES[self.bias].bytes
+        for scale, rows in ((self.scale_a, self.m), (self.scale_b, self.n)):
+            if scale in BLOCKS and self.scale_dtype is not None:
+                side, depth = BLOCKS[scale]
+                total += -(-rows // side) * -(-self.k // depth) * DTYPES[self.scale_dtype].bytes
         return total
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,8 @@ ALPHA_CLASSES = ("one", "any")
 BETA_CLASSES = ("zero", "one", "any")
 #: No scale; one scale per tensor; one per row of A (column of B); one per block.
 SCALES = ("none", "tensor", "outer", "block_1x128", "block_128x128", "block_32")
+#: Block scale -> how many rows of op(A) (columns of op(B)), and how many elements of k, share one scale.
+BLOCKS: Mapping[str, tuple[int, int]] = {"block_1x128": (1, 128), "block_128x128": (128, 128)}
 SCALE_DTYPES = ("fp32", "fp8_e8m0", "fp8_e4m3")
 ALIGNMENTS = (1, 2, 4, 8, 16)
 #: The scalars that represent the class "any" when a problem is run (exact in every float format).

@@ -301,6 +301,15 @@ class NeighbouredFamily(Protocol):
 
 
 @runtime_checkable
+class BuiltFamily(Protocol):
+    """A family whose solutions name the build of a library (Solution.build)."""
+
+    @property
+    def library(self) -> str:
+        """The library's name among an environment's libraries."""
+
+
+@runtime_checkable
 class NotedFamily(Protocol):
     """A family that can explain how it generated its candidates; shown in the tuning's notes."""
 

@@ -27,7 +27,7 @@ from backends.gpu.padded import misaligned
 from backends.kernels.families import FAMILIES
 from backends.kernels.family import KernelFamily
 from backends.kernels.triton.families import FAMILIES as TRITON
-from backends.kernels.triton.families import TritonFamily
+from backends.kernels.triton.family import TritonFamily
 from backends.outcome import Outcome
 from backends.problem import GemmProblem, from_bmm, from_linear, from_mm
 from benchmarks.cuda_tuned import (

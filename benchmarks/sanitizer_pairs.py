@@ -24,8 +24,7 @@ from backends.errors import CompileError, IllegalSolution
 from backends.gpu.device import GpuDevice
 from backends.kernel_checks.candidates import GPU_FAMILIES, vendors
 from backends.kernels.sampling import legal
-from backends.kernels.triton.configuration import TritonConfig
-from backends.kernels.triton.families import LIBRARY, TritonFamily, holds
+from backends.kernels.triton.family import LIBRARY, TritonFamily, holds
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem, from_blas, from_bmm, from_linear, from_mm
 from backends.protocol import Device, Family
@@ -64,6 +63,9 @@ PROBLEMS = (
     from_blas(11, 80, 96, "bf16", trans_a="T", beta=1.0, bias="bf16", bias_axis="n", ldd=13),
     from_linear(37, 45, 176, "int8"), from_mm(80, 48, 272, "int8", beta=1.0),
     from_linear(40, 48, 272, "fp8_e4m3", dtype_d="bf16", scale_a="outer", scale_b="tensor"),
+    *(from_linear(m, n, k, "fp8_e4m3", dtype_d=kind, scale_a="block_1x128", scale_b="block_128x128")
+      for m, n, k, kind in ((1, 300, 1160, "bf16"), (133, 257, 515, "fp16"), (37, 136, 640, "fp32"))),
+    from_mm(70, 136, 515, "bf16", trans_a="T", trans_b="T"), from_linear(133, 257, 640, "fp16"),
 )  # fmt: skip
 #: For families with candidates only for more than one wave of tiles, or for a short k with many rows and
 #: columns.
@@ -104,11 +106,12 @@ def sampled(
 
     likeliest = first(mine) or first(LARGE)
     found = dict.fromkeys(likeliest)
-    build = environment.libraries.get(LIBRARY) if isinstance(family, TritonFamily) else None
+    triton = family if isinstance(family, TritonFamily) else None
+    build = None if triton is None else environment.libraries.get(LIBRARY)
     for problem, solution in legal(family, mine, environment, Random(f"{seed} {name}"), build):
         if len(found) >= len(likeliest) + sample:
             break
-        if build is None or holds(TritonConfig.of(problem, solution.parameters), environment):
+        if triton is None or holds(triton.config(problem, solution.parameters), environment):
             found[problem, solution] = None
     return list(found)
 

@@ -26,6 +26,7 @@ from backends.dtypes import COMPUTE_TYPES, DTYPES, INPUT_ROUNDOFF, INTEGER, is_f
 from backends.errors import DeviceError
 from backends.operands import as_product
 from backends.problem import GemmProblem
+from backends.problem_rules import BLOCKS
 from backends.protocol import ErrorBound
 from tuners.inputs import Case, host_inputs, scaled_down
 
@@ -75,8 +76,8 @@ def make_reference(case: Case) -> tuple[Reference, dict[str, Array]]:
     columns = _sampled_columns(p, case.seed)
     chosen = right if columns is None else right[:, :, columns]
     left64, right64 = left.astype(np.float64), chosen.astype(np.float64)
-    left64 = _scaled(inputs, "scale_b", left64)
-    right64 = _scaled(inputs, "scale_a", right64, columns)
+    left64 = _scaled(p, inputs, "scale_b", left64)
+    right64 = _scaled(p, inputs, "scale_a", right64, columns)
     product = np.matmul(left64, right64)
     _certify(product, left64, right64, case.seed)
     if len(product) != p.batch:  # both A and B are broadcast
@@ -137,16 +138,33 @@ def activate(name: str, x: Float) -> Float:
 
 
 def _scaled(
-    inputs: dict[str, Array], name: str, values: Float, columns: npt.NDArray[np.int64] | slice | None = None
+    p: GemmProblem,
+    inputs: dict[str, Array],
+    name: str,
+    values: Float,
+    columns: npt.NDArray[np.int64] | slice | None = None,
 ) -> Float:
     """op(B)^T times scale_b, or the given columns of op(A)^T times scale_a; unchanged without a scale."""
     if name not in inputs:
         return values
+    mode = getattr(p, name)
+    if mode in BLOCKS:
+        of_rows = _block_scales(inputs[name][0], mode, p.k, p.m if name == "scale_a" else p.n)
+        chosen = of_rows if columns is None else of_rows[columns]
+        found: Float = values * (chosen.T if name == "scale_a" else chosen)[None]
+        return found
     scale = inputs[name][0, 0].astype(np.float64)
     if columns is not None and scale.size > 1:
         scale = scale[columns]
     scaled: Float = values * (scale[None, None, :] if name == "scale_a" else scale[None, :, None])
     return scaled
+
+
+def _block_scales(scales: Array, mode: str, k: int, rows: int) -> Float:
+    """The scale of every element [rows, k] of an operand, from those of its blocks."""
+    side, depth = BLOCKS[mode]
+    whole = scales.astype(np.float64).repeat(side, axis=0).repeat(depth, axis=1)
+    return whole[:rows, :k]
 
 
 def error_bound(problem: GemmProblem, distribution: str) -> ErrorBound:
@@ -155,13 +173,15 @@ def error_bound(problem: GemmProblem, distribution: str) -> ErrorBound:
     distribution = scaled_down(distribution, p)
     unit = 2.0 ** -COMPUTE_TYPES[p.compute] if p.compute != "int32" else 0.0
     narrow = is_fp8(DTYPES[p.dtype_a])
-    exact = distribution == "integers" and p.compute != "int32" and 64 * p.k <= 1 / unit
+    depths = [BLOCKS[scale][1] for scale in (p.scale_a, p.scale_b) if scale in BLOCKS]
+    length = min(p.k, *depths) if depths else p.k  # of the sums before they are scaled
+    exact = distribution == "integers" and p.compute != "int32" and 64 * length <= 1 / unit
     if (
         narrow
     ):  # the narrow accumulator holds integers up to six standard deviations of the sum, with a bit to spare
-        exact = exact and 6 * (20 / 3) * p.k**0.5 <= 0.5 / _FP8_ULP
-    if exact:
-        unit = 0.0  # |a|, |b| <= 4, so every partial sum is exact
+        exact = exact and 6 * (20 / 3) * length**0.5 <= 0.5 / _FP8_ULP
+    if exact and not depths:
+        unit = 0.0  # |a|, |b| <= 4, so every partial sum is exact; scaled sums of blocks are rounded
     rough = unit * p.k**0.5 + 2 * INPUT_ROUNDOFF.get(p.compute, 0.0)
     if narrow and not exact:
         rough += _narrow_sums(p, distribution)
@@ -241,7 +261,7 @@ def _project(
     sums, norms = [], []
     for start in range(0, p.m, _CHUNK):
         part = slice(start, start + _CHUNK)
-        block = _scaled(inputs, "scale_a", right[:, :, part].astype(np.float64), part)
+        block = _scaled(p, inputs, "scale_a", right[:, :, part].astype(np.float64), part)
         sums.append(np.einsum("bkm,m->bk", block, signs[start : start + _CHUNK]))
         norms.append(np.sqrt(np.einsum("bkm,bkm->b", block, block)))
     want = alpha * np.einsum("bnk,bkc->bnc", left, np.stack(sums, 2))

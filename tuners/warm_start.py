@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from backends.environment import Environment
 from backends.problem import GemmProblem
-from backends.protocol import Backend
+from backends.protocol import Backend, BuiltFamily
 from backends.solution import Solution
 from tuners.policy import MeasurementPolicy
 from tuners.space import Space
@@ -30,7 +30,7 @@ def usable(
     found: dict[str, Solution] = {}
     reasons: Counter[str] = Counter()
     for one in imported:
-        solution = _of_this_build(one, environment)
+        solution = _of_this_build(one, backend, environment)
         solution = listed.get(solution.id, solution)  # has the workspace and determinism known here
         if solution.id in baselines:
             continue
@@ -43,10 +43,12 @@ def usable(
     return list(found.values()), notes
 
 
-def _of_this_build(solution: Solution, environment: Environment) -> Solution:
+def _of_this_build(solution: Solution, backend: Backend, environment: Environment) -> Solution:
     """The solution with this environment's library build, if the file names no build or only a revision that
     matches the end of this one. Such a solution may mean this build; running it shows whether it does."""
-    here = environment.libraries.get(solution.family)
+    family = backend.families().get(solution.family)
+    library = family.library if isinstance(family, BuiltFamily) else solution.family
+    here = environment.libraries.get(library)
     if here is None or solution.build == here:
         return solution
     if solution.build is None or here.endswith(f"-{solution.build}"):

@@ -21,7 +21,7 @@ from backends.gpu.compiled_family import CompiledFamily, compiled_families
 from backends.gpu.device import GpuDevice
 from backends.gpu.padded_family import padded_wgmma
 from backends.gpu.torch_gemm import TorchMatmul, import_torch, torch_build
-from backends.gpu.triton_family import triton_families
+from backends.gpu.triton_family import block_fp8_baseline, triton_families
 from backends.kernels.families import FAMILIES
 from backends.problem import GemmProblem, from_linear
 from backends.protocol import Baseline, Device, Family, Probe
@@ -72,7 +72,8 @@ class CudaBackend:
     def baselines(
         self, problem: GemmProblem, environment: Environment, max_workspace_bytes: int | None = None
     ) -> Sequence[Baseline]:
-        """torch's call where torch is installed and has one, then cuBLASLt's first heuristic."""
+        """torch's call where torch is installed and has one, then cuBLASLt's first heuristic; for scales of
+        blocks, which neither takes row-major, what vLLM runs by default."""
         found = []
         families = self.families()
         torch = families[TorchMatmul.name]
@@ -83,6 +84,8 @@ class CudaBackend:
         if heuristic.unavailable(environment) is None and heuristic.supports(problem):
             first: Solution = first_heuristic(environment, max_workspace_bytes)
             found.append(Baseline("cuBLASLt's first heuristic", first))
+        if not found and (served := block_fp8_baseline(problem, environment)) is not None:
+            found.append(served)
         if not found:
             missing = heuristic.unavailable(environment)
             why = missing or f"neither torch nor cuBLASLt has {problem.dtype_a} -> {problem.dtype_d}"

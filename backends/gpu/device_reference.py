@@ -15,6 +15,7 @@ from backends.gpu.driver import Function
 from backends.kernels.launch import Extent, KernelLaunch
 from backends.operands import Layout, Operands, layouts
 from backends.problem import GemmProblem
+from backends.problem_rules import BLOCKS
 from backends.protocol import Buffer, Comparison, ErrorBound
 
 SOURCE = "reference.h"
@@ -93,6 +94,13 @@ class _Factor(ctypes.Structure):
     ]
 
 
+class _BlockScales(ctypes.Structure):
+    _fields_ = (
+        ("base", ctypes.c_void_p), ("side", ctypes.c_longlong), ("depth", ctypes.c_longlong),
+        ("pitch", ctypes.c_longlong),
+    )  # fmt: skip
+
+
 class _Product(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_longlong) for name in ("m", "n", "k", "batch")),
@@ -107,6 +115,7 @@ class _Product(ctypes.Structure):
             (name, ctypes.c_int)
             for name in ("type_c", "type_bias", "bias_on_n", "outer_a", "outer_b", "activation")
         ),
+        *((name, _BlockScales) for name in ("block_a", "block_b")),
     ]
 
 
@@ -269,7 +278,7 @@ def _layout(layout: Layout) -> _Layout:
 
 def _product(p: GemmProblem, operands: Operands, bound: ErrorBound) -> _Product:
     scaled = {p.scale_a, p.scale_b, p.scale_d} - {"none"}
-    if scaled - {"tensor", "outer"} or p.scale_dtype not in (None, "fp32"):
+    if scaled - {"tensor", "outer", *BLOCKS} or p.scale_dtype not in (None, "fp32"):
         raise UnsupportedProblem(f"no reference on the GPU for scales {sorted(scaled)} of {p.scale_dtype}")
     a = (1, p.lda) if p.trans_a == "N" else (p.lda, 1)
     b = (p.ldb, 1) if p.trans_b == "N" else (1, p.ldb)
@@ -281,7 +290,8 @@ def _product(p: GemmProblem, operands: Operands, bound: ErrorBound) -> _Product:
         m=p.m, n=p.n, k=p.k, batch=p.batch,
         a=_Factor(operands.a, p.stride_a, *a), b=_Factor(operands.b, p.stride_b, *b),
         c=operands.c if p.beta != "zero" else 0, bias=operands.bias if p.bias is not None else 0,
-        scale_a=operands.scale_a, scale_b=operands.scale_b, scale_d=operands.scale_d,
+        scale_a=0 if p.scale_a in BLOCKS else operands.scale_a,
+        scale_b=0 if p.scale_b in BLOCKS else operands.scale_b, scale_d=operands.scale_d,
         ldc=p.ldc, stride_c=p.stride_c, alpha=operands.alpha, beta=operands.beta,
         rough=bound.rough, step=bound.step, slope=bound.slope, rounding=bound.rounding, least=bound.least,
         low=low, high=high,
@@ -289,4 +299,14 @@ def _product(p: GemmProblem, operands: Operands, bound: ErrorBound) -> _Product:
         type_bias=_code(p.bias) if p.bias is not None else 0,
         bias_on_n=p.bias_axis == "n", outer_a=p.scale_a == "outer", outer_b=p.scale_b == "outer",
         activation=_ACTIVATIONS[p.activation],
+        block_a=_block_scales(p.scale_a, operands.scale_a, p.k),
+        block_b=_block_scales(p.scale_b, operands.scale_b, p.k),
     )  # fmt: skip
+
+
+def _block_scales(mode: str, address: int, k: int) -> _BlockScales:
+    """The scales of an operand's blocks; none for another mode."""
+    if mode not in BLOCKS:
+        return _BlockScales()
+    side, depth = BLOCKS[mode]
+    return _BlockScales(address, side, depth, -(-k // depth))

@@ -18,11 +18,13 @@ from backends.gpu.driver import Driver, Function, Module
 from backends.kernels.legality import arch_of
 from backends.kernels.triton.configuration import Step, TritonConfig, workspace_align
 from backends.kernels.triton.description import Description, read
-from backends.kernels.triton.families import FAMILIES, LIBRARY, TritonFamily
+from backends.kernels.triton.families import FAMILIES
+from backends.kernels.triton.family import LIBRARY, TritonFamily
+from backends.kernels.triton.framework_families import TritonBlockFp8
 from backends.kernels.triton.oriented_gemm import POINTERS
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
-from backends.protocol import Launch
+from backends.protocol import Baseline, Launch
 from backends.solution import Solution
 from backends.toolchains.toolchain import Toolchain
 from backends.toolchains.triton import TritonUnit
@@ -119,9 +121,10 @@ def _function(loaded: dict[str, _Loaded], entry: str, device: GpuContext) -> Fun
 
 
 class CompiledTritonFamily:
-    """One Triton family on a vendor's GPUs."""
+    """One Triton family on a vendor's GPUs. `library` is the build that its solutions name."""
 
     compiles = True
+    library = LIBRARY
 
     def __init__(self, family: TritonFamily, toolchain: Toolchain[TritonUnit]) -> None:
         self._family, self._toolchain = family, toolchain
@@ -154,7 +157,7 @@ class CompiledTritonFamily:
         self, problem: GemmProblem, solution: Solution, environment: Environment, cache: BinaryCache
     ) -> Path | None:
         """See Family."""
-        config, arch = TritonConfig.of(problem, solution.parameters), arch_of(environment)
+        config, arch = self._family.config(problem, solution.parameters), arch_of(environment)
         return self._toolchain.compile(TritonUnit(config.requests(arch), environment.arch), cache)
 
     def load(
@@ -165,7 +168,19 @@ class CompiledTritonFamily:
         if binary is None:
             raise LaunchError(f"{solution.id} has no binary")
         loaded = device.loaded(Path(binary), partial(_load, device.driver))
-        return TritonKernel(TritonConfig.of(problem, solution.parameters), loaded, device)
+        return TritonKernel(self._family.config(problem, solution.parameters), loaded, device)
+
+
+def block_fp8_baseline(problem: GemmProblem, environment: Environment) -> Baseline | None:
+    """What vLLM and SGLang run for a block-scaled linear layer that nobody tuned; None where the kernel does
+    not run the problem, or Triton is not there."""
+    family = TritonBlockFp8()
+    if not environment.libraries.get(LIBRARY) or not family.supports(problem):
+        return None
+    solution = family.default(environment)
+    if family.illegal(problem, solution, environment) is not None:
+        return None
+    return Baseline("vLLM's default block-fp8 configuration", solution)
 
 
 def triton_families(toolchain: Toolchain[TritonUnit]) -> Iterator[CompiledTritonFamily]:

@@ -17,7 +17,7 @@ from backends.errors import DeviceLost, UnsupportedProblem
 from backends.gpu.compiled_family import compiled_families
 from backends.gpu.device import GpuDevice
 from backends.gpu.torch_gemm import TorchMatmul, import_torch, torch_build
-from backends.gpu.triton_family import triton_families
+from backends.gpu.triton_family import block_fp8_baseline, triton_families
 from backends.hip.driver import HipDriver
 from backends.hip.hipblaslt import HipblasLt, HipblasLtHeuristic, first_heuristic
 from backends.hip.rocblas import Rocblas, RocblasDefault, default_solution
@@ -73,7 +73,7 @@ class HipBackend:
         self, problem: GemmProblem, environment: Environment, max_workspace_bytes: int | None = None
     ) -> Sequence[Baseline]:
         """torch's call where torch is installed and has one, hipBLASLt's first heuristic, then rocBLAS's own
-        choice."""
+        choice; for scales of blocks, which none of them takes, what vLLM runs by default."""
         families, libraries = self.families(), environment.libraries
         candidates = [
             (f"torch {libraries.get('torch')}", Solution(TorchMatmul.name, 1, {}, libraries.get("torch"))),
@@ -88,6 +88,8 @@ class HipBackend:
                 found.append(Baseline(name, solution))
             else:
                 reasons.append(why)
+        if not found and (served := block_fp8_baseline(problem, environment)) is not None:
+            found.append(served)
         if not found:
             raise UnsupportedProblem(
                 f"the hip backend has no library call for {problem.slug} ({problem.dtype_a} -> "

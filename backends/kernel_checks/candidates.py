@@ -16,10 +16,10 @@ from backends.kernels.family import ENTRY, KernelConfig, KernelFamily
 from backends.kernels.legality import arch_of
 from backends.kernels.sampling import drawn, spread
 from backends.kernels.triton import description
-from backends.kernels.triton.configuration import MAIN, TritonConfig
+from backends.kernels.triton.configuration import MAIN
 from backends.kernels.triton.description import Request
 from backends.kernels.triton.families import FAMILIES as TRITON_FAMILIES
-from backends.kernels.triton.families import LIBRARY, TritonFamily
+from backends.kernels.triton.family import LIBRARY, TritonFamily
 from backends.problem import GemmProblem
 from backends.resources import Resources
 from backends.solution import Solution
@@ -115,7 +115,7 @@ def _candidate(
 ) -> Candidate:
     arch = arch_of(environment)
     if isinstance(family, TritonFamily):
-        one = TritonConfig.of(problem, solution.parameters)
+        one = family.config(problem, solution.parameters)
         requests = one.requests(arch)
         text = "\n".join(request.to_json() for request in requests.values())
         threads, traits = arch.warp * one.warps, _constants(requests[MAIN])

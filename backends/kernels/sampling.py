@@ -32,6 +32,7 @@ _SIZES = (
 _OTHERS: tuple[Mapping[str, Any], ...] = (
     {}, {"beta": 1.0}, {"bias": "fp32", "activation": "gelu", "dtype_d": "fp32"},
     {"bias": "bf16", "activation": "silu"}, {"scale_a": "outer", "scale_b": "tensor"}, {"batch": 3},
+    *({"scale_a": "block_1x128", "scale_b": "block_128x128", "dtype_d": d} for d in ("bf16", "fp32")),
     {"trans_a": "T", "lda": 50001},
 )  # fmt: skip
 

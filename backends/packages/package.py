@@ -28,7 +28,8 @@ from backends.kernels.family import KernelFamily
 from backends.kernels.legality import arch_of
 from backends.kernels.oriented_gemm import WIDE
 from backends.kernels.triton import description
-from backends.kernels.triton.configuration import TritonConfig, workspace_align
+from backends.kernels.triton.configuration import workspace_align
+from backends.kernels.triton.family import TritonFamily
 from backends.operands import layouts
 from backends.packages.launches import DescribedLaunch, kernel_launches, triton_launches
 from backends.packages.padded import padded_launches
@@ -136,7 +137,7 @@ def describe(
     elif isinstance(family, KernelFamily):
         packed = _own(family, problem, solution, environment, cache)
     else:
-        packed = _triton(problem, solution, environment, cache)
+        packed = _triton(family, problem, solution, environment, cache)
     document = {
         "format": FORMAT,
         "solution": {name: value for name, value in solution.to_dict().items() if name in IDENTITY},
@@ -224,12 +225,13 @@ def _padded(problem: GemmProblem, solution: Solution, environment: Environment, 
 
 
 def _triton(
+    family: TritonFamily,
     problem: GemmProblem,
     solution: Solution,
     environment: Environment,
     cache: BinaryCache,
 ) -> Packed:
-    config, arch = TritonConfig.of(problem, solution.parameters), arch_of(environment)
+    config, arch = family.config(problem, solution.parameters), arch_of(environment)
     requests = config.requests(arch)
     compiled = description.read(TRITON.compile(TritonUnit(requests, environment.arch), cache))
     kernels = {entry: compiled[entry].description for entry in config.entries}

@@ -37,6 +37,7 @@ _ROOT = Path(__file__).parents[2]
 #: Source files that affect a kernel in addition to its request.
 _SOURCES = (
     "backends/kernels/triton/kernels.py",
+    "backends/kernels/triton/framework_kernels.py",
     "backends/kernels/triton/description.py",
     "backends/toolchains/triton_worker.py",
 )

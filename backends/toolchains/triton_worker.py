@@ -41,9 +41,10 @@ def compile_kernel(request: dict[str, Any]) -> dict[str, Any]:
     from triton.backends.compiler import GPUTarget  # noqa: PLC0415
     from triton.compiler import ASTSource  # noqa: PLC0415
 
-    from backends.kernels.triton import kernels  # noqa: PLC0415
+    from backends.kernels.triton import framework_kernels, kernels  # noqa: PLC0415
 
-    function = getattr(kernels, request["kernel"])
+    home = kernels if hasattr(kernels, request["kernel"]) else framework_kernels
+    function = getattr(home, request["kernel"])
     signature = {name: str(kind) for name, kind in request["signature"]}
     constants = request["constants"]
     order = list(function.arg_names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,12 @@ from hypothesis import strategies as st
 
 from backends.dtypes import COMPLEX, DTYPES
 from backends.operands import NAMES, Layout, as_product, layouts, operand_bytes
-from backends.problem import GemmProblem, from_blas, from_bmm
+from backends.problem import GemmProblem, from_blas, from_bmm, from_linear
 from tests.backends.test_problem import problems
 
 Element = Callable[[int, int, int], int]
+#: Elements of k, and rows, that share a block's scale.
+BLOCK = 128
 SMALL = problems(largest=5)
 
 
@@ -48,7 +51,9 @@ def values(p: GemmProblem, name: str) -> int | None:
     if not name.startswith("scale_"):
         return None
     whole = {"scale_a": p.m, "scale_b": p.n, "scale_d": 1}[name]
-    return {"tensor": 1, "outer": whole}[getattr(p, name)]
+    blocks = -(-whole // BLOCK), -(-p.k // BLOCK)
+    sizes = {"tensor": 1, "outer": whole, "block_1x128": whole * blocks[1], "block_128x128": prod(blocks)}
+    return sizes[getattr(p, name)]
 
 
 def stride(p: GemmProblem, name: str) -> int:
@@ -64,13 +69,24 @@ def touched(p: GemmProblem, name: str) -> set[int]:
 # ---- layouts -----------------------------------------------------------------------------------
 
 
+def test_scales_of_blocks_are_stored_as_vllm_stores_them() -> None:
+    """x[M, K] has scales [M, K/128] and w[N, K] has [N/128, K/128], both row-major with whole rows of k."""
+    found = layouts(
+        from_linear(5, 300, 260, "fp8_e4m3", scale_a="block_1x128", scale_b="block_128x128", dtype_d="bf16")
+    )
+    kind = DTYPES["fp32"]
+    assert found["scale_b"] == Layout(3, 5, 3, 0, 1, kind), "the activation is BLAS's B"
+    assert found["scale_a"] == Layout(3, 3, 3, 0, 1, kind), "the weight is BLAS's A"
+    assert "scale_a" not in layouts(from_linear(5, 300, 260, "fp8_e4m3", scale_b="block_32"))
+
+
 @given(SMALL)
 def test_a_problem_has_the_operands_it_needs(p: GemmProblem) -> None:
     found = layouts(p)
     assert ("c" in found) is (p.beta != "zero")
     assert ("bias" in found) is (p.bias is not None)
     for name in ("scale_a", "scale_b", "scale_d"):
-        assert (name in found) is (getattr(p, name) in ("tensor", "outer"))
+        assert (name in found) is (getattr(p, name) not in ("none", "block_32"))
     assert {"a", "b", "d"} <= set(found) <= set(NAMES)
 
 

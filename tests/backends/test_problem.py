@@ -404,6 +404,14 @@ def bytes_of(touched: set[tuple[str, int]]) -> int:
     return sum(DTYPES[kind].storage.itemsize for kind, _ in touched)
 
 
+def test_scales_of_whole_and_cut_blocks_are_read() -> None:
+    plain = from_linear(5, 300, 260, "fp8_e4m3", dtype_d="bf16")
+    scaled = from_linear(
+        5, 300, 260, "fp8_e4m3", dtype_d="bf16", scale_a="block_1x128", scale_b="block_128x128"
+    )
+    assert scaled.bytes_read - plain.bytes_read == 4 * (5 * 3 + 3 * 3)
+
+
 @given(calls(largest=6), st.tuples(*[st.booleans()] * 3))
 def test_flops_and_bytes_are_counted(call: dict[str, Any], broadcast: tuple[bool, bool, bool]) -> None:
     for side, zero in zip("abc", broadcast, strict=True):
@@ -418,6 +426,9 @@ def test_flops_and_bytes_are_counted(call: dict[str, Any], broadcast: tuple[bool
     if call["bias"] is not None:
         length = call["m"] if call["bias_axis"] == "m" else call["n"]
         read += length * DTYPES[call["bias"]].storage.itemsize
+    for scale, rows in ((p.scale_a, p.m), (p.scale_b, p.n)):
+        scales = {"block_1x128": rows, "block_128x128": 1}.get(scale, 0)  # sizes are below a block's
+        read += scales * DTYPES[p.scale_dtype or "fp32"].storage.itemsize
     assert p.bytes_read == read
     assert p.bytes_written == bytes_of(addresses(p.m, p.n, p.ldd, p.stride_d, p.batch, p.dtype_d))
     steps = itertools.product(range(p.batch), range(p.m), range(p.n), range(p.k))

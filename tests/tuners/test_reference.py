@@ -15,6 +15,7 @@ from backends.dtypes import COMPUTE_TYPES, DTYPES, INPUT_ROUNDOFF, INTEGER, to_h
 from backends.errors import DeviceError
 from backends.operands import as_product
 from backends.problem import GemmProblem, from_blas
+from backends.problem_rules import BLOCKS
 from tuners.inputs import DISTRIBUTIONS, Case, ragged
 from tuners.reference import FULL_FLOPS, Reference, activate, chunk_sums, error_bound, make_reference
 from tuners.verify import Finding, compare
@@ -47,6 +48,10 @@ def numpy_result(problem: GemmProblem, inputs: Mapping[str, Array], sequential: 
     by its BLAS, or one k after another. Integers that meet fractions go on in single precision."""
     wide: Any = np.float64 if problem.compute in ("fp64", "int32") else np.float32
     left, right = as_product(problem, inputs["a"].astype(wide), inputs["b"].astype(wide))
+    if problem.scale_a in BLOCKS:
+        right = right * _spread(inputs["scale_a"][0], BLOCKS[problem.scale_a], *right.shape[:0:-1]).T
+    if problem.scale_b in BLOCKS:
+        left = left * _spread(inputs["scale_b"][0], BLOCKS[problem.scale_b], *left.shape[1:])
     if sequential:
         shape = (max(len(left), len(right)), problem.n, problem.m)
         product = np.zeros(shape, wide)
@@ -57,9 +62,9 @@ def numpy_result(problem: GemmProblem, inputs: Mapping[str, Array], sequential: 
     if problem.compute == "int32" and not _whole(problem, inputs):
         wide, product = np.float32, product.astype(np.float32)
     alpha, beta = (wide(value) for value in problem.scalars)
-    if "scale_a" in inputs:
+    if "scale_a" in inputs and problem.scale_a not in BLOCKS:
         product = product * inputs["scale_a"][0, 0].astype(wide)[None, None, :]
-    if "scale_b" in inputs:
+    if "scale_b" in inputs and problem.scale_b not in BLOCKS:
         product = product * inputs["scale_b"][0, 0].astype(wide)[None, :, None]
     value = alpha * np.broadcast_to(product, (problem.batch, *product.shape[1:]))
     if "c" in inputs:
@@ -72,6 +77,12 @@ def numpy_result(problem: GemmProblem, inputs: Mapping[str, Array], sequential: 
     if "scale_d" in inputs:
         value = value * inputs["scale_d"][0, 0, 0].astype(wide)
     return to_host(value, DTYPES[problem.dtype_d])
+
+
+def _spread(scales: Array, block: tuple[int, int], rows: int, k: int) -> Array:
+    """The scale of each of [rows, k] elements."""
+    found: Array = scales[np.arange(rows)[:, None] // block[0], np.arange(k)[None, :] // block[1]]
+    return found
 
 
 def _whole(problem: GemmProblem, inputs: Mapping[str, Array]) -> bool:

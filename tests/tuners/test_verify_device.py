@@ -223,6 +223,24 @@ def test_right_scaled_products_pass_and_forgotten_scales_do_not(
         assert "elements are off" in verifier.check(ActingKernel(problem, act), named).wrong
 
 
+def test_scales_of_blocks_lie_between_guards_too(verifier: DeviceVerifier) -> None:
+    """Laid out, drawn and watched like any operand, whole and ragged."""
+    scales: dict[str, Any] = {"scale_a": "block_128x128", "scale_b": "block_1x128"}
+    problem = from_blas(150, 48, 300, "fp8_e4m3", trans_a="T", dtype_d="bf16", **scales)
+    seen: list[tuple[int, ...]] = []
+
+    def act(run: Run) -> None:
+        seen.append(run.inputs["scale_b"].shape)
+        right(run)
+
+    for check in cases(problem, 1, 0):
+        assert not verifier.check(ActingKernel(check.problem, act), check, keep=False).wrong
+    assert {(1, 48, 3), (1, 37, 3)} <= set(seen)
+    for name in scales:
+        found = check_of(verifier, problem, set_bytes(name, layouts(problem)[name].elements))
+        assert found.wrong == f"changed its input {name} or the bytes around it"
+
+
 def test_the_inputs_are_what_the_host_would_draw_them_from(verifier: DeviceVerifier) -> None:
     seen: dict[str, npt.NDArray[Any]] = {}
 

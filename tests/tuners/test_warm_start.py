@@ -53,6 +53,23 @@ def seeds(
     return usable(given, space, PROBLEM, backend, HERE, MeasurementPolicy(**policy), families)
 
 
+class BuiltHereFamily(HereFamily):
+    """Its solutions name the build of a library that is called otherwise."""
+
+    library = "compiler"
+
+
+def test_a_familys_own_library_is_the_build() -> None:
+    """Tuned configurations of a framework's kernel name no build of the compiler."""
+    family = BuiltHereFamily("kernel", [])
+    here = replace(ENVIRONMENT, libraries={"compiler": "3.6.0", "kernel": "9"})
+    found, notes = usable(
+        [solution("kernel", 7)], space_of((*FAMILIES, family)), PROBLEM, ListedBackend((*FAMILIES, family)),
+        here, MeasurementPolicy(),
+    )  # fmt: skip
+    assert ([one.build for one in found], notes) == (["3.6.0"], [])
+
+
 def test_each_comes_once_in_order() -> None:
     new, listed = solution("choosy", 7), solution("long", 2)
     found, notes = seeds(new, listed, new)

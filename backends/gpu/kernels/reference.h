@@ -26,6 +26,12 @@ struct Factor {
     i64 stride, step_i, step_k;
 };
 
+// Scales of blocks of an operand: that of element (i, k) lies at i / side * pitch + k / depth. Null if absent.
+struct BlockScales {
+    const void* base;
+    i64 side, depth, pitch;
+};
+
 struct Product {
     i64 m, n, k, batch;
     Factor a, b;
@@ -35,6 +41,7 @@ struct Product {
     double rough, step, slope, rounding, least;  // backends/protocol.py:ErrorBound
     double low, high;                            // the output saturates at these
     int type_c, type_bias, bias_on_n, outer_a, outer_b, activation;
+    BlockScales block_a, block_b;
 };
 
 GEMMTUNE_DEVICE double activate(int name, double x) {
@@ -48,6 +55,10 @@ GEMMTUNE_DEVICE double activate(int name, double x) {
 
 GEMMTUNE_DEVICE double scale_of(const void* scales, i64 index) {
     return scales ? double(static_cast<const float*>(scales)[index]) : 1.0;
+}
+
+GEMMTUNE_DEVICE double block_scale(const BlockScales& of, i64 i, i64 k) {
+    return of.base ? scale_of(of.base, i / of.side * of.pitch + k / of.depth) : 1.0;
 }
 
 // Computes one tile of D: the GEMM and the norms of its rows and columns in shared memory, then the epilogue.
@@ -94,12 +105,16 @@ struct Reference {
     GEMMTUNE_UNROLL
                 for (int r = 0; r < 8; ++r) {
                     bool inside = at_m + a_i + r * a_di < p.m && ahead + a_k + r * a_dk < p.k;
-                    next_a[r] = inside ? load<TYPE_A>(p.a.base, a_at + r * a_next + ahead * p.a.step_k) : 0;
+                    next_a[r] = inside ? load<TYPE_A>(p.a.base, a_at + r * a_next + ahead * p.a.step_k) *
+                                             block_scale(p.block_a, at_m + a_i + r * a_di, ahead + a_k + r * a_dk)
+                                       : 0;
                 }
     GEMMTUNE_UNROLL
                 for (int r = 0; r < 4; ++r) {
                     bool inside = at_n + b_i + r * b_di < p.n && ahead + b_k + r * b_dk < p.k;
-                    next_b[r] = inside ? load<TYPE_B>(p.b.base, b_at + r * b_next + ahead * p.b.step_k) : 0;
+                    next_b[r] = inside ? load<TYPE_B>(p.b.base, b_at + r * b_next + ahead * p.b.step_k) *
+                                             block_scale(p.block_b, at_n + b_i + r * b_di, ahead + b_k + r * b_dk)
+                                       : 0;
                 }
             }
             if (k >= 0) {

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from backends.archs import GpuArch
 from backends.kernels.launch import KernelLaunch
@@ -35,19 +35,20 @@ Pointer = TypeVar("Pointer")
 
 @dataclass(frozen=True)
 class Step:
-    """One launch: its entry and description, its grid, and the offset of its scratch in the workspace."""
+    """One launch: its entry and description, its grid, the offset of its scratch in the workspace, and
+    whether the kernel waits for the previous launch itself (kernels.py: DEPENDENT)."""
 
     entry: str
     description: Description
     grid: tuple[int, int, int]
     scratch: int
+    waits: bool = True
 
     @property
     def launch(self) -> KernelLaunch:
-        """The launch for the device layer. The kernel waits for the previous launch itself (kernels.py:
-        DEPENDENT)."""
+        """The launch for the device layer."""
         one = self.description
-        return KernelLaunch(one.entry, self.grid, (one.threads, 1, 1), one.shared_bytes, waits=True)
+        return KernelLaunch(one.entry, self.grid, (one.threads, 1, 1), one.shared_bytes, waits=self.waits)
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,8 @@ class TritonConfig:
     flatten: bool = False
     tma: bool = False
     instruction: int | None = None
+    #: Whether its kernels wait for the previous launch themselves.
+    waits: ClassVar[bool] = True
 
     @classmethod
     def of(cls, problem: GemmProblem, values: Mapping[str, Parameter]) -> TritonConfig:
@@ -212,14 +215,14 @@ class TritonConfig:
         options = {"num_warps": self.warps, "num_stages": self.stages}
         if self.instruction is not None:
             options[INSTRUCTION] = self.instruction
-        found = {MAIN: _request(p, kernel, constants, options, arch)}
+        found = {MAIN: request(p, kernel, constants, options, arch)}
         if self.slices > 1:
             rows, columns = self.reduce_block
             constants |= {
                 "EVEN_M": p.m % rows == 0, "EVEN_N": p.n % columns == 0, "BLOCK_M": rows, "BLOCK_N": columns,
             }  # fmt: skip
             options = {"num_warps": _REDUCE_WARPS, "num_stages": 2}
-            found[REDUCE] = _request(p, "reduce", constants, options, arch)
+            found[REDUCE] = request(p, "reduce", constants, options, arch)
         return found
 
     @property
@@ -251,7 +254,7 @@ class TritonConfig:
         found, at = [], _up(self.partial_bytes)
         for entry in self.entries:
             grid = self.grid(units) if entry == MAIN else self.reduce_grid
-            found.append(Step(entry, kernels[entry], grid, at))
+            found.append(Step(entry, kernels[entry], grid, at, self.waits))
             at += _up(grid[0] * grid[1] * kernels[entry].scratch_bytes)
         return found, at
 
@@ -275,7 +278,7 @@ def workspace_align(steps: Iterable[Step]) -> int:
 
 
 _SIZES = ("M", "N", "K", "batch")
-#: Parameters and constants of each kernel, in kernels.py's order.
+#: Parameters and constants of each kernel, in its source's order.
 PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "gemm": (
         *POINTERS, "partial", *_SIZES, "lda", "ldb", "ldc", "ldd",
@@ -285,6 +288,8 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
         *(name for name in POINTERS if name not in ("a", "b")), "partial", "M", "N", "batch",
         "ldc", "ldd", "stride_c", "stride_d", "alpha", "beta", "slices",
     ),
+    "block_scaled": ("a", "b", "d", "scale_a", "scale_b", "M", "N", "K", "lda", "ldb", "ldd"),
+    "inductor_mm": ("a", "b", "d"),
 }  # fmt: skip
 _EPILOGUE = ("OUT_INTEGER", "ALPHA_ONE", "BETA", "BIAS", "ACTIVATION", "SCALE_A", "SCALE_B", "SCALE_D")
 CONSTANTS: Mapping[str, tuple[str, ...]] = {
@@ -296,17 +301,23 @@ CONSTANTS: Mapping[str, tuple[str, ...]] = {
     "reduce": (
         "D_ALONG_N", "EVEN_M", "EVEN_N", "WIDE", "INTEGER", *_EPILOGUE, "BLOCK_M", "BLOCK_N", "DEPENDENT",
     ),
+    "block_scaled": ("ONE_ROW", "WIDE", "SCALED_N", "SCALED_K", "BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M"),
+    "inductor_mm": (
+        "M", "N", "K", "STRIDE_AM", "STRIDE_AK", "STRIDE_BK", "STRIDE_BN", "LDD", "WIDE", "EVEN_K",
+        "BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M",
+    ),
 }  # fmt: skip
 
 
-def _request(
+def request(
     product: TritonOrientedGemm,
     kernel: str,
     constants: Mapping[str, Constant],
     options: Mapping[str, int],
     arch: GpuArch,
 ) -> Request:
-    like = "reduce" if kernel == "reduce" else "gemm"
+    """The request for a kernel; `constants` may hold more than it has."""
+    like = kernel if kernel in PARAMETERS else "gemm"
     names = (*CONSTANTS[like], "FLATTEN") if kernel in ("persistent", "descriptor") else CONSTANTS[like]
     signature = tuple((name, product.type_of(name)) for name in PARAMETERS[like])
     known = {name: product.divisibility(name) for name in PARAMETERS[like]}

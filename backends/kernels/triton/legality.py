@@ -21,7 +21,7 @@ from backends.solution import Parameter, Solution
 OLDEST, OLDEST_FP8, OLDEST_TMA = 80, 89, 90
 #: Prefixes of AMD's architectures with matrix instructions for 16-bit floats and int8; for OCP's 8-bit floats
 #: (others would emulate them); for single precision; for TF32 (xf32).
-_GFX, _GFX_FP8 = ("gfx90a", "gfx942", "gfx950", "gfx11", "gfx12"), ("gfx950", "gfx12")
+GFX, _GFX_FP8 = ("gfx90a", "gfx942", "gfx950", "gfx11", "gfx12"), ("gfx950", "gfx12")
 _GFX_FP32, _GFX_TF32 = ("gfx90a", "gfx942", "gfx950"), ("gfx942",)
 #: Tile indices are 32 bits wide, and a persistent program's index goes beyond the last tile.
 MOST_TILES = 2**30
@@ -84,8 +84,8 @@ def unsupported_arch(p: GemmProblem, environment: Environment) -> str | None:
 
 
 def _unsupported_gfx(p: GemmProblem, arch: str) -> str | None:
-    if not arch.startswith(_GFX):
-        return f"the Triton kernels are compiled for {', '.join(_GFX)}, not {arch}"
+    if not arch.startswith(GFX):
+        return f"the Triton kernels are compiled for {', '.join(GFX)}, not {arch}"
     if p.dtype_a in _FP8 and not arch.startswith(_GFX_FP8):
         return f"OCP's 8-bit floats are multiplied by {' and '.join(_GFX_FP8)}, not by {arch}"
     if p.dtype_a in _FP8 and p.dtype_b != p.dtype_a and arch.startswith("gfx12"):

@@ -19,7 +19,7 @@ from backends.problem import GemmProblem
 #: gemmtune's type -> Triton's.
 TRITON_TYPES: Mapping[str, str] = {
     "fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "fp8_e4m3": "fp8e4nv", "fp8_e5m2": "fp8e5",
-    "int8": "i8", "int32": "i32",
+    "fp8_e4m3_fnuz": "fp8e4b8", "fp8_e5m2_fnuz": "fp8e5b16", "int8": "i8", "int32": "i32",
 }  # fmt: skip
 POINTERS = ("a", "b", "c", "d", "bias", "scale_a", "scale_b", "scale_d")
 _LEADING = ("lda", "ldb", "ldc", "ldd")

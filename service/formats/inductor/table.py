@@ -62,9 +62,9 @@ _FORMS = (
     "torch-<major>.<minor>[.<patch>]+cuda, 2.10 to 2.15: keys name the device's product",
 )
 _DTYPES: Mapping[str, str] = {"fp16": "torch.float16", "bf16": "torch.bfloat16"}
-#: The family and the `template` parameter of solutions that ran Inductor's own template. The time of another
-#: kernel with the same parameters says nothing about it.
-FAMILY, TEMPLATE = "triton", "inductor-mm"
+#: The family whose parameters mean the same as the template's. The time of another kernel with the same
+#: parameters says nothing about it.
+FAMILY = "triton-inductor-mm"
 _TARGETS = (EXPORT_TARGETS["inductor"],)
 #: The template's parameters, all of them required, and the optional ones that it takes on AMD devices.
 PARAMETERS = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "num_stages", "num_warps")
@@ -247,10 +247,9 @@ class _Table:
 def _template(solution: Solution, k: int, rocm: bool) -> str:
     """The parameters of Inductor's template "mm". Raises OmittedError."""
     values = dict(solution.parameters)
-    if solution.family != FAMILY or values.pop("template", None) != TEMPLATE:
+    if solution.family != FAMILY:
         raise UnnamedError(
-            f"solutions of family {solution.family} have no name in Inductor's table, but for its own "
-            f'template\'s (family {FAMILY}, template "{TEMPLATE}")'
+            f"solutions of family {solution.family} have no name in Inductor's table; known: {FAMILY}"
         )
     known = (*PARAMETERS, *(HIP_PARAMETERS if rocm else ()))
     missing, unknown = [n for n in PARAMETERS if n not in values], [n for n in values if n not in known]

@@ -177,6 +177,25 @@ def test_the_frameworks_call_first_then_the_librarys(
         assert one.solution.build == environment.libraries[family.library]  # type: ignore[attr-defined]
 
 
+BLOCKS = from_linear(8, 256, 512, "fp8_e4m3", dtype_d="bf16", scale_a="block_1x128", scale_b="block_128x128")
+
+
+def test_a_block_scaled_layer_is_compared_with_what_vllm_runs_untuned() -> None:
+    here = replace(FULL, libraries={**FULL.libraries, "triton": "3.6.0"})
+    (found,) = CUDA.baselines(BLOCKS, here)
+    assert found.name == "vLLM's default block-fp8 configuration"
+    assert (found.solution.family, found.solution.build) == ("triton-block-fp8", "3.6.0")
+    assert found.solution.parameters["BLOCK_SIZE_M"] == 64
+    assert CUDA.families()["triton-block-fp8"].illegal(BLOCKS, found.solution, here) is None
+    for problem, environment in (
+        (BLOCKS, replace(here, libraries=FULL.libraries)),
+        (BLOCKS, replace(here, arch="sm_80")),
+        (replace(BLOCKS, scale_a="block_1x128"), here),
+    ):
+        with pytest.raises(UnsupportedProblem, match="no library call"):
+            CUDA.baselines(problem, environment)
+
+
 @pytest.mark.parametrize(("limit", "expected"), [(None, 32 * MIB), (0, 0), (MIB, MIB)])
 def test_the_limit_of_workspace_is_the_heuristics_own(limit: int | None, expected: int) -> None:
     (found,) = CUDA.baselines(from_linear(8, 64, 64, "bf16"), BARE, limit)
@@ -207,7 +226,9 @@ def test_families_in_the_order_of_a_search() -> None:
     found = CUDA.families()
     own = [family.name for family in compiled_families("cuda", Nvrtc())]
     libraries = ["cublaslt", "cublaslt-heuristic", "cublaslt-padded", "cublas", "torch"]
-    triton = ["triton-gemm", "triton-split-k", "triton-persistent"]
+    triton = [
+        "triton-gemm", "triton-split-k", "triton-persistent", "triton-block-fp8", "triton-inductor-mm",
+    ]  # fmt: skip
     assert list(found) == [*libraries, *triton, "tile-wgmma-padded", *own]
     assert all(found[name].name == name for name in found)
     assert CUDA.families() is found

@@ -369,6 +369,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"batch": 2, "stride_a": 0, "stride_b": 0},
     {"scale_a": "outer", "scale_b": "outer", "alpha": 2.0, "bias": "fp32"},
     {"scale_a": "tensor", "scale_b": "tensor", "scale_d": "tensor", "activation": "gelu"},
+    {"scale_a": "block_128x128", "scale_b": "block_1x128", "alpha": 2.0, "bias": "fp32"},
+    {"scale_a": "block_1x128", "scale_b": "outer", "trans_a": "T"},
 ]
 
 
@@ -425,6 +427,25 @@ def test_integers_saturate(reference: GpuReference, device: Any) -> None:
 
 def test_many_tiles_and_steps(reference: GpuReference, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     agrees(reference, device, monkeypatch, from_blas(257, 129, 100, "bf16", trans_a="T", batch=2, lda=103))
+
+
+@pytest.mark.parametrize("kind", ["fp8_e4m3", "fp8_e4m3_fnuz", "bf16"])
+@pytest.mark.parametrize("trans", ["NN", "TN", "NT"])
+@pytest.mark.parametrize("sides", [("block_128x128", "block_1x128"), ("block_1x128", "block_128x128")])
+def test_the_reference_is_numpys_for_every_block_of_scales(
+    reference: GpuReference,
+    device: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    trans: str,
+    sides: tuple[str, str],
+) -> None:
+    """Rows and k that end inside a block, and more than one block of each."""
+    how: dict[str, Any] = {
+        "trans_a": trans[0], "trans_b": trans[1], "scale_a": sides[0], "scale_b": sides[1],
+    }  # fmt: skip
+    agrees(reference, device, monkeypatch, from_blas(140, 131, 300, kind, dtype_d="bf16", **how))
+    agrees(reference, device, monkeypatch, from_blas(1, 3, 129, kind, dtype_d="fp32", **how), "integers")
 
 
 @pytest.mark.parametrize(

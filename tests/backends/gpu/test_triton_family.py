@@ -28,6 +28,7 @@ from backends.toolchains.nvrtc import Nvrtc
 from backends.toolchains.triton import Triton, missing
 from tests.backends.gpu.null_device import ENVIRONMENT as BARE
 from tests.backends.gpu.null_device import NullDevice
+from tests.backends.kernels.triton.framework_samples import BLOCKS, INDUCTOR, block_scaled
 
 ENVIRONMENT = replace(BARE, libraries={"triton": "3.6.0"})
 BY_NAME = {family.name: family for family in triton_families(Triton())}
@@ -36,6 +37,11 @@ TILE: dict[str, Any] = {
     "block_m": 64, "block_n": 64, "block_k": 64, "group_m": 8, "num_warps": 4, "num_stages": 3, "swap": False,
 }  # fmt: skip
 PROBLEM = from_linear(300, 500, 700, "bf16", beta=2.0)
+#: What the families of frameworks' own kernels run.
+OF = {
+    "triton-block-fp8": block_scaled(300, 512, 640),
+    "triton-inductor-mm": from_linear(300, 500, 700, "bf16"),
+}
 OPERANDS = Operands(0x1000, 0x2000, 0x3000, 0x4000, 0, 1.5, -0.5)
 
 
@@ -142,6 +148,34 @@ def test_persistent_programs_follow_the_device(device: NullDevice, tmp_path: Pat
     assert device.launches[0].grid == (264, 1, 1)
 
 
+@pytest.mark.parametrize(
+    ("family", "parameters", "values"),
+    [
+        (
+            "triton-block-fp8", BLOCKS,
+            [0x2000, 0x1000, 0x4000, 0x7000, 0x6000, 300, 512, 640, 640, 640, 512, 0, 0],
+        ),
+        ("triton-inductor-mm", INDUCTOR, [0x2000, 0x1000, 0x4000, 0, 0]),
+    ],
+)  # fmt: skip
+def test_a_frameworks_kernel_is_launched_after_the_one_before(
+    family: str, parameters: dict[str, Any], values: list[int], device: NullDevice, tmp_path: Path
+) -> None:
+    """The activation is the problem's b and the kernel's a, and so are their scales."""
+    one = Solution(family, 1, parameters, "3.6.0")
+    request = FAMILIES[family].config(OF[family], parameters).requests(GPU_ARCHS["sm_90"])[MAIN]
+    kernel = Compiled(b"code", Description(request.kernel, 128, 1000, 0, 1, 0, request.parameters, 90, 0))
+    write(tmp_path / "one.zip", "sm_90", "triton 3.6.0", {MAIN: kernel})
+    loaded = BY_NAME[family].load(OF[family], one, tmp_path / "one.zip", device)
+    assert (loaded.workspace_bytes, loaded.partial_sums) == (0, 1)
+    operands = Operands(0x1000, 0x2000, 0, 0x4000, 0, 1.0, 0.0, scale_a=0x6000, scale_b=0x7000)
+    loaded.bind(operands, 0)()
+    (launched,) = device.launches
+    assert launched.values == values
+    assert launched.grid == (10 * 8, 1, 1)
+    assert not launched.dependent
+
+
 def test_shared_memory(device: NullDevice, tmp_path: Path) -> None:
     load(tmp_path, device, solution(), shared_bytes=100_000)
     assert ("allow_shared", "gemm", 100_000) in device.driver.log
@@ -186,7 +220,7 @@ def test_the_backend_lists_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert set(FAMILIES) <= set(found)
     for name in BY_NAME:
         family = found[name]
-        assert family.supports(PROBLEM)
+        assert family.supports(OF.get(name, PROBLEM))
         assert not family.supports(from_linear(8, 8, 8, "fp64"))
     monkeypatch.setattr(compiler, "triton_build", lambda: None)
     family = found["triton-gemm"]
@@ -206,11 +240,10 @@ def test_the_backend_lists_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 @pytest.mark.parametrize("name", list(FAMILIES))
 def test_the_first_candidates_compile_within_the_devices_shared_memory(name: str, cache: BinaryCache) -> None:
     family = CudaBackend().families()[name]
-    problem = (
-        from_linear(512, 4096, 4096, "bf16")
-        if name != "triton-split-k"
-        else from_linear(16, 4096, 4096, "bf16")
-    )
+    problem = {
+        "triton-split-k": from_linear(16, 4096, 4096, "bf16"),
+        "triton-block-fp8": block_scaled(512, 4096, 4096),
+    }.get(name, from_linear(512, 4096, 4096, "bf16"))
     tried = [one for one, _ in zip(family.solutions(problem, ENVIRONMENT), range(3), strict=False)]
     assert len(tried) == 3
     for one in tried:
@@ -230,6 +263,8 @@ TYPES = [
     from_linear(300, 512, 4096, "fp8_e4m3", dtype_d="fp8_e4m3", scale_d="tensor", fast_accumulation=True),
     from_linear(300, 512, 4096, "fp8_e5m2", dtype_d="fp16"),
     from_linear(300, 512, 640, "int8"), from_linear(300, 512, 640, "int8", dtype_d="bf16"),
+    *(block_scaled(300, 500, 700, dtype_d=kind) for kind in ("bf16", "fp16", "fp32")),
+    block_scaled(1, 4096, 7168), block_scaled(64, 2112, 7168), block_scaled(2048, 1536, 1536),
 ]  # fmt: skip
 EPILOGUES = [
     from_linear(300, 500, 700, "bf16", bias="bf16", bias_axis=axis, activation=activation, beta=beta)
@@ -265,6 +300,8 @@ def test_verified_on_a_gpu(name: str, problem: GemmProblem, cache: BinaryCache, 
     from tuners.verify_device import DeviceVerifier
 
     family, here = CudaBackend().families()[name], gpu.environment
+    if not family.supports(problem):
+        pytest.skip(f"{name} refuses it, by a rule that other tests know")
     listed = list(family.solutions(problem, here))
     # The likeliest, and some that are not.
     tried = [*listed[:2], *listed[2::40]]

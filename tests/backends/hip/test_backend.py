@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -166,6 +167,14 @@ def test_baselines_are_torch_then_the_libraries() -> None:
     biased = from_linear(8, 16, 32, "bf16", bias="bf16")
     names = [b.name for b in HIP.baselines(biased, recorded(hipblaslt="100000-a", rocblas="5.0.0.a"))]
     assert names == ["hipBLASLt's first heuristic"]
+
+
+def test_a_block_scaled_layer_is_compared_with_what_vllm_runs_untuned() -> None:
+    scales = {"scale_a": "block_1x128", "scale_b": "block_128x128"}
+    for kind, arch in (("fp8_e4m3_fnuz", "gfx942"), ("fp8_e4m3", "gfx950"), ("fp8_e4m3", "gfx1201")):
+        here = replace(recorded(torch="2.9.1+rocm7.0", hipblaslt="100000-a", triton="3.6.0"), arch=arch)
+        (found,) = HIP.baselines(from_linear(8, 256, 512, kind, dtype_d="bf16", **scales), here)
+        assert (found.solution.family, found.solution.build) == ("triton-block-fp8", "3.6.0")
 
 
 def test_a_workspace_limit_is_the_heuristics() -> None:

@@ -24,8 +24,16 @@ from tests.backends.packages.test_package import as_placed
 pytestmark = pytest.mark.clang
 #: The other generation's matrix cores.
 WITHOUT = {arch: "tile-wmma" if arch.startswith("gfx9") else "tile-mfma" for arch in ARCHS}
+#: Its default is vLLM's, which some GPUs have too few registers for, and others no 8-bit floats.
+BLOCK_FP8 = "triton-block-fp8"
+WITHOUT_FP8 = ("gfx90a", "gfx1100")
+#: Kernels whose structure is a framework's: the docs' table shows what they spill.
+SPILLING = {(BLOCK_FP8, "gfx1201"), ("triton-inductor-mm", "gfx1201")}
 #: Families that multiply on matrix cores: ours, and Triton's.
-ON_MATRIX_CORES = {"tile-mfma", "tile-wmma", "triton-gemm", "triton-split-k", "triton-persistent"}
+ON_MATRIX_CORES = {
+    "tile-mfma", "tile-wmma", "triton-gemm", "triton-split-k", "triton-persistent", BLOCK_FP8,
+    "triton-inductor-mm",
+}  # fmt: skip
 PREFIX = {"mfma": "v_mfma_", "wmma_gfx11": "v_wmma_", "wmma_gfx12": "v_wmma_"}
 RECORDED = json.loads((RESULTS / f"{NAME}.json").read_text())
 
@@ -43,7 +51,7 @@ def names_of(arch: str) -> set[str]:
     names = {name for name, family in GPU_FAMILIES.items() if "hip" in vendors(family)}
     if triton.missing() is not None:
         names = {name for name in names if not name.startswith("triton")}
-    return names - {WITHOUT[arch]}
+    return names - {WITHOUT[arch]} - ({BLOCK_FP8} if arch in WITHOUT_FP8 else set())
 
 
 def launchable(found: list[Checked]) -> None:
@@ -66,7 +74,9 @@ def test_the_default_of_every_family_compiles_without_spills(arch: str, cache: B
     for one in found:
         assert one.resources is not None
         assert one.unfit == ""
-        assert (one.resources.spill_bytes, one.resources.scratch_bytes) == (0, 0), one.candidate.solution.id
+        if (one.candidate.family, arch) not in SPILLING:
+            spilled = one.resources.spill_bytes, one.resources.scratch_bytes
+            assert spilled == (0, 0), one.candidate.solution.id
     cores = GPU_ARCHS[arch].matrix_cores
     assert cores is not None
     if disassembly.missing(arch) is not None:

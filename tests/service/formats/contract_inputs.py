@@ -6,11 +6,13 @@ A tool's folder has `contract.py` with `WRITTEN`: format -> Input. A format with
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 
 from backends.environment import Environment
+from backends.kernels.triton.families import FAMILIES
 from backends.problem import GemmProblem, from_linear
 from backends.solution import Solution
 
@@ -36,11 +38,6 @@ CUBLASLT = Solution(
 TORCH = Solution("torch", 1, {}, "2.15.0+cu132")
 HIPBLASLT = Solution("hipblaslt", 1, {"solution_index": 477479}, "100202-dabb6df2b9")
 ROCBLAS = Solution("rocblas", 1, {"solution_index": -621294427}, "5.2.0.dabb6df2b9")
-BLOCK_FP8 = Solution(
-    "triton-block-fp8", 1,
-    {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 16, "num_warps": 4,
-     "num_stages": 3},
-)  # fmt: skip
 
 
 def linears(count: int) -> Iterator[GemmProblem]:
@@ -61,6 +58,16 @@ def block_scaled(count: int) -> Iterator[GemmProblem]:
         yield from_linear(
             p.n, p.m, p.k, "fp8_e4m3", dtype_d="bf16", scale_a="block_1x128", scale_b="block_128x128"
         )
+
+
+def candidate(family: str, problem: GemmProblem) -> Solution:
+    """A candidate of a Triton family on an H200 that is not the framework's own configuration."""
+    here = replace(H200, libraries={**H200.libraries, "triton": "3.6.0"})
+    return next(islice(FAMILIES[family].solutions(problem, here), 1, None))
+
+
+BLOCK_FP8 = candidate("triton-block-fp8", next(block_scaled(1)))
+INDUCTOR_MM = candidate("triton-inductor-mm", next(linears(1)))
 
 
 @dataclass(frozen=True)

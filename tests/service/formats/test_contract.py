@@ -341,14 +341,6 @@ def test_the_page_of_formats_is_the_registrys() -> None:
 
 
 OURS = Solution("tile-wgmma", 4, {"tile_m": 64})
-#: What the suites of formats that write no solution of a library's write.
-NAMED = {
-    "inductor-table": Solution(
-        "triton", 1,
-        {"template": "inductor-mm", "BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "GROUP_M": 8,
-         "num_stages": 3, "num_warps": 4},
-    ),
-}  # fmt: skip
 OVERRIDES = [name for name, one in INPUTS.items() if not one.every_family]
 
 
@@ -365,7 +357,7 @@ def judged_rows(name: str, count: int, judgement: str = "WIN") -> list[ExportRow
     """Rows that a kernel of ours won, twice as fast as the baseline, with the best that the format can name
     judged too."""
     one = INPUTS[name]
-    winner = NAMED.get(name, one.winner)
+    winner = one.winner
     targets = {
         target.name: target_row(winner, judgement)
         for target in targets_of(one.environment.vendor)
@@ -381,7 +373,7 @@ def judged_rows(name: str, count: int, judgement: str = "WIN") -> list[ExportRow
 @pytest.mark.parametrize("name", OVERRIDES)
 def test_the_best_that_a_target_can_name_is_written_where_the_winner_has_no_name(name: str) -> None:
     one = INPUTS[name]
-    winner = NAMED.get(name, one.winner)
+    winner = one.winner
     as_winner = [
         row(p, environment=one.environment, solution=winner, seconds=2e-05, speedup=(1.2, 1.25, 1.3))
         for p in one.problems(20)

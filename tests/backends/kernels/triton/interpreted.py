@@ -1,7 +1,8 @@
 """A program: runs candidates through Triton's interpreter and verifies them as a tuner would, without a GPU.
 
-Each line of standard input is {"problem": canonical, "solution": ..., "seeds": ..., "mistake": null or
-["function", "text", "wrong text"]}; one line comes back for each: {"wrong": words or "", "cases": names}.
+Each line of standard input is {"problem": canonical, "solution": ..., "seeds": ..., "arch": sm_90 or gfx942,
+"mistake": null or ["function", "text", "wrong text"]}; one line comes back for each: {"wrong": words or "",
+"cases": names}.
 Needs TRITON_INTERPRET=1 and torch.
 """
 
@@ -12,7 +13,9 @@ import importlib.util
 import json
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -41,17 +44,32 @@ from tuners.verify import Verifier
 ENVIRONMENT = Environment(
     "cuda", "sm_90", "NVIDIA H200", 3, 2**37, "GPU-0", driver="580.1", libraries={"triton": "3.6.0"}
 )
+ENVIRONMENTS = {
+    "sm_90": ENVIRONMENT,
+    "gfx942": replace(ENVIRONMENT, vendor="hip", arch="gfx942", product="AMD Instinct MI300X"),
+}
+#: A kernel's architecture -> that which it is interpreted for. What waits for the launch before (DEPENDENT)
+#: from sm_90 on is assembly, which nobody interprets.
+_INTERPRETED_FOR = {"sm_90": "sm_80", "gfx942": "gfx942"}
+_SOURCES = ("kernels.py", "framework_kernels.py")
 
 
-def load_kernels(folder: str, mistake: list[str] | None) -> Any:
-    """kernels.py, or a copy with a mistake planted."""
-    source = Path(configuration.__file__).with_name("kernels.py").read_text()
-    if mistake is not None:
-        name, text, wrong = mistake
-        start = source.index(f"def {name}(")
-        assert text in source[start:]
-        source = source[:start] + source[start:].replace(text, wrong, 1)
-    # Files, each of a name of its own: Triton reads a function's source.
+def load_kernels(folder: str, mistake: list[str] | None) -> SimpleNamespace:
+    """The functions of the sources, one of them perhaps a copy with a mistake planted."""
+    found: dict[str, Any] = {}
+    for name in _SOURCES:
+        source = Path(configuration.__file__).with_name(name).read_text()
+        if mistake is not None and f"def {mistake[0]}(" in source:
+            function, text, wrong = mistake
+            start = source.index(f"def {function}(")
+            assert text in source[start:]
+            source = source[:start] + source[start:].replace(text, wrong, 1)
+        found |= vars(_load(folder, source))
+    return SimpleNamespace(**found)
+
+
+def _load(folder: str, source: str) -> ModuleType:
+    """A module of the source, in a file with a name of its own: Triton reads a function's source."""
     copy = Path(folder, f"kernels_under_test_{len(list(Path(folder).glob('*.py')))}.py")
     copy.write_text(source)
     spec = importlib.util.spec_from_file_location(copy.stem, copy)
@@ -64,15 +82,19 @@ def load_kernels(folder: str, mistake: list[str] | None) -> Any:
 
 TORCH = {
     "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp8e4nv": torch.float8_e4m3fn,
-    "fp8e5": torch.float8_e5m2, "i8": torch.int8, "i32": torch.int32,
+    "fp8e5": torch.float8_e5m2, "fp8e4b8": torch.float8_e4m3fnuz, "i8": torch.int8, "i32": torch.int32,
 }  # fmt: skip
 #: Triton's name of a float -> ours.
-FORMATS = {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "fp8e4nv": "fp8_e4m3", "fp8e5": "fp8_e5m2"}
+FORMATS = {
+    "fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "fp8e4nv": "fp8_e4m3", "fp8e5": "fp8_e5m2",
+    "fp8e4b8": "fp8_e4m3_fnuz",
+}  # fmt: skip
 
 
 def mend_interpreter() -> None:
     """What the interpreter of Triton 3.6 gets wrong: it multiplies bf16 by its bits, cuts bits off where it
-    should round to nearest, and makes an integer of an array of one element, which NumPy 2.4 refuses."""
+    should round to nearest, makes an integer of an array of one element, which NumPy 2.4 refuses, and forgets
+    one 8-bit float of AMD's where it names types."""
     builder, multiply = interpreter.InterpreterBuilder, interpreter.InterpreterBuilder.create_dot
 
     def create_dot(self: Any, a: Any, b: Any, total: Any, *rest: Any) -> Any:
@@ -98,6 +120,18 @@ def mend_interpreter() -> None:
         scope.set_attr(tensor, "__index__", lambda one: one.handle.data.item())
 
     interpreter._patch_lang_tensor = patch_tensor
+    patch_types = interpreter._patch_lang_core
+
+    def patch_core(lang: Any, scope: Any) -> None:
+        patch_types(lang, scope)
+        to_ir = lang.dtype.to_ir
+
+        def named(kind: Any, builder: Any) -> Any:
+            return builder.get_fp8e4b8_ty() if kind.name == "fp8e4b8" else to_ir(kind, builder)
+
+        scope.set_attr(lang.dtype, "to_ir", named)
+
+    interpreter._patch_lang_core = patch_core
 
 
 class Interpreted:
@@ -105,8 +139,10 @@ class Interpreted:
 
     partial_sums = 1
 
-    def __init__(self, one: TritonConfig, kernels: Any) -> None:
+    def __init__(self, one: TritonConfig, kernels: SimpleNamespace, arch: str) -> None:
         self._one, self._kernels, self.workspace_bytes = one, kernels, one.partial_bytes
+        self._requests = one.requests(GPU_ARCHS[_INTERPRETED_FOR[arch]])
+        assert not any(request.constants.get("DEPENDENT") for request in self._requests.values())
 
     def prepare(self) -> None:
         pass
@@ -124,9 +160,7 @@ class Interpreted:
         kind = TORCH[product.pointer_type("partial")[1:]]
         size = one.partial_bytes
         partial = _tensor(workspace, size, kind) if size else torch.zeros(1, dtype=kind)
-        # As before sm_90: what waits for the launch before (DEPENDENT) is assembly, which nobody interprets.
-        requests, kernels = one.requests(GPU_ARCHS["sm_80"]), self._kernels
-        assert not any(request.constants["DEPENDENT"] for request in requests.values())
+        requests, kernels = self._requests, self._kernels
 
         def launch() -> None:
             for entry in (MAIN, REDUCE) if one.slices > 1 else (MAIN,):
@@ -152,7 +186,9 @@ class HostMemory:
     """The part of a device that the verifier uses."""
 
     reference, traits = None, HOST_TRAITS
-    environment = ENVIRONMENT
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
 
     def allocate(self, size: int) -> HostBuffer:
         return HostBuffer(size)
@@ -161,15 +197,17 @@ class HostMemory:
         pass
 
 
-def verify(problem: GemmProblem, solution: Solution, seeds: int, kernels: Any) -> dict[str, Any]:
+def verify(
+    problem: GemmProblem, solution: Solution, seeds: int, kernels: SimpleNamespace, here: Environment
+) -> dict[str, Any]:
     """The first mistake of a candidate over the cases that a tuner would run."""
     family = FAMILIES[solution.family]
-    verifier = Verifier(HostMemory())  # type: ignore[arg-type]
+    verifier = Verifier(HostMemory(here))  # type: ignore[arg-type]
     names: list[str] = []
     for case in applicable(
-        cases(problem, seeds, 3), lambda case: family.illegal(case.problem, solution, ENVIRONMENT) is None
+        cases(problem, seeds, 3), lambda case: family.illegal(case.problem, solution, here) is None
     ):
-        kernel = Interpreted(TritonConfig.of(case.problem, solution.parameters), kernels)
+        kernel = Interpreted(family.config(case.problem, solution.parameters), kernels, here.arch)
         try:
             finding = verifier.check(kernel, case, keep=False)
         except DeviceError as error:
@@ -190,9 +228,9 @@ def main() -> None:
             mistake = asked["mistake"]
             kernels = right if mistake is None else load_kernels(folder, mistake)
             problem, solution = GemmProblem.from_dict(asked["problem"]), Solution.from_dict(asked["solution"])
-            rule = FAMILIES[solution.family].illegal(problem, solution, ENVIRONMENT)
-            seeds = asked["seeds"]
-            found = {"wrong": rule, "cases": []} if rule else verify(problem, solution, seeds, kernels)
+            here, seeds = ENVIRONMENTS[asked["arch"]], asked["seeds"]
+            rule = FAMILIES[solution.family].illegal(problem, solution, here)
+            found = {"wrong": rule, "cases": []} if rule else verify(problem, solution, seeds, kernels, here)
             print(json.dumps(found), flush=True)
 
 

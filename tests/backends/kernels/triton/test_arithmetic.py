@@ -15,6 +15,7 @@ import pytest
 from backends.problem import GemmProblem, from_blas, from_bmm, from_linear, from_mm
 from backends.solution import Solution
 from backends.toolchains.triton import missing
+from tests.backends.kernels.triton.framework_samples import BLOCKS, INDUCTOR, block_scaled
 
 pytestmark = [pytest.mark.torch, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 
@@ -63,6 +64,26 @@ CASES: dict[str, tuple[GemmProblem, dict[str, Any]]] = {
     "by descriptors, NT": (from_blas(72, 88, 50, "fp16", trans_b="T", beta=1.0), {**TMA, "swap": True}),
     "by descriptors, TT": (from_blas(72, 88, 56, "fp16", trans_a="T", trans_b="T"), TMA),
     "by descriptors, int8": (from_linear(40, 70, 112, "int8"), TMA),
+    **{
+        f"blocks of scales to {out}": (block_scaled(70, 150, 300, dtype_d=out), BLOCKS)
+        for out in ("bf16", "fp16", "fp32")
+    },
+    "blocks of scales, one row": (block_scaled(1, 300, 257), {**BLOCKS, "BLOCK_SIZE_M": 16}),
+    "blocks of scales, several steps each": (
+        block_scaled(40, 200, 256), {**BLOCKS, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 1},
+    ),
+    "blocks of scales, a tile across two": (
+        block_scaled(33, 300, 200, alignment=1), {**BLOCKS, "BLOCK_SIZE_N": 256, "BLOCK_SIZE_M": 16},
+    ),
+    "blocks of scales, FNUZ": (
+        block_scaled(70, 150, 300, "fp8_e4m3_fnuz"), {**BLOCKS, "waves_per_eu": 2, "kpack": 2},
+    ),
+    "Inductor's, ragged": (from_linear(70, 130, 100, "bf16"), INDUCTOR),
+    "Inductor's, whole steps": (from_linear(64, 130, 96, "fp16"), INDUCTOR),
+    "Inductor's, NN": (from_mm(70, 90, 50, "fp16"), INDUCTOR),
+    "Inductor's, TN": (from_mm(70, 90, 50, "bf16", trans_a="T"), {**INDUCTOR, "GROUP_M": 1}),
+    "Inductor's, TT": (from_mm(70, 90, 50, "fp16", trans_a="T", trans_b="T", alignment=2), INDUCTOR),
+    "Inductor's, one row": (from_linear(1, 130, 100, "bf16"), {**INDUCTOR, "BLOCK_M": 16}),
     "one of each": (from_linear(1, 1, 1, "bf16"), {}),
     "one row": (from_linear(1, 130, 100, "bf16", alignment=2), {"split_k": 2, "swap": True}),
 }  # fmt: skip
@@ -76,13 +97,15 @@ Mistake = tuple[str, str, str]
 
 
 def _line(problem: GemmProblem, changed: dict[str, Any], mistake: Mistake | None = None) -> str:
-    family = "triton-gemm"
-    if "split_k" in changed:
-        family = "triton-split-k"
-    elif "flatten" in changed:
-        family = "triton-persistent"
-    solution = Solution(family, 1, {**TILE, **changed}, "3.6.0")
-    asked = {"problem": problem.to_dict(), "solution": solution.to_dict(), "seeds": 1, "mistake": mistake}
+    told = {"split_k": "triton-split-k", "flatten": "triton-persistent", "BLOCK_SIZE_M": "triton-block-fp8",
+            "BLOCK_M": "triton-inductor-mm"}  # fmt: skip
+    family = next((name for parameter, name in told.items() if parameter in changed), "triton-gemm")
+    tile = {} if family in ("triton-block-fp8", "triton-inductor-mm") else TILE
+    solution = Solution(family, 1, {**tile, **changed}, "3.6.0")
+    asked = {
+        "problem": problem.to_dict(), "solution": solution.to_dict(), "seeds": 1, "mistake": mistake,
+        "arch": "gfx942" if problem.dtype_a.endswith("fnuz") else "sm_90",
+    }  # fmt: skip
     return json.dumps(asked) + "\n"
 
 
@@ -134,6 +157,14 @@ def test_right(name: str, interpreter: Callable[[str], dict[str, Any]]) -> None:
         ("a batch, persistent", ("persistent", "index = (number // tiles)", "index = (number // tiles * 0)")),
         ("by descriptors", ("descriptor", "step * BLOCK_K])", "step * BLOCK_N])")),
         ("fp8, scales of rows", ("finish", "scale_b + rn", "scale_b + rn * 0")),
+        ("blocks of scales to bf16", ("block_scaled", "from_n // SCALED_N * blocks", "from_n * 0")),
+        ("blocks of scales to bf16", ("block_scaled", "scale_a + from_m * blocks", "scale_a")),
+        ("blocks of scales to fp16", ("block_scaled", "step * BLOCK_K // SCALED_K", "step * 0")),
+        ("blocks of scales, one row", ("block_scaled", "left = K -", "left = K + 1 -")),
+        ("blocks of scales to fp32", ("block_scaled", "(rn < N)[None", "(rn < N + 1)[None")),
+        ("Inductor's, ragged", ("inductor_mm", "left = K -", "left = K + 1 -")),
+        ("Inductor's, TN", ("inductor_mm", "at_k[None, :] * STRIDE_AK", "at_k[None, :]")),
+        ("Inductor's, NN", ("banded_tile", "index % height", "index % height * 0")),
     ],
 )
 def test_a_mistake_shows(name: str, mistake: Mistake, interpreter: Callable[[str], dict[str, Any]]) -> None:

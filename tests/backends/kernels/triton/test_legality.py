@@ -11,7 +11,9 @@ from backends.archs import GPU_ARCHS
 from backends.environment import Environment
 from backends.kernels.legality import arch_of, capability
 from backends.kernels.triton.configuration import CONSTANTS, MAIN, PARAMETERS, REDUCE, TritonConfig
-from backends.kernels.triton.families import FAMILIES, MOST_CANDIDATES, TritonFamily
+from backends.kernels.triton.families import FAMILIES
+from backends.kernels.triton.family import MOST_CANDIDATES, TritonFamily
+from backends.kernels.triton.framework_families import FrameworkFamily
 from backends.problem import GemmProblem, from_blas, from_bmm, from_linear
 from backends.solution import Solution
 from tuners.inputs import Case, applicable, cases, ragged
@@ -21,6 +23,8 @@ H200 = Environment(
     "cuda", "sm_90", "NVIDIA H200", 132, 2**37, "GPU-0", driver="580.1", libraries={"triton": BUILD}
 )
 A100 = replace(H200, arch="sm_80", product="NVIDIA A100", units=108)
+#: Families of kernels.py: test_framework_families.py has the others.
+GENERAL = {name: family for name, family in FAMILIES.items() if not isinstance(family, FrameworkFamily)}
 TILE: dict[str, Any] = {
     "block_m": 64, "block_n": 64, "block_k": 64, "group_m": 8, "num_warps": 4, "num_stages": 3, "swap": False,
 }  # fmt: skip
@@ -103,7 +107,7 @@ def test_the_tensor_cores_step_along_k() -> None:
 )
 def test_problems_without_a_kernel(problem: GemmProblem, words: str) -> None:
     assert words in str(rule(gemm(), problem))
-    for family in FAMILIES.values():
+    for family in GENERAL.values():
         assert not family.supports(problem)
         assert list(family.solutions(problem, H200)) == []
 
@@ -204,7 +208,7 @@ def test_candidates_for_amds_gpus_are_legal_on_the_problem_and_on_a_ragged_twin(
     problem: GemmProblem, environment: Environment
 ) -> None:
     arch, counts = arch_of(environment), {}
-    for name, family in FAMILIES.items():
+    for name, family in GENERAL.items():
         found = list(family.solutions(problem, environment))
         counts[name] = len(found)
         assert len({s.id for s in found}) == len(found) <= MOST_CANDIDATES
@@ -264,7 +268,7 @@ def test_candidates_are_legal_on_the_problem_and_its_ragged_twin(
     problem: GemmProblem, environment: Environment
 ) -> None:
     counts = {}
-    for name, family in FAMILIES.items():
+    for name, family in GENERAL.items():
         found = list(family.solutions(problem, environment))
         counts[name] = len(found)
         assert len({s.id for s in found}) == len(found) <= MOST_CANDIDATES

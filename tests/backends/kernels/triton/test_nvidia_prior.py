@@ -16,11 +16,12 @@ import pytest
 from backends.cuda.backend import CudaBackend
 from backends.environment import Environment
 from backends.kernels.triton import nvidia_prior
-from backends.kernels.triton.families import FAMILIES, MOST_CANDIDATES
+from backends.kernels.triton.families import FAMILIES
+from backends.kernels.triton.family import MOST_CANDIDATES
 from backends.kernels.triton.oriented_gemm import TritonOrientedGemm
 from backends.problem import GemmProblem, from_blas, from_bmm, from_linear
 from backends.protocol import NotedFamily
-from tests.backends.kernels.triton.test_legality import A100, H200
+from tests.backends.kernels.triton.test_legality import A100, GENERAL, H200
 
 SQUARE = from_linear(4096, 4096, 4096, "bf16")
 #: A product of few tiles, whose split and persistent candidates are listed too.
@@ -99,7 +100,7 @@ def own(name: str, problem: GemmProblem, environment: Environment = H200) -> lis
 
 
 def notes(problem: GemmProblem, environment: Environment = H200) -> set[tuple[str, ...]]:
-    return {family.notes(problem, environment) for family in FAMILIES.values()}
+    return {family.notes(problem, environment) for family in GENERAL.values()}
 
 
 # ---- what is asked -------------------------------------------------------------------------------
@@ -164,7 +165,7 @@ def test_types_are_in_the_librarys_letters(
 
 def test_families_and_notes_share_one_question(script: Script, tmp_path: Path) -> None:
     script([kernel((128, 64, 64))])
-    for name in FAMILIES:
+    for name in GENERAL:
         parameters(name, SQUARE)
     assert notes(SQUARE) == {(FIRST,)}
     assert len(asked(tmp_path)) == 2
@@ -214,7 +215,7 @@ def test_each_family_takes_what_it_can_do(script: Script) -> None:
     script([kernel((64, 64, 64)), kernel((32, 64, 128), split_k=4)], [kernel((128, 32, 64))])
     tiles = {
         name: [(one["block_m"], one["swap"]) for one in parameters(name, FEW) if one not in own(name, FEW)]
-        for name in FAMILIES
+        for name in GENERAL
     }
     assert tiles == {
         "triton-gemm": [(64, False), (128, True)],
@@ -265,7 +266,7 @@ def test_what_cannot_be_expressed_is_dropped_and_counted(script: Script) -> None
 def test_what_breaks_a_rule_is_left_out(script: Script) -> None:
     script(ILLEGAL)
     assert len(nvidia_prior.proposals(FEW, H200).values) == len(ILLEGAL)
-    for name in FAMILIES:
+    for name in GENERAL:
         assert parameters(name, FEW) == own(name, FEW)
 
 
@@ -296,7 +297,7 @@ def test_a_failure_is_told_and_our_model_orders(
 ) -> None:
     monkeypatch.setattr(nvidia_prior, "_TIMEOUT_SECONDS", 2.0 if fault == "hang" else 60.0)
     script([kernel((64, 64, 64))], fault=fault)
-    for name in FAMILIES:
+    for name in GENERAL:
         assert parameters(name, FEW) == own(name, FEW)
     assert notes(FEW) == {(f"{NAME} failed ({words}): {OURS}",)}
     assert len(asked(tmp_path)) <= 1  # not again for every family
@@ -354,7 +355,7 @@ def test_problems_without_a_kernel_have_no_notes(script: Script, tmp_path: Path)
 
 def test_the_backends_families_hand_the_notes_on(script: Script) -> None:
     script([kernel((64, 64, 64))])
-    for name in FAMILIES:
+    for name in GENERAL:
         family = CudaBackend().families()[name]
         assert isinstance(family, NotedFamily)
         assert family.notes(SQUARE, H200) == (FIRST,)
@@ -386,9 +387,9 @@ def test_the_library_answers_without_a_gpu(problem: GemmProblem) -> None:
         == f"nvMatmulHeuristics {nvidia_prior.build()} and our own model propose Triton's candidates in turn"
     )
     assert found.values
-    first = {name: list(family._proposed(problem, H200)) for name, family in FAMILIES.items()}
+    first = {name: list(family._proposed(problem, H200)) for name, family in GENERAL.items()}
     assert any(first.values())
-    for name, family in FAMILIES.items():
+    for name, family in GENERAL.items():
         solutions = list(family.solutions(problem, H200))
         assert len({one.id for one in solutions}) == len(solutions) <= MOST_CANDIDATES
         assert not [one.id for one in solutions if family.illegal(problem, one, H200)]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.service.formats.contract_inputs import CUBLASLT, H200, Input
+from tests.service.formats.contract_inputs import H200, INDUCTOR_MM, Input
 
 WRITTEN = {
-    "inductor-table": Input(H200, CUBLASLT, "torch-2.15+cuda"),
+    "inductor-table": Input(H200, INDUCTOR_MM, "torch-2.15+cuda"),
 }

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.environment import Environment
+from backends.kernels.triton.framework_families import TritonInductorMm
 from backends.problem import GemmProblem, from_bmm, from_linear, from_mm
 from backends.solution import Parameter, Solution
 from service.formats import ExportOptions, ExportRefused, ExportReport, ExportRow
@@ -35,10 +36,10 @@ CUDA, ROCM = "torch-2.15+cuda", "torch-2.10+rocm"
 MM = "((torch.bfloat16, [16, 4096], [4096, 1]), (torch.bfloat16, [4096, 14336], [1, 4096]))+mm"
 ATEN = [{"template_id": "aten::mm"}]
 PARAMETERS: dict[str, Parameter] = {
-    "template": "inductor-mm", "BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_K": 128, "GROUP_M": 8,
+    "BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_K": 128, "GROUP_M": 8,
     "num_stages": 3, "num_warps": 4,
 }  # fmt: skip
-TEMPLATE = Solution("triton", 1, PARAMETERS, "2.15.0")
+TEMPLATE = Solution("triton-inductor-mm", 1, PARAMETERS, "2.15.0")
 ENTRY = {"template_id": "triton::mm", "BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_K": 128, "GROUP_M": 8,
          "num_stages": 3, "num_warps": 4, "EVEN_K": True, "ACC_TYPE": "tl.float32",
          "USE_FAST_ACCUM": False}  # fmt: skip
@@ -86,6 +87,22 @@ def test_the_template_that_won() -> None:
     }
 
 
+@pytest.mark.parametrize(("environment", "target"), [(H200, CUDA), (MI300X, ROCM)])
+def test_the_table_names_every_candidate_of_the_family(environment: Environment, target: str) -> None:
+    family = TritonInductorMm()
+    here = replace(environment, libraries={**environment.libraries, "triton": "3.6.0"})
+    for problem in (LINEAR, from_mm(300, 96, 200, "fp16")):
+        for solution in family.solutions(problem, here):
+            found, report = table(
+                [won(problem, solution=solution, environment=here)], target, device=here.device_class
+            )
+            assert report.to_dict() == {"written": 1, "omitted": {}}
+            (((entry,),),) = ([value] for value in found.values())
+            constants = family.config(problem, solution.parameters).constants
+            assert entry.items() >= dict(solution.parameters).items()
+            assert entry["EVEN_K"] is constants["EVEN_K"]
+
+
 def test_torch_s_own_call_where_nothing_beat_it() -> None:
     rows = [row(judgement="TIE"), row(from_mm(16, 14336, 4096, "bf16"), judgement="LOSS")]
     found, report = table(rows, ties="default")
@@ -105,7 +122,7 @@ def test_torch_s_own_call_that_won() -> None:
 
 
 def test_rocm_names_the_whole_arch() -> None:
-    solution = Solution("triton", 1, {**PARAMETERS, "waves_per_eu": 2, "kpack": 2})
+    solution = Solution("triton-inductor-mm", 1, {**PARAMETERS, "waves_per_eu": 2, "kpack": 2})
     found, _ = table([won(environment=MI300X, solution=solution)], ROCM, device=MI300X.device_class)
     assert found == {f"gfx942:sramecc+:xnack-+{MM}": [{**ENTRY, "waves_per_eu": 2, "kpack": 2}]}
 
@@ -139,7 +156,7 @@ def test_rows_that_share_a_key() -> None:
 
 
 def replace_block_m(size: int) -> Solution:
-    return Solution("triton", 1, {**PARAMETERS, "BLOCK_M": size})
+    return Solution("triton-inductor-mm", 1, {**PARAMETERS, "BLOCK_M": size})
 
 
 # ---- keys ----------------------------------------------------------------------------------------
@@ -174,9 +191,12 @@ def test_a_key_says_the_whole_problem_or_there_is_none(problem: GemmProblem) -> 
     )
     assert kind == same
     assert x[1] == w[0]
-    read = from_mm(x[0], w[1], x[1], kind, trans_a="N" if x_strides[1] == 1 else "T",
-                   trans_b="N" if w_strides[1] == 1 else "T", lda=max(x_strides), ldb=max(w_strides),
-                   alignment=problem.alignment)  # fmt: skip
+
+    def trans(size: list[int], strides: list[int]) -> str:
+        return "N" if strides[1] == 1 and strides[0] >= size[1] else "T"
+
+    read = from_mm(x[0], w[1], x[1], kind, trans_a=trans(x, x_strides), trans_b=trans(w, w_strides),
+                   lda=max(x_strides), ldb=max(w_strides), alignment=problem.alignment)  # fmt: skip
     assert [mm_key(read)] == [key]
     sizes = ("m", "n", "k", "batch", "dtype_a", "dtype_d", "compute", "alpha", "beta", "bias", "activation")
     assert [getattr(read, name) for name in sizes] == [getattr(problem, name) for name in sizes]
@@ -233,29 +253,34 @@ def test_problems_without_a_key(problem: GemmProblem, why: str) -> None:
 
 
 def without(name: str) -> Solution:
-    return Solution("triton", 1, {key: value for key, value in PARAMETERS.items() if key != name})
+    return Solution("triton-inductor-mm", 1, {key: value for key, value in PARAMETERS.items() if key != name})
 
 
 @pytest.mark.parametrize(
     ("solution", "why"),
     [
-        (CUBLASLT, "solutions of family cublaslt have no name in Inductor's table, but for its own"),
+        (
+            CUBLASLT,
+            "solutions of family cublaslt have no name in Inductor's table; known: triton-inductor-mm",
+        ),
         (HIPBLASLT, "solutions of family hipblaslt have no name in Inductor's table"),
-        (without("template"), "solutions of family triton have no name in Inductor's table"),
-        (Solution("triton", 1, {**PARAMETERS, "template": "mine"}), "solutions of family triton"),
+        (Solution("triton-gemm", 1, PARAMETERS), "solutions of family triton-gemm have no name in"),
         (without("GROUP_M"), "its solution is none of Inductor's template mm, which lacks GROUP_M"),
         (without("num_stages"), "its solution is none of Inductor's template mm, which lacks num_stages"),
         (
-            Solution("triton", 1, {**PARAMETERS, "SPLIT_K": 2}),
+            Solution("triton-inductor-mm", 1, {**PARAMETERS, "SPLIT_K": 2}),
             "its solution is none of Inductor's template mm, which does not take SPLIT_K",
         ),
         (
-            Solution("triton", 1, {**PARAMETERS, "waves_per_eu": 2}),
+            Solution("triton-inductor-mm", 1, {**PARAMETERS, "waves_per_eu": 2}),
             "its solution is none of Inductor's template mm, which does not take waves_per_eu",
         ),
-        (Solution("triton", 1, {**PARAMETERS, "BLOCK_K": 0}), "a size of its solution is 0"),
-        (Solution("triton", 1, {**PARAMETERS, "num_warps": "4"}), "num_warps of its solution is no"),
-        (Solution("triton", 1, {**PARAMETERS, "BLOCK_M": True}), "BLOCK_M of its solution is no"),
+        (Solution("triton-inductor-mm", 1, {**PARAMETERS, "BLOCK_K": 0}), "a size of its solution is 0"),
+        (
+            Solution("triton-inductor-mm", 1, {**PARAMETERS, "num_warps": "4"}),
+            "num_warps of its solution is no",
+        ),
+        (Solution("triton-inductor-mm", 1, {**PARAMETERS, "BLOCK_M": True}), "BLOCK_M of its solution is no"),
     ],
 )  # fmt: skip
 def test_solutions_that_are_not_the_template_s(solution: Solution, why: str) -> None:

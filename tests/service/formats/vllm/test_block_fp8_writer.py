@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from backends.environment import DeviceClass
+from backends.environment import DeviceClass, Environment
+from backends.kernels.triton.framework_families import TritonBlockFp8
 from backends.problem import GemmProblem
 from backends.solution import Solution
 from service.formats import ExportOptions, ExportRefused, ExportReport, ExportRow
@@ -45,6 +46,28 @@ def tuned(m: int = 16, problem: GemmProblem | None = None, **changed: Any) -> Ex
     """A WIN of a configuration on an H200."""
     p = scaled(m) if problem is None else problem
     return row(p, **{"solution": SOLUTION, "baseline": DEFAULT, **changed})
+
+
+@pytest.mark.parametrize(("environment", "kind"), [(H200, "fp8_e4m3"), (MI300X, "fp8_e4m3_fnuz")])
+@pytest.mark.parametrize("writer", [VLLM, SGLANG], ids=lambda one: one.stack)
+def test_both_frameworks_can_name_every_candidate(
+    writer: Writer, environment: Environment, kind: str
+) -> None:
+    """Of the family that runs their kernel, and read back it is a candidate again."""
+    family = TritonBlockFp8()
+    here = replace(environment, libraries={**environment.libraries, "triton": "3.6.0"})
+    for m in (1, 300):
+        p = replace(scaled(m), dtype_a=kind, dtype_b=kind)
+        for solution in family.solutions(p, here):
+            made = tuned(problem=p, environment=here, solution=solution)
+            files, report = written(writer, [made], environments=(here,))
+            assert report.to_dict() == {"written": 1, "omitted": {}}
+            ((name, text),) = files.items()
+            ((problem, claimed),) = claims(read(text, name))
+            assert problem == p
+            assert claimed is not None
+            assert replace(claimed, build="3.6.0") == solution
+            assert family.illegal(p, replace(claimed, build="3.6.0"), here) is None
 
 
 def only_reason(writer: Writer, made: ExportRow, **options: Any) -> str:
