@@ -27,7 +27,7 @@ MANIFEST = "manifest.json"
 #: Folder of the binaries in the zip.
 FOLDER = "binaries/"
 #: Bounds in bytes: of the file, of its manifest, of one binary; and on the number of rows and binaries.
-MOST_FILE, MOST_MANIFEST, MOST_BINARY = 4 * 2**30, 64 * 2**20, 512 * 2**20
+MOST_FILE, MOST_MANIFEST, MOST_BINARY = 4 * 2**30, 256 * 2**20, 512 * 2**20
 MOST_ROWS, MOST_BINARIES = 100_000, 100_000
 _PLAIN = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _AGAIN = "fetch or export it again"

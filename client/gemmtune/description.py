@@ -52,8 +52,8 @@ class TensorMap:
 
 @dataclass(frozen=True)
 class Fill:
-    """A place in the argument block that a launch fills in: at byte `offset`, the value called `name` (an
-    address plus `plus` bytes, a scalar, or the map of an operand's address)."""
+    """A place in the argument block that a launch fills in: at byte `offset`, the value called `name`: an
+    address plus `plus` bytes, the map of such an address, or a scalar."""
 
     offset: int
     type: str
@@ -83,14 +83,16 @@ class LaunchDescription:
 
 def read_launch(found: Checked, vendor: str, operands: Collection[str]) -> LaunchDescription:
     """A launch of the manifest. Raises BundleError."""
-    size = found.whole("argument_bytes", 1, _MOST_ARGUMENT_BYTES)
-    block = _Block(vendor, operands, size)
-    parameters = tuple(block.parameter(one) for one in found.objects("arguments", 512))
-    if not parameters:
-        raise found.fail("arguments", "must not be empty")
-    gpu = vendor != "cpu"
-    if not gpu and len(parameters) != 1:
-        raise found.fail("arguments", f"must be one struct, not {len(parameters)} arguments")
+    gpu, arguments = vendor != "cpu", found.objects("arguments", 512)
+    if not arguments or (not gpu and len(arguments) != 1):
+        raise found.fail("arguments", f"must be {'some' if gpu else 'one struct'}, not {len(arguments)}")
+    # A CPU's kernel takes the address of one struct.
+    sized, name = (found, "argument_bytes") if gpu else (arguments[0], "bytes")
+    block = _Block(vendor, operands, sized.whole(name, 1, _MOST_ARGUMENT_BYTES))
+    parameters = tuple(
+        block.parameter(one, one.whole("buffer_offset", 0, len(block.data) - 1) if gpu else 0)
+        for one in arguments
+    )
     return LaunchDescription(
         binary=found.digest("binary"),
         runtime=None if gpu else found.digest("runtime"),
@@ -113,11 +115,10 @@ class _Block:
         self.data = bytearray(size)
         self.fills: list[Fill] = []
         self._addresses = {*operands, WORKSPACE} | ({PARALLEL} if vendor == "cpu" else set())
-        self._maps = operands if vendor == "cuda" else ()
+        self._vendor = vendor
 
-    def parameter(self, found: Checked) -> int:
+    def parameter(self, found: Checked, offset: int) -> int:
         """Reads a parameter, a struct or a single value, and returns its offset."""
-        offset = found.whole("buffer_offset", 0, len(self.data) - 1)
         if found.get("fields") is None:
             self._value(found, offset)
             return offset
@@ -136,12 +137,12 @@ class _Block:
             self._constant(found, kind, offset)
             return
         name = found.text("fill")
+        plus = 0 if found.get("plus") is None else found.whole("plus", 0, _MOST_PLUS)
         if kind == TENSOR_MAP:
-            if name not in self._maps or offset % MAP_ALIGNMENT:
+            if name not in self._addresses or offset % MAP_ALIGNMENT or self._vendor != "cuda":
                 raise found.fail("fill", f"{name[:80]!r} at byte {offset} can have no tensor map")
-            self.fills.append(Fill(offset, kind, name, 0, read_map(found.object("tensor_map"))))
+            self.fills.append(Fill(offset, kind, name, plus, read_map(found.object("tensor_map"))))
         elif kind == "void *" and name in self._addresses and offset % 8 == 0:
-            plus = 0 if found.get("plus") is None else found.whole("plus", 0, _MOST_PLUS)
             self.fills.append(Fill(offset, kind, name, plus))
         elif kind != "void *" and name in SCALARS:
             self.fills.append(Fill(offset, kind, name))

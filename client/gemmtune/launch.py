@@ -43,6 +43,11 @@ class OpenTable:
         self._lock = threading.Lock()
         self._kernels: dict[tuple[str, Any], Kernel] = {}
 
+    def make_current(self) -> None:
+        """Makes the device current on this thread. Threads that launch on several devices call it before they
+        launch on another one; prepare() does it for a thread that has no current device."""
+        self.driver.make_current()
+
     def kernel(self, row: Row) -> Kernel:
         """The row's kernel, loaded at the first call. Loading may wait for the device, so that it belongs
         before a graph's capture. Raises LaunchError, also for binaries that cannot be read."""
@@ -120,8 +125,8 @@ class PreparedLaunch:
         order = {name: number for number, name in enumerate(row.operands)} | {WORKSPACE: len(row.operands)}
         #: (words of a block, index of the word, index of the address, bytes to add)
         self._places: list[tuple[memoryview, int, int, int]] = []
-        #: (map, index of the address, host address of the encoded map)
-        self._maps: list[tuple[TensorMap, int, int]] = []
+        #: (map, index of the address, bytes to add, host address of the encoded map)
+        self._maps: list[tuple[TensorMap, int, int, int]] = []
         for launch, function, block in zip(row.launches, functions, self._blocks, strict=True):
             own = {**driver.values(function), **scalars}
             for fill in launch.fills:
@@ -136,7 +141,8 @@ class PreparedLaunch:
 
     def _place(self, fill: Fill, block: _Block, order: Mapping[str, int], own: Mapping[str, float]) -> None:
         if fill.type == TENSOR_MAP and fill.tensor_map is not None:
-            self._maps.append((fill.tensor_map, order[fill.name], block.address + fill.offset))
+            place = block.address + fill.offset
+            self._maps.append((fill.tensor_map, order[fill.name], fill.plus, place))
         elif fill.name in order:
             self._places.append((block.words, fill.offset // 8, order[fill.name], fill.plus))
         else:
@@ -163,21 +169,24 @@ class PreparedLaunch:
         for words, index, which, plus in self._places:
             words[index] = values[which] + plus
         if self._maps:
-            before = self._addresses
-            self._addresses = ()  # until every map is encoded
-            for tensor_map, which, at in self._maps:
-                address = values[which]
-                if not before or before[which] != address:
-                    status = self._driver.encode(tensor_map, address, at)
-                    if status:
-                        raise LaunchError(
-                            f"cuTensorMapEncodeTiled of {tuple(self._row.operands)[which]} at {address:#x}: "
-                            f"{self._driver.describe(status)}"
-                        )
+            self._encode(values)
         self._addresses, self._workspace = addresses, workspace
 
+    def _encode(self, values: tuple[int, ...]) -> None:
+        """Encodes the maps whose address is another one than before."""
+        before = (*self._addresses, self._workspace) if self._addresses else None
+        self._addresses = ()  # until every map is encoded
+        for tensor_map, which, plus, at in self._maps:
+            if before is None or before[which] != values[which]:
+                status = self._driver.encode(tensor_map, values[which] + plus, at)
+                if status:
+                    raise LaunchError(
+                        f"cuTensorMapEncodeTiled at {values[which] + plus:#x} ({self._row.solution.id}): "
+                        f"{self._driver.describe(status)}"
+                    )
+
     def _failure(self, status: int) -> LaunchError:
-        """The error of a status; names the first launch whose place in the order it may be."""
+        """The error of a launch's status."""
         return LaunchError(
             f"{self._row.launched_by} of {self._row.solution.id}: {self._driver.describe(status)}"
         )

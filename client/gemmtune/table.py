@@ -6,12 +6,16 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from gemmtune import wire
 from gemmtune.bundle import Bundle
+from gemmtune.checked import is_digest
 from gemmtune.device import DeviceClass, selects
-from gemmtune.errors import BundleError
+from gemmtune.drivers import own_device
+from gemmtune.errors import BundleError, LaunchError
+from gemmtune.fetch import Remote
 from gemmtune.launch import OpenTable
 from gemmtune.problem import Key, key
 from gemmtune.row import Row
@@ -29,8 +33,8 @@ class _Served:
         self.index: Mapping[Key, Row] = {row.key: row for row in bundle.rows}
 
 
-#: Returns a newer bundle, or None where there is none. Raises BundleError.
-Source = Callable[[], "Bundle | None"]
+#: Returns the newest bundle. Raises BundleError.
+Source = Callable[[], Bundle]
 
 
 class Table:
@@ -82,18 +86,21 @@ class Table:
             try:
                 bundle = self._source()
             except BundleError as error:
-                if not self._warned:
-                    self._warned = True
-                    warnings.warn(
-                        f"gemmtune serves the rows that it has: {error}", RuntimeWarning, stacklevel=2
-                    )
+                self.warn(error)
                 return False
-            if bundle is None or bundle.digest == self.digest:
+            if bundle.digest == self.digest:
                 return False
             if bundle.device != self.device:
                 raise BundleError(f"the source now has {bundle.device}, this table serves {self.device}")
             self._served = _Served(bundle)
             return True
+
+    def warn(self, error: BundleError) -> None:
+        """Warns, once, that the source did not answer and that older rows are served."""
+        if not self._warned:
+            self._warned = True
+            text = f"gemmtune serves the rows of bundle {self.digest[:12]}: {error}"
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
 
     def open(self, ordinal: int = 0) -> OpenTable:
         """The table on a device of this process. Checks the device's class and driver, and loads nothing yet.
@@ -116,9 +123,25 @@ def load(
     of fetched bundles. key: the service's API key. Raises BundleError.
     """
     text = os.fspath(source)
-    if text.startswith(("http://", "https://")):
-        raise BundleError("fetching is not there yet")
+    if "://" in text:
+        return _from_server(text, device, digest, None if cache is None else Path(cache), key)
     return _from_file(text, device, digest)
+
+
+def _from_server(
+    server: str, device: str | None, digest: str | None, cache: Path | None, key: str | None
+) -> Table:
+    if device is None:
+        try:
+            device = str(own_device())
+        except LaunchError as error:
+            raise BundleError(f"{error}; name the device class whose bundle is wanted: device=") from error
+    remote = Remote(server, device, None if digest is None else plain(digest), cache, key)
+    bundle, away = remote.first()
+    table = Table(bundle, remote.newest)
+    if away is not None:
+        table.warn(away)
+    return table
 
 
 def _from_file(path: str, device: str | None, digest: str | None) -> Table:
@@ -130,9 +153,17 @@ def _from_file(path: str, device: str | None, digest: str | None) -> Table:
     return Table(opened(), opened)
 
 
+def plain(digest: str) -> str:
+    """A digest as 64 hex digits; "sha256:" before them is allowed. Raises BundleError."""
+    found = digest.strip().lower().removeprefix("sha256:")
+    if not is_digest(found):
+        raise BundleError(f"digest {digest!r} must be the 64 hex digits of a bundle's SHA-256")
+    return found
+
+
 def check(bundle: Bundle, device: str | None, digest: str | None) -> None:
     """Raises BundleError if a bundle is not what was asked for."""
-    if digest is not None and bundle.digest != digest.strip().lower().removeprefix("sha256:"):
+    if digest is not None and bundle.digest != plain(digest):
         raise BundleError(
             f"{bundle.path} has the digest {bundle.digest}, not {digest}: it is another bundle, or altered"
         )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from gemmtune.device import DeviceClass
 from gemmtune.drivers import process
 from gemmtune.drivers.protocol import Driver
 from gemmtune.errors import LaunchError
 
-__all__ = ["Driver", "open_driver"]
+__all__ = ["Driver", "open_driver", "own_device"]
 
 
 def _cpu(ordinal: int) -> Driver:
@@ -46,3 +47,15 @@ def open_driver(vendor: str, ordinal: int = 0) -> Driver:
         if place not in _open:
             _open[place] = maker(ordinal)
         return _open[place]
+
+
+def own_device() -> DeviceClass:
+    """The class of this process's first GPU. Raises LaunchError, with every reason, where it has none."""
+    try:
+        return open_driver("cuda").device
+    except LaunchError as error:
+        cuda = error
+    try:
+        return open_driver("hip").device
+    except LaunchError as hip:
+        raise LaunchError(f"this process has no GPU: {cuda}; {hip}") from hip

@@ -55,6 +55,9 @@ class CpuDriver:
     def ensure_current(self) -> None:
         """See Driver."""
 
+    def make_current(self) -> None:
+        """See Driver."""
+
     def load(self, launch: LaunchDescription, read: Callable[[str], bytes]) -> _Function:
         """See Driver."""
         process.check(self._owner)

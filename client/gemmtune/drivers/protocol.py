@@ -36,6 +36,9 @@ class Driver(Protocol):
     def ensure_current(self) -> None:
         """Makes the device current on the calling thread, if the thread has none."""
 
+    def make_current(self) -> None:
+        """Makes the device current on the calling thread."""
+
     def load(self, launch: LaunchDescription, read: Callable[[str], bytes]) -> Any:
         """Loads the binaries of a launch, each once, and returns its kernel. `read` gives the bytes of a
         digest, and raises BundleError."""
