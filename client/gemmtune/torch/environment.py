@@ -1,0 +1,54 @@
+"""What this process computes with, in the terms in which a bundle states where its rows were measured."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def process_environment(vendor: str) -> dict[str, str]:
+    """Library (or "driver", "runtime") -> build, for what decides how fast torch is here; names that cannot be
+    read are left out."""
+    found = {"torch": str(torch.__version__)}
+    if vendor == "cuda":
+        found |= _cuda()
+    elif vendor == "hip":
+        found["runtime"] = f"HIP {torch.version.hip}"
+    return found
+
+
+def differences(stated: Mapping[str, Any], ours: Mapping[str, str]) -> list[str]:
+    """How a row's environment differs from this process's, in words; names that one of them lacks are not
+    compared."""
+    libraries = stated.get("libraries") or {}
+    theirs = {**libraries, "driver": stated.get("driver"), "runtime": stated.get("runtime")}
+    return [
+        f"{name} {theirs[name]} there, {build} here"
+        for name, build in ours.items()
+        if theirs.get(name) and theirs[name] != build
+    ]
+
+
+def _cuda() -> dict[str, str]:
+    found = {}
+    try:
+        found["driver"] = Path("/sys/module/nvidia/version").read_text().strip()
+    except OSError:
+        pass
+    version = ctypes.c_int()
+    try:
+        if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)) == 0:
+            found["runtime"] = f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
+    except OSError:
+        pass
+    try:  # the library that torch has loaded: it is found by its name in the process
+        library = ctypes.CDLL(f"libcublasLt.so.{str(torch.version.cuda).split('.', maxsplit=1)[0]}")
+        library.cublasLtGetVersion.restype = ctypes.c_size_t
+        found["cublaslt"] = str(library.cublasLtGetVersion())
+    except (OSError, AttributeError):
+        pass
+    return found

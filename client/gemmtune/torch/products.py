@@ -1,0 +1,187 @@
+"""Runs one product of torch's by its row. Every function returns None, having computed nothing, where the row
+does not apply; the caller then leaves the product to torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+
+from gemmtune.torch.layouts import FP8, Layout, layout
+from gemmtune.torch.served import Served
+from gemmtune.torch.tuned_row import TunedRow
+from gemmtune.torch.watch import WATCHERS, tell
+
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._len_torch_function_stack
+_transforms = torch._C._functorch.peek_interpreter_stack
+_tracing = torch._C._get_tracing_state
+_strided = torch.strided
+
+
+def intercepted() -> bool:
+    """Whether something must see this call as torch's own: a mode, a tracer, a function transform or
+    forward-mode differentiation. (A default device is a mode too, and changes nothing here.)"""
+    if _dispatch_modes() or _transforms() is not None or _tracing() is not None:
+        return True
+    if _function_modes() and not all(
+        type(mode) is DeviceContext for mode in _get_current_function_mode_stack()
+    ):
+        return True
+    return bool(forward_ad._current_level >= 0)
+
+
+def autocast_differs(device_type: str, dtype: Any) -> bool:
+    """Whether autocast would convert operands of `dtype`."""
+    return torch.is_autocast_enabled(device_type) and torch.get_autocast_dtype(device_type) != dtype
+
+
+def plain(tensor: Any, dtype: Any, device: Any) -> bool:
+    """Whether a tensor has packed elements of `dtype` on a device, readable at its address."""
+    return bool(
+        tensor.dtype is dtype
+        and tensor.device == device
+        and tensor.layout is _strided
+        and tensor.is_contiguous()
+        and not tensor.is_neg()
+    )
+
+
+def run_linear(row: TunedRow, input: Any, weight: Any, bias: Any) -> Any | None:  # noqa: A002
+    """F.linear(input[..., k], weight[n, k], bias[n]), with M as the row has it."""
+    p = row.product
+    shape, dtype, device = input.shape, p.dtype, input.device
+    if device.type != row.runtime.type or not plain(input, dtype, device) or not shape or shape[-1] != p.k:
+        return None
+    if not plain(weight, dtype, device) or weight.shape != (p.n, p.k):
+        return None
+    x, w = input.data_ptr(), weight.data_ptr()
+    addresses = x | w
+    if bias is None:
+        if p.extra:
+            return None
+    else:
+        if not p.extra or not plain(bias, dtype, device) or bias.shape != (p.n,):
+            return None
+        added = bias.data_ptr()
+        addresses |= added
+    found = row.applies(addresses)
+    if found is None or not x or not w:
+        return None
+    out = torch.empty((*shape[:-1], p.n), dtype=dtype, device=device)
+    operands = (w, x, out.data_ptr()) if bias is None else (w, x, out.data_ptr(), added)
+    if not found.launch(device.index or 0, operands):
+        return None
+    if WATCHERS:
+        tell(p, found, row.runtime.type)
+    return out
+
+
+def run_product(
+    served: Served, rows: dict[Any, TunedRow], a: Any, b: Any, *,
+    added: Any = None, extra: str = "", out: Any = None,
+) -> Any | None:  # fmt: skip
+    """A[m,k] B[k,n], batched if both have three dimensions, plus `added`: a bias[n] or a matrix C[m,n], as
+    `extra` says. `rows` are those of the operands' shapes. Writes to `out` if that is given."""
+    dtype, device = a.dtype, a.device
+    laid_a, laid_b = layout_of(a), layout_of(b)
+    if laid_a is None or laid_b is None or b.dtype is not dtype or b.device != device:
+        return None
+    n = b.shape[-1]
+    ldc = 0
+    if added is not None:
+        if added.dtype is not dtype or added.device != device:
+            return None
+        if extra == "bias":
+            if added.shape != (n,) or not added.is_contiguous():
+                return None
+        else:
+            if added.shape != (a.shape[0], n) or added.stride(1) != 1:
+                return None
+            ldc = n if a.shape[0] == 1 else added.stride(0)
+    batched = a.dim() == 3
+    stride_a, stride_b = (a.stride(0), b.stride(0)) if batched else (0, 0)
+    key = (laid_a, laid_b, dtype, dtype, dtype, extra, ldc, stride_a, stride_b, "none", "none", False)
+    return _run(rows.get(key), a, b, n, dtype, out, () if added is None else (added,))
+
+
+def run_scaled(
+    rows: dict[Any, TunedRow], a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any, out_dtype: Any,
+    fast: bool, out: Any = None,
+) -> Any | None:  # fmt: skip
+    """torch._scaled_mm with one scale a tensor, or one per row of A and column of B."""
+    m, n = a.shape[0], b.shape[1]
+    laid_a, laid_b = layout_of(a), layout_of(b)
+    scaling = _scaling(scale_a, m), _scaling(scale_b, n)
+    if laid_a is None or laid_b is None or None in scaling or a.dtype not in FP8 or b.dtype not in FP8:
+        return None
+    kind = a.dtype if out_dtype is None else out_dtype
+    extra = ""
+    if bias is not None:
+        if bias.dtype is not kind or bias.shape != (n,) or not bias.is_contiguous():
+            return None
+        extra = "bias"
+    key = (laid_a, laid_b, a.dtype, b.dtype, kind, extra, 0, 0, 0, *scaling, fast)
+    # Column-major, so that the second operand's scale is the first.
+    more = (*(() if bias is None else (bias,)), scale_b, scale_a)
+    return _run(rows.get(key), a, b, n, kind, out, more)
+
+
+def _run(
+    row: TunedRow | None, a: Any, b: Any, n: int, out_dtype: Any, out: Any, more: tuple[Any, ...]
+) -> Any | None:
+    if row is None or a.device.type != row.runtime.type:
+        return None
+    rest = tuple(one.data_ptr() for one in more)
+    x, w = a.data_ptr(), b.data_ptr()
+    addresses = x | w
+    for one in rest:
+        addresses |= one
+    target = out
+    if target is not None:
+        shape = (*a.shape[:-1], n)
+        if target.shape != shape or not plain(target, out_dtype, a.device) or _overlap(target, (a, b, *more)):
+            return None
+        addresses |= target.data_ptr()
+    found = row.applies(addresses)
+    if found is None or not x or not w:
+        return None
+    if target is None:
+        target = torch.empty((*a.shape[:-1], n), dtype=out_dtype, device=a.device)
+    if not found.launch(a.device.index or 0, (w, x, target.data_ptr(), *rest)):
+        return None
+    if WATCHERS:
+        tell(found.product, found, found.runtime.type)
+    return target
+
+
+def layout_of(matrix: Any) -> Layout | None:
+    """The layout of a matrix's two last dimensions."""
+    if matrix.layout is not _strided:
+        return None
+    rows, columns = matrix.shape[-2:]
+    stride, inner = matrix.stride()[-2:]
+    return layout(rows, columns, stride, inner)
+
+
+def _scaling(scale: Any, size: int) -> str | None:
+    if scale.dtype is not torch.float32:
+        return None
+    if scale.numel() == 1:
+        return "tensor"
+    return "outer" if scale.numel() == size and scale.is_contiguous() else None
+
+
+def _overlap(out: Any, operands: tuple[Any, ...]) -> bool:
+    """Whether an operand's bytes may be among those of `out`, which torch refuses."""
+    start = out.data_ptr()
+    end = start + out.numel() * out.element_size()
+    for one in operands:
+        last = sum((size - 1) * stride for size, stride in zip(one.shape, one.stride(), strict=True))
+        first = one.data_ptr()
+        if first < end and start < first + (last + 1) * one.element_size():
+            return True
+    return False
