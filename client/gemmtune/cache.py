@@ -120,8 +120,8 @@ class Cache:
             if _locked(file, path):
                 yield Part(file, path, path.with_suffix(".etag"))
                 return
-            file = tempfile.NamedTemporaryFile(dir=path.parent, suffix=".own", delete=False)
-            stack.enter_context(file)
+            own = tempfile.NamedTemporaryFile(dir=path.parent, suffix=".own", delete=False)  # noqa: SIM115
+            file = stack.enter_context(own)
             stack.callback(Path(file.name).unlink, missing_ok=True)
             yield Part(file, Path(file.name), None)
 

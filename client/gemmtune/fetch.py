@@ -38,8 +38,8 @@ class Remote:
         transport.check_address(server, digest is not None, key)
         if device.strip().lower().split(":")[0] == "cpu":
             raise BundleError(
-                "a CPU's bundle runs code as soon as it is opened: a client takes none from a server; save it "
-                "to a file (gemmtune bundle), and load the file"
+                "a CPU's bundle runs code as soon as it is opened: a client takes none from a server; save "
+                "it to a file (gemmtune bundle), and load the file"
             )
         self._address = f"{server.rstrip('/')}/v1/bundles?{urlencode({'device': device})}"
         self._device, self._digest = device, digest

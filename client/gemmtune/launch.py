@@ -165,12 +165,15 @@ class PreparedLaunch:
                 raise self._failure(status)
 
     def _patch(self, workspace: int, addresses: tuple[int, ...]) -> None:
+        if len(addresses) != len(self._row.operands):
+            names = ", ".join(self._row.operands)
+            raise LaunchError(f"{len(addresses)} addresses; the operands are {names}")
         values = (*addresses, workspace)
         for words, index, which, plus in self._places:
             words[index] = values[which] + plus
         if self._maps:
             self._encode(values)
-        self._addresses, self._workspace = addresses, workspace
+        self._addresses, self._workspace = tuple(addresses), workspace
 
     def _encode(self, values: tuple[int, ...]) -> None:
         """Encodes the maps whose address is another one than before."""

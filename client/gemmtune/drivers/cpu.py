@@ -22,6 +22,7 @@ from gemmtune.errors import LaunchError
 
 #: The version of the kernels' C ABI that this client calls (backends/cpu/kernels/abi.h).
 ABI = 1
+_ALIGNMENT = 256
 _STATUS = {
     1: "GEMMTUNE_NULL_POINTER (an address that the kernel needs is 0)",
     2: "GEMMTUNE_BAD_SIZE",
@@ -99,9 +100,9 @@ class CpuDriver:
     # ---- memory
 
     def allocate(self, size: int) -> int:
-        """See Driver; the address is a multiple of 64."""
-        memory = ctypes.create_string_buffer(max(size, 1) + 64)
-        address = -(-ctypes.addressof(memory) // 64) * 64
+        """See Driver; the address is a multiple of 256, as a GPU's is."""
+        memory = ctypes.create_string_buffer(max(size, 1) + _ALIGNMENT)
+        address = -(-ctypes.addressof(memory) // _ALIGNMENT) * _ALIGNMENT
         self._memory[address] = memory
         return address
 
