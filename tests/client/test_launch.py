@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 import threading
@@ -225,7 +226,7 @@ def test_an_altered_binary_is_not_loaded(stub: Stub, tmp_path: Path) -> None:
     row = bundles.row(PROBLEM, stub.vendor, [bundles.gemm_launch(PROBLEM, stub.vendor)])
     found = bundles.manifest(bundles.DEVICES[stub.vendor], [row], {good: ".bin"})
     found["binaries"][bundles.digest(good)]["bytes"] = len(bad)
-    manifest = bundles.json.dumps(found).encode()
+    manifest = json.dumps(found).encode()
     members = {"manifest.json": manifest, f"binaries/{bundles.digest(good)}": bad}
     table = gemmtune.load(bundles.write_members(tmp_path / "b.gtb", members))
     loaded = table.open()
