@@ -85,7 +85,7 @@ class Bundle:
             for launch in row.launches:
                 for digest in (launch.binary, launch.runtime):
                     if digest is not None and digest not in self._binaries:
-                        raise BundleError(f"row {number} of {self.path} needs a binary it lacks; {_AGAIN}")
+                        raise BundleError(f"row {number} of {self.path} needs a binary that is not there")
             if row.key in keys:
                 raise BundleError(f"{self.path} has two rows of {row.problem_id}; {_AGAIN}")
             keys.add(row.key)
@@ -163,6 +163,8 @@ def _opened(path: Path) -> tuple[zipfile.ZipFile, list[zipfile.ZipInfo]]:
         file = _File(path)
     except OSError as error:
         raise BundleError(f"{path} cannot be read: {error.strerror}") from error
+    if not path.is_file():
+        raise BundleError(f"{path} is no file")
     if size > MOST_FILE:
         raise BundleError(f"{path} has {size} bytes; a bundle has at most {MOST_FILE}")
     try:
