@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gemmtune.description import FORMATS, SCALARS, TENSOR_MAP, WORKSPACE, Fill, LaunchDescription, TensorMap
+from gemmtune.description import FORMATS, SCALARS, TENSOR_MAP, WORKSPACE, Fill, LaunchDescription
 from gemmtune.device import DeviceClass
 from gemmtune.drivers import Driver, open_driver, process
 from gemmtune.drivers.protocol import Bound
@@ -125,8 +125,8 @@ class PreparedLaunch:
         order = {name: number for number, name in enumerate(row.operands)} | {WORKSPACE: len(row.operands)}
         #: (words of a block, index of the word, index of the address, bytes to add)
         self._places: list[tuple[memoryview, int, int, int]] = []
-        #: (map, index of the address, bytes to add, host address of the encoded map)
-        self._maps: list[tuple[TensorMap, int, int, int]] = []
+        #: (function that encodes a map, index of its address, bytes to add)
+        self._maps: list[tuple[Callable[[int], int], int, int]] = []
         for launch, function, block in zip(row.launches, functions, self._blocks, strict=True):
             own = {**driver.values(function), **scalars}
             for fill in launch.fills:
@@ -141,8 +141,8 @@ class PreparedLaunch:
 
     def _place(self, fill: Fill, block: _Block, order: Mapping[str, int], own: Mapping[str, float]) -> None:
         if fill.type == TENSOR_MAP and fill.tensor_map is not None:
-            place = block.address + fill.offset
-            self._maps.append((fill.tensor_map, order[fill.name], fill.plus, place))
+            encode = self._driver.encoder(fill.tensor_map, block.address + fill.offset)
+            self._maps.append((encode, order[fill.name], fill.plus))
         elif fill.name in order:
             self._places.append((block.words, fill.offset // 8, order[fill.name], fill.plus))
         else:
@@ -179,9 +179,9 @@ class PreparedLaunch:
         """Encodes the maps whose address is another one than before."""
         before = (*self._addresses, self._workspace) if self._addresses else None
         self._addresses = ()  # until every map is encoded
-        for tensor_map, which, plus, at in self._maps:
+        for encode, which, plus in self._maps:
             if before is None or before[which] != values[which]:
-                status = self._driver.encode(tensor_map, values[which] + plus, at)
+                status = encode(values[which] + plus)
                 if status:
                     raise LaunchError(
                         f"cuTensorMapEncodeTiled at {values[which] + plus:#x} ({self._row.solution.id}): "

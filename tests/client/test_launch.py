@@ -178,7 +178,7 @@ def test_the_map_says_what_the_manifest_says(cuda_stub: Stub, tmp_path: Path) ->
     assert tensor_map is not None
     space = np.zeros(256, np.uint8)
     at = -(-space.ctypes.data // 64) * 64
-    assert table.open().driver.encode(tensor_map, 0x1230, at) == 0
+    assert table.open().driver.encoder(tensor_map, at)(0x1230) == 0
     data = bytes(space[at - space.ctypes.data :][:128])
     m, k = PROBLEM.m, PROBLEM.k
     assert struct.unpack_from("<Q3i", data) == (0x1230, 3, 9, 3)

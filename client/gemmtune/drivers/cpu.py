@@ -89,7 +89,7 @@ class CpuDriver:
         """See Driver."""
         return {PARALLEL: function.parallel}
 
-    def encode(self, tensor_map: TensorMap, address: int, at: int) -> int:
+    def encoder(self, tensor_map: TensorMap, at: int) -> Callable[[int], int]:
         """A CPU has no tensor maps. Raises LaunchError."""
         raise LaunchError("a CPU's kernel takes no tensor map")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -153,16 +153,21 @@ class CudaDriver(GpuDriver):
 
         return Bound(run, move)
 
-    def encode(self, tensor_map: TensorMap, address: int, at: int) -> int:
+    def encoder(self, tensor_map: TensorMap, at: int) -> Callable[[int], int]:
         """See Driver."""
-        kind, interleave, swizzle, promotion, fill = map(ctypes.c_int, tensor_map.numbers)
-        sizes, strides = (_array(ctypes.c_uint64, one) for one in (tensor_map.sizes, tensor_map.strides))
-        box, steps = (_array(ctypes.c_uint32, one) for one in (tensor_map.box, tensor_map.element_strides))
-        status: int = self._library.function("cuTensorMapEncodeTiled")(
-            ctypes.c_void_p(at), kind, ctypes.c_uint32(len(tensor_map.sizes)), ctypes.c_void_p(address),
-            sizes, strides, box, steps, interleave, swizzle, promotion, fill,
-        )  # fmt: skip
-        return status
+        kind, *rest = map(ctypes.c_int, tensor_map.numbers)
+        longs = [_array(ctypes.c_uint64, one) for one in (tensor_map.sizes, tensor_map.strides)]
+        words = [_array(ctypes.c_uint32, one) for one in (tensor_map.box, tensor_map.element_strides)]
+        rank, place = ctypes.c_uint32(len(tensor_map.sizes)), ctypes.c_void_p()
+        call = self._library.function("cuTensorMapEncodeTiled")
+        run = functools.partial(call, ctypes.c_void_p(at), kind, rank, place, *longs, *words, *rest)
+
+        def encode(address: int) -> int:
+            place.value = address
+            status: int = run()
+            return status
+
+        return encode
 
     def describe(self, status: int) -> str:
         """See Driver."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -17,6 +17,7 @@ from gemmtune.drivers.protocol import Bound
 from gemmtune.errors import LaunchError
 
 NAMES = ("libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so")
+_FOLDERS = ("/opt/rocm",)
 #: hipDeviceProp_tR0600 (hip_runtime_api.h of ROCm 6 and 7): its size, and where it has what a class needs.
 PROPERTIES, PROPERTIES_BYTES = "hipGetDevicePropertiesR0600", 1472
 NAME_AT, UNITS_AT, ARCH_AT, TEXT_BYTES = 0, 388, 1160, 256
@@ -47,8 +48,8 @@ class HipDriver(GpuDriver):
     }
 
     def __init__(self, ordinal: int = 0) -> None:
-        folders = [os.environ[name] for name in ("ROCM_PATH", "ROCM_HOME") if os.environ.get(name)]
-        names = (*NAMES, *(os.path.join(one, "lib", "libamdhip64.so") for one in [*folders, "/opt/rocm"]))
+        chosen = (os.environ.get("ROCM_PATH"), os.environ.get("ROCM_HOME"), *_FOLDERS)
+        names = (*NAMES, *(os.path.join(one, "lib", "libamdhip64.so") for one in chosen if one))
         super().__init__(
             Library(names, "no HIP runtime on this machine: libamdhip64.so does not load"), ordinal
         )
@@ -105,7 +106,7 @@ class HipDriver(GpuDriver):
 
         return Bound(run, move)
 
-    def encode(self, tensor_map: TensorMap, address: int, at: int) -> int:
+    def encoder(self, tensor_map: TensorMap, at: int) -> Callable[[int], int]:
         """AMD's GPUs have no tensor maps. Raises LaunchError."""
         raise LaunchError("AMD's GPUs have no tensor maps")
 

@@ -49,8 +49,9 @@ class Driver(Protocol):
     def values(self, function: Any) -> dict[str, int]:
         """Values that the driver itself fills into the argument block, by their names."""
 
-    def encode(self, tensor_map: TensorMap, address: int, at: int) -> int:
-        """Writes the map of the operand at a device address to the host address `at`. Returns the status."""
+    def encoder(self, tensor_map: TensorMap, at: int) -> Callable[[int], int]:
+        """A function that writes an operand's map to the host address `at`. It takes the operand's device
+        address and returns the driver's status. Belongs to one thread."""
 
     def describe(self, status: int) -> str:
         """The name of a status, and a hint where there is one."""
