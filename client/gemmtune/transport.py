@@ -110,11 +110,12 @@ class _AnyStatus(urllib.request.HTTPErrorProcessor):
     https_response = http_response
 
 
-def _opener() -> urllib.request.OpenerDirector:
-    """Without the handlers of files, FTP and data addresses."""
+def _opener(address: str) -> urllib.request.OpenerDirector:
+    """Without the handlers of files, FTP and data addresses. A request to this machine passes no proxy."""
     opener = urllib.request.OpenerDirector()
+    proxies = {} if is_loopback(urlsplit(address)) else None
     for handler in (
-        urllib.request.ProxyHandler(), urllib.request.HTTPHandler(), urllib.request.HTTPSHandler(),
+        urllib.request.ProxyHandler(proxies), urllib.request.HTTPHandler(), urllib.request.HTTPSHandler(),
         urllib.request.HTTPDefaultErrorHandler(), _Redirects(), _AnyStatus(),
     ):  # fmt: skip
         opener.add_handler(handler)
@@ -125,7 +126,7 @@ def get(address: str, headers: Mapping[str, str]) -> Answer:
     """The answer to a GET. Raises ServerAway, and BundleError for a redirect that is refused."""
     request = urllib.request.Request(address, headers={"User-Agent": "gemmtune-client", **headers})
     try:
-        answer = _opener().open(request, timeout=SECONDS)
+        answer = _opener(address).open(request, timeout=SECONDS)
         if answer is None:
             raise BundleError(f"{address} cannot be opened")
         return Answer(answer)

@@ -12,6 +12,9 @@ from pathlib import Path
 import gemmtune
 import pytest
 
+from tests.test_imports import _circle as circle
+from tests.test_imports import _imports as imports
+
 CLIENT = Path(__file__).parents[2] / "client"
 PACKAGE = CLIENT / "gemmtune"
 
@@ -51,6 +54,13 @@ def test_only_gemmtune_torch_imports_gemmtune_torch() -> None:
             if isinstance(node, ast.ImportFrom):
                 names = [node.module or ""] + [f"{node.module}.{alias.name}" for alias in node.names]
             assert not any(name.startswith("gemmtune.torch") for name in names), path
+
+
+def test_no_modules_import_one_another() -> None:
+    paths = {path: path.relative_to(CLIENT).with_suffix("") for path in PACKAGE.rglob("*.py")}
+    names = {path: ".".join(one.parts).removesuffix(".__init__") for path, one in paths.items()}
+    modules = {name: ast.parse(path.read_text()) for path, name in names.items() if not _below(path, "torch")}
+    assert circle({name: imports(one, set(modules)) - {name} for name, one in modules.items()}) == []
 
 
 def test_the_distribution_needs_python_alone() -> None:

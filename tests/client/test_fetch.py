@@ -313,6 +313,11 @@ def test_a_redirect_keeps_the_key_on_the_same_host_alone(server: Server, tmp_pat
     assert keys == ["Bearer secret", "Bearer secret", "Bearer secret", None]
 
 
+def test_loopback_passes_no_proxy(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    assert len(_load(server, tmp_path).rows) == 40
+
+
 def test_a_key_that_is_wrong(server: Server, tmp_path: Path) -> None:
     server.hooks.append(_answers(401, b'{"detail": "unknown key"}'))
     with pytest.raises(

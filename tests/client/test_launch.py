@@ -109,9 +109,9 @@ def test_launches_run_in_order_with_addresses_inside_the_workspace(stub: Stub, t
     loaded = table.open()
     kernel = loaded.kernel(table.rows[0])
     assert (kernel.workspace_bytes, kernel.workspace_alignment) == (1024, 256)
-    launch = kernel.prepare()
-    for _ in range(2):  # the second time with another workspace
-        operands, workspace = Operands(loaded.driver), loaded.driver.allocate(1024)
+    launch, operands = kernel.prepare(), Operands(loaded.driver)
+    for _ in range(2):  # the second time with another workspace alone
+        workspace = loaded.driver.allocate(1024)
         launch(0, workspace, operands.addresses(kernel))
         np.testing.assert_array_equal(operands.output(), operands.expected())
         assert loaded.driver.read(workspace + 512, size) == operands.right.tobytes()
