@@ -15,7 +15,7 @@ from gemmtune.torch.errors import ServingError
 from gemmtune.torch.fuse import Group, groups
 from gemmtune.torch.handle import Handle
 from gemmtune.torch.layouts import Product
-from gemmtune.torch.products import autocast_differs, intercepted, run_linear
+from gemmtune.torch.products import Weights, autocast_differs, intercepted, run_linear
 from gemmtune.torch.race import race_rows
 from gemmtune.torch.served import LinearKey, Served
 from gemmtune.torch.tuned_row import TunedRow
@@ -37,63 +37,60 @@ class _Switch:
         self.on = True
 
 
-def _patched(
-    key: LinearKey, rows: dict[int, TunedRow], switch: _Switch, group: Group | None, device_type: str
-) -> Callable[[Any, Any], Any]:
-    """The forward of the modules of one (N, K, dtype, bias), bound to each. It is named as the class's own, so
-    that a pickled module unpickles to that, and takes its parameters from the module, so that a copy has its
-    own."""
-    _, k, _, _ = key
+class _Site:
+    """One module's place in a model: its rows by M, its group, and its parameters as they were last seen."""
+
+    def __init__(self, key: LinearKey, rows: dict[int, TunedRow], group: Group | None, kind: str) -> None:
+        self.key, self.rows, self.group, self.device_type = key, rows, group, kind
+        self._weights = Weights()
+
+    def hit(self, row: TunedRow | None, module: Any, given: Any) -> Any | None:
+        """The module's output by its row, or without one as a part of its group's; None if torch has to
+        compute it."""
+        parameters = module._parameters
+        weight, bias = parameters.get("weight"), parameters.get("bias")
+        if type(weight) is not _Parameter or (bias is not None and type(bias) is not _Parameter):
+            return None
+        if intercepted() or autocast_differs(self.device_type, given.dtype):
+            return None
+        if _grad_enabled():
+            needs = given.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+            if needs:
+                return None if row is None or not row.live else operators.linear(given, weight, bias)
+        if row is None:
+            return None if self.group is None else self.group.take(module, given)
+        return run_linear(row, given, weight, bias, self._weights)
+
+    def tell_missed(self, given: Any) -> None:
+        """Tells watchers of a product that torch computes, unless they are told by torch's own operators."""
+        n, k, dtype, bias = self.key
+        m, kind = given.numel() // k, self.device_type
+        if m and given.dtype is dtype and given.device.type == kind and override.installed(kind) is None:
+            extra = "bias" if bias else ""
+            tell(Product(m, n, k, (False, k), (True, k), dtype, dtype, extra), None, kind)
+
+
+def _patched(site: _Site, switch: _Switch) -> Callable[[Any, Any], Any]:
+    """The forward of a module, which is bound to it. It is named as the class's own, so that a pickled module
+    unpickles to that, and takes its parameters from the module, so that a copy has its own."""
+    k, rows, grouped, hit = site.key[1], site.rows, site.group is not None, site.hit
 
     def forward(self: Any, input: Any) -> Any:  # noqa: A002
         if is_compiling():  # the pass rewrites what has rows
             return linear(input, self.weight, self.bias)
         if switch.on and type(input) is _Tensor:
-            found = None
-            if group is not None:
-                found = _hit(None, self, input, group, device_type)
+            found = hit(None, self, input) if grouped else None
             if found is None:
                 row = rows.get(input.numel() // k)
                 if row is not None:
-                    found = _hit(row, self, input, None, device_type)
+                    found = hit(row, self, input)
             if found is not None:
                 return found
-            if WATCHERS and override.installed(device_type) is None:
-                _tell_missed(key, input, device_type)
+            if WATCHERS:
+                site.tell_missed(input)
         return linear(input, self.weight, self.bias)
 
     return forward
-
-
-def _hit(
-    row: TunedRow | None,
-    module: Any,
-    input: Any,
-    group: Group | None,
-    device_type: str,  # noqa: A002
-) -> Any | None:
-    """The module's output by its row, or as a part of its group's; None if torch has to compute it."""
-    parameters = module._parameters
-    weight, bias = parameters.get("weight"), parameters.get("bias")
-    if type(weight) is not _Parameter or (bias is not None and type(bias) is not _Parameter):
-        return None
-    if intercepted() or autocast_differs(device_type, input.dtype):
-        return None
-    if _grad_enabled():
-        needs = input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-        if needs:
-            return None if row is None or not row.live else operators.linear(input, weight, bias)
-    if row is None:
-        return None if group is None else group.take(module, input)
-    return run_linear(row, input, weight, bias)
-
-
-def _tell_missed(key: LinearKey, input: Any, device_type: str) -> None:  # noqa: A002
-    n, k, dtype, bias = key
-    m = input.numel() // k
-    if m and input.dtype is dtype and input.device.type == device_type:
-        extra = "bias" if bias else ""
-        tell(Product(m, n, k, (False, k), (True, k), dtype, dtype, extra), None, device_type)
 
 
 class Applied(Handle):
@@ -133,9 +130,8 @@ class Applied(Handle):
             key, group = _key(module), grouped.get(module)
             if group is None and not served.linear.get(key):
                 continue
-            rows_of = served.linear.setdefault(key, {})
-            forward = MethodType(_patched(key, rows_of, self._switch, group, served.runtime.type), module)
-            module.forward = forward
+            site = _Site(key, served.linear.setdefault(key, {}), group, served.runtime.type)
+            forward = module.forward = MethodType(_patched(site, self._switch), module)
             self._patched.append((module, forward))
         self.modules = len(self._patched)
 
@@ -172,8 +168,8 @@ def _indices(model: Any, served: Served) -> list[int]:
 
 
 def _check_devices(model: Any, served: Served) -> None:
-    """Raises ServingError for a model without a Linear on the table's kind of device, LaunchError for a device
-    of another class."""
+    """Raises ServingError for a model without parameters on the table's kind of device, LaunchError for a
+    device of another class."""
     kinds = {one.device.type for one in model.parameters()}
     if kinds and served.runtime.type not in kinds:
         raise ServingError(
@@ -187,14 +183,14 @@ def _check_devices(model: Any, served: Served) -> None:
 def apply(model: Any, table: Table, *, fuse: bool = False, race: bool = True) -> Applied:
     """Runs the nn.Linear modules of `model` that have rows by these; returns a handle with disable().
 
-    Nothing else is touched: a module gets a `forward` of its own, which leaves to torch what has no row: other
-    M, dtypes, views, subclasses, modes. A launch that fails is computed by torch, with a warning, and its row is
-    left out from then on.
+    Nothing else is touched: a module gets a `forward` of its own, which leaves to torch what has no row:
+    other M, dtypes, views, subclasses, modes. A launch that fails is computed by torch, with a warning, and
+    its row is left out from then on.
 
     fuse: projections that share their input (q, k and v; gate and up) become one product where the table has
-    rows for it. Their weights become views of one tensor, and their outputs views of one output: `view(-1)` of
-    such an output fails where it did not before. Outputs are computed by module inside inference_mode, whose
-    tensors do not count their changes.
+    rows for it. Their weights become views of one tensor, and their outputs views of one output: `view(-1)`
+    of such an output fails where it did not before. Inside inference_mode, whose tensors do not count their
+    changes, every module computes alone.
     race: rows that were measured with other libraries than this process's are raced against torch once, and
     stay off where they are not faster; with race=False all such rows stay off.
 

@@ -127,8 +127,8 @@ class Installed:
 
 
 class _AfterImport:
-    """Calls a function once a module has been imported: importing Inductor takes seconds, which a program that
-    never compiles should not pay for."""
+    """Calls a function once a module has been imported: importing Inductor takes seconds, which a program
+    that never compiles should not pay for."""
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:
         self._name, self._then = name, then

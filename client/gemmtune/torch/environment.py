@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import torch
 
 
 def process_environment(vendor: str) -> dict[str, str]:
-    """Library (or "driver", "runtime") -> build, for what decides how fast torch is here; names that cannot be
-    read are left out."""
+    """Library (or "driver", "runtime") -> build, for what decides how fast torch is here; names that cannot
+    be read are left out."""
     found = {"torch": str(torch.__version__)}
     if vendor == "cuda":
         found |= _cuda()
@@ -35,20 +36,14 @@ def differences(stated: Mapping[str, Any], ours: Mapping[str, str]) -> list[str]
 
 def _cuda() -> dict[str, str]:
     found = {}
-    try:
+    with suppress(OSError):
         found["driver"] = Path("/sys/module/nvidia/version").read_text().strip()
-    except OSError:
-        pass
     version = ctypes.c_int()
-    try:
+    with suppress(OSError):
         if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)) == 0:
             found["runtime"] = f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
-    except OSError:
-        pass
-    try:  # the library that torch has loaded: it is found by its name in the process
+    with suppress(OSError, AttributeError):  # the library that torch has loaded, found by its name
         library = ctypes.CDLL(f"libcublasLt.so.{str(torch.version.cuda).split('.', maxsplit=1)[0]}")
         library.cublasLtGetVersion.restype = ctypes.c_size_t
         found["cublaslt"] = str(library.cublasLtGetVersion())
-    except (OSError, AttributeError):
-        pass
     return found

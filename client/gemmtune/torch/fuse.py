@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from gemmtune.torch.products import run_linear
+from gemmtune.torch.products import Weights, run_linear
 from gemmtune.torch.served import Served
 from gemmtune.torch.tuned_row import TunedRow
 
@@ -31,7 +32,7 @@ def groups(model: Any, served: Served | None) -> Iterator[list[Any]]:
     for parent in model.modules():
         children = dict(parent.named_children())
         for names in SIBLINGS:
-            found = [children.get(name) for name in names]
+            found: list[Any] = [children.get(name) for name in names]
             if all(type(one) is torch.nn.Linear for one in found) and _mergeable(found, shared):
                 n, k = sum(one.weight.shape[0] for one in found), found[0].weight.shape[1]
                 key = n, k, found[0].weight.dtype, found[0].bias is not None
@@ -41,12 +42,8 @@ def groups(model: Any, served: Served | None) -> Iterator[list[Any]]:
 
 def _shared_addresses(model: Any) -> set[int]:
     """Addresses at which several parameters lie."""
-    seen: set[int] = set()
-    return {
-        one.data_ptr()
-        for one in model.parameters()
-        if _ordinary(one) and (one.data_ptr() in seen or seen.add(one.data_ptr()))  # type: ignore[func-returns-value]
-    }
+    counts = Counter(one.data_ptr() for one in model.parameters() if _ordinary(one))
+    return {address for address, count in counts.items() if count > 1}
 
 
 def _ordinary(parameter: Any) -> bool:
@@ -106,6 +103,7 @@ class Group:
         self._addresses = tuple(one.data_ptr() for one in self._parameters)
         self._local = _PerThread()
         self._wasted = 0
+        self._merged = Weights()
 
     def row(self, m: int) -> TunedRow | None:
         """The row of the product of all for M; None where the siblings' own rows are as fast together."""
@@ -119,34 +117,34 @@ class Group:
                 return None
         return row
 
-    def take(self, module: Any, input: Any) -> Any | None:  # noqa: A002
+    def take(self, module: Any, given: Any) -> Any | None:
         """The columns of one module's output; None if it has to compute alone."""
-        row = self.row(input.numel() // self.k)
-        if row is None or module not in self.modules or input.is_inference():
+        row = self.row(given.numel() // self.k)
+        if row is None or module not in self.modules or given.is_inference():
             return None
         position = self.modules.index(module)
         stream = self._runtime.stream(self._index)
         place = stream, self._runtime.capture(stream)
         held = self._local.held
         if held is not None:
-            taken = self._taken(held, position, input, place)
+            taken = self._taken(held, position, given, place)
             if taken is not None:
                 return taken
         self._local.held = None
         if held is not None and any(part is not None for part in held.parts):
             self._wasted += 1
-        return self._compute(row, position, input, place)
+        return self._compute(row, position, given, place)
 
     def _taken(
         self,
         held: _Held,
         position: int,
-        input: Any,
-        place: tuple[int, int | None],  # noqa: A002
+        given: Any,
+        place: tuple[int, int | None],
     ) -> Any | None:
         # A capture without a number may be another one than the columns are of.
-        same = held.input() is input and held.place == place and place[1] is not None
-        if not same or held.version != input._version or held.address != input.data_ptr() or not held.parts:
+        same = held.input() is given and held.place == place and place[1] is not None
+        if not same or held.version != given._version or held.address != given.data_ptr() or not held.parts:
             return None
         weight = self._weights[position]
         if held.weights[position] != (weight._version, weight.data_ptr()):
@@ -160,20 +158,20 @@ class Group:
         self,
         row: TunedRow,
         position: int,
-        input: Any,
-        place: tuple[int, int | None],  # noqa: A002
+        given: Any,
+        place: tuple[int, int | None],
     ) -> Any | None:
         if place[1] is None or not self.intact():
             return None
-        out = run_linear(row, input, self.weight, self.bias)
+        out = run_linear(row, given, self.weight, self.bias, self._merged)
         if out is None:
             return None
         parts = list(out.split(self.sizes, -1))
         part, parts[position] = parts[position], None
-        # The columns go with the input: a tensor that is gone can be seen by no other module.
-        seen = weakref.ref(input, lambda _: parts.clear())
+        # The columns go with the given: a tensor that is gone can be seen by no other module.
+        seen = weakref.ref(given, lambda _: parts.clear())
         weights = tuple((one._version, one.data_ptr()) for one in self._weights)
-        self._local.held = _Held(seen, input._version, input.data_ptr(), place, weights, parts)
+        self._local.held = _Held(seen, given._version, given.data_ptr(), place, weights, parts)
         return part
 
     def intact(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gemmtune.torch.products import run_linear, run_product
+from gemmtune.torch.products import Weights, run_linear, run_product
 from gemmtune.torch.served import current
 
 _TAGS = (torch.Tag.needs_fixed_stride_order,)
@@ -26,7 +26,7 @@ def _linear(input: Any, weight: Any, bias: Any) -> Any:  # noqa: A002
         n, k = weight.shape
         rows = served.linear.get((n, k, input.dtype, bias is not None))
         row = None if rows is None else rows.get(input.numel() // k)
-        found = None if row is None else run_linear(row, input, weight, bias)
+        found = None if row is None else run_linear(row, input, weight, bias, Weights())
         if found is not None:
             return found
     return torch.nn.functional.linear(input, weight, bias)
@@ -54,19 +54,20 @@ for _key in ("CPU", "CUDA"):
     _LIBRARY.impl("addmm", _addmm, _key)
 
 
-@torch.library.register_fake("gemmtune::linear", lib=_LIBRARY)
-def _(input: Any, weight: Any, bias: Any) -> Any:  # noqa: A002
+def _fake_linear(input: Any, weight: Any, bias: Any) -> Any:  # noqa: A002
     return input.new_empty((*input.shape[:-1], weight.shape[0]))
 
 
-@torch.library.register_fake("gemmtune::mm", lib=_LIBRARY)
-def _(a: Any, b: Any) -> Any:
+def _fake_mm(a: Any, b: Any) -> Any:
     return a.new_empty((a.shape[0], b.shape[1]))
 
 
-@torch.library.register_fake("gemmtune::addmm", lib=_LIBRARY)
-def _(bias: Any, a: Any, b: Any) -> Any:
+def _fake_addmm(bias: Any, a: Any, b: Any) -> Any:
     return a.new_empty((a.shape[0], b.shape[1]))
+
+
+for _name, _fake in (("linear", _fake_linear), ("mm", _fake_mm), ("addmm", _fake_addmm)):
+    torch.library.register_fake(f"gemmtune::{_name}", _fake, lib=_LIBRARY)
 
 
 # ---- backward ------------------------------------------------------------------------------------

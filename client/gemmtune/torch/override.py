@@ -59,9 +59,10 @@ class Override:
 
     def _overrides(self) -> dict[str, Callable[..., Any]]:
         return {
-            "mm": self._mm(), "mm.out": self._mm_out(), "addmm": self._addmm(), "addmm.out": self._addmm_out(),
-            "bmm": self._bmm(), "bmm.out": self._bmm_out(), "_scaled_mm": self._scaled(),
-            "_scaled_mm.out": self._scaled_out(),
+            "mm": self._mm(), "mm.out": self._mm_out(),
+            "addmm": self._addmm(), "addmm.out": self._addmm_out(),
+            "bmm": self._bmm(), "bmm.out": self._bmm_out(),
+            "_scaled_mm": self._scaled(), "_scaled_mm.out": self._scaled_out(),
         }  # fmt: skip
 
     # One closure for each operator: what a product without a row pays for is one look-up.
@@ -199,7 +200,7 @@ class Override:
             return
         m, n, k = a.shape[-2], b.shape[-1], a.shape[-1]
         batch = a.shape[0] if a.dim() == 3 else 1
-        strides = (a.stride(0), b.stride(0)) if batch > 1 else (0, 0)
+        stride_a, stride_b = (a.stride(0), b.stride(0)) if batch > 1 else (0, 0)
         extra, ldc = "", 0
         if c is not None:
             if alpha != 1 or beta not in (0, 1):
@@ -212,7 +213,7 @@ class Override:
                 extra, ldc = "c", n if m == 1 else max(c.stride(0), n)
         compute = fp32_compute(self.type) if a.dtype == torch.float32 else ""
         tell(
-            Product(m, n, k, laid_a, laid_b, a.dtype, a.dtype, extra, ldc, batch, *strides,
+            Product(m, n, k, laid_a, laid_b, a.dtype, a.dtype, extra, ldc, batch, stride_a, stride_b,
                     compute="tf32" if compute == "tf32" else ""),
             None, self.type,
         )  # fmt: skip

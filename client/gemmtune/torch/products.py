@@ -4,13 +4,14 @@ does not apply; the caller then leaves the product to torch."""
 from __future__ import annotations
 
 from typing import Any
+from weakref import ref
 
 import torch
 from torch.autograd import forward_ad
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
-from gemmtune.torch.layouts import FP8, Layout, layout
+from gemmtune.torch.layouts import FP8, Layout, Product, layout
 from gemmtune.torch.served import Served
 from gemmtune.torch.tuned_row import TunedRow
 from gemmtune.torch.watch import WATCHERS, tell
@@ -19,6 +20,7 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
 _transforms = torch._C._functorch.peek_interpreter_stack
 _tracing = torch._C._get_tracing_state
+_any_autocast = torch._C._is_any_autocast_enabled
 _strided = torch.strided
 
 
@@ -36,7 +38,7 @@ def intercepted() -> bool:
 
 def autocast_differs(device_type: str, dtype: Any) -> bool:
     """Whether autocast would convert operands of `dtype`."""
-    return torch.is_autocast_enabled(device_type) and torch.get_autocast_dtype(device_type) != dtype
+    return bool(torch.is_autocast_enabled(device_type) and torch.get_autocast_dtype(device_type) != dtype)
 
 
 def plain(tensor: Any, dtype: Any, device: Any) -> bool:
@@ -50,33 +52,82 @@ def plain(tensor: Any, dtype: Any, device: Any) -> bool:
     )
 
 
-def run_linear(row: TunedRow, input: Any, weight: Any, bias: Any) -> Any | None:  # noqa: A002
-    """F.linear(input[..., k], weight[n, k], bias[n]), with M as the row has it."""
+class Weights:
+    """A weight and a bias of one place of a model: checked in full once, and by address, type and strides
+    from then on."""
+
+    __slots__ = ("_bias", "_bias_address", "_strides", "_weight", "_weight_address")
+
+    def __init__(self) -> None:
+        self._weight: Any = _nothing
+        self._bias: Any = _nothing
+        self._weight_address, self._bias_address, self._strides = 0, 0, (0, 0)
+
+    def addresses(self, p: Product, weight: Any, bias: Any) -> tuple[int, int] | None:
+        """The addresses of a weight[n, k] and a bias[n] (0 without one), which are on one device; None if
+        they are not as `p` has them."""
+        address = weight.data_ptr()
+        if bias is None:
+            known, added = not p.extra, 0
+        else:
+            added = bias.data_ptr()
+            known = self._bias() is bias and added == self._bias_address and bias.dtype is p.dtype
+        if (
+            known
+            and self._weight() is weight
+            and address == self._weight_address
+            and weight.dtype is p.dtype
+            and weight.stride() == self._strides
+        ):
+            return address, added
+        return self._checked(p, weight, bias)
+
+    def _checked(self, p: Product, weight: Any, bias: Any) -> tuple[int, int] | None:
+        device = weight.device
+        if not plain(weight, p.dtype, device) or weight.shape != (p.n, p.k) or not weight.data_ptr():
+            return None
+        if (bias is not None) != bool(p.extra):
+            return None
+        if bias is not None:
+            if not plain(bias, p.dtype, device) or bias.shape != (p.n,) or not bias.data_ptr():
+                return None
+            self._bias, self._bias_address = ref(bias), bias.data_ptr()
+        self._weight, self._weight_address, self._strides = ref(weight), weight.data_ptr(), weight.stride()
+        return weight.data_ptr(), 0 if bias is None else bias.data_ptr()
+
+
+def _nothing() -> None:
+    """The reference of what has not been seen."""
+
+
+def run_linear(row: TunedRow, given: Any, weight: Any, bias: Any, weights: Weights) -> Any | None:
+    """F.linear(given[..., k], weight[n, k], bias[n]), with M as the row has it."""
     p = row.product
-    shape, dtype, device = input.shape, p.dtype, input.device
-    if device.type != row.runtime.type or not plain(input, dtype, device) or not shape or shape[-1] != p.k:
+    dtype, index = p.dtype, given.get_device()
+    if (
+        given.dtype is not dtype
+        or index != weight.get_device()
+        or not (given.is_cuda if row.on_gpu else given.is_cpu)
+        or given.layout is not _strided
+        or not given.is_contiguous()
+        or given.is_neg()
+    ):
         return None
-    if not plain(weight, dtype, device) or weight.shape != (p.n, p.k):
+    shape = given.shape
+    found = weights.addresses(p, weight, bias)
+    if found is None or not shape or shape[-1] != p.k:
         return None
-    x, w = input.data_ptr(), weight.data_ptr()
-    addresses = x | w
-    if bias is None:
-        if p.extra:
-            return None
-    else:
-        if not p.extra or not plain(bias, dtype, device) or bias.shape != (p.n,):
-            return None
-        added = bias.data_ptr()
-        addresses |= added
-    found = row.applies(addresses)
-    if found is None or not x or not w:
+    w, added = found
+    x = given.data_ptr()
+    usable = row.applies(x | w | added)
+    if usable is None or not x:
         return None
-    out = torch.empty((*shape[:-1], p.n), dtype=dtype, device=device)
-    operands = (w, x, out.data_ptr()) if bias is None else (w, x, out.data_ptr(), added)
-    if not found.launch(device.index or 0, operands):
+    out = torch.empty((*shape[:-1], p.n), dtype=dtype, device=given.device)
+    operands = (w, x, out.data_ptr(), added) if added else (w, x, out.data_ptr())
+    if not usable.launch(index if row.on_gpu else 0, operands):
         return None
     if WATCHERS:
-        tell(p, found, row.runtime.type)
+        tell(p, usable, row.runtime.type)
     return out
 
 

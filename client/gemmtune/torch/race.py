@@ -1,7 +1,7 @@
 """Races rows that were measured elsewhere against this process's torch, once.
 
-A row is a verdict against the libraries that it was measured with. Where torch, cuBLAS or the driver are others,
-it is off until a race has found it faster here. Results are kept on disk, by bundle and environment.
+A row is a verdict against the libraries that it was measured with. Where torch, cuBLAS or the driver are
+others, it is off until a race has found it faster here. Results are kept on disk, by bundle and environment.
 """
 
 from __future__ import annotations
@@ -169,8 +169,8 @@ def _write(file: Path, shares: dict[str, float]) -> None:
         fresh.replace(file)
     except OSError as error:
         warnings.warn(
-            f"gemmtune: the results of a race cannot be kept in {file}, so that the next process races again: "
-            f"{error.strerror or error}",
+            f"gemmtune: the results of a race cannot be kept in {file}, so that the next process races "
+            f"again: {error.strerror or error}",
             RuntimeWarning,
             stacklevel=2,
         )

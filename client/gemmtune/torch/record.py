@@ -101,7 +101,7 @@ class Recording:
         return len(problems)
 
     def submit(self, server: str, key: str | None = None, **options: Any) -> Mapping[str, Any]:
-        """Asks a service to tune what was recorded, and returns its answer, the tuning's id among it. When the
+        """Asks a service to tune what was recorded, and returns its answer, with the tuning's id. When the
         tuning has ended, refresh() a table that came from there.
 
         server: http(s)://host:port. key: the service's API key. options: fields of the request beside
@@ -136,7 +136,7 @@ class _Siblings:
         self._dtype, self._extra = first.weight.dtype, "" if first.bias is None else "bias"
 
     def __call__(self, module: Any, arguments: tuple[Any, ...]) -> None:
-        given = arguments[0] if arguments else None
+        given: Any = arguments[0] if arguments else None
         if (
             type(given) is torch.Tensor
             and given.dtype == self._dtype
@@ -164,7 +164,7 @@ def record(
             generate()
         recording.write("problems.jsonl")
 
-    replays: how often a captured graph is replayed, for the weight of what is seen at its capture. model, fuse:
-    also record q, k and v, and gate and up, as the one product that apply(fuse=True) makes of them. Products
-    inside graphs that torch.compile's C++ wrapper runs are not seen."""
+    replays: how often a captured graph is replayed, for the weight of what is seen at its capture. model,
+    fuse: also record q, k and v, and gate and up, as the one product that apply(fuse=True) makes of them.
+    Products inside graphs that torch.compile's C++ wrapper runs are not seen."""
     return Recording(device_type, replays, model, fuse)

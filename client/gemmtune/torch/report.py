@@ -1,4 +1,4 @@
-"""What a table did for this process: products that its rows ran, products that torch ran, and the time saved."""
+"""What a table did for this process: products that its rows ran, those that torch ran, and the time saved."""
 
 from __future__ import annotations
 
@@ -30,6 +30,11 @@ class Line:
     speedup: float | None
     seconds_saved: float
 
+    def __str__(self) -> str:
+        by = f"{self.speedup:.3f}x {self.seconds_saved * 1e3:9.3f} ms" if self.hit else "torch"
+        sizes = f"{self.m:7} {self.n:7} {self.k:7} {self.batch:5}"
+        return f"{sizes}  {self.dtype:10} {self.extra:5} {self.calls:8}  {by}"
+
 
 @dataclass(frozen=True)
 class Report:
@@ -53,17 +58,12 @@ class Report:
         return sum(line.seconds_saved for line in self.lines)
 
     def __str__(self) -> str:
-        head = f"{'m':>7} {'n':>7} {'k':>7} {'batch':>5}  {'type':10} {'plus':5} {'calls':>8}  {'by':8} {'saved':>10}"
-        rows = [
-            f"{line.m:7} {line.n:7} {line.k:7} {line.batch:5}  {line.dtype:10} {line.extra:5} {line.calls:8}  "
-            + (
-                f"{line.speedup:.3f}x".ljust(8) + f" {line.seconds_saved * 1e3:7.3f} ms"
-                if line.hit
-                else "torch"
-            )
-            for line in self.lines
-        ]
-        total = f"{self.hits} calls by rows, {self.misses} by torch, about {self.seconds_saved * 1e3:.3f} ms saved"
+        head = (
+            f"{'m':>7} {'n':>7} {'k':>7} {'batch':>5}  {'type':10} {'plus':5} {'calls':>8}  by {'saved':>18}"
+        )
+        saved = f"about {self.seconds_saved * 1e3:.3f} ms saved"
+        total = f"{self.hits} calls by rows, {self.misses} by torch, {saved}"
+        rows = [str(line) for line in self.lines]
         return "\n".join([head, *rows, total])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ class Runtime(ABC):
     """torch's streams and allocator on one device type."""
 
     type: str
+    #: Whether the process has several devices of the type.
+    several = False
 
     @abstractmethod
     def stream(self, index: int) -> int:
@@ -31,11 +34,8 @@ class Runtime(ABC):
         """An address of `size` bytes for one launch, and what must live until the launch is queued."""
 
     @abstractmethod
-    def guard(self, index: int) -> Any:
-        """A context manager in which device `index` is current; None if it is already."""
-
-    def touch(self, index: int) -> None:
-        """Makes the device's context current in this thread."""
+    def guard(self, index: int) -> AbstractContextManager[Any]:
+        """A context manager in which device `index` is current; needed where there are several."""
 
 
 class CpuRuntime(Runtime):
@@ -61,9 +61,9 @@ class CpuRuntime(Runtime):
             held = self._local.held = torch.empty(size + alignment, dtype=torch.uint8, device="cpu")
         return -(-held.data_ptr() // alignment) * alignment, held
 
-    def guard(self, index: int) -> Any:
-        """None."""
-        return None
+    def guard(self, index: int) -> AbstractContextManager[Any]:
+        """Does nothing."""
+        return nullcontext()
 
 
 class GpuRuntime(Runtime):
@@ -74,7 +74,7 @@ class GpuRuntime(Runtime):
     def __init__(self) -> None:
         #: torch's accessor without its Python wrapper, which takes longer than a launch may.
         self._stream = torch._C._cuda_getCurrentRawStream
-        self._several = torch.cuda.device_count() > 1
+        self.several = torch.cuda.device_count() > 1
         #: (device, stream) -> the workspace, which one launch after another uses.
         self._held: dict[tuple[int, int], Any] = {}
         self._capture_info = _capture_info()
@@ -101,15 +101,12 @@ class GpuRuntime(Runtime):
                 held = self._held[(index, stream)] = _bytes(index, size + alignment)
         return -(-held.data_ptr() // alignment) * alignment, held
 
-    def guard(self, index: int) -> Any:
-        """torch.cuda.device, where the process has several GPUs and another one is current."""
-        if self._several and torch.cuda.current_device() != index:
-            return torch.cuda.device(index)
-        return None
-
-    def touch(self, index: int) -> None:
-        """A call of the runtime, which makes the primary context current in a thread that has none."""
-        torch.cuda.is_current_stream_capturing()
+    def guard(self, index: int) -> AbstractContextManager[Any]:
+        """torch.cuda.device, if another one is current."""
+        if torch.cuda.current_device() == index:
+            return nullcontext()
+        guard: AbstractContextManager[Any] = torch.cuda.device(index)
+        return guard
 
 
 def _bytes(index: int, size: int) -> Any:

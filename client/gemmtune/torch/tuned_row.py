@@ -34,13 +34,14 @@ class TunedRow:
     """One row. It is live until its launch fails, or until a race finds it slower than torch."""
 
     __slots__ = (
-        "_local", "_permutation", "_served", "alignment_mask", "deterministic", "fp32",
-        "live", "pending", "product", "row", "runtime", "weaker", "workspace_alignment", "workspace_bytes",
+        "_local", "_permutation", "_served", "alignment_mask", "deterministic", "fp32", "live", "on_gpu",
+        "pending", "product", "row", "runtime", "weaker", "workspace_alignment", "workspace_bytes",
     )  # fmt: skip
 
     def __init__(self, served: Served, row: Row, product: Product) -> None:
         self._served, self.row, self.product = served, row, product
         self.runtime: Runtime = served.runtime
+        self.on_gpu = served.runtime.type == "cuda"
         canonical: Mapping[str, Any] = row.canonical
         self.alignment_mask = int(canonical["alignment"]) - 1
         self.deterministic = row.deterministic is True
@@ -72,9 +73,8 @@ class TunedRow:
     def launch(self, index: int, addresses: tuple[int, ...]) -> bool:
         """Launches on torch's current stream of device `index`, with addresses in the order of ORDER, those
         that the product lacks left out. False if it could not: nothing was computed."""
-        guard = self.runtime.guard(index)
-        if guard is not None:
-            with guard:
+        if self.runtime.several:
+            with self.runtime.guard(index):
                 return self._launch(index, addresses)
         return self._launch(index, addresses)
 
@@ -114,7 +114,6 @@ class TunedRow:
             self._permutation = tuple(given.index(name) for name in names)
         self.workspace_bytes = kernel.workspace_bytes
         self.workspace_alignment = max(kernel.workspace_alignment, 1)
-        self.runtime.touch(index)
         launch: Callable[[int, int, tuple[int, ...]], None] = kernel.prepare()
         self._local.launches[index] = launch
         return launch

@@ -22,14 +22,16 @@ from backends.solution import Solution
 from backends.wire import problem_to_wire
 
 _TYPES = {
-    ctypes.c_int64: "int64_t", ctypes.c_int32: "int32_t", ctypes.c_void_p: "void *", ctypes.c_double: "double",
+    ctypes.c_int64: "int64_t", ctypes.c_int32: "int32_t", ctypes.c_void_p: "void *",
+    ctypes.c_double: "double",
 }  # fmt: skip
 _SWAPPED = {"a": "b", "b": "a"}
 
 
 def write_bundle(
     path: Path, problems: Iterable[GemmProblem], cache: BinaryCache, *,
-    seconds: Mapping[int, float] | None = None, deterministic: bool | None = True, torch_build: str | None = None,
+    seconds: Mapping[int, float] | None = None, deterministic: bool | None = True,
+    torch_build: str | None = None,
 ) -> Path:  # fmt: skip
     """A bundle with the likeliest kernel of each problem, on one thread. `seconds`: n of a row-major problem
     -> the seconds that its verdict states."""
@@ -103,8 +105,9 @@ def _row(
         "solution": {"id": solution.id, "family": solution.family, "version": solution.version,
                      "parameters": dict(p), "build": None},
         "environment": "here",
-        "verdict": {"judgement": "WIN", "seconds": seconds, "baseline_seconds": 2 * seconds, "baseline": "torch",
-                    "speedup": [1.9, 2.0, 2.1], "rounds": 9, "session": "s", "decided_at": "2026-11-01"},
+        "verdict": {"judgement": "WIN", "seconds": seconds, "baseline_seconds": 2 * seconds,
+                    "baseline": "torch", "speedup": [1.9, 2.0, 2.1], "rounds": 9, "session": "s",
+                    "decided_at": "2026-11-01"},
         "deterministic": deterministic,
         "operands": operands,
         "workspace": {"bytes": kernel.workspace_bytes, "alignment": 64},
