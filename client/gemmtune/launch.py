@@ -72,6 +72,9 @@ class Kernel:
         fills = {fill.name for launch in row.launches for fill in launch.fills}
         self.scalars: tuple[str, ...] = tuple(name for name in SCALARS if name in fills)
         self._driver, self._owner = driver, process.current
+        partition = row.bundle.environments[row.environment].get("partition")
+        if isinstance(partition, str) and partition:
+            driver.check_partition(partition)
         self._functions = [self._loaded(launch) for launch in row.launches]
 
     def _loaded(self, launch: LaunchDescription) -> Any:

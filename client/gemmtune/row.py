@@ -24,6 +24,10 @@ class Binaries(Protocol):
     def digest(self) -> str:
         """The bundle's digest."""
 
+    @property
+    def environments(self) -> Mapping[str, Mapping[str, Any]]:
+        """Where rows were measured, by id."""
+
     def binary(self, digest: str) -> bytes:
         """The bytes of a binary, checked against its digest. Raises BundleError."""
 

@@ -113,7 +113,7 @@ class _AnyStatus(urllib.request.HTTPErrorProcessor):
 def _opener(address: str) -> urllib.request.OpenerDirector:
     """Without the handlers of files, FTP and data addresses. A request to this machine passes no proxy."""
     opener = urllib.request.OpenerDirector()
-    proxies = {} if is_loopback(urlsplit(address)) else None
+    proxies: dict[str, str] | None = {} if is_loopback(urlsplit(address)) else None
     for handler in (
         urllib.request.ProxyHandler(proxies), urllib.request.HTTPHandler(), urllib.request.HTTPSHandler(),
         urllib.request.HTTPDefaultErrorHandler(), _Redirects(), _AnyStatus(),

@@ -28,8 +28,10 @@ def solution(family: str, problem: GemmProblem, number: int = 0) -> Solution:
     return found[number % len(found)]
 
 
-def write(path: Path, cache: BinaryCache, rows: list[tuple[GemmProblem, Solution]]) -> Path:
-    """A bundle of these kernels for this machine's CPU."""
+def write(
+    path: Path, cache: BinaryCache, rows: list[tuple[GemmProblem, Solution]], partition: str | None = None
+) -> Path:
+    """A bundle of these kernels for this machine's CPU; `partition`: what it says of the ISA level."""
     environment = CpuBackend().probe().devices[0]
     runtime = compile_runtime(environment.partition, cache).read_bytes()
     binaries, found = {runtime: ".so"}, []
@@ -40,6 +42,8 @@ def write(path: Path, cache: BinaryCache, rows: list[tuple[GemmProblem, Solution
         binaries[library.read_bytes()] = ".so"
         found.append(_row(problem, one, library, runtime))
     document = bundles.manifest(str(environment.device_class), found, binaries)
+    if partition is not None:
+        document["environments"]["here"]["partition"] = partition
     return bundles.write(path, document, binaries)
 
 

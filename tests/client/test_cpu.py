@@ -142,6 +142,17 @@ def test_another_cpu_is_refused(table: gemmtune.Table, tmp_path: Path) -> None:
         table.open(1)
 
 
+def test_an_extension_that_a_hypervisor_hides(tmp_path: Path) -> None:
+    """The class is this machine's, and the kernels are compiled for more than it has."""
+    rows = [(CASES["packed"], native.solution("packed", CASES["packed"]))]
+    cache, here = BinaryCache(tmp_path / "cache"), CpuBackend().probe().devices[0].partition
+    table = gemmtune.load(native.write(tmp_path / "here.gtb", cache, rows, here))
+    table.open().kernel(table.rows[0])
+    table = gemmtune.load(native.write(tmp_path / "more.gtb", cache, rows, f"{here}+avx1024"))
+    with pytest.raises(gemmtune.LaunchError, match="this CPU, or its hypervisor, lacks avx1024"):
+        table.open().kernel(table.rows[0])
+
+
 def test_a_library_that_does_not_load(tmp_path: Path) -> None:
     problem = CASES["packed"]
     junk = b"no library"

@@ -53,6 +53,14 @@ class CpuDriver:
         self._libraries: dict[str, ctypes.CDLL] = {}
         self._memory: dict[int, ctypes.Array[ctypes.c_char]] = {}
 
+    def check_partition(self, partition: str) -> None:
+        """See Driver."""
+        if missing := host.lacks(partition):
+            raise LaunchError(
+                f"the kernels are compiled for {partition}; this CPU, or its hypervisor, lacks "
+                f"{', '.join(missing)}: export a bundle of this machine"
+            )
+
     def ensure_current(self) -> None:
         """See Driver."""
 

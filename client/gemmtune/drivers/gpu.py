@@ -74,6 +74,9 @@ class GpuDriver:
         """Makes the device current on this thread for a `with` statement."""
         raise NotImplementedError
 
+    def check_partition(self, partition: str) -> None:
+        """Nothing: a GPU's class says what it runs."""
+
     # ---- kernels
 
     def load(self, launch: LaunchDescription, read: Callable[[str], bytes]) -> ctypes.c_void_p:

@@ -33,6 +33,10 @@ class Driver(Protocol):
     def version(self) -> int | None:
         """The driver's version as cuDriverGetVersion() counts (13000), None where there is none."""
 
+    def check_partition(self, partition: str) -> None:
+        """Raises LaunchError if the device cannot run binaries of a partition: for a CPU, an ISA level with
+        its extensions ("x86-64-v4+avx512_bf16"), which the device's class does not have."""
+
     def ensure_current(self) -> None:
         """Makes the device current on the calling thread, if the thread has none."""
 
