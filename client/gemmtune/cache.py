@@ -111,12 +111,26 @@ class Cache:
         path = self.folder / "bundles" / f"{digest}.gtb"
         return path if isinstance(digest, str) and is_digest(digest) and path.is_file() else None
 
+    def open(self, digest: str) -> Bundle | None:
+        """The bundle of a digest, None where there is none. A file that is damaged is deleted."""
+        path = self.bundle(digest)
+        if path is None:
+            return None
+        try:
+            found = Bundle(path)
+        except BundleError:
+            found = None
+        if found is None or found.digest != digest:
+            path.unlink(missing_ok=True)
+            return None
+        return found
+
     @contextmanager
     def part(self) -> Iterator[Part]:
         """The source's download, locked; where another process holds it, a download of one's own."""
         path = self.folder / "partial" / f"{self._name}.part"
         with ExitStack() as stack:
-            file: IO[bytes] = stack.enter_context(open(path, "a+b"))
+            file: IO[bytes] = stack.enter_context(path.open("a+b"))
             if _locked(file, path):
                 yield Part(file, path, path.with_suffix(".etag"))
                 return

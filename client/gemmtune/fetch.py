@@ -49,8 +49,8 @@ class Remote:
     def first(self) -> tuple[Bundle, ServerAway | None]:
         """The bundle to start with: the service's, or the last one that it sent where it is away, with the
         error that says so. A pinned bundle in the cache needs no service. Raises BundleError."""
-        if self._digest is not None and (path := self._cache.bundle(self._digest)) is not None:
-            return self._checked(Bundle(path)), None
+        if (pinned := self._pinned()) is not None:
+            return pinned, None
         try:
             return self._newest(PATIENCE), None
         except ServerAway as error:
@@ -71,15 +71,21 @@ class Remote:
             return bundle
 
     def _newest(self, patience: float) -> Bundle:
-        if self._digest is not None and (path := self._cache.bundle(self._digest)) is not None:
-            return self._checked(Bundle(path))
+        if (pinned := self._pinned()) is not None:
+            return pinned
         with self._cache.part() as part:
             return self._checked(self._download(part, time.monotonic() + patience))
 
+    def _pinned(self) -> Bundle | None:
+        """The pinned bundle, if there is one and the cache has it."""
+        bundle = None if self._digest is None else self._cache.open(self._digest)
+        return None if bundle is None else self._checked(bundle)
+
     def _cached(self) -> Bundle | None:
+        """The last bundle that the service sent, if the cache has it."""
         sent = self._cache.sent()
-        path = None if sent is None else self._cache.bundle(sent.digest)
-        return None if path is None else self._checked(Bundle(path))
+        bundle = None if sent is None else self._cache.open(sent.digest)
+        return None if bundle is None else self._checked(bundle)
 
     def _checked(self, bundle: Bundle) -> Bundle:
         """The bundle, if it is what was asked for."""
@@ -120,8 +126,8 @@ class Remote:
             if answer.status == 202:
                 self._wait(answer, end)
                 return None
-            if answer.status == 304 and (bundle := self._cached()) is not None:
-                return bundle
+            if answer.status == 304 and sent is not None:
+                return self._cached()  # None for a file that is damaged: the next request has no ETag
             if answer.status == 416:  # the part is of another entity, or longer than it
                 part.restart(None)
                 return None

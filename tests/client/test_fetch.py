@@ -212,6 +212,17 @@ def test_an_altered_download_is_refused_and_fetched_anew(server: Server, tmp_pat
     assert "Range" not in server.seen[-1]
 
 
+def test_a_damaged_file_of_the_cache_is_fetched_anew(server: Server, tmp_path: Path) -> None:
+    digest = _load(server, tmp_path).digest
+    kept = tmp_path / "cache" / "bundles" / f"{digest}.gtb"
+    for damage in (b"", bundles.simple(tmp_path / "other.gtb", count=3).read_bytes()):
+        kept.write_bytes(damage)
+        assert len(_load(server, tmp_path).rows) == 40
+        assert kept.read_bytes() == server.path.read_bytes()
+    kept.write_bytes(b"PK")
+    assert _load(server, tmp_path, digest=digest).digest == digest
+
+
 # ---- a service that is away ----------------------------------------------------------------------
 
 
