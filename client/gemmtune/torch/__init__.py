@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gemmtune.torch.apply import Applied, apply
-from gemmtune.torch.enable import Enabled, enable
+from gemmtune.torch.applied import Applied, apply
+from gemmtune.torch.enabled import Enabled, enable
 from gemmtune.torch.errors import ServingError
-from gemmtune.torch.record import Recording, record
-from gemmtune.torch.report import Report, report
+from gemmtune.torch.graph_pass import make
+from gemmtune.torch.recording import Recording, record
+from gemmtune.torch.reporting import Report, report
+from gemmtune.torch.served import Served
 
 if TYPE_CHECKING:
     from gemmtune.table import Table
@@ -26,10 +28,7 @@ def compile_pass(table: Table) -> Any:
     """The pass that rewrites products with rows, for programs that set Inductor's post_grad_custom_pre_pass
     themselves; apply() and enable() set it by themselves. The table must be in use while a graph runs: else
     torch computes. Raises ServingError."""
-    from gemmtune.torch import compile_pass as compiling  # noqa: PLC0415  (this function has the module's name)
-    from gemmtune.torch.served import Served  # noqa: PLC0415
-
-    return compiling.make(Served(table))
+    return make(Served(table))
 
 
 __all__ = [

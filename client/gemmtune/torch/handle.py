@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from gemmtune.torch import compile_pass
+from gemmtune.torch import graph_pass
 from gemmtune.torch.served import Served, acquire, release
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ class Handle:
 
     def __init__(self, table: Table) -> None:
         self._served: Served = acquire(table)
-        self._pass = compile_pass.Installed(self._served)
+        self._pass = graph_pass.Installed(self._served)
         self.enabled = True
 
     @property
