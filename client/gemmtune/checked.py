@@ -69,7 +69,18 @@ class Checked:
         value = self.raw(name)
         if type(value) not in (int, float):
             raise self.fail(name, f"must be a number, not {repr(value)[:60]}")
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise self.fail(name, "is larger than any number") from None
+
+    def numbers(self, name: str, count: int) -> tuple[float, ...]:
+        """`count` numbers."""
+        values = self.items(name, count)
+        if len(values) != count:
+            raise self.fail(name, f"must have {count} values, not {len(values)}")
+        numbers = {str(place): value for place, value in enumerate(values)}
+        return tuple(Checked(numbers, self.place(name)).number(place) for place in numbers)
 
     def flag(self, name: str) -> bool:
         """true or false."""

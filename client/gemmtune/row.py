@@ -158,7 +158,7 @@ def _operand(name: str, found: Checked) -> Operand:
 
 
 def _verdict(found: Checked) -> Verdict:
-    low, mid, high = _speedup(found)
+    low, mid, high = found.numbers("speedup", 3)
     return Verdict(
         found.one_of("judgement", ("WIN",)),
         found.number("seconds"),
@@ -169,10 +169,3 @@ def _verdict(found: Checked) -> Verdict:
         found.get("session"),
         found.get("decided_at"),
     )
-
-
-def _speedup(found: Checked) -> list[float]:
-    values = found.items("speedup", 3)
-    if len(values) != 3 or not all(type(value) in (int, float) for value in values):
-        raise found.fail("speedup", f"must be three numbers, not {values}"[:200])
-    return [float(value) for value in values]

@@ -6,13 +6,15 @@ import json
 import os
 import struct
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import gemmtune
 import pytest
 from gemmtune.bundle import Bundle
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from backends.problem import from_mm
 from tests.client import bundles
@@ -127,6 +129,44 @@ def test_a_manifest_that_is_wrong(tmp_path: Path, name: str) -> None:
     change(found)
     with pytest.raises(gemmtune.BundleError, match=text):
         Bundle(bundles.write_members(tmp_path / "b.gtb", _members(found)))
+
+
+JUNK = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from([2**63, 10**400]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=4,
+)
+
+
+def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of every value in a document."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, one in inner:
+        yield (*path, name)
+        yield from _places(one, (*path, name))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_any_value_of_a_manifest_may_be_anything(tmp_path: Path, data: st.DataObject) -> None:
+    """Reading raises a BundleError or nothing, and what is read can be asked for."""
+    found = _document()
+    *path, last = data.draw(st.sampled_from(sorted(_places(found), key=str)))
+    holder: Any = found
+    for name in path:
+        holder = holder[name]
+    holder[last] = data.draw(JUNK)
+    try:
+        table = gemmtune.load(bundles.write_members(tmp_path / "b.gtb", _members(found)))
+    except gemmtune.BundleError:
+        return
+    assert table.find(table.rows[0].key) is table.rows[0] if table.rows else True
+    assert all(isinstance(row.speedup, float) for row in table.rows)
 
 
 # ---- files ---------------------------------------------------------------------------------------
