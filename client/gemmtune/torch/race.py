@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from gemmtune.torch.layouts import Product
 from gemmtune.torch.operands import Operands, make, torch_call
 from gemmtune.torch.precision import fp32_compute
 from gemmtune.torch.served import Served
@@ -68,12 +69,18 @@ def _raced(served: Served, row: TunedRow) -> float:
     device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
     with torch.no_grad():
         try:
-            first = make(p, device)
-            count = min(_SETS, max(2, (_BYTES if gpu else _CPU_BYTES) // max(first.bytes, 1)))
-            sets = [first, *(make(p, device) for _ in range(count - 1))]
-            return _timed_on_gpu(row, sets) if gpu else _timed_on_cpu(row, sets)
+            sets = operand_sets(p, device)
+            return timed_on_gpu(row, sets) if gpu else timed_on_cpu(row, sets)
         except _NotLaunched:
             return float("inf")
+
+
+def operand_sets(p: Product, device: Any) -> list[Operands]:
+    """Operands to rotate over: at least two sets, and together more than a cache holds."""
+    first = make(p, device)
+    most = _BYTES if device.type == "cuda" else _CPU_BYTES
+    count = min(_SETS, max(2, most // max(first.bytes, 1)))
+    return [first, *(make(p, device) for _ in range(count - 1))]
 
 
 class _NotLaunched(Exception):
@@ -101,7 +108,8 @@ def _sides(row: TunedRow, sets: Sequence[Operands]) -> tuple[Callable[[], None],
     return ours, theirs
 
 
-def _timed_on_cpu(row: TunedRow, sets: Sequence[Operands]) -> float:
+def timed_on_cpu(row: TunedRow, sets: Sequence[Operands]) -> float:
+    """The row's time over torch's, both called by the host. Passes are interleaved."""
     sides = _sides(row, sets)
     seconds: list[list[float]] = [[], []]
     for number in range(_CPU_ROUNDS + 1):
@@ -113,8 +121,9 @@ def _timed_on_cpu(row: TunedRow, sets: Sequence[Operands]) -> float:
     return median(seconds[0]) / median(seconds[1])
 
 
-def _timed_on_gpu(row: TunedRow, sets: Sequence[Operands]) -> float:
-    """Both sides as graphs, as rows are measured; replays interleaved, timed by events."""
+def timed_on_gpu(row: TunedRow, sets: Sequence[Operands]) -> float:
+    """The row's time over torch's, both as graphs, as rows are measured: replays interleaved, timed by
+    events."""
     graphs = [_captured(run) for run in _sides(row, sets)]
     times: list[list[float]] = [[], []]
     for number in range(_ROUNDS + 1):

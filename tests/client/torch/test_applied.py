@@ -72,7 +72,7 @@ def test_disable_restores_the_class_forward(table: Table) -> None:
 
 
 def test_modules_without_rows_are_not_touched(table: Table) -> None:
-    class Other(nn.Linear):
+    class Other(nn.Linear):  # type: ignore[misc]
         pass
 
     model = nn.ModuleList([nn.Linear(K, 20), Other(K, N), nn.Linear(K, N, dtype=torch.float64)])
@@ -84,7 +84,7 @@ def test_modules_without_rows_are_not_touched(table: Table) -> None:
 # ---- inputs that rows are not for ----------------------------------------------------------------
 
 
-class Wrapper(torch.Tensor):
+class Wrapper(torch.Tensor):  # type: ignore[misc]
     """A subclass that holds a tensor and sees every operator."""
 
     inner: Any
@@ -194,7 +194,7 @@ def test_modes_and_transforms_see_torchs_operators(table: Table) -> None:
         assert flops.get_total_flops() == 2 * 8 * N * K
         mapped = torch.vmap(module)(torch.randn(3, 8, K))
         assert mapped.shape == (3, 8, N)
-        primal, tangent = torch.func.jvp(module, (x,), (torch.ones_like(x),))
+        _, tangent = torch.func.jvp(module, (x,), (torch.ones_like(x),))
         assert torch.allclose(tangent, torch.ones_like(x) @ module.weight.t(), atol=1e-5)
         traced = torch.jit.trace(module, x) if torch.__version__ < "2.10" else None
         assert traced is None or "linear" in str(traced.graph)

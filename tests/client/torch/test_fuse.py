@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gemmtune import Table
 
 
-class Attention(nn.Module):
+class Attention(nn.Module):  # type: ignore[misc]
     """q, k and v of one input."""
 
     def __init__(self, bias: bool = True, dtype: Any = torch.float32) -> None:
@@ -34,7 +34,7 @@ class Attention(nn.Module):
         return self.q_proj(x), self.k_proj(x), self.v_proj(x)
 
 
-class Mlp(nn.Module):
+class Mlp(nn.Module):  # type: ignore[misc]
     """gate and up of one input."""
 
     def __init__(self) -> None:

@@ -32,7 +32,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert inductor.post_grad_custom_pre_pass is before
 
 
-class Model(nn.Module):
+class Model(nn.Module):  # type: ignore[misc]
     """A product with rows and a bias, one with rows and none, one without rows."""
 
     def __init__(self) -> None:
@@ -92,10 +92,9 @@ def test_what_is_compiled_under_enable_has_its_gradients(table: Table) -> None:
 
 
 def test_products_without_rows_stay_inductors(table: Table) -> None:
-    from torch.fx.experimental.proxy_tensor import make_fx
-
     from gemmtune.torch.graph_pass import rewrite
     from gemmtune.torch.served import acquire, release
+    from torch.fx.experimental.proxy_tensor import make_fx
 
     def products(x: Any, w: Any, bias: Any, y: Any) -> tuple[Any, ...]:
         return (

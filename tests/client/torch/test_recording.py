@@ -117,7 +117,7 @@ class Service(BaseHTTPRequestHandler):
     received: ClassVar[list[tuple[str, dict[str, Any]]]] = []
     status: ClassVar[int] = 202
 
-    def do_POST(self) -> None:  # noqa: N802  (the name that the base class calls)
+    def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.received.append((self.path, body))
         answer = {"id": "t1"} if self.status == 202 else {"detail": "device 'x' is unknown"}
