@@ -86,7 +86,7 @@ def _host(table: Any, served: Served, row: TunedRow, device: Any) -> dict[str, A
     given = operands.addresses()
 
     def times() -> dict[str, Any]:
-        found = {}
+        found: dict[str, Any] = {}
         for kind, m in (("hit", p.m), ("miss", miss)):
             x = torch.randn(m, p.k, device=device).to(p.dtype)
             calls: dict[str, Callable[[], Any]] = {

@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 
 from gemmtune.torch import operators, override
 from gemmtune.torch.errors import ServingError
-from gemmtune.torch.fuse import Group, groups
+from gemmtune.torch.fuse import Group, groups, merged_key
 from gemmtune.torch.handle import Handle
 from gemmtune.torch.layouts import Product
 from gemmtune.torch.products import Weights, autocast_differs, intercepted, run_linear
@@ -115,15 +115,14 @@ class Applied(Handle):
         wanted = [key for key in {_key(one) for one in _linears(model, served)} if served.linear.get(key)]
         rows = [row for key in wanted for row in served.linear[key].values()]
         found = list(groups(model, served)) if fuse else []
-        for one in found:
-            key = _key(one[0])
-            merged = sum(module.weight.shape[0] for module in one), *key[1:]
-            rows += [row for row in served.linear[merged].values() if row not in rows]
-        race_rows(served, rows, race)
+        merged = [served.linear[merged_key(one)] for one in found]
+        rows += [row for of in merged for row in of.values()]
+        race_rows(served, dict.fromkeys(rows), race)
         for index in _indices(model, served):
             served.load((row for row in rows if row.live), index)
-        for one in found:
-            self._groups.append(Group(served, one))
+        for one, of in zip(found, merged, strict=True):
+            if any(row.live for row in of.values()):
+                self._groups.append(Group(served, one))
         self.fused = len(self._groups)
         grouped = {module: group for group in self._groups for module in group.modules}
         for module in _linears(model, served):

@@ -24,9 +24,11 @@ def process_environment(vendor: str) -> dict[str, str]:
 
 def differences(stated: Mapping[str, Any], ours: Mapping[str, str]) -> list[str]:
     """How a row's environment differs from this process's, in words; names that one of them lacks are not
-    compared."""
+    compared. A cuBLASLt of another major version there is not the one that torch has loaded."""
     libraries = stated.get("libraries") or {}
     theirs = {**libraries, "driver": stated.get("driver"), "runtime": stated.get("runtime")}
+    if str(theirs.get("cublaslt"))[:-4] != ours.get("cublaslt", "")[:-4]:
+        theirs["cublaslt"] = None
     return [
         f"{name} {theirs[name]} there, {build} here"
         for name, build in ours.items()

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from gemmtune.torch.products import Weights, run_linear
-from gemmtune.torch.served import Served
+from gemmtune.torch.served import LinearKey, Served
 from gemmtune.torch.tuned_row import TunedRow
 
 #: Names of projections that share their input, as transformers has them.
@@ -33,11 +33,20 @@ def groups(model: Any, served: Served | None) -> Iterator[list[Any]]:
         children = dict(parent.named_children())
         for names in SIBLINGS:
             found: list[Any] = [children.get(name) for name in names]
-            if all(type(one) is torch.nn.Linear for one in found) and _mergeable(found, shared):
-                n, k = sum(one.weight.shape[0] for one in found), found[0].weight.shape[1]
-                key = n, k, found[0].weight.dtype, found[0].bias is not None
-                if served is None or served.linear.get(key):
-                    yield found
+            alike = all(type(one) is torch.nn.Linear for one in found) and _mergeable(found, shared)
+            if alike and (served is None or served.linear.get(merged_key(found))):
+                yield found
+
+
+def merged_key(modules: Sequence[Any]) -> LinearKey:
+    """The nn.Linear that siblings are together."""
+    weight = modules[0].weight
+    return (
+        sum(one.weight.shape[0] for one in modules),
+        weight.shape[1],
+        weight.dtype,
+        modules[0].bias is not None,
+    )
 
 
 def _shared_addresses(model: Any) -> set[int]:
@@ -89,10 +98,11 @@ class Group:
         self.sizes = [one.weight.shape[0] for one in modules]
         weights = [one.weight for one in modules]
         biases = [one.bias for one in modules if one.bias is not None]
-        n, self.k = sum(self.sizes), weights[0].shape[1]
-        self.rows = served.linear[(n, self.k, weights[0].dtype, bool(biases))]
+        self.k = weights[0].shape[1]
+        self.rows = served.linear[merged_key(modules)]
         self._singles = [
-            served.linear.get((size, self.k, weights[0].dtype, bool(biases)), {}) for size in self.sizes
+            served.linear.setdefault((size, self.k, weights[0].dtype, bool(biases)), {})
+            for size in self.sizes
         ]
         self._runtime = served.runtime
         self._index = weights[0].device.index or 0

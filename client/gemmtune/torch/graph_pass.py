@@ -59,10 +59,10 @@ def _has_rows(served: Served, a: Any, b: Any, out: Any, extra: str) -> bool:
     laid_b = _layout(k, n, b.stride())
     if isinstance(m, int):
         laid_a = _layout(m, k, a.stride())
-        rows = served.products.get(((m, k), (k, n)))
-        if rows is None or laid_a is None or laid_b is None:
+        found = served.products.get(((m, k), (k, n)))
+        if found is None or laid_a is None or laid_b is None:
             return False
-        return any(key[:3] == (laid_a, laid_b, a.dtype) and key[5] == extra for key in rows)
+        return any(key[:3] == (laid_a, laid_b, a.dtype) and key[5] == extra for key in found.rows)
     # M is known when the graph runs. Rows of A are then taken as packed: what is not is left to torch.
     return laid_b is not None and served.has_linear(n, k, (False, k), laid_b, a.dtype, a.dtype, extra)
 

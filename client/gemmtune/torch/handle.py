@@ -27,6 +27,11 @@ class Handle:
         """The table in use."""
         return self._served.table
 
+    @property
+    def pending(self) -> int:
+        """Rows that no race has decided yet: they were measured with other libraries, and are off."""
+        return sum(row.pending for row in self._served.rows)
+
     def disable(self) -> None:
         """Restores what was before. Does nothing the second time."""
         if not self.enabled:

@@ -35,16 +35,14 @@ def _linear(input: Any, weight: Any, bias: Any) -> Any:  # noqa: A002
 def _mm(a: Any, b: Any) -> Any:
     served = current(a.device.type)
     rows = None if served is None else served.products.get((a.shape, b.shape))
-    found = None if rows is None or served is None else run_product(served, rows, a, b)
+    found = None if rows is None else run_product(rows, a, b)
     return torch.mm(a, b) if found is None else found
 
 
 def _addmm(bias: Any, a: Any, b: Any) -> Any:
     served = current(a.device.type)
     rows = None if served is None else served.products.get((a.shape, b.shape))
-    found = None
-    if rows is not None and served is not None:
-        found = run_product(served, rows, a, b, added=bias, extra="bias")
+    found = None if rows is None else run_product(rows, a, b, bias, "bias")
     return torch.addmm(bias, a, b) if found is None else found
 
 

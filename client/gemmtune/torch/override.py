@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
+from gemmtune.torch.errors import ServingError
 from gemmtune.torch.layouts import FP8, NAMES, Product
 from gemmtune.torch.precision import fp32_compute
 from gemmtune.torch.products import layout_of, run_product, run_scaled
-from gemmtune.torch.served import Served
+from gemmtune.torch.served import Candidates, Served
 from gemmtune.torch.watch import WATCHERS, tell
 
 #: Device type -> torch's dispatch key.
@@ -31,7 +32,7 @@ class Override:
         self.type = device_type
         self.served: Served | None = None
         self.users = 0
-        self._rows: dict[Any, Any] = {}
+        self._rows: dict[Any, Candidates] = {}
         self._kernels: dict[str, Any] = {}
         self._library: Any = None
 
@@ -42,6 +43,11 @@ class Override:
 
     def install(self) -> None:
         """Puts the overrides before torch's kernels."""
+        if not hasattr(torch.library, "get_kernel"):
+            raise ServingError(
+                f"enable() and record() need torch.library.get_kernel; torch {torch.__version__} has none: "
+                "use apply(), or a newer torch"
+            )
         key = _KEYS[self.type]
         self._library = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():
@@ -71,7 +77,7 @@ class Override:
         def mm(keyset: Any, a: Any, b: Any) -> Any:
             rows = self._rows.get((a.shape, b.shape))
             if rows is not None:
-                found = run_product(self.served, rows, a, b)  # type: ignore[arg-type]
+                found = run_product(rows, a, b)
                 if found is not None:
                     return found
             if WATCHERS:
@@ -85,7 +91,7 @@ class Override:
         def mm_out(keyset: Any, a: Any, b: Any, *, out: Any) -> Any:
             rows = self._rows.get((a.shape, b.shape))
             if rows is not None:
-                found = run_product(self.served, rows, a, b, out=out)  # type: ignore[arg-type]
+                found = run_product(rows, a, b, out=out)
                 if found is not None:
                     return found
             if WATCHERS:
@@ -100,7 +106,7 @@ class Override:
             rows = self._rows.get((a.shape, b.shape))
             if rows is not None and alpha == 1 and beta == 1:
                 extra = "bias" if c.dim() == 1 else "c"
-                found = run_product(self.served, rows, a, b, added=c, extra=extra)  # type: ignore[arg-type]
+                found = run_product(rows, a, b, c, extra)
                 if found is not None:
                     return found
             if WATCHERS:
@@ -115,8 +121,7 @@ class Override:
             rows = self._rows.get((a.shape, b.shape))
             if rows is not None and alpha == 1 and beta == 1:
                 extra = "bias" if c.dim() == 1 else "c"
-                served: Any = self.served
-                found = run_product(served, rows, a, b, added=c, extra=extra, out=out)
+                found = run_product(rows, a, b, c, extra, out)
                 if found is not None:
                     return found
             if WATCHERS:
@@ -130,7 +135,7 @@ class Override:
         def bmm(keyset: Any, a: Any, b: Any) -> Any:
             rows = self._rows.get((a.shape, b.shape))
             if rows is not None:
-                found = run_product(self.served, rows, a, b)  # type: ignore[arg-type]
+                found = run_product(rows, a, b)
                 if found is not None:
                     return found
             if WATCHERS:
@@ -144,7 +149,7 @@ class Override:
         def bmm_out(keyset: Any, a: Any, b: Any, *, out: Any) -> Any:
             rows = self._rows.get((a.shape, b.shape))
             if rows is not None:
-                found = run_product(self.served, rows, a, b, out=out)  # type: ignore[arg-type]
+                found = run_product(rows, a, b, out=out)
                 if found is not None:
                     return found
             if WATCHERS:

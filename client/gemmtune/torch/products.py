@@ -12,7 +12,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
 from gemmtune.torch.layouts import FP8, Layout, Product, layout
-from gemmtune.torch.served import Served
+from gemmtune.torch.served import Candidates
 from gemmtune.torch.tuned_row import TunedRow
 from gemmtune.torch.watch import WATCHERS, tell
 
@@ -132,19 +132,33 @@ def run_linear(row: TunedRow, given: Any, weight: Any, bias: Any, weights: Weigh
 
 
 def run_product(
-    served: Served, rows: dict[Any, TunedRow], a: Any, b: Any, *,
-    added: Any = None, extra: str = "", out: Any = None,
-) -> Any | None:  # fmt: skip
+    candidates: Candidates, a: Any, b: Any, added: Any = None, extra: str = "", out: Any = None
+) -> Any | None:
     """A[m,k] B[k,n], batched if both have three dimensions, plus `added`: a bias[n] or a matrix C[m,n], as
-    `extra` says. `rows` are those of the operands' shapes. Writes to `out` if that is given."""
-    dtype, device = a.dtype, a.device
-    laid_a, laid_b = layout_of(a), layout_of(b)
-    if laid_a is None or laid_b is None or b.dtype is not dtype or b.device != device:
+    `extra` says. `candidates` are the rows of the operands' shapes. Writes to `out` if that is given."""
+    seen: Any = a.stride(), b.stride(), a.dtype, b.dtype
+    if added is not None:
+        seen = *seen, extra, added.stride(), added.shape, added.dtype
+    row = candidates.seen.get(seen, _UNSEEN)
+    if row is _UNSEEN:
+        row = candidates.remember(seen, _chosen(candidates, a, b, added, extra))
+    if row is None:
         return None
-    n = b.shape[-1]
+    return _run(row, a, b, a.dtype, out, () if added is None else (added,))
+
+
+_UNSEEN: Any = object()
+
+
+def _chosen(candidates: Candidates, a: Any, b: Any, added: Any, extra: str) -> TunedRow | None:
+    """The row of a product, by the layouts and types of its operands."""
+    dtype, n = a.dtype, b.shape[-1]
+    laid_a, laid_b = layout_of(a), layout_of(b)
+    if laid_a is None or laid_b is None or b.dtype is not dtype:
+        return None
     ldc = 0
     if added is not None:
-        if added.dtype is not dtype or added.device != device:
+        if added.dtype is not dtype:
             return None
         if extra == "bias":
             if added.shape != (n,) or not added.is_contiguous():
@@ -153,14 +167,13 @@ def run_product(
             if added.shape != (a.shape[0], n) or added.stride(1) != 1:
                 return None
             ldc = n if a.shape[0] == 1 else added.stride(0)
-    batched = a.dim() == 3
-    stride_a, stride_b = (a.stride(0), b.stride(0)) if batched else (0, 0)
+    stride_a, stride_b = (a.stride(0), b.stride(0)) if a.dim() == 3 else (0, 0)
     key = (laid_a, laid_b, dtype, dtype, dtype, extra, ldc, stride_a, stride_b, "none", "none", False)
-    return _run(rows.get(key), a, b, n, dtype, out, () if added is None else (added,))
+    return candidates.rows.get(key)
 
 
 def run_scaled(
-    rows: dict[Any, TunedRow], a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any, out_dtype: Any,
+    candidates: Candidates, a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any, out_dtype: Any,
     fast: bool, out: Any = None,
 ) -> Any | None:  # fmt: skip
     """torch._scaled_mm with one scale a tensor, or one per row of A and column of B."""
@@ -178,31 +191,35 @@ def run_scaled(
     key = (laid_a, laid_b, a.dtype, b.dtype, kind, extra, 0, 0, 0, *scaling, fast)
     # Column-major, so that the second operand's scale is the first.
     more = (*(() if bias is None else (bias,)), scale_b, scale_a)
-    return _run(rows.get(key), a, b, n, kind, out, more)
+    row = candidates.rows.get(key)
+    return None if row is None else _run(row, a, b, kind, out, more)
 
 
-def _run(
-    row: TunedRow | None, a: Any, b: Any, n: int, out_dtype: Any, out: Any, more: tuple[Any, ...]
-) -> Any | None:
-    if row is None or a.device.type != row.runtime.type:
+def _run(row: TunedRow, a: Any, b: Any, out_dtype: Any, out: Any, more: tuple[Any, ...]) -> Any | None:
+    index, on_gpu = a.get_device(), row.on_gpu
+    if b.get_device() != index or not (a.is_cuda if on_gpu else a.is_cpu):
         return None
-    rest = tuple(one.data_ptr() for one in more)
-    x, w = a.data_ptr(), b.data_ptr()
+    w, x = b.data_ptr(), a.data_ptr()
     addresses = x | w
-    for one in rest:
-        addresses |= one
-    target = out
-    if target is not None:
-        shape = (*a.shape[:-1], n)
-        if target.shape != shape or not plain(target, out_dtype, a.device) or _overlap(target, (a, b, *more)):
+    rest: tuple[int, ...] = ()
+    if more:
+        if any(one.get_device() != index for one in more):
             return None
-        addresses |= target.data_ptr()
+        rest = tuple([one.data_ptr() for one in more])
+        for one in rest:
+            addresses |= one
+    if out is not None:
+        shape = (*a.shape[:-1], b.shape[-1])
+        if out.shape != shape or not plain(out, out_dtype, a.device) or _overlap(out, (a, b, *more)):
+            return None
+        addresses |= out.data_ptr()
     found = row.applies(addresses)
     if found is None or not x or not w:
         return None
+    target = out
     if target is None:
-        target = torch.empty((*a.shape[:-1], n), dtype=out_dtype, device=a.device)
-    if not found.launch(a.device.index or 0, (w, x, target.data_ptr(), *rest)):
+        target = torch.empty((*a.shape[:-1], b.shape[-1]), dtype=out_dtype, device=a.device)
+    if not found.launch(index if on_gpu else 0, (w, x, target.data_ptr(), *rest)):
         return None
     if WATCHERS:
         tell(found.product, found, found.runtime.type)

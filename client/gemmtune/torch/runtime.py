@@ -72,6 +72,7 @@ class GpuRuntime(Runtime):
     type = "cuda"
 
     def __init__(self) -> None:
+        torch.cuda.init()
         #: torch's accessor without its Python wrapper, which takes longer than a launch may.
         self._stream = torch._C._cuda_getCurrentRawStream
         self.several = torch.cuda.device_count() > 1

@@ -20,15 +20,34 @@ if TYPE_CHECKING:
 
 #: (N, K, dtype, whether there is a bias) of an nn.Linear.
 LinearKey = tuple[int, int, Any, bool]
+#: Strides of calls that one pair of shapes remembers.
+_MOST_SEEN = 256
 #: What a compiled graph knows of a product: all but M. (n, k, layouts of A and B or None, dtype, extra)
 _StaticKey = tuple[int, int, Layout, Layout, Any, Any, str]
+
+
+class Candidates:
+    """The rows of operands of two shapes: by layouts, and by the strides that calls have had."""
+
+    __slots__ = ("rows", "seen")
+
+    def __init__(self) -> None:
+        self.rows: dict[Any, TunedRow] = {}
+        self.seen: dict[Any, TunedRow | None] = {}
+
+    def remember(self, strides: Any, row: TunedRow | None) -> TunedRow | None:
+        """`row`, which calls of these strides have from now on."""
+        if len(self.seen) >= _MOST_SEEN:
+            self.seen.clear()
+        self.seen[strides] = row
+        return row
 
 
 class Served:
     """A table's rows, indexed for torch.
 
     `linear`: (N, K, dtype, bias) of an nn.Linear -> M -> row. The dictionaries stay the same objects when the
-    table is refreshed. `products`: the shapes of A and B -> layouts -> row.
+    table is refreshed. `products`: the shapes of A and B -> their candidates.
     """
 
     def __init__(self, table: Table) -> None:
@@ -36,7 +55,7 @@ class Served:
         self.vendor = table.device.vendor
         self.runtime = runtime_of(self.vendor)
         self.linear: dict[LinearKey, dict[int, TunedRow]] = {}
-        self.products: dict[Any, dict[Any, TunedRow]] = {}
+        self.products: dict[Any, Candidates] = {}
         self.rows: list[TunedRow] = []
         self.unserved = 0
         self.users = 0
@@ -54,7 +73,7 @@ class Served:
     def _index(self) -> None:
         """Fills the dictionaries; rows that no call of torch's matches are counted as unserved."""
         linear: dict[LinearKey, dict[int, TunedRow]] = {}
-        products: dict[Any, dict[Any, TunedRow]] = {}
+        products: dict[Any, Candidates] = {}
         rows, static, unserved = [], set(), 0
         for row in self.table.rows:
             product = of_row(row.canonical)
@@ -63,7 +82,7 @@ class Served:
                 continue
             tuned = TunedRow(self, row, product)
             rows.append(tuned)
-            _place(products.setdefault(product.shapes, {}), product.layouts, tuned)
+            _place(products.setdefault(product.shapes, Candidates()).rows, product.layouts, tuned)
             static.add(_static_key(product))
             if (key := linear_key(product)) is not None:
                 _place(linear.setdefault(key, {}), product.m, tuned)
@@ -88,8 +107,8 @@ class Served:
 
     def find(self, product: Product, addresses: int) -> TunedRow | None:
         """The row that may run a product now; `addresses` are all of the call's, or-ed."""
-        by_layout = self.products.get(product.shapes)
-        found = None if by_layout is None else by_layout.get(product.layouts)
+        candidates = self.products.get(product.shapes)
+        found = None if candidates is None else candidates.rows.get(product.layouts)
         return None if found is None else found.applies(addresses)
 
     def has_linear(self, n: int, k: int, a: Layout, b: Layout, dtype: Any, out: Any, extra: str) -> bool:

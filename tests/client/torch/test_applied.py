@@ -379,6 +379,22 @@ def test_another_table_is_refused_by_name(table: Table, make_table: Any) -> None
         assert handle.table is other
 
 
+def test_refresh_serves_the_rows_of_a_newer_bundle(make_table: Any) -> None:
+    from backends.problem import from_linear
+
+    table = make_table([from_linear(8, N, K, "fp32")])
+    module, a, b = linear(bias=False), torch.randn(8, K), torch.randn(3, K)
+    with gemmtune.torch.apply(module, table) as handle, gemmtune.torch.enable(table):
+        assert not handle.refresh()
+        make_table([from_linear(3, N, K, "fp32")])  # in the same file
+        assert handle.refresh()
+        with gemmtune.torch.report() as count:
+            for x in (a, b):
+                assert right(module, x, module(x))
+                functional.linear(x, module.weight)
+        assert {(line.m, line.calls) for line in count.report().lines if line.hit} == {(3, 2)}
+
+
 def test_a_model_elsewhere_is_refused_by_name(table: Table) -> None:
     model = nn.Linear(K, N, device="meta")
     with pytest.raises(gemmtune.torch.ServingError, match="are on meta"):

@@ -52,6 +52,8 @@ def test_a_race_decides(elsewhere: Table, monkeypatch: pytest.MonkeyPatch, share
 
 def test_without_a_race_the_rows_stay_off(elsewhere: Table) -> None:
     assert hits(elsewhere, race=False) == 0
+    with gemmtune.torch.apply(nn.Linear(K, N), elsewhere, race=False) as handle:
+        assert handle.pending == 1
 
 
 def test_rows_that_no_time_is_left_for_stay_off(elsewhere: Table, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,3 +94,9 @@ def test_only_what_both_state_is_compared() -> None:
     stated = {"driver": "580", "runtime": "CUDA 13.0", "libraries": {"torch": "2.11", "nvrtc": "13"}}
     assert differences(stated, {"torch": "2.11", "driver": "580", "cublaslt": "130"}) == []
     assert differences(stated, {"torch": "2.12"}) == ["torch 2.11 there, 2.12 here"]
+
+
+def test_a_cublaslt_of_another_major_version_is_not_torchs() -> None:
+    stated = {"libraries": {"cublaslt": "130100"}}
+    assert differences(stated, {"cublaslt": "120805"}) == []
+    assert len(differences(stated, {"cublaslt": "130200"})) == 1
