@@ -18,7 +18,7 @@ from gemmtune.torch.layouts import FP8, NAMES, Product
 from gemmtune.torch.precision import fp32_compute
 from gemmtune.torch.products import layout_of, run_product, run_scaled
 from gemmtune.torch.served import Candidates, Served
-from gemmtune.torch.watch import WATCHERS, tell
+from gemmtune.torch.watch import WATCHERS, inside, tell
 
 #: Device type -> torch's dispatch key.
 _KEYS = {"cpu": "CPU", "cuda": "CUDA"}
@@ -169,11 +169,13 @@ class Override:
                 found = run_scaled(rows, a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum)
                 if found is not None:
                     return found
-            if WATCHERS:
-                self._tell_scaled(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum)
-            return kernels["_scaled_mm"].call_boxed(
-                keyset, a, b, scale_a, scale_b, bias, scale_result, out_dtype, use_fast_accum
-            )
+            kernel = kernels["_scaled_mm"].call_boxed
+            rest = scale_a, scale_b, bias, scale_result, out_dtype, use_fast_accum
+            if not WATCHERS:
+                return kernel(keyset, a, b, *rest)
+            self._tell_scaled(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum)
+            with inside():  # a CPU converts the operands, and multiplies these
+                return kernel(keyset, a, b, *rest)
 
         kernels = self._kernels
         return scaled_mm
@@ -188,11 +190,13 @@ class Override:
                 found = run_scaled(rows, a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum, out)
                 if found is not None:
                     return found
-            if WATCHERS:
-                self._tell_scaled(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum)
-            return kernels["_scaled_mm.out"].call_boxed(
-                keyset, a, b, scale_a, scale_b, bias, scale_result, out_dtype, use_fast_accum, out=out
-            )
+            kernel = kernels["_scaled_mm.out"].call_boxed
+            rest = scale_a, scale_b, bias, scale_result, out_dtype, use_fast_accum
+            if not WATCHERS:
+                return kernel(keyset, a, b, *rest, out=out)
+            self._tell_scaled(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum)
+            with inside():  # a CPU converts the operands, and multiplies these
+                return kernel(keyset, a, b, *rest, out=out)
 
         kernels = self._kernels
         return scaled_mm_out

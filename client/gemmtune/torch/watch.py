@@ -3,6 +3,9 @@ of an empty list."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from gemmtune.torch.layouts import Product
@@ -19,7 +22,26 @@ class Watcher(Protocol):
 WATCHERS: list[Watcher] = []
 
 
+class _PerThread(threading.local):
+    inside = False
+
+
+_LOCAL = _PerThread()
+
+
+@contextmanager
+def inside() -> Iterator[None]:
+    """What a product is computed with is no product of its own: nobody is told of it in the block."""
+    before, _LOCAL.inside = _LOCAL.inside, True
+    try:
+        yield
+    finally:
+        _LOCAL.inside = before
+
+
 def tell(product: Product, row: Any | None, device_type: str) -> None:
     """Tells every watcher."""
+    if _LOCAL.inside:
+        return
     for one in tuple(WATCHERS):
         one.saw(product, row, device_type)
