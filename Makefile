@@ -1,7 +1,8 @@
 # Two commands do everything on a fresh Debian machine with python3, make and root:
 #   make demo   set up, then serve, import a captured model's file, tune it over HTTP, export, stop
 #   make test   set up, then lint and run every suite that this machine can run
-# In addition: make quick (the inner loop), make exhaustive (the full grids), make genuine (AMD's own libraries).
+# In addition: make quick (the inner loop), make exhaustive (the full grids), make genuine (AMD's own libraries),
+# make wheels (both distributions).
 SHELL  := bash
 VENV   := .venv
 PYTHON := $(VENV)/bin/python
@@ -12,7 +13,7 @@ DEMO_SECONDS   := 1.5
 # Two test files at a time, in folder order: suites mostly wait for processes and disks.
 SIDE_BY_SIDE   := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test quick exhaustive genuine lint format setup dev clean
+.PHONY: demo test quick exhaustive genuine lint format wheels setup dev clean
 
 demo: setup
 	@$(VENV)/bin/gemmtune demo $(DEMO_PROBLEMS) --folder .demo \
@@ -53,6 +54,11 @@ lint: dev
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
+# Both distributions, gemmtune and gemmtune-client, in dist/.
+wheels: setup
+	@$(PYTHON) -m pip wheel -q --disable-pip-version-check --no-deps --wheel-dir dist . ./client
+	@ls dist
+
 format: dev
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
@@ -72,4 +78,4 @@ $(VENV)/.dev: $(VENV)/.setup
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .demo build *.egg-info
+	rm -rf $(VENV) .demo build dist *.egg-info client/build client/*.egg-info

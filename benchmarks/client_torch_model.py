@@ -1,0 +1,238 @@
+"""One decode step of a transformers model by torch and by the rows of a bundle. No service is needed.
+
+    python -m benchmarks.client_torch_model BUNDLE [--model llama-3-8b qwen3-14b] [--batch 1 8] [--compile]
+
+Random bf16 weights, a StaticCache, one decode step captured in a CUDA graph; replays are timed by events. Ways:
+torch, apply(), apply(fuse=True) and torch again; with --compile also torch.compile by itself and under apply().
+Ways are timed one after another, each with a graph of its own: fused weights lie elsewhere, and a graph must
+not outlive what it reads. Logits are compared with those of the same weights in fp32 (--no-fp32 leaves that
+out: it takes twice the model's memory). `--model tiny` on a CPU tries the script, without graphs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gc
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib import import_module
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import gemmtune
+import gemmtune.torch
+import torch
+
+from benchmarks.client_torch import wait
+from benchmarks.cuda_tuned import machine, say
+from benchmarks.report import RESULTS, write
+
+#: The shapes of the published configurations; name -> (class of the configuration, its arguments).
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-3-8b": ("LlamaConfig", {
+        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "vocab_size": 128256, "rms_norm_eps": 1e-5,
+    }),
+    "qwen3-14b": ("Qwen3Config", {
+        "hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 40, "num_attention_heads": 40,
+        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "rms_norm_eps": 1e-6,
+    }),
+    "tiny": ("LlamaConfig", {
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 128,
+    }),
+}  # fmt: skip
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+#: Tokens in the cache before the step, and the cache's length.
+_FILLED, _LENGTH = 32, 256
+_REPLAYS, _ROUNDS = 20, 9
+
+
+def library() -> Any:
+    """transformers, which only this benchmark needs. Raises SystemExit without it."""
+    try:
+        return import_module("transformers")
+    except ImportError:
+        sys.exit("transformers is not installed: pip install transformers")
+
+
+def build(name: str, device: Any) -> Any:
+    """A model with random weights in bf16."""
+    transformers = library()
+    kind, arguments = MODELS[name]
+    config = getattr(transformers, kind)(max_position_embeddings=4096, **arguments)
+    torch.manual_seed(0)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device(device):
+            model = transformers.AutoModelForCausalLM.from_config(config)
+    finally:
+        torch.set_default_dtype(before)
+    return model.to(torch.bfloat16).eval().requires_grad_(False)
+
+
+class Step:
+    """One decode step at a fixed position. Its inputs live as long as it does, as a graph needs."""
+
+    def __init__(self, model: Any, batch: int, device: Any, call: Callable[..., Any] | None = None) -> None:
+        torch.manual_seed(batch)
+        self._call = model if call is None else call
+        self.cache = library().StaticCache(config=model.config, max_cache_len=_LENGTH)
+        vocabulary = model.config.vocab_size
+        prompt = torch.randint(0, vocabulary, (batch, _FILLED), device=device)
+        self.ids = torch.randint(0, vocabulary, (batch, 1), device=device)
+        self.position = torch.tensor([_FILLED], device=device)
+        model(input_ids=prompt, past_key_values=self.cache, use_cache=True,
+              cache_position=torch.arange(_FILLED, device=device))  # fmt: skip
+
+    def __call__(self) -> Any:
+        """The logits [batch, vocabulary]."""
+        found = self._call(
+            input_ids=self.ids, past_key_values=self.cache, use_cache=True, cache_position=self.position,
+            position_ids=self.position.expand(self.ids.shape[0], 1),
+        )  # fmt: skip
+        return found.logits[:, -1]
+
+
+def milliseconds(step: Step, device: Any) -> tuple[float, Any]:
+    """Median time of a step and its logits: replays of a graph on a GPU, calls on a CPU."""
+    if device.type == "cpu":
+        logits = step()
+        times = []
+        for _ in range(_ROUNDS):
+            start = time.perf_counter()
+            step()
+            times.append((time.perf_counter() - start) * 1e3)
+        return median(times), logits
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        logits = step()
+    graph.replay()
+    wait(device)
+    times = []
+    for _ in range(_ROUNDS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(_REPLAYS):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / _REPLAYS)
+    return median(times), logits.clone()
+
+
+@contextmanager
+def compiled(model: Any) -> Iterator[Callable[..., Any]]:
+    """The model under torch.compile's defaults."""
+    torch._dynamo.reset()
+    try:
+        yield torch.compile(model)
+    finally:
+        torch._dynamo.reset()
+
+
+def distance(logits: Any, exact: Any | None) -> dict[str, float] | None:
+    """How far logits are from those in fp32: the largest difference, and the root mean square of all, over
+    that of the logits."""
+    if exact is None:
+        return None
+    off = logits.float() - exact
+    return {
+        "most": float(off.abs().max()),
+        "rms": float(off.square().mean().sqrt() / exact.square().mean().sqrt()),
+    }
+
+
+def in_fp32(model: Any, batches: Sequence[int], device: Any) -> dict[int, Any]:
+    """The logits of every batch with the same weights in fp32."""
+    exact_model = copy.deepcopy(model).float()
+    found = {batch: Step(exact_model, batch, device)().clone() for batch in batches}
+    del exact_model
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return found
+
+
+def measured(name: str, table: Any, device: Any, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for every batch: times and distances of each way."""
+    model = build(name, device)
+    found = []
+    ways: list[tuple[str, Callable[[], AbstractContextManager[Any]], bool]] = [
+        ("torch", nullcontext, False),
+        ("apply", lambda: gemmtune.torch.apply(model, table), False),
+        ("apply, fused", lambda: gemmtune.torch.apply(model, table, fuse=True), False),
+        ("torch again", nullcontext, False),
+    ]
+    if options.compile:
+        ways += [
+            ("torch.compile", nullcontext, True),
+            ("torch.compile, apply", lambda: gemmtune.torch.apply(model, table), True),
+        ]
+    with torch.no_grad():
+        exact = {} if options.no_fp32 else in_fp32(model, options.batch, device)
+        for batch in options.batch:
+            values: dict[str, Any] = {"model": name, "batch": batch}
+            for way, used, compiling in ways:
+                with used() as handle, gemmtune.torch.report() as count:
+                    if compiling:
+                        with compiled(model) as call:
+                            taken, logits = milliseconds(Step(model, batch, device, call), device)
+                    else:
+                        taken, logits = milliseconds(Step(model, batch, device), device)
+                values[way] = {"milliseconds": taken, "to_fp32": distance(logits, exact.get(batch))}
+                if handle is not None:
+                    lines = [line for line in count.report().lines if line.hit and line.m == batch]
+                    values[way] |= {
+                        "modules": handle.modules, "fused": handle.fused,
+                        "hits": [[line.n, line.k, line.speedup] for line in lines],
+                    }  # fmt: skip
+                gc.collect()
+                say(f"{name} batch {batch:3} {way:22} {taken:8.3f} ms")
+            base = min(values[one]["milliseconds"] for one in ("torch", "torch again"))
+            for way, _, _ in ways:
+                values[way]["speedup"] = base / values[way]["milliseconds"]
+            found.append(values)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--model", nargs="+", choices=tuple(MODELS), default=["llama-3-8b", "qwen3-14b"])
+    parser.add_argument("--batch", nargs="+", type=int, default=list(BATCHES))
+    parser.add_argument("--compile", action="store_true", help="torch.compile too, with and without rows")
+    parser.add_argument("--no-fp32", action="store_true", help="no logits in fp32 to compare with")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the result")
+    options = parser.parse_args(arguments)
+    table = gemmtune.load(options.bundle)
+    vendor = table.device.vendor
+    device = torch.device("cpu") if vendor == "cpu" else torch.device("cuda", 0)
+    rows = []
+    for name in options.model:
+        rows += measured(name, table, device, options)
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    figures = {
+        "what": "one decode step in a CUDA graph; speedup: the faster of torch's two times over each way's",
+        "bundle": table.digest, "torch": str(torch.__version__), "transformers": library().__version__,
+        "filled": _FILLED, "cache": _LENGTH, "rows": rows,
+    }  # fmt: skip
+    write("client-torch-model", machine(vendor, 1)[0].environment, figures, options.output)
+
+
+if __name__ == "__main__":
+    main()

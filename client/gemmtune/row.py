@@ -1,0 +1,171 @@
+"""Row: what a bundle says of one problem."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from gemmtune.checked import Checked
+from gemmtune.description import LaunchDescription, read_launch
+from gemmtune.problem import DTYPES, FIELDS, Key, key
+
+#: Vendor -> the call by which its launches were measured.
+LAUNCHED_BY = {"cuda": "cuLaunchKernelEx", "hip": "hipModuleLaunchKernel", "cpu": "gemmtune_run"}
+#: Bounds that no real problem exceeds: elements of an operand, bytes of a workspace, launches of a row.
+_MOST_ELEMENTS, _MOST_WORKSPACE, _MOST_LAUNCHES = 2**49, 2**40, 64
+_MOST_ALIGNMENT = 4096
+
+
+class Binaries(Protocol):
+    """Where a row's binaries are read: a bundle."""
+
+    @property
+    def digest(self) -> str:
+        """The bundle's digest."""
+
+    @property
+    def environments(self) -> Mapping[str, Mapping[str, Any]]:
+        """Where rows were measured, by id."""
+
+    def binary(self, digest: str) -> bytes:
+        """The bytes of a binary, checked against its digest. Raises BundleError."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An operand as stored: column-major, sizes and strides in elements. `row_major` is its name in a
+    row-major call (a is b there). Its address is a multiple of `alignment` bytes."""
+
+    name: str
+    row_major: str
+    dtype: str
+    rows: int
+    columns: int
+    ld: int
+    batch_stride: int
+    bytes: int
+    alignment: int
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The kernel: its family with its parameters, and an id that is stable across machines."""
+
+    id: str
+    family: str
+    version: int
+    parameters: Mapping[str, Any]
+    build: str | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How the kernel compares with its baseline. Times are seconds of one launch; `speedup` is the confidence
+    interval (low, mid, high)."""
+
+    judgement: str
+    seconds: float
+    baseline_seconds: float
+    baseline: str
+    speedup: tuple[float, float, float]
+    rounds: int | None
+    session: str | int | None
+    decided_at: str | float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One problem, its fastest kernel of our own, and the verdict. `operands` are in the order in which a
+    launch takes their addresses; the workspace is in bytes. `canonical` is the problem in column-major terms,
+    `wire` as people write it. `deterministic` is None where it is not known."""
+
+    problem_id: str
+    wire: Mapping[str, Any]
+    canonical: Mapping[str, Any]
+    key: Key
+    solution: Solution
+    environment: str
+    verdict: Verdict
+    deterministic: bool | None
+    operands: Mapping[str, Operand]
+    workspace_bytes: int
+    workspace_alignment: int
+    launched_by: str
+    launches: tuple[LaunchDescription, ...] = field(repr=False)
+    bundle: Binaries = field(repr=False)
+
+    @property
+    def speedup(self) -> float:
+        """The middle of the verdict's interval."""
+        return self.verdict.speedup[1]
+
+
+def read_row(found: Checked, vendor: str, bundle: Binaries) -> Row:
+    """A row of the manifest. Raises BundleError."""
+    problem, solution = found.object("problem"), found.object("solution")
+    canonical = problem.mapping("canonical")
+    if set(canonical) != set(FIELDS):
+        odd = sorted(set(canonical) ^ set(FIELDS))
+        raise problem.fail("canonical", f"has other fields than a problem: {', '.join(odd)[:200]}")
+    if any(isinstance(value, (dict, list)) for value in canonical.values()):
+        raise problem.fail("canonical", "must have plain values")
+    operands = {
+        name: _operand(name, Checked(values, f"{found.place('operands')}.{name}"))
+        for name, values in found.mapping("operands").items()
+    }
+    workspace = found.object("workspace")
+    return Row(
+        problem_id=problem.text("id"),
+        wire=problem.mapping("wire"),
+        canonical=canonical,
+        key=key(canonical),
+        solution=Solution(
+            solution.text("id"), solution.text("family"), solution.whole("version", 1, 10**9),
+            solution.mapping("parameters"), solution.text_or_none("build"),
+        ),
+        environment=found.text("environment"),
+        verdict=_verdict(found.object("verdict")),
+        deterministic=None if found.raw("deterministic") is None else found.flag("deterministic"),
+        operands=operands,
+        workspace_bytes=workspace.whole("bytes", 0, _MOST_WORKSPACE),
+        workspace_alignment=workspace.whole("alignment", 1, _MOST_ALIGNMENT),
+        launched_by=found.one_of("launched_by", (LAUNCHED_BY[vendor],)),
+        launches=_launches(found, vendor, operands),
+        bundle=bundle,
+    )  # fmt: skip
+
+
+def _launches(found: Checked, vendor: str, operands: Mapping[str, Operand]) -> tuple[LaunchDescription, ...]:
+    launches = tuple(read_launch(one, vendor, operands) for one in found.objects("launches", _MOST_LAUNCHES))
+    if not launches or (vendor == "cpu" and len(launches) != 1):
+        raise found.fail("launches", f"must be {'one' if vendor == 'cpu' else 'some'}, not {len(launches)}")
+    return launches
+
+
+def _operand(name: str, found: Checked) -> Operand:
+    return Operand(
+        name,
+        found.text("row_major"),
+        found.one_of("dtype", tuple(DTYPES)),
+        found.whole("rows", 1, _MOST_ELEMENTS),
+        found.whole("columns", 1, _MOST_ELEMENTS),
+        found.whole("ld", 1, _MOST_ELEMENTS),
+        found.whole("batch_stride", 0, _MOST_ELEMENTS),
+        found.whole("bytes", 1, 2**63 - 1),
+        found.whole("alignment", 1, _MOST_ALIGNMENT),
+    )
+
+
+def _verdict(found: Checked) -> Verdict:
+    low, mid, high = found.numbers("speedup", 3, open_ends=True)
+    return Verdict(
+        found.one_of("judgement", ("WIN",)),
+        found.number("seconds"),
+        found.number("baseline_seconds"),
+        found.text("baseline"),
+        (low, mid, high),
+        found.get("rounds"),
+        found.get("session"),
+        found.get("decided_at"),
+    )

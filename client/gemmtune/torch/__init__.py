@@ -1,0 +1,37 @@
+"""Tuned GEMMs inside PyTorch.
+
+    table = gemmtune.load("bundle.gtb")
+    with gemmtune.torch.apply(model, table): ...       the model's nn.Linear modules
+    with gemmtune.torch.enable(table): ...             torch.mm, addmm, bmm and _scaled_mm
+    with gemmtune.torch.record() as recording: ...     the products that run, to be tuned
+
+torch.compile uses the rows of a table that is in use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gemmtune.torch.applied import Applied, apply
+from gemmtune.torch.enabled import Enabled, enable
+from gemmtune.torch.errors import ServingError
+from gemmtune.torch.graph_pass import make
+from gemmtune.torch.recording import Recording, record
+from gemmtune.torch.reporting import Report, report
+from gemmtune.torch.served import Served
+
+if TYPE_CHECKING:
+    from gemmtune.table import Table
+
+
+def compile_pass(table: Table) -> Any:
+    """The pass that rewrites products with rows, for programs that set Inductor's post_grad_custom_pre_pass
+    themselves; apply() and enable() set it by themselves. The table must be in use while a graph runs: else
+    torch computes. Raises ServingError."""
+    return make(Served(table))
+
+
+__all__ = [
+    "Applied", "Enabled", "Recording", "Report", "ServingError", "apply", "compile_pass", "enable", "record",
+    "report",
+]  # fmt: skip

@@ -1,0 +1,198 @@
+"""apply(): the nn.Linear modules of a model that have rows, by a forward of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.compiler import is_compiling
+from torch.nn.functional import linear
+
+from gemmtune.torch import operators, override
+from gemmtune.torch.errors import ServingError
+from gemmtune.torch.fuse import Group, groups, merged_key
+from gemmtune.torch.handle import Handle
+from gemmtune.torch.layouts import Product
+from gemmtune.torch.products import Weights, autocast_differs, intercepted, run_linear
+from gemmtune.torch.race import race_rows
+from gemmtune.torch.served import LinearKey, Served
+from gemmtune.torch.tuned_row import TunedRow
+from gemmtune.torch.watch import WATCHERS, tell
+
+if TYPE_CHECKING:
+    from gemmtune.table import Table
+
+_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
+_grad_enabled = torch.is_grad_enabled
+
+
+class _Switch:
+    """Whether an apply() is on: copies of a model keep its forward, and must compute as torch after it."""
+
+    __slots__ = ("on",)
+
+    def __init__(self) -> None:
+        self.on = True
+
+
+class _Site:
+    """One module's place in a model: its rows by M, its group, and its parameters as they were last seen."""
+
+    def __init__(self, key: LinearKey, rows: dict[int, TunedRow], group: Group | None, kind: str) -> None:
+        self.key, self.rows, self.group, self.device_type = key, rows, group, kind
+        self._weights = Weights()
+
+    def hit(self, row: TunedRow | None, module: Any, given: Any) -> Any | None:
+        """The module's output by its row, or without one as a part of its group's; None if torch has to
+        compute it."""
+        parameters = module._parameters
+        weight, bias = parameters.get("weight"), parameters.get("bias")
+        if type(weight) is not _Parameter or (bias is not None and type(bias) is not _Parameter):
+            return None
+        if intercepted() or autocast_differs(self.device_type, given.dtype):
+            return None
+        if _grad_enabled():
+            needs = given.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+            if needs:
+                return None if row is None or not row.live else operators.linear(given, weight, bias)
+        if row is None:
+            return None if self.group is None else self.group.take(module, given)
+        return run_linear(row, given, weight, bias, self._weights)
+
+    def tell_missed(self, given: Any) -> None:
+        """Tells watchers of a product that torch computes, unless they are told by torch's own operators."""
+        n, k, dtype, bias = self.key
+        m, kind = given.numel() // k, self.device_type
+        if m and given.dtype is dtype and given.device.type == kind and override.installed(kind) is None:
+            extra = "bias" if bias else ""
+            tell(Product(m, n, k, (False, k), (True, k), dtype, dtype, extra), None, kind)
+
+
+def _patched(site: _Site, switch: _Switch) -> Callable[[Any, Any], Any]:
+    """The forward of a module, which is bound to it. It is named as the class's own, so that a pickled module
+    unpickles to that, and takes its parameters from the module, so that a copy has its own."""
+    k, rows, grouped, hit = site.key[1], site.rows, site.group is not None, site.hit
+
+    def forward(self: Any, input: Any) -> Any:  # noqa: A002
+        if is_compiling():  # the pass rewrites what has rows
+            return linear(input, self.weight, self.bias)
+        if switch.on and type(input) is _Tensor:
+            found = hit(None, self, input) if grouped else None
+            if found is None:
+                row = rows.get(input.numel() // k)
+                if row is not None:
+                    found = hit(row, self, input)
+            if found is not None:
+                return found
+            if WATCHERS:
+                site.tell_missed(input)
+        return linear(input, self.weight, self.bias)
+
+    return forward
+
+
+class Applied(Handle):
+    """A model whose modules use a table. `modules` counts those with rows; `fused` the groups that are one
+    product. disable() gives the modules their class's forward, and merged weights memory of their own."""
+
+    def __init__(self, model: Any, table: Table, fuse: bool, race: bool) -> None:
+        super().__init__(table)
+        self.modules, self.fused = 0, 0
+        self._switch = _Switch()
+        self._patched: list[tuple[Any, MethodType]] = []
+        self._groups: list[Group] = []
+        try:
+            self._apply(model, fuse, race)
+        except BaseException:
+            self.disable()
+            raise
+
+    def _apply(self, model: Any, fuse: bool, race: bool) -> None:
+        served = self._served
+        _check_devices(model, served)
+        wanted = [key for key in {_key(one) for one in _linears(model, served)} if served.linear.get(key)]
+        rows = [row for key in wanted for row in served.linear[key].values()]
+        found = list(groups(model, served)) if fuse else []
+        merged = [served.linear[merged_key(one)] for one in found]
+        rows += [row for of in merged for row in of.values()]
+        race_rows(served, dict.fromkeys(rows), race)
+        for index in _indices(model, served):
+            served.load((row for row in rows if row.live), index)
+        for one, of in zip(found, merged, strict=True):
+            if any(row.live for row in of.values()):
+                self._groups.append(Group(served, one))
+        self.fused = len(self._groups)
+        grouped = {module: group for group in self._groups for module in group.modules}
+        for module in _linears(model, served):
+            key, group = _key(module), grouped.get(module)
+            if group is None and not served.linear.get(key):
+                continue
+            site = _Site(key, served.linear.setdefault(key, {}), group, served.runtime.type)
+            forward = module.forward = MethodType(_patched(site, self._switch), module)
+            self._patched.append((module, forward))
+        self.modules = len(self._patched)
+
+    def disable(self) -> None:
+        """Restores the modules. Does nothing the second time."""
+        if not self.enabled:
+            return
+        self._switch.on = False
+        for module, forward in self._patched:
+            if vars(module).get("forward") is forward:  # else it was wrapped, and computes as torch
+                del module.forward
+        for group in self._groups:
+            group.restore()
+        super().disable()
+
+
+def _linears(model: Any, served: Served) -> Iterator[Any]:
+    """Modules that are nn.Linear itself, with parameters of ordinary type on the table's kind of device."""
+    for module in model.modules():
+        if type(module) is not torch.nn.Linear or "forward" in vars(module):
+            continue
+        weight = module._parameters.get("weight")
+        if type(weight) is _Parameter and weight.device.type == served.runtime.type:
+            yield module
+
+
+def _key(module: Any) -> LinearKey:
+    n, k = module.weight.shape
+    return n, k, module.weight.dtype, module.bias is not None
+
+
+def _indices(model: Any, served: Served) -> list[int]:
+    return sorted({module.weight.device.index or 0 for module in _linears(model, served)})
+
+
+def _check_devices(model: Any, served: Served) -> None:
+    """Raises ServingError for a model without parameters on the table's kind of device, LaunchError for a
+    device of another class."""
+    kinds = {one.device.type for one in model.parameters()}
+    if kinds and served.runtime.type not in kinds:
+        raise ServingError(
+            f"the table is for {served.table.device}, and the model's parameters are on "
+            f"{', '.join(sorted(kinds))}: move the model, or load a table of its device"
+        )
+    for index in _indices(model, served):
+        served.open(index)
+
+
+def apply(model: Any, table: Table, *, fuse: bool = False, race: bool = True) -> Applied:
+    """Runs the nn.Linear modules of `model` that have rows by these; returns a handle with disable().
+
+    Nothing else is touched: a module gets a `forward` of its own, which leaves to torch what has no row:
+    other M, dtypes, views, subclasses, modes. A launch that fails is computed by torch, with a warning, and
+    its row is left out from then on.
+
+    fuse: projections that share their input (q, k and v; gate and up) become one product where the table has
+    rows for it. Their weights become views of one tensor, and their outputs views of one output: `view(-1)`
+    of such an output fails where it did not before. Inside inference_mode, whose tensors do not count their
+    changes, every module computes alone.
+    race: rows that were measured with other libraries than this process's are raced against torch once, and
+    stay off where they are not faster; with race=False all such rows stay off.
+
+    Raises ServingError or LaunchError if the table is not for the model's device, or another one is in use.
+    """
+    return Applied(model, table, fuse, race)

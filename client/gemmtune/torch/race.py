@@ -1,0 +1,185 @@
+"""Races rows that were measured elsewhere against this process's torch, once.
+
+A row is a verdict against the libraries that it was measured with. Where torch, cuBLAS or the driver are
+others, it is off until a race has found it faster here. Results are kept on disk, by bundle and environment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from gemmtune.torch.layouts import Product
+from gemmtune.torch.operands import Operands, make, torch_call
+from gemmtune.torch.precision import fp32_compute
+from gemmtune.torch.served import Served
+from gemmtune.torch.tuned_row import TunedRow
+
+#: All races of one apply() or enable() together. What is left then stays off until the next one.
+SECONDS = 3.0
+#: A row is used if it takes at most so much of torch's time.
+MOST = 0.99
+#: Operands are rotated over so many bytes, so that no cache holds them; at most so many sets.
+_BYTES, _SETS = 192 * 2**20, 32
+_ROUNDS, _CPU_ROUNDS = 7, 5
+_CPU_BYTES = 64 * 2**20
+
+
+def race_rows(served: Served, rows: Iterable[TunedRow], allowed: bool, seconds: float = SECONDS) -> None:
+    """Decides the rows that are pending: on where they are faster than torch, else off. The rows with the
+    most to gain are raced first. Without `allowed`, all of them stay off."""
+    pending = [row for row in rows if row.pending]
+    if not pending or not allowed:
+        return
+    file = _file(served)
+    known = _read(file)
+    raced = {}
+    end = time.monotonic() + seconds
+    for row in sorted(pending, key=lambda one: -_gain(one)):
+        share = known.get(row.name)
+        if share is None and time.monotonic() < end:
+            share = _raced(served, row)
+            raced[row.name] = share
+        if share is not None:
+            row.pending, row.live = False, share <= MOST
+    if raced:
+        _write(file, {**known, **raced})
+
+
+def _gain(row: TunedRow) -> float:
+    verdict = row.row.verdict
+    return verdict.baseline_seconds - verdict.seconds
+
+
+def _raced(served: Served, row: TunedRow) -> float:
+    """The row's time over torch's; infinite if it cannot be launched, or torch computes otherwise now."""
+    p = row.product
+    if p.dtype == torch.float32 and fp32_compute(served.runtime.type) != (p.compute or "fp32"):
+        return float("inf")
+    gpu = served.runtime.type == "cuda"
+    device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
+    with torch.no_grad():
+        try:
+            sets = operand_sets(p, device)
+            return timed_on_gpu(row, sets) if gpu else timed_on_cpu(row, sets)
+        except _NotLaunched:
+            return float("inf")
+
+
+def operand_sets(p: Product, device: Any) -> list[Operands]:
+    """Operands to rotate over: at least two sets, and together more than a cache holds."""
+    first = make(p, device)
+    most = _BYTES if device.type == "cuda" else _CPU_BYTES
+    count = min(_SETS, max(2, most // max(first.bytes, 1)))
+    return [first, *(make(p, device) for _ in range(count - 1))]
+
+
+class _NotLaunched(Exception):
+    """The row cannot be launched here."""
+
+
+def _sides(row: TunedRow, sets: Sequence[Operands]) -> tuple[Callable[[], None], Callable[[], None]]:
+    """One pass over all operands, by the row and by torch. The row is not live meanwhile, so that torch's
+    calls are torch's."""
+    index = sets[0].a.device.index or 0
+    calls = [torch_call(row.product, one) for one in sets]
+
+    def ours() -> None:
+        for one in sets:
+            # An output is allocated, as torch's call does.
+            fresh = torch.empty_like(one.out)
+            weight, given, _, *rest = one.addresses()
+            if not row.launch(index, (weight, given, fresh.data_ptr(), *rest)):
+                raise _NotLaunched
+
+    def theirs() -> None:
+        for call in calls:
+            call()
+
+    return ours, theirs
+
+
+def timed_on_cpu(row: TunedRow, sets: Sequence[Operands]) -> float:
+    """The row's time over torch's, both called by the host. Passes are interleaved."""
+    sides = _sides(row, sets)
+    seconds: list[list[float]] = [[], []]
+    for number in range(_CPU_ROUNDS + 1):
+        for side, run in enumerate(sides):
+            start = time.perf_counter()
+            run()
+            if number:  # the first pass warms up
+                seconds[side].append(time.perf_counter() - start)
+    return median(seconds[0]) / median(seconds[1])
+
+
+def timed_on_gpu(row: TunedRow, sets: Sequence[Operands], rounds: int = _ROUNDS) -> float:
+    """The row's time over torch's, both as graphs, as rows are measured: replays interleaved, timed by
+    events."""
+    graphs = [_captured(run) for run in _sides(row, sets)]
+    times: list[list[float]] = [[], []]
+    for number in range(rounds + 1):
+        for side, graph in enumerate(graphs):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            if number:
+                times[side].append(start.elapsed_time(end))
+    return median(times[0]) / median(times[1])
+
+
+def _captured(run: Callable[[], None]) -> Any:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()  # loads kernels, and lets libraries allocate what they need
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        run()
+    return graph
+
+
+# ---- results on disk -----------------------------------------------------------------------------
+
+
+def _file(served: Served) -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    environment = json.dumps(dict(served.environment), sort_keys=True).encode()
+    name = f"{served.table.digest[:16]}-{hashlib.sha256(environment).hexdigest()[:16]}.json"
+    return Path(base) / "gemmtune" / "races" / name
+
+
+def _read(file: Path) -> dict[str, float]:
+    try:
+        values = json.loads(file.read_text())
+    except (OSError, ValueError):  # none yet, or broken: raced again
+        return {}
+    if not isinstance(values, dict):
+        return {}
+    return {name: float(share) for name, share in values.items() if isinstance(share, (int, float))}
+
+
+def _write(file: Path, shares: dict[str, float]) -> None:
+    fresh = file.with_suffix(f".{os.getpid()}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        fresh.write_text(json.dumps(shares, indent=1))
+        fresh.replace(file)
+    except OSError as error:
+        warnings.warn(
+            f"gemmtune: the results of a race cannot be kept in {file}, so that the next process races "
+            f"again: {error.strerror or error}",
+            RuntimeWarning,
+            stacklevel=2,
+        )

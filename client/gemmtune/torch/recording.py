@@ -1,0 +1,170 @@
+"""Records the products that a model really runs, so that they can be tuned."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gemmtune.torch import override
+from gemmtune.torch.errors import ServingError
+from gemmtune.torch.fuse import groups
+from gemmtune.torch.layouts import NAMES, Product
+from gemmtune.torch.watch import WATCHERS
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_TIMEOUT_SECONDS = 60.0
+
+
+class Recording:
+    """Products and how often each ran. Use as a context manager, or start() and stop() it.
+
+    Calls under a graph's capture run once for each replay, which Python does not see: they count as `replays`
+    calls. With `fuse`, the siblings of `model` that could be one product are recorded as that, in addition.
+    """
+
+    def __init__(
+        self, device_type: str = "cuda", replays: int = 1, model: Any = None, fuse: bool = False
+    ) -> None:
+        if replays < 1:
+            raise ServingError(f"replays must be at least 1, not {replays}")
+        if fuse and model is None:
+            raise ServingError("fuse=True records a model's siblings: give model=")
+        self._type, self._replays = device_type, replays
+        self._model = model if fuse else None
+        self._calls: Counter[Product] = Counter()
+        self._lock = threading.Lock()
+        self._override: override.Override | None = None
+        self._hooks: list[Any] = []
+
+    def start(self) -> None:
+        """Records from now on."""
+        if self._override is not None:
+            raise ServingError("the recording runs already")
+        self._override = override.install(self._type)
+        WATCHERS.append(self)
+        if self._model is not None:
+            for modules in groups(self._model, None):
+                hook = _Siblings(self, modules)
+                self._hooks.append(modules[0].register_forward_pre_hook(hook))
+
+    def stop(self) -> None:
+        """Records no longer. Does nothing the second time."""
+        if self._override is None:
+            return
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        WATCHERS.remove(self)
+        override.remove(self._override)
+        self._override = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def saw(self, product: Product, row: Any | None, device_type: str) -> None:
+        """See Watcher."""
+        if device_type != self._type:
+            return
+        captured = device_type == "cuda" and torch.cuda.is_current_stream_capturing()
+        with self._lock:
+            self._calls[product] += self._replays if captured else 1
+
+    def problems(self) -> list[dict[str, Any]]:
+        """The problems in the form in which people write them, each with its `count`; the most frequent
+        first."""
+        with self._lock:
+            calls = self._calls.most_common()
+        return [{**product.wire(), "count": count} for product, count in calls]
+
+    def write(self, path: str | os.PathLike[str]) -> int:
+        """Writes JSON lines that `gemmtune tune --file` reads; how many."""
+        problems = self.problems()
+        Path(path).write_text("".join(json.dumps(one) + "\n" for one in problems))
+        return len(problems)
+
+    def submit(self, server: str, key: str | None = None, **options: Any) -> Mapping[str, Any]:
+        """Asks a service to tune what was recorded, and returns its answer, with the tuning's id. When the
+        tuning has ended, refresh() a table that came from there.
+
+        server: http(s)://host:port. key: the service's API key. options: fields of the request beside
+        `problems`, such as device= or budget={"seconds_per_problem": 5}. Raises ServingError."""
+        problems = self.problems()
+        if not problems:
+            raise ServingError("nothing was recorded, so there is nothing to tune")
+        if not server.startswith(("http://", "https://")):
+            raise ServingError(f"{server!r} is no address of a service; write http://host:port")
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        request = urllib.request.Request(
+            f"{server.rstrip('/')}/v1/tunings",
+            json.dumps({"problems": problems, **options}).encode(),
+            headers,
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:
+                return dict(json.load(answer))
+        except urllib.error.HTTPError as error:
+            raise ServingError(f"{server} refused the tuning: {_detail(error)}") from error
+        except (urllib.error.URLError, OSError, ValueError) as error:
+            raise ServingError(f"{server} does not answer: {error}") from error
+
+
+class _Siblings:
+    """A hook before the first of the siblings, which records the product of all."""
+
+    def __init__(self, recording: Recording, modules: list[Any]) -> None:
+        first = modules[0]
+        self._recording = recording
+        self._n, self._k = sum(one.weight.shape[0] for one in modules), first.weight.shape[1]
+        self._dtype, self._extra = first.weight.dtype, "" if first.bias is None else "bias"
+
+    def __call__(self, module: Any, arguments: tuple[Any, ...]) -> None:
+        given: Any = arguments[0] if arguments else None
+        if (
+            type(given) is torch.Tensor
+            and given.dtype == self._dtype
+            and given.numel()
+            and self._dtype in NAMES
+        ):
+            m, n, k = given.numel() // self._k, self._n, self._k
+            product = Product(m, n, k, (False, k), (True, k), self._dtype, self._dtype, self._extra)
+            self._recording.saw(product, None, given.device.type)
+
+
+def _detail(error: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.load(error)["detail"])
+    except (ValueError, KeyError, TypeError, OSError):
+        return f"status {error.code}"
+
+
+def record(
+    device_type: str = "cuda", *, replays: int = 1, model: Any = None, fuse: bool = False
+) -> Recording:
+    """Records the products that run on a kind of device ("cuda" or "cpu"), with or without a table in use.
+
+        with gemmtune.torch.record(replays=1000) as recording:
+            generate()
+        recording.write("problems.jsonl")
+
+    replays: how often a captured graph is replayed, for the weight of what is seen at its capture. model,
+    fuse: also record q, k and v, and gate and up, as the one product that apply(fuse=True) makes of them.
+    Products inside graphs that torch.compile's C++ wrapper runs are not seen."""
+    return Recording(device_type, replays, model, fuse)

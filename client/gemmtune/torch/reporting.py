@@ -1,0 +1,108 @@
+"""What a table did for this process: products that its rows ran, those that torch ran, and the time saved."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from gemmtune.torch.layouts import NAMES, Product
+from gemmtune.torch.watch import WATCHERS
+
+
+@dataclass(frozen=True)
+class Line:
+    """The calls of one product. `seconds_saved` is calls times the verdict's difference: an estimate, since
+    the verdict is of cold operands; 0 for what torch ran. Under a graph's capture a call is counted once,
+    whatever its replays."""
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    dtype: str
+    extra: str
+    calls: int
+    hit: bool
+    speedup: float | None
+    seconds_saved: float
+
+    def __str__(self) -> str:
+        by = f"{self.speedup:.3f}x {self.seconds_saved * 1e3:9.3f} ms" if self.hit else "torch"
+        sizes = f"{self.m:7} {self.n:7} {self.k:7} {self.batch:5}"
+        return f"{sizes}  {self.dtype:10} {self.extra:5} {self.calls:8}  {by}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """The lines, those that saved most first, then those that torch ran most often."""
+
+    lines: tuple[Line, ...]
+
+    @property
+    def hits(self) -> int:
+        """Calls that rows ran."""
+        return sum(line.calls for line in self.lines if line.hit)
+
+    @property
+    def misses(self) -> int:
+        """Calls that torch ran."""
+        return sum(line.calls for line in self.lines if not line.hit)
+
+    @property
+    def seconds_saved(self) -> float:
+        """Of all lines."""
+        return sum(line.seconds_saved for line in self.lines)
+
+    def __str__(self) -> str:
+        head = (
+            f"{'m':>7} {'n':>7} {'k':>7} {'batch':>5}  {'type':10} {'plus':5} {'calls':>8}  by {'saved':>18}"
+        )
+        saved = f"about {self.seconds_saved * 1e3:.3f} ms saved"
+        total = f"{self.hits} calls by rows, {self.misses} by torch, {saved}"
+        rows = [str(line) for line in self.lines]
+        return "\n".join([head, *rows, total])
+
+
+class Count:
+    """Counts products while it watches."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._calls: Counter[tuple[Product, Any]] = Counter()
+
+    def saw(self, product: Product, row: Any | None, device_type: str) -> None:
+        """See Watcher."""
+        with self._lock:
+            self._calls[(product, row)] += 1
+
+    def report(self) -> Report:
+        """What was counted so far."""
+        with self._lock:
+            calls = dict(self._calls)
+        lines = [_line(product, row, count) for (product, row), count in calls.items()]
+        return Report(tuple(sorted(lines, key=lambda one: (-one.seconds_saved, -one.calls, one.m))))
+
+
+def _line(p: Product, row: Any | None, calls: int) -> Line:
+    verdict = None if row is None else row.row.verdict
+    return Line(
+        p.m, p.n, p.k, p.batch, NAMES[p.dtype], p.extra, calls, row is not None,
+        None if verdict is None else verdict.speedup[1],
+        0.0 if verdict is None else calls * (verdict.baseline_seconds - verdict.seconds),
+    )  # fmt: skip
+
+
+@contextmanager
+def report() -> Iterator[Count]:
+    """Counts the products of the block: `with report() as count: ...; print(count.report())`. Products that
+    torch ran are counted as far as they pass a patched module, an enabled table or an operator of ours."""
+    count = Count()
+    WATCHERS.append(count)
+    try:
+        yield count
+    finally:
+        WATCHERS.remove(count)

@@ -1,0 +1,239 @@
+"""The table that serves torch in this process, and its rows by what torch asks for."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from gemmtune.errors import GemmtuneError, LaunchError
+from gemmtune.torch.environment import differences, process_environment
+from gemmtune.torch.errors import ServingError
+from gemmtune.torch.layouts import Layout, Product, of_row
+from gemmtune.torch.runtime import runtime_of
+from gemmtune.torch.tuned_row import TunedRow
+
+if TYPE_CHECKING:
+    from gemmtune.row import Row
+    from gemmtune.table import Table
+
+#: (N, K, dtype, whether there is a bias) of an nn.Linear.
+LinearKey = tuple[int, int, Any, bool]
+#: Strides of calls that one pair of shapes remembers.
+_MOST_SEEN = 256
+#: What a compiled graph knows of a product: all but M. (n, k, layouts of A and B or None, dtype, extra)
+_StaticKey = tuple[int, int, Layout, Layout, Any, Any, str]
+
+
+class Candidates:
+    """The rows of operands of two shapes: by layouts, and by the strides that calls have had."""
+
+    __slots__ = ("rows", "seen")
+
+    def __init__(self) -> None:
+        self.rows: dict[Any, TunedRow] = {}
+        self.seen: dict[Any, TunedRow | None] = {}
+
+    def remember(self, strides: Any, row: TunedRow | None) -> TunedRow | None:
+        """`row`, which calls of these strides have from now on."""
+        if len(self.seen) >= _MOST_SEEN:
+            self.seen.clear()
+        self.seen[strides] = row
+        return row
+
+
+class Served:
+    """A table's rows, indexed for torch.
+
+    `linear`: (N, K, dtype, bias) of an nn.Linear -> M -> row. The dictionaries stay the same objects when the
+    table is refreshed. `products`: the shapes of A and B -> their candidates.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self.vendor = table.device.vendor
+        self.runtime = runtime_of(self.vendor)
+        self.linear: dict[LinearKey, dict[int, TunedRow]] = {}
+        self.products: dict[Any, Candidates] = {}
+        self.rows: list[TunedRow] = []
+        self.unserved = 0
+        self.users = 0
+        #: What this process computes with.
+        self.environment = process_environment(self.vendor)
+        self._differs: dict[str, bool] = {}
+        self._static: set[_StaticKey] = set()
+        self._opened: dict[int, Any] = {}
+        self._kernels: dict[tuple[Any, int], Any] = {}
+        self._lock = threading.RLock()
+        self._index()
+
+    # ---- rows ------------------------------------------------------------------------------------
+
+    def _index(self) -> None:
+        """Fills the dictionaries; rows that no call of torch's matches are counted as unserved."""
+        linear: dict[LinearKey, dict[int, TunedRow]] = {}
+        products: dict[Any, Candidates] = {}
+        rows, static, unserved = [], set(), 0
+        for row in self.table.rows:
+            product = of_row(row.canonical)
+            if product is None:
+                unserved += 1
+                continue
+            tuned = TunedRow(self, row, product)
+            rows.append(tuned)
+            _place(products.setdefault(product.shapes, Candidates()).rows, product.layouts, tuned)
+            static.add(_static_key(product))
+            if (key := linear_key(product)) is not None:
+                _place(linear.setdefault(key, {}), product.m, tuned)
+        for key in [*self.linear]:
+            self.linear[key].clear()
+        for key, found in linear.items():
+            self.linear.setdefault(key, {}).update(found)
+        self.products.clear()
+        self.products.update(products)
+        self.rows, self._static, self.unserved = rows, static, unserved
+
+    def refresh(self) -> bool:
+        """Asks the table for newer rows, and serves those. Whether there were other rows."""
+        with self._lock:
+            if not self.table.refresh():
+                return False
+            self._kernels.clear()
+            self._opened.clear()
+            self._differs.clear()
+            self._index()
+            return True
+
+    def find(self, product: Product, addresses: int) -> TunedRow | None:
+        """The row that may run a product now; `addresses` are all of the call's, or-ed."""
+        candidates = self.products.get(product.shapes)
+        found = None if candidates is None else candidates.rows.get(product.layouts)
+        return None if found is None else found.applies(addresses)
+
+    def has_linear(self, n: int, k: int, a: Layout, b: Layout, dtype: Any, out: Any, extra: str) -> bool:
+        """Whether there are rows of any M for a product whose M is known only when it runs."""
+        return (n, k, a, b, dtype, out, extra) in self._static
+
+    def differs(self, row: Row) -> bool:
+        """Whether a row was measured with other libraries than this process's."""
+        known = self._differs.get(row.environment)
+        if known is None:
+            stated = self.table.environments.get(row.environment, {})
+            known = self._differs[row.environment] = bool(differences(stated, self.environment))
+        return known
+
+    # ---- devices ---------------------------------------------------------------------------------
+
+    def open(self, index: int) -> Any:
+        """The table on device `index`. Raises BundleError or LaunchError for a device that it is not for."""
+        with self._lock:
+            if index not in self._opened:
+                self._opened[index] = self.table.open(index)
+            return self._opened[index]
+
+    def kernel(self, row: Row, index: int) -> Any | None:
+        """A row's kernel on a device, loaded once; see TunedRow.prepare()."""
+        kernel = self._kernels.get((row.key, index))
+        if kernel is not None:
+            return kernel
+        if self.runtime.capture(self.runtime.stream(index)) != 0:  # loading a module may wait for the device
+            return None
+        with self._lock:
+            try:
+                loaded = self.open(index)
+            except GemmtuneError:  # another GPU: apply() and enable() refuse those that they know of
+                return None
+            kernel = self._kernels[(row.key, index)] = loaded.kernel(row)
+        return kernel
+
+    def forget(self) -> None:
+        """Opens the devices and loads kernels again, in a process that was forked."""
+        self._lock = threading.RLock()
+        self._opened.clear()
+        self._kernels.clear()
+        for row in self.rows:
+            row.forget()
+
+    def load(self, rows: Iterable[TunedRow], index: int) -> None:
+        """Loads the kernels of rows on a device, so that a graph can capture them; a row that cannot be
+        loaded is retired with a warning."""
+        for tuned in rows:
+            one: TunedRow | None = tuned
+            while one is not None:
+                try:
+                    one.prepare(index)
+                except LaunchError as error:
+                    one.retire(error)
+                one = one.weaker
+
+
+def _place(rows: dict[Any, TunedRow], key: Any, tuned: TunedRow) -> None:
+    """Adds a row, before those for weaker alignments of the same product."""
+    first = rows.get(key)
+    if first is None or tuned.alignment_mask > first.alignment_mask:
+        tuned.weaker, rows[key] = first, tuned
+        return
+    before = first
+    while before.weaker is not None and before.weaker.alignment_mask >= tuned.alignment_mask:
+        before = before.weaker
+    tuned.weaker, before.weaker = before.weaker, tuned
+
+
+def _static_key(p: Product) -> _StaticKey:
+    return p.n, p.k, p.a, p.b, p.dtype, p.out_dtype, p.extra
+
+
+def linear_key(p: Product) -> LinearKey | None:
+    """The nn.Linear that runs a product: packed rows, a packed weight [n, k], one number format."""
+    plain = p.batch == 1 and p.extra in ("", "bias") and p.out_dtype == p.dtype and p.scale_a == "none"
+    if not plain or p.a != (False, p.k) or p.b != (True, p.k):
+        return None
+    return p.n, p.k, p.dtype, p.extra == "bias"
+
+
+# ---- one table a device type ---------------------------------------------------------------------
+
+_SERVED: dict[str, Served] = {}
+_LOCK = threading.Lock()
+
+
+def _after_fork() -> None:
+    for served in _SERVED.values():
+        served.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def acquire(table: Table) -> Served:
+    """The served table, for one more user. Raises ServingError if another table serves the same devices."""
+    kind = "cpu" if table.device.vendor == "cpu" else "cuda"
+    with _LOCK:
+        served = _SERVED.get(kind)
+        if served is not None and served.table.digest != table.digest:
+            raise ServingError(
+                f"the table {_name(served.table)} is in use, so {_name(table)} cannot be: "
+                "disable() what uses the first"
+            )
+        if served is None:
+            served = _SERVED[kind] = Served(table)
+        served.users += 1
+        return served
+
+
+def release(served: Served) -> None:
+    """One user less; the last one's table may be replaced by another."""
+    with _LOCK:
+        served.users -= 1
+        if not served.users and _SERVED.get(served.runtime.type) is served:
+            del _SERVED[served.runtime.type]
+
+
+def current(device_type: str) -> Served | None:
+    """The table that serves a device type now."""
+    return _SERVED.get(device_type)
+
+
+def _name(table: Table) -> str:
+    return f"{table.digest[:12]} ({table.device})"

@@ -1,0 +1,132 @@
+"""The client's canonical problem is the service's, field by field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gemmtune
+import pytest
+from gemmtune import problem, wire
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backends import dtypes
+from backends.errors import InvalidProblem
+from backends.problem import GemmProblem, from_bmm, from_linear, from_mm
+from backends.wire import EPILOGUES, problem_from_wire
+
+SIZES = st.integers(1, 9) | st.sampled_from([16, 512, 4096, 2**31 - 1])
+KINDS = st.sampled_from([*dtypes.DTYPES, "tf32", "bfloat16", "Half"])
+STRIDE = st.integers(0, 400) | st.sampled_from([2**20, 2**40])
+SCALE = st.sampled_from(["none", "tensor", "outer", "row", "block_1x128", "block_128x128", "block_32"])
+
+
+def _optional(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({}, optional={name: st.none() | one for name, one in fields.items()})
+
+
+WIRE = st.builds(
+    lambda sizes, kinds, rest: {**sizes, **kinds, **rest},
+    st.fixed_dictionaries({"m": SIZES, "n": SIZES, "k": SIZES}),
+    st.fixed_dictionaries({}, optional={"dtype": KINDS})
+    | _optional(dtype_a=KINDS, dtype_b=KINDS, dtype_c=KINDS, dtype_d=KINDS),
+    _optional(
+        batch=st.integers(1, 4),
+        trans_a=st.booleans() | st.sampled_from("NTCt"), trans_b=st.booleans() | st.sampled_from("NTC"),
+        lda=STRIDE, ldb=STRIDE, ldc=STRIDE, ldd=STRIDE,
+        compute=st.sampled_from(["fp32", "fp64", "tf32", "int32", "fp16", "bf16x9"]),
+        alpha=st.sampled_from([0, 1, 1.0, 2.5]), beta=st.sampled_from([0, 1, -0.0, 0.5]),
+        alignment=st.sampled_from([1, 2, 4, 8, 16, 16.0, 32]), fast_accumulation=st.booleans(),
+        epilogue=st.sampled_from(["none", *EPILOGUES]) | _optional(
+            activation=st.sampled_from(["none", "relu", "gelu", "silu", "tanh"]),
+            bias=st.booleans() | KINDS, bias_axis=st.sampled_from(["m", "n", "k"]),
+        ),
+        scaling=SCALE | _optional(a=SCALE, b=SCALE, d=SCALE, dtype=st.sampled_from(["fp32", "fp8_e8m0"])),
+        strides=_optional(a=STRIDE, b=STRIDE, c=STRIDE, d=STRIDE),
+        layout=st.sampled_from(["row", "col"]),
+    ),
+)  # fmt: skip
+
+
+def _of_service(values: dict[str, Any]) -> dict[str, Any] | None:
+    try:
+        return problem_from_wire(values).to_dict()
+    except InvalidProblem:
+        return None
+
+
+def _of_client(values: dict[str, Any]) -> dict[str, Any] | None:
+    try:
+        return wire.canonical(values)
+    except gemmtune.ProblemError:
+        return None
+
+
+@settings(max_examples=1500, deadline=None)
+@given(WIRE)
+def test_every_wire_form_is_read_as_the_service_reads_it(values: dict[str, Any]) -> None:
+    assert _of_client(values) == _of_service(values), values
+
+
+#: Forms that are valid, so that the comparison above is not of refusals alone.
+VALID = (
+    {"m": 16, "n": 4096, "k": 4096, "dtype": "bf16"},
+    {"m": 16, "n": 4096, "k": 512, "dtype": "tf32", "trans_a": True, "lda": 20},
+    {"m": 3, "n": 5, "k": 7, "dtype": "fp8_e4m3", "dtype_b": "fp8_e5m2", "trans_b": True,
+     "scaling": {"a": "outer", "b": "tensor"}, "fast_accumulation": True},
+    {"m": 3, "n": 5, "k": 7, "dtype": "fp16", "batch": 3, "strides": {"a": 0}, "beta": 0.5, "ldc": 9},
+    {"m": 3, "n": 5, "k": 7, "dtype": "bf16", "epilogue": {"activation": "gelu", "bias": "fp32"}},
+    {"m": 3, "n": 5, "k": 7, "dtype": "complex64", "trans_a": "C", "layout": "col"},
+    {"m": 3, "n": 5, "k": 7, "dtype": "int8", "dtype_d": "int32", "epilogue": "bias_relu", "alignment": 4},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("values", VALID, ids=str)
+def test_valid_forms(values: dict[str, Any]) -> None:
+    expected = _of_service(values)
+    assert expected is not None
+    assert wire.canonical(values) == expected
+    assert problem.key(expected) == tuple(expected[name] for name in problem.FIELDS)
+
+
+def test_the_fields_and_the_tables_are_the_services() -> None:
+    assert tuple(GemmProblem.__dataclass_fields__) == problem.FIELDS
+    assert problem.ALIASES == dtypes.ALIASES
+    assert {name: kind.bytes for name, kind in dtypes.DTYPES.items()} == problem.DTYPES
+    assert problem._COMPUTE == dtypes.COMPUTE_FOR
+    assert problem._OUTPUTS == dtypes.OUTPUTS_FOR
+
+
+def test_calls() -> None:
+    assert problem.mm(2, 3, 5, "fp32", trans_a="T") == problem.key(from_mm(2, 3, 5, trans_a="T").to_dict())
+    assert problem.bmm(4, 2, 3, 5, "bf16", stride_b=0) == problem.key(
+        from_bmm(4, 2, 3, 5, "bf16", stride_b=0).to_dict()
+    )
+    assert problem.linear(2, 3, 5, "fp16") == problem.key(from_linear(2, 3, 5, "fp16").to_dict())
+    assert problem.linear(2, 3, 5, "fp16", bias=True, dtype_d="fp32") == problem.key(
+        from_linear(2, 3, 5, "fp16", bias="fp32", dtype_d="fp32").to_dict()
+    )
+    assert problem.addmm(2, 3, 5, "fp64", alpha=2.0) == problem.key(
+        from_mm(2, 3, 5, "fp64", alpha=2.0, beta=1.0).to_dict()
+    )
+    assert problem.scaled_mm(2, 3, 5, "fp8_e4m3", scaling="outer", dtype_d="bf16") == problem.key(
+        from_linear(2, 3, 5, "fp8_e4m3", scale_a="outer", scale_b="outer", dtype_d="bf16").to_dict()
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"m": 1, "n": 1}, "k"),
+        ({"m": 1, "n": 1, "k": 0}, "k"),
+        ({"m": 1, "n": 1, "k": 1, "dtype": "fp7"}, "dtype"),
+        ({"m": 1, "n": 1, "k": 1, "mode": "eager"}, "mode"),
+        ({"m": 3, "n": 5, "k": 7, "lda": 6}, "lda"),
+        ({"m": 3, "n": 5, "k": 7, "ldb": 4}, "ldb"),
+        ({"m": 1, "n": 1, "k": 1, "alpha": float("nan")}, "alpha"),
+    ],
+)
+def test_an_error_names_its_field(values: dict[str, Any], field: str) -> None:
+    with pytest.raises(gemmtune.ProblemError) as caught:
+        wire.canonical(values)
+    assert caught.value.field == field

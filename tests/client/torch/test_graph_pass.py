@@ -1,0 +1,173 @@
+"""torch.compile: products with rows become nodes that look their row up when they run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gemmtune.torch
+import pytest
+import torch
+import torch._inductor.config as inductor
+from torch import nn
+
+from tests.client.torch.close import close
+from tests.client.torch.conftest import ROWS, K, N
+
+if TYPE_CHECKING:
+    from gemmtune import Table
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Compiled graphs are of the test's own."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    before = inductor.post_grad_custom_pre_pass
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+    assert inductor.post_grad_custom_pre_pass is before
+
+
+class Model(nn.Module):  # type: ignore[misc]
+    """A product with rows and a bias, one with rows and none, one without rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(K, N), nn.Linear(K, 16, bias=False), nn.Linear(N, 7)
+
+    def forward(self, x: Any) -> tuple[Any, Any]:
+        return self.third(torch.relu(self.first(x))), self.second(x)
+
+
+@pytest.mark.parametrize("cpp_wrapper", [False, True])
+def test_one_graph_serves_every_m(table: Table, cpp_wrapper: bool) -> None:
+    model = Model().requires_grad_(False)
+    graphs = 0
+
+    def counted(graph: Any, inputs: Any) -> Any:
+        nonlocal graphs
+        graphs += 1
+        from torch._inductor.compile_fx import compile_fx
+
+        return compile_fx(graph, inputs)
+
+    with inductor.patch(cpp_wrapper=cpp_wrapper), gemmtune.torch.apply(model, table):
+        compiled = torch.compile(model, dynamic=True, backend=counted, fullgraph=True)
+        with gemmtune.torch.report() as count:
+            for m in (*ROWS[1:], 7):
+                x = torch.randn(m, K)
+                third, second = compiled(x)
+                hidden = torch.relu(model.first(x))
+                assert close(second, x, model.second.weight.t())
+                assert torch.allclose(third, model.third(hidden), atol=1e-5)
+    ran = [line for line in count.report().lines if line.hit and line.n in (N, 16)]
+    # The model itself runs its first module as well: three times by rows, beside three of the graph's.
+    assert sorted((line.n, line.calls) for line in ran) == [
+        (16, 1),
+        (16, 1),
+        (16, 1),
+        (48, 2),
+        (48, 2),
+        (48, 2),
+    ]
+    assert graphs == 1
+
+
+def test_what_is_compiled_under_enable_has_its_gradients(table: Table) -> None:
+    model, x = Model(), torch.randn(40, K, requires_grad=True)
+    parameters = [x, *model.parameters()]
+    expected = torch.autograd.grad(sum(one.square().sum() for one in model(x)), parameters)
+    with gemmtune.torch.enable(table):
+        compiled = torch.compile(model)
+        with gemmtune.torch.report() as count:
+            found = torch.autograd.grad(sum(one.square().sum() for one in compiled(x)), parameters)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.allclose(one, other, rtol=1e-3, atol=1e-3)
+    hits = {(line.m, line.n, line.k) for line in count.report().lines if line.hit}
+    assert {(40, N, K), (40, 16, K), (N, K, 40)} <= hits
+
+
+def test_products_without_rows_stay_inductors(table: Table) -> None:
+    from gemmtune.torch.graph_pass import rewrite
+    from gemmtune.torch.served import acquire, release
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def products(x: Any, w: Any, bias: Any, y: Any) -> tuple[Any, ...]:
+        return (
+            torch.mm(x, w.t()), torch.addmm(bias, x, w.t()), torch.addmm(bias, x, w.t(), beta=2),
+            torch.mm(x.double(), w.t().double()), torch.mm(y, w.t()),
+        )  # fmt: skip
+
+    graph = make_fx(products, tracing_mode="fake")(
+        torch.randn(8, K), torch.randn(N, K), torch.randn(N), torch.randn(9, K)
+    )
+    served = acquire(table)
+    try:
+        assert rewrite(graph.graph, served) == 2
+    finally:
+        release(served)
+    assert [str(node.target) for node in graph.graph.nodes if "gemmtune" in str(node.target)] == [
+        "gemmtune.mm.default", "gemmtune.addmm.default",
+    ]  # fmt: skip
+
+
+def test_a_pass_of_the_programs_own_runs_first(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    seen = []
+
+    class Own(CustomGraphPass):  # type: ignore[misc]
+        def __call__(self, graph: Any) -> None:
+            seen.append(str(graph))
+
+        def uuid(self) -> Any:
+            return "own"
+
+    own = Own()
+    with inductor.patch(post_grad_custom_pre_pass=own):
+        with gemmtune.torch.apply(Model(), table) as handle:
+            assert table.digest in str(inductor.post_grad_custom_pre_pass.uuid())
+            assert "own" in inductor.post_grad_custom_pre_pass.uuid()
+            assert handle.modules == 2
+            model = nn.Linear(K, N).requires_grad_(False)
+            x = torch.randn(8, K)
+            with gemmtune.torch.report() as count:
+                assert close(torch.compile(model)(x), x, model.weight.t(), model.bias)
+            assert count.report().hits == 1
+        assert inductor.post_grad_custom_pre_pass is own
+    assert len(seen) == 1
+    assert "addmm" in seen[0]
+
+
+def test_a_pass_for_programs_that_set_it_themselves(table: Table) -> None:
+    found = gemmtune.torch.compile_pass(table)
+    assert table.digest in found.uuid()
+    model, x = nn.Linear(K, N).requires_grad_(False), torch.randn(8, K)
+    with inductor.patch(post_grad_custom_pre_pass=found), gemmtune.torch.report() as count:
+        compiled = torch.compile(model)
+        assert close(compiled(x), x, model.weight.t(), model.bias)  # no table is in use: torch's
+        assert count.report().hits == 0
+        before = inductor.post_grad_custom_pre_pass
+        handle = gemmtune.torch.apply(nn.Linear(K, N), table)
+        assert close(compiled(x), x, model.weight.t(), model.bias)
+        assert count.report().hits == 1
+        handle.disable()
+        assert inductor.post_grad_custom_pre_pass is before
+
+
+def test_inductor_is_not_imported_for_it(bundle: Path) -> None:
+    code = f"""
+import sys, warnings, gemmtune, gemmtune.torch, torch
+module = torch.nn.Linear({K}, {N}).requires_grad_(False)
+with gemmtune.torch.apply(module, gemmtune.load({str(bundle)!r})):
+    assert "torch._inductor.config" not in sys.modules
+    import torch._inductor.config as config
+    assert "gemmtune" in str(config.post_grad_custom_pre_pass.uuid())
+assert config.post_grad_custom_pre_pass is None
+assert not [one for one in sys.meta_path if "gemmtune" in type(one).__module__]
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
