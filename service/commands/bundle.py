@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import exp, fsum, log
 from pathlib import Path
@@ -25,7 +23,7 @@ from service.commands.common import (
     FormatName,
     Json,
     Server,
-    err,
+    compile_progress,
     input_code,
     out,
     print_json,
@@ -143,7 +141,7 @@ def _here(settings: Settings, asked: _Asked) -> _Done:
         found = resolve(asked.device, queries.known_classes(connection))
     policy = asked.policy or MeasurementPolicy.of(found.vendor).id
     chosen = Selection(found, policy, target_of(found, asked.target), asked.problems)
-    with _progress() as progress:
+    with compile_progress("reading the rows") as progress:
         workshop = Workshop(
             BinaryCache(settings.cache_dir / "kernels"), settings.max_compiles, progress=progress
         )
@@ -153,7 +151,7 @@ def _here(settings: Settings, asked: _Asked) -> _Done:
 
 def _there(server: str, asked: _Asked) -> _Done:
     """From a service: the class's bundle, of which the asked problems' rows are taken here."""
-    with Remote(server) as remote, _progress() as progress:
+    with Remote(server) as remote, compile_progress("reading the rows") as progress:
         part, whole = download(
             remote, asked.output, progress, device=asked.device, target=asked.target, policy=asked.policy
         )
@@ -176,13 +174,6 @@ def _there(server: str, asked: _Asked) -> _Done:
     finally:
         part.unlink(missing_ok=True)
     return _Done(BundleFile(asked.output), report, asked.problems)
-
-
-@contextmanager
-def _progress() -> Iterator[Any]:
-    """Shows on a terminal how many rows are compiled."""
-    with err.status("reading the rows") as status:
-        yield lambda done, total: status.update(f"{done} of {total} rows compiled")
 
 
 def _show(done: _Done, output: Path) -> None:

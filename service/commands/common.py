@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -61,6 +63,16 @@ def print_json(value: object) -> None:
 def tell(text: str, style: str | None = None) -> None:
     """Prints one line on standard error, without wrapping it: scripts and logs read it."""
     err.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def compile_progress(first: str, *, silent: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """Shows on a terminal how many rows of a bundle are compiled; `first` is shown before the first one."""
+    if silent:
+        yield lambda done, total: None
+        return
+    with err.status(first) as status:
+        yield lambda done, total: status.update(f"{done} of {total} rows compiled")
 
 
 def imported_json(read: Imported) -> dict[str, Any]:

@@ -12,12 +12,14 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from backends.cache import BinaryCache
 from backends.environment import DeviceClass, Environment, resolve
 from backends.errors import InvalidProblem
 from backends.registry import matching_devices
 from db import queries
 from db.engine import reading
 from service import report
+from service.bundles import Workshop
 from service.commands.campaigns import Asked, Done, tune_here, tune_there
 from service.commands.common import (
     FAILED,
@@ -31,6 +33,7 @@ from service.commands.common import (
     Server,
     Tokens,
     Tp,
+    compile_progress,
     err,
     out,
     print_json,
@@ -43,8 +46,9 @@ from service.formats import WRITERS, ReadOptions
 from service.formats.core.export import ExportRefused, ExportReport, ExportRow
 from service.installed_torch import ask
 from service.model.gain import TokenGain, token_gains
-from service.model.outputs import OUTPUTS, Output, Request, Written, check_folder, output_for
+from service.model.outputs import OUTPUTS, output_for
 from service.model.plan import ModelPlan, read_model
+from service.model.request import Output, Request, Written, check_folder
 from service.model.rows import HereRows, RowSource, ThereRows, measured_here
 from service.progress import duration_text
 from service.remote import Remote
@@ -70,7 +74,7 @@ def model(
     index: Index = None,
     target: Annotated[
         str | None,
-        typer.Option(help="The torch that reads the file, such as torch-2.15+cuda."),
+        typer.Option(help="The torch that reads the file, such as torch-2.15+cuda; a bundle's architecture."),
     ] = None,
     python: Annotated[
         str | None,
@@ -109,7 +113,12 @@ def model(
         given = validators_of(validator or ())
         if chosen.by_torch:
             target, given = _reader(target, python, given)
-        request = Request(plan, place.device, folder, target, given, limit, place.environments)
+        elif python is not None:
+            raise InvalidProblem(
+                f"--python names the torch that reads a file; none reads that of --for {output}"
+            )
+        workshop = Workshop(BinaryCache(settings.cache_dir / "kernels"), settings.max_compiles)
+        request = Request(plan, place.device, folder, workshop, target, given, limit, place.environments)
         chosen.check(request)
         check_folder(folder)
         place = replace(place, source=_source(place, chosen, remote))
@@ -119,7 +128,9 @@ def model(
             raise typer.Exit(INTERRUPTED)
         rows = place.source.rows(place.device, place.policy.id, plan.counts)
     try:
-        written, refused = chosen.write(request, rows), None
+        with compile_progress("writing the file", silent=options.silent) as progressing:
+            compiling = replace(workshop, progress=progressing)
+            written, refused = chosen.write(replace(request, workshop=compiling), rows), None
     except ExportRefused as error:
         written, refused = None, str(error)
     gains = token_gains(plan, rows, {} if written is None else written.report.ratios)
