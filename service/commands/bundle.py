@@ -22,6 +22,7 @@ from service.commands.common import (
     Device,
     FormatName,
     Json,
+    Layers,
     Server,
     compile_progress,
     input_code,
@@ -96,6 +97,7 @@ def bundle(
     tokens: Annotated[
         str | None, typer.Option(help="Of the model: rows of activations, such as 1,16,2048.")
     ] = None,
+    layers: Layers = None,
     dtype: Annotated[
         str | None, typer.Option(help="Of the model's weights and activations, where not its own.")
     ] = None,
@@ -113,7 +115,8 @@ def bundle(
 
     A bundle is code: whoever loads it runs it. Its digest, which is printed, stands for every byte of it."""
     settings = Settings()
-    read = _inputs(problems, format_name, model, ReadOptions("", tp, token_counts(tokens), dtype))
+    options = ReadOptions("", tp, token_counts(tokens), dtype, layers or "fused")
+    read = _inputs(problems, format_name, model, options)
     ids = {one.problem.id for found in read for one in found.problems}
     if read and not ids:
         raise InvalidProblem(f"no problem in {problems or model}")

@@ -48,6 +48,13 @@ Tokens = Annotated[
     str | None,
     typer.Option(help="Of a model's config.json: rows of activations, such as 1,16,2048."),
 ]
+Layers = Annotated[
+    str | None,
+    typer.Option(
+        help="Of a model's config.json: fused as vLLM runs them (default), split as transformers does, or "
+        "both."
+    ),
+]
 Server = Annotated[
     str | None,
     typer.Option(envvar="GEMMTUNE_SERVER", help="Ask the service at http://host:port, not this machine."),
@@ -104,14 +111,18 @@ def token_counts(text: str | None) -> tuple[int, ...]:
 
 
 def read_input(
-    file: Path, format_name: str | None, tp: int | None, tokens: str | None, dtype: str | None = None
-) -> Imported:
+    file: Path, format_name: str | None, tp: int | None, tokens: str | None, dtype: str | None = None,
+    layers: str | None = None,
+) -> Imported:  # fmt: skip
     """Reads a file of problems with the options that were given. Raises ReadError for a file that cannot be
     read, InvalidProblem for an option that this file's format has no use for."""
-    options = ReadOptions("", 1 if tp is None else tp, token_counts(tokens), dtype)
+    options = ReadOptions("", 1 if tp is None else tp, token_counts(tokens), dtype, layers or "fused")
     read = read_file(file, format_name, options)
     used = READERS[read.format].declares.options
-    given = {"tensor_parallel": ("--tp", tp), "tokens": ("--tokens", tokens), "dtype": ("--dtype", dtype)}
+    given = {
+        "tensor_parallel": ("--tp", tp), "tokens": ("--tokens", tokens), "dtype": ("--dtype", dtype),
+        "layers": ("--layers", layers),
+    }  # fmt: skip
     for name, (option, value) in given.items():
         if value is not None and name not in used:
             raise InvalidProblem(

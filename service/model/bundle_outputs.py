@@ -86,5 +86,6 @@ BUNDLE_OUTPUTS = (
     Output(
         "torch", "a torch program with our own kernels", _VENDORS, _check,
         lambda request, rows: _write(request, rows, torch_lines, _REPORT), "python",
+        layers="both", merging=True,
     ),
 )  # fmt: skip

@@ -47,7 +47,8 @@ class Output:
     """One kind of file. `vendors`: of the devices whose programs load it. `check` raises ExportRefused for a
     request that cannot be met, before anything is tuned; `write` writes the rows. `language` is that of the
     lines to paste. `format_name`: the export format whose keys are written back, if it is one. `by_torch`: a
-    torch build loads the file, so the request must name it."""
+    torch build loads the file, so the request must name it. `layers`: how the program runs a model's layers
+    (ReadOptions). `merging`: it computes split layers as one GEMM where that is faster."""
 
     name: str
     what: str
@@ -57,6 +58,8 @@ class Output:
     language: str = "sh"
     format_name: str | None = None
     by_torch: bool = False
+    layers: str = "fused"
+    merging: bool = False
 
 
 def check_nothing(_: Request) -> None:
