@@ -89,6 +89,14 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_tables() -> Iterator[None]:
+    """Databases start empty: shipped pre-tuned tables are not installed, but by tests that ask for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GEMMTUNE_PRETUNED", "0")
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
     """NumPy's products in this process: files run side by side, and threads that wait for others spin."""
