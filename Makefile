@@ -13,7 +13,7 @@ DEMO_SECONDS   := 1.5
 # Two test files at a time, in folder order: suites mostly wait for processes and disks.
 SIDE_BY_SIDE   := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test quick exhaustive genuine lint format wheels setup dev clean
+.PHONY: demo test quick exhaustive genuine bundles lint format wheels setup dev clean
 
 demo: setup
 	@$(VENV)/bin/gemmtune demo $(DEMO_PROBLEMS) --folder .demo \
@@ -47,6 +47,14 @@ exhaustive: dev
 genuine: dev
 	@$(PYTHON) -m tests.backends.hip.genuine.fetch $(UPDATE)
 	@$(PYTHON) -m tests.backends.hip.genuine.record --compare
+
+# A bundle of every pre-tuned table, dist/bundles/NAME.gtb: needs the compilers of the tables' devices, and no device.
+bundles: setup
+	@mkdir -p dist/bundles
+	@for table in db/pretuned/*.jsonl; do \
+	    env -u GEMMTUNE_SERVER GEMMTUNE_MAX_COMPILES=$$(nproc) $(VENV)/bin/gemmtune bundle --pretuned $$table \
+	        -o dist/bundles/$$(basename $$table .jsonl).gtb || exit 1; \
+	done
 
 lint: dev
 	$(VENV)/bin/ruff check .

@@ -6,7 +6,7 @@ A row is the verdict of the export target `bundle`, where that is a WIN.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -106,11 +106,11 @@ def _nothing(engine: Engine, chosen: Selection) -> str:
     return exports.nothing_reason(engine, chosen.export(), report)
 
 
-def winners(engine: Engine, chosen: Selection, report: ExportReport, most: int) -> list[ExportRow]:
+def winners(rows: Iterable[ExportRow], chosen: Selection, report: ExportReport, most: int) -> list[ExportRow]:
     """The rows with a WIN of our own kernels, in the order of problem ids; the report counts the others by
     reason. Raises Refused for more than `most`."""
     found: list[ExportRow] = []
-    for row in exports.read_rows(engine, chosen.export(), (), ExportReport()):
+    for row in rows:
         if chosen.problem_ids is not None and row.problem.id not in chosen.problem_ids:
             continue
         report.measured(row)
@@ -118,7 +118,7 @@ def winners(engine: Engine, chosen: Selection, report: ExportReport, most: int) 
             found.append(ours)
     if len(found) > most:
         raise errors.too_many_rows(str(chosen.device), len(found), most)
-    return found
+    return sorted(found, key=lambda row: row.problem.id)
 
 
 def winner(row: ExportRow, report: ExportReport) -> ExportRow | None:
@@ -155,11 +155,21 @@ def build(engine: Engine, chosen: Selection, most: int, path: Path, workshop: Wo
     """Compiles the rows and writes the bundle to `path`. A row that cannot be compiled here is left out and
     counted. Raises Refused where no row is left (404) or there are more than `most` (409), StorageError,
     Stopped."""
+    rows = exports.read_rows(engine, chosen.export(), (), ExportReport())
+    return build_from(rows, chosen, most, path, workshop, lambda report: _reason(engine, chosen, report))
+
+
+def build_from(
+    rows: Iterable[ExportRow], chosen: Selection, most: int, path: Path, workshop: Workshop,
+    why_none: Callable[[ExportReport], str],
+) -> Built:  # fmt: skip
+    """build() from given best rows of the device class and the policy. `why_none` says why no row is left."""
     report = ExportReport()
-    rows = winners(engine, chosen, report, most)
-    digest = write_rows(chosen.device, chosen.target, rows, report, path, workshop)
+    digest = write_rows(
+        chosen.device, chosen.target, winners(rows, chosen, report, most), report, path, workshop
+    )
     if digest is None:
-        raise errors.nothing_to_bundle(_reason(engine, chosen, report), _figures(chosen, report))
+        raise errors.nothing_to_bundle(why_none(report), _figures(chosen, report))
     size = path.stat().st_size
     return Built(path, digest, {**_figures(chosen, report), "digest": digest, "bytes": size})
 

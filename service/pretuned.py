@@ -3,18 +3,22 @@
 A table is an export as JSON lines whose header has more names:
 
     {"gemmtune":"export","version":1,"device":"cuda:sm_90:NVIDIA-H200:132","pretuned":"llama-3-8b-h200",
-     "commit":"710f03c...","release":"0.1.0","made_at":"2026-11-25T03:10:00+00:00"}
+     "commit":"710f03c...","release":"0.1.0","made_at":"2026-11-25T03:10:00+00:00",
+     "note":"2 s a problem, every family"}
 
-Each row has the problem, the winner and the best candidate of each export target with their verdicts, the
-environment (without the card's UUID), the policy, the session and its time, so that a bundle can be built
-from it. Installing a table stores its rows as claims of provenance "pretuned": they are served only where
-asked for, never as measurements, and a tuning of their problem on that device class tries them early.
+`note` is optional: what was searched, and for how long. Each row has the problem, the winner and the best
+candidate of each export target with their verdicts, the environment (without the card's UUID), the policy,
+the session and its time: a bundle is built from it without a database (build_bundle). Installing a table
+stores its rows as claims of provenance "pretuned": they are served only where asked for, never as
+measurements, and a tuning of their problem on that device class tries them early.
 
 Tables that are shipped are in FOLDER; users write and share their own.
 """
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import os
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,24 +27,28 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, select
+from sqlalchemy import Connection, Engine, func, select
 
 import db
 from backends.canonical import slug
 from backends.environment import DeviceClass
 from backends.errors import InvalidProblem, ReadError
 from db import models
-from db.engine import now
+from db.engine import now, reading
 from db.values import table
+from service.bundles import Built, Selection, Workshop, build_from, target_of
 from service.formats import read_file
-from service.formats.core.export import MEASURED, ExportRow
+from service.formats.core.export import MEASURED, ExportReport, ExportRow
 from service.formats.core.row_text import RowTexts, dumps, unwritten
 from service.imports import PRETUNED, ImportAnswer, import_file
+from tuners.policy import MeasurementPolicy
 
+_log = logging.getLogger(__name__)
 #: The tables that are shipped.
 FOLDER = Path(db.__file__).parent / "pretuned"
 SUFFIX = ".jsonl"
 _FORMAT = "jsonl"
+_LONGEST_NOTE = 1000
 
 
 @dataclass(frozen=True)
@@ -81,6 +89,7 @@ class PretunedTable:
             "commit": self.header.get("commit", ""),
             "release": self.header.get("release", ""),
             "made_at": self.header.get("made_at", ""),
+            "note": self.header.get("note", ""),
         }
 
 
@@ -135,6 +144,32 @@ def install(engine: Engine, path: Path) -> ImportAnswer:
         return import_file(engine, stream, str(path), _FORMAT, source=found.name)
 
 
+def install_shipped(engine: Engine, folder: Path = FOLDER) -> list[str]:
+    """Installs the shipped tables that the database does not have yet, by their bytes; returns their names.
+    An installation that was interrupted is completed. Raises ReadError for a file that is no table,
+    DatabaseUnavailable."""
+    paths = shipped_files(folder)
+    if not paths:
+        return []
+    provenance, claim = table(models.Provenance), table(models.Claim)
+    query = (
+        select(provenance.c.sha256, func.count(claim.c.provenance_number))
+        .join(claim, claim.c.provenance_number == provenance.c.number)
+        .where(provenance.c.kind == PRETUNED)
+        .group_by(provenance.c.sha256)
+    )
+    with reading(engine) as connection:
+        there: dict[str, int] = {row[0]: row[1] for row in connection.execute(query)}
+    found = []
+    for path in paths:
+        data = path.read_bytes()
+        if there.get(hashlib.sha256(data).hexdigest(), 0) < data.count(b"\n") - 1:
+            answer = install(engine, path)
+            found.append(answer.provenance["source"])
+            _log.info("installed the pre-tuned table %s: %d rows", found[-1], answer.claims.stored)
+    return found
+
+
 def installed(connection: Connection) -> list[dict[str, Any]]:
     """The installed tables: name, device class, sha256, when, and the number of their claims."""
     provenance, claim = table(models.Provenance), table(models.Claim)
@@ -152,23 +187,52 @@ def installed(connection: Connection) -> list[dict[str, Any]]:
                 "installed_at": row["created_at"],
                 "commit": (row["header"] or {}).get("commit", ""),
                 "made_at": (row["header"] or {}).get("made_at", ""),
+                "note": (row["header"] or {}).get("note", ""),
             }
         )
     return found
 
 
+# ---- a bundle of one ----------------------------------------------------------------------------
+
+
+def build_bundle(
+    found: PretunedTable, path: Path, workshop: Workshop, most: int, *, target: str | None = None,
+    policy: str | None = None, problem_ids: frozenset[str] | None = None,
+) -> Built:  # fmt: skip
+    """Compiles a table's kernels of our own that won into a bundle at `path`, without a database or a device.
+    `policy`: the id of the rows' measurement policy; default: the device's. `problem_ids`: only of these.
+    Raises Refused where no row is left, StorageError."""
+    chosen = Selection(
+        found.device, policy or MeasurementPolicy.of(found.device.vendor).id,
+        target_of(found.device, target), problem_ids,
+    )  # fmt: skip
+    rows = [row for row in found.rows if row.policy.id == chosen.policy_id]
+
+    def why_none(report: ExportReport) -> str:
+        if not report.omitted:
+            return f"the table {found.name} has no such row under the policy {chosen.policy_id}"
+        reason, count = max(report.omitted.items(), key=lambda item: item[1])
+        return f"no row of the table {found.name} can be written; {count} of them: {reason}"
+
+    return build_from(rows, chosen, most, path, workshop, why_none)
+
+
 # ---- writing -------------------------------------------------------------------------------------
 
 
-def write_table(name: str, device: DeviceClass, rows: Iterable[ExportRow]) -> Iterator[str]:
+def write_table(name: str, device: DeviceClass, rows: Iterable[ExportRow], note: str = "") -> Iterator[str]:
     """The text of a table in pieces: a line for the header and one for each measured row. A row loses the
-    tools' own keys and the card's UUID. Raises InvalidProblem for a name that is no file's name."""
+    tools' own keys and the card's UUID. `note`: what was searched. Raises InvalidProblem for a name that is
+    no file's name, and for a note that is no line of text."""
     if not name or name != slug(name):
         raise InvalidProblem(f"--name {name[:80]!r} may hold letters, digits, '.', '_' and '-' only")
-    return _pieces(name, device, rows)
+    if len(note) > _LONGEST_NOTE or not note.isprintable():
+        raise InvalidProblem(f"--note must be one line of at most {_LONGEST_NOTE} characters")
+    return _pieces(name, device, rows, note)
 
 
-def _pieces(name: str, device: DeviceClass, rows: Iterable[ExportRow]) -> Iterator[str]:
+def _pieces(name: str, device: DeviceClass, rows: Iterable[ExportRow], note: str) -> Iterator[str]:
     header = {
         "gemmtune": "export",
         "version": 1,
@@ -177,6 +241,7 @@ def _pieces(name: str, device: DeviceClass, rows: Iterable[ExportRow]) -> Iterat
         "commit": commit(),
         "release": version("gemmtune"),
         "made_at": now(),
+        **({"note": note} if note else {}),
     }
     yield dumps(header) + "\n"
     texts = RowTexts()

@@ -23,7 +23,7 @@ from db.engine import writing
 from db.values import put_environment
 from service.app import create_app
 from service.settings import Settings
-from service.startup import open_database
+from service.startup import install_tables, open_database
 
 _log = logging.getLogger(__name__)
 
@@ -177,6 +177,7 @@ def serve(settings: Settings, beside: Beside | None, announce: Callable[[str], N
             for device in devices:
                 put_environment(connection, device.environment)
     engine.dispose()
+    install_tables(settings)
     listening = listen(settings.host, settings.port)
     host, port = listening.getsockname()[:2]
     config = uvicorn.Config(

@@ -57,6 +57,10 @@ class Settings(BaseSettings):
     events_heartbeat_seconds: float = Field(
         default=15.0, gt=0, description="How often a silent stream of events shows that it lives."
     )
+    pretuned: bool = Field(
+        default=True,
+        description="Whether `serve` and `db upgrade` install the shipped pre-tuned tables as claims.",
+    )
     max_compiles: int = Field(
         default=2, ge=1, description="Kernels compiled for requests at a time; one more is answered 503."
     )

@@ -26,6 +26,20 @@ def upgrade(settings: Settings) -> str:
         engine.dispose()
 
 
+def install_tables(settings: Settings) -> None:
+    """Installs the shipped pre-tuned tables as claims, each once, unless the settings forbid it. Raises
+    StaleSchema, ReadError, DatabaseUnavailable."""
+    if not settings.pretuned:
+        return
+    from service.pretuned import install_shipped  # noqa: PLC0415  (the formats: most commands read no file)
+
+    engine = open_database(settings)
+    try:
+        install_shipped(engine)
+    finally:
+        engine.dispose()
+
+
 def open_database(settings: Settings) -> Engine:
     """An engine for a database with the current schema. An empty SQLite database is upgraded; an old schema
     is refused, because only its owner may decide to shut out older versions. Raises StaleSchema."""

@@ -33,7 +33,8 @@ COMPILING = (
     "backends/kernel_checks/",
     "backends/kernels/triton/test_arithmetic.py", "backends/packages/", "backends/test_contract.py",
     "backends/toolchains/", "golden/", "service/http/test_binaries.py", "service/http/test_bundles.py",
-    "service/test_bundle_command.py", "service/test_kernels_command.py", "service/test_selftest_command.py",
+    "service/model/test_bundle_outputs.py", "service/test_bundle_command.py",
+    "service/test_kernels_command.py", "service/test_selftest_command.py",
     "tuners/test_compiling.py", "tuners/test_selftest_hip.py", "tuners/test_verify_device.py",
 )  # fmt: skip
 STARTING = (
@@ -86,6 +87,14 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that all processes of this test run share."""
     own = tmp_path_factory.getbasetemp()
     return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_tables() -> Iterator[None]:
+    """Databases start empty: shipped pre-tuned tables are not installed, but by tests that ask for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GEMMTUNE_PRETUNED", "0")
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -17,6 +17,7 @@ from backends.errors import InvalidProblem, StorageError
 from backends.packages.bundle_file import BundleError, BundleFile
 from db import queries
 from db.engine import reading
+from service import pretuned as tables
 from service.bundle_download import PATH, download
 from service.bundles import Selection, Workshop, build, target_of
 from service.commands.common import (
@@ -24,8 +25,9 @@ from service.commands.common import (
     Device,
     FormatName,
     Json,
+    Layers,
     Server,
-    err,
+    compile_progress,
     input_code,
     out,
     print_json,
@@ -46,9 +48,10 @@ class _Asked:
     """The options. `problems`: ids, None for all that the class has."""
 
     output: Path
-    device: str
+    device: str | None
     target: str | None
     policy: str | None
+    pretuned: str | None
     problems: frozenset[str] | None
 
 
@@ -98,6 +101,7 @@ def bundle(
     tokens: Annotated[
         str | None, typer.Option(help="Of the model: rows of activations, such as 1,16,2048.")
     ] = None,
+    layers: Layers = None,
     dtype: Annotated[
         str | None, typer.Option(help="Of the model's weights and activations, where not its own.")
     ] = None,
@@ -107,6 +111,10 @@ def bundle(
     policy: Annotated[
         str | None, typer.Option(help="Measurement policy's id; default: the device's.")
     ] = None,
+    pretuned: Annotated[
+        str | None,
+        typer.Option(help="From a pre-tuned table, a shipped one or a file; no database and no device."),
+    ] = None,
     server: Server = None,
     as_json: Json = False,
 ) -> None:
@@ -115,12 +123,16 @@ def bundle(
 
     A bundle is code: whoever loads it runs it. Its digest, which is printed, stands for every byte of it."""
     settings = Settings()
-    read = _inputs(problems, format_name, model, ReadOptions("", tp, token_counts(tokens), dtype))
+    options = ReadOptions("", tp, token_counts(tokens), dtype, layers or "fused")
+    read = _inputs(problems, format_name, model, options)
     ids = {one.problem.id for found in read for one in found.problems}
     if read and not ids:
         raise InvalidProblem(f"no problem in {problems or model}")
-    asked = _Asked(output, device or settings.device, target, policy, frozenset(ids) if read else None)
-    done = _here(settings, asked) if server is None else _there(server, asked)
+    asked = _Asked(output, device, target, policy, pretuned, frozenset(ids) if read else None)
+    if asked.pretuned is not None:
+        done = _from_table(settings, asked, asked.pretuned, server)
+    else:
+        done = _here(settings, asked) if server is None else _there(server, settings, asked)
     if as_json:
         print_json(done.to_dict(output))
     else:
@@ -140,23 +152,44 @@ def _here(settings: Settings, asked: _Asked) -> _Done:
     """From this machine's database."""
     engine = open_database(settings)
     with reading(engine) as connection:
-        found = resolve(asked.device, queries.known_classes(connection))
+        found = resolve(asked.device or settings.device, queries.known_classes(connection))
     policy = asked.policy or MeasurementPolicy.of(found.vendor).id
     chosen = Selection(found, policy, target_of(found, asked.target), asked.problems)
-    with _progress() as progress:
-        workshop = Workshop(
-            BinaryCache(settings.cache_dir / "kernels"), settings.max_compiles, progress=progress
-        )
+    with _workshop(settings) as workshop:
         built = build(engine, chosen, settings.max_bundle_rows, asked.output, workshop)
     return _Done(BundleFile(built.path), built.report, asked.problems)
 
 
-def _there(server: str, asked: _Asked) -> _Done:
+def _from_table(settings: Settings, asked: _Asked, name: str, server: str | None) -> _Done:
+    """From a pre-tuned table."""
+    if server is not None:
+        raise InvalidProblem("--pretuned and --server both name the rows: give one (GEMMTUNE_SERVER is one)")
+    table = tables.read_table(tables.named(name))
+    if asked.device is not None:
+        resolve(asked.device, [table.device])
+    with _workshop(settings) as workshop:
+        built = tables.build_bundle(
+            table, asked.output, workshop, settings.max_bundle_rows, target=asked.target,
+            policy=asked.policy, problem_ids=asked.problems,
+        )  # fmt: skip
+    return _Done(BundleFile(built.path), built.report, asked.problems)
+
+
+@contextmanager
+def _workshop(settings: Settings) -> Iterator[Workshop]:
+    """How rows are compiled here, shown on a terminal."""
+    cache = BinaryCache(settings.cache_dir / "kernels")
+    with compile_progress("reading the rows") as progress:
+        yield Workshop(cache, settings.max_compiles, progress=progress)
+
+
+def _there(server: str, settings: Settings, asked: _Asked) -> _Done:
     """From a service: the class's bundle, of which the asked problems' rows are taken here."""
-    with Remote(server) as remote, _progress() as progress:
+    with Remote(server) as remote, compile_progress("reading the rows") as progress:
         part, whole = download(
-            remote, asked.output, progress, device=asked.device, target=asked.target, policy=asked.policy
-        )
+            remote, asked.output, progress, device=asked.device or settings.device, target=asked.target,
+            policy=asked.policy,
+        )  # fmt: skip
         try:
             report = remote.get(f"{PATH}/report", digest=whole.digest)
         except ServiceError:  # it has built many others since: the bundle itself is right
@@ -176,13 +209,6 @@ def _there(server: str, asked: _Asked) -> _Done:
     finally:
         part.unlink(missing_ok=True)
     return _Done(BundleFile(asked.output), report, asked.problems)
-
-
-@contextmanager
-def _progress() -> Iterator[Any]:
-    """Shows on a terminal how many rows are compiled."""
-    with err.status("reading the rows") as status:
-        yield lambda done, total: status.update(f"{done} of {total} rows compiled")
 
 
 def _show(done: _Done, output: Path) -> None:

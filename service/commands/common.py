@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,6 +48,13 @@ Tokens = Annotated[
     str | None,
     typer.Option(help="Of a model's config.json: rows of activations, such as 1,16,2048."),
 ]
+Layers = Annotated[
+    str | None,
+    typer.Option(
+        help="Of a model's config.json: fused as vLLM runs them (default), split as transformers does, or "
+        "both."
+    ),
+]
 Server = Annotated[
     str | None,
     typer.Option(envvar="GEMMTUNE_SERVER", help="Ask the service at http://host:port, not this machine."),
@@ -61,6 +70,16 @@ def print_json(value: object) -> None:
 def tell(text: str, style: str | None = None) -> None:
     """Prints one line on standard error, without wrapping it: scripts and logs read it."""
     err.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def compile_progress(first: str, *, silent: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """Shows on a terminal how many rows of a bundle are compiled; `first` is shown before the first one."""
+    if silent:
+        yield lambda done, total: None
+        return
+    with err.status(first) as status:
+        yield lambda done, total: status.update(f"{done} of {total} rows compiled")
 
 
 def imported_json(read: Imported) -> dict[str, Any]:
@@ -92,14 +111,18 @@ def token_counts(text: str | None) -> tuple[int, ...]:
 
 
 def read_input(
-    file: Path, format_name: str | None, tp: int | None, tokens: str | None, dtype: str | None = None
-) -> Imported:
+    file: Path, format_name: str | None, tp: int | None, tokens: str | None, dtype: str | None = None,
+    layers: str | None = None,
+) -> Imported:  # fmt: skip
     """Reads a file of problems with the options that were given. Raises ReadError for a file that cannot be
     read, InvalidProblem for an option that this file's format has no use for."""
-    options = ReadOptions("", 1 if tp is None else tp, token_counts(tokens), dtype)
+    options = ReadOptions("", 1 if tp is None else tp, token_counts(tokens), dtype, layers or "fused")
     read = read_file(file, format_name, options)
     used = READERS[read.format].declares.options
-    given = {"tensor_parallel": ("--tp", tp), "tokens": ("--tokens", tokens), "dtype": ("--dtype", dtype)}
+    given = {
+        "tensor_parallel": ("--tp", tp), "tokens": ("--tokens", tokens), "dtype": ("--dtype", dtype),
+        "layers": ("--layers", layers),
+    }  # fmt: skip
     for name, (option, value) in given.items():
         if value is not None and name not in used:
             raise InvalidProblem(

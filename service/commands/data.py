@@ -22,6 +22,7 @@ from service.commands.common import (
     PARTLY,
     Device,
     Json,
+    Layers,
     MaxWorkspace,
     Mode,
     Server,
@@ -156,6 +157,7 @@ def import_file(
     ] = False,
     tp: Tp = None,
     tokens: Tokens = None,
+    layers: Layers = None,
     dtype: Annotated[
         str | None, typer.Option(help="Of a model's weights and activations, where not its own.")
     ] = None,
@@ -169,10 +171,11 @@ def import_file(
             answer = remote.upload(
                 f"/v1/imports/{format_name or 'auto'}", file, device=device, tune=tune or None,
                 source=file.name, tensor_parallel=tp,
-                tokens=None if tokens is None else list(ladder), dtype=dtype,
+                tokens=None if tokens is None else list(ladder), dtype=dtype, layers=layers,
             )  # fmt: skip
     else:
-        answer = _import_here(file, format_name, device, tune, ReadOptions(file.name, tp or 1, ladder, dtype))
+        options = ReadOptions(file.name, tp or 1, ladder, dtype, layers or "fused")
+        answer = _import_here(file, format_name, device, tune, options)
     if as_json:
         print_json(answer)
     else:

@@ -13,6 +13,7 @@ from service import report
 from service.commands.common import (
     FormatName,
     Json,
+    Layers,
     Tokens,
     Tp,
     imported_json,
@@ -67,13 +68,14 @@ def problems(
     format_name: FormatName = None,
     tp: Tp = None,
     tokens: Tokens = None,
+    layers: Layers = None,
     dtype: Annotated[
         str | None, typer.Option(help="Of a model's weights and activations, where not its own.")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """List the problems in FILE with their call counts, and every line that could not be read."""
-    read = read_input(file, format_name, tp, tokens, dtype)
+    read = read_input(file, format_name, tp, tokens, dtype, layers)
     if as_json:
         print_json(imported_json(read))
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,12 +12,14 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from backends.cache import BinaryCache
 from backends.environment import DeviceClass, Environment, resolve
 from backends.errors import InvalidProblem
 from backends.registry import matching_devices
 from db import queries
 from db.engine import reading
 from service import report
+from service.bundles import Workshop
 from service.commands.campaigns import Asked, Done, tune_here, tune_there
 from service.commands.common import (
     FAILED,
@@ -31,6 +33,7 @@ from service.commands.common import (
     Server,
     Tokens,
     Tp,
+    compile_progress,
     err,
     out,
     print_json,
@@ -42,9 +45,10 @@ from service.commands.export import validators_of
 from service.formats import WRITERS, ReadOptions
 from service.formats.core.export import ExportRefused, ExportReport, ExportRow
 from service.installed_torch import ask
-from service.model.gain import TokenGain, token_gains
-from service.model.outputs import OUTPUTS, Output, Request, Written, check_folder, output_for
+from service.model.gain import TokenGain, gains_of
+from service.model.outputs import OUTPUTS, output_for
 from service.model.plan import ModelPlan, read_model
+from service.model.request import Output, Request, Written, check_folder
 from service.model.rows import HereRows, RowSource, ThereRows, measured_here
 from service.progress import duration_text
 from service.remote import Remote
@@ -63,6 +67,13 @@ def model(
     ] = Path("gemmtune-model"),
     tp: Tp = None,
     tokens: Tokens = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            help="fused as vLLM runs them, split as transformers does, or both; default: both for torch, "
+            "else fused."
+        ),
+    ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="Of the model's weights and activations, where not its own.")
     ] = None,
@@ -70,7 +81,7 @@ def model(
     index: Index = None,
     target: Annotated[
         str | None,
-        typer.Option(help="The torch that reads the file, such as torch-2.15+cuda."),
+        typer.Option(help="The torch that reads the file, such as torch-2.15+cuda; a bundle's architecture."),
     ] = None,
     python: Annotated[
         str | None,
@@ -96,7 +107,9 @@ def model(
     it). The gain of a number of tokens is that of the GEMMs of one forward pass on one device, each layer
     weighted by its calls, from stored verdicts of what the file carries."""
     settings = Settings()
-    plan = read_model(config, ReadOptions("", 1 if tp is None else tp, token_counts(tokens), dtype))
+    if layers is None:
+        layers = OUTPUTS[output].layers if output in OUTPUTS else "fused"
+    plan = read_model(config, ReadOptions("", 1 if tp is None else tp, token_counts(tokens), dtype, layers))
     limit = workspace_limit(max_workspace)
     options = _Options(
         settings, plan, device or settings.device, index, seconds, candidates, total_seconds, force,
@@ -109,7 +122,12 @@ def model(
         given = validators_of(validator or ())
         if chosen.by_torch:
             target, given = _reader(target, python, given)
-        request = Request(plan, place.device, folder, target, given, limit, place.environments)
+        elif python is not None:
+            raise InvalidProblem(
+                f"--python names the torch that reads a file; none reads that of --for {output}"
+            )
+        workshop = Workshop(BinaryCache(settings.cache_dir / "kernels"), settings.max_compiles)
+        request = Request(plan, place.device, folder, workshop, target, given, limit, place.environments)
         chosen.check(request)
         check_folder(folder)
         place = replace(place, source=_source(place, chosen, remote))
@@ -119,10 +137,13 @@ def model(
             raise typer.Exit(INTERRUPTED)
         rows = place.source.rows(place.device, place.policy.id, plan.counts)
     try:
-        written, refused = chosen.write(request, rows), None
+        with compile_progress("writing the file", silent=options.silent) as progressing:
+            compiling = replace(workshop, progress=progressing)
+            written, refused = chosen.write(replace(request, workshop=compiling), rows), None
     except ExportRefused as error:
         written, refused = None, str(error)
-    gains = token_gains(plan, rows, {} if written is None else written.report.ratios)
+    ratios = {} if written is None else written.report.ratios
+    gains = gains_of(plan, rows, ratios, merging=chosen.merging)
     if as_json:
         print_json(_json(request, chosen, written, gains, done))
     else:
@@ -249,9 +270,17 @@ def _failed(done: Done) -> bool:
 
 # ---- what is printed -----------------------------------------------------------------------------
 
+#: Way to run the layers -> gains by tokens.
+_Gains = Mapping[str, Sequence[TokenGain]]
+_TITLES = {
+    "fused": ", layers fused as vLLM does",
+    "split": ", layers one by one",
+    "merged": ", apply(fuse=True)",
+}
+
 
 def _json(
-    request: Request, chosen: Output, written: Written | None, gains: Sequence[TokenGain], done: Done | None
+    request: Request, chosen: Output, written: Written | None, gains: _Gains, done: Done | None
 ) -> dict[str, Any]:
     figures = ExportReport().figures() if written is None else written.report.figures()
     return {
@@ -264,7 +293,8 @@ def _json(
         "language": chosen.language,
         "lines": [] if written is None else list(written.lines),
         "notes": [] if written is None else list(written.notes),
-        "tokens": [gain.to_dict() for gain in gains],
+        "layers": request.plan.layers,
+        "tokens": [{"layers": way, **gain.to_dict()} for way, of in gains.items() for gain in of],
         "tuned": 0 if done is None else len(done.results),
         "failed": [] if done is None else _errors(done),
         "skipped": 0 if done is None else len(done.skipped),
@@ -282,7 +312,7 @@ def _errors(done: Done) -> list[dict[str, Any]]:
 
 
 def _show(
-    request: Request, chosen: Output, written: Written | None, gains: Sequence[TokenGain], done: Done | None
+    request: Request, chosen: Output, written: Written | None, gains: _Gains, done: Done | None
 ) -> None:
     for row in request.plan.read.rejected:
         tell(f"left out: {row.reason}", "yellow")
@@ -290,7 +320,8 @@ def _show(
         tell(f"no verdict: {failed['problem_id']}: {failed['error']}", "yellow")
     if done is not None and done.skipped:
         tell(f"{len(done.skipped)} problems were not tuned: {done.skipped[0].reason}", "yellow")
-    err.print(_gain_table(gains))
+    for way, of in gains.items():
+        err.print(_gain_table(_TITLES[way] if len(gains) > 1 else "", of))
     if written is None:
         return
     for reason, count in written.report.omitted.items():
@@ -306,8 +337,8 @@ def _show(
         out.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _gain_table(gains: Sequence[TokenGain]) -> Table:
-    table = Table(title="GEMMs of one forward pass on one device")
+def _gain_table(way: str, gains: Sequence[TokenGain]) -> Table:
+    table = Table(title=f"GEMMs of one forward pass on one device{way}")
     for name in ("tokens", "as it is", "with this", "gain", "best known", "left", "unknown"):
         table.add_column(name, justify="right")
     for one in gains:

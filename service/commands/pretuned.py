@@ -44,6 +44,9 @@ def list_tables(as_json: Json = False) -> None:
             row["made_at"][:10], row["commit"][:12],
         )  # fmt: skip
     out.print(shown)
+    for row in here:
+        if row["note"]:
+            out.print(f"{row['name']}: {row['note']}", markup=False, highlight=False, soft_wrap=True)
     known = Table("table", "device class", "rows", "made", "commit", "installed", title="Installed")
     for row in there:
         made = (row["made_at"][:10], row["commit"][:12], row["installed_at"][:10])
@@ -103,6 +106,7 @@ def export(
     name: Annotated[str, typer.Option(help="The table's name, such as llama-3-8b-h200.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file.")],
     device: Device = None,
+    note: Annotated[str, typer.Option(help="What was searched and for how long, for its users.")] = "",
     policy: Annotated[
         str | None, typer.Option(help="Measurement policy's id; default: the device's.")
     ] = None,
@@ -116,12 +120,12 @@ def export(
         engine = open_database(settings)
         with reading(engine) as connection:
             found = resolve(selector, queries.known_classes(connection))
-        count = _write(output, name, found, HereRows(engine).every(found, _policy(found, policy)))
+        count = _write(output, name, note, found, HereRows(engine).every(found, _policy(found, policy)))
     else:
         with Remote(server) as remote:
             classes = remote.get("/v1/devices")["classes"]
             found = resolve(selector, [DeviceClass.parse(row["id"]) for row in classes])
-            count = _write(output, name, found, ThereRows(remote).every(found, _policy(found, policy)))
+            count = _write(output, name, note, found, ThereRows(remote).every(found, _policy(found, policy)))
     tell(f"{count} rows of {found} written to {output}, {output.stat().st_size / count:.0f} bytes a row")
 
 
@@ -129,9 +133,9 @@ def _policy(device: DeviceClass, policy: str | None) -> str:
     return policy or MeasurementPolicy.of(device.vendor).id
 
 
-def _write(output: Path, name: str, device: DeviceClass, rows: Iterable[ExportRow]) -> int:
+def _write(output: Path, name: str, note: str, device: DeviceClass, rows: Iterable[ExportRow]) -> int:
     """Writes the table; returns how many rows it has. Raises ExportRefused for a table without a row."""
-    pieces = tables.write_table(name, device, rows)
+    pieces = tables.write_table(name, device, rows, note)
     header, first = next(pieces), next(pieces, None)
     if first is None:
         raise ExportRefused(f"nothing was measured on {device} under this policy: there is no row to write")

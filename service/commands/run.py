@@ -16,7 +16,7 @@ from db.engine import writing
 from service.commands.common import Device, Index, OwnDevice, out
 from service.device_lock import DeviceLock, locks_folder
 from service.settings import Settings
-from service.startup import open_database, upgrade
+from service.startup import install_tables, open_database, upgrade
 from service.targets import derive_targets
 
 database = typer.Typer(help="Look after the database.", no_args_is_help=True)
@@ -95,8 +95,11 @@ def demo(
 
 @database.command(name="upgrade")
 def db_upgrade() -> None:
-    """Bring the database's schema up to date (idempotent; safe while others run the same)."""
-    out.print(f"the database's schema is at {upgrade(Settings())}", markup=False, highlight=False)
+    """Bring the database's schema up to date (idempotent; safe while others run the same). The shipped
+    pre-tuned tables are installed as claims, unless GEMMTUNE_PRETUNED=0."""
+    settings = Settings()
+    out.print(f"the database's schema is at {upgrade(settings)}", markup=False, highlight=False)
+    install_tables(settings)
 
 
 @database.command(name="rebuild")

@@ -17,6 +17,7 @@ from service.commands.common import (
     FormatName,
     Index,
     Json,
+    Layers,
     MaxWorkspace,
     Mode,
     OwnDevice,
@@ -66,6 +67,7 @@ def tune(
     format_name: FormatName = None,
     tp: Tp = None,
     tokens: Tokens = None,
+    layers: Layers = None,
     device: OwnDevice = None,
     index: Index = None,
     seconds: Annotated[float | None, typer.Option(help="Measuring budget a problem.")] = None,
@@ -108,7 +110,7 @@ def tune(
         "alpha": alpha, "beta": beta, "epilogue": epilogue, "layout": layout,
     }  # fmt: skip
     given = {name: value for name, value in one.items() if value is not None}
-    read = _input(file, format_name, given, tp, tokens)
+    read = _input(file, format_name, given, tp, tokens, layers)
     if not read.problems:
         if as_json:
             print_json(imported_json(read))
@@ -143,16 +145,17 @@ def tune(
 
 
 def _input(
-    file: Path | None, format_name: str | None, one: dict[str, Any], tp: int | None, tokens: str | None
-) -> Imported:
+    file: Path | None, format_name: str | None, one: dict[str, Any], tp: int | None, tokens: str | None,
+    layers: str | None,
+) -> Imported:  # fmt: skip
     if file is not None:
         dtype = one.pop("dtype", None)  # also an option of files that do not say it
         if one:
             raise InvalidProblem(f"give a file or one problem, not both ({file} and --{next(iter(one))})")
-        return read_input(file, format_name, tp, tokens, dtype)
+        return read_input(file, format_name, tp, tokens, dtype, layers)
     if not one:
         raise InvalidProblem("nothing to tune: name a file, or give --m, --n and --k")
-    for name, value in (("--tp", tp), ("--tokens", tokens)):
+    for name, value in (("--tp", tp), ("--tokens", tokens), ("--layers", layers)):
         if value is not None:
             raise InvalidProblem(f"{name} is of a model's config.json, not of one problem: name the file")
     problem = problem_from_wire(one)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from service.formats.core.export import ExportReport, ExportRow, Gain
+from service.formats.model.config import Merge
 from service.model.plan import ModelPlan
 
 
@@ -58,6 +59,56 @@ class TokenGain:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {**vars(self), "gain": self.gain, "best_gain": self.best_gain, "left": self.left}
+
+
+def gains_of(
+    plan: ModelPlan, rows: Sequence[ExportRow], ratios: Mapping[str, float], *, merging: bool
+) -> dict[str, list[TokenGain]]:
+    """The gains of each way in which a program runs the plan's layers: "fused", "split" or, for a program
+    that itself computes split layers as one GEMM where that is faster (`merging`), "merged"."""
+    if not plan.ways:
+        return {plan.layers: token_gains(plan, rows, ratios)}
+    split = plan.ways["split"]
+    if not merging:
+        return {way: token_gains(one, rows, ratios) for way, one in plan.ways.items()}
+    alone = token_gains(split, rows, ratios)
+    return {"split": alone, "merged": _merged(alone, plan.merges, rows, ratios)}
+
+
+#: Layers that the client's apply(fuse=True) merges, by the last part of their names (gemmtune/torch/fuse.py).
+_MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+def _merged(
+    alone: Sequence[TokenGain], merges: Sequence[Merge], rows: Sequence[ExportRow],
+    ratios: Mapping[str, float],
+) -> list[TokenGain]:  # fmt: skip
+    """The gains where layers are merged as the client does it: where the merged GEMM has a row, unless all of
+    the layers have rows that are as fast together. The time as it is remains that of the layers alone."""
+    known = {row.problem.id: row for row in rows if row.baseline_seconds is not None}
+    found = {one.tokens: one for one in alone}
+    for merge in merges:
+        if tuple(name.rpartition(".")[2] for name in merge.names) not in _MERGED:
+            continue
+        fused, parts = known.get(merge.fused.id), [known.get(part.id) for part in merge.parts]
+        if fused is None or None in parts:
+            continue
+        after = sum(_seconds(part, ratios.get(part.problem.id, 1.0)) for part in parts if part is not None)
+        best = sum(_seconds(part, _best(part)) for part in parts if part is not None)
+        one = found[merge.tokens]
+        ratio = ratios.get(merge.fused.id)
+        if ratio is not None:
+            merged = _seconds(fused, ratio)
+            if merged < after or not all(part.id in ratios for part in merge.parts):
+                one = replace(one, seconds=one.seconds + merge.calls * (merged - after))
+        least = min(0.0, _seconds(fused, _best(fused)) - best)
+        found[merge.tokens] = replace(one, best_seconds=one.best_seconds + merge.calls * least)
+    return list(found.values())
+
+
+def _seconds(row: ExportRow, ratio: float) -> float:
+    """The time of one call that is `ratio` times as fast as the baseline."""
+    return (row.baseline_seconds or 0.0) / ratio
 
 
 def token_gains(plan: ModelPlan, rows: Sequence[ExportRow], ratios: Mapping[str, float]) -> list[TokenGain]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from backends.errors import ReadError
 from backends.problem import GemmProblem
 from service.formats import ReadOptions, read_file
 from service.formats.core.base import Imported, ImportedProblem, printable
+from service.formats.model.config import Merge, merges_of
 
 #: The format of a model's description.
 FORMAT = "model-config"
@@ -19,11 +21,18 @@ FORMAT = "model-config"
 class ModelPlan:
     """The GEMMs of a model's linear layers on one of `devices` devices that share it. A problem's count is
     how often one forward pass calls it. A row-parallel layer with a bias is two problems there, with and
-    without it, because the first device alone adds the bias; both count."""
+    without it, because the first device alone adds the bias; both count.
+
+    `layers` is ReadOptions.layers. With "both" the problems are those of two ways to run the model, and a
+    forward pass has either: `ways` are the plans of each, by name. `merges`: the layers of "split" that
+    "fused" has as one."""
 
     name: str
     devices: int
     read: Imported
+    layers: str
+    ways: Mapping[str, ModelPlan]
+    merges: Sequence[Merge] = ()
 
     @property
     def problems(self) -> Sequence[ImportedProblem]:
@@ -32,7 +41,7 @@ class ModelPlan:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Problem id -> calls in one forward pass."""
+        """Problem id -> calls in one forward pass; with "both", in either."""
         return {item.problem.id: item.count for item in self.problems}
 
     def by_tokens(self) -> dict[int, list[ImportedProblem]]:
@@ -59,4 +68,9 @@ def read_model(path: Path, options: ReadOptions) -> ModelPlan:
         reason = read.rejected[0].reason if read.rejected else "the file is empty"
         raise ReadError(f"{printable(str(file))} describes no model: {reason}")
     name = file.parent.name if file.name == "config.json" else file.stem
-    return ModelPlan(name or "model", options.tensor_parallel, read)
+    ways: dict[str, ModelPlan] = {}
+    merges: Sequence[Merge] = ()
+    if options.layers == "both":
+        ways = {way: read_model(path, replace(options, layers=way)) for way in ("fused", "split")}
+        merges = merges_of(json.loads(file.read_bytes()), options)
+    return ModelPlan(name or "model", options.tensor_parallel, read, options.layers, ways, merges)

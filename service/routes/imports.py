@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import AsyncIterator
-from typing import IO, Annotated, Any
+from typing import IO, Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.concurrency import run_in_threadpool
@@ -106,6 +106,10 @@ def import_upload(
         str | None,
         Query(max_length=40, description="Of a model's weights, where not its own."),
     ] = None,
+    layers: Annotated[
+        Literal["fused", "split", "both"],
+        Query(description="Of a model: fused as vLLM runs them, split as transformers does, or both."),
+    ] = "fused",
 ) -> Response:
     """Take a file in. `auto` finds the format out. Its problems are stored with the tool's own names for
     them; results rows become claims, which are served only where asked for; a bare node's journal becomes
@@ -114,7 +118,7 @@ def import_upload(
         raise errors.unknown_format(format_name, ["auto", *READERS])
     target = imports.import_class(service.engine, service.selector(device)) if tune else None
     name = None if format_name == "auto" else format_name
-    options = ReadOptions("", tensor_parallel, tuple(tokens or TOKENS), dtype)
+    options = ReadOptions("", tensor_parallel, tuple(tokens or TOKENS), dtype, layers)
     done = imports.import_file(service.engine, file, "the upload", name, device, source or "upload", options)
     value = done.to_dict()
     value["tuning"] = None if target is None else _tune(service, done, target)

@@ -115,6 +115,9 @@ def test_only_the_problems_of_a_model(home: Engine, tmp_path: Path) -> None:
     assert done.exit_code == 0, (done.output, done.exception)
     assert BundleFile(path).problem_ids == [layers[0].problem.id]
     assert f"1 of the {len(layers)} problems asked for have a row" in done.stderr
+    done = call("-o", str(path), "--model", str(config), "--tokens", "1", "--layers", "split")
+    assert done.exit_code != 0
+    assert "problems was measured on" in str(done.exception), "the row is of fused layers"
 
 
 @pytest.mark.usefixtures("home")

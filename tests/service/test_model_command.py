@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from backends.cache import BinaryCache
+from backends.packages.bundle_file import BundleFile
 from service.demo import running
 from tests.golden.texts import unpacked
 from tests.service.loaded import Loaded, loaded
@@ -98,6 +99,38 @@ def test_through_a_service_as_here(home: Home, tuned: Any, config: str, tmp_path
             assert "left" in err
             code, _, err = other.run("model", config, "--for", "c-header", "--index", "0", *there)
             assert "--index and --total-seconds are for tuning here" in " ".join(err.split())
+
+
+# ---- kernels of our own in a program ---------------------------------------------------------------
+
+
+def test_a_torch_program_gets_layers_one_by_one_and_merged(home: Home, config: str) -> None:
+    """The rows of both are tuned, compiled into one bundle, and weighed both ways."""
+    folder = home.folder / "torch"
+    command = ("model", config, "--for", "torch", *FEW[:-1], "1", "-o", str(folder))
+    code, _, err = home.run(*command, "--max-workspace", "1MiB")
+    assert code == 2
+    assert "leave out --max-workspace" in " ".join(err.split())
+    answer = home.json(*command)
+    assert (answer["layers"], answer["failed"]) == ("both", [])
+    split, merged = answer["tokens"]
+    assert (split["layers"], merged["layers"]) == ("split", "merged")
+    assert (split["problems"], split["unknown"], merged["unknown"]) == (5, 0, 0)
+    assert split["baseline_seconds"] == merged["baseline_seconds"]
+    assert merged["seconds"] <= split["seconds"] or answer["written"]
+    if not answer["written"]:  # no kernel of our own won on this machine
+        assert answer["files"] == []
+        return
+    (path,) = answer["files"]
+    bundle = BundleFile(Path(path))
+    bundle.verify()
+    assert len(bundle.problem_ids) == answer["written"]
+    assert f"table = gemmtune.load({path!r})" in answer["lines"]
+    code, out, err = home.run("model", config, "--for", "torch", "--tokens", "1", "-o", str(folder))
+    assert code == 0, err
+    assert out.splitlines() == answer["lines"]
+    assert "one device, layers one by one" in err
+    assert "one device, apply(fuse=True)" in err
 
 
 # ---- a GPU's results, without the GPU ---------------------------------------------------------------
@@ -202,7 +235,13 @@ def test_a_models_options_are_for_models_files(command: Loaded, config: str, nam
     code, _, err = command.run(name, example, "--tp", "2")
     assert code == 2
     assert "is of format tunableop-untuned: leave the option out" in " ".join(err.split())
+    code, _, err = command.run(name, example, "--layers", "split")
+    assert code == 2
+    assert "--layers is for files that do not say it themselves" in " ".join(err.split())
     if name == "problems":
         code, out, _ = command.run(name, f"{config}/config.json", "--tp", "2", "--tokens", "3", "--json")
         assert code == 0
         assert {problem["m"] for problem in json.loads(out)["problems"]} == {3}
+        split = ("--tokens", "3", "--layers", "split", "--json")
+        code, out, _ = command.run(name, f"{config}/config.json", *split)
+        assert {problem["n"] for problem in json.loads(out)["problems"]} == {32, 64, 128, 512}

@@ -15,18 +15,24 @@ from sqlalchemy import Engine, func, select
 from backends.cache import BinaryCache
 from backends.environment import DeviceClass, Environment
 from backends.errors import InvalidProblem, ReadError
+from backends.packages.bundle_file import BundleFile
+from backends.packages.host import CPU_FAMILIES
 from backends.problem import from_linear
+from backends.toolchains.registry import TOOLCHAINS
 from db import models
 from db.engine import open_engine, reading
 from db.values import table
 from service import best, pretuned
+from service.bundles import Workshop
 from service.demo import running
-from service.formats.core.export import IMPORTED
+from service.formats.core.export import IMPORTED, TargetRow
 from service.settings import Settings
 from service.store import DirectStore
 from tests.golden.texts import unpacked
 from tests.service.formats import made
 from tests.service.test_commands import Home
+from tests.service.wins import HERE, SMALL, first_candidate
+from tuners.policy import MeasurementPolicy
 from tuners.session_store import SessionSpec
 from tuners.tuning_settings import TuningSettings
 
@@ -116,9 +122,114 @@ def test_shipped_tables_are_found_by_name(tmp_path: Path) -> None:
         pretuned.named("cpu-large", tmp_path)
 
 
-def test_every_shipped_table_can_be_read() -> None:
-    for path in pretuned.shipped_files():
-        assert pretuned.read_table(path).rejected == []
+def test_every_shipped_table_can_be_read_and_says_what_was_searched() -> None:
+    paths = pretuned.shipped_files()
+    assert [path.stem for path in paths] == ["h200-bf16-decode"]
+    for path in paths:
+        found = pretuned.read_table(path)
+        assert (found.name, found.rejected) == (path.stem, [])
+        assert found.to_dict()["note"]
+        assert len(found.header["commit"]) == 40
+        assert path.stat().st_size < 250_000
+        assert {row.environment.uuid for row in found.rows} == {""}
+
+
+def test_a_note_is_one_line(tmp_path: Path) -> None:
+    pieces = pretuned.write_table("h200", made.H200.device_class, [made.row()], "2 s a problem")
+    path = tmp_path / "h200.jsonl"
+    path.write_text("".join(pieces))
+    assert pretuned.read_table(path).to_dict()["note"] == "2 s a problem"
+    for note in ("two\nlines", "x" * 1001):
+        with pytest.raises(InvalidProblem, match="--note must be one line"):
+            pretuned.write_table("h200", made.H200.device_class, [made.row()], note)
+
+
+def test_shipped_tables_are_installed_once(engine: Engine, tmp_path: Path) -> None:
+    shutil.copy(CPU, tmp_path / "cpu-small.jsonl")
+    assert pretuned.install_shipped(engine, tmp_path) == ["cpu-small"]
+    rows = len(pretuned.read_table(CPU).rows)
+    assert count(engine, models.Claim) == rows
+    assert pretuned.install_shipped(engine, tmp_path) == []
+    with engine.begin() as connection:  # as one that was interrupted leaves it
+        claim = table(models.Claim)
+        last = connection.scalar(select(func.max(claim.c.number)))
+        connection.execute(claim.delete().where(claim.c.number == last))
+    assert pretuned.install_shipped(engine, tmp_path) == ["cpu-small"]
+    assert count(engine, models.Claim) == rows
+    (tmp_path / "cpu-small.jsonl").write_text(CPU.read_text().replace('"made_at":"2026', '"made_at":"2027'))
+    assert pretuned.install_shipped(engine, tmp_path) == ["cpu-small"], "another edition"
+    assert pretuned.install_shipped(engine, tmp_path / "none") == []
+
+
+def test_every_shipped_row_is_known_elsewhere(engine: Engine) -> None:
+    assert pretuned.install_shipped(engine) == [path.stem for path in pretuned.shipped_files()]
+    rows = [row for found in pretuned.shipped() for row in found.rows]
+    assert count(engine, models.Claim) == len(rows)
+    assert count(engine, models.Best) == 0
+    assert pretuned.install_shipped(engine) == []
+
+
+@pytest.mark.parametrize("setting", ["1", "0"])
+def test_an_upgrade_installs_them_unless_a_setting_forbids_it(
+    tmp_path: Path, cache: BinaryCache, setting: str
+) -> None:
+    home = Home(tmp_path, cache.root.parent)
+    home.environment["GEMMTUNE_PRETUNED"] = setting
+    for _ in range(2):
+        code, _, err = home.run("db", "upgrade")
+        assert code == 0, err
+    installed = [one["name"] for one in home.json("pretuned", "list")["installed"]]
+    assert installed == ([path.stem for path in pretuned.shipped_files()] if setting == "1" else [])
+
+
+# ---- bundles ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.compiler
+def test_a_shipped_table_becomes_a_bundle_without_a_device(tmp_path: Path, cache: BinaryCache) -> None:
+    missing = TOOLCHAINS["cuda"].missing("sm_90")
+    if missing is not None:
+        pytest.skip(missing)
+    (path,) = pretuned.shipped_files()
+    found = pretuned.read_table(path)
+    of = [row for row in found.rows if row.solution.family in ("gemv-persistent", "skinny-ring")]
+    asked = {of[0].problem.id, of[-1].problem.id}
+    output = tmp_path / "h200.gtb"
+    built = pretuned.build_bundle(found, output, Workshop(cache), 10, problem_ids=frozenset(asked))
+    assert (built.report["written"], built.report["omitted"]) == (2, {})
+    bundle = BundleFile(output)
+    bundle.verify()
+    assert set(bundle.problem_ids) == asked
+    assert bundle.manifest["device"]["class"] == "cuda:sm_90:NVIDIA-H200:132"
+    assert bundle.manifest["policy"]["id"] == of[0].policy.id
+
+
+@pytest.mark.compiler
+def test_a_bundle_of_a_table_by_the_command(tmp_path: Path, cache: BinaryCache) -> None:
+    home = Home(tmp_path, cache.root.parent)
+    mine, output = tmp_path / "mine.jsonl", str(tmp_path / "mine.gtb")
+    rows = []
+    for problem, family in zip(SMALL, CPU_FAMILIES, strict=True):
+        found = first_candidate(problem, family)
+        ours = TargetRow(found, "WIN", 1e-6, 2e-6, (1.5, 2.0, 2.5), 8, "s", "2026", True)
+        made_here = made.row(problem, environment=HERE, policy=MeasurementPolicy.of("cpu"))
+        rows.append(replace(made_here, targets={"bundle": ours}, targets_judged=True))
+    mine.write_text("".join(pretuned.write_table("mine", HERE.device_class, rows)))
+    code, out, err = home.run("bundle", "--pretuned", str(mine), "-o", output)
+    assert code == 0, err
+    assert f"2 rows of {HERE.device_class}, geometric mean 2.000x" in out
+    assert set(BundleFile(Path(output)).problem_ids) == {problem.id for problem in SMALL}
+    refused = (
+        (("no-such-table",), "neither a shipped table nor a file; shipped: h200-bf16-decode"),
+        ((str(mine), "--device", "cuda"), "no device matches 'cuda'"),
+        ((str(mine), "--server", "http://127.0.0.1:9"), "both name the rows: give one"),
+        ((str(mine), "--policy", "another"), "the table mine has no such row under the policy another"),
+    )
+    for arguments, words in refused:
+        code, _, err = home.run("bundle", "--pretuned", *arguments, "-o", output)
+        assert code == 2
+        assert words in " ".join(err.split())
+    assert not (tmp_path / "gemmtune.sqlite").exists(), "no database is opened"
 
 
 def test_installed_rows_are_claims_and_never_measurements(engine: Engine) -> None:
@@ -211,12 +322,7 @@ def test_what_one_database_measured_another_knows_elsewhere(tmp_path: Path, cach
     assert [one["name"] for one in h200.json("pretuned", "list")["installed"]] == ["cpu-small"]
 
 
-@pytest.mark.parametrize("arguments", [("install", "no-such-table"), ("install",)])
-def test_a_table_that_is_not_there_is_said_so(
-    tmp_path: Path, cache: BinaryCache, arguments: tuple[str, ...]
-) -> None:
-    if len(arguments) == 1 and pretuned.shipped_files():
-        pytest.skip("tables are shipped: all are installed")
-    code, _, err = Home(tmp_path, cache.root.parent).run("pretuned", *arguments)
+def test_a_table_that_is_not_there_is_said_so(tmp_path: Path, cache: BinaryCache) -> None:
+    code, _, err = Home(tmp_path, cache.root.parent).run("pretuned", "install", "no-such-table")
     assert code == 2
-    assert "neither a shipped table nor a file" in err or "no table is shipped" in err
+    assert "neither a shipped table nor a file; shipped: h200-bf16-decode" in " ".join(err.split())

@@ -137,25 +137,31 @@ class Imported:
 #: Default numbers of rows of activations (M) for the problems of a model: decoding, then prefill.
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
+#: A model's layers: fused as vLLM and SGLang run them, split as transformers does, or both.
+LAYERS = ("fused", "split", "both")
+
 
 @dataclass(frozen=True)
 class ReadOptions:
     """What a file does not say itself. `file_name`: some tools put into it what the rows are about. For a
     model's description, how the model is run: `tensor_parallel` devices share each layer, `tokens` are the
-    numbers of rows of activations (batch x sequence), and `dtype` is the type of weights and activations
-    where it is not the description's own. For AITER's files, `dtype` is the 8-bit float of rows that do not
-    name it."""
+    numbers of rows of activations (batch x sequence), `dtype` is the type of weights and activations where it
+    is not the description's own, and `layers` says which layers run as one GEMM (LAYERS). For AITER's files,
+    `dtype` is the 8-bit float of rows that do not name it."""
 
     file_name: str = ""
     tensor_parallel: int = 1
     tokens: tuple[int, ...] = TOKENS
     dtype: str | None = None
+    layers: str = "fused"
 
     def __post_init__(self) -> None:
         if not 1 <= self.tensor_parallel <= 1024:
             raise ReadError(f"tensor_parallel must be from 1 to 1024, not {self.tensor_parallel}")
         if not self.tokens or len(self.tokens) > 1000 or not all(1 <= t < 2**31 for t in self.tokens):
             raise ReadError("tokens must be 1 to 1000 whole numbers, each from 1 to 2147483647")
+        if self.layers not in LAYERS:
+            raise ReadError(f"layers must be one of {', '.join(LAYERS)}, not {printable(self.layers)}")
 
 
 DEFAULTS = ReadOptions()

@@ -64,7 +64,9 @@ class Decoder:
     required), "even" (always hidden_size / num_attention_heads; another value is refused) or "either" (the
     field if it is set, else that quotient). `keys_as_queries`: num_key_value_heads defaults to
     num_attention_heads. `false` and `true` are fields that must have that value if they are set. `defaults`
-    are the values of missing fields. `delta_net`: some layers are gated delta nets instead of attention.
+    are the values of missing fields. `delta_net`: some layers are gated delta nets instead of attention;
+    `delta_separate`: transformers runs their fused projections one by one. `fused`: transformers fuses
+    qkv_proj and gate_up_proj, too.
     """
 
     qkv_bias: bool | str = False
@@ -77,6 +79,8 @@ class Decoder:
     defaults: Mapping[str, int] = field(default_factory=dict)
     experts: Experts | None = None
     delta_net: bool = False
+    delta_separate: bool = False
+    fused: bool = False
 
     def __call__(self, given: Fields, tp: Parallel) -> Model:
         """The layers. Raises ReadError for a field that is missing, wrong or cannot be divided."""
@@ -95,14 +99,16 @@ class Decoder:
                 layers - recurrent,
                 qkv_bias=_bias(fields, self.qkv_bias),
                 o_bias=_bias(fields, self.o_bias),
+                fused=self.fused,
             )
         if recurrent:
-            linears += delta_net(fields, tp, recurrent)
+            linears += delta_net(fields, tp, recurrent, separate=self.delta_separate)
         left_out: list[str] = []
         sparse = 0 if self.experts is None else _sparse_layers(fields, self.experts, layers)
         if layers > sparse:
             size, bias = fields.whole("intermediate_size"), _bias(fields, self.mlp_bias)
-            linears += gated_mlp(hidden, size, "intermediate_size", tp, layers - sparse, bias=bias)
+            what, dense = "intermediate_size", layers - sparse
+            linears += gated_mlp(hidden, size, what, tp, dense, bias=bias, fused=self.fused)
         if sparse and self.experts is not None:
             linears += _experts(fields, self.experts, tp, sparse)
             left_out.append(_grouped(fields, self.experts.count, self.experts.size, sparse))
@@ -204,8 +210,9 @@ def _gpt2(fields: Fields, tp: Parallel) -> Model:
     heads = Heads(queries, queries, even_head(hidden, queries))
     inner = fields.whole("n_inner", 4 * hidden)
     linears = attention(
-        hidden, heads, tp, layers, qkv_bias=True, o_bias=True, names=("attn.c_attn", "attn.c_proj")
-    )
+        hidden, heads, tp, layers, qkv_bias=True, o_bias=True, names=("attn.c_attn", "attn.c_proj"),
+        fused=True,
+    )  # fmt: skip
     linears += plain_mlp(hidden, inner, "n_inner", tp, layers, ("mlp.c_fc", "mlp.c_proj"))
     return Model([*linears, lm_head(hidden, fields.whole("vocab_size"), tp)])
 
@@ -217,8 +224,9 @@ def _gpt_neox(fields: Fields, tp: Parallel) -> Model:
     heads = Heads(queries, queries, even_head(hidden, queries))
     bias = fields.flag("attention_bias", True)
     linears = attention(
-        hidden, heads, tp, layers, qkv_bias=bias, o_bias=bias, names=("query_key_value", "dense")
-    )
+        hidden, heads, tp, layers, qkv_bias=bias, o_bias=bias, names=("query_key_value", "dense"),
+        fused=True,
+    )  # fmt: skip
     inner, names = fields.whole("intermediate_size"), ("dense_h_to_4h", "dense_4h_to_h")
     linears += plain_mlp(hidden, inner, "intermediate_size", tp, layers, names)
     return Model([*linears, lm_head(hidden, fields.whole("vocab_size"), tp)])
@@ -256,7 +264,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         ("mixtral",),
         Decoder(false=_NO_BIAS, experts=Experts("num_local_experts", "intermediate_size", every_layer=True)),
     ),
-    Architecture("Phi3ForCausalLM", ("phi3",), Decoder(keys_as_queries=True, false=_NO_BIAS)),
+    Architecture("Phi3ForCausalLM", ("phi3",), Decoder(keys_as_queries=True, false=_NO_BIAS, fused=True)),
     Architecture(
         "Qwen2ForCausalLM",
         ("qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"),
@@ -287,7 +295,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture(
         "Qwen3_5ForCausalLM",
         ("qwen3_5_text",),
-        Decoder(head_dim="own", delta_net=True, false=_NO_BIAS),
+        Decoder(head_dim="own", delta_net=True, delta_separate=True, false=_NO_BIAS),
         (),
     ),
     Architecture(
@@ -296,6 +304,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         Decoder(
             head_dim="own",
             delta_net=True,
+            delta_separate=True,
             false=_NO_BIAS,
             experts=Experts(shared=True, every_layer=True),
         ),

@@ -7,6 +7,9 @@ the layer's name in vLLM, its count how often a forward pass on one device calls
 many devices (`tensor_parallel`), for which M (`tokens`) and, if not as the checkpoint is, in what type
 (`dtype`). `gemmtune model` tunes them and writes the file that a program loads.
 
+* `layers` is "fused", as vLLM and SGLang run them (qkv_proj, gate_up_proj, a padded lm_head); "split", as
+  transformers does (q_proj, k_proj, v_proj, gate_proj, up_proj, the vocabulary as it is); or "both": each
+  layer of either. Phi-3, GPT-2 and GPT-NeoX are fused in transformers too.
 * Logits are computed of the last token of each sequence only, so lm_head has the M up to LOGIT_ROWS, the most
   sequences that vLLM runs at once by default (vllm/engine/arg_utils.py: 256, or 1024 on large devices);
   beyond that M is a prefill's, which asks for lm_head with one row a sequence.
@@ -22,9 +25,9 @@ certain, or that the devices do not divide, raises ReadError.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from backends.errors import InvalidProblem, ReadError
 from backends.problem import GemmProblem
@@ -60,7 +63,7 @@ class ModelConfig:
     """The format's entry in the registry."""
 
     name: str = "model-config"
-    declares: ClassVar[Declaration] = Declaration(options=("tensor_parallel", "tokens", "dtype"))
+    declares: ClassVar[Declaration] = Declaration(options=("tensor_parallel", "tokens", "dtype", "layers"))
     description: str = "a Hugging Face model's config.json: its linear layers' GEMMs, sharded as vLLM does"
     example: str = (
         '{"architectures":["LlamaForCausalLM"],"model_type":"llama","hidden_size":4096,'
@@ -121,18 +124,61 @@ def _layers(document: Fields, options: ReadOptions) -> Iterator[Entry | Rejected
     tp = Parallel(options.tensor_parallel)
     types = types_of(document, text, architecture, options.dtype)
     model = architecture.layers(text, tp)
-    for linear in model.linears:
+    linears = [one for linear in model.linears for one in _ways(linear, options.layers)]
+    for linear in linears:
         types.check(linear, tp)
     for reason in (*model.left_out, *_towers(document)):
         yield rejected(1, reason)
-    for linear in model.linears:
-        for tokens in dict.fromkeys(options.tokens):
-            if linear.name == "lm_head" and tokens > LOGIT_ROWS:
-                continue
+    for linear in linears:
+        for tokens in _tokens(linear, options):
             # Both are one problem if the bias is added after the GEMM, as with block scales.
             made = dict.fromkeys(_problem(types, linear, tokens, bias) for bias in _biases(linear, tp))
             for problem in made:
                 yield Entry(1, problem, linear.name, linear.calls)
+
+
+def _ways(linear: Linear, layers: str) -> list[Linear]:
+    """A layer as it is fused, as transformers runs it, or both: once where these are the same."""
+    return {
+        "fused": [linear],
+        "split": linear.one_by_one(),
+        "both": [linear, *(one for one in linear.one_by_one() if one != linear)],
+    }[layers]
+
+
+def _tokens(linear: Linear, options: ReadOptions) -> list[int]:
+    """The numbers of tokens that a layer has."""
+    most = LOGIT_ROWS if linear.name == "lm_head" else None
+    return [tokens for tokens in dict.fromkeys(options.tokens) if most is None or tokens <= most]
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Layers that run one by one (`parts`), and the one GEMM that they are if they are `fused`: `calls` times
+    in a forward pass of `tokens` tokens."""
+
+    names: tuple[str, ...]
+    tokens: int
+    fused: GemmProblem
+    parts: tuple[GemmProblem, ...]
+    calls: int
+
+
+def merges_of(document: Mapping[str, Any], options: ReadOptions) -> list[Merge]:
+    """The layers of a model that transformers runs one by one and others fuse. Raises ReadError."""
+    fields = Fields(document)
+    architecture, text = architecture_of(fields)
+    types = types_of(fields, text, architecture, options.dtype)
+    found = []
+    for linear in architecture.layers(text, Parallel(options.tensor_parallel)).linears:
+        parts = linear.one_by_one()
+        if len(parts) < 2:
+            continue
+        names = tuple(part.name for part in parts)
+        for tokens in _tokens(linear, options):
+            fused, *split = (_problem(types, one, tokens, one.bias) for one in (linear, *parts))
+            found.append(Merge(names, tokens, fused, tuple(split), linear.calls))
+    return found
 
 
 def _biases(linear: Linear, tp: Parallel) -> tuple[bool, ...]:

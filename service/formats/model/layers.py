@@ -11,14 +11,16 @@ Query heads are sharded. Key and value heads are too, unless there are fewer of 
 device has one, and several devices have the same. A vocabulary is padded to a multiple of 64 before it is
 sharded.
 
+transformers runs most fused layers one by one: Linear.separate.
+
 Source: vLLM's linear.py (QKVParallelLinear, MergedColumnParallelLinear, RowParallelLinear) and
 vocab_parallel_embedding.py (DEFAULT_VOCAB_PADDING_SIZE) in vllm/model_executor/layers; SGLang's layers of the
-same names do the same.
+same names do the same. transformers' layers: src/transformers/models/<name>/modeling_<name>.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from backends.errors import ReadError
 from service.formats.model.fields import Fields
@@ -32,7 +34,8 @@ class Linear:
     """One kind of linear layer as one device computes it: w[n, k], `calls` times per forward pass.
 
     `parts` are the output sizes of the layers that are fused into it, and n is their sum; `split` says which
-    of n and k is sharded; a `plain` layer is never quantised.
+    of n and k is sharded; a `plain` layer is never quantised. `separate`: the layers that transformers runs
+    instead, each with its output size; empty where it runs this one.
     """
 
     name: str
@@ -42,11 +45,18 @@ class Linear:
     split: str = REPLICATED
     bias: bool = False
     plain: bool = False
+    separate: tuple[tuple[str, int], ...] = ()
 
     @property
     def n(self) -> int:
         """The output size of all layers that are fused into it."""
         return sum(self.parts)
+
+    def one_by_one(self) -> list[Linear]:
+        """The layers as transformers runs them."""
+        if not self.separate:
+            return [self]
+        return [replace(self, name=name, parts=(size,), separate=()) for name, size in self.separate]
 
 
 @dataclass(frozen=True)
@@ -111,24 +121,33 @@ def attention(
     qkv_bias: bool = False,
     o_bias: bool = False,
     names: tuple[str, str] = ("qkv_proj", "o_proj"),
+    fused: bool = False,
 ) -> list[Linear]:
-    """The projections around attention: the fused query, key and value projection, and the output's."""
+    """The projections around attention: the fused query, key and value projection, and the output's.
+    `fused`: transformers fuses the first three, too."""
     queries = tp.share(heads.queries, "num_attention_heads") * heads.size
     keys = tp.repeated_share(heads.keys, "num_key_value_heads") * heads.size
     parts = (queries * heads.outputs, keys, keys)
+    separate = tuple(zip(("q_proj", "k_proj", "v_proj"), parts, strict=True))
     return [
-        Linear(names[0], parts, hidden, calls, COLUMN, qkv_bias),
+        Linear(names[0], parts, hidden, calls, COLUMN, qkv_bias, separate=() if fused else separate),
         Linear(names[1], (hidden,), queries, calls, ROW, o_bias),
     ]
 
 
 def gated_mlp(
-    hidden: int, size: int, what: str, tp: Parallel, calls: int, *, bias: bool = False, prefix: str = ""
-) -> list[Linear]:
-    """The fused gate and up projection, and the down projection; `what` is the config's name of `size`."""
+    hidden: int, size: int, what: str, tp: Parallel, calls: int, *, bias: bool = False, prefix: str = "",
+    fused: bool = False,
+) -> list[Linear]:  # fmt: skip
+    """The fused gate and up projection, and the down projection; `what` is the config's name of `size`.
+    `fused`: transformers fuses the first two, too."""
     mine = tp.share(size, what)
+    parts = (mine, mine)
+    separate = ((f"{prefix}gate_proj", mine), (f"{prefix}up_proj", mine))
     return [
-        Linear(f"{prefix}gate_up_proj", (mine, mine), hidden, calls, COLUMN, bias),
+        Linear(
+            f"{prefix}gate_up_proj", parts, hidden, calls, COLUMN, bias, separate=() if fused else separate
+        ),
         Linear(f"{prefix}down_proj", (hidden,), mine, calls, ROW, bias),
     ]
 
@@ -160,9 +179,12 @@ def latent_attention(fields: Fields, tp: Parallel, calls: int) -> list[Linear]:
         ]
     else:
         first = [
-            Linear("fused_qkv_a_proj", (compressed, latent + rope), hidden, calls),
+            Linear(
+                "fused_qkv_a_proj", (compressed, latent + rope), hidden, calls,
+                separate=(("q_a_proj", compressed), ("kv_a_proj_with_mqa", latent + rope)),
+            ),
             Linear("q_b_proj", (mine * (nope + rope),), compressed, calls, COLUMN),
-        ]
+        ]  # fmt: skip
     return [
         *first,
         Linear("kv_b_proj", (mine * (nope + value),), latent, calls, COLUMN),
@@ -170,18 +192,25 @@ def latent_attention(fields: Fields, tp: Parallel, calls: int) -> list[Linear]:
     ]
 
 
-def delta_net(fields: Fields, tp: Parallel, calls: int) -> list[Linear]:
-    """The projections of a gated delta net, the linear attention of Qwen3-Next and Qwen3.5."""
+def delta_net(fields: Fields, tp: Parallel, calls: int, *, separate: bool) -> list[Linear]:
+    """The projections of a gated delta net, the linear attention of Qwen3-Next and Qwen3.5. `separate`:
+    transformers runs four of them, as in Qwen3.5, where vLLM has two."""
     hidden = fields.whole("hidden_size")
     keys = tp.share(fields.whole("linear_num_key_heads"), "linear_num_key_heads")
     values = tp.share(fields.whole("linear_num_value_heads"), "linear_num_value_heads")
     key = keys * fields.whole("linear_key_head_dim")
     value = values * fields.whole("linear_value_head_dim")
     return [
-        Linear("in_proj_qkvz", (key, key, value, value), hidden, calls, COLUMN),
-        Linear("in_proj_ba", (values, values), hidden, calls, COLUMN),
+        Linear(
+            "in_proj_qkvz", (key, key, value, value), hidden, calls, COLUMN,
+            separate=(("in_proj_qkv", 2 * key + value), ("in_proj_z", value)) if separate else (),
+        ),
+        Linear(
+            "in_proj_ba", (values, values), hidden, calls, COLUMN,
+            separate=(("in_proj_b", values), ("in_proj_a", values)) if separate else (),
+        ),
         Linear("out_proj", (hidden,), value, calls, ROW),
-    ]
+    ]  # fmt: skip
 
 
 def router(hidden: int, experts: int, calls: int, *, bias: bool = False, name: str = "gate") -> Linear:
@@ -190,7 +219,10 @@ def router(hidden: int, experts: int, calls: int, *, bias: bool = False, name: s
 
 
 def lm_head(hidden: int, vocabulary: int, tp: Parallel) -> Linear:
-    """The logits of the padded vocabulary; the weights are the embedding table if the two are tied."""
+    """The logits of the padded vocabulary; the weights are the embedding table if the two are tied.
+    transformers does not pad it; where devices cannot divide it, the first has the larger share."""
     padded = -(-vocabulary // _PADDING) * _PADDING
     mine = tp.share(padded, f"vocab_size {vocabulary}, padded to")
-    return Linear("lm_head", (mine,), hidden, 1, COLUMN, plain=True)
+    unpadded = -(-vocabulary // tp.devices)
+    separate = () if unpadded == mine else (("lm_head", unpadded),)
+    return Linear("lm_head", (mine,), hidden, 1, COLUMN, plain=True, separate=separate)

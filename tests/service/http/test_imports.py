@@ -149,6 +149,10 @@ def test_a_model_is_asked_for_as_it_is_run(client: httpx.Client) -> None:
     }
     assert {p["dtype"] for p in found["problems"]} == {"bf16"}
     assert {p["count"] for p in found["problems"]} == {1, 32}
+    split = upload(client, MODEL, tokens=[1], layers="split")
+    assert {(p["n"], p["k"]): p["count"] for p in split["problems"]} == {
+        (4096, 4096): 64, (1024, 4096): 64, (14336, 4096): 64, (4096, 14336): 32, (128256, 4096): 1,
+    }  # fmt: skip
     wider = upload(client, MODEL, tokens=[1], dtype="fp16")
     assert {p["dtype"] for p in wider["problems"]} == {"fp16"}
     assert {(p["n"], p["k"]) for p in wider["problems"]} >= {(6144, 4096), (28672, 4096)}
@@ -162,6 +166,7 @@ def test_a_model_is_asked_for_as_it_is_run(client: httpx.Client) -> None:
         ({"tensor_parallel": 0}, "tensor_parallel"),
         ({"tensor_parallel": 3}, "32"),
         ({"dtype": "fp7"}, "fp7"),
+        ({"layers": "mixed"}, "layers"),
     ],
 )
 def test_a_way_that_the_model_cannot_be_run_is_told(

@@ -10,8 +10,8 @@ import pytest
 
 from backends.problem import GemmProblem
 from service.formats import ReadOptions
-from service.formats.core.export import Gain, TargetRow
-from service.model.gain import ModelReport, token_gains
+from service.formats.core.export import ExportRow, Gain, TargetRow
+from service.model.gain import ModelReport, gains_of, token_gains
 from service.model.plan import ModelPlan, read_model
 from tests.service.formats import made
 
@@ -63,6 +63,45 @@ def test_the_best_known_includes_every_target_and_no_tie(plan: ModelPlan) -> Non
         first, judgement="TIE", speedup=(1.0, 1.0, 1.0), targets={"bundle": target, "inductor": tie}
     )
     assert token_gains(plan, [row], {})[0].best_gain == pytest.approx(3.0)
+
+
+def test_a_program_that_merges_layers_does_so_where_it_is_faster(tmp_path: Path, plan: ModelPlan) -> None:
+    """As the client decides: the merged GEMM's row, unless all of the layers have rows as fast together."""
+    path = tmp_path / "config.json"
+    sizes = {"head_dim": 32, "num_key_value_heads": 1, "intermediate_size": 80, "vocab_size": 512}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **sizes}))  # no two layers alike
+    both = read_model(path, ReadOptions("", 1, (1,), layers="both"))
+    qkv, mlp = both.merges
+    assert (qkv.names, mlp.names) == (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+    q, k, _ = qkv.parts
+    gate, *_ = mlp.parts
+
+    def known(problem: GemmProblem, baseline: float, speedup: float | None = 2.0) -> ExportRow:
+        if speedup is None:
+            return made.row(problem, baseline_seconds=baseline, judgement="TIE", speedup=(0.9, 1.0, 1.1))
+        return made.row(problem, baseline_seconds=baseline, speedup=(speedup - 0.1, speedup, speedup + 0.1))
+
+    rows = [
+        known(q, 4e-3), known(k, 1e-3, None), known(qkv.fused, 5e-3),  # alone: 2 + 1 + 1; merged: 2.5
+        known(gate, 3e-3), known(mlp.fused, 6.2e-3),  # alone: 1.5 + 1.5; merged: 3.1
+    ]  # fmt: skip
+    ratios = {q.id: 2.0, qkv.fused.id: 2.0, gate.id: 2.0, mlp.fused.id: 2.0}
+    found = gains_of(both, rows, ratios, merging=True)
+    assert list(found) == ["split", "merged"]
+    (alone,), (merged,) = found["split"], found["merged"]
+    assert alone.baseline_seconds == merged.baseline_seconds == pytest.approx(2 * (6e-3 + 6e-3))
+    assert alone.seconds == pytest.approx(2 * (4e-3 + 3e-3))
+    assert merged.seconds == pytest.approx(2 * (2.5e-3 + 3e-3))
+    assert merged.best_seconds == pytest.approx(2 * (2.5e-3 + 3e-3))
+    assert merged.left == pytest.approx(1.0)
+    assert alone.unknown == merged.unknown > 0
+    slower = {**ratios, qkv.fused.id: 1.1}  # 4.5 ms merged, but k and v have no row of their own
+    (merged,) = gains_of(both, rows, slower, merging=True)["merged"]
+    assert merged.seconds == pytest.approx(2 * (5e-3 / 1.1 + 3e-3))
+    apart = gains_of(both, rows, ratios, merging=False)
+    assert list(apart) == ["fused", "split"]
+    assert apart["fused"][0].baseline_seconds == pytest.approx(2 * (5e-3 + 6.2e-3))
+    assert list(gains_of(plan, rows, ratios, merging=True)) == ["fused"]
 
 
 def test_a_report_knows_its_written_rows() -> None:

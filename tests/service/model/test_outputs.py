@@ -12,14 +12,17 @@ from typing import Any
 
 import pytest
 
+from backends.cache import BinaryCache
 from backends.environment import Environment
 from backends.errors import StorageError
 from backends.problem import from_linear
 from backends.solution import Solution
+from service.bundles import Workshop
 from service.formats import ReadOptions, read_file
 from service.formats.core.export import ExportRefused, ExportRow
-from service.model.outputs import OUTPUTS, Request, check_folder, output_for
+from service.model.outputs import OUTPUTS, output_for
 from service.model.plan import read_model
+from service.model.request import Request, check_folder
 from tests.service.formats import made
 
 MODELS = Path(__file__).parents[2] / "data" / "models"
@@ -32,7 +35,8 @@ def asked(
     **options: object,
 ) -> Request:  # fmt: skip
     plan = read_model(MODELS / f"{model}.json", ReadOptions("", devices, (1, 16)))
-    return Request(plan, environment.device_class, folder, **options)  # type: ignore[arg-type]
+    workshop = Workshop(BinaryCache(folder / "kernels"))
+    return Request(plan, environment.device_class, folder, workshop, **options)  # type: ignore[arg-type]
 
 
 def rows(request: Request, **changed: object) -> list[ExportRow]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from backends.errors import ReadError
+from backends.problem import from_linear
 from service.formats import ReadOptions
 from service.model.plan import read_model
 
@@ -28,6 +29,21 @@ def test_problems_are_grouped_by_tokens_with_their_calls() -> None:
 def test_logits_are_no_part_of_a_long_prefill() -> None:
     found = read_model(LLAMA, ReadOptions("", 1, (1024, 2048))).by_tokens()
     assert len(found[1024]) == len(found[2048]) + 1
+
+
+def test_with_both_kinds_of_layers_a_forward_pass_has_either() -> None:
+    plan = read_model(LLAMA, ReadOptions("", 1, (1, 8), layers="both"))
+    fused, split = plan.ways["fused"], plan.ways["split"]
+    assert fused.counts == read_model(LLAMA, ReadOptions("", 1, (1, 8))).counts
+    assert plan.counts.keys() == fused.counts.keys() | split.counts.keys()
+    shared = from_linear(8, 4096, 14336, "bf16")
+    assert plan.counts[shared.id] == fused.counts[shared.id] == split.counts[shared.id] == 32
+    assert split.counts[from_linear(8, 1024, 4096, "bf16").id] == 64, "keys and values"
+    merged = {(one.names, one.tokens): one for one in plan.merges}
+    one = merged[(("q_proj", "k_proj", "v_proj"), 8)]
+    assert one.fused == from_linear(8, 6144, 4096, "bf16")
+    assert one.parts == tuple(from_linear(8, n, 4096, "bf16") for n in (4096, 1024, 1024))
+    assert len(merged) == 4
 
 
 def test_a_folder_is_its_config_and_names_the_model(tmp_path: Path) -> None:

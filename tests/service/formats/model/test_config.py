@@ -212,6 +212,82 @@ def test_a_published_model_layer_by_layer(name: str) -> None:
         assert part.problem == expected
 
 
+#: (N, K, calls) of the layers that transformers runs in place of fused ones.
+SPLIT: dict[str, dict[str, tuple[int, int, int]]] = {
+    "llama-3-8b": {
+        "q_proj": (4096, 4096, 32), "k_proj": (1024, 4096, 32), "v_proj": (1024, 4096, 32),
+        "gate_proj": (14336, 4096, 32), "up_proj": (14336, 4096, 32),
+    },
+    "deepseek-v3": {
+        "q_a_proj": (1536, 7168, 61), "kv_a_proj_with_mqa": (576, 7168, 61), "gate_proj": (18432, 7168, 3),
+        "up_proj": (18432, 7168, 3), "shared_experts.gate_proj": (2048, 7168, 58),
+        "shared_experts.up_proj": (2048, 7168, 58),
+    },
+    "qwen2.5-7b": {
+        "q_proj": (3584, 3584, 28), "k_proj": (512, 3584, 28), "v_proj": (512, 3584, 28),
+        "gate_proj": (18944, 3584, 28), "up_proj": (18944, 3584, 28),
+    },
+    "qwen3-next-80b-a3b": {
+        "q_proj": (8192, 2048, 12), "k_proj": (512, 2048, 12), "v_proj": (512, 2048, 12),
+        "shared_expert.gate_proj": (512, 2048, 48), "shared_expert.up_proj": (512, 2048, 48),
+    },
+    "qwen3.5-27b": {
+        "q_proj": (12288, 5120, 16), "k_proj": (1024, 5120, 16), "v_proj": (1024, 5120, 16),
+        "in_proj_qkv": (10240, 5120, 48), "in_proj_z": (6144, 5120, 48), "in_proj_b": (48, 5120, 48),
+        "in_proj_a": (48, 5120, 48), "gate_proj": (17408, 5120, 64), "up_proj": (17408, 5120, 64),
+    },
+    "gpt-oss-20b": {"q_proj": (4096, 2880, 24), "k_proj": (512, 2880, 24), "v_proj": (512, 2880, 24)},
+    "phi-3-mini": {},
+    "gpt2": {"lm_head": (50257, 768, 1)},
+}  # fmt: skip
+#: The fused layers that these replace.
+REPLACED = ("qkv_proj", "gate_up_proj", "fused_qkv_a_proj", "in_proj_qkvz", "in_proj_ba", "lm_head")
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_a_model_as_transformers_runs_it(name: str) -> None:
+    def read(layers: str) -> list[Entry]:
+        dtype = "fp16" if name == "gpt2" else None
+        options = ReadOptions(tokens=(5,), dtype=dtype, layers=layers)
+        parts = READER.read_told([json.dumps(config(name)).encode()], options)
+        return [part for part in parts if isinstance(part, Entry)]
+
+    fused, split = shapes(read("fused")), shapes(read("split"))
+    assert fused == PUBLISHED[name]
+    assert {key: shape for key, shape in split.items() if fused.get(key) != shape} == SPLIT[name]
+    if name == "qwen3-next-80b-a3b":
+        assert split["in_proj_qkvz"] == fused["in_proj_qkvz"], "transformers has these fused"
+    for key in fused.keys() - split.keys():
+        assert key.rpartition(".")[2] in REPLACED
+    assert sum(n * k * calls for n, k, calls in split.values()) == pytest.approx(
+        sum(n * k * calls for n, k, calls in fused.values()), rel=1e-2
+    ), "the same work, but for a padded vocabulary"
+    both = read("both")
+    assert {(part.key, part.problem) for part in both} == {
+        (part.key, part.problem) for part in (*read("fused"), *read("split"))
+    }
+    assert len(both) == len({(part.key, part.problem) for part in both}), "shared layers once"
+
+
+def test_split_layers_keep_biases_blocks_and_shares() -> None:
+    qwen = READER.read_told(
+        [json.dumps(config("qwen2.5-7b")).encode()],
+        ReadOptions(tensor_parallel=4, tokens=(1,), layers="split"),
+    )
+    found = {part.key: part.problem for part in qwen if isinstance(part, Entry)}
+    assert (found["q_proj"].m, found["k_proj"].m, found["k_proj"].bias) == (896, 128, "bf16")
+    blocks = READER.read_told(
+        [json.dumps(config("deepseek-v3")).encode()], ReadOptions(tokens=(1,), layers="split")
+    )
+    scaled = {part.key: part.problem for part in blocks if isinstance(part, Entry)}
+    assert scaled["kv_a_proj_with_mqa"].scale_a == "block_128x128"
+
+
+def test_layers_are_fused_split_or_both() -> None:
+    with pytest.raises(ReadError, match="layers must be one of fused, split, both, not mixed"):
+        ReadOptions(layers="mixed")
+
+
 def test_a_problem_field_by_field() -> None:
     # The weight's rows are the outputs, so x @ w.T is BLAS's TN with m outputs and n tokens.
     p = entries(config("qwen2.5-7b"), tokens=(16,))[0].problem

@@ -1,0 +1,91 @@
+"""The outputs that are a bundle of our own kernels: a file for the client's load(), and the lines with which
+a torch program uses it (docs/decisions/0016)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from backends.packages.bundle_file import SUFFIX
+from service.bundles import target_of, winner, write_rows
+from service.formats.core.export import ExportRefused, ExportRow
+from service.model.gain import ModelReport
+from service.model.request import Output, Request, Written
+
+_VENDORS = ("cpu", "cuda", "hip")
+_REPORT = (
+    "what the rows ran, and about how much time they saved: `with gemmtune.torch.report() as count:` around "
+    "the model's calls, then print(count.report())"
+)
+
+
+def _check(request: Request) -> None:
+    target_of(request.device, request.target)
+    if request.validators:
+        raise ExportRefused("a bundle has no validators: leave out --validator")
+    if request.workspace_limit is not None:
+        raise ExportRefused(
+            "a bundle's kernels get the workspace that they were measured with: leave out --max-workspace"
+        )
+
+
+def _write(
+    request: Request, rows: Sequence[ExportRow], lines: Callable[[Path], tuple[str, ...]], *notes: str
+) -> Written:
+    """Compiles the rows that kernels of our own won. Raises ExportRefused where none can be written,
+    StorageError."""
+    report = ModelReport()
+    ours = []
+    for row in rows:
+        report.measured(row)
+        if (won := winner(row, report)) is not None:
+            ours.append(won)
+    ours.sort(key=lambda row: row.problem.id)
+    path = request.folder.absolute() / f"{request.plan.name}{SUFFIX}"
+    target = target_of(request.device, request.target)
+    if write_rows(request.device, target, ours, report, path, request.workshop) is None:
+        if not rows:
+            raise ExportRefused(
+                f"nothing is known of {request.plan.name} on {request.device}: no bundle was written"
+            )
+        reason, count = max(report.omitted.items(), key=lambda item: item[1])
+        raise ExportRefused(
+            f"no bundle was written: none of {len(rows)} known rows can be; {count} of them: {reason}"
+        )
+    note = f"a bundle is code of {request.device}: load it from a place that only you can write"
+    return Written((path,), lines(path), (note, *notes), report)
+
+
+def bundle_lines(path: Path) -> tuple[str, ...]:
+    """The lines of Python that open a bundle."""
+    return (
+        "import gemmtune",
+        f"table = gemmtune.load({str(path)!r})",
+        "loaded = table.open()",
+    )
+
+
+def torch_lines(path: Path) -> tuple[str, ...]:
+    """The lines of Python that serve a torch model from a bundle; `model` is the loaded model, on its device
+    and in its dtype."""
+    return (
+        "import gemmtune",
+        "import gemmtune.torch",
+        f"table = gemmtune.load({str(path)!r})",
+        "# Before torch.compile and before CUDA graphs are captured; applied.disable() undoes it.",
+        "applied = gemmtune.torch.apply(model, table, fuse=True)",
+    )
+
+
+#: A bundle for the client, and the same file for a torch program.
+BUNDLE_OUTPUTS = (
+    Output(
+        "bundle", "a bundle of our own kernels", _VENDORS, _check,
+        lambda request, rows: _write(request, rows, bundle_lines), "python",
+    ),
+    Output(
+        "torch", "a torch program with our own kernels", _VENDORS, _check,
+        lambda request, rows: _write(request, rows, torch_lines, _REPORT), "python",
+        layers="both", merging=True,
+    ),
+)  # fmt: skip
