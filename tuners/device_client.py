@@ -172,6 +172,7 @@ class DeviceClient:
         task = Task(self.backend.product(name), policy, 0)
         space = self.space(task, families)
         tried = [b.solution for b in space.baselines]
+        task = replace(task, defaults=frozenset(solution.id for solution in tried))
         for family in dict.fromkeys(solution.family for solution in space.candidates):
             tried += [s for s in space.candidates if s.family == family][:CEILING_CANDIDATES]
         self.open(task)

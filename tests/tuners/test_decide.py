@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuners.decide import DecisionRule, Interval, Judgement, Verdict, decide, median_interval, paired
+from tuners.decide import DecisionRule, Judgement, Verdict, decide
+from tuners.intervals import Interval, median_interval, paired
 
 RULE = DecisionRule()
 ROUNDS = 20

@@ -102,7 +102,7 @@ def test_a_finalist_that_fails_leaves_the_final(status: Status) -> None:
 
 def test_a_baseline_that_fails_ends_the_session_with_its_evidence() -> None:
     run = session(RecordedRunner(quiet(), fails={("base", Phase.SCREEN): Status.WRONG_RESULT}))
-    with pytest.raises(SessionFailed, match=r"no baseline runs .*wrong_result"):
+    with pytest.raises(SessionFailed, match=r"no default to compare with for .*wrong_result"):
         list(run.run())
     run = session(RecordedRunner(quiet(), fails={("base", Phase.FINAL): Status.CRASH}))
     with pytest.raises(SessionFailed, match="baseline failed in the final"):

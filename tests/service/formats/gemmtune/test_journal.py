@@ -13,7 +13,8 @@ from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem, from_linear
 from service.formats import READERS, Entry, Imported, ImportedSession, Rejected, read_file, read_stream
 from tests.service.formats.made import BASELINE, CPU, H200, LINEAR, PACKED, POLICY, outcomes
-from tuners.decide import Interval, Judgement, Verdict
+from tuners.decide import Judgement, Verdict
+from tuners.intervals import Interval
 from tuners.journal import Journal
 from tuners.session_store import Result, session_key
 
