@@ -7,7 +7,7 @@ documentation. An option that is given by itself replaces the effort's.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from backends.errors import InvalidProblem
 from tuners.budget import Budget
@@ -52,9 +52,7 @@ class Effort:
     def rule(self, margin: float) -> DecisionRule:
         """The decision rule with this margin. Raises InvalidProblem."""
         try:
-            rule = DecisionRule(margin=margin, confidence=self.confidence)
-            # So few rounds decide nothing, and a final may need one for each comparison's confidence.
-            return replace(rule, max_rounds=self.max_rounds)
+            return DecisionRule(margin=margin, confidence=self.confidence, max_rounds=self.max_rounds)
         except ValueError as error:
             raise InvalidProblem(str(error)) from error
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from backends.wire import problem_to_wire
 from service.formats import FORMATS
 from service.formats.core.base import Imported
+from tuners.effort import effort_help
 from tuners.policy import read_bytes
 
 OK, FAILED, BAD_INPUT, PARTLY, INTERRUPTED = 0, 1, 2, 3, 130
@@ -37,6 +38,14 @@ Mode = Annotated[
     str | None, typer.Option(help="eager or graph; default: the device's (graph on GPUs, eager on CPUs).")
 ]
 MaxWorkspace = Annotated[str | None, typer.Option(help="Workspace limit: bytes, or e.g. 32MiB.")]
+Effort = Annotated[
+    str | None,
+    typer.Option(help=f"How much to spend on a problem. {effort_help()}. Other options replace its own."),
+]
+StopAtRoofline = Annotated[
+    float | None,
+    typer.Option(help="End the search once a candidate reaches this share of the roofline, e.g. 0.95."),
+]
 Server = Annotated[
     str | None,
     typer.Option(envvar="GEMMTUNE_SERVER", help="Ask the service at http://host:port, not this machine."),

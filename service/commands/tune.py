@@ -19,6 +19,7 @@ from service import follow, report
 from service.commands.common import (
     FAILED,
     INTERRUPTED,
+    Effort,
     FormatName,
     Index,
     Json,
@@ -26,6 +27,7 @@ from service.commands.common import (
     Mode,
     OwnDevice,
     Server,
+    StopAtRoofline,
     err,
     imported_json,
     input_code,
@@ -46,6 +48,7 @@ from tuners.campaign import Campaign, CampaignLimits, Finished, Skipped
 from tuners.ceilings import CeilingStore
 from tuners.decide import DecisionRule
 from tuners.device_client import DeviceClient
+from tuners.effort import effort_of
 from tuners.journal import Journal
 from tuners.policy import MeasurementPolicy
 from tuners.session_store import Result
@@ -80,7 +83,11 @@ def tune(
     format_name: FormatName = None,
     device: OwnDevice = None,
     index: Index = None,
-    seconds: Annotated[float | None, typer.Option(help="Measuring budget a problem.")] = None,
+    effort: Effort = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="Measuring budget a problem; default: the effort's.")
+    ] = None,
+    stop_at_roofline: StopAtRoofline = None,
     candidates: Annotated[int | None, typer.Option(help="Candidates of a problem at most.")] = None,
     total_seconds: Annotated[
         float | None, typer.Option(help="Budget of the whole run; what does not fit is skipped.")
@@ -126,18 +133,16 @@ def tune(
         elif read.rejected:
             out.print(report.rejected_table(read.rejected))
         raise InvalidProblem(f"no problem to tune in {file}")
-    try:
-        budget = Budget(settings.seconds_per_problem if seconds is None else seconds, candidates)
-        rule = DecisionRule(margin=settings.margin if margin is None else margin)
-    except ValueError as error:
-        raise InvalidProblem(str(error)) from error
+    level = effort_of(effort)
+    budget = level.budget(settings.seconds_per_problem, seconds, candidates, stop_at_roofline)
+    rule = level.rule(settings.margin if margin is None else margin)
     policy = {
         "cache": cache, "max_workspace_bytes": workspace_limit(max_workspace),
         "deterministic_only": deterministic, "memory_share": memory_share,
     }  # fmt: skip
     search = Search(strategy, seed, tuple(family) if family else None)
     asked = _Asked(
-        read, device or settings.device, index, mode, policy, budget, search, rule, force, output,
+        read, device or settings.device, index, mode, policy, budget, search, rule, level.name, force, output,
         total_seconds, max_gflop, silent=not progress or as_json,
     )  # fmt: skip
     done = _here(settings, asked) if server is None else _there(server, asked)
@@ -165,6 +170,7 @@ class _Asked:
     budget: Budget
     search: Search
     rule: DecisionRule
+    effort: str
     force: bool
     output: Path | None
     total_seconds: float | None
@@ -249,6 +255,7 @@ def _there(server: str, asked: _Asked) -> _Done:
         "device": asked.device, "policy": chosen, "rule": {"margin": asked.rule.margin},
         "budget": {
             "seconds_per_problem": asked.budget.seconds, "candidates": asked.budget.candidates,
+            "effort": asked.effort, "stop_at_roofline": asked.budget.stop_at_roofline,
         },
         "force": asked.force,
         "search": {**vars(asked.search), "families": asked.search.families},
