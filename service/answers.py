@@ -94,7 +94,7 @@ class TriedBaseline(Answer):
     name: str
     solution: str = Field(description='Its id; "" for a default that is not available.')
     seconds: float | None
-    fate: Literal["baseline", "slower", "faster", "level", "failed", "unavailable"]
+    fate: Literal["baseline", "slower", "faster", "tied", "failed", "unavailable"]
     reason: str = Field(description="Why it failed or is unavailable, or which twin problem it got wrong.")
 
 

@@ -21,14 +21,14 @@ _TIMED = (Status.OK, Status.UNSTABLE)
 
 
 class Fate(StrEnum):
-    """baseline: the verdict is about it. slower, faster: than the baseline, as the final showed. level: the
+    """baseline: the verdict is about it. slower, faster: than the baseline, as the final showed. tied: the
     final showed neither. failed: it could not be judged. unavailable: it is not installed, or has no call for
     the problem."""
 
     BASELINE = "baseline"
     SLOWER = "slower"
     FASTER = "faster"
-    LEVEL = "level"
+    TIED = "tied"
     FAILED = "failed"
     UNAVAILABLE = "unavailable"
 

@@ -245,6 +245,14 @@ class Final:
         is chosen has a WIN against the baseline of its own."""
         return min(self.tied(winners), key=lambda name: (self._order.get(name, ()), name))
 
+    def fate(self, name: str) -> tuple[Fate, float]:
+        """What the final shows of a default, and its seconds. It decides nothing, so it does not share the
+        confidence: a default that left the final early has few rounds."""
+        ours, base = self._samples[name], self._samples[self.baseline]
+        ratio = paired(list(ours.values()), [base[i] for i in ours], self.rule.confidence)
+        fate = Fate.SLOWER if ratio.low > 1 else Fate.FASTER if ratio.high < 1 else Fate.TIED
+        return Fate.BASELINE if name == self.baseline else fate, median(ours.values())
+
     def figures(self, name: str) -> tuple[float, float, Interval, int]:
         """Seconds of the candidate and of the baseline, the speedup, and the number of rounds."""
         ours, base = self._samples[name], self._samples[self.baseline]
@@ -314,14 +322,6 @@ def judge_targets(
         if present:
             found[target] = _target(final, verdict, present)
     return found
-
-
-def fate_in(final: Final, name: str) -> tuple[Fate, float]:
-    """What a final shows of a default, and its seconds."""
-    ratio, seconds = final.against_base[name], final.figures(name)[0]
-    if name == final.baseline:
-        return Fate.BASELINE, seconds
-    return Fate.SLOWER if ratio.low > 1 else Fate.FASTER if ratio.high < 1 else Fate.LEVEL, seconds
 
 
 def _target(final: Final, verdict: Verdict, members: Sequence[str]) -> TargetVerdict:

@@ -21,7 +21,7 @@ from backends.protocol import Baseline
 from backends.solution import Solution
 from tuners.baselines import TWIN, Fate, failure_text, judged, no_default, tried, twin_text
 from tuners.budget import Counts, StopReason
-from tuners.decide import Final, Judgement, Verdict, decide, fate_in, judge_targets
+from tuners.decide import Final, Judgement, Verdict, decide, judge_targets
 from tuners.device_client import Runner
 from tuners.device_process import Task
 from tuners.measure import SAMPLE_SECONDS, WARM_BELOW_SECONDS, Rotation
@@ -315,7 +315,7 @@ class Session:
         also by eliminated ones, which were sampled before they were slower than the leader."""
         partly = race.reserved | race.dropped
         final = Final(race.times, race.baseline, self.settings.rule, preference(race), race.slower, partly)
-        self._compared = {name: fate_in(final, name) for name in defaults if final.has(name)}
+        self._compared = {name: final.fate(name) for name in defaults if final.has(name)}
         proven, wrong = {verdict.winner}, set[str]()
         while True:
             members = {name: set(found) - wrong for name, found in race.targets.items()}
