@@ -59,7 +59,8 @@ class ExportTarget:
 #: What torch runs where nothing is tuned: its own call, or the library's call that it makes.
 _TORCH_CUDA = ("torch", "cublaslt-heuristic")
 _TORCH_HIP = ("torch", "hipblaslt-heuristic", "rocblas-default")
-_TORCH = tuple(dict.fromkeys((*_TORCH_CUDA, *_TORCH_HIP)))
+#: Both, for whoever gives solutions to programs that run torch.
+TORCH_DEFAULTS = tuple(dict.fromkeys((*_TORCH_CUDA, *_TORCH_HIP)))
 
 _TARGETS = (
     ExportTarget(
@@ -83,14 +84,16 @@ _TARGETS = (
         ("rocblas",),
         defaults=_TORCH_HIP,
     ),
-    ExportTarget("inductor", "Inductor's lookup table", ("cuda", "hip"), ("triton",), defaults=_TORCH),
+    ExportTarget(
+        "inductor", "Inductor's lookup table", ("cuda", "hip"), ("triton",), defaults=TORCH_DEFAULTS
+    ),
     # vLLM and SGLang run the same kernel with configurations of their own.
     ExportTarget(
         "block-fp8",
         "block-fp8 configurations of vLLM and SGLang",
         ("cuda", "hip"),
         ("triton-block-fp8",),
-        defaults=(*_TORCH, "triton-block-fp8"),
+        defaults=(*TORCH_DEFAULTS, "triton-block-fp8"),
     ),
     ExportTarget("openblas", "programs that call OpenBLAS", ("cpu",), ("openblas", "openblas_upcast")),
     ExportTarget("bundle", "programs that launch packages of our own kernels"),

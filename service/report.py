@@ -145,6 +145,8 @@ def summary(results: Sequence[Result], counts: Mapping[str, int]) -> str:
         names = Counter(verdict.baseline_name for verdict, _ in verdicts)
         whose = ", ".join(f"{name} ({count})" for name, count in names.items())
         text += f"; all calls together {before / after:.2f}x faster than the baselines: {whose}"
+    chosen = sum(verdict.tied > 1 for verdict, _ in verdicts)
+    text += f"; {chosen} chosen among candidates that tie" if chosen else ""
     ended = Counter(found for r in results if (found := r.counts.get("search_ended")))
     if ended:
         text += f"\nsearches: {', '.join(f'{count} {reason}' for reason, count in ended.items())}"

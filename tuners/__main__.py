@@ -127,7 +127,8 @@ def _line(event: Finished) -> str:
     if result.verdict is None:
         return f"{result.problem.slug}: no verdict: {result.error}"
     verdict = result.verdict
-    return f"{result.problem.slug}: {verdict.judgement} {verdict.speedup.mid:.2f}x {verdict.winner}"
+    said = f"{verdict.judgement} {verdict.speedup.mid:.2f}x {verdict.winner} over {verdict.baseline_name}"
+    return f"{result.problem.slug}: {said}; search: {result.counts.get('search_ended') or 'not known'}"
 
 
 if __name__ == "__main__":
