@@ -103,9 +103,12 @@ def legal(
         return None
 
 
-def screen(process: DeviceProcess, solution: Solution, binaries: Binaries, best: float | None) -> Outcome:
+def screen(
+    process: DeviceProcess, solution: Solution, binaries: Binaries, best: float | None, twins: bool = True
+) -> Outcome:
     """Verifies a candidate on one seed, then times it until it has enough samples or is shown to be slower
-    than `best` (seconds). Raises LaunchError, IllegalSolution, DeviceMemoryExceeded."""
+    than `best` (seconds). Without `twins` only the exact problem is checked. Raises LaunchError,
+    IllegalSolution, DeviceMemoryExceeded."""
     task = process.task
     limit = task.policy.max_workspace_bytes
     kernel = process.load(task.problem, solution, binaries)
@@ -113,7 +116,8 @@ def screen(process: DeviceProcess, solution: Solution, binaries: Binaries, best:
     if limit is not None and kernel.workspace_bytes > limit:
         rule = f"workspace of {kernel.workspace_bytes} bytes is over the policy's {limit}"
         return Outcome(solution, Phase.SCREEN, Status.ILLEGAL, (), {"rule": rule})
-    evidence = verify(process, solution, binaries, process.screening)
+    checks = [case for case in process.screening if twins or case.name == "exact"]
+    evidence = verify(process, solution, binaries, checks)
     if "wrong" in evidence:
         return Outcome(solution, Phase.SCREEN, Status.WRONG_RESULT, (), evidence)
     if evidence.get("repeatable") is False:
@@ -168,14 +172,17 @@ def sample(process: DeviceProcess, solution: Solution, binaries: Binaries, again
     return Outcome(solution, Phase.FINAL, Status.UNSTABLE, (median(seen),), evidence)
 
 
-def prove(process: DeviceProcess, solution: Solution, binaries: Binaries, seeds: int) -> Outcome:
-    """Verifies a winner on `seeds` seeds of ragged and exact problems; the evidence includes the device's
-    condition. Raises LaunchError, IllegalSolution, DeviceMemoryExceeded."""
+def prove(
+    process: DeviceProcess, solution: Solution, binaries: Binaries, seeds: int, twins: bool = True
+) -> Outcome:
+    """Verifies a winner on `seeds` seeds of ragged and exact problems (without `twins` of exact ones); the
+    evidence includes the device's condition. Raises LaunchError, IllegalSolution, DeviceMemoryExceeded."""
     task = process.task
     condition = dict(process.device.condition())
     exact_seeds = process.device.traits.exact_seeds
     checks = cases(task.problem, seeds, task.seed + 1, exact_seeds)
-    evidence = verify(process, solution, binaries, checks)
+    wanted = [case for case in checks if twins or case.name == "exact"]
+    evidence = verify(process, solution, binaries, wanted)
     evidence |= {"condition": condition} if condition else {}
     if evidence.get("repeatable") is False:
         solution = replace(solution, deterministic=False)

@@ -31,8 +31,12 @@ def client(
         yield made
 
 
-@pytest.mark.parametrize("client", ["TwinBackend"], indirect=True)
-def test_it_stays_the_baseline_and_no_win_over_the_slow_default_is_reported(client: DeviceClient) -> None:
+@pytest.mark.parametrize(
+    ("client", "wrong"), [("TwinBackend", "elements"), ("CrashingBackend", "SIGSEGV")], indirect=["client"]
+)
+def test_it_stays_the_baseline_and_no_win_over_the_slow_default_is_reported(
+    client: DeviceClient, wrong: str
+) -> None:
     run = Session(client, PROBLEM, SETTINGS)
     outcomes = list(run.run())
     verdict = run.verdict
@@ -42,6 +46,7 @@ def test_it_stays_the_baseline_and_no_win_over_the_slow_default_is_reported(clie
     first, second = verdict.baselines
     assert first.fate is Fate.BASELINE
     assert first.reason.startswith("wrong on a twin problem: ")
+    assert wrong in first.reason
     assert second.name == "slow"
     assert second.fate in (Fate.SLOWER, Fate.TIED)
     proof = outcomes[-1]

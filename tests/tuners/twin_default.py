@@ -3,6 +3,8 @@ and whose other default takes many times as long."""
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -59,6 +61,14 @@ class BrokenFamily(FrameworkFamily):
         o.d[...] = float("nan")
 
 
+class CrashingFamily(FrameworkFamily):
+    """The framework where it crashes on padded rows."""
+
+    def after(self, problem: GemmProblem, o: HostOperands) -> None:
+        if problem.ldd != problem.m:
+            os.kill(os.getpid(), signal.SIGSEGV)
+
+
 class TwinBackend(CpuBackend):
     """The framework, then the slow default."""
 
@@ -76,6 +86,10 @@ class TwinBackend(CpuBackend):
             Baseline(name, next(iter(known[name].solutions(problem, environment))), name == "framework")
             for name in ("framework", "slow")
         ]
+
+
+class CrashingBackend(TwinBackend):
+    framework = CrashingFamily
 
 
 class BrokenBackend(TwinBackend):
