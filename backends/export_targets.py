@@ -26,7 +26,9 @@ class ExportTarget:
 
     `vendors`: the vendors of the devices that it runs on; empty for all. `families`: those that it can name;
     empty for every kernel of our own. `max_workspace_bytes`: the workspace that it gives a solution, None
-    without a limit. `reader` says in plain words what takes the solutions.
+    without a limit. `reader` says in plain words what takes the solutions. `defaults`: families of what its
+    programs run without a file, the framework's call or the library's that it would make; empty for a target
+    that is no framework's. A verdict against another baseline says nothing of such a program.
     """
 
     name: str
@@ -34,6 +36,11 @@ class ExportTarget:
     vendors: tuple[str, ...] = ()
     families: tuple[str, ...] = ()
     max_workspace_bytes: int | None = None
+    defaults: tuple[str, ...] = ()
+
+    def replaces(self, baseline: str) -> bool:
+        """Whether programs of the target run a baseline of this family where they are given no file."""
+        return not self.defaults or baseline in self.defaults
 
     def names_family(self, family: str) -> bool:
         """Whether the target can name solutions of a family."""
@@ -49,17 +56,48 @@ class ExportTarget:
         return self.names_of(solution.family, solution.workspace_bytes)
 
 
+#: What torch runs where nothing is tuned: its own call, or the library's call that it makes.
+_TORCH_CUDA = ("torch", "cublaslt-heuristic")
+_TORCH_HIP = ("torch", "hipblaslt-heuristic", "rocblas-default")
+#: Both, for whoever gives solutions to programs that run torch.
+TORCH_DEFAULTS = tuple(dict.fromkeys((*_TORCH_CUDA, *_TORCH_HIP)))
+
 _TARGETS = (
-    ExportTarget("cublaslt", "TunableOp rows of torch 2.14 for CUDA", ("cuda",), ("cublaslt",)),
-    # torch 2.15 gives cuBLASLt a workspace of its own, of 1 MiB unless its user raises it.
-    ExportTarget("cublaslt-1mib", "TunableOp rows of torch 2.15 for CUDA", ("cuda",), ("cublaslt",), 2**20),
     ExportTarget(
-        "hipblaslt", "TunableOp rows for ROCm, hipBLASLt's override file, AITER", ("hip",), ("hipblaslt",)
+        "cublaslt", "TunableOp rows of torch 2.14 for CUDA", ("cuda",), ("cublaslt",), defaults=_TORCH_CUDA
     ),
-    ExportTarget("rocblas", "TunableOp rows for ROCm, rocBLAS's override file", ("hip",), ("rocblas",)),
-    ExportTarget("inductor", "Inductor's lookup table", ("cuda", "hip"), ("triton-inductor-mm",)),
+    # torch 2.15 gives cuBLASLt a workspace of its own, of 1 MiB unless its user raises it.
     ExportTarget(
-        "block-fp8", "block-fp8 configurations of vLLM and SGLang", ("cuda", "hip"), ("triton-block-fp8",)
+        "cublaslt-1mib", "TunableOp rows of torch 2.15 for CUDA", ("cuda",), ("cublaslt",), 2**20, _TORCH_CUDA
+    ),
+    ExportTarget(
+        "hipblaslt",
+        "TunableOp rows for ROCm, hipBLASLt's override file, AITER",
+        ("hip",),
+        ("hipblaslt",),
+        defaults=_TORCH_HIP,
+    ),
+    ExportTarget(
+        "rocblas",
+        "TunableOp rows for ROCm, rocBLAS's override file",
+        ("hip",),
+        ("rocblas",),
+        defaults=_TORCH_HIP,
+    ),
+    ExportTarget(
+        "inductor",
+        "Inductor's lookup table",
+        ("cuda", "hip"),
+        ("triton-inductor-mm",),
+        defaults=TORCH_DEFAULTS,
+    ),
+    # vLLM and SGLang run the same kernel with configurations of their own.
+    ExportTarget(
+        "block-fp8",
+        "block-fp8 configurations of vLLM and SGLang",
+        ("cuda", "hip"),
+        ("triton-block-fp8",),
+        defaults=(*TORCH_DEFAULTS, "triton-block-fp8"),
     ),
     ExportTarget("openblas", "programs that call OpenBLAS", ("cpu",), ("openblas", "openblas_upcast")),
     ExportTarget("bundle", "programs that launch packages of our own kernels"),

@@ -319,10 +319,29 @@ class NotedFamily(Protocol):
 
 @dataclass(frozen=True)
 class Baseline:
-    """A default call that candidates are compared with; `name` says which (a framework's, a library's)."""
+    """A default call that candidates are compared with; `name` says which. `framework`: it is a framework's
+    own call, which no library's call can stand for where the framework is installed."""
 
     name: str
     solution: Solution
+    framework: bool = False
+
+
+@dataclass(frozen=True)
+class AbsentBaseline:
+    """A default that a backend looks for and does not have here: not installed, or no call for the
+    problem."""
+
+    name: str
+    reason: str
+
+
+@runtime_checkable
+class ExplainsBaselines(Protocol):
+    """A backend that can say which defaults it does not have, and why."""
+
+    def absent_baselines(self, problem: GemmProblem, environment: Environment) -> Sequence[AbsentBaseline]:
+        """The defaults that baselines() looks for and leaves out."""
 
 
 class Backend(Protocol):

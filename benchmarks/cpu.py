@@ -29,9 +29,9 @@ from backends.registry import FoundDevice, backend, find_device
 from backends.solution import Solution
 from benchmarks.report import geometric_mean, write
 from tuners.budget import Budget, Search
-from tuners.decide import median_interval
 from tuners.device_client import DeviceClient
 from tuners.device_process import Task
+from tuners.intervals import median_interval
 from tuners.policy import MeasurementPolicy
 from tuners.session import Session
 from tuners.space import search_space

@@ -21,8 +21,9 @@ from backends.registry import FoundDevice, devices
 from benchmarks.report import geometric_mean
 from tuners.budget import Budget, Search
 from tuners.ceilings import Ceilings, CeilingStore
-from tuners.decide import Interval, Judgement, Verdict, paired
+from tuners.decide import Judgement, Verdict
 from tuners.device_client import DeviceClient, Runner
+from tuners.intervals import Interval, paired
 from tuners.policy import MeasurementPolicy
 from tuners.roofline import bound
 from tuners.session import Session

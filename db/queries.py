@@ -362,6 +362,7 @@ def tuning_jobs(connection: Connection, tuning_number: int, after: int, limit: i
             _link.c.position, _link.c.count, _job.c.id, _job.c.problem_id, _job.c.status, _job.c.attempt,
             _job.c.session_id, _job.c.error, _job.c.evidence, _job.c.created_at, _job.c.started_at,
             _job.c.ended_at, _problem.c.content.label("problem"), _session.c.notes,
+            _session.c.counts, _session.c.status.label("session_status"),
             _verdict.c.content.label("verdict"), *(_verdict.c[name] for name in names),
         )
         .join(_job, _job.c.number == _link.c.job_number)

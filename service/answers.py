@@ -8,7 +8,11 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
+from tuners.budget import StopReason
+
 Item = TypeVar("Item")
+
+SEARCH_ENDED = f"Why the search ended: {', '.join(StopReason)}. Null where it is not known."
 
 Status = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 Judgement = Literal["WIN", "TIE", "LOSS"]
@@ -81,6 +85,17 @@ class TargetVerdict(Answer):
     rounds: int
     reason: str
     proven: bool = Field(description="true: verified on five seeds, as a winner is; else on one.")
+    tied: int = Field(default=1, description="Candidates that tie, among which this one was chosen.")
+
+
+class TriedBaseline(Answer):
+    """A default of the problem, and what became of it; `seconds` a call, null where it was not timed."""
+
+    name: str
+    solution: str = Field(description='Its id; "" for a default that is not available.')
+    seconds: float | None
+    fate: Literal["baseline", "slower", "faster", "tied", "failed", "unavailable"]
+    reason: str = Field(description="Why it failed or is unavailable, or which twin problem it got wrong.")
 
 
 class Verdict(Answer):
@@ -99,6 +114,14 @@ class Verdict(Answer):
     targets: dict[str, TargetVerdict] = Field(
         default_factory=dict,
         description="Export target -> the verdict of its best candidate; absent where none was judged.",
+    )
+    fastest: str = Field(default="", description="The candidate that wins with the least median.")
+    tied: int = Field(
+        default=1, description="Candidates that tie with it, among which the winner was chosen."
+    )
+    baselines: list[TriedBaseline] = Field(
+        default_factory=list,
+        description="Every default that was tried; empty for earlier versions' verdicts.",
     )
 
 
@@ -119,6 +142,7 @@ class TuningJob(Answer):
     error: str | None
     evidence: Any
     notes: list[str]
+    search_ended: str | None = Field(description=SEARCH_ENDED)
     created_at: str
     started_at: str | None
     ended_at: str | None

@@ -57,5 +57,6 @@ def _result(job: Mapping[str, Any]) -> Result:
         job["error"],
         job["roofline_share"],
         job["binds"],
+        {"search_ended": job["search_ended"]} if job["search_ended"] else {},
         notes=tuple(job["notes"]),
     )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from service.answers import Answer, Solution, TuningLinks, Verdict
+from pydantic import Field
+
+from service.answers import SEARCH_ENDED, Answer, Solution, TuningLinks, Verdict
 from service.schemas import CountedProblem
 
 # ---- what is stored ------------------------------------------------------------------------------
@@ -90,6 +92,7 @@ class Session(Answer):
     status: Literal["running", "succeeded", "failed", "stopped"]
     error: str | None
     notes: list[str]
+    search_ended: str | None = Field(description=SEARCH_ENDED)
     created_at: str
     ended_at: str | None
 

@@ -13,6 +13,7 @@ from backends.problem import GemmProblem
 from backends.registry import FoundDevice
 from backends.wire import problem_to_wire
 from service.formats.core.base import ImportedProblem, Rejected
+from tuners.baselines import TriedBaseline
 from tuners.ceilings import Ceilings
 from tuners.decide import Judgement
 from tuners.session_store import Result
@@ -131,8 +132,8 @@ def verdicts_table(results: Sequence[Result], counts: Mapping[str, int]) -> Tabl
 
 
 def summary(results: Sequence[Result], counts: Mapping[str, int]) -> str:
-    """Counts of verdicts, the speed-up over all calls if each winner replaces its baseline, and the
-    baselines' names."""
+    """Counts of verdicts, the speed-up over all calls if each winner replaces its baseline, the baselines'
+    names, why the searches ended, and what became of every default."""
     verdicts = [(r.verdict, counts.get(r.problem.id, 1)) for r in results if r.verdict is not None]
     judged = Counter(verdict.judgement.value for verdict, _ in verdicts)
     words = ", ".join(f"{judged[j.value]} {j.value}" for j in Judgement)
@@ -144,4 +145,17 @@ def summary(results: Sequence[Result], counts: Mapping[str, int]) -> str:
         names = Counter(verdict.baseline_name for verdict, _ in verdicts)
         whose = ", ".join(f"{name} ({count})" for name, count in names.items())
         text += f"; all calls together {before / after:.2f}x faster than the baselines: {whose}"
+    chosen = sum(verdict.tied > 1 for verdict, _ in verdicts)
+    text += f"; {chosen} chosen among candidates that tie" if chosen else ""
+    ended = Counter(found for r in results if (found := r.counts.get("search_ended")))
+    if ended:
+        text += f"\nsearches: {', '.join(f'{count} {reason}' for reason, count in ended.items())}"
+    fates = Counter(_fate(one) for verdict, _ in verdicts for one in verdict.baselines)
+    if fates:
+        text += f"\ndefaults: {', '.join(f'{said} ({count})' for said, count in fates.items())}"
     return text
+
+
+def _fate(one: TriedBaseline) -> str:
+    reason = f", {one.reason}" if one.reason else ""
+    return f"{one.name}: {one.fate}{reason}"

@@ -14,7 +14,7 @@ def request_content(budget: Budget, search: Search, rule: DecisionRule) -> dict[
     """Plain JSON values; read_request() is the inverse."""
     families = None if search.families is None else sorted(set(search.families))
     return {
-        "budget": dict(vars(budget)),
+        "budget": budget.to_dict(),
         "search": {**vars(search), "families": families},
         "rule": dict(vars(rule)),
     }

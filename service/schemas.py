@@ -10,6 +10,7 @@ from pydantic.json_schema import WithJsonSchema
 
 from backends.problem_rules import ALIGNMENTS, MAX_SIZE, MAX_STRIDE
 from tuners.budget import Search
+from tuners.effort import EFFORTS, effort_help
 from tuners.policy import CACHES, DISTRIBUTIONS, MODES
 from tuners.strategies import STRATEGIES
 
@@ -97,9 +98,17 @@ class BudgetRequest(Strict):
     """Of each problem."""
 
     seconds_per_problem: Annotated[float, Field(ge=0.01, le=3600)] | None = Field(
-        default=None, description="Of measuring. Default: GEMMTUNE_SECONDS_PER_PROBLEM."
+        default=None, description="Of measuring. Default: the effort's."
     )
     candidates: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    effort: Literal[tuple(EFFORTS)] | None = Field(  # type: ignore[valid-type]
+        default=None,
+        description=f"A named set of options ({effort_help()}); options given beside it replace its own. "
+        "Default: normal, whose seconds GEMMTUNE_SECONDS_PER_PROBLEM sets.",
+    )
+    stop_at_roofline: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None, description="Ends the search once a candidate reaches this share of the roofline."
+    )
 
 
 class PolicyRequest(Strict):

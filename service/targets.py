@@ -9,7 +9,7 @@ from typing import Any
 from backends.export_targets import targets_of
 from backends.outcome import Status
 from db.targets import StoredFinal
-from tuners.decide import DecisionRule, Final, Judgement, Verdict, judge_targets
+from tuners.decide import DecisionRule, Final, Judgement, Verdict, judge_targets, tie_order
 
 _RULE = frozenset(field.name for field in fields(DecisionRule))
 
@@ -34,7 +34,8 @@ def derive_targets(stored: StoredFinal) -> Mapping[str, Mapping[str, Any]]:
         for target in targets_of(stored.vendor)
     }
     preference = {
-        one.solution_id: (one.workspace_bytes, one.deterministic is not True) for one in stored.outcomes
+        one.solution_id: tie_order(one.workspace_bytes, one.deterministic, one.family)
+        for one in stored.outcomes
     }
     final = Final(times, verdict.baseline, rule, preference, tuple(partly), partly)
     found = judge_targets(final, verdict, members)

@@ -21,11 +21,11 @@ from backends.errors import DeviceLost, GemmtuneError, InvalidProblem
 from backends.problem import GemmProblem
 from backends.registry import find_device
 from backends.wire import problem_from_wire
-from tuners.budget import Budget, Search
+from tuners.budget import Search
 from tuners.campaign import Campaign, Finished
 from tuners.ceilings import CeilingStore
-from tuners.decide import DecisionRule
 from tuners.device_client import DeviceClient
+from tuners.effort import DEFAULT_SECONDS, EFFORTS, effort_help, effort_of
 from tuners.journal import Journal
 from tuners.policy import CACHES, MODES, MeasurementPolicy, read_bytes
 from tuners.strategies import STRATEGIES
@@ -59,7 +59,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--output", required=True, type=Path, help="JSON lines file; existing sessions go on")
     parser.add_argument("--device", default="cpu", help="device selector or UUID (default: cpu)")
     parser.add_argument("--index", type=int, default=None, help="of several such devices the one with this")
-    parser.add_argument("--seconds", type=float, default=2.0, help="measuring budget a problem")
+    parser.add_argument("--effort", choices=list(EFFORTS), help=f"how much to spend: {effort_help()}")
+    parser.add_argument("--seconds", type=float, default=None, help="measuring budget a problem")
+    parser.add_argument("--stop-at-roofline", type=float, default=None, metavar="SHARE",
+                        help="end the search at this share of the roofline, e.g. 0.95")  # fmt: skip
     parser.add_argument("--candidates", type=int, default=None, help="candidates of a problem at most")
     parser.add_argument("--strategy", choices=sorted(STRATEGIES), default=Search.strategy)
     parser.add_argument("--seed", type=int, default=0)
@@ -87,10 +90,9 @@ def _problems(source: str) -> tuple[list[GemmProblem], list[tuple[int, str]]]:
 
 
 def _tune(options: argparse.Namespace, problems: list[GemmProblem]) -> int:
-    try:
-        budget, rule = Budget(options.seconds, options.candidates), DecisionRule(margin=options.margin)
-    except ValueError as error:
-        raise InvalidProblem(str(error)) from error
+    effort = effort_of(options.effort)
+    budget = effort.budget(DEFAULT_SECONDS, options.seconds, options.candidates, options.stop_at_roofline)
+    rule = effort.rule(options.margin)
     root = options.cache_dir or default_cache_dir()
     store = CeilingStore(root / "ceilings")
     limit = None if options.max_workspace is None else read_bytes(options.max_workspace, "--max-workspace")
@@ -125,7 +127,8 @@ def _line(event: Finished) -> str:
     if result.verdict is None:
         return f"{result.problem.slug}: no verdict: {result.error}"
     verdict = result.verdict
-    return f"{result.problem.slug}: {verdict.judgement} {verdict.speedup.mid:.2f}x {verdict.winner}"
+    said = f"{verdict.judgement} {verdict.speedup.mid:.2f}x {verdict.winner} over {verdict.baseline_name}"
+    return f"{result.problem.slug}: {said}; search: {result.counts.get('search_ended') or 'not known'}"
 
 
 if __name__ == "__main__":

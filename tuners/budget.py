@@ -3,23 +3,49 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
 
 
 @dataclass(frozen=True)
 class Budget:
     """seconds: for measuring a problem; compiling is counted separately. candidates: at most this many.
-    final_share: the share of the seconds that is reserved for the final. Screening the baselines, and the
-    rounds that decide a final, may exceed the budget (see session.py)."""
+    final_share: the share of the seconds that is reserved for the final. stop_at_roofline: the search ends
+    once a candidate reaches this share of the measured roofline; None: it does not. Screening the baselines,
+    and the rounds that decide a final, may exceed the budget (see session.py)."""
 
     seconds: float = 2.0
     candidates: int | None = None
     final_share: float = 0.5
+    stop_at_roofline: float | None = None
 
     def __post_init__(self) -> None:
         if not self.seconds > 0:
             raise ValueError(f"a budget must be above 0 seconds, not {self.seconds}")
         if self.candidates is not None and self.candidates < 1:
             raise ValueError(f"a budget of candidates must be at least 1, not {self.candidates}")
+        share = self.stop_at_roofline
+        if share is not None and not 0 < share <= 1:
+            raise ValueError(f"stop_at_roofline is a share of the roofline within (0, 1], not {share}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, as stored with a session. A share that is not given is left out, so that
+        requests are equal to those of earlier versions."""
+        values = dict(vars(self))
+        if self.stop_at_roofline is None:
+            del values["stop_at_roofline"]
+        return values
+
+
+class StopReason(StrEnum):
+    """Why a search ended."""
+
+    BUDGET = "budget spent"
+    CANDIDATES = "candidates spent"
+    SPACE = "space exhausted"
+    COMPILERS = "compilers too slow"
+    ROOFLINE = "roofline reached"
+    CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True)
@@ -34,7 +60,8 @@ class Search:
 @dataclass
 class Counts:
     """Time spent, and outcomes by status. Measuring (screening and the final) counts against the budget;
-    setup, compiling, proving the winner, and time lost to hangs and crashes do not."""
+    setup, compiling, proving the winner, and time lost to hangs and crashes do not. `search_ended` is a
+    StopReason's text, "" if the session ended before its search."""
 
     space: int = 0
     setup_seconds: float = 0.0
@@ -43,4 +70,5 @@ class Counts:
     proving_seconds: float = 0.0
     lost_seconds: float = 0.0
     replayed: int = 0
+    search_ended: str = ""
     statuses: dict[str, int] = field(default_factory=dict)

@@ -13,10 +13,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import lru_cache
-from math import comb
 from statistics import median
 from typing import Any
+
+from backends.export_targets import LIBRARY_FAMILIES
+from tuners.baselines import Fate, TriedBaseline
+from tuners.intervals import Interval, paired, rank
 
 
 class Judgement(StrEnum):
@@ -55,44 +57,9 @@ class DecisionRule:
         """The least number of rounds that can decide: with fewer, the interval of each of `comparisons`
         comparisons is unbounded."""
         count = self.min_rounds
-        while _rank(count, self.shared(comparisons)) is None:
+        while rank(count, self.shared(comparisons)) is None:
             count += 1
         return count
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A median with its confidence interval; (-inf, inf) if there are too few values to bound it."""
-
-    low: float
-    mid: float
-    high: float
-
-
-@lru_cache(maxsize=4096)
-def _rank(count: int, confidence: float) -> int | None:
-    """The largest r with P(r-th smallest <= median <= r-th largest) >= confidence; None if there is none."""
-    tail, best = 0.0, None
-    for r in range(1, count // 2 + 1):
-        tail += comb(count, r - 1) / 2**count
-        if 1 - 2 * tail < confidence:
-            break
-        best = r
-    return best
-
-
-def median_interval(values: Sequence[float], confidence: float) -> Interval:
-    """The median of `values` and its distribution-free interval (binomial order statistics)."""
-    ordered = sorted(values)
-    rank = _rank(len(ordered), confidence)
-    if rank is None:
-        return Interval(float("-inf"), median(ordered), float("inf"))
-    return Interval(ordered[rank - 1], median(ordered), ordered[-rank])
-
-
-def paired(a: Sequence[float], b: Sequence[float], confidence: float) -> Interval:
-    """The median, with its interval, of the ratios a/b taken round by round."""
-    return median_interval([x / y for x, y in zip(a, b, strict=True)], confidence)
 
 
 @dataclass(frozen=True)
@@ -101,7 +68,8 @@ class TargetVerdict:
     to. LOSS: every candidate of the target in the final was shown to be slower than the baseline.
 
     `solution` is the candidate's id. `seconds`, `baseline_seconds` and `speedup` are of the `rounds` in which
-    the candidate was sampled. `proven`: it was verified on as many seeds as a session's winner.
+    the candidate was sampled. `proven`: it was verified on as many seeds as a session's winner. `tied` as in
+    Verdict.
     """
 
     judgement: Judgement
@@ -112,6 +80,7 @@ class TargetVerdict:
     rounds: int
     reason: str
     proven: bool = False
+    tied: int = 1
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values (an unbounded end of an interval is null)."""
@@ -129,9 +98,12 @@ class Verdict:
     """The decision of a final. `baseline` and `winner` are solution ids; seconds are medians of the final's
     fresh samples.
 
-    `speedup` is baseline time over winner time, with its interval. `tie_set` holds every candidate that was
-    not shown to be slower than the winner by more than the margin. `reason` explains the judgement. `targets`
-    has the verdict of each export target with a candidate in the final.
+    `speedup` is baseline time over winner time, with its interval. `fastest` is the candidate that wins with
+    the smallest median (the baseline if none wins), and `tied` the number of candidates that tie with it,
+    itself included, among which the winner was chosen (decision 17). `tie_set` holds every candidate that was
+    not shown to be slower than the fastest by more than the margin. `reason` explains the judgement.
+    `targets` has the verdict of each export target with a candidate in the final. `baselines` lists every
+    default that was tried. Verdicts of earlier versions have "" for `fastest` and no `baselines`.
     """
 
     judgement: Judgement
@@ -145,6 +117,9 @@ class Verdict:
     rounds: int
     reason: str
     targets: Mapping[str, TargetVerdict] = field(default_factory=dict)
+    fastest: str = ""
+    tied: int = 1
+    baselines: tuple[TriedBaseline, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values (an unbounded end of an interval is null)."""
@@ -154,11 +129,12 @@ class Verdict:
             "speedup": _finite(self.speedup),
             "tie_set": list(self.tie_set),
             "targets": {name: target.to_dict() for name, target in self.targets.items()},
+            "baselines": [baseline.to_dict() for baseline in self.baselines],
         }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Verdict:
-        """The inverse of to_dict(). Verdicts that were stored before there were targets have none."""
+        """The inverse of to_dict(), also for verdicts of earlier versions, which have fewer fields."""
         targets = {
             name: TargetVerdict.from_dict(target) for name, target in values.get("targets", {}).items()
         }
@@ -168,7 +144,8 @@ class Verdict:
             "speedup": _interval(values["speedup"]),
             "targets": targets,
         }
-        return cls(**{**rest, "tie_set": tuple(values["tie_set"])})
+        tried = tuple(TriedBaseline.from_dict(one) for one in values.get("baselines", ()))
+        return cls(**{**rest, "tie_set": tuple(values["tie_set"]), "baselines": tried})
 
 
 def _finite(speedup: Interval) -> dict[str, float | None]:
@@ -182,14 +159,20 @@ def _interval(values: Mapping[str, float | None]) -> Interval:
     return Interval(float("-inf") if low is None else low, mid, float("inf") if high is None else high)
 
 
+def tie_order(workspace_bytes: int, deterministic: bool | None, family: str) -> tuple[int, bool, bool]:
+    """The order in which candidates that tie are preferred, the least first: the fewest bytes of workspace,
+    known determinism, a library's call before a kernel of our own. The id comes last (Final.preferred)."""
+    return workspace_bytes, deterministic is not True, family not in LIBRARY_FAMILIES
+
+
 class Final:
     """The samples of a final, and the comparisons between its candidates.
 
     `times`: solution id -> seconds, one value per round, the same rounds for all. `reserved`: solution id ->
     round -> seconds, for candidates that were sampled in some of the rounds; those without a sample are left
     out. `slower` are finalists that were eliminated as slower than the leader. Every candidate counts as a
-    comparison, among which the rule's confidence is shared. Among candidates that differ by noise, the one
-    with the smallest `preference` (then id) is chosen. Raises ValueError for unequal or missing rounds.
+    comparison, among which the rule's confidence is shared. Among candidates that tie, the one with the
+    smallest `preference` (tie_order(), then id) is chosen. Raises ValueError for unequal or missing rounds.
     """
 
     def __init__(
@@ -227,6 +210,10 @@ class Final:
             return Interval(float("-inf"), mid, float("inf"))
         return paired([ours[i] for i in common], [theirs[i] for i in common], self._confidence)
 
+    def has(self, name: str) -> bool:
+        """Whether the final sampled the candidate."""
+        return name in self._samples
+
     def enough(self, name: str) -> bool:
         """Whether the candidate has the rounds that a decision needs."""
         return len(self._samples[name]) >= self.needed
@@ -245,14 +232,26 @@ class Final:
         """The candidate with the smallest median ratio to the baseline."""
         return min(names, key=lambda name: (self.against_base[name].mid, name))
 
+    def tied(self, winners: Sequence[str]) -> list[str]:
+        """Of candidates that win, the fastest and those that tie with it: not shown to be slower than it by
+        more than the margin, and no more than the margin behind it in the median."""
+        best, most = self.fastest(winners), 1 + self.rule.margin
+        behind = {name: self.ratio(name, best) for name in winners if name != best}
+        # The median limits what a choice costs where intervals are wide.
+        return [n for n in winners if n == best or (behind[n].low <= most and behind[n].mid <= most)]
+
     def preferred(self, winners: Sequence[str]) -> str:
-        """Of several candidates that win, the preferred one among those that differ from the fastest by noise
-        and by less than half the margin, so that the choice is reproducible."""
-        best = self.fastest(winners)
-        behind = {name: self.ratio(name, best) for name in winners}
-        half = 1 + self.rule.margin / 2  # limits the cost of a preference when intervals are wide
-        level = [n for n in winners if n == best or (behind[n].low <= 1.0 and behind[n].mid <= half)]
-        return min(level, key=lambda name: (self._order.get(name, ()), name))
+        """Of several candidates that win, the preferred one among those that tie with the fastest. Whatever
+        is chosen has a WIN against the baseline of its own."""
+        return min(self.tied(winners), key=lambda name: (self._order.get(name, ()), name))
+
+    def fate(self, name: str) -> tuple[Fate, float]:
+        """What the final shows of a default, and its seconds. It decides nothing, so it does not share the
+        confidence: a default that left the final early has few rounds."""
+        ours, base = self._samples[name], self._samples[self.baseline]
+        ratio = paired(list(ours.values()), [base[i] for i in ours], self.rule.confidence)
+        fate = Fate.SLOWER if ratio.low > 1 else Fate.FASTER if ratio.high < 1 else Fate.TIED
+        return Fate.BASELINE if name == self.baseline else fate, median(ours.values())
 
     def figures(self, name: str) -> tuple[float, float, Interval, int]:
         """Seconds of the candidate and of the baseline, the speedup, and the number of rounds."""
@@ -283,16 +282,16 @@ def decide(
     # Candidates with a faster median but no WIN of their own are ignored.
     winners = [n for n in final.finalists if final.wins(n)] or [n for n in final.reserved if final.wins(n)]
     if winners:
-        winner, judgement = final.preferred(winners), Judgement.WIN
-        reason = _won(rule)
+        winner, fastest, tied = final.preferred(winners), final.fastest(winners), len(final.tied(winners))
+        judgement, reason = Judgement.WIN, _won(rule, tied)
     else:
-        winner = baseline
+        winner, fastest, tied = baseline, baseline, 1
         judgement, reason = _no_winner(final)
-    to_winner = {name: final.ratio(name, winner) for name in (*final.finalists, *final.reserved)}
-    ties = [name for name in final.finalists if name == winner or to_winner[name].low <= 1 + rule.margin]
+    behind = {name: final.ratio(name, fastest) for name in (*final.finalists, *final.reserved)}
+    ties = [name for name in final.finalists if name == fastest or behind[name].low <= 1 + rule.margin]
     # Of a reserved candidate with few samples this final says nothing; `not_slower` has it where it belongs.
     unsure = [name for name in final.reserved if name not in final.slower]
-    ties += [n for n in unsure if n == winner or float("-inf") < to_winner[n].low <= 1 + rule.margin]
+    ties += [n for n in unsure if n == fastest or float("-inf") < behind[n].low <= 1 + rule.margin]
     seconds, baseline_seconds, speedup, rounds = final.figures(winner)
     verdict = Verdict(
         judgement=judgement,
@@ -305,6 +304,8 @@ def decide(
         tie_set=tuple(sorted({*ties, *not_slower})),
         rounds=rounds,
         reason=reason,
+        fastest=fastest,
+        tied=tied,
     )
     return replace(verdict, targets=judge_targets(final, verdict, targets or {}))
 
@@ -313,7 +314,7 @@ def judge_targets(
     final: Final, verdict: Verdict, targets: Mapping[str, Collection[str]]
 ) -> dict[str, TargetVerdict]:
     """The verdict of each target with a candidate in the final. The verdict's winner is chosen wherever the
-    target can name it."""
+    target can name it; else ties are broken as the verdict's are."""
     known = [name for name in (*final.finalists, *final.reserved) if name != final.baseline]
     found = {}
     for target, members in targets.items():
@@ -324,19 +325,21 @@ def judge_targets(
 
 
 def _target(final: Final, verdict: Verdict, members: Sequence[str]) -> TargetVerdict:
-    winners = [name for name in members if final.wins(name)]
+    winners, tied = [name for name in members if final.wins(name)], 1
     if winners:
         chosen = verdict.winner if verdict.winner in winners else final.preferred(winners)
-        judgement, reason = Judgement.WIN, _won(final.rule)
+        tied = len({chosen, *final.tied(winners)})
+        judgement, reason = Judgement.WIN, _won(final.rule, tied)
     else:
         chosen = final.fastest([name for name in members if final.enough(name)] or members)
         judgement, reason = _not_won(final, chosen, all(final.loses(name) for name in members))
     seconds, baseline_seconds, speedup, rounds = final.figures(chosen)
-    return TargetVerdict(judgement, chosen, seconds, baseline_seconds, speedup, rounds, reason)
+    return TargetVerdict(judgement, chosen, seconds, baseline_seconds, speedup, rounds, reason, tied=tied)
 
 
-def _won(rule: DecisionRule) -> str:
-    return f"faster in the paired test, by more than the margin of {rule.margin:.0%}"
+def _won(rule: DecisionRule, tied: int) -> str:
+    chosen = f"; chosen among {tied} candidates that tie" if tied > 1 else ""
+    return f"faster in the paired test, by more than the margin of {rule.margin:.0%}{chosen}"
 
 
 def _not_won(final: Final, chosen: str, lost: bool) -> tuple[Judgement, str]:

@@ -146,15 +146,18 @@ def neighbours(task: Task, solution: Solution) -> list[Solution]:
         return list(family.neighbours_on(task.problem, solution, process.device, limit))
 
 
-def screen(task: Task, batch: Sequence[tuple[Solution, Binaries]], best: float | None) -> list[Outcome]:
-    """Verifies each solution on one seed, then times it. `best` is the fastest median so far, in seconds."""
+def screen(
+    task: Task, batch: Sequence[tuple[Solution, Binaries]], best: float | None, twins: bool = True
+) -> list[Outcome]:
+    """Verifies each solution on one seed (without `twins` on the exact problem only), then times it. `best`
+    is the fastest median so far, in seconds."""
     found: list[Outcome] = []
     for solution, binaries in batch:
 
         def one(
             solution: Solution = solution, binaries: Binaries = binaries, best: float | None = best
         ) -> Outcome:
-            return evaluate.screen(_state().open(task), solution, binaries, best)
+            return evaluate.screen(_state().open(task), solution, binaries, best, twins)
 
         outcome = _guarded(Phase.SCREEN, solution, one)
         found.append(outcome)
@@ -171,11 +174,13 @@ def sample(task: Task, solution: Solution, binaries: Binaries, again: bool) -> O
     )
 
 
-def prove(task: Task, solution: Solution, binaries: Binaries, seeds: int) -> Outcome:
-    """Verifies a solution on `seeds` seeds of ragged and exact problems."""
-    return _guarded(
-        Phase.PROOF, solution, lambda: evaluate.prove(_state().open(task), solution, binaries, seeds)
-    )
+def prove(task: Task, solution: Solution, binaries: Binaries, seeds: int, twins: bool = True) -> Outcome:
+    """Verifies a solution on `seeds` seeds of ragged and exact problems (without `twins` of exact ones)."""
+
+    def run() -> Outcome:
+        return evaluate.prove(_state().open(task), solution, binaries, seeds, twins)
+
+    return _guarded(Phase.PROOF, solution, run)
 
 
 def _guarded(phase: Phase, solution: Solution, run: Any) -> Outcome:

@@ -23,6 +23,7 @@ from backends.protocol import Backend, DeviceListedFamily, NeighbouredFamily
 from backends.registry import BACKENDS, FoundDevice, backend
 from backends.solution import Solution
 from tuners import device_calls
+from tuners.baselines import TWIN
 from tuners.ceilings import Ceilings
 from tuners.compiling import Compilers
 from tuners.device_process import Binaries, DeviceProcessSettings, Task
@@ -92,9 +93,11 @@ class Runner(Protocol):
         """Verifies a solution on `seeds` seeds."""
 
 
-def _screen_alone(task: Task, solution: Solution, binaries: Binaries, best: float | None) -> Outcome:
+def _screen_alone(
+    task: Task, solution: Solution, binaries: Binaries, best: float | None, twins: bool
+) -> Outcome:
     """Runs in the device process: screens a batch of one."""
-    return device_calls.screen(task, [(solution, binaries)], best)[0]
+    return device_calls.screen(task, [(solution, binaries)], best, twins)[0]
 
 
 class DeviceClient:
@@ -172,6 +175,7 @@ class DeviceClient:
         task = Task(self.backend.product(name), policy, 0)
         space = self.space(task, families)
         tried = [b.solution for b in space.baselines]
+        task = replace(task, defaults=frozenset(solution.id for solution in tried))
         for family in dict.fromkeys(solution.family for solution in space.candidates):
             tried += [s for s in space.candidates if s.family == family][:CEILING_CANDIDATES]
         self.open(task)
@@ -247,7 +251,7 @@ class DeviceClient:
 
     def _screen_one(self, solution: Solution, best: float | None) -> Outcome:
         begin = time.monotonic()
-        outcome = self._candidate(_screen_alone, Phase.SCREEN, solution, best)
+        outcome = self._verified(_screen_alone, Phase.SCREEN, solution, best)
         if outcome.status is Status.OK:
             self._typical = max(self._typical, time.monotonic() - begin)
         return outcome
@@ -278,7 +282,23 @@ class DeviceClient:
 
     def prove(self, solution: Solution, seeds: int) -> Outcome:
         """See Runner."""
-        return self._candidate(device_calls.prove, Phase.PROOF, solution, seeds)
+        return self._verified(device_calls.prove, Phase.PROOF, solution, seeds)
+
+    def _verified(
+        self, call: Callable[..., Outcome], phase: Phase, solution: Solution, given: object
+    ) -> Outcome:
+        """The outcome of a call that verifies. A default that ends or hangs the process is verified again
+        without its twin problems: if it is right then, they were at fault."""
+        outcome = self._candidate(call, phase, solution, given, True)
+        died = outcome.status in (Status.CRASH, Status.TIMEOUT)
+        if not died or self._task is None or solution.id not in self._task.defaults:
+            return outcome
+        alone = self._candidate(call, phase, solution, given, False)
+        if alone.status not in (Status.OK, Status.UNSTABLE):
+            return outcome
+        said = f"{outcome.status}: {outcome.evidence['error']}"
+        twin = {"problem": "one of several", "case": "the process ended", "wrong": said}
+        return replace(alone, evidence={**alone.evidence, TWIN: twin})
 
     def _candidate(
         self, call: Callable[..., Outcome], phase: Phase, solution: Solution, *extra: object

@@ -47,12 +47,14 @@ class DeviceProcessSettings:
 
 @dataclass(frozen=True)
 class Task:
-    """One problem under one policy; its inputs are drawn from `seed`."""
+    """One problem under one policy; its inputs are drawn from `seed`. `defaults`: ids of the solutions that
+    are the problem's defaults, which need only be right on the problem itself (tuners/baselines.py)."""
 
     problem: GemmProblem
     policy: MeasurementPolicy
     seed: int
     options: SearchOptions = field(default_factory=SearchOptions)
+    defaults: frozenset[str] = frozenset()
 
 
 class DeviceProcess:

@@ -11,11 +11,12 @@ from math import inf
 from statistics import median
 from typing import Any
 
-from backends.errors import IllegalSolution
+from backends.errors import ContextLost, DeviceError, IllegalSolution, StorageError
 from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem
 from backends.protocol import CompiledKernel, Family, Kernel, NamedKernel
 from backends.solution import Solution
+from tuners.baselines import TWIN
 from tuners.device_process import Binaries, DeviceProcess
 from tuners.inputs import Case, applicable, cases
 
@@ -29,10 +30,12 @@ def verify(
     process: DeviceProcess, solution: Solution, binaries: Binaries, checks: Sequence[Case]
 ) -> dict[str, Any]:
     """Runs the checks that are legal for the solution, and returns the evidence, with "wrong" if one failed.
-    A fallback check runs if the one that it replaces is not legal."""
+    A fallback check runs if the one that it replaces is not legal. If one of the task's defaults fails a
+    check of a twin problem, the evidence has that failure as TWIN, and the other checks run."""
     worst: dict[str, Any] = {"checks": 0, "exact_checks": 0, "beta_checks": 0, "error_over_bound": 0.0}
     traits = process.device.traits
     family, findings, ran = process.families[solution.family], {}, set()
+    default = solution.id in process.task.defaults
 
     def runs(case: Case) -> bool:
         kernel = legal(process, family, case.problem, solution, binaries)
@@ -45,10 +48,23 @@ def verify(
             findings[case] = process.verifier.check(kernel, case, keep, runs=2 if twice else 1), kernel
         except IllegalSolution:  # a library may refuse only at its launch
             return False
+        except (ContextLost, DeviceError, StorageError):
+            raise  # nothing more can be measured in this process
+        except Exception as error:  # whatever a library raises
+            if exact or not default:
+                raise
+            worst.setdefault(TWIN, {**_where(case), "wrong": f"{type(error).__name__}: {error}"})
+            return False
         return True
 
     for case in applicable(checks, runs):
         (finding, kernel), exact = findings.pop(case), case.name == "exact"
+        if finding.wrong:
+            failure = {"wrong": finding.wrong, **_where(case), **finding.to_dict()}
+            if exact or not default:
+                return failure
+            worst.setdefault(TWIN, failure)
+            continue
         ran.add(case)
         worst["checks"] += 1
         worst["exact_checks"] += exact
@@ -58,20 +74,21 @@ def verify(
             worst["repeatable"] = worst.get("repeatable", True) and finding.repeatable
         if exact:
             worst |= {"relative_error": finding.relative_error, "coverage": finding.coverage}
-        if finding.wrong:
-            where = {"case": case.name, "problem": case.problem.slug, "seed": case.seed}
-            return {
-                "wrong": finding.wrong,
-                **where,
-                "distribution": case.distribution,
-                **finding.to_dict(),
-            }
         if kernel.partial_sums > 1:
             worst["partial_sums"] = kernel.partial_sums
     if not worst["exact_checks"] and any(case.name == "exact" for case in checks):
         raise IllegalSolution(f"it does not run {process.task.problem.slug}")
     worst["cases"] = sorted({case.name for case in ran})
     return worst
+
+
+def _where(case: Case) -> dict[str, Any]:
+    return {
+        "case": case.name,
+        "problem": case.problem.slug,
+        "seed": case.seed,
+        "distribution": case.distribution,
+    }
 
 
 def legal(
@@ -86,9 +103,12 @@ def legal(
         return None
 
 
-def screen(process: DeviceProcess, solution: Solution, binaries: Binaries, best: float | None) -> Outcome:
+def screen(
+    process: DeviceProcess, solution: Solution, binaries: Binaries, best: float | None, twins: bool = True
+) -> Outcome:
     """Verifies a candidate on one seed, then times it until it has enough samples or is shown to be slower
-    than `best` (seconds). Raises LaunchError, IllegalSolution, DeviceMemoryExceeded."""
+    than `best` (seconds). Without `twins` only the exact problem is checked. Raises LaunchError,
+    IllegalSolution, DeviceMemoryExceeded."""
     task = process.task
     limit = task.policy.max_workspace_bytes
     kernel = process.load(task.problem, solution, binaries)
@@ -96,7 +116,8 @@ def screen(process: DeviceProcess, solution: Solution, binaries: Binaries, best:
     if limit is not None and kernel.workspace_bytes > limit:
         rule = f"workspace of {kernel.workspace_bytes} bytes is over the policy's {limit}"
         return Outcome(solution, Phase.SCREEN, Status.ILLEGAL, (), {"rule": rule})
-    evidence = verify(process, solution, binaries, process.screening)
+    checks = [case for case in process.screening if twins or case.name == "exact"]
+    evidence = verify(process, solution, binaries, checks)
     if "wrong" in evidence:
         return Outcome(solution, Phase.SCREEN, Status.WRONG_RESULT, (), evidence)
     if evidence.get("repeatable") is False:
@@ -151,14 +172,17 @@ def sample(process: DeviceProcess, solution: Solution, binaries: Binaries, again
     return Outcome(solution, Phase.FINAL, Status.UNSTABLE, (median(seen),), evidence)
 
 
-def prove(process: DeviceProcess, solution: Solution, binaries: Binaries, seeds: int) -> Outcome:
-    """Verifies a winner on `seeds` seeds of ragged and exact problems; the evidence includes the device's
-    condition. Raises LaunchError, IllegalSolution, DeviceMemoryExceeded."""
+def prove(
+    process: DeviceProcess, solution: Solution, binaries: Binaries, seeds: int, twins: bool = True
+) -> Outcome:
+    """Verifies a winner on `seeds` seeds of ragged and exact problems (without `twins` of exact ones); the
+    evidence includes the device's condition. Raises LaunchError, IllegalSolution, DeviceMemoryExceeded."""
     task = process.task
     condition = dict(process.device.condition())
     exact_seeds = process.device.traits.exact_seeds
     checks = cases(task.problem, seeds, task.seed + 1, exact_seeds)
-    evidence = verify(process, solution, binaries, checks)
+    wanted = [case for case in checks if twins or case.name == "exact"]
+    evidence = verify(process, solution, binaries, wanted)
     evidence |= {"condition": condition} if condition else {}
     if evidence.get("repeatable") is False:
         solution = replace(solution, deterministic=False)

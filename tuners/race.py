@@ -18,7 +18,8 @@ from typing import Any
 
 from backends.outcome import Outcome, Phase, Status
 from backends.solution import Solution
-from tuners.decide import DecisionRule, Interval, paired
+from tuners.decide import DecisionRule
+from tuners.intervals import Interval, paired
 from tuners.options import RaceOptions
 
 

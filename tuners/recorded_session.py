@@ -10,7 +10,7 @@ from backends.outcome import Outcome
 from backends.problem import GemmProblem
 from tuners.ceilings import Ceilings
 from tuners.device_client import DeviceClient
-from tuners.roofline import bound
+from tuners.roofline import Bound, bound
 from tuners.session import Session
 from tuners.session_store import Result, SessionSpec, SessionStore, StoredSession
 from tuners.tuning_settings import TuningSettings
@@ -61,9 +61,12 @@ class RecordedSession:
         """Yields every outcome, replayed ones first. An error of the problem becomes the result's error.
         StorageError and DeviceLost propagate, because nothing more could be stored or measured."""
         begin, compiled = time.monotonic(), self._runner.compile_seconds
+        bound_seconds, notes = self._bound_seconds()
         session = Session(
-            self._runner, self._spec.problem, self._spec.settings, stored.outcomes, stored.warm_start
-        )
+            self._runner, self._spec.problem, self._spec.settings, stored.outcomes, stored.warm_start,
+            bound_seconds=bound_seconds,
+        )  # fmt: skip
+        session.notes += notes
         self._session, error = session, None
         if self._stopped:
             session.stop()
@@ -83,6 +86,25 @@ class RecordedSession:
         self._store.finish(result)
         self.result = result
 
+    def _bound_seconds(self) -> tuple[float | None, list[str]]:
+        """The roofline's least seconds, if the search is to stop at a share of it, and notes."""
+        if self._spec.settings.budget.stop_at_roofline is None:
+            return None, []
+        if self._ceilings is None:
+            return None, ["no roofline was measured: the search does not stop at one"]
+        try:
+            return self._limit(self._ceilings).seconds, []
+        except DeviceLost:
+            raise
+        except (GemmtuneError, KeyError) as failure:
+            return None, [f"no roofline: {failure}; the search does not stop at one"]
+
+    def _limit(self, ceilings: CeilingsOf) -> Bound:
+        """The problem's bound. Raises GemmtuneError or KeyError."""
+        problem = self._spec.problem
+        kind = "tf32" if problem.compute == "tf32" else problem.dtype_a
+        return bound(problem, ceilings([kind]))
+
     def _result_of(self, session: Session, error: str | None, seconds: float, compiling: float) -> Result:
         counts = {**vars(session.counts), "compiling_seconds": compiling, "total_seconds": seconds}
         rotation = session.rotation
@@ -90,9 +112,8 @@ class RecordedSession:
             counts |= {"operand_sets": rotation.sets, "rotation_bytes": rotation.bytes}
         share = binds = None
         if session.verdict is not None and self._ceilings is not None:
-            kind = "tf32" if session.problem.compute == "tf32" else session.problem.dtype_a
             try:
-                limit = bound(session.problem, self._ceilings([kind]))
+                limit = self._limit(self._ceilings)
                 share, binds = limit.share(session.verdict.seconds), limit.binds
             except (GemmtuneError, KeyError) as failure:  # the verdict stands without a roofline
                 session.notes.append(f"no roofline: {failure}")

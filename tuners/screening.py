@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from backends.outcome import Outcome, Phase, Status
 from backends.solution import Solution
-from tuners.budget import Counts
+from tuners.budget import Counts, StopReason
 from tuners.device_client import Runner
 from tuners.device_process import Task
 from tuners.space import Space
@@ -31,7 +31,9 @@ class Screening:
         counts: Counts,
         clock: Callable[[], float],
         stopped: Callable[[], bool],
+        bound_seconds: float | None = None,
     ) -> None:
+        """`bound_seconds`: the roofline's least seconds for the problem; None: not known."""
         self.found: dict[str, Outcome] = {}
         self.notes: list[str] = []
         budget, search = settings.budget, settings.search
@@ -47,6 +49,9 @@ class Screening:
         )
         self._patience_for_first = self._options.first_compile_wait_seconds
         self._took: list[float] = []
+        share = budget.stop_at_roofline
+        #: The search ends at a candidate that takes no longer than this.
+        self._enough = None if share is None or bound_seconds is None else bound_seconds / share
 
     def replay(self, outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
         """Reports the outcomes of an earlier run to the strategy, and yields them."""
@@ -66,17 +71,22 @@ class Screening:
         """Requests the first candidates, so that compilers work while the operands are laid out."""
         self._ask()
 
+    def baselines(self) -> Iterator[Outcome]:
+        """Screens the baselines, which must run, however long they take."""
+        yield from self._batch([b.solution for b in self._space.baselines if b.solution.id not in self.found])
+
     def run(self) -> Iterator[Outcome]:
-        """Screens until the search's share of the budget is used or no candidate is left."""
-        first = [b.solution for b in self._space.baselines if b.solution.id not in self.found]
-        yield from self._batch(first)
-        # Baselines must run, however long they take; their time does not reduce the search's share.
+        """Screens candidates until the search's share of the budget is used, none is left, or one reaches the
+        roofline's share. The baselines' time does not reduce the search's share."""
         share = self._budget.seconds * (1 - self._budget.final_share)
         limit = self._counts.measuring_seconds + share
         imported = [solution for solution in self._space.warm_start if solution.id not in self.found]
-        while self._counts.measuring_seconds < limit and self._left != 0 and not self._stopped():
+        ended = None
+        while (ended := self._ended(limit)) is None:
             batch = self._next(limit - self._options.reserved_share * share)
             if not batch and not imported:
+                out = StopReason.COMPILERS if self._waiting else StopReason.SPACE
+                ended = StopReason.CANCELLED if self._stopped() else out
                 break
             for outcome in self._batch(batch, limit):
                 self._left = None if self._left is None else self._left - 1
@@ -86,11 +96,23 @@ class Screening:
                 self._left = None if self._left is None else self._left - 1
                 yield outcome
             imported = []
+        self._counts.search_ended = ended.value
         begin = self._clock()
         self._runner.settle()
         self._counts.compiling_seconds += self._clock() - begin
         if self._waiting and not self._stopped():
             self.notes.append(f"{len(self._waiting)} candidates were asked for and not compiled in time")
+
+    def _ended(self, limit: float) -> StopReason | None:
+        """Why the search ends now; None if it goes on."""
+        if self._stopped():
+            return StopReason.CANCELLED
+        best = self._best()
+        if self._enough is not None and best is not None and best <= self._enough:
+            return StopReason.ROOFLINE
+        if self._left == 0:
+            return StopReason.CANDIDATES
+        return StopReason.BUDGET if self._counts.measuring_seconds >= limit else None
 
     def _ask(self) -> None:
         """Asks the strategy for more candidates and starts compiling them."""

@@ -9,7 +9,7 @@ A stopped session can be resumed: replayed outcomes are reported to the strategy
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -19,7 +19,8 @@ from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem
 from backends.protocol import Baseline
 from backends.solution import Solution
-from tuners.budget import Counts
+from tuners.baselines import TWIN, Fate, failure_text, judged, no_default, tried, twin_text
+from tuners.budget import Counts, StopReason
 from tuners.decide import Final, Judgement, Verdict, decide, judge_targets
 from tuners.device_client import Runner
 from tuners.device_process import Task
@@ -28,6 +29,7 @@ from tuners.race import BaselineFailed, Race
 from tuners.screening import Screening
 from tuners.space import Space
 from tuners.strategies import STRATEGIES
+from tuners.tie_set import not_slower, preference
 from tuners.tuning_settings import TuningSettings
 from tuners.warm_start import usable
 
@@ -43,7 +45,8 @@ _CALL_SECONDS = 0.5e-3
 class Session:
     """Iterate run() for outcomes; `verdict` is set when it ends. stop() ends it after the outcomes that are
     known by then; there is no verdict, and the outcomes can be replayed. `targets` are the export targets
-    that the verdict judges, by default those of the device's vendor."""
+    that the verdict judges, by default those of the device's vendor. `bound_seconds`: the roofline's least
+    seconds for the problem, for a search that stops at a share of it."""
 
     def __init__(
         self,
@@ -55,6 +58,7 @@ class Session:
         clock: Callable[[], float] = time.monotonic,
         space: Space | None = None,
         targets: Sequence[ExportTarget] | None = None,
+        bound_seconds: float | None = None,
     ) -> None:
         self.runner, self.problem = runner, problem
         self.targets = targets_of(runner.environment.vendor) if targets is None else targets
@@ -68,6 +72,11 @@ class Session:
         self._warm_start = list(warm_start)
         self._replay = list(replay)
         self._clock = clock
+        self._bound_seconds = bound_seconds
+        #: Solution id of a default -> the twin problem that it got wrong, in words.
+        self._twins: dict[str, str] = {}
+        #: Solution id of a default that the last final compared -> its fate and its seconds.
+        self._compared: dict[str, tuple[Fate, float | None]] = {}
         self._stopped = False
 
     def stop(self) -> None:
@@ -82,8 +91,8 @@ class Session:
     def run(self) -> Iterator[Outcome]:
         """Yields every outcome as it becomes known, replayed ones first.
 
-        Raises UnsupportedProblem, DeviceMemoryExceeded, DeviceError, or SessionFailed if no baseline computes
-        the problem correctly.
+        Raises UnsupportedProblem, DeviceMemoryExceeded, DeviceError, or SessionFailed if there is no default
+        to compare with (tuners/baselines.py).
         """
         asked, offered = self.settings, self.runner.backend.traits.modes
         if asked.policy.mode not in offered:
@@ -96,6 +105,7 @@ class Session:
         task = Task(self.problem, asked.policy, asked.search.seed, asked.options)
         begin = self._clock()
         space = self._space or self.runner.space(task, asked.search.families)
+        task = replace(task, defaults=frozenset(b.solution.id for b in space.baselines))
         if self._warm_start:
             runner, families = self.runner, asked.search.families
             self._warm_start, notes = usable(
@@ -107,7 +117,7 @@ class Session:
         self.counts.space = len(space.candidates)
         screening = Screening(
             self.runner, task, replace(space, warm_start=tuple(self._warm_start)), asked, self.counts,
-            self._clock, lambda: self._stopped,
+            self._clock, lambda: self._stopped, self._bound_seconds,
         )  # fmt: skip
         for outcome in screening.replay(self._replay):
             self._count(outcome)
@@ -117,27 +127,44 @@ class Session:
         self.counts.setup_seconds = self._clock() - begin - self.counts.compiling_seconds
         if asked.policy.cache == "cold" and not self.rotation.cold:
             self.notes.append("small problems: their operand sets in rotation fit the cache")
+        screened = screening.found
+        for outcome in screening.baselines():
+            self._count(outcome)
+            yield outcome
+        if self._stopped:
+            self.counts.search_ended = StopReason.CANCELLED.value
+            self.runner.settle()
+            return
+        baselines, failed = judged(space.baselines, screened)
+        if not baselines:
+            self.runner.settle()
+            raise SessionFailed(no_default(self.problem.slug, failed, space.baselines))
         for outcome in screening.run():
             self._count(outcome)
             yield outcome
         self.notes += screening.notes
-        screened = screening.found
         if self._stopped:
             return
-        baselines = [
-            b for b in space.baselines if screened[b.solution.id].status in (Status.OK, Status.UNSTABLE)
-        ]
-        if not baselines:
-            raise SessionFailed(f"no baseline runs {self.problem.slug}: {_reasons(space, screened)}")
-        yield from self._final(task, baselines, screened)
+        for one in space.baselines:
+            if one.name in failed:  # neither a baseline nor a candidate
+                del screened[one.solution.id]
+        yield from self._final(task, baselines, screened, failed)
+        if self.verdict is not None:
+            records = tried(space.baselines, space.absent, failed, self._compared, self._twins)
+            self.verdict = replace(self.verdict, baselines=records)
 
     # ---- the final -----------------------------------------------------------------------------
 
     def _final(
-        self, task: Task, baselines: Sequence[Baseline], screened: dict[str, Outcome]
+        self,
+        task: Task,
+        baselines: Sequence[Baseline],
+        screened: dict[str, Outcome],
+        failed: dict[str, str],
     ) -> Iterator[Outcome]:
         """Races the candidates, decides, and proves the winner, then the export targets' winners. A winner
-        that fails its proof is excluded, and the others race again."""
+        that fails its proof is excluded, and the others race again; if it is a default, it joins `failed`
+        (name -> reason)."""
         fixed = [screened[b.solution.id].solution for b in baselines]
         names = {solution.id for solution in fixed}
         usable = (Status.OK, Status.UNSTABLE)
@@ -160,8 +187,13 @@ class Session:
             self._count(proof)
             yield proof
             if proof.status is Status.OK:
-                yield from self._prove_targets(race, verdict)
+                yield from self._prove_targets(race, verdict, names)
                 return
+            failed |= {
+                b.name: f"failed its proof: {failure_text(proof)}"
+                for b in baselines
+                if b.solution.id == proof.solution.id
+            }
             out = race.failed | {proof.solution.id}
             timed = [o for o in timed if o.solution.id not in out]
             pruned = [o for o in pruned if o.solution.id not in out]
@@ -263,25 +295,27 @@ class Session:
         self, race: Race, baseline: Baseline, timed: Sequence[Outcome], screened: dict[str, Outcome]
     ) -> tuple[Verdict, Outcome]:
         """Decides the race and proves the winner. Raises SessionFailed if the baseline fails its proof."""
-        winner = self._decide(race, baseline).winner
-        verdict = self._decide(race, baseline, self._not_slower(race, winner, timed, screened))
-        proof = self._proof(race.solutions[verdict.winner])
+        rule, fastest = self.settings.rule, self._decide(race, baseline).fastest
+        others = not_slower(race, fastest, timed, screened, rule, self._race)
+        verdict = self._decide(race, baseline, others)
+        proof = self._proof(race, verdict.winner)
         if proof.status is not Status.OK and verdict.winner == race.baseline:
             raise SessionFailed(f"the baseline {baseline.name} failed its proof: {dict(proof.evidence)}")
         return verdict, proof
 
-    def _decide(self, race: Race, baseline: Baseline, not_slower: Sequence[str] = ()) -> Verdict:
+    def _decide(self, race: Race, baseline: Baseline, others: Sequence[str] = ()) -> Verdict:
         return decide(
-            race.times, race.baseline, baseline.name, self.settings.rule, _preference(race), not_slower,
+            race.times, race.baseline, baseline.name, self.settings.rule, preference(race), others,
             race.slower, race.reserved,
         )  # fmt: skip
 
-    def _prove_targets(self, race: Race, verdict: Verdict) -> Iterator[Outcome]:
+    def _prove_targets(self, race: Race, verdict: Verdict, defaults: Collection[str]) -> Iterator[Outcome]:
         """Judges the targets, proves each one's winner and sets the verdict. A candidate that fails its proof
         is excluded from the targets and the tie set, and its targets are judged by their other candidates:
         also by eliminated ones, which were sampled before they were slower than the leader."""
         partly = race.reserved | race.dropped
-        final = Final(race.times, race.baseline, self.settings.rule, _preference(race), race.slower, partly)
+        final = Final(race.times, race.baseline, self.settings.rule, preference(race), race.slower, partly)
+        self._compared = {name: final.fate(name) for name in defaults if final.has(name)}
         proven, wrong = {verdict.winner}, set[str]()
         while True:
             members = {name: set(found) - wrong for name, found in race.targets.items()}
@@ -292,7 +326,7 @@ class Session:
                 break
             if self._stopped:  # an unproven winner is none
                 return
-            proof = self._proof(race.solutions[unproven])
+            proof = self._proof(race, unproven)
             (proven if proof.status is Status.OK else wrong).add(unproven)
             self._count(proof)
             yield proof
@@ -305,37 +339,19 @@ class Session:
             targets={name: replace(one, proven=one.solution in proven) for name, one in targets.items()},
         )
 
-    def _proof(self, solution: Solution) -> Outcome:
+    def _proof(self, race: Race, name: str) -> Outcome:
+        """The proof of a candidate. A default that is not the verdict's own must be right on twin problems
+        too, like every candidate."""
         begin = self._clock()
-        proof = self.runner.prove(solution, self._race.proof_seeds)
+        proof = self.runner.prove(race.solutions[name], self._race.proof_seeds)
         self.counts.proving_seconds += self._clock() - begin
+        if TWIN in proof.evidence and name != race.baseline:
+            proof = replace(proof, status=Status.WRONG_RESULT)
         return proof
 
-    def _not_slower(
-        self, race: Race, winner: str, timed: Sequence[Outcome], screened: dict[str, Outcome]
-    ) -> list[str]:
-        """Candidates outside the final that were not shown to be slower than the winner. A screening alone
-        shows it if every sample is slower than the winner's screening median by screening_ratio. The heats
-        show it if the screening median is slower than the winner's by more than the margin, and every heat
-        round by heat_ratio. A reserved candidate with the rounds that a decision needs was in the final."""
-        margin, mine = self.settings.rule.margin, screened[winner]
-        found = []
-        for outcome in timed:
-            name = outcome.solution.id
-            if len(race.reserved.get(name, ())) >= self.settings.rule.rounds_needed(race.comparisons):
-                continue
-            if name in race.cut:
-                later = (outcome.seconds or 0.0) > (1 + margin) * (mine.seconds or 0.0)
-                slower = later and race.behind(name, winner)
-            else:
-                shown = self._race.screening_ratio * (mine.seconds or 0.0)
-                finalist = name in race.times or name in race.slower or name in race.failed
-                slower = finalist or min(outcome.samples) > shown
-            if not slower:
-                found.append(name)
-        return found
-
     def _count(self, outcome: Outcome) -> None:
+        if text := twin_text(outcome.evidence):
+            self._twins.setdefault(outcome.solution.id, text)
         if outcome.phase is Phase.SCREEN or outcome.status not in (Status.OK, Status.PRUNED):
             seen = self.counts.statuses
             seen[outcome.status.value] = seen.get(outcome.status.value, 0) + 1
@@ -345,13 +361,3 @@ def _sample_cost(outcome: Outcome) -> float:
     """Seconds that one sample of a screened candidate takes in a race."""
     seconds = max(outcome.seconds or 0.0, SAMPLE_SECONDS)
     return (2 if seconds < WARM_BELOW_SECONDS else 1) * seconds + _CALL_SECONDS
-
-
-def _preference(race: Race) -> dict[str, tuple[int, bool]]:
-    """Among equals: the smallest workspace, then known determinism."""
-    return {n: (s.workspace_bytes, s.deterministic is not True) for n, s in race.solutions.items()}
-
-
-def _reasons(space: Space, screened: dict[str, Outcome]) -> str:
-    found = [(b.name, screened[b.solution.id]) for b in space.baselines]
-    return "; ".join(f"{name}: {o.status} {dict(o.evidence)}" for name, o in found)

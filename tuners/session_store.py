@@ -87,7 +87,7 @@ class SessionSpec:
             "environment_id": self.environment.id,
             "policy": asked.policy.to_dict(),
             "policy_id": asked.policy.id,
-            "budget": dict(vars(asked.budget)),
+            "budget": asked.budget.to_dict(),
             "search": {**vars(asked.search), "families": list(asked.search.families or ())},
             "rule": dict(vars(asked.rule)),
             "options": asked.options.to_dict(),

@@ -9,7 +9,15 @@ from itertools import zip_longest
 from backends.environment import Environment
 from backends.errors import UnsupportedProblem
 from backends.problem import GemmProblem
-from backends.protocol import Backend, Baseline, Device, DeviceListedFamily, NotedFamily
+from backends.protocol import (
+    AbsentBaseline,
+    Backend,
+    Baseline,
+    Device,
+    DeviceListedFamily,
+    ExplainsBaselines,
+    NotedFamily,
+)
 from backends.solution import Solution
 from tuners.policy import MeasurementPolicy
 
@@ -18,12 +26,13 @@ from tuners.policy import MeasurementPolicy
 class Space:
     """Candidates are compared with `baselines`, and the verdict is against the first; `candidates` never
     repeat them. `notes` say what was left out, and why. `warm_start`: solutions from imported files, tried in
-    addition."""
+    addition. `absent`: defaults that are not installed or have no call for the problem."""
 
     baselines: tuple[Baseline, ...]
     candidates: tuple[Solution, ...]
     notes: tuple[str, ...]
     warm_start: tuple[Solution, ...] = ()
+    absent: tuple[AbsentBaseline, ...] = ()
 
 
 def search_space(
@@ -76,4 +85,7 @@ def search_space(
     candidates = [solution for solution in kept if not policy.deterministic_only or solution.deterministic]
     if len(candidates) < len(kept):
         notes.append(f"{len(kept) - len(candidates)} candidates left out: not known to be deterministic")
-    return Space(baselines, tuple(candidates), tuple(notes))
+    absent: tuple[AbsentBaseline, ...] = ()
+    if isinstance(backend, ExplainsBaselines):
+        absent = tuple(backend.absent_baselines(problem, environment))
+    return Space(baselines, tuple(candidates), tuple(notes), absent=absent)

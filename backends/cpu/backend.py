@@ -16,7 +16,7 @@ from backends.cpu.torch_gemm import TorchMatmul, torch_build
 from backends.environment import Environment
 from backends.errors import DeviceLost, UnsupportedProblem
 from backends.problem import GemmProblem, from_mm
-from backends.protocol import Baseline, Device, Family, Probe
+from backends.protocol import AbsentBaseline, Baseline, Device, Family, Probe
 from backends.traits import HOST_TRAITS
 
 #: The families in the order in which a search takes turns: the most frequent winners first.
@@ -81,15 +81,24 @@ class CpuBackend:
         UnsupportedProblem."""
         found = []
         for name, family, kinds in _BASELINES:
-            if problem.dtype_a in kinds and not family.unavailable(environment) and family.supports(problem):
+            if problem.dtype_a in kinds and _missing(family, problem, environment) is None:
                 first = next(iter(family.solutions(problem, environment)))
-                found.append(Baseline(name, first))
+                found.append(Baseline(name, first, framework=isinstance(family, TorchMatmul)))
         if not found:
             raise UnsupportedProblem(
                 f"the cpu backend has no library call for {problem.slug} ({problem.dtype_a} -> "
                 f"{problem.dtype_d}, compute {problem.compute}); it has fp32, fp64, fp16, bf16 and int8"
             )
         return found
+
+    def absent_baselines(self, problem: GemmProblem, environment: Environment) -> Sequence[AbsentBaseline]:
+        """See ExplainsBaselines."""
+        found = [
+            (name, _missing(family, problem, environment))
+            for name, family, kinds in _BASELINES
+            if problem.dtype_a in kinds
+        ]
+        return [AbsentBaseline(name, reason) for name, reason in found if reason is not None]
 
     def open(self, index: int, cache: BinaryCache) -> Device:
         """See Backend."""
@@ -105,6 +114,12 @@ class CpuBackend:
 def _families() -> Mapping[str, Family]:
     made: list[Family] = [family() for family in _FAMILIES]
     return {family.name: family for family in made}
+
+
+def _missing(family: Family, problem: GemmProblem, environment: Environment) -> str | None:
+    """Why a family gives no default for the problem; None if it does."""
+    has = family.supports(problem)
+    return family.unavailable(environment) or (None if has else f"it has no call for {problem.slug}")
 
 
 _SHORT = ("fp16", "bf16", "int8")

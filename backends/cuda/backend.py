@@ -24,7 +24,7 @@ from backends.gpu.torch_gemm import TorchMatmul, import_torch, torch_build
 from backends.gpu.triton_family import block_fp8_baseline, triton_families
 from backends.kernels.families import FAMILIES
 from backends.problem import GemmProblem, from_linear
-from backends.protocol import Baseline, Device, Family, Probe
+from backends.protocol import AbsentBaseline, Baseline, Device, Family, Probe
 from backends.solution import Solution
 from backends.toolchains.nvrtc import Nvrtc, nvrtc_build
 from backends.toolchains.triton import Triton, usable_build
@@ -79,7 +79,7 @@ class CudaBackend:
         torch = families[TorchMatmul.name]
         if torch.unavailable(environment) is None and torch.supports(problem):
             solution = next(iter(torch.solutions(problem, environment)))
-            found.append(Baseline(f"torch {environment.libraries['torch']}", solution))
+            found.append(Baseline(f"torch {environment.libraries['torch']}", solution, framework=True))
         heuristic = families[CublasLtHeuristic.name]
         if heuristic.unavailable(environment) is None and heuristic.supports(problem):
             first: Solution = first_heuristic(environment, max_workspace_bytes)
@@ -93,6 +93,18 @@ class CudaBackend:
                 f"the cuda backend has no library call for {problem.slug} ({problem.dtype_a} -> "
                 f"{problem.dtype_d}, compute {problem.compute}, epilogue {problem.epilogue}): {why}"
             )
+        return found
+
+    def absent_baselines(self, problem: GemmProblem, environment: Environment) -> Sequence[AbsentBaseline]:
+        """See ExplainsBaselines."""
+        families, found = self.families(), []
+        looked_for = (("torch", TorchMatmul.name), ("cuBLASLt's first heuristic", CublasLtHeuristic.name))
+        for name, family_name in looked_for:
+            family = families[family_name]
+            has = family.supports(problem)
+            reason = family.unavailable(environment) or ("" if has else f"it has no call for {problem.slug}")
+            if reason:
+                found.append(AbsentBaseline(name, reason))
         return found
 
     def open(self, index: int, cache: BinaryCache) -> Device:

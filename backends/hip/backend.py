@@ -23,7 +23,7 @@ from backends.hip.hipblaslt import HipblasLt, HipblasLtHeuristic, first_heuristi
 from backends.hip.rocblas import Rocblas, RocblasDefault, default_solution
 from backends.hip.telemetry import AmdSmiTelemetry
 from backends.problem import GemmProblem, from_linear
-from backends.protocol import Baseline, Device, Family, Probe
+from backends.protocol import AbsentBaseline, Baseline, Device, Family, Probe
 from backends.solution import Solution
 from backends.toolchains.clang import Clang
 from backends.toolchains.hiprtc import Hiprtc
@@ -74,29 +74,43 @@ class HipBackend:
     ) -> Sequence[Baseline]:
         """torch's call where torch is installed and has one, hipBLASLt's first heuristic, then rocBLAS's own
         choice; for scales of blocks, which none of them takes, what vLLM runs by default."""
-        families, libraries = self.families(), environment.libraries
-        candidates = [
-            (f"torch {libraries.get('torch')}", Solution(TorchMatmul.name, 1, {}, libraries.get("torch"))),
-            ("hipBLASLt's first heuristic", first_heuristic(environment, max_workspace_bytes)),
-            ("rocBLAS's own choice", default_solution(environment)),
-        ]
-        found, reasons = [], []
-        for name, solution in candidates:
-            family = families[solution.family]
-            why = family.unavailable(environment) or family.illegal(problem, solution, environment)
-            if why is None:
-                found.append(Baseline(name, solution))
-            else:
-                reasons.append(why)
+        looked_for = self._defaults(problem, environment, max_workspace_bytes)
+        found = [baseline for baseline, missing in looked_for if missing is None]
         if not found and (served := block_fp8_baseline(problem, environment)) is not None:
             found.append(served)
         if not found:
+            reasons = [missing for _, missing in looked_for if missing is not None]
             raise UnsupportedProblem(
                 f"the hip backend has no library call for {problem.slug} ({problem.dtype_a} -> "
                 f"{problem.dtype_d}, compute {problem.compute}, epilogue {problem.epilogue}): "
                 f"{'; '.join(reasons)}"
             )
         return found
+
+    def absent_baselines(self, problem: GemmProblem, environment: Environment) -> Sequence[AbsentBaseline]:
+        """See ExplainsBaselines."""
+        looked_for = self._defaults(problem, environment, None)
+        return [AbsentBaseline(one.name, missing) for one, missing in looked_for if missing is not None]
+
+    def _defaults(
+        self, problem: GemmProblem, environment: Environment, limit: int | None
+    ) -> list[tuple[Baseline, str | None]]:
+        """Every default that is looked for, in order, and why it is missing (None: it is not)."""
+        families, torch = self.families(), environment.libraries.get("torch")
+        name = "torch" if torch is None else f"torch {torch}"
+        looked_for = [
+            Baseline(name, Solution(TorchMatmul.name, 1, {}, torch), framework=True),
+            Baseline("hipBLASLt's first heuristic", first_heuristic(environment, limit)),
+            Baseline("rocBLAS's own choice", default_solution(environment)),
+        ]
+        return [
+            (
+                one,
+                families[one.solution.family].unavailable(environment)
+                or families[one.solution.family].illegal(problem, one.solution, environment),
+            )
+            for one in looked_for
+        ]
 
     def open(self, index: int, cache: BinaryCache) -> Device:
         """See Backend. Imports torch where the environment has it, so that no candidate pays for that."""

@@ -45,6 +45,7 @@ class Asked:
     budget: Budget
     search: Search
     rule: DecisionRule
+    effort: str
     force: bool
     output: Path | None
     total_seconds: float | None
@@ -133,6 +134,7 @@ def tune_there(server: str, asked: Asked) -> Done:
         "device": asked.device, "policy": chosen, "rule": {"margin": asked.rule.margin},
         "budget": {
             "seconds_per_problem": asked.budget.seconds, "candidates": asked.budget.candidates,
+            "effort": asked.effort, "stop_at_roofline": asked.budget.stop_at_roofline,
         },
         "force": asked.force,
         "search": {**vars(asked.search), "families": asked.search.families},

@@ -16,6 +16,7 @@ from backends.errors import InvalidProblem
 from backends.wire import problem_to_wire
 from service.formats import FORMATS, READERS, ReadOptions, read_file
 from service.formats.core.base import TOKENS, Imported
+from tuners.effort import effort_help
 from tuners.policy import read_bytes
 
 OK, FAILED, BAD_INPUT, PARTLY, INTERRUPTED = 0, 1, 2, 3, 130
@@ -54,6 +55,14 @@ Layers = Annotated[
         help="Of a model's config.json: fused as vLLM runs them (default), split as transformers does, or "
         "both."
     ),
+]
+Effort = Annotated[
+    str | None,
+    typer.Option(help=f"How much to spend on a problem. {effort_help()}. Other options replace its own."),
+]
+StopAtRoofline = Annotated[
+    float | None,
+    typer.Option(help="End the search once a candidate reaches this share of the roofline, e.g. 0.95."),
 ]
 Server = Annotated[
     str | None,

@@ -26,6 +26,7 @@ from service.commands.common import (
     INTERRUPTED,
     OK,
     PARTLY,
+    Effort,
     Index,
     Json,
     MaxWorkspace,
@@ -54,8 +55,8 @@ from service.progress import duration_text
 from service.remote import Remote
 from service.settings import Settings
 from service.startup import open_database
-from tuners.budget import Budget, Search
-from tuners.decide import DecisionRule
+from tuners.budget import Search
+from tuners.effort import effort_of
 from tuners.policy import MeasurementPolicy
 
 
@@ -89,7 +90,10 @@ def model(
     ] = None,
     validator: Annotated[list[str] | None, typer.Option(help="KEY:VALUE of the target (repeat).")] = None,
     max_workspace: MaxWorkspace = None,
-    seconds: Annotated[float | None, typer.Option(help="Measuring budget a problem.")] = None,
+    effort: Effort = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="Measuring budget a problem; default: the effort's.")
+    ] = None,
     candidates: Annotated[int | None, typer.Option(help="Candidates of a problem at most.")] = None,
     total_seconds: Annotated[
         float | None, typer.Option(help="Budget of the whole run; what does not fit stays unknown.")
@@ -112,7 +116,7 @@ def model(
     plan = read_model(config, ReadOptions("", 1 if tp is None else tp, token_counts(tokens), dtype, layers))
     limit = workspace_limit(max_workspace)
     options = _Options(
-        settings, plan, device or settings.device, index, seconds, candidates, total_seconds, force,
+        settings, plan, device or settings.device, index, effort, seconds, candidates, total_seconds, force,
         silent=not progress or as_json,
     )  # fmt: skip
     with ExitStack() as stack:
@@ -167,6 +171,7 @@ class _Options:
     plan: ModelPlan
     selector: str
     index: int | None
+    effort: str | None
     seconds: float | None
     candidates: int | None
     total_seconds: float | None
@@ -242,17 +247,14 @@ def _tuned(options: _Options, place: _Place, tune: bool) -> Done | None:
         tell(f"{plan.name}: {len(plan.problems)} problems, {len(plan.problems) - len(unknown)} of them known")
     if not tune or not unknown:
         return None
-    try:
-        seconds = options.settings.seconds_per_problem if options.seconds is None else options.seconds
-        budget = Budget(seconds, options.candidates)
-    except ValueError as error:
-        raise InvalidProblem(str(error)) from error
+    level = effort_of(options.effort)
+    budget = level.budget(options.settings.seconds_per_problem, options.seconds, options.candidates)
     if not options.silent:
         least = duration_text(budget.seconds * len(unknown))
         tell(f"tuning {len(unknown)} problems for {budget.seconds:g} s each: at least {least}")
     asked = Asked(
         plan.some(unknown), options.selector, options.index, None, {}, budget, Search(),
-        DecisionRule(margin=options.settings.margin), options.force, None, options.total_seconds, None,
+        level.rule(options.settings.margin), level.name, options.force, None, options.total_seconds, None,
         options.silent,
     )  # fmt: skip
     return tune_here(options.settings, asked) if place.server is None else tune_there(place.server, asked)

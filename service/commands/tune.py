@@ -14,6 +14,7 @@ from service.commands.campaigns import Asked, Done, tune_here, tune_there
 from service.commands.common import (
     FAILED,
     INTERRUPTED,
+    Effort,
     FormatName,
     Index,
     Json,
@@ -22,6 +23,7 @@ from service.commands.common import (
     Mode,
     OwnDevice,
     Server,
+    StopAtRoofline,
     Tokens,
     Tp,
     err,
@@ -34,8 +36,8 @@ from service.commands.common import (
 )
 from service.formats.core.base import Imported, ImportedProblem
 from service.settings import Settings
-from tuners.budget import Budget, Search
-from tuners.decide import DecisionRule
+from tuners.budget import Search
+from tuners.effort import effort_of
 from tuners.strategies import STRATEGIES
 
 
@@ -70,7 +72,11 @@ def tune(
     layers: Layers = None,
     device: OwnDevice = None,
     index: Index = None,
-    seconds: Annotated[float | None, typer.Option(help="Measuring budget a problem.")] = None,
+    effort: Effort = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="Measuring budget a problem; default: the effort's.")
+    ] = None,
+    stop_at_roofline: StopAtRoofline = None,
     candidates: Annotated[int | None, typer.Option(help="Candidates of a problem at most.")] = None,
     total_seconds: Annotated[
         float | None, typer.Option(help="Budget of the whole run; what does not fit is skipped.")
@@ -117,18 +123,16 @@ def tune(
         elif read.rejected:
             out.print(report.rejected_table(read.rejected))
         raise InvalidProblem(f"no problem to tune in {file}")
-    try:
-        budget = Budget(settings.seconds_per_problem if seconds is None else seconds, candidates)
-        rule = DecisionRule(margin=settings.margin if margin is None else margin)
-    except ValueError as error:
-        raise InvalidProblem(str(error)) from error
+    level = effort_of(effort)
+    budget = level.budget(settings.seconds_per_problem, seconds, candidates, stop_at_roofline)
+    rule = level.rule(settings.margin if margin is None else margin)
     policy = {
         "cache": cache, "max_workspace_bytes": workspace_limit(max_workspace),
         "deterministic_only": deterministic, "memory_share": memory_share,
     }  # fmt: skip
     search = Search(strategy, seed, tuple(family) if family else None)
     asked = Asked(
-        read, device or settings.device, index, mode, policy, budget, search, rule, force, output,
+        read, device or settings.device, index, mode, policy, budget, search, rule, level.name, force, output,
         total_seconds, max_gflop, silent=not progress or as_json,
     )  # fmt: skip
     done = tune_here(settings, asked) if server is None else tune_there(server, asked)

@@ -203,6 +203,7 @@ LEADERBOARD: dict[str, Any] = {
         "status": "succeeded",
         "error": None,
         "notes": [],
+        "search_ended": "budget spent",
         "created_at": "2025-01-01T12:00:00.000Z",
         "ended_at": "2025-01-01T12:00:04.000Z",
     },

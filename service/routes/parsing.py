@@ -13,8 +13,8 @@ from backends.wire import problem_from_wire
 from service import errors, schemas
 from service.deps import Service, pointer
 from service.settings import Settings
-from tuners.budget import Budget, Search
-from tuners.decide import DecisionRule
+from tuners.budget import Search
+from tuners.effort import effort_of
 from tuners.policy import MeasurementPolicy
 from tuners.tuning_settings import TuningSettings
 
@@ -82,7 +82,8 @@ def device_class(service: Service, selector: str) -> DeviceClass:
 def settings_of(request: schemas.TuningOptions, settings: Settings, device: DeviceClass) -> TuningSettings:
     """The settings for every problem, with the device's default mode if none is given. Raises 422 for a mode
     or family that the device's backend does not have."""
-    seconds, margin = request.budget.seconds_per_problem, request.rule.margin
+    asked, margin = request.budget, request.rule.margin
+    effort = effort_of(asked.effort)
     policy = MeasurementPolicy.of(device.vendor, **request.policy.model_dump())
     families = request.search.families
     search = Search(
@@ -91,9 +92,11 @@ def settings_of(request: schemas.TuningOptions, settings: Settings, device: Devi
     _check_offered(device, policy, search)
     return TuningSettings(
         policy,
-        Budget(settings.seconds_per_problem if seconds is None else seconds, request.budget.candidates),
+        effort.budget(
+            settings.seconds_per_problem, asked.seconds_per_problem, asked.candidates, asked.stop_at_roofline
+        ),
         search,
-        DecisionRule(margin=settings.margin if margin is None else margin),
+        effort.rule(settings.margin if margin is None else margin),
     )
 
 

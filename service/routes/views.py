@@ -7,6 +7,7 @@ from typing import Any
 
 from service.exports import stored_problem
 from service.formats.core.row_text import problem_wire
+from tuners.budget import StopReason
 
 Row = Mapping[str, Any]
 
@@ -44,7 +45,16 @@ def job_view(row: Row) -> dict[str, Any]:
         **{name: row[name] for name in names},
         "problem": wire_of(row["problem_id"], row["problem"]),
         "notes": row["notes"] or [],
+        "search_ended": _search_ended(row),
     }
+
+
+def _search_ended(row: Row) -> str | None:
+    """Why the search of a session ended, from its counts. A session that was stopped has none: whoever
+    stopped it cancelled its search."""
+    if row["session_status"] == "stopped":
+        return StopReason.CANCELLED.value
+    return (row["counts"] or {}).get("search_ended") or None
 
 
 def event_view(row: Row) -> dict[str, Any]:
@@ -112,6 +122,7 @@ def session_view(row: Row) -> dict[str, Any]:
         **{name: row[name] for name in names},
         "device_class": row["device_class_id"],
         "notes": row["notes"] or [],
+        "search_ended": _search_ended({"session_status": row["status"], "counts": row["counts"]}),
     }
 
 

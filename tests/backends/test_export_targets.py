@@ -48,6 +48,19 @@ def test_the_targets_of_a_vendor(vendor: str, names: list[str]) -> None:
     assert [target.name for target in targets_of(vendor)] == names
 
 
+def test_a_framework_s_targets_take_verdicts_against_what_it_runs() -> None:
+    for name, target in EXPORT_TARGETS.items():
+        if name in ("openblas", "bundle"):
+            assert target.replaces("openblas"), "no framework's: any verdict says what is gained"
+            continue
+        assert target.replaces("torch"), name
+        assert not target.replaces("openblas_upcast"), name
+        assert set(target.defaults) <= LIBRARY_FAMILIES | {"triton-block-fp8"}
+    assert EXPORT_TARGETS["cublaslt"].replaces("cublaslt-heuristic")
+    assert not EXPORT_TARGETS["cublaslt"].replaces("rocblas-default")
+    assert EXPORT_TARGETS["rocblas"].replaces("rocblas-default")
+
+
 def test_workspace_and_family_decide() -> None:
     small, large = (Solution("cublaslt", 1, {"algo_id": 1}, "130200", size) for size in (2**20, 2**20 + 1))
     limited, free = EXPORT_TARGETS["cublaslt-1mib"], EXPORT_TARGETS["cublaslt"]

@@ -153,7 +153,7 @@ def test_a_run_over_one_list_keeps_the_others(tmp_path: Path) -> None:
 
 def test_an_error_is_a_row_and_is_tried_again(tmp_path: Path) -> None:
     rows = _lists(tmp_path, lambda device: GpuRunner(device, wrong=["torch", "heuristic"])).run()
-    assert all("no baseline runs" in one["error"] for one in rows)
+    assert all("no default to compare with" in one["error"] for one in rows)
     run = _lists(tmp_path)
     assert lists_document(run, rows)[1]["errors"] == 3
     assert not any("error" in one for one in run.run())

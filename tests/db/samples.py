@@ -19,7 +19,8 @@ from db.engine import writing
 from db.values import put_device_class, table
 from service.requests import request_content
 from tuners.budget import Budget, Search
-from tuners.decide import DecisionRule, Interval, Judgement, TargetVerdict, Verdict
+from tuners.decide import DecisionRule, Judgement, TargetVerdict, Verdict
+from tuners.intervals import Interval
 from tuners.policy import MeasurementPolicy
 from tuners.session_store import Result
 

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuners.decide import DecisionRule, Interval, Judgement, Verdict, decide, median_interval, paired
+from tuners.decide import DecisionRule, Judgement, Verdict, decide, tie_order
+from tuners.intervals import Interval, median_interval, paired
 
 RULE = DecisionRule()
 ROUNDS = 20
@@ -314,6 +315,66 @@ def test_a_leader_that_is_no_win_never_blocks_one() -> None:
     assert verdict.tie_set == ("leader", "sure")
 
 
+def test_the_order_of_a_tie() -> None:
+    """Fewest bytes, then determinism, then a library's call, then the id."""
+    order = {
+        "x": tie_order(0, True, "tile-wgmma"),
+        "y": tie_order(0, True, "cublaslt"),
+        "z": tie_order(0, None, "cublaslt"),
+    }
+    names, winners = dict(order), []
+    while names:
+        times = {name: LEVEL[name] for name in ("base", *names)}
+        winners.append(judge(times, preference=order).winner)
+        del names[winners[-1]]
+    assert winners == ["y", "x", "z"]
+    assert tie_order(1, True, "cublaslt") > tie_order(0, False, "tile-wgmma")
+    assert tie_order(0, False, "naive") == tie_order(0, None, "naive")
+
+
+def test_a_chosen_tie_is_told_with_the_fastest_and_how_many_there_were() -> None:
+    verdict = judge(LEVEL, preference={"x": (2,), "y": (1,), "z": (3,)}, targets={"all": {"x", "y", "z"}})
+    assert (verdict.winner, verdict.fastest, verdict.tied) == ("y", "x", 3)
+    assert verdict.reason.endswith("; chosen among 3 candidates that tie")
+    assert (verdict.targets["all"].solution, verdict.targets["all"].tied) == ("y", 3)
+    alone = judge({"base": LEVEL["base"], "x": LEVEL["x"]})
+    assert (alone.fastest, alone.tied) == ("x", 1)
+    assert "tie" not in alone.reason
+    none = judge({"base": steady(1.0), "same": steady(1.0)})
+    assert (none.fastest, none.tied) == ("base", 1)
+
+
+@pytest.mark.parametrize(("ratio", "chosen"), [(1.015, True), (1.02, True), (1.0201, False)])
+def test_a_choice_costs_no_more_than_the_margin(ratio: float, chosen: bool) -> None:
+    times = {"base": steady(2.0), "fast": steady(1.0), "small": steady(ratio)}
+    verdict = judge(times, preference={"small": (0,), "fast": (1,)})
+    assert (verdict.winner == "small") is chosen
+    assert verdict.fastest == "fast"
+
+
+def test_a_tie_in_wide_intervals_is_not_chosen_if_its_median_is_behind_by_more_than_the_margin() -> None:
+    wide = [0.9] * 7 + [1.1] * 13
+    times = {"base": steady(2.0), "fast": steady(1.0), "wide": wide}
+    verdict = judge(times, preference={"wide": (0,), "fast": (1,)})
+    assert "wide" in verdict.tie_set
+    assert (verdict.winner, verdict.tied) == ("fast", 1)
+
+
+def test_a_candidate_that_ties_with_the_fastest_is_not_chosen_without_a_win_of_its_own() -> None:
+    """It is 1.5% behind the fastest, which is 3% faster than the baseline: less than the margin is left."""
+    times = {"base": steady(1.0), "fast": steady(0.97), "small": steady(0.985)}
+    verdict = judge(times, preference={"small": (0,), "fast": (1,)}, targets={"all": {"small", "fast"}})
+    assert verdict.tie_set == ("fast", "small")
+    assert (verdict.winner, verdict.tied, verdict.targets["all"].solution) == ("fast", 1, "fast")
+
+
+def test_a_target_breaks_its_own_ties_by_the_same_order() -> None:
+    times = {"base": steady(2.0), "ours": steady(0.5), "a": steady(1.0), "b": steady(1.01)}
+    verdict = judge(times, preference={"ours": (9,), "a": (2,), "b": (1,)}, targets={"library": {"a", "b"}})
+    assert (verdict.winner, verdict.tied) == ("ours", 1)
+    assert (verdict.targets["library"].solution, verdict.targets["library"].tied) == ("b", 2)
+
+
 # ---- the tie set -------------------------------------------------------------------------------
 
 
@@ -325,8 +386,8 @@ def test_tie_set_leaves_out_exactly_what_was_shown_slower_by_the_margin() -> Non
         "outside": steady(1.021),
         "moody": [0.9] * 7 + [1.5] * 13,  # slower in the median, not shown to be
     }
-    verdict = judge(times, preference={name: (name != "won",) for name in times})
-    assert verdict.winner == "won"
+    verdict = judge(times, preference={name: (name == "won",) for name in times})
+    assert (verdict.winner, verdict.fastest) == ("inside", "won")
     assert verdict.tie_set == ("inside", "moody", "won")
 
 
@@ -435,12 +496,14 @@ def test_what_holds_of_every_verdict(
     confidence = 1 - (1 - RULE.confidence) / 3
     won = paired(times[verdict.winner], times["base"], confidence)
     assert (verdict.winner == "base") == (verdict.judgement is not Judgement.WIN)
+    assert (verdict.tied > 1) == ("candidates that tie" in verdict.reason)
+    assert verdict.tied <= len(verdict.tie_set)
     if verdict.judgement is Judgement.WIN:
         assert won.high < 1
         assert won.mid <= 1 - RULE.margin
     for name, column in times.items():
-        ratio = paired(column, times[verdict.winner], confidence)
-        slower = name != verdict.winner and ratio.low > 1 + RULE.margin
+        ratio = paired(column, times[verdict.fastest], confidence)
+        slower = name != verdict.fastest and ratio.low > 1 + RULE.margin
         assert (name in verdict.tie_set) == (not slower)
 
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
 from backends.outcome import Outcome, Phase
+from backends.problem import from_mm
 from backends.solution import Solution
 from tests.tuners.recorded import RecordedRunner, solution
 from tests.tuners.test_session import quiet, session
-from tuners.budget import Budget
+from tuners.budget import Budget, StopReason
+from tuners.ceilings import Ceilings
 from tuners.device_process import Task
 from tuners.options import ScreeningOptions
+from tuners.recorded_session import CeilingsOf, RecordedSession
 from tuners.session import Session
+from tuners.session_store import MemoryStore
+from tuners.tuning_settings import TuningSettings
 
 OPTIONS = ScreeningOptions()
 
@@ -146,3 +152,70 @@ def test_a_search_that_is_stopped_while_it_waits_says_nothing_of_compilers() -> 
     assert run.stopped
     assert runner.settled
     assert not any("compiled" in note for note in run.notes)
+
+
+# ---- why a search ended ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("slow", "budget", "bound", "reason"),
+    [
+        ({}, Budget(10.0), None, StopReason.SPACE),
+        ({}, Budget(0.05), None, StopReason.BUDGET),
+        ({}, Budget(10.0, candidates=2), None, StopReason.CANDIDATES),
+        ({"a": 1e9}, Budget(1.0), None, StopReason.COMPILERS),
+        ({}, Budget(10.0, stop_at_roofline=0.95), 1.9e-4, StopReason.ROOFLINE),
+        ({}, Budget(10.0, stop_at_roofline=0.95), 1.8e-4, StopReason.SPACE),
+        ({}, Budget(10.0), 1.9e-4, StopReason.SPACE),
+    ],
+)
+def test_why_a_search_ended(
+    slow: Mapping[str, float], budget: Budget, bound: float | None, reason: StopReason
+) -> None:
+    """`c3` takes 0.2 ms: 95% of a bound of 0.19 ms, 90% of one of 0.18 ms."""
+    names = ("base", *(f"c{number}" for number in range(40)), *slow)
+    runner = Compiling([1e-3], slow, speed={"c3": 0.2})
+    run = session(runner, names, budget=budget, bound_seconds=bound)
+    seen = screened(run)
+    assert run.counts.search_ended == reason
+    assert run.verdict is not None
+    assert (len(seen) == len(names)) == (reason is StopReason.SPACE)
+    if reason is StopReason.ROOFLINE:
+        assert run.verdict.winner == solution("c3").id
+
+
+def test_a_default_at_the_roofline_needs_no_search() -> None:
+    run = session(RecordedRunner([1e-3]), budget=Budget(10.0, stop_at_roofline=0.9), bound_seconds=0.95e-3)
+    assert screened(run) == ["base"]
+    assert run.counts.search_ended == StopReason.ROOFLINE
+    assert run.verdict is not None
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_a_search_that_is_stopped_was_cancelled(at: int) -> None:
+    run = session(RecordedRunner([1e-3]))
+    for number, _ in enumerate(run.run()):
+        if number == at:
+            run.stop()
+    assert run.counts.search_ended == StopReason.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("ceilings", "asked", "expected", "note"),
+    [
+        (lambda _: Ceilings(1e9, 1e9, {"fp32": 1e9}), 0.9, True, None),
+        (lambda _: Ceilings(1e9, 1e9, {"fp32": 1e9}), None, False, None),
+        (lambda _: Ceilings(1e9, 1e9, {}), 0.9, False, "does not stop"),
+        (None, 0.9, False, "does not stop"),
+    ],
+)
+def test_a_stored_session_takes_its_bound_from_the_ceilings(
+    ceilings: CeilingsOf | None, asked: float | None, expected: bool, note: str | None
+) -> None:
+    problem = from_mm(64, 64, 64)
+    settings = TuningSettings(budget=Budget(stop_at_roofline=asked))
+    stored: Any = RecordedSession(RecordedRunner([1.0]), problem, settings, MemoryStore(), ceilings)  # type: ignore[arg-type]
+    seconds, notes = stored._bound_seconds()
+    assert (seconds == pytest.approx(problem.flops / 1e9)) if expected else seconds is None
+    assert len(notes) == (note is not None)
+    assert all(str(note) in one for one in notes)

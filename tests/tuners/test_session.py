@@ -73,6 +73,25 @@ def test_slower_candidates_are_a_loss() -> None:
     assert dropped, "finalists shown slower leave the final"
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_tunings_of_equally_fast_candidates_name_the_same_winner(seed: int) -> None:
+    """Whichever the noise makes fastest: `b` and `c` need less workspace than `a`; `b` is deterministic."""
+    clones = (
+        replace(solution("a"), workspace_bytes=64, deterministic=True),
+        replace(solution("b"), deterministic=True),
+        solution("c"),
+    )
+    space = replace(space_of("base"), candidates=clones)
+    runner = RecordedRunner(quiet(seed), speed={"a": 0.8, "b": 0.801, "c": 0.799})
+    run = Session(
+        runner, PROBLEM, TuningSettings(budget=Budget(10)), clock=runner.clock, space=space, targets=()
+    )
+    list(run.run())
+    assert run.verdict is not None
+    assert (run.verdict.judgement, run.verdict.winner) == (Judgement.WIN, clones[1].id)
+    assert run.verdict.tied == 3
+
+
 def test_rounds_rotate_who_comes_first() -> None:
     runner = RecordedRunner(quiet())
     list(session(runner, rule=DecisionRule(max_rounds=12)).run())
@@ -102,7 +121,7 @@ def test_a_finalist_that_fails_leaves_the_final(status: Status) -> None:
 
 def test_a_baseline_that_fails_ends_the_session_with_its_evidence() -> None:
     run = session(RecordedRunner(quiet(), fails={("base", Phase.SCREEN): Status.WRONG_RESULT}))
-    with pytest.raises(SessionFailed, match=r"no baseline runs .*wrong_result"):
+    with pytest.raises(SessionFailed, match=r"no default to compare with for .*wrong_result"):
         list(run.run())
     run = session(RecordedRunner(quiet(), fails={("base", Phase.FINAL): Status.CRASH}))
     with pytest.raises(SessionFailed, match="baseline failed in the final"):

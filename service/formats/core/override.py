@@ -62,7 +62,12 @@ def best_named(
     report: ExportReport,
 ) -> tuple[ExportRow, _T]:
     """The row that is written and what `write` makes of it: the winner's, else that of the fastest candidate
-    that a session judged for one of the export targets. Raises OmittedError."""
+    that a session judged for one of the export targets. Raises OmittedError, also for a verdict against a
+    baseline that the targets' programs do not run: its gain is none of theirs."""
+    targets = tuple(targets)
+    baseline = row.baseline
+    if row.judgement and baseline and targets and not any(one.replaces(baseline.family) for one in targets):
+        raise OmittedError(f"judged against {row.baseline_name}, which the file's programs do not run")
     try:
         return row, write(row)
     except UnnamedError as winner:

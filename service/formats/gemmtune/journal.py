@@ -179,7 +179,14 @@ def _result(values: Mapping[str, Any], session: _Session) -> Mapping[str, Any]:
         raise BadRowError("result: it is of another problem than its session")
     verdict = found.verdict
     if verdict is not None:
-        texts = (verdict.baseline, verdict.winner, verdict.baseline_name, *verdict.tie_set)
+        texts = (verdict.baseline, verdict.winner, verdict.baseline_name, verdict.fastest, *verdict.tie_set)
+        for tried in verdict.baselines:
+            texts += (tried.name, tried.solution, tried.reason)
+            timed = tried.seconds is None or (
+                isinstance(tried.seconds, int | float) and 0 < tried.seconds < math.inf
+            )
+            if not timed:
+                raise BadRowError("result: a default's seconds must be a number above 0 or null")
         judged: tuple[Verdict | TargetVerdict, ...] = (verdict, *verdict.targets.values())
         for one in judged:
             gain = one.speedup
@@ -189,8 +196,8 @@ def _result(values: Mapping[str, Any], session: _Session) -> Mapping[str, Any]:
             ):
                 raise BadRowError("result: the verdict's seconds and speed-up must be numbers above 0")
             texts += (one.reason, *([one.solution] if isinstance(one, TargetVerdict) else []))
-            if not isinstance(one.rounds, int):
-                raise BadRowError("result: the verdict's rounds must be an integer")
+            if not isinstance(one.rounds, int) or not isinstance(one.tied, int) or one.tied < 1:
+                raise BadRowError("result: the verdict's rounds and tied must be integers, tied from 1")
         if not all(isinstance(text, str) for text in (*texts, *verdict.targets)):
             raise BadRowError("result: the verdict's ids must be texts")
         if not all(isinstance(one.proven, bool) for one in verdict.targets.values()):

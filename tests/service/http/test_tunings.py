@@ -17,10 +17,12 @@ from db.jobs import end_job, start_job
 from db.queries import policy_content
 from db.values import table
 from service import answers
+from service.requests import read_request
 from service.settings import Settings
 from tests.service.http.filled import CLASS, GPU, OTHER_CPU, POLICY, measured, problem, register
 from tests.service.http.serving import serving
 from tests.service.http.shapes import fault_of, fits
+from tuners.effort import EFFORTS
 from tuners.policy import MeasurementPolicy
 
 ONE = {"m": 16, "n": 256, "k": 512}
@@ -51,6 +53,18 @@ def test_problems_are_enough(client: httpx.Client, engine: Engine) -> None:
     assert {job.priority for job in jobs} == {10}
     assert jobs[0].request["budget"]["seconds"] == Settings().seconds_per_problem
     assert jobs[0].request["rule"]["margin"] == Settings().margin
+
+
+def test_an_effort_is_stored_as_what_it_spends(client: httpx.Client, engine: Engine) -> None:
+    response = submit(client, ONE, budget={"effort": "thorough", "stop_at_roofline": 0.95})
+    assert response.status_code == 202
+    (job,) = jobs_of(engine)
+    assert job.request["budget"] == {
+        "seconds": 30.0, "candidates": None, "final_share": 0.5, "stop_at_roofline": 0.95,
+    }  # fmt: skip
+    thorough = EFFORTS["thorough"]
+    assert job.request["rule"] == vars(thorough.rule(Settings().margin))
+    assert read_request(job.request)[0] == thorough.budget(2.0, stop_at_roofline=0.95)
 
 
 def test_everything_else_may_be_said(client: httpx.Client, engine: Engine) -> None:
@@ -179,6 +193,9 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"budget": {"seconds_per_problem": "2"}}, "/budget/seconds_per_problem"),
     ({"budget": {"candidates": 0}}, "/budget/candidates"),
     ({"budget": {"hours": 1}}, "/budget/hours"),
+    ({"budget": {"effort": "lazy"}}, "/budget/effort"),
+    ({"budget": {"stop_at_roofline": 0.0}}, "/budget/stop_at_roofline"),
+    ({"budget": {"stop_at_roofline": 1.1}}, "/budget/stop_at_roofline"),
     ({"budget": 2}, "/budget"),
     ({"policy": {"mode": "fast"}}, "/policy/mode"),
     ({"policy": {"mode": "graph"}}, "/policy/mode"),

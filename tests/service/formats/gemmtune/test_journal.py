@@ -13,7 +13,8 @@ from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem, from_linear
 from service.formats import READERS, Entry, Imported, ImportedSession, Rejected, read_file, read_stream
 from tests.service.formats.made import BASELINE, CPU, H200, LINEAR, PACKED, POLICY, outcomes
-from tuners.decide import Interval, Judgement, Verdict
+from tuners.decide import Judgement, Verdict
+from tuners.intervals import Interval
 from tuners.journal import Journal
 from tuners.session_store import Result, session_key
 
@@ -124,6 +125,10 @@ def _verdict(**changed: Any) -> dict[str, Any]:
     return _result(verdict={**result(LINEAR)["verdict"], **changed})
 
 
+def _tried(**changed: Any) -> dict[str, Any]:
+    return {"name": "torch", "solution": "t", "seconds": None, "fate": "failed", "reason": "", **changed}
+
+
 def _target(**changed: Any) -> dict[str, Any]:
     plain = result(LINEAR)["verdict"]
     same = ("judgement", "seconds", "baseline_seconds", "speedup", "rounds", "reason")
@@ -167,7 +172,15 @@ def _target(**changed: Any) -> dict[str, Any]:
         (line("result", _verdict(tie_set=[5])), "the verdict's ids must be texts"),
         (line("result", _verdict(targets={"bundle": _target(solution=5)})), "ids must be texts"),
         (line("result", _verdict(targets={"bundle": _target(seconds=0)})), "must be numbers above 0"),
-        (line("result", _verdict(targets={"bundle": _target(rounds="x")})), "rounds must be an integer"),
+        (line("result", _verdict(targets={"bundle": _target(rounds="x")})), "must be integers"),
+        (line("result", _verdict(tied="x")), "rounds and tied must be integers"),
+        (line("result", _verdict(tied=0)), "rounds and tied must be integers"),
+        (line("result", _verdict(fastest=5)), "the verdict's ids must be texts"),
+        (line("result", _verdict(baselines=[5])), "result: "),
+        (line("result", _verdict(baselines=[_tried(fate="lucky")])), "'lucky' is not a valid Fate"),
+        (line("result", _verdict(baselines=[_tried(reason=5)])), "the verdict's ids must be texts"),
+        (line("result", _verdict(baselines=[_tried(seconds=0)])), "a default's seconds must be"),
+        (line("result", _verdict(baselines=[_tried(seconds="1")])), "a default's seconds must be"),
         (line("result", _verdict(targets={"bundle": _target(proven=1)})), "must be true or false"),
         (line("result", _verdict(targets={"bundle": _target(judgement="?")})), "result: "),
         (line("result", _verdict(targets=[])), "result: "),

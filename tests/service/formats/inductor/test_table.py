@@ -116,8 +116,12 @@ def test_torch_s_own_call_where_nothing_beat_it() -> None:
     ]
 
 
+#: cuBLASLt's first answer, which torch runs; CUBLASLT is an algorithm that nobody runs unasked.
+HEURISTIC = Solution("cublaslt-heuristic", 1, {}, "130200")
+
+
 def test_torch_s_own_call_that_won() -> None:
-    found, _ = table([row(solution=Solution("torch", 1, {}, "2.15.0"), baseline=CUBLASLT)])
+    found, _ = table([row(solution=Solution("torch", 1, {}, "2.15.0"), baseline=HEURISTIC)])
     assert found == {f"NVIDIA H200+{MM}": ATEN}
 
 
@@ -312,8 +316,11 @@ def test_a_patch_that_was_named_counts() -> None:
 
 def test_judgements_and_baselines_that_say_nothing_of_torch() -> None:
     assert only_reason(won(judgement="DRAW")) == "judgement 'DRAW' is none that a table could follow"
-    made = row(judgement="TIE", baseline=CUBLASLT)
+    made = row(judgement="TIE", baseline=HEURISTIC)
     assert only_reason(made, ties="default") == "TIE: its baseline is not torch's own call"
+    for judgement in ("WIN", "TIE"):
+        other = won(judgement=judgement, baseline=CUBLASLT, baseline_name="an algorithm")
+        assert only_reason(other) == "judged against an algorithm, which the file's programs do not run"
     assert table([won(judgement="", provenance="imported")])[1].written == 1
 
 

@@ -1,0 +1,48 @@
+"""Candidates of a session that tie: those outside the final that nothing showed to be slower, and the order
+in which candidates that tie are preferred."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from backends.outcome import Outcome
+from tuners.decide import DecisionRule, tie_order
+from tuners.options import RaceOptions
+from tuners.race import Race
+
+
+def preference(race: Race) -> dict[str, tuple[int, bool, bool]]:
+    """The tie order of a race's candidates."""
+    return {
+        name: tie_order(one.workspace_bytes, one.deterministic, one.family)
+        for name, one in race.solutions.items()
+    }
+
+
+def not_slower(
+    race: Race,
+    fastest: str,
+    timed: Sequence[Outcome],
+    screened: Mapping[str, Outcome],
+    rule: DecisionRule,
+    options: RaceOptions,
+) -> list[str]:
+    """Candidates outside the final that were not shown to be slower than the final's fastest. A screening
+    alone shows it if every sample is slower than the fastest's screening median by screening_ratio. The heats
+    show it if the screening median is slower than the fastest's by more than the margin, and every heat round
+    by heat_ratio. A reserved candidate with the rounds that a decision needs was in the final."""
+    mine, found = screened[fastest], []
+    for outcome in timed:
+        name = outcome.solution.id
+        if len(race.reserved.get(name, ())) >= rule.rounds_needed(race.comparisons):
+            continue
+        if name in race.cut:
+            later = (outcome.seconds or 0.0) > (1 + rule.margin) * (mine.seconds or 0.0)
+            slower = later and race.behind(name, fastest)
+        else:
+            shown = options.screening_ratio * (mine.seconds or 0.0)
+            finalist = name in race.times or name in race.slower or name in race.failed
+            slower = finalist or min(outcome.samples) > shown
+        if not slower:
+            found.append(name)
+    return found
