@@ -50,6 +50,8 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 #: Tokens in the cache before the step, and the cache's length.
 _FILLED, _LENGTH = 32, 256
 _REPLAYS, _ROUNDS = 20, 9
+#: Prompts whose logits are compared with fp32.
+_PROMPTS = 5
 
 
 def library() -> Any:
@@ -77,10 +79,18 @@ def build(name: str, device: Any) -> Any:
 
 
 class Step:
-    """One decode step at a fixed position. Its inputs live as long as it does, as a graph needs."""
+    """Decode steps after a prompt: each call is the next one, of the same tokens. Its inputs live as long as
+    it does, as a graph needs."""
 
-    def __init__(self, model: Any, batch: int, device: Any, call: Callable[..., Any] | None = None) -> None:
-        torch.manual_seed(batch)
+    def __init__(
+        self,
+        model: Any,
+        batch: int,
+        device: Any,
+        call: Callable[..., Any] | None = None,
+        prompt_seed: int = 0,
+    ) -> None:
+        torch.manual_seed(batch * _PROMPTS + prompt_seed)
         self._call = model if call is None else call
         self.cache = library().StaticCache(config=model.config, max_cache_len=_LENGTH)
         vocabulary = model.config.vocab_size
@@ -99,16 +109,16 @@ class Step:
         return found.logits[:, -1]
 
 
-def milliseconds(step: Step, device: Any) -> tuple[float, Any]:
-    """Median time of a step and its logits: replays of a graph on a GPU, calls on a CPU."""
+def milliseconds(step: Step, device: Any) -> float:
+    """Median time of a step: replays of a graph on a GPU, calls on a CPU."""
     if device.type == "cpu":
-        logits = step()
+        step()
         times = []
         for _ in range(_ROUNDS):
             start = time.perf_counter()
             step()
             times.append((time.perf_counter() - start) * 1e3)
-        return median(times), logits
+        return median(times)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -117,7 +127,7 @@ def milliseconds(step: Step, device: Any) -> tuple[float, Any]:
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        logits = step()
+        step()
     graph.replay()
     wait(device)
     times = []
@@ -129,7 +139,7 @@ def milliseconds(step: Step, device: Any) -> tuple[float, Any]:
         end.record()
         end.synchronize()
         times.append(start.elapsed_time(end) / _REPLAYS)
-    return median(times), logits.clone()
+    return median(times)
 
 
 @contextmanager
@@ -142,22 +152,30 @@ def compiled(model: Any) -> Iterator[Callable[..., Any]]:
         torch._dynamo.reset()
 
 
-def distance(logits: Any, exact: Any | None) -> dict[str, float] | None:
+def logits_of(model: Any, batch: int, device: Any, call: Callable[..., Any] | None = None) -> list[Any]:
+    """The logits of the first step after each of the prompts, in fp32."""
+    return [Step(model, batch, device, call, seed)().float() for seed in range(_PROMPTS)]
+
+
+def distance(logits: Sequence[Any], exact: Sequence[Any] | None) -> dict[str, float] | None:
     """How far logits are from those in fp32: the largest difference, and the root mean square of all, over
-    that of the logits."""
+    that of the logits; the largest of the prompts."""
     if exact is None:
         return None
-    off = logits.float() - exact
+    off = [one - other for one, other in zip(logits, exact, strict=True)]
     return {
-        "most": float(off.abs().max()),
-        "rms": float(off.square().mean().sqrt() / exact.square().mean().sqrt()),
+        "most": max(float(one.abs().max()) for one in off),
+        "rms": max(
+            float(one.square().mean().sqrt() / other.square().mean().sqrt())
+            for one, other in zip(off, exact, strict=True)
+        ),
     }
 
 
-def in_fp32(model: Any, batches: Sequence[int], device: Any) -> dict[int, Any]:
+def in_fp32(model: Any, batches: Sequence[int], device: Any) -> dict[int, list[Any]]:
     """The logits of every batch with the same weights in fp32."""
     exact_model = copy.deepcopy(model).float()
-    found = {batch: Step(exact_model, batch, device)().clone() for batch in batches}
+    found = {batch: logits_of(exact_model, batch, device) for batch in batches}
     del exact_model
     gc.collect()
     if device.type == "cuda":
@@ -188,9 +206,11 @@ def measured(name: str, table: Any, device: Any, options: argparse.Namespace) ->
                 with used() as handle, gemmtune.torch.report() as count:
                     if compiling:
                         with compiled(model) as call:
-                            taken, logits = milliseconds(Step(model, batch, device, call), device)
+                            taken = milliseconds(Step(model, batch, device, call), device)
+                            logits = [] if options.no_fp32 else logits_of(model, batch, device, call)
                     else:
-                        taken, logits = milliseconds(Step(model, batch, device), device)
+                        taken = milliseconds(Step(model, batch, device), device)
+                        logits = [] if options.no_fp32 else logits_of(model, batch, device)
                 values[way] = {"milliseconds": taken, "to_fp32": distance(logits, exact.get(batch))}
                 if handle is not None:
                     lines = [line for line in count.report().lines if line.hit and line.m == batch]
