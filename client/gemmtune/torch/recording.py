@@ -95,7 +95,7 @@ class Recording:
         return [{**product.wire(), "count": count} for product, count in calls]
 
     def write(self, path: str | os.PathLike[str]) -> int:
-        """Writes JSON lines that `gemmtune tune --file` reads; how many."""
+        """Writes JSON lines that `gemmtune tune` reads; returns how many."""
         problems = self.problems()
         Path(path).write_text("".join(json.dumps(one) + "\n" for one in problems))
         return len(problems)
