@@ -36,7 +36,8 @@ LAYERS = {
         "torch",
     ),
     "backends.cpu.backend": ("backends.cuda", "backends.hip", "backends.gpu", "backends.kernels", "torch"),
-    "backends.packages.package": ("backends.cuda", "backends.cpu", "backends.gpu", "torch"),
+    # backends.gpu describes the copies of padded operands; it needs no driver.
+    "backends.packages.package": ("backends.cuda", "backends.cpu", "torch"),
     "backends.kernel_checks.check": ("backends.cuda", "backends.cpu", "backends.gpu", "torch"),
     "tuners.session": ("backends.cuda", "backends.cpu", "backends.gpu", "fastapi", "sqlmodel", "torch"),
 }

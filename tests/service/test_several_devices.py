@@ -20,7 +20,7 @@ from db.engine import reading, writing
 from db.values import put_environment
 from service import worker
 from service.cli import app, main
-from service.commands import run, tune
+from service.commands import campaigns, run
 from service.device_lock import DeviceInUse, DeviceLock, locks_folder
 from service.formats import ExportRefused
 from service.serve import Beside, _default_class, worker_of
@@ -207,8 +207,8 @@ class PlannedTuning:
 @pytest.fixture
 def tuning(monkeypatch: pytest.MonkeyPatch) -> PlannedTuning:
     made = PlannedTuning()
-    monkeypatch.setattr(tune, "DeviceClient", made.runner)
-    monkeypatch.setattr(tune, "Campaign", made.campaign)
+    monkeypatch.setattr(campaigns, "DeviceClient", made.runner)
+    monkeypatch.setattr(campaigns, "Campaign", made.campaign)
     return made
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -170,4 +171,7 @@ with gemmtune.torch.apply(module, gemmtune.load({str(bundle)!r})):
 assert config.post_grad_custom_pre_pass is None
 assert not [one for one in sys.meta_path if "gemmtune" in type(one).__module__]
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    client = str(Path(gemmtune.__file__).parents[1])
+    subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": client}, check=True, timeout=120
+    )
