@@ -9,7 +9,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Column, ForeignKey, Index, Integer, Text, UniqueConstraint
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    Text,
+    UniqueConstraint,
+    false,
+)
 from sqlmodel import Field, SQLModel
 
 #: SQLite autoincrements only INTEGER keys; PostgreSQL's INTEGER ends at 2^31.
@@ -21,7 +32,9 @@ def _json(nullable: bool = False) -> Any:
 
 
 class DeviceClass(SQLModel, table=True):
-    """`revision` rises with every change of the class's best rows; it is part of the exports' cache key."""
+    """`revision` rises with every change of the class's best rows; it is part of the exports' cache key.
+    `registered`: a worker registered the class, or a command measured on it here. A class that only imported
+    rows name is not: selectors prefer registered classes."""
 
     __tablename__ = "device_classes"
 
@@ -31,6 +44,7 @@ class DeviceClass(SQLModel, table=True):
     product: str
     units: int
     revision: int = 0
+    registered: bool = Field(default=False, sa_column=Column(Boolean, nullable=False, server_default=false()))
 
 
 class Environment(SQLModel, table=True):
@@ -271,7 +285,7 @@ class Claim(SQLModel, table=True):
 class Tuning(SQLModel, table=True):
     """A client's request. Status: queued | running | succeeded | failed | cancelled. The counters count its
     jobs (failed: jobs without a verdict; broken: failed jobs for which the problem is not the reason);
-    `last_event` is the number of its latest event."""
+    `last_event` is the number of its latest event. `key_id` is the API key that submitted it."""
 
     __tablename__ = "tunings"
 
@@ -287,6 +301,7 @@ class Tuning(SQLModel, table=True):
     failed: int = 0
     broken: int = 0
     last_event: int = 0
+    key_id: str | None = Field(default=None, index=True)
     created_at: str
     ended_at: str | None = None
 
@@ -365,3 +380,21 @@ class Worker(SQLModel, table=True):
     job_id: str | None = None
     started_at: str
     seen_at: str
+
+
+class ApiKey(SQLModel, table=True):
+    """An API key, or a browser's login with one (`login_of`). Only a hash of the secret is stored. `limits`
+    replace the settings' for this key."""
+
+    __tablename__ = "api_keys"
+
+    number: int | None = Field(default=None, sa_column=Column(_NUMBER, primary_key=True))
+    id: str = Field(unique=True)
+    name: str
+    hash: str
+    scopes: Any = _json()
+    limits: Any = _json()
+    login_of: str | None = Field(default=None, foreign_key="api_keys.id")
+    created_at: str
+    expires_at: str | None = None
+    revoked_at: str | None = None

@@ -34,7 +34,7 @@ _worker = table(models.Worker)
 @dataclass(frozen=True)
 class Request:
     """What a tuning asks for every problem: `content` (budget, search, rule) is part of a job's identity;
-    priority (1 first) and force are not."""
+    priority (1 first), force and the API key that asks are not."""
 
     device_class_id: str
     policy_id: str
@@ -42,6 +42,7 @@ class Request:
     content: Mapping[str, Any]
     priority: int
     force: bool
+    key_id: str | None = None
 
     @cached_property
     def hash(self) -> str:
@@ -105,6 +106,7 @@ def create_tuning(
         "failed": 0,
         "broken": 0,
         "last_event": 0,
+        "key_id": request.key_id,
         "created_at": now(),
         "ended_at": now() if ended == len(items) else None,
     }

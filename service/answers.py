@@ -302,6 +302,14 @@ class BestAnswers(Answer):
 # ---- operations ----------------------------------------------------------------------------------
 
 
+class Login(Answer):
+    """A browser's login: the key's name, what it may do, and for how many seconds."""
+
+    name: str
+    scopes: list[str]
+    seconds: int
+
+
 class Health(Answer):
     """The process lives."""
 

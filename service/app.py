@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -18,14 +19,18 @@ from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from sqlalchemy import Engine
 from starlette.concurrency import run_in_threadpool
+from starlette.middleware.cors import CORSMiddleware
 
-from db import queries
+from db import keys, queries
 from db.engine import open_engine
 from db.lookup import open_lookup
 from service import errors, records, schemas
 from service.binaries import Binaries
 from service.bundle_builds import BundleBuilds
 from service.deps import Operations, Service, TuningService
+from service.guard import Guarded, Headed, Rules
+from service.hosts import AllowedHosts, is_loopback, listed, origins
+from service.keys import Keyring
 from service.metrics import Metrics
 from service.middleware import Compressed, Observed
 from service.routes import (
@@ -37,6 +42,7 @@ from service.routes import (
     exports,
     health,
     imports,
+    login,
     problems,
     tunings,
 )
@@ -56,7 +62,13 @@ _DESCRIPTION = (
     "documents; lists are paged by `cursor`; unknown fields and parameters are refused."
 )
 #: Models that FastAPI does not find by itself: bodies that routes parse, and the error document.
-_BODIES: tuple[type[BaseModel], ...] = (schemas.TuningRequest, schemas.BestRequest, schemas.Fault)
+_BODIES: tuple[type[BaseModel], ...] = (
+    schemas.TuningRequest, schemas.BestRequest, schemas.LoginRequest, schemas.Fault,
+)  # fmt: skip
+#: What pages of GEMMTUNE_CORS_ORIGINS may send and read.
+_CORS_METHODS = ("GET", "HEAD", "POST", "DELETE")
+_CORS_HEADERS = ("Authorization", "Content-Type", "If-None-Match", "Last-Event-ID", "X-Request-Id")
+_CORS_SHOWN = ("Content-Disposition", "ETag", "Location", "Retry-After", "X-Bundle-Digest", "X-Request-Id")
 
 
 def create_app(
@@ -87,14 +99,23 @@ def create_app(
     )
     app.state.operations = Operations(app)
     app.state.metrics = Metrics(lambda: app.state.service.read(queries.gauges))
+    app.state.keyring = Keyring(lambda: app.state.service.read(keys.valid))
     app.state.binaries = Binaries(settings)
     app.state.bundles = BundleBuilds(settings, app.state.binaries)
     errors.install(app, settings.retry_after_seconds, app.state.operations.allowed)
     app.router.routes.append(best.hot_route())  # first: routes are matched in order
-    for routes in (best, tunings, problems, binaries, bundles, imports, exports, devices, health):
+    for routes in (best, tunings, problems, binaries, bundles, imports, exports, devices, login, health):
         app.include_router(routes.router)
     plain = frozenset({best.PATH, bundles.PATH})
     app.add_middleware(Compressed, minimum_size=settings.compress_bytes, plain=plain)
+    app.add_middleware(Headed)
+    rules = _rules(app, settings)
+    app.add_middleware(Guarded, rules=rules, retry_after=settings.retry_after_seconds)
+    if rules.origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=sorted(rules.origins), allow_methods=_CORS_METHODS,
+            allow_headers=_CORS_HEADERS, expose_headers=_CORS_SHOWN,
+        )  # fmt: skip
     app.add_middleware(
         Observed,
         metrics=app.state.metrics,
@@ -103,6 +124,21 @@ def create_app(
     )
     _document(app)
     return app
+
+
+def keys_required(settings: Settings) -> bool:
+    """Whether requests need a key."""
+    return not is_loopback(settings.host) if settings.keys is None else settings.keys
+
+
+def _rules(app: FastAPI, settings: Settings) -> Rules:
+    needed = keys_required(settings)
+    return Rules(
+        AllowedHosts(listed(settings.allowed_hosts), settings.host, needed, socket.gethostname()),
+        app.state.keyring if needed else None,
+        origins(settings.cors_origins),
+        settings.key_requests_per_second,
+    )
 
 
 def _document(app: FastAPI) -> None:
@@ -121,6 +157,8 @@ def _document(app: FastAPI) -> None:
             for unused in ("HTTPValidationError", "ValidationError"):
                 components.pop(unused, None)
             document["components"]["schemas"] = dict(sorted(components.items()))
+            document["components"]["securitySchemes"] = describe.SECURITY
+            document["security"] = [{}, *({name: []} for name in describe.SECURITY)]
             app.openapi_schema = document
         return app.openapi_schema
 

@@ -29,6 +29,7 @@ from db.engine import reading
 from db.lookup import Lookup
 from service import errors
 from service.settings import Settings
+from service.shares import Share
 from tuners.tuning_settings import TuningSettings
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -49,8 +50,10 @@ class TuningService(Protocol):
         items: Sequence[tuple[GemmProblem, int]],
         priority: int,
         force: bool,
+        share: Share | None,
     ) -> tuning_rows.Created:
-        """Stores a tuning of (problem, call count) items and queues what must be measured."""
+        """Stores a tuning of (problem, call count) items and queues what must be measured. Raises Refused for
+        more jobs than the share."""
 
     def cancel(self, tuning_id: str) -> bool:
         """Cancels a tuning; False for one that does not exist."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
@@ -135,6 +135,48 @@ def invalid(parts: Sequence[Part], title: str = "The request is not valid") -> R
     more = f" (and {len(cut) - 1} more)" if len(cut) > 1 else ""
     detail = f"{where}: {first['detail']}{more}" if where else f"{first['detail']}{more}"
     return Refused(Fault(422, "invalid-request", title, detail, {"errors": cut}))
+
+
+def misdirected(detail: str) -> Refused:
+    """421: the Host header names another service, which a page may have made resolve to this one."""
+    text = f"Host must name this service, but {detail}; list its names in GEMMTUNE_ALLOWED_HOSTS"
+    return Refused(Fault(421, "misdirected-request", "The request is for another host", text))
+
+
+def unauthorized(detail: str) -> Refused:
+    """401: no valid key."""
+    text = f"{detail}; send Authorization: Bearer KEY (gemmtune keys create makes one)"
+    headers = {"WWW-Authenticate": 'Bearer realm="gemmtune"'}
+    return Refused(Fault(401, "unauthorized", "A key is needed", text, {}, headers))
+
+
+def out_of_scope(scope: str, scopes: Iterable[str]) -> Refused:
+    """403: the key does not have the scope."""
+    text = f"this needs a key of scope {scope}; this one has {', '.join(sorted(scopes))}"
+    return Refused(Fault(403, "out-of-scope", "The key may not do this", text, {"scope": scope}))
+
+
+def cross_site(detail: str) -> Refused:
+    """403: a page of another site asked for a change."""
+    text = (
+        f"a page of another site may change nothing here, and {detail}; send a key in the Authorization "
+        "header, or list the origin in GEMMTUNE_CORS_ORIGINS"
+    )
+    return Refused(Fault(403, "cross-site", "The request comes from another site", text))
+
+
+def simple_type(kind: str, accepted: Sequence[str]) -> Refused:
+    """415: a content type that pages of other sites can send unasked."""
+    named = f"Content-Type {kind}" if kind else "a body without Content-Type"
+    return unsupported_type(f"{named} can come from a page of any site; send another, or a key", accepted)
+
+
+def too_many(detail: str, seconds: int) -> Refused:
+    """429, which says when to come again."""
+    text = f"{detail}; try again in {seconds} s"
+    return Refused(
+        Fault(429, "too-many-requests", "Too many requests", text, {}, {"Retry-After": str(seconds)})
+    )
 
 
 def bad_parameter(name: str, detail: str) -> Refused:

@@ -183,6 +183,12 @@ class BestRequest(Strict):
     imported: bool = False
 
 
+class LoginRequest(Strict):
+    """A key, to be exchanged for a cookie."""
+
+    key: Annotated[str, Field(max_length=200)]
+
+
 class FaultPart(BaseModel):
     """One fault: where (a JSON pointer into the body, or a parameter), and what."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from backends.cache import default_cache_dir
@@ -21,6 +21,42 @@ class Settings(BaseSettings):
         description="The database: sqlite:////path/to/file or postgresql://user:password@host/name.",
     )
     host: str = Field(default="127.0.0.1", description="Address that the service listens on.")
+    keys: bool | None = Field(
+        default=None,
+        description="Whether requests need an API key. Unset: only if the service listens on another address "
+        "than loopback.",
+    )
+    allowed_hosts: str = Field(
+        default="",
+        description="Names in the Host header that are answered, separated by commas; `.example.org` are the "
+        "names below it, `*` is any. Empty: on loopback its names, else any with keys, and without keys "
+        "addresses and the machine's name.",
+    )
+    cors_origins: str = Field(
+        default="",
+        description="Origins whose pages may use the service with a key, separated by commas (CORS).",
+    )
+    key: SecretStr | None = Field(
+        default=None, description="The API key that commands send to a service (`--server`)."
+    )
+    tls_certificate: Path | None = Field(
+        default=None, description="Certificate chain (PEM) with which the service answers by TLS."
+    )
+    tls_key: Path | None = Field(default=None, description="Private key (PEM) of the certificate.")
+    key_requests_per_second: int = Field(
+        default=10_000, ge=1, description="Requests a second of one key, at most; more are answered 429."
+    )
+    key_queued_jobs: int = Field(
+        default=20_000, ge=0, description="Jobs of one key that wait or run, at most; more are answered 429."
+    )
+    key_urgent_jobs: int = Field(
+        default=100,
+        ge=0,
+        description="Of these the jobs with a priority before the default one, at most.",
+    )
+    key_upload_bytes: int = Field(
+        default=1 << 30, ge=1024, description="Bytes of one file imported with a key, at most."
+    )
     port: int = Field(default=8080, ge=0, le=65535, description="Port of the service; 0 takes a free one.")
     cache_dir: Path = Field(
         default_factory=default_cache_dir,

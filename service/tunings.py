@@ -14,6 +14,7 @@ from db.values import put_device_class
 from service.jobs import JobQueue
 from service.requests import request_content
 from service.settings import Settings
+from service.shares import Share
 from tuners.tuning_settings import TuningSettings
 
 
@@ -34,9 +35,11 @@ class Tunings:
         items: Sequence[tuple[GemmProblem, int]],
         priority: int = 10,
         force: bool = False,
+        share: Share | None = None,
     ) -> rows.Created:
         """Stores a tuning of these problems (each with its call count; equal ones are merged) and queues
-        what must be measured, all or nothing. Priority 1 is measured first."""
+        what must be measured, all or nothing. Priority 1 is measured first. `share`: what the client may
+        have in the queue; without it as much as it likes. Raises Refused (429) for more."""
         merged: dict[GemmProblem, int] = {}
         for problem, count in items:
             merged[problem] = merged.get(problem, 0) + count
@@ -47,8 +50,11 @@ class Tunings:
             request_content(settings.budget, settings.search, settings.rule),
             priority,
             force,
+            None if share is None else share.key_id,
         )
         with writing(self._engine) as connection:
+            if share is not None:
+                share.check(connection, priority, len(merged))
             put_device_class(connection, device_class)
             created = rows.create_tuning(connection, request, list(merged.items()))
             self._queue.put(connection, str(device_class), created.new_jobs, priority)

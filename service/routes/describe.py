@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from backends.problem_rules import ALIGNMENTS, MAX_SIZE, MAX_STRIDE
 from service.errors import MEDIA_TYPE
+from service.guard import COOKIE
 from tuners.policy import CACHES, MODES
 
 _FAULT = {"$ref": "#/components/schemas/Fault"}
@@ -19,10 +20,14 @@ _FAULTS: dict[int, tuple[str, str, str, str, dict[str, Any]]] = {
         "The body is no JSON", "malformed-body", "The body is no JSON",
         "unexpected character: line 1 column 14 (char 13)", {},
     ),
+    401: (
+        "The service needs a key, and the request has no valid one", "unauthorized", "A key is needed",
+        "the request has no key; send Authorization: Bearer KEY (gemmtune keys create makes one)", {},
+    ),
     403: (
-        "The file is served to this machine alone", "local-only", "Served to this machine alone",
-        "a bundle of cpu:x86_64:AMD-EPYC-9B14:2 holds shared libraries, ...: write it here (gemmtune bundle)",
-        {},
+        "The key does not have the scope; a page of another site asks for a change; or the file is served to "
+        "its own machine alone", "out-of-scope", "The key may not do this",
+        "this needs a key of scope tune; this one has read", {"scope": "tune"},
     ),
     404: (
         "There is no such thing", "not-found", "Not found", "there is no tuning 'tuning-0'", {},
@@ -41,6 +46,14 @@ _FAULTS: dict[int, tuple[str, str, str, str, dict[str, Any]]] = {
         "The body is of another type", "unsupported-media-type", "The body's type is not accepted",
         "Content-Type is missing; accepted: application/json", {},
     ),
+    421: (
+        "Host names another service", "misdirected-request", "The request is for another host",
+        "Host must name this service, but it is 'evil.example'; list its names in GEMMTUNE_ALLOWED_HOSTS", {},
+    ),
+    429: (
+        "The key made too many requests, or has too many jobs in the queue", "too-many-requests",
+        "Too many requests", "key 0123456789ab (ci) made more requests than it may; try again in 1 s", {},
+    ),
     422: (
         "A parameter or a field is not valid; `errors` lists every fault", "invalid-request",
         "The request is not valid", "/problems/3/m: m must be an integer, not '16'",
@@ -56,13 +69,20 @@ _FAULTS: dict[int, tuple[str, str, str, str, dict[str, Any]]] = {
         "the database does not answer (connection refused); try again in a moment", {},
     ),
 }  # fmt: skip
+#: How a key is sent; a service on loopback needs none unless GEMMTUNE_KEYS says so.
+SECURITY: dict[str, Any] = {
+    "key": {"type": "http", "scheme": "bearer", "description": "A key of `gemmtune keys create`."},
+    "login": {
+        "type": "apiKey", "in": "cookie", "name": COOKIE, "description": "What POST /login gave for a key.",
+    },
+}  # fmt: skip
 #: Statuses of operations that read a body.
 _BODY = (400, 413, 415)
 
 
 def refuses(*statuses: int, body: bool = False) -> dict[int | str, dict[str, Any]]:
     """`responses` of a route: these statuses, and those that every operation may answer."""
-    every = {*statuses, 422, 500, 503, *(_BODY if body else ())}
+    every = {*statuses, 401, 403, 421, 422, 429, 500, 503, *(_BODY if body else ())}
     return {status: _problem(status) for status in sorted(every)}
 
 
@@ -81,7 +101,9 @@ def _problem(status: int) -> dict[str, Any]:
         "description": when,
         "content": {MEDIA_TYPE: {"schema": _FAULT, "example": kept(example)}},
     }
-    if status == 503:
+    if status == 401:
+        described["headers"] = {"WWW-Authenticate": {"description": "Bearer.", "schema": {"type": "string"}}}
+    if status in (429, 503):
         described["headers"] = {
             "Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}
         }

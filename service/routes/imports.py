@@ -15,10 +15,13 @@ from service import errors, imports, records
 from service.deps import STRICT, Service, ServiceDep, answer, body_chunks, service_of
 from service.formats import READERS, ReadOptions
 from service.formats.core.base import TOKENS
+from service.guard import key_of
+from service.keys import TUNE
 from service.routes import describe, parsing
 from service.routes.examples import IMPORT_ANSWER
 from service.routes.views import tuning_links
 from service.schemas import TuningOptions
+from service.shares import share_of
 
 router = APIRouter(tags=["files"], dependencies=STRICT)
 
@@ -42,10 +45,14 @@ async def _upload(request: Request) -> AsyncIterator[IO[bytes]]:
         raise errors.unsupported_type(
             f"Content-Encoding {encoding[:100]!r} is not taken; send the file unpacked", MEDIA_TYPES
         )
-    limit = service_of(request).settings.max_upload_bytes
+    settings, key = service_of(request).settings, key_of(request.scope)
+    limit, setting = settings.max_upload_bytes, "max_upload_bytes"
+    if key is not None:
+        own = key.limits.get("upload_bytes", settings.key_upload_bytes)
+        limit, setting = min((limit, setting), (own, "key_upload_bytes"))
     with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY) as file:
         held = 0
-        async for chunk in body_chunks(request, limit, "max_upload_bytes"):
+        async for chunk in body_chunks(request, limit, setting):
             held += len(chunk)
             try:
                 if held > _IN_MEMORY:
@@ -80,6 +87,7 @@ Upload = Annotated[IO[bytes], Depends(_upload)]
     },
 )
 def import_upload(
+    request: Request,
     service: ServiceDep,
     file: Upload,
     format_name: str,
@@ -116,24 +124,28 @@ def import_upload(
     measurements. The same file again changes nothing."""
     if format_name != "auto" and format_name not in READERS:
         raise errors.unknown_format(format_name, ["auto", *READERS])
+    key = key_of(request.scope)
+    if tune and key is not None and not key.may(TUNE):
+        raise errors.out_of_scope(TUNE, key.scopes)
     target = imports.import_class(service.engine, service.selector(device)) if tune else None
     name = None if format_name == "auto" else format_name
     options = ReadOptions("", tensor_parallel, tuple(tokens or TOKENS), dtype, layers)
     done = imports.import_file(service.engine, file, "the upload", name, device, source or "upload", options)
     value = done.to_dict()
-    value["tuning"] = None if target is None else _tune(service, done, target)
+    value["tuning"] = None if target is None else _tune(request, service, done, target)
     return answer(value)
 
 
-def _tune(service: Service, done: imports.ImportAnswer, device: Any) -> dict[str, Any]:
+def _tune(request: Request, service: Service, done: imports.ImportAnswer, device: Any) -> dict[str, Any]:
     items = imports.distinct(done.read)
     most = service.settings.max_problems
     if not items or len(items) > most:
         reason = "the file has no problem" if not items else f"more than {most} problems; tune them in parts"
         return {"id": None, "total": 0, "reason": reason, "links": None}
-    request = TuningOptions()
-    settings = parsing.settings_of(request, service.settings, device)
-    created = service.tunings.submit(device, settings, items, request.priority, request.force)
+    asked = TuningOptions()
+    settings = parsing.settings_of(asked, service.settings, device)
+    share = share_of(request.scope, service.settings)
+    created = service.tunings.submit(device, settings, items, asked.priority, asked.force, share)
     return {
         "id": created.id, "total": created.total, "reason": None, "links": tuning_links(created.id),
     }  # fmt: skip

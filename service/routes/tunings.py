@@ -28,6 +28,7 @@ from service.routes import describe, parsing
 from service.routes.examples import EVENT, TUNING, TUNING_CREATED, TUNING_REQUEST
 from service.routes.stream import after_of, event_stream, wants_json
 from service.routes.views import event_view, job_view, tuning_links, tuning_view
+from service.shares import share_of
 
 router = APIRouter(tags=["tunings"], dependencies=STRICT)
 
@@ -44,16 +45,17 @@ CREATED = {
     responses={202: CREATED, **describe.refuses(409, body=True)},
     openapi_extra=describe.takes(schemas.TuningRequest, TUNING_REQUEST),
 )
-def create_tuning(service: ServiceDep, body: JsonBody) -> Response:
+def create_tuning(request: Request, service: ServiceDep, body: JsonBody) -> Response:
     """Submit problems to be tuned. What another tuning has in flight is shared, and what is known already is
     not measured again (unless forced)."""
     value = parse_json(body)
     faults: list[errors.Part] = []
     items = parsing.merged(parsing.problems(value, service.settings.max_problems, True, faults))
-    request = parse_model(schemas.TuningRequest, value, faults)
-    device = parsing.device_class(service, service.selector(request.device))
-    settings = parsing.settings_of(request, service.settings, device)
-    created = service.tunings.submit(device, settings, items, request.priority, request.force)
+    asked = parse_model(schemas.TuningRequest, value, faults)
+    device = parsing.device_class(service, service.selector(asked.device))
+    settings = parsing.settings_of(asked, service.settings, device)
+    share = share_of(request.scope, service.settings)
+    created = service.tunings.submit(device, settings, items, asked.priority, asked.force, share)
     links = tuning_links(created.id)
     value = {
         "id": created.id,
