@@ -1,8 +1,8 @@
 """Who may do what: Host, Origin, keys and their scopes, rates, and a line of the audit log for every change.
 
 Plain ASGI, outside the routes: nothing of a request is read before it has passed. A browser sends its cookie
-and passes on what a page of another site asks for, so that a change needs a key in its header, or an Origin of
-this service and a content type that pages cannot send unasked.
+and passes on what a page of another site asks for: a change needs a key in its header, or an Origin of this
+service and a content type that pages cannot send unasked.
 """
 
 from __future__ import annotations

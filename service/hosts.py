@@ -43,7 +43,7 @@ def _is_address(host: str) -> bool:
 
 
 class AllowedHosts:
-    """The hosts that requests may name. `names` lists them; `.example.org` are the hosts below it, `*` is any.
+    """The hosts that requests may name. `names` lists them; `.example.org` are the hosts below it, `*` any.
     Without names, a service on loopback takes loopback names; another one takes any host where keys are
     required (a rebound page has neither key nor cookie), else addresses and its own name."""
 
@@ -86,8 +86,8 @@ def origins(text: str) -> frozenset[str]:
             or origin != f"{parts.scheme}://{parts.netloc}"
         ):
             raise BadSetting(
-                f"GEMMTUNE_CORS_ORIGINS has {origin!r}; an origin is https://host or https://host:port, and * "
-                "is not taken"
+                f"GEMMTUNE_CORS_ORIGINS has {origin!r}; an origin is https://host or https://host:port, and "
+                "* is not taken"
             )
     return found
 

@@ -13,6 +13,8 @@ from typing import Any
 import httpx
 
 from backends.errors import GemmtuneError
+from service.hosts import is_loopback
+from service.settings import Settings
 
 #: How long an unreachable service is retried while a tuning is followed.
 _PATIENCE_SECONDS = 60.0
@@ -36,8 +38,9 @@ class Remote:
         if not self.server.startswith(("http://", "https://")):
             raise ServiceError(f"{server!r} is no address of a service; write http://host:port")
         self._client = httpx.Client(
-            base_url=self.server, timeout=httpx.Timeout(60.0, connect=5.0), transport=transport
-        )
+            base_url=self.server, timeout=httpx.Timeout(60.0, connect=5.0), transport=transport,
+            headers=_credentials(self.server),
+        )  # fmt: skip
 
     def __enter__(self) -> Remote:
         return self
@@ -154,6 +157,19 @@ class Remote:
             f"no answer from {self.server} ({error or type(error).__name__}); "
             "is `gemmtune serve` running there?"
         )
+
+
+def _credentials(server: str) -> dict[str, str]:
+    """The header with the settings' key. Raises ServiceError if the key would cross a network in the clear."""
+    key = Settings().key
+    if key is None:
+        return {}
+    address = httpx.URL(server)
+    if address.scheme != "https" and not is_loopback(address.host):
+        raise ServiceError(
+            f"GEMMTUNE_KEY would be sent in the clear to {address.host}: use https, or unset the key"
+        )
+    return {"Authorization": f"Bearer {key.get_secret_value()}"}
 
 
 def _given(parameters: Mapping[str, Any]) -> httpx.QueryParams:

@@ -15,13 +15,16 @@ from dataclasses import dataclass
 from types import FrameType
 
 import uvicorn
+from sqlalchemy import Engine
 
 from backends.environment import resolve
-from backends.errors import DeviceError, UnknownDevice
+from backends.errors import DeviceError, GemmtuneError, UnknownDevice
 from backends.registry import FoundDevice, matching_devices
-from db.engine import writing
+from db import keys
+from db.engine import reading, writing
 from db.values import put_environment
-from service.app import create_app
+from service.app import create_app, keys_required
+from service.hosts import is_loopback
 from service.settings import Settings
 from service.startup import install_tables, open_database
 
@@ -165,9 +168,30 @@ def _default_class(settings: Settings, devices: Sequence[FoundDevice]) -> Settin
     return settings
 
 
+class NoKeys(GemmtuneError):
+    """The service would answer strangers."""
+
+
+def _check_keys(settings: Settings, engine: Engine) -> None:
+    """Raises NoKeys for a service that needs keys and has none that is valid."""
+    if (settings.tls_certificate is None) != (settings.tls_key is None):
+        raise NoKeys("TLS needs both a certificate and its key: --tls-certificate FILE --tls-key FILE")
+    if not keys_required(settings):
+        if not is_loopback(settings.host):
+            _log.warning("%s is answered without keys: whoever reaches it may do anything", settings.host)
+        return
+    with reading(engine) as connection:
+        found = keys.valid(connection)
+    if not found:
+        raise NoKeys(
+            f"whoever reaches {settings.host} could use the service: make a key (gemmtune keys create NAME "
+            "--scope admin), or serve without keys on purpose (--no-keys)"
+        )
+
+
 def serve(settings: Settings, beside: Beside | None, announce: Callable[[str], None]) -> None:
     """Serves until SIGTERM or SIGINT. `beside`: also run workers, one per device; None runs none.
-    Raises PortInUse, StaleSchema, DatabaseUnavailable, UnknownDevice, AmbiguousDevice."""
+    Raises PortInUse, NoKeys, StaleSchema, DatabaseUnavailable, UnknownDevice, AmbiguousDevice."""
     # Unknown devices are refused here, not by a worker that would be restarted again and again.
     devices = [] if beside is None else beside.devices()
     settings = _default_class(settings, devices)
@@ -176,13 +200,17 @@ def serve(settings: Settings, beside: Beside | None, announce: Callable[[str], N
         with writing(engine) as connection:
             for device in devices:
                 put_environment(connection, device.environment)
-    engine.dispose()
+    try:
+        _check_keys(settings, engine)
+    finally:
+        engine.dispose()
     install_tables(settings)
     listening = listen(settings.host, settings.port)
     host, port = listening.getsockname()[:2]
     config = uvicorn.Config(
         create_app(settings), log_config=None, access_log=False, timeout_graceful_shutdown=_GRACE_SECONDS,
         server_header=False, loop="uvloop", http="httptools",
+        ssl_certfile=settings.tls_certificate, ssl_keyfile=settings.tls_key,
     )  # fmt: skip
     server = _Server(config)
 
@@ -197,7 +225,8 @@ def serve(settings: Settings, beside: Beside | None, announce: Callable[[str], N
     for worker in workers:
         worker.start()
     try:
-        announce(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+        scheme = "http" if settings.tls_certificate is None else "https"
+        announce(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
         server.run(sockets=[listening])
     finally:
         _stop_all(workers)

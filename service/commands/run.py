@@ -33,6 +33,19 @@ def serve(
             "requests mean which name none."
         ),
     ] = None,
+    keys: Annotated[
+        bool | None,
+        typer.Option(
+            help="Whether requests need an API key (GEMMTUNE_KEYS). An address other than loopback needs keys, "
+            "or --no-keys."
+        ),
+    ] = None,
+    tls_certificate: Annotated[
+        Path | None, typer.Option(help="Certificate chain (PEM): answer by TLS (GEMMTUNE_TLS_CERTIFICATE).")
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(help="The certificate's private key (PEM, GEMMTUNE_TLS_KEY).")
+    ] = None,
     index: Index = None,
     workers: Annotated[
         int | None,
@@ -46,10 +59,14 @@ def serve(
     settings = Settings()
     given = {
         name: value
-        for name, value in (("host", host), ("port", port), ("device", device))
+        for name, value in (
+            ("host", host), ("port", port), ("device", device), ("keys", keys),
+            ("tls_certificate", tls_certificate), ("tls_key", tls_key),
+        )
         if value is not None
-    }
-    settings = Settings(**{**settings.model_dump(), **given})
+    }  # fmt: skip
+    # Only what is set: whether a device is named matters.
+    settings = Settings(**{**settings.model_dump(exclude_unset=True), **given})
     _log_to_stderr()
 
     def announce(url: str) -> None:

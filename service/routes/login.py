@@ -1,4 +1,4 @@
-"""Logins of browsers: a key is exchanged for a cookie that scripts cannot read and other sites cannot send."""
+"""Logins: a key is exchanged for a cookie that scripts cannot read and other sites cannot send."""
 
 from __future__ import annotations
 

@@ -1,0 +1,100 @@
+"""The commands keys create, list and revoke, on this machine's database."""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from db import keys as rows
+from db.engine import reading, writing
+from service import keys
+from service.commands.common import Json, out, print_json, tell
+from service.settings import Settings
+from service.startup import open_database
+from tuners.policy import read_bytes
+
+commands = typer.Typer(help="API keys of the service: make, list and revoke them.", no_args_is_help=True)
+_audit = logging.getLogger("gemmtune.audit")
+_DAY = 86400.0
+
+
+@commands.command()
+def create(
+    name: Annotated[str, typer.Argument(help="Whose key it is, or for what: shown in lists and logs.")],
+    scope: Annotated[
+        list[str],
+        typer.Option(
+            help=f"What it may do (repeat): {', '.join(keys.SCOPES)}. tune and import include read."
+        ),
+    ],
+    days: Annotated[float, typer.Option(help="Days until it expires; 0: never.")] = 365.0,
+    requests_per_second: Annotated[
+        int | None, typer.Option(min=1, help="Instead of GEMMTUNE_KEY_REQUESTS_PER_SECOND.")
+    ] = None,
+    queued_jobs: Annotated[
+        int | None, typer.Option(min=0, help="Instead of GEMMTUNE_KEY_QUEUED_JOBS.")
+    ] = None,
+    urgent_jobs: Annotated[
+        int | None, typer.Option(min=0, help="Instead of GEMMTUNE_KEY_URGENT_JOBS.")
+    ] = None,
+    upload_bytes: Annotated[
+        str | None, typer.Option(help="Instead of GEMMTUNE_KEY_UPLOAD_BYTES: bytes, or e.g. 32MiB.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a key. It is printed once: only its hash is stored."""
+    size = None if upload_bytes is None else read_bytes(upload_bytes, "--upload-bytes")
+    given = (requests_per_second, queued_jobs, urgent_jobs, size)
+    limits = {name: value for name, value in zip(keys.LIMITS, given, strict=True) if value is not None}
+    engine = open_database(Settings())
+    with writing(engine) as connection:
+        token = keys.create(connection, name, scope, days * _DAY if days else None, limits)
+    engine.dispose()
+    key_id = token.split("_")[1]
+    _audit.info("change=create-key key=%s name=%r scopes=%s", key_id, name, ",".join(scope))
+    if as_json:
+        print_json({"id": key_id, "name": name, "scopes": sorted(set(scope)), "key": token})
+    else:
+        out.print(token, markup=False, highlight=False, soft_wrap=True)
+        tell(f"key {key_id} of scope {', '.join(scope)}; it is not shown again")
+
+
+@commands.command(name="list")
+def list_keys(as_json: Json = False) -> None:
+    """List the keys: their ids, names, scopes and expiry, never the keys themselves."""
+    engine = open_database(Settings())
+    with reading(engine) as connection:
+        found = rows.keys(connection)
+    engine.dispose()
+    if as_json:
+        names = ("id", "name", "scopes", "limits", "created_at", "expires_at", "revoked_at")
+        print_json({"keys": [{name: row[name] for name in names} for row in found]})
+        return
+    table = Table("id", "name", "scopes", "created", "expires", "revoked")
+    for row in found:
+        table.add_row(
+            row["id"], row["name"], ", ".join(row["scopes"]), row["created_at"], row["expires_at"] or "never",
+            row["revoked_at"] or "",
+        )  # fmt: skip
+    out.print(table)
+
+
+@commands.command()
+def revoke(key_id: Annotated[str, typer.Argument(metavar="ID", help="The key's id, as listed.")]) -> None:
+    """Revoke a key and every login with it, for good. Servers follow within a second."""
+    engine = open_database(Settings())
+    with writing(engine) as connection:
+        done = rows.revoke(connection, key_id)
+    engine.dispose()
+    if not done:
+        raise keys.KeyRefused(f"there is no key {key_id[:40]!r} to revoke; list them: gemmtune keys list")
+    _audit.info("change=revoke-key key=%s", key_id)
+    tell(f"key {key_id} is revoked")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds these commands."""
+    app.add_typer(commands, name="keys")
