@@ -111,6 +111,7 @@ def _weights_query() -> Any:
         _verdict.c.restricted,
         _verdict.c.budget_seconds,
         _session.c.environment_id,
+        _session.c.provenance_number,
         exists().where(_target.c.verdict_number == _verdict.c.number).label("has_targets"),
     ).join(_session, _session.c.id == _verdict.c.session_id)
 
@@ -118,6 +119,8 @@ def _weights_query() -> Any:
 def _choose(weights: Sequence[Any]) -> tuple[int, int | None]:
     """The number of the verdict that the best row shows, which models.Verdict states the rule for, and of the
     verdict that the same rule chooses among those with target verdicts."""
+    # What was measured here outranks whatever an imported file says.
+    weights = [row for row in weights if row.provenance_number is None] or weights
     newest = max(weights, key=lambda row: row.number)
     present = [row for row in weights if row.environment_id == newest.environment_id]
     present.sort(key=lambda row: (not row.restricted, row.budget_seconds, row.number), reverse=True)

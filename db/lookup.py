@@ -18,7 +18,7 @@ from urllib.parse import quote
 import psycopg
 from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError
 
-from backends.environment import DeviceClass
+from db.classes import CLASSES, Classes
 from db.engine import DatabaseUnavailable, parse_url, translate
 
 #: Readers of a WAL file wait only for a recovery; even then the event loop must not block for long.
@@ -28,7 +28,6 @@ _ANSWER_SECONDS = 5.0
 _CONNECTIONS = 4
 
 _DOCUMENT = "SELECT document FROM best WHERE problem_id = {0} AND device_class_id = {0} AND policy_id = {0}"
-_CLASSES = "SELECT id FROM device_classes ORDER BY id"
 
 
 class Lookup(Protocol):
@@ -37,8 +36,8 @@ class Lookup(Protocol):
     async def document(self, problem_id: str, device_class_id: str, policy_id: str) -> str | None:
         """The served answer (JSON text) of a best row."""
 
-    async def classes(self) -> list[DeviceClass]:
-        """The device classes that a selector may name."""
+    async def classes(self) -> Classes:
+        """The device classes that a request may mean."""
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -66,10 +65,10 @@ class SqliteLookup:
         rows = self._read(self._sql, (problem_id, device_class_id, policy_id))
         return rows[0][0] if rows else None
 
-    async def classes(self) -> list[DeviceClass]:
+    async def classes(self) -> Classes:
         """See Lookup."""
         self._check_file()
-        return [DeviceClass.parse(row[0]) for row in self._read(_CLASSES, ())]
+        return Classes.of(self._read(CLASSES, ()))
 
     async def close(self) -> None:
         """See Lookup."""
@@ -131,9 +130,9 @@ class PostgresLookup:
         rows = await self._read(self._sql, (problem_id, device_class_id, policy_id))
         return rows[0][0] if rows else None
 
-    async def classes(self) -> list[DeviceClass]:
+    async def classes(self) -> Classes:
         """See Lookup."""
-        return [DeviceClass.parse(row[0]) for row in await self._read(_CLASSES, ())]
+        return Classes.of(await self._read(CLASSES, ()))
 
     async def close(self) -> None:
         """See Lookup."""

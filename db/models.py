@@ -181,8 +181,9 @@ class Measurement(SQLModel, table=True):
 
 class Verdict(SQLModel, table=True):
     """A session's decision. `restricted`: the client limited the families or the number of candidates. The
-    best row of a problem, device class and policy shows a verdict from the newest verdict's environment:
-    among those, unrestricted verdicts win over restricted ones, then larger budgets, then the most recent."""
+    best row of a problem, device class and policy shows a verdict of this service's own sessions (one that
+    was imported only if there is none), from the newest such verdict's environment: among those, unrestricted
+    verdicts win over restricted ones, then larger budgets, then the most recent."""
 
     __tablename__ = "verdicts"
     __table_args__ = (Index("ix_verdicts_best", "problem_id", "device_class_id", "policy_id"),)

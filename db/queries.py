@@ -8,7 +8,6 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, and_, case, func, or_, select
 
-from backends.environment import DeviceClass
 from db import models
 from db.values import among, chunks, table
 
@@ -55,11 +54,6 @@ def device_classes(connection: Connection) -> list[Row]:
         _class, live.scalar_subquery().label("workers"), met.scalar_subquery().label("environments")
     ).order_by(_class.c.id)
     return _rows(connection, query)
-
-
-def known_classes(connection: Connection) -> list[DeviceClass]:
-    """The classes that a selector may name."""
-    return [DeviceClass.parse(name) for name in connection.scalars(select(_class.c.id).order_by(_class.c.id))]
 
 
 def revision(connection: Connection, device_class_id: str) -> int:
@@ -385,6 +379,17 @@ def events(connection: Connection, tuning_number: int, after: int, limit: int) -
         .limit(limit)
     )
     return _rows(connection, query)
+
+
+def tuning_states(connection: Connection, numbers: Sequence[int]) -> dict[int, tuple[str, int]]:
+    """Number -> a tuning's status and the number of its latest event."""
+    found: dict[int, tuple[str, int]] = {}
+    for part in chunks(numbers):
+        query = select(_tuning.c.number, _tuning.c.status, _tuning.c.last_event).where(
+            _tuning.c.number.in_(list(part))
+        )
+        found |= {row.number: (row.status, row.last_event) for row in connection.execute(query)}
+    return found
 
 
 def gauges(connection: Connection) -> Row:

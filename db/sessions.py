@@ -28,6 +28,9 @@ _measurement = table(models.Measurement)
 _verdict = table(models.Verdict)
 _solution = table(models.Solution)
 
+#: The largest budget of an imported session that counts: that of the highest effort.
+MOST_CLAIMED_SECONDS = 30.0
+
 
 @dataclass(frozen=True)
 class SessionStart:
@@ -61,7 +64,7 @@ class SessionStart:
 
 def begin_session(connection: Connection, start: SessionStart) -> str:
     """Stores the session and every row that it refers to, unless they exist; returns its id."""
-    put_environment(connection, start.environment)
+    put_environment(connection, start.environment, registered=start.provenance_number is None)
     put_policy(connection, start.policy_id, start.policy)
     put_problems(connection, [start.problem])
     row = {
@@ -135,12 +138,18 @@ def takes(connection: Connection, session_id: str) -> int:
 
 
 def append_outcomes(
-    connection: Connection, session_id: str, outcomes: Sequence[Outcome], first_take: int, seen: Counter[str]
+    connection: Connection,
+    session_id: str,
+    outcomes: Sequence[Outcome],
+    first_take: int,
+    seen: Counter[str],
+    learn: bool = True,
 ) -> None:
     """Stores outcomes. A screening has take 0 and is stored once. Finals and proofs of this start of the
     session are numbered from `first_take` by the counts in `seen`, which the caller keeps for the whole
-    start. Best rows are updated with what the outcomes show of their winners' determinism."""
-    changed = put_solutions(connection, [outcome.solution for outcome in outcomes])
+    start. Best rows are updated with what the outcomes show of their winners' determinism; without `learn`,
+    for outcomes of an imported file, they are not."""
+    changed = put_solutions(connection, [outcome.solution for outcome in outcomes], learn)
     at, rows = now(), []
     for outcome in outcomes:
         take = 0
@@ -199,7 +208,7 @@ def end_session(connection: Connection, start: SessionStart, result: Mapping[str
         "content": dict(verdict),
         "roofline_share": result.get("roofline_share"),
         "binds": result.get("binds"),
-        **_weight(start.request),
+        **_weight(start),
         "created_at": now(),
     }
     for (number,) in insert_new(connection, models.Verdict, [row], "number"):
@@ -216,10 +225,12 @@ def close(connection: Connection, job_id: str, status: str, error: str | None) -
     )
 
 
-def _weight(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of a verdict that rank it among others, from the session's request."""
-    budget, search = request.get("budget", {}), request.get("search", {})
+def _weight(start: SessionStart) -> dict[str, Any]:
+    """The columns of a verdict that rank it among others, from the session's request. An imported one claims
+    its budget: more than MOST_CLAIMED_SECONDS does not help it."""
+    budget, search = start.request.get("budget", {}), start.request.get("search", {})
+    seconds = float(budget.get("seconds", 0.0))
     return {
         "restricted": bool(search.get("families")) or budget.get("candidates") is not None,
-        "budget_seconds": float(budget.get("seconds", 0.0)),
+        "budget_seconds": seconds if start.provenance_number is None else min(seconds, MOST_CLAIMED_SECONDS),
     }

@@ -113,17 +113,19 @@ def neighbour_buckets(m: int, n: int, k: int, reach: int = 1) -> list[int]:
     return [(a << 12) | (b << 6) | c for a in cells[0] for b in cells[1] for c in cells[2]]
 
 
-def put_device_class(connection: Connection, device_class: DeviceClass) -> str:
-    """Stores the class; returns its id."""
-    insert_new(
-        connection, models.DeviceClass, [{"id": str(device_class), "revision": 0, **vars(device_class)}]
-    )
+def put_device_class(connection: Connection, device_class: DeviceClass, registered: bool = False) -> str:
+    """Stores the class; returns its id. `registered`: selectors mean it from now on."""
+    values = {"id": str(device_class), "revision": 0, "registered": registered, **vars(device_class)}
+    if not insert_new(connection, models.DeviceClass, [values], "id") and registered:
+        stored = table(models.DeviceClass)
+        mine = (stored.c.id == str(device_class), stored.c.registered.is_(False))
+        connection.execute(update(stored).where(*mine).values(registered=True))
     return str(device_class)
 
 
-def put_environment(connection: Connection, environment: Environment) -> str:
-    """Stores the environment and its class; returns the environment's id."""
-    class_id = put_device_class(connection, environment.device_class)
+def put_environment(connection: Connection, environment: Environment, registered: bool = False) -> str:
+    """Stores the environment and its class; returns the environment's id. `registered` as above."""
+    class_id = put_device_class(connection, environment.device_class, registered)
     row = {
         "id": environment.id,
         "device_class_id": class_id,
@@ -162,9 +164,10 @@ def put_problems(connection: Connection, problems: Iterable[GemmProblem]) -> Non
     insert_new(connection, models.Problem, rows)
 
 
-def put_solutions(connection: Connection, solutions: Iterable[Solution]) -> list[str]:
+def put_solutions(connection: Connection, solutions: Iterable[Solution], learn: bool = True) -> list[str]:
     """Stores the solutions, in id order as put_problems() does. Determinism that was unknown is filled in;
-    False, which two differing runs prove, stays. Returns the ids of stored solutions that this changed."""
+    False, which two differing runs prove, stays. Without `learn` nothing stored changes. Returns the ids of
+    stored solutions that this changed."""
     at = now()
     rows: dict[str, dict[str, Any]] = {}
     for one in sorted(solutions, key=lambda s: s.id):
@@ -173,7 +176,8 @@ def put_solutions(connection: Connection, solutions: Iterable[Solution]) -> list
     insert_new(connection, models.Solution, list(rows.values()))
     solution = table(models.Solution)
     changed = []
-    for part in chunks([row for row in rows.values() if row["deterministic"] is not None]):
+    told_of = [row for row in rows.values() if learn and row["deterministic"] is not None]
+    for part in chunks(told_of):
         ids = [row["id"] for row in part]
         query = select(solution.c.id, solution.c.deterministic)
         found = connection.execute(query.where(among(connection, solution.c.id, ids)))

@@ -29,7 +29,7 @@ def register(
 ) -> list[str]:
     """Adds a worker that holds `lock` (default: the device's UUID). Returns the ids of earlier workers of the
     host that held it: they must be dead, and are marked so."""
-    environment_id = put_environment(connection, environment)
+    environment_id = put_environment(connection, environment, registered=True)
     lock = environment.uuid if lock is None else lock
     earlier = (
         _worker.c.host == host,

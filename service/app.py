@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import sys
@@ -28,6 +29,7 @@ from service import errors, records, schemas
 from service.binaries import Binaries
 from service.bundle_builds import BundleBuilds
 from service.deps import Operations, Service, TuningService
+from service.event_hub import EventHub
 from service.guard import Guarded, Headed, Rules
 from service.hosts import AllowedHosts, is_loopback, listed, origins
 from service.keys import Keyring
@@ -44,10 +46,12 @@ from service.routes import (
     imports,
     login,
     problems,
+    provenance,
     tunings,
 )
 from service.settings import Settings
 from service.tunings import open_tunings
+from service.uploads import Uploads
 
 _TAGS = [
     {"name": "solutions", "description": "The best known way to run a problem."},
@@ -57,6 +61,9 @@ _TAGS = [
     {"name": "devices", "description": "Where problems are measured."},
     {"name": "operations", "description": "Is the service well?"},
 ]
+_ROUTES = (
+    best, tunings, problems, binaries, bundles, imports, exports, provenance, devices, login, health,
+)  # fmt: skip
 _DESCRIPTION = (
     "Which way of running this GEMM is fastest and right on this device? Errors are RFC 9457 problem "
     "documents; lists are paged by `cursor`; unknown fields and parameters are refused."
@@ -72,18 +79,28 @@ _CORS_SHOWN = ("Content-Disposition", "ETag", "Location", "Retry-After", "X-Bund
 
 
 def create_app(
-    settings: Settings, make_tunings: Callable[[Engine, Settings], TuningService] = open_tunings
+    settings: Settings,
+    make_tunings: Callable[[Engine, Settings], TuningService] = open_tunings,
+    uploads: Uploads | None = None,
 ) -> FastAPI:
-    """The application; its database is opened at startup and closed at shutdown."""
+    """The application; its database is opened at startup and closed at shutdown. `uploads`: the processes of
+    several applications, which their caller closes."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.openapi()  # built now, or the first bad request would hold up all others for it
         url = settings.database_url
-        app.state.service = Service(settings, open_engine(url), open_lookup(url), make_tunings)
+        service = Service(settings, open_engine(url), open_lookup(url), make_tunings)
+        app.state.service = service
+        poll, most = settings.events_poll_seconds, settings.max_event_streams
+        app.state.events = EventHub(service.read, lambda: service.closing, poll, most)
+        app.state.exports = asyncio.Semaphore(settings.max_exports)
         try:
             yield
         finally:
+            await app.state.events.close()
+            if uploads is None:
+                await run_in_threadpool(app.state.uploads.close)
             await run_in_threadpool(app.state.bundles.close)
             await app.state.service.close()
 
@@ -100,11 +117,12 @@ def create_app(
     app.state.operations = Operations(app)
     app.state.metrics = Metrics(lambda: app.state.service.read(queries.gauges))
     app.state.keyring = Keyring(lambda: app.state.service.read(keys.valid))
+    app.state.uploads = Uploads(settings) if uploads is None else uploads
     app.state.binaries = Binaries(settings)
     app.state.bundles = BundleBuilds(settings, app.state.binaries)
     errors.install(app, settings.retry_after_seconds, app.state.operations.allowed)
     app.router.routes.append(best.hot_route())  # first: routes are matched in order
-    for routes in (best, tunings, problems, binaries, bundles, imports, exports, devices, login, health):
+    for routes in _ROUTES:
         app.include_router(routes.router)
     plain = frozenset({best.PATH, bundles.PATH})
     app.add_middleware(Compressed, minimum_size=settings.compress_bytes, plain=plain)

@@ -71,6 +71,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "lint": ("lint", "Check other tools' tables before they load them."),
     "pretuned": ("pretuned", "Tables of results that were measured elsewhere: list, install, write one."),
     "kernels": ("kernels", "Our own kernel families."),
+    "provenance": ("provenance", "Imported files: list them, and remove what one brought."),
     "keys": ("keys", "API keys of the service: make, list and revoke them."),
     "db": ("run", "Look after the database."),
 }

@@ -20,11 +20,11 @@ from sqlalchemy import Connection, Engine
 from starlette.responses import Response
 from starlette.routing import compile_path
 
-from backends.environment import DeviceClass, resolve
+from backends.environment import DeviceClass
 from backends.errors import AmbiguousDevice, UnknownDevice
 from backends.problem import GemmProblem
-from db import queries
 from db import tunings as tuning_rows
+from db.classes import Classes, classes
 from db.engine import reading
 from db.lookup import Lookup
 from service import errors
@@ -73,9 +73,9 @@ class Service:
     closing: bool = False
     _tunings: TuningService | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _classes: tuple[DeviceClass, ...] = ()
+    _classes: Classes = field(default_factory=Classes)
     _classes_until: float = float("-inf")
-    _selected: dict[str, DeviceClass] = field(default_factory=dict)
+    _selected: dict[str | None, DeviceClass] = field(default_factory=dict)
 
     @property
     def tunings(self) -> TuningService:
@@ -101,40 +101,47 @@ class Service:
 
     # ---- device classes --------------------------------------------------------------------------
 
-    def selector(self, given: str | None) -> str:
-        """The given selector, or the service's default."""
-        return self.settings.device if given is None else given
+    def selector(self, given: str | None) -> str | None:
+        """The given selector, or the service's default; None where no device was set: Classes.resolve() says
+        what is meant then."""
+        if given is None and "device" in self.settings.model_fields_set:
+            return self.settings.device
+        return given
 
     def classes_are_fresh(self) -> bool:
         """Whether the known classes were looked up less than a second ago."""
         return time.monotonic() < self._classes_until
 
-    def knows(self, selector: str) -> bool:
+    def knows(self, selector: str | None) -> bool:
         """Whether the selector was resolved before among the classes last looked up."""
         return selector in self._selected
 
-    def refresh_classes(self, known: Sequence[DeviceClass]) -> None:
+    def refresh_classes(self, known: Classes) -> None:
         """Stores the classes just read from the database; a change discards resolved selectors."""
-        if tuple(known) != self._classes:
-            self._classes, self._selected = tuple(known), {}
+        if known != self._classes:
+            self._classes, self._selected = known, {}
         self._classes_until = time.monotonic() + _CLASS_SECONDS
 
-    def selected(self, selector: str) -> DeviceClass:
+    def selected(self, selector: str | None) -> DeviceClass:
         """The class of a selector among those last looked up. Raises UnknownDevice, AmbiguousDevice."""
         found = self._selected.get(selector)
         if found is None:
-            found = resolve(selector, self._classes)
+            found = self._classes.resolve(selector)
             if len(self._selected) < 1000:
                 self._selected[selector] = found
         return found
 
-    def device_class(self, connection: Connection, selector: str) -> DeviceClass:
+    def device_class(self, connection: Connection, selector: str | None) -> DeviceClass:
         """The class of a selector. Raises UnknownDevice, AmbiguousDevice."""
         if self.classes_are_fresh():
             with suppress(UnknownDevice, AmbiguousDevice):
                 return self.selected(selector)
-        self.refresh_classes(queries.known_classes(connection))  # it may have been registered just now
+        self.refresh_classes(classes(connection))  # it may have been registered just now
         return self.selected(selector)
+
+    def workable_class(self, connection: Connection, selector: str | None) -> DeviceClass:
+        """The registered class of a selector. Raises UnknownDevice, AmbiguousDevice."""
+        return classes(connection).workable(selector)
 
 
 def service_of(request: Request) -> Service:

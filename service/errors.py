@@ -122,6 +122,18 @@ def open_choice(name: str, detail: str, choices: Sequence[str]) -> Refused:
     )
 
 
+def too_much_time(seconds: int) -> Refused:
+    """422: reading a file took more processor time than one may."""
+    return invalid(
+        [
+            {
+                "detail": f"reading it takes more than {seconds} s (GEMMTUNE_IMPORT_CPU_SECONDS); send it in parts"
+            }
+        ],
+        "The file takes too long to read",
+    )
+
+
 def busy(detail: str) -> Refused:
     """503: all places are in use."""
     return Refused(Fault(503, "busy", "The service is busy", f"{detail}; try again in a moment"))

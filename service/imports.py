@@ -18,11 +18,12 @@ from sqlalchemy import Connection, Engine, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from backends.canonical import short_hash
-from backends.environment import DeviceClass, resolve
+from backends.environment import DeviceClass
 from backends.errors import UnknownDevice
 from backends.problem import GemmProblem
 from db import models, queries, sessions
 from db.best import touch
+from db.classes import classes
 from db.engine import now, writing
 from db.values import (
     insert_new,
@@ -86,7 +87,7 @@ def import_file(
     options: ReadOptions | None = None,
 ) -> ImportAnswer:
     """Reads a stream (messages call it `name`) and stores its content. `device` is the device of another
-    tool's results: a selector, or a whole class, which is then registered. `options` supply what the file
+    tool's results: a selector, or a whole class, which registers nothing. `options` supply what the file
     does not say; their file name defaults to that of `source`, else of `name`.
 
     Raises ReadError, UnknownDevice, AmbiguousDevice, DatabaseUnavailable.
@@ -130,12 +131,12 @@ def import_file(
 
 
 def import_class(engine: Engine, text: str) -> DeviceClass:
-    """The device class of an import: a known one by its selector, or any by its whole name, which registers a
-    new one. Raises UnknownDevice, AmbiguousDevice."""
+    """The device class of an import: a known one by its selector, or any by its whole name. A new one is
+    stored for the rows that refer to it, not registered. Raises UnknownDevice, AmbiguousDevice."""
     with writing(engine) as connection:
-        known = queries.known_classes(connection)
+        known = classes(connection)
         try:
-            return resolve(text, known)
+            return known.resolve(text)
         except UnknownDevice:
             try:
                 made = DeviceClass.parse(text)
@@ -271,7 +272,7 @@ def _put_session(connection: Connection, number: int, item: ImportedSession) -> 
         return False
     before = 0 if row is None else len(sessions.stored_outcomes(connection, start.id))
     sessions.begin_session(connection, start)
-    sessions.append_outcomes(connection, start.id, item.outcomes, 1, Counter())
+    sessions.append_outcomes(connection, start.id, item.outcomes, 1, Counter(), learn=False)
     if item.result is not None:
         defaults: dict[str, Any] = {
             "error": None,

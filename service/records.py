@@ -133,9 +133,25 @@ class DeviceClass(Answer):
     arch: str
     product: str
     units: int
+    registered: bool
     revision: int
     workers: int
     environments: int
+
+
+class ProvenanceRow(Answer):
+    """An imported file, and how many sessions, claims and names of problems it brought."""
+
+    number: int
+    kind: str
+    format: str
+    source: str
+    sha256: str
+    device_class: str | None
+    sessions: int
+    claims: int
+    keys: int
+    created_at: str
 
 
 class Worker(Answer):

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from backends.environment import DeviceClass
 from backends.errors import GemmtuneError
+from db.classes import Classes
 from service.hosts import is_loopback
 from service.settings import Settings
 
@@ -160,7 +162,7 @@ class Remote:
 
 
 def _credentials(server: str) -> dict[str, str]:
-    """The header with the settings' key. Raises ServiceError if the key would cross a network in the clear."""
+    """The header with the settings' key. Raises ServiceError if a network would carry it in the clear."""
     key = Settings().key
     if key is None:
         return {}
@@ -170,6 +172,15 @@ def _credentials(server: str) -> dict[str, str]:
             f"GEMMTUNE_KEY would be sent in the clear to {address.host}: use https, or unset the key"
         )
     return {"Authorization": f"Bearer {key.get_secret_value()}"}
+
+
+def class_of(selector: str, rows: Iterable[Mapping[str, Any]]) -> DeviceClass:
+    """The class that a selector names among those of /v1/devices. Raises UnknownDevice, AmbiguousDevice."""
+    found = [(DeviceClass.parse(row["id"]), row.get("registered", True)) for row in rows]
+    return Classes(
+        tuple(name for name, registered in found if registered),
+        tuple(name for name, registered in found if not registered),
+    ).resolve(selector)
 
 
 def _given(parameters: Mapping[str, Any]) -> httpx.QueryParams:

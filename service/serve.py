@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ from db.engine import reading, writing
 from db.values import put_environment
 from service.app import create_app, keys_required
 from service.hosts import is_loopback
+from service.protocol import Bounds, bounded
 from service.settings import Settings
 from service.startup import install_tables, open_database
 
@@ -34,6 +36,8 @@ _log = logging.getLogger(__name__)
 _LIVED_SECONDS, _FIRST_WAIT, _LONGEST_WAIT = 30.0, 0.5, 30.0
 #: How long open requests may continue when the service stops.
 _GRACE_SECONDS = 3
+#: Open files beside connections: database, caches, downloads.
+_OTHER_FILES = 256
 #: How long a worker has to release its job.
 _WORKER_SECONDS = 25.0
 
@@ -168,6 +172,26 @@ def _default_class(settings: Settings, devices: Sequence[FoundDevice]) -> Settin
     return settings
 
 
+def bounds_of(settings: Settings) -> Bounds:
+    """The bounds of the service's connections."""
+    return Bounds(
+        settings.max_connections,
+        settings.header_seconds,
+        settings.stall_seconds,
+        settings.least_bytes_per_second,
+    )
+
+
+def _allow_files(count: int) -> None:
+    """Raises this process's limit of open files to what its connections need, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + _OTHER_FILES if hard == resource.RLIM_INFINITY else min(hard, count + _OTHER_FILES)
+    if soft != resource.RLIM_INFINITY and wanted > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if wanted < count + _OTHER_FILES:
+        _log.warning("%d open files are not enough for %d connections: raise LimitNOFILE", wanted, count)
+
+
 class NoKeys(GemmtuneError):
     """The service would answer strangers."""
 
@@ -199,17 +223,18 @@ def serve(settings: Settings, beside: Beside | None, announce: Callable[[str], N
     if devices:  # register the classes: requests for them are accepted before the workers are up
         with writing(engine) as connection:
             for device in devices:
-                put_environment(connection, device.environment)
+                put_environment(connection, device.environment, registered=True)
     try:
         _check_keys(settings, engine)
     finally:
         engine.dispose()
     install_tables(settings)
+    _allow_files(settings.max_connections)
     listening = listen(settings.host, settings.port)
     host, port = listening.getsockname()[:2]
     config = uvicorn.Config(
         create_app(settings), log_config=None, access_log=False, timeout_graceful_shutdown=_GRACE_SECONDS,
-        server_header=False, loop="uvloop", http="httptools",
+        server_header=False, loop="uvloop", http=bounded(bounds_of(settings)),
         ssl_certfile=settings.tls_certificate, ssl_keyfile=settings.tls_key,
     )  # fmt: skip
     server = _Server(config)

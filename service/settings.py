@@ -78,6 +78,37 @@ class Settings(BaseSettings):
     max_upload_bytes: int = Field(
         default=1 << 30, ge=1024, description="Bytes of an imported file, at most; more is answered 413."
     )
+    max_uploads: int = Field(
+        default=8, ge=1, description="Files imported at a time, at most; one more is answered 503."
+    )
+    max_parsers: int = Field(
+        default=2, ge=1, description="Processes that read imported files; further files wait for one."
+    )
+    import_cpu_seconds: int = Field(
+        default=300, ge=1, description="Processor time of reading and storing one imported file, at most."
+    )
+    max_exports: int = Field(
+        default=4, ge=1, description="Files for download that are written at a time; more wait."
+    )
+    max_connections: int = Field(
+        default=4000,
+        ge=10,
+        description="Connections at a time, at most; one more is answered 503.",
+    )
+    header_seconds: float = Field(
+        default=15.0, gt=0, description="How long a connection may take to send a request's headers."
+    )
+    stall_seconds: float = Field(
+        default=30.0,
+        gt=0,
+        description="How often the progress of a body, or of a client that reads an answer, is looked at.",
+    )
+    least_bytes_per_second: int = Field(
+        default=500, ge=0, description="Slower bodies, and slower readers of answers, are disconnected."
+    )
+    max_event_streams: int = Field(
+        default=2000, ge=1, description="Streams of events at a time, at most; one more is answered 503."
+    )
     max_page: int = Field(default=1000, ge=1, description="Rows of one page of a list, at most.")
     max_near: int = Field(
         default=1000, ge=0, description="Problems of one request for which near ones are looked up, at most."

@@ -39,7 +39,7 @@ class Share:
         if priority < DEFAULT_PRIORITY and urgent + count > self.urgent:
             raise errors.too_many(
                 f"the key has {urgent} jobs of a priority before {DEFAULT_PRIORITY} in the queue and may "
-                f"have {self.urgent}, not {count} more; submit them with priority {DEFAULT_PRIORITY} or later",
+                f"have {self.urgent}, not {count} more; give them priority {DEFAULT_PRIORITY} or later",
                 _AGAIN_SECONDS,
             )
 

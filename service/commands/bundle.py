@@ -15,7 +15,7 @@ from backends.cache import BinaryCache
 from backends.environment import resolve
 from backends.errors import InvalidProblem, StorageError
 from backends.packages.bundle_file import BundleError, BundleFile
-from db import queries
+from db.classes import classes
 from db.engine import reading
 from service import pretuned as tables
 from service.bundle_download import PATH, download
@@ -152,7 +152,7 @@ def _here(settings: Settings, asked: _Asked) -> _Done:
     """From this machine's database."""
     engine = open_database(settings)
     with reading(engine) as connection:
-        found = resolve(asked.device or settings.device, queries.known_classes(connection))
+        found = classes(connection).resolve(asked.device or settings.device)
     policy = asked.policy or MeasurementPolicy.of(found.vendor).id
     chosen = Selection(found, policy, target_of(found, asked.target), asked.problems)
     with _workshop(settings) as workshop:

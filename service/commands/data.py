@@ -10,9 +10,9 @@ import orjson
 import typer
 from rich.table import Table
 
-from backends.environment import resolve
 from backends.wire import problem_from_wire
 from db import queries
+from db.classes import classes
 from db.engine import reading
 from service import best as lookups
 from service import imports, report
@@ -107,7 +107,7 @@ def _best_here(
 ) -> Any:
     problem = problem_from_wire(wire)
     with reading(open_database(settings)) as connection:
-        device = resolve(selector, queries.known_classes(connection))
+        device = classes(connection).resolve(selector)
         policy = MeasurementPolicy.of(device.vendor, mode, cache=cache or MeasurementPolicy.cache)
         asked = lookups.Asked(device, policy.id, filters, imported)
         found = queries.best_documents(connection, [problem.id], str(device), policy.id)
@@ -199,7 +199,8 @@ def _import_here(
         from service.tunings import open_tunings  # noqa: PLC0415  (the job engine)
 
         tunings = open_tunings(engine, settings)
-        target = imports.import_class(engine, device or settings.device)
+        with reading(engine) as connection:
+            target = classes(connection).workable(device or settings.device)
         created = tunings.submit(
             target,
             TuningSettings(

@@ -11,9 +11,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from backends.environment import resolve
 from backends.errors import InvalidProblem, StorageError
-from db import queries
+from db.classes import classes
 from db.engine import reading
 from service import exports
 from service.commands.common import Device, MaxWorkspace, Server, out, print_json, tell, workspace_limit
@@ -139,7 +138,7 @@ def _export_here(settings: Settings, format_name: str, output: Path | None, aske
     engine = open_database(settings)
     validators = validators_of(asked["validator"] or ())
     with reading(engine) as connection:
-        device = resolve(asked["device"], queries.known_classes(connection))
+        device = classes(connection).resolve(asked["device"])
     chosen = exports.Selection(
         device, asked["policy"] or MeasurementPolicy.of(device.vendor).id, bool(asked["imported"]),
         asked["target"], asked["ties"], validators, asked["max_workspace"],

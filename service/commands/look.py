@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from backends.cache import BinaryCache
 from backends.registry import devices as find_devices
 from service import report
 from service.commands.common import (
+    BAD_INPUT,
     FormatName,
     Json,
     Layers,
@@ -21,13 +23,18 @@ from service.commands.common import (
     out,
     print_json,
     read_input,
+    tell,
 )
 from service.settings import Settings
 from tuners.ceilings import CeilingStore
 from tuners.device_client import DeviceClient
 
+commands = typer.Typer(invoke_without_command=True)
 
+
+@commands.callback()
 def devices(
+    context: typer.Context,
     measure: Annotated[
         bool,
         typer.Option("--measure", help="Measure ceilings now: reading, copying, multiplying fp32."),
@@ -35,6 +42,8 @@ def devices(
     as_json: Json = False,
 ) -> None:
     """List the devices of this machine, what runs on them, and their measured ceilings."""
+    if context.invoked_subcommand is not None:
+        return
     settings = Settings()
     found, notes = find_devices()
     store = CeilingStore(settings.cache_dir / "ceilings")
@@ -63,6 +72,27 @@ def devices(
         out.print(f"note: {note}", style="yellow", markup=False)
 
 
+@commands.command()
+def forget(
+    device_class: Annotated[str, typer.Argument(metavar="CLASS", help="A whole device class, as listed.")],
+) -> None:
+    """Forget a device class of the database that no worker serves any more: selectors do not mean it, until a
+    worker registers it again. What was measured on it stays."""
+    from db import classes  # noqa: PLC0415  (devices are listed without a database)
+    from db.engine import writing  # noqa: PLC0415
+    from service.startup import open_database  # noqa: PLC0415
+
+    engine = open_database(Settings())
+    with writing(engine) as connection:
+        done = classes.forget(connection, device_class)
+    engine.dispose()
+    if not done:
+        tell(f"error: there is no device class {device_class!r}", "red")
+        raise typer.Exit(BAD_INPUT)
+    logging.getLogger("gemmtune.audit").info("change=forget-device class=%s", device_class)
+    tell(f"{device_class} is forgotten")
+
+
 def problems(
     file: Annotated[Path, typer.Argument(help="A file of problems.")],
     format_name: FormatName = None,
@@ -89,5 +119,5 @@ def problems(
 
 def add_to(app: typer.Typer) -> None:
     """Adds these commands."""
-    app.command()(devices)
+    app.add_typer(commands, name="devices")
     app.command()(problems)

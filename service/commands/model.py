@@ -13,10 +13,10 @@ import typer
 from rich.table import Table
 
 from backends.cache import BinaryCache
-from backends.environment import DeviceClass, Environment, resolve
+from backends.environment import DeviceClass, Environment
 from backends.errors import InvalidProblem
 from backends.registry import matching_devices
-from db import queries
+from db.classes import classes
 from db.engine import reading
 from service import report
 from service.bundles import Workshop
@@ -52,7 +52,7 @@ from service.model.plan import ModelPlan, read_model
 from service.model.request import Output, Request, Written, check_folder
 from service.model.rows import HereRows, RowSource, ThereRows, measured_here
 from service.progress import duration_text
-from service.remote import Remote
+from service.remote import Remote, class_of
 from service.settings import Settings
 from service.startup import open_database
 from tuners.budget import Search
@@ -200,7 +200,7 @@ def _here(options: _Options, tune: bool) -> _Place:
         device = environments[0].device_class
     else:
         with reading(engine) as connection:
-            device = resolve(options.selector, queries.known_classes(connection))
+            device = classes(connection).resolve(options.selector)
     return _Place(device, MeasurementPolicy.of(device.vendor), HereRows(engine), environments=environments)
 
 
@@ -209,7 +209,7 @@ def _there(remote: Remote, options: _Options) -> _Place:
     if options.index is not None or options.total_seconds is not None:
         raise InvalidProblem("--index and --total-seconds are for tuning here, not with --server")
     there = remote.get("/v1/devices")
-    device = resolve(options.selector, [DeviceClass.parse(row["id"]) for row in there["classes"]])
+    device = class_of(options.selector, there["classes"])
     known = list(remote.pages("/v1/environments", "items", "cursor", device=str(device)))
     working = {row["environment_id"] for row in there["workers"] if row["status"] in _ALIVE}
     # Without a worker the problems wait for one; the last environment is the best guess of its libraries.

@@ -9,16 +9,16 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from backends.environment import DeviceClass, resolve
+from backends.environment import DeviceClass
 from backends.errors import ReadError
-from db import queries
+from db.classes import classes
 from db.engine import reading
 from service import pretuned as tables
 from service.commands.common import BAD_INPUT, PARTLY, Device, Json, Server, err, out, print_json, tell
 from service.commands.export import write_file
 from service.formats.core.export import ExportRefused, ExportRow
 from service.model.rows import HereRows, ThereRows
-from service.remote import Remote
+from service.remote import Remote, class_of
 from service.settings import Settings
 from service.startup import open_database
 from tuners.policy import MeasurementPolicy
@@ -119,12 +119,12 @@ def export(
     if server is None:
         engine = open_database(settings)
         with reading(engine) as connection:
-            found = resolve(selector, queries.known_classes(connection))
+            found = classes(connection).resolve(selector)
         count = _write(output, name, note, found, HereRows(engine).every(found, _policy(found, policy)))
     else:
         with Remote(server) as remote:
-            classes = remote.get("/v1/devices")["classes"]
-            found = resolve(selector, [DeviceClass.parse(row["id"]) for row in classes])
+            rows = remote.get("/v1/devices")["classes"]
+            found = class_of(selector, rows)
             count = _write(output, name, note, found, ThereRows(remote).every(found, _policy(found, policy)))
     tell(f"{count} rows of {found} written to {output}, {output.stat().st_size / count:.0f} bytes a row")
 

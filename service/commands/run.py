@@ -36,8 +36,8 @@ def serve(
     keys: Annotated[
         bool | None,
         typer.Option(
-            help="Whether requests need an API key (GEMMTUNE_KEYS). An address other than loopback needs keys, "
-            "or --no-keys."
+            help="Whether requests need an API key (GEMMTUNE_KEYS). An address other than loopback needs "
+            "keys, or --no-keys."
         ),
     ] = None,
     tls_certificate: Annotated[

@@ -232,6 +232,7 @@ DEVICES: dict[str, Any] = {
             "arch": "x86_64",
             "product": "AMD-EPYC-9B14",
             "units": 2,
+            "registered": True,
             "revision": 35,
             "workers": 1,
             "environments": 1,
@@ -340,3 +341,9 @@ BUNDLE_PROGRESS: dict[str, Any] = {
     "done": 12,
     "total": 31,
 }
+
+PROVENANCE: dict[str, Any] = {
+    "number": 1, "kind": "imported", "format": "tunableop", "source": "tunableop_results0.csv",
+    "sha256": "0" * 64, "device_class": "hip:gfx942:MI300X:304", "sessions": 0, "claims": 12, "keys": 12,
+    "created_at": "2026-01-02T03:04:05.678Z",
+}  # fmt: skip

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request
-from starlette.concurrency import run_in_threadpool
+from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from backends.environment import DeviceClass
@@ -18,8 +18,32 @@ from service.routes import describe
 from service.routes.best import is_known
 from service.routes.examples import EXPORT_REPORT
 from service.routes.question import policy_of
+from service.spool import Spool
 
 router = APIRouter(tags=["files"], dependencies=STRICT)
+
+
+class _Place:
+    """A place to write a file: it is given back once the file is written, however long the client reads."""
+
+    def __init__(self, places: asyncio.Semaphore) -> None:
+        self._places, self._held = places, True
+
+    def release(self) -> None:
+        """Gives the place back, once."""
+        if self._held:
+            self._held = False
+            self._places.release()
+
+
+async def _place(request: Request) -> AsyncIterator[_Place]:
+    places: asyncio.Semaphore = request.app.state.exports
+    await places.acquire()
+    place = _Place(places)
+    try:
+        yield place
+    finally:
+        place.release()
 
 
 def _file_contents() -> dict[str, Any]:
@@ -59,6 +83,7 @@ def _file_contents() -> dict[str, Any]:
 def export_file(
     request: Request,
     service: ServiceDep,
+    place: Annotated[_Place, Depends(_place)],
     format_name: str,
     device: Annotated[
         str | None, Query(max_length=200, description="A device selector; default GEMMTUNE_DEVICE.")
@@ -101,10 +126,12 @@ def export_file(
     headers = {"ETag": tag, "Cache-Control": "no-cache"}
     if is_known(request, tag):
         return Response(status_code=304, headers=headers)
-    return _file(service, format_name, chosen, headers)
+    return _file(place, service, format_name, chosen, headers)
 
 
-def _file(service: Service, format_name: str, chosen: exports.Selection, headers: dict[str, str]) -> Response:
+def _file(
+    place: _Place, service: Service, format_name: str, chosen: exports.Selection, headers: dict[str, str]
+) -> Response:
     made = exports.open_export(service.engine, format_name, chosen)
     begun = exports.until_written(made)
     if not made.report.written:
@@ -112,21 +139,15 @@ def _file(service: Service, format_name: str, chosen: exports.Selection, headers
         raise errors.nothing_to_export(reason, _report(format_name, chosen, made.report))
     named = {"Content-Disposition": f'attachment; filename="{made.name}"'}
     return StreamingResponse(
-        _stream(begun, made.pieces), headers={**headers, **named}, media_type=made.media_type
+        _stream(begun, made.pieces, place),
+        headers={**headers, **named},
+        media_type=made.media_type,
     )
 
 
-async def _stream(begun: Sequence[str], rest: Iterator[str]) -> AsyncIterator[bytes]:
-    """Takes pieces in threads, and always closes their iterator, which holds a database connection."""
-    try:
-        for piece in begun:
-            yield piece.encode()
-        while (found := await run_in_threadpool(next, rest, None)) is not None:
-            yield found.encode()
-    finally:
-        close = getattr(rest, "close", None)
-        if close is not None:
-            await run_in_threadpool(close)
+async def _stream(begun: Sequence[str], rest: Iterator[str], place: _Place) -> AsyncIterator[bytes]:
+    async for piece in Spool(begun, rest).pieces(place.release):
+        yield piece
 
 
 def _report(format_name: str, chosen: exports.Selection, found: ExportReport) -> dict[str, Any]:

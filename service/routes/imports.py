@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
-from collections.abc import AsyncIterator
-from typing import IO, Annotated, Any, Literal
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from backends.environment import DeviceClass
 from backends.errors import StorageError
-from service import errors, imports, records
+from backends.problem import GemmProblem
+from service import errors, records
+from service import uploads as uploads_of
 from service.deps import STRICT, Service, ServiceDep, answer, body_chunks, service_of
 from service.formats import READERS, ReadOptions
 from service.formats.core.base import TOKENS
@@ -22,6 +26,7 @@ from service.routes.examples import IMPORT_ANSWER
 from service.routes.views import tuning_links
 from service.schemas import TuningOptions
 from service.shares import share_of
+from service.uploads import Uploads
 
 router = APIRouter(tags=["files"], dependencies=STRICT)
 
@@ -32,11 +37,10 @@ MEDIA_TYPES = (
     "application/x-ndjson",
     "application/octet-stream",
 )
-#: Bytes of an upload that are held in memory; a longer one goes to an unnamed temporary file.
-_IN_MEMORY = 1 << 20
 
 
-async def _upload(request: Request) -> AsyncIterator[IO[bytes]]:
+async def _upload(request: Request) -> AsyncIterator[str]:
+    """The path of a temporary file with the body."""
     kind = request.headers.get("content-type", MEDIA_TYPES[-1]).partition(";")[0].strip().lower()
     if kind not in MEDIA_TYPES:
         raise errors.unsupported_type(f"Content-Type {kind[:100]!r} is no file of a tool", MEDIA_TYPES)
@@ -50,22 +54,25 @@ async def _upload(request: Request) -> AsyncIterator[IO[bytes]]:
     if key is not None:
         own = key.limits.get("upload_bytes", settings.key_upload_bytes)
         limit, setting = min((limit, setting), (own, "key_upload_bytes"))
-    with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY) as file:
-        held = 0
-        async for chunk in body_chunks(request, limit, setting):
-            held += len(chunk)
+    uploads: Uploads = request.app.state.uploads
+    async with uploads.place():
+        with tempfile.NamedTemporaryFile(prefix="gemmtune-upload-") as file:
             try:
-                if held > _IN_MEMORY:
+                async for chunk in body_chunks(request, limit, setting):
                     await run_in_threadpool(file.write, chunk)
-                else:
-                    file.write(chunk)
+                await run_in_threadpool(file.flush)
             except OSError as error:
                 raise StorageError(f"the upload cannot be kept: {error.strerror or error}") from error
-        file.seek(0)
-        yield file
+            yield file.name
 
 
-Upload = Annotated[IO[bytes], Depends(_upload)]
+Upload = Annotated[str, Depends(_upload)]
+
+
+async def _until_gone(request: Request) -> None:
+    """Ends when the client has disconnected; its body has been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 @router.post(
@@ -86,7 +93,7 @@ Upload = Annotated[IO[bytes], Depends(_upload)]
         }
     },
 )
-def import_upload(
+async def import_upload(
     request: Request,
     service: ServiceDep,
     file: Upload,
@@ -95,7 +102,7 @@ def import_upload(
         str | None,
         Query(
             max_length=200,
-            description="Whose results the file's are: a selector, or a new class vendor:arch:product:units.",
+            description="Whose results the file's are: a selector, or a class vendor:arch:product:units.",
         ),
     ] = None,
     tune: Annotated[bool, Query(description="Also tune its problems on the device.")] = False,
@@ -127,17 +134,30 @@ def import_upload(
     key = key_of(request.scope)
     if tune and key is not None and not key.may(TUNE):
         raise errors.out_of_scope(TUNE, key.scopes)
-    target = imports.import_class(service.engine, service.selector(device)) if tune else None
+    target = None
+    if tune:
+        target = await run_in_threadpool(service.read, service.workable_class, service.selector(device))
     name = None if format_name == "auto" else format_name
     options = ReadOptions("", tensor_parallel, tuple(tokens or TOKENS), dtype, layers)
-    done = imports.import_file(service.engine, file, "the upload", name, device, source or "upload", options)
-    value = done.to_dict()
-    value["tuning"] = None if target is None else _tune(request, service, done, target)
+    uploads: Uploads = request.app.state.uploads
+    asked = uploads_of.Upload(
+        service.settings.database_url, file, name, device, source or "upload", options, uploads.cpu_seconds
+    )
+    gone = asyncio.ensure_future(_until_gone(request))
+    try:
+        done = await uploads.take(asked, gone)
+    finally:
+        gone.cancel()
+    value = dict(done.answer)
+    value["tuning"] = None
+    if target is not None:
+        value["tuning"] = await run_in_threadpool(_tune, request, service, done.problems, target)
     return answer(value)
 
 
-def _tune(request: Request, service: Service, done: imports.ImportAnswer, device: Any) -> dict[str, Any]:
-    items = imports.distinct(done.read)
+def _tune(
+    request: Request, service: Service, items: Sequence[tuple[GemmProblem, int]], device: DeviceClass
+) -> dict[str, Any]:
     most = service.settings.max_problems
     if not items or len(items) > most:
         reason = "the file has no problem" if not items else f"more than {most} problems; tune them in parts"

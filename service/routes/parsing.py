@@ -71,10 +71,11 @@ def merged(items: Sequence[tuple[GemmProblem, int]]) -> list[tuple[GemmProblem, 
     return list(counts.items())
 
 
-def device_class(service: Service, selector: str) -> DeviceClass:
-    """The class of a selector in a body; an unknown one is 422, like every other bad field."""
+def device_class(service: Service, selector: str | None, workable: bool = False) -> DeviceClass:
+    """The class of a selector in a body; an unknown one is 422, like every other bad field. `workable`: one
+    that a worker registered."""
     try:
-        return service.read(service.device_class, selector)
+        return service.read(service.workable_class if workable else service.device_class, selector)
     except UnknownDevice as error:
         raise errors.bad_body("/device", errors.unknown_device(error)) from None
 

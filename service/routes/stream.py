@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,11 +16,10 @@ from db import queries
 from db.tunings import ACTIVE
 from service import errors
 from service.deps import Service
+from service.event_hub import BATCH, EventHub, Followed
 from service.schemas import INT64
 
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-#: Most events per read of the database.
-_BATCH = 500
 
 
 def wants_json(request: Request) -> bool:
@@ -40,47 +38,55 @@ def after_of(request: Request, after: int | None) -> int:
     return int(header)
 
 
-def event_stream(service: Service, tuning: dict[str, Any], after: int) -> Response:
-    """The stream; 204, at which browsers stop reconnecting, if no event is left and none will come."""
+def event_stream(service: Service, hub: EventHub, tuning: dict[str, Any], after: int) -> Response:
+    """The stream; 204, at which browsers stop reconnecting, if no event is left and none will come. Raises
+    Refused (503) if too many streams are open."""
     if tuning["status"] not in ACTIVE and after >= tuning["last_event"]:
         return Response(status_code=204)
+    hub.check_room()
     return StreamingResponse(
-        _events(service, tuning, after), headers=_HEADERS, media_type="text/event-stream"
+        _events(service, hub, tuning, after), headers=_HEADERS, media_type="text/event-stream"
     )
 
 
-async def _events(service: Service, tuning: dict[str, Any], after: int) -> AsyncIterator[bytes]:
+async def _events(
+    service: Service, hub: EventHub, tuning: dict[str, Any], after: int
+) -> AsyncIterator[bytes]:
     settings = service.settings
     yield b": events\n\n"
-    told = time.monotonic()
-    while not service.closing:
-        try:
-            rows = await run_in_threadpool(service.read, queries.events, tuning["number"], after, _BATCH)
-        except GemmtuneError:
-            # The client reconnects with Last-Event-ID, and gets the error then if it persists.
-            yield b"retry: %d\n: the database does not answer\n\n" % (settings.retry_after_seconds * 1000)
-            return
-        for row in rows:
-            yield b"id: %d\nevent: %s\ndata: %s\n\n" % (
-                row["number"], row["kind"].encode(), orjson.dumps(row["content"]),
-            )  # fmt: skip
-            after = row["number"]
-            if row["kind"] == "ended":
-                return
-        if rows:
-            told = time.monotonic()
-        elif time.monotonic() - told >= settings.events_heartbeat_seconds:
-            yield b": still here\n\n"
-            told = time.monotonic()
+    async with hub.follow(tuning["number"], tuning["last_event"]) as followed:
+        while not service.closing:
+            changed = followed.changed
             try:
-                present = await run_in_threadpool(_now, service, tuning["id"])
+                rows = await _rows(service, hub, followed, after)
             except GemmtuneError:
+                rows, followed.away = [], True
+            for row in rows:
+                yield b"id: %d\nevent: %s\ndata: %s\n\n" % (
+                    row["number"], row["kind"].encode(), orjson.dumps(row["content"]),
+                )  # fmt: skip
+                after = row["number"]
+                if row["kind"] == "ended":
+                    return
+            if followed.away:
+                # The client reconnects with Last-Event-ID, and gets the error then if it persists.
+                wait = settings.retry_after_seconds * 1000
+                yield b"retry: %d\n: the database does not answer\n\n" % wait
+                return
+            if rows:
                 continue
-            if present is None or (present["status"] not in ACTIVE and after >= present["last_event"]):
+            if followed.ended and after >= followed.last:
                 return  # the client named an event that does not exist
-        if len(rows) < _BATCH:
-            await asyncio.sleep(settings.events_poll_seconds)
+            try:
+                async with asyncio.timeout(settings.events_heartbeat_seconds):
+                    await changed.wait()
+            except TimeoutError:
+                yield b": still here\n\n"
 
 
-def _now(service: Service, tuning_id: str) -> dict[str, Any] | None:
-    return service.read(queries.tuning, tuning_id)
+async def _rows(service: Service, hub: EventHub, followed: Followed, after: int) -> list[dict[str, Any]]:
+    found = followed.after(after)
+    if found is None:
+        async with hub.catching_up:
+            found = await run_in_threadpool(service.read, queries.events, followed.number, after, BATCH)
+    return found

@@ -52,7 +52,7 @@ def create_tuning(request: Request, service: ServiceDep, body: JsonBody) -> Resp
     faults: list[errors.Part] = []
     items = parsing.merged(parsing.problems(value, service.settings.max_problems, True, faults))
     asked = parse_model(schemas.TuningRequest, value, faults)
-    device = parsing.device_class(service, service.selector(asked.device))
+    device = parsing.device_class(service, service.selector(asked.device), workable=True)
     settings = parsing.settings_of(asked, service.settings, device)
     share = share_of(request.scope, service.settings)
     created = service.tunings.submit(device, settings, items, asked.priority, asked.force, share)
@@ -171,7 +171,7 @@ def tuning_events(
     row = found("tuning", name, service.read(queries.tuning, name))
     start = after_of(request, after)
     if not wants_json(request):
-        return event_stream(service, row, start)
+        return event_stream(service, request.app.state.events, row, start)
     rows = service.read(queries.events, row["number"], max(start, page.after("events")), page.limit + 1)
     shown = page_of("events", rows, page.limit, lambda event: event["number"])
     return answer({**shown, "items": [event_view(event) for event in shown["items"]]})

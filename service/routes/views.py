@@ -128,8 +128,14 @@ def session_view(row: Row) -> dict[str, Any]:
 
 def device_view(row: Row) -> dict[str, Any]:
     """records.DeviceClass."""
-    names = ("id", "vendor", "arch", "product", "units", "revision", "workers", "environments")
+    names = ("id", "vendor", "arch", "product", "units", "registered", "revision", "workers", "environments")
     return {name: row[name] for name in names}
+
+
+def provenance_view(row: Row) -> dict[str, Any]:
+    """records.ProvenanceRow."""
+    names = ("number", "kind", "format", "source", "sha256", "sessions", "claims", "keys", "created_at")
+    return {**{name: row[name] for name in names}, "device_class": row["device_class_id"] or None}
 
 
 def worker_view(row: Row) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, insert
 
-from backends.environment import DeviceClass
 from backends.outcome import Status
 from backends.problem import GemmProblem, from_blas, from_bmm, from_linear
 from db import models, queries, sessions, tunings, workers
+from db.classes import Classes, classes
 from db.engine import reading, writing
 from db.values import (
     kind_of,
@@ -281,7 +281,7 @@ def test_device_classes_with_their_workers(engine: Engine) -> None:
     other = replace(HERE, product="Another CPU", uuid="CPU-9")
     with writing(engine) as connection:
         assert queries.device_classes(connection) == []
-        assert queries.known_classes(connection) == []
+        assert classes(connection) == Classes()
         assert queries.revision(connection, CLASS) == 0
         workers.register(connection, "one", "host", 1, HERE)
         workers.register(connection, "two", "host", 2, replace(HERE, uuid="CPU-2"))
@@ -291,8 +291,9 @@ def test_device_classes_with_their_workers(engine: Engine) -> None:
             row["id"]: (row["workers"], row["environments"]) for row in queries.device_classes(connection)
         }
         assert found == {CLASS: (1, 2), str(other.device_class): (0, 1)}
-        assert queries.known_classes(connection) == sorted([HERE.device_class, other.device_class])
-        assert all(isinstance(each, DeviceClass) for each in queries.known_classes(connection))
+        known = classes(connection)
+        assert (known.registered, known.others) == ((HERE.device_class,), (other.device_class,))
+        assert (known.live, known.measured) == ((HERE.device_class,), ())
         rows = queries.environments(connection, 0, 10, str(other.device_class))
         assert [row["content"] for row in rows] == [other.to_dict()]
         assert [row["id"] for row in queries.workers(connection, 1)] == ["two"]

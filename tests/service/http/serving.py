@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import httpx
@@ -14,7 +16,25 @@ import uvicorn
 from fastapi import FastAPI
 
 from service.app import create_app
+from service.protocol import bounded
+from service.serve import bounds_of
 from service.settings import Settings
+from service.uploads import Uploads
+
+
+@cache
+def _uploads() -> Uploads:
+    made = Uploads(Settings())
+    atexit.register(made.close)
+    return made
+
+
+def shared_uploads(settings: Settings) -> Uploads | None:
+    """Processes for every application of a test run: starting one takes longer than most tests. None for
+    settings that set something of them."""
+    names = ("max_uploads", "max_parsers", "import_cpu_seconds")
+    default = Settings()
+    return _uploads() if all(getattr(settings, n) == getattr(default, n) for n in names) else None
 
 
 @contextmanager
@@ -23,8 +43,8 @@ def serving(settings: Settings, app: FastAPI | None = None, **client: Any) -> It
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     config = uvicorn.Config(
-        app or create_app(settings), log_config=None, access_log=False, timeout_graceful_shutdown=1,
-        server_header=False, loop="uvloop", http="httptools",
+        app or create_app(settings, uploads=shared_uploads(settings)), log_config=None, access_log=False, timeout_graceful_shutdown=1,
+        server_header=False, loop="uvloop", http=bounded(bounds_of(settings)),
     )  # fmt: skip
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)

@@ -1,0 +1,78 @@
+"""The commands provenance list and delete, on this machine's database or through a service with --server."""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from db import provenance as rows
+from db.engine import reading, writing
+from service.commands.common import BAD_INPUT, Json, Server, out, print_json, tell
+from service.remote import Remote
+from service.routes.views import provenance_view
+from service.settings import Settings
+from service.startup import open_database
+
+commands = typer.Typer(help="Imported files: list them, and remove what one brought.", no_args_is_help=True)
+_audit = logging.getLogger("gemmtune.audit")
+_MOST = 2**31
+
+
+@commands.command(name="list")
+def list_provenance(server: Server = None, as_json: Json = False) -> None:
+    """List the files that were imported, and what each brought."""
+    found: list[dict[str, Any]]
+    if server is None:
+        engine = open_database(Settings())
+        with reading(engine) as connection:
+            found = [provenance_view(row) for row in rows.provenances(connection, 0, _MOST)]
+        engine.dispose()
+    else:
+        with Remote(server) as remote:
+            found = list(remote.pages("/v1/provenance", "items", "cursor"))
+    if as_json:
+        print_json({"provenance": found})
+        return
+    table = Table(
+        "number", "kind", "format", "source", "device class", "sessions", "claims", "names", "first import"
+    )
+    for row in found:
+        names = (
+            "number",
+            "kind",
+            "format",
+            "source",
+            "device_class",
+            "sessions",
+            "claims",
+            "keys",
+            "created_at",
+        )
+        table.add_row(*("" if row[name] is None else str(row[name]) for name in names))
+    out.print(table)
+
+
+@commands.command()
+def delete(number: Annotated[int, typer.Argument(help="As listed.")], server: Server = None) -> None:
+    """Remove what a file brought: its claims, its names of problems, its measurements and verdicts."""
+    if server is not None:
+        with Remote(server) as remote:
+            remote.delete(f"/v1/provenance/{number}")
+    else:
+        engine = open_database(Settings())
+        with writing(engine) as connection:
+            done = rows.remove(connection, number)
+        engine.dispose()
+        if not done:
+            tell(f"error: there is no provenance {number}; list them: gemmtune provenance list", "red")
+            raise typer.Exit(BAD_INPUT)
+        _audit.info("change=delete-provenance number=%d", number)
+    tell(f"provenance {number} is removed")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds these commands."""
+    app.add_typer(commands, name="provenance")
