@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from backends.canonical import short_hash
 from backends.errors import StorageError
+from backends.owned import check_file, check_folder, own_folder
+
+#: A binary's time of use is written again once it is older; binaries used more recently are never pruned.
+_FRESH_SECONDS = 3600.0
 
 
 class BinaryCache:
@@ -32,12 +38,21 @@ class BinaryCache:
         return self.root / key[:2] / f"{key}{suffix}"
 
     def get(self, key: str, suffix: str) -> Path | None:
-        """The binary's path, or None. An empty file (left by a full disk) counts as missing."""
+        """The binary's path, or None. An empty file (left by a full disk) counts as missing. Raises
+        StorageError for a file that another user could have written: a binary is code."""
         path = self.path(key, suffix)
         try:
-            return path if path.stat().st_size > 0 else None
+            found = path.lstat()
+            if not found.st_size:
+                return None
+            check_folder(self.root)
+            check_folder(path.parent)
+            check_file(path)
+            if time.time() - found.st_mtime > _FRESH_SECONDS:
+                os.utime(path)  # prune() removes what was not used for longest
         except OSError:
             return None
+        return path
 
     def put(self, key: str, suffix: str, build: Callable[[Path], None]) -> Path:
         """Calls build(path) with a temporary path to write to, then moves the file into place.
@@ -46,7 +61,8 @@ class BinaryCache:
         """
         path = self.path(key, suffix)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            own_folder(self.root)
+            own_folder(path.parent)
             descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{key}.", suffix=suffix)
             os.close(descriptor)
         except OSError as error:
@@ -63,6 +79,25 @@ class BinaryCache:
         finally:
             temporary.unlink(missing_ok=True)
         return path
+
+    def prune(self, limit: int) -> int:
+        """Removes the binaries that were not used for longest until those left have at most `limit` bytes;
+        returns how many bytes were removed. Binaries used within the last hour stay: a session may be about
+        to load them."""
+        files = []
+        for path in self.root.glob("??/*"):
+            with suppress(OSError):  # another process prunes, too
+                found = path.lstat()
+                files.append((found.st_mtime, found.st_size, path))
+        size, removed = sum(each for _, each, _ in files), 0
+        latest = time.time() - _FRESH_SECONDS
+        for used, each, path in sorted(files):
+            if size - removed <= limit or used > latest:
+                break
+            with suppress(OSError):
+                path.unlink()
+                removed += each
+        return removed
 
 
 def storage_error(path: Path, error: OSError) -> StorageError:

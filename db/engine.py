@@ -6,7 +6,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -51,11 +51,14 @@ def parse_url(text: str) -> URL:
     """The URL with its driver. Raises StorageError unless it names a SQLite file or a PostgreSQL database."""
     try:
         url = make_url(text)
-    except ArgumentError as error:
+    except (ArgumentError, ValueError):
+        # Neither the text nor the parser's message: both may contain a password.
+        scheme = text.partition("://")[0] if "://" in text else ""
+        shown = f"{scheme}://..." if scheme.isidentifier() else "without sqlite:// or postgresql:// first"
         raise StorageError(
-            f"GEMMTUNE_DATABASE_URL {text!r} is no database URL ({error}); write sqlite:////path/to/file or "
-            "postgresql://user:password@host/name"
-        ) from error
+            f"GEMMTUNE_DATABASE_URL ({shown}) is no database URL; write sqlite:////path/to/file or "
+            "postgresql://user:password@host/name, with @ / : and % in the password as %40 %2F %3A %25"
+        ) from None
     kind = url.get_backend_name()
     if kind == "sqlite":
         if not url.database or url.database == ":memory:":
@@ -93,6 +96,13 @@ def open_engine(text: str) -> Engine:
 
 
 def _prepare_sqlite(engine: Engine) -> None:
+    @event.listens_for(engine, "do_connect")
+    def connecting(_dialect: Any, _record: Any, arguments: Any, _named: Any) -> None:
+        # SQLite would make the file for everyone to read; its -wal and -shm files take its mode.
+        path = str(arguments[0])
+        with suppress(FileExistsError):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+
     @event.listens_for(engine, "connect")
     def connected(connection: Any, _record: Any) -> None:
         # Turns the driver's implicit BEGIN off: it comes too late for a reader's snapshot.

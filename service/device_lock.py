@@ -10,6 +10,7 @@ from pathlib import Path
 from backends.cache import storage_error
 from backends.canonical import short_hash
 from backends.errors import DeviceError
+from backends.owned import open_locked, own_folder
 from backends.registry import FoundDevice
 from service.settings import Settings
 
@@ -42,8 +43,8 @@ class DeviceLock:
         #: The lock file's path; only one living process of a host holds it.
         self.name = str(path)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a+")
+            own_folder(folder)
+            self._file = os.fdopen(open_locked(path), "r+")
         except OSError as error:
             raise storage_error(path, error) from error
         try:
@@ -53,7 +54,8 @@ class DeviceLock:
             holder = self._file.read().strip() or "another process"
             self._file.close()
             raise DeviceInUse(device, holder) from None
-        self._file.truncate(0)
+        self._file.seek(0)
+        self._file.truncate()
         self._file.write(f"the worker with process id {os.getpid()}")
         self._file.flush()
 

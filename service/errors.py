@@ -124,14 +124,8 @@ def open_choice(name: str, detail: str, choices: Sequence[str]) -> Refused:
 
 def too_much_time(seconds: int) -> Refused:
     """422: reading a file took more processor time than one may."""
-    return invalid(
-        [
-            {
-                "detail": f"reading it takes more than {seconds} s (GEMMTUNE_IMPORT_CPU_SECONDS); send it in parts"
-            }
-        ],
-        "The file takes too long to read",
-    )
+    detail = f"it takes more than {seconds} s (GEMMTUNE_IMPORT_CPU_SECONDS); send it in parts"
+    return invalid([{"detail": detail}], "The file takes too long to read")
 
 
 def busy(detail: str) -> Refused:

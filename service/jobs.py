@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dbos import DBOS, DBOSClient, DBOSConfig
-from sqlalchemy import Connection
+from dbos._serialization import DBOSPortableJSON, DefaultSerializer  # private: see tests/service/test_jobs.py
+from sqlalchemy import Connection, text
 
 from db.engine import POSTGRES_OPTIONS, parse_url, translated
 
@@ -32,18 +33,48 @@ def migrate(url: str) -> None:
     with translated():
         system = SystemDatabase.create(
             system_database_url=_url(url), engine_kwargs=_pool(1), engine=None, schema="dbos",
-            serializer=_serializer(), executor_id=None, use_listen_notify=False, app_name=_NAME,
+            serializer=DBOSPortableJSON, executor_id=None, use_listen_notify=False, app_name=_NAME,
         )  # fmt: skip
         try:
             system.run_migrations()
+            with system.engine.begin() as connection:
+                _rewrite_pickles(connection)
         finally:
             system.destroy()
 
 
-def _serializer() -> Any:
-    from dbos._serialization import DefaultSerializer  # noqa: PLC0415
+def _rewrite_pickles(connection: Connection) -> None:
+    """Writes the inputs of an earlier version's jobs as JSON: an input is the job's id, which is the
+    workflow's, so that no pickle is read."""
+    schema = "dbos." if connection.dialect.name == "postgresql" else ""
+    found = text(
+        f"SELECT workflow_uuid FROM {schema}workflow_status WHERE name = :name AND inputs IS NOT NULL "
+        "AND (serialization IS NULL OR serialization <> :json)"
+    )
+    ours = {"name": _WORKFLOW, "json": DBOSPortableJSON.name()}
+    rows = [{**ours, "id": job_id, "inputs": _inputs(job_id)} for job_id in connection.scalars(found, ours)]
+    if rows:
+        connection.execute(
+            text(
+                f"UPDATE {schema}workflow_status SET inputs = :inputs, serialization = :json, output = NULL, "
+                "error = NULL WHERE workflow_uuid = :id AND name = :name"
+            ),
+            rows,
+        )
 
-    return DefaultSerializer()
+
+def _inputs(job_id: str) -> str:
+    """A call's arguments as the engine stores them."""
+    return DBOSPortableJSON.serialize({"namedArgs": {}, "positionalArgs": [job_id]})
+
+
+def _refuse(_self: object, _text: str) -> Any:
+    raise ValueError("a pickle in the job engine's tables is not read: it could run code")
+
+
+# The engine reads a value as a pickle if its row says so, whatever its serializer is. Who may write to the
+# database must not be able to run code on workers.
+DefaultSerializer.deserialize = _refuse  # type: ignore[method-assign]
 
 
 def _url(url: str) -> str:
@@ -66,7 +97,11 @@ class JobQueue:
     def __init__(self, url: str) -> None:
         # No retries: an unreachable database is an error at once, and the caller decides how long to wait.
         self._client = DBOSClient(
-            system_database_url=_url(url), application_name=_NAME, lazy=True, retry_connection_errors=False
+            system_database_url=_url(url),
+            application_name=_NAME,
+            lazy=True,
+            retry_connection_errors=False,
+            serializer=DBOSPortableJSON,
         )
 
     def close(self) -> None:
@@ -129,6 +164,7 @@ class Executor:
             "system_database_url": _url(url),
             "executor_id": executor_id,
             "application_version": _VERSION,
+            "serializer": DBOSPortableJSON,
             "run_migrations": False,
             "use_listen_notify": False,
             "db_engine_kwargs": _pool(4),

@@ -62,6 +62,11 @@ class Settings(BaseSettings):
         default_factory=default_cache_dir,
         description="Folder of compiled kernels, bundles and measured ceilings.",
     )
+    kernel_cache_bytes: int = Field(
+        default=20 << 30,
+        ge=0,
+        description="Bytes of compiled kernels in the folder; those not used for longest are removed.",
+    )
     device: str = Field(
         default="cpu", description="Device selector used where a command or a request names none."
     )

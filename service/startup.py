@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
+from pathlib import Path
+
 from sqlalchemy import Engine
 
 from db import schema
@@ -17,6 +21,7 @@ def upgrade(settings: Settings) -> str:
     from service.targets import derive_targets  # noqa: PLC0415  (most commands decide nothing)
 
     engine = open_engine(settings.database_url)
+    _make_private(engine)
     try:
         # The job engine's first: even if this is killed, a database of the current revision has everything.
         if schema.current(engine) in (None, *schema.revisions()):
@@ -24,6 +29,17 @@ def upgrade(settings: Settings) -> str:
         return schema.upgrade(engine, lambda connection: rebuild_best(connection, derive_targets))
     finally:
         engine.dispose()
+
+
+def _make_private(engine: Engine) -> None:
+    """Takes the SQLite file of an earlier version, and the files beside it, from everyone but its owner."""
+    if engine.dialect.name != "sqlite":
+        return
+    for suffix in ("", "-wal", "-shm"):
+        path = Path(f"{engine.url.database}{suffix}")
+        with suppress(FileNotFoundError):
+            if path.stat().st_uid == os.geteuid():
+                path.chmod(0o600)
 
 
 def install_tables(settings: Settings) -> None:

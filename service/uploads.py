@@ -7,11 +7,12 @@ process whose client has gone is killed: an import commits in parts, and the fil
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import pickle
 import resource
 import signal
+import threading
+import time
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
@@ -33,7 +34,7 @@ from service.formats import ReadOptions
 from service.settings import Settings
 
 _NICE = 10
-_PR_SET_PDEATHSIG = 1
+_LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,16 @@ class Taken:
 
 def _prepare() -> None:
     """In a new process: ends with its parent, at low priority, with SIGXCPU at the end of its time."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    threading.Thread(target=_end_with, args=[os.getppid()], daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(_NICE)
+
+
+def _end_with(parent: int) -> None:
+    # Not PR_SET_PDEATHSIG: that is sent when the thread ends that started this process.
+    while os.getppid() == parent:
+        time.sleep(_LOOK_SECONDS)
+    os._exit(1)
 
 
 @lru_cache(maxsize=1)
@@ -123,7 +131,7 @@ class Uploads:
     async def take(self, upload: Upload, gone: asyncio.Task[None]) -> Taken:
         """Imports a file; `gone` ends when its client has gone, and with it the import. Raises what
         import_file() raises, and Refused (422) for a file that takes too much time."""
-        if self._pool is None:
+        if self._pool is None or not self._pool.active:
             self._pool = ProcessPool(self._processes, initializer=_prepare, context=get_context("spawn"))
         future = self._pool.schedule(_take, args=[upload])
         self._running.add(future)

@@ -45,6 +45,7 @@ _log = logging.getLogger(__name__)
 #: How often the worker checks whether its job was cancelled, sends a heartbeat, and looks for dead peers; a
 #: peer is dead if its counter has not changed for DEAD_SECONDS of our own clock.
 LOOK_SECONDS, BEAT_SECONDS, REAP_SECONDS, DEAD_SECONDS = 0.25, 1.0, 5.0, 30.0
+PRUNE_SECONDS = 600.0
 #: How long a stopping worker waits for its job, which ends after its current outcome (one that hangs is left
 #: to the next worker), and how much later the process is ended by force.
 _STOP_SECONDS, _LAST_SECONDS = 20.0, 5.0
@@ -68,6 +69,7 @@ class Worker:
         self._engine = engine
         self._lock = lock or DeviceLock(locks_folder(settings), device)
         self._cache = BinaryCache(settings.cache_dir / "kernels")
+        self._cache_bytes, self._pruned = settings.kernel_cache_bytes, float("-inf")
         self._ceilings = CeilingStore(settings.cache_dir / "ceilings")
         self._make_runner = make_runner
         self._runner: DeviceClient | None = None
@@ -223,9 +225,18 @@ class Worker:
             self._stop.set()
         finally:
             self._job = self._session = None
+            self._prune()
             self._idle.set()
         if self._stop.is_set():
             self._never()
+
+    def _prune(self) -> None:
+        """Keeps the cache of kernels within its limit; looks once in PRUNE_SECONDS, between two jobs."""
+        if time.monotonic() - self._pruned >= PRUNE_SECONDS:
+            self._pruned = time.monotonic()
+            removed = self._cache.prune(self._cache_bytes)
+            if removed:
+                _log.info("%d bytes of compiled kernels that were not used for longest are removed", removed)
 
     def _release_if_possible(self) -> None:
         """Releases the job: the failure was not the job's fault, so this start does not count."""

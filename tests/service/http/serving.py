@@ -43,8 +43,8 @@ def serving(settings: Settings, app: FastAPI | None = None, **client: Any) -> It
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     config = uvicorn.Config(
-        app or create_app(settings, uploads=shared_uploads(settings)), log_config=None, access_log=False, timeout_graceful_shutdown=1,
-        server_header=False, loop="uvloop", http=bounded(bounds_of(settings)),
+        app or create_app(settings, uploads=shared_uploads(settings)), log_config=None, access_log=False,
+        timeout_graceful_shutdown=1, server_header=False, loop="uvloop", http=bounded(bounds_of(settings)),
     )  # fmt: skip
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)

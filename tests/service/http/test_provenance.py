@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import httpx
+import pytest
 from sqlalchemy import Engine
 
-from db import classes
+from db import classes, workers
 from db.engine import reading, writing
 from service import answers, records
 from service.settings import Settings
@@ -84,12 +85,8 @@ def test_an_imported_class_makes_no_selector_ambiguous(client: httpx.Client, eng
 def test_a_class_is_forgotten_until_a_worker_registers_it(engine: Engine) -> None:
     register(engine, GPU)
     with writing(engine) as connection:
-        from db import workers
-
-        try:
+        with pytest.raises(classes.ClassInUse, match="has a worker"):
             classes.forget(connection, str(GPU.device_class))
-        except classes.ClassInUse as error:
-            assert "has a worker" in str(error)
         workers.mark(connection, ["worker-GPU-1"], "stopped")
         assert classes.forget(connection, str(GPU.device_class))
         assert classes.classes(connection).registered == ()
@@ -99,8 +96,6 @@ def test_a_class_is_forgotten_until_a_worker_registers_it(engine: Engine) -> Non
 
 
 def test_without_a_device_the_only_class_that_can_be_meant_is(settings: Settings, engine: Engine) -> None:
-    from db import workers
-
     with serving(settings) as client:
         fault_of(client.get(BEST), 409)
     fill(engine, [ASKED])
