@@ -71,6 +71,7 @@ class BinaryCache:
         try:
             build(temporary)
             try:
+                temporary.chmod(temporary.stat().st_mode & 0o700)  # a compiler takes the umask's
                 with temporary.open("rb") as handle:
                     os.fsync(handle.fileno())
                 temporary.replace(path)

@@ -56,7 +56,7 @@ def parse_url(text: str) -> URL:
         scheme = text.partition("://")[0] if "://" in text else ""
         shown = f"{scheme}://..." if scheme.isidentifier() else "without sqlite:// or postgresql:// first"
         raise StorageError(
-            f"GEMMTUNE_DATABASE_URL ({shown}) is no database URL; write sqlite:////path/to/file or "
+            f"GEMMTUNE_DATABASE_URL is no database URL ({shown}); write sqlite:////path/to/file or "
             "postgresql://user:password@host/name, with @ / : and % in the password as %40 %2F %3A %25"
         ) from None
     kind = url.get_backend_name()

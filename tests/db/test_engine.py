@@ -338,3 +338,29 @@ def test_what_was_committed_survives_a_crash_of_the_server(postgres: PostgresSer
         postgres.restart()
     with reading(engine) as connection:
         assert connection.execute(text("SELECT id FROM policies")).scalars().all() == ["kept"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "postgresql//u:secret@h/d",
+        "postgresql://u:sec@ret:secret@h:secret/d",
+        "u:secret@h",
+        "mysql://u:secret@h/d",
+    ],
+)
+def test_a_malformed_url_shows_no_password(text: str) -> None:
+    with pytest.raises(StorageError) as caught:
+        parse_url(text)
+    assert "secret" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_a_sqlite_file_is_its_owners_alone(tmp_path: Path) -> None:
+    engine = open_engine(f"sqlite:///{tmp_path / 'new' / 'x.sqlite'}")
+    with engine.connect() as connection:
+        connection.exec_driver_sql("CREATE TABLE t (x)")
+        modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "new").iterdir()}
+    engine.dispose()
+    assert set(modes) == {"x.sqlite", "x.sqlite-wal", "x.sqlite-shm"}
+    assert set(modes.values()) == {0o600}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import pickle
 import re
 import signal
 import time
@@ -273,3 +276,61 @@ def test_an_executor_outlives_its_database(postgres: PostgresServer, engines: En
     engines.wait_for("one ends job-1", "one ends job-2")
     wait(lambda: set(engines.rows().values()) == {"SUCCESS"}, engines.log)
     assert len(engines.log()) < 3000, "no line a poll"
+
+
+# ---- what is stored ----------------------------------------------------------------------------
+
+
+class Planted:
+    """Runs code when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def status_table(engine: Engine) -> str:
+    return "workflow_status" if engine.dialect.name == "sqlite" else "dbos.workflow_status"
+
+
+def as_pickle(engine: Engine, job_id: str, value: Any) -> None:
+    """A job's input as earlier versions stored it."""
+    stored = base64.b64encode(pickle.dumps(value)).decode()
+    change = text(
+        f"UPDATE {status_table(engine)} SET inputs = :inputs, serialization = 'py_pickle' "
+        "WHERE workflow_uuid = :id"
+    )
+    with writing(engine) as connection:
+        connection.execute(change, {"inputs": stored, "id": job_id})
+
+
+def test_inputs_are_json(engines: Engines, engine: Engine) -> None:
+    engines.put("job-1")
+    with reading(engine) as connection:
+        query = text(f"SELECT inputs, serialization FROM {status_table(engine)}")
+        ((inputs, kind),) = connection.execute(query)
+    assert json.loads(inputs) == {"namedArgs": {}, "positionalArgs": ["job-1"]}
+    assert kind == "portable_json"
+
+
+def test_a_pickle_in_the_database_runs_nothing(engines: Engines, engine: Engine, tmp_path: Path) -> None:
+    engines.put("job-1")
+    as_pickle(engine, "job-1", {"args": (Planted(tmp_path / "ran"),), "kwargs": {}})
+    engines.start("one")
+    engines.put("job-2")
+    engines.wait_for("one ends job-2")
+    assert not (tmp_path / "ran").exists()
+    assert "one begins job-1" not in engines.notes()
+
+
+def test_an_upgrade_writes_earlier_inputs_as_json(
+    engines: Engines, engine: Engine, database_url: str, tmp_path: Path
+) -> None:
+    engines.put("job-1")
+    as_pickle(engine, "job-1", {"args": (Planted(tmp_path / "ran"),), "kwargs": {}})
+    jobs.migrate(database_url)
+    assert not (tmp_path / "ran").exists()
+    engines.start("one")
+    engines.wait_for("one ends job-1")
