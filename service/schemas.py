@@ -149,7 +149,7 @@ class TuningOptions(Strict):
     """What is asked of every problem of a tuning."""
 
     device: Annotated[str, Field(max_length=200)] | None = Field(
-        default=None, description="A device selector. Default: GEMMTUNE_DEVICE."
+        default=None, description="A device selector. Without it the only class that can be meant."
     )
     budget: BudgetRequest = Field(default_factory=BudgetRequest)
     policy: PolicyRequest = Field(default_factory=PolicyRequest)

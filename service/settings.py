@@ -68,7 +68,9 @@ class Settings(BaseSettings):
         description="Bytes of compiled kernels in the folder; those not used for longest are removed.",
     )
     device: str = Field(
-        default="cpu", description="Device selector used where a command or a request names none."
+        default="cpu",
+        description="Device selector used where a command names none, and, if it is set, where a request "
+        "names none.",
     )
     seconds_per_problem: float = Field(
         default=2.0, gt=0, description="Measuring budget of one problem, in seconds."

@@ -34,7 +34,8 @@ async def _builds(request: Request) -> BundleBuilds:
 
 BuildsDep = Annotated[BundleBuilds, Depends(_builds)]
 Device = Annotated[
-    str | None, Query(max_length=200, description="A device selector; default GEMMTUNE_DEVICE.")
+    str | None,
+    Query(max_length=200, description="A device selector; without it the only class that can be meant."),
 ]
 Target = Annotated[
     str | None,

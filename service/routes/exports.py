@@ -86,7 +86,8 @@ def export_file(
     place: Annotated[_Place, Depends(_place)],
     format_name: str,
     device: Annotated[
-        str | None, Query(max_length=200, description="A device selector; default GEMMTUNE_DEVICE.")
+        str | None,
+        Query(max_length=200, description="A device selector; without it the only class that can be meant."),
     ] = None,
     target: Annotated[
         str | None,

@@ -8,15 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from backends import owned
 from backends.cache import BinaryCache
 from backends.errors import StorageError
 from backends.owned import check_file, check_folder, open_locked
 
 
 def kept(root: Path, name: str = "a" * 24) -> tuple[BinaryCache, Path]:
+    def build(path: Path) -> None:
+        path.write_bytes(b"x" * 10)
+
     cache = BinaryCache(root)
-    return cache, cache.put(name, ".so", lambda path: path.write_bytes(b"x" * 10) and None)
+    return cache, cache.put(name, ".so", build)
 
 
 def spoil_mode(path: Path) -> None:
@@ -52,7 +54,7 @@ def test_what_another_user_owns_is_not_trusted(tmp_path: Path, monkeypatch: pyte
     check_file(tmp_path / "file")
     check_folder(tmp_path)
     mine = os.geteuid()
-    monkeypatch.setattr(owned.os, "geteuid", lambda: mine + 1)
+    monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
     for check, path in (
         (check_file, tmp_path / "file"),
         (check_folder, tmp_path),

@@ -34,6 +34,7 @@ from tests.postgres import ON_SQLITE
 RELEASED = {
     "0001_the_first_schema.py": "740a5eb6ca5382adf7d4b8a8fff443ef0ae260d643adc5c2e9c61c63aa859349",
     "0002_export_targets.py": "8c1dcde38e23a6265f7e46cfe36d136ca41ad726839fe55bbcf530b90cccc253",
+    "0003_keys_and_registered_classes.py": "f2a079fa6f896ecfc44b469c1a319ad7fd9faeaf0e134663c2858994f964238c",
 }
 MIGRATIONS = Path(schema.__file__).parent / "migrations"
 ASSETS = sorted(asset.FOLDER.glob("*.sqlite.gz"))
