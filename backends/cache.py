@@ -50,6 +50,8 @@ class BinaryCache:
             check_file(path)
             if time.time() - found.st_mtime > _FRESH_SECONDS:
                 os.utime(path)  # prune() removes what was not used for longest
+        except StorageError:  # an OSError, too
+            raise
         except OSError:
             return None
         return path
@@ -65,6 +67,8 @@ class BinaryCache:
             own_folder(path.parent)
             descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{key}.", suffix=suffix)
             os.close(descriptor)
+        except StorageError:
+            raise
         except OSError as error:
             raise storage_error(path, error) from error
         temporary = Path(name)

@@ -2,6 +2,7 @@
 
     python -m benchmarks.api fill       a database of 1,000,000 best rows (minutes; needed by the others)
     python -m benchmarks.api best       GET /v1/solutions/best against an empty async route, in one run
+    python -m benchmarks.api keys       GET /v1/solutions/best with a key against the same without keys
     python -m benchmarks.api batch      POST /v1/solutions/best with 10,000 problems
     python -m benchmarks.api export     100,000 rows in every format that a CPU's results can be written in
     python -m benchmarks.api submit     10,000 problems in one tuning; SQLite and (--postgres URL) PostgreSQL
@@ -91,26 +92,29 @@ def _settings(folder: Path, **more: Any) -> Settings:
     )  # fmt: skip
 
 
-def run_server(url: str, port: int) -> None:
+def run_server(url: str, port: int, keys: bool = False) -> None:
     """The service as `gemmtune serve --no-worker` runs it, plus a route that does nothing."""
     import uvicorn  # noqa: PLC0415
 
     from service.app import create_app  # noqa: PLC0415
+    from service.protocol import bounded  # noqa: PLC0415
+    from service.serve import bounds_of  # noqa: PLC0415
 
-    app = create_app(Settings(database_url=url, device=str(WHOLE.device_class)))
+    settings = Settings(database_url=url, device=str(WHOLE.device_class), keys=keys)
+    app = create_app(settings)
 
     @app.get("/empty")
     async def empty() -> dict[str, str]:
         return {}
 
-    uvicorn.run(app, port=port, log_level="error", access_log=False, loop="uvloop", http="httptools")
+    uvicorn.run(app, port=port, log_level="error", access_log=False, loop="uvloop", http=bounded(bounds_of(settings)))
 
 
 @contextmanager
-def serving(url: str) -> Iterator[tuple[str, int]]:
+def serving(url: str, *options: str) -> Iterator[tuple[str, int]]:
     """Runs a server; yields its address and process id."""
     port = random.randint(20000, 40000)
-    command = [sys.executable, "-m", "benchmarks.api", "server", "--url", url, "--port", str(port)]
+    command = [sys.executable, "-m", "benchmarks.api", "server", "--url", url, "--port", str(port), *options]
     process = subprocess.Popen(command)
     address = f"http://127.0.0.1:{port}"
     try:
@@ -142,7 +146,7 @@ for line in io.lines("%s") do paths[#paths + 1] = line end
 local next = 0
 request = function()
   next = next %% #paths + 1
-  return wrk.format("GET", paths[next])
+  return wrk.format("GET", paths[next], {%s})
 end
 local bad = 0
 done = function(summary, latency, requests)
@@ -152,11 +156,12 @@ end
 """
 
 
-def _wrk(address: str, paths: Path, seconds: int) -> dict[str, float]:
+def _wrk(address: str, paths: Path, seconds: int, key: str | None = None) -> dict[str, float]:
     if shutil.which("wrk") is None:
         sys.exit("wrk is missing: apt-get install wrk")
     with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
-        script.write(_SCRIPT % paths)
+        headers = "" if key is None else f'["Authorization"] = "Bearer {key}"'
+        script.write(_SCRIPT % (paths, headers))
         script.flush()
         command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", "-s", script.name, address]
         text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -210,6 +215,36 @@ def best(folder: Path) -> None:
         "rounds": rounds,
     }  # fmt: skip
     report.write("api-best", find_device("cpu").environment, figures)
+
+
+def with_keys(folder: Path, rows: int) -> None:
+    """The hot path of a server that needs keys against one that needs none, interleaved."""
+    from service.keys import create  # noqa: PLC0415
+
+    url = _settings(folder).database_url
+    engine = open_engine(url)
+    with writing(engine) as connection:
+        key = create(connection, "benchmark", ["read"], 86400.0, {"requests_per_second": 1_000_000})
+    engine.dispose()
+    some = random.Random(1).sample(list(problems(rows)), min(rows, 100_000))
+    device = str(WHOLE.device_class)
+    rounds = []
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        serving(url) as (plain, _),
+        serving(url, "--keys") as (keyed, _),
+    ):
+        asked = Path(scratch, "best")
+        urls = (f"/v1/solutions/best?m={p.n}&n={p.m}&k={p.k}&dtype={p.dtype_a}&device={device}" for p in some)
+        asked.write_text("\n".join(urls) + "\n")
+        for _ in range(ROUNDS):
+            pair = {"without": _wrk(plain, asked, SECONDS), "with": _wrk(keyed, asked, SECONDS, key)}
+            rounds.append(pair)
+            print(pair, flush=True)
+    ratios = [r["with"]["per_second"] / r["without"]["per_second"] for r in rounds]
+    figures = {"rows_stored": rows, "connections": CONNECTIONS, "seconds": SECONDS,
+               "throughput_ratio": median(ratios), "throughput_ratios": ratios, "rounds": rounds}  # fmt: skip
+    report.write("api-keys", find_device("cpu").environment, figures)
 
 
 def batch(folder: Path) -> None:
@@ -340,7 +375,10 @@ def overhead() -> None:
 def main() -> None:
     """Runs one benchmark; the module's docstring lists them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["fill", "best", "batch", "export", "submit", "overhead", "server"])
+    parser.add_argument(
+        "what", choices=["fill", "best", "keys", "batch", "export", "submit", "overhead", "server"]
+    )
+    parser.add_argument("--keys", action="store_true")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "gemmtune-benchmark")
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--postgres", default=None, help="an empty database's URL, for submit")
@@ -351,7 +389,9 @@ def main() -> None:
     if options.what == "fill":
         fill(options.folder, options.rows)
     elif options.what == "server":
-        run_server(options.url, options.port)
+        run_server(options.url, options.port, options.keys)
+    elif options.what == "keys":
+        with_keys(options.folder, options.rows)
     elif options.what == "submit":
         submit(options.postgres)
     elif options.what == "overhead":

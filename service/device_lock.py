@@ -9,7 +9,7 @@ from pathlib import Path
 
 from backends.cache import storage_error
 from backends.canonical import short_hash
-from backends.errors import DeviceError
+from backends.errors import DeviceError, StorageError
 from backends.owned import open_locked, own_folder
 from backends.registry import FoundDevice
 from service.settings import Settings
@@ -45,6 +45,8 @@ class DeviceLock:
         try:
             own_folder(folder)
             self._file = os.fdopen(open_locked(path), "r+")
+        except StorageError:  # an OSError, too
+            raise
         except OSError as error:
             raise storage_error(path, error) from error
         try:

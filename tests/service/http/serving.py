@@ -53,7 +53,7 @@ def serving(settings: Settings, app: FastAPI | None = None, **client: Any) -> It
         time.sleep(0.005)
     try:
         port = listening.getsockname()[1]
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, **client) as made:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120, **client) as made:
             yield made
     finally:
         server.should_exit = True
