@@ -6,6 +6,7 @@ run code here, or stop a process for ever.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable
@@ -19,7 +20,10 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 def own_folder(path: Path) -> None:
     """Makes the folder, for this user alone, if it is missing. Raises StorageError for one that is another
     user's, or that others may write to; OSError if it cannot be made."""
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except FileExistsError:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
     check_folder(path)
 
 

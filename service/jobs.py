@@ -48,7 +48,7 @@ def _rewrite_pickles(connection: Connection) -> None:
     workflow's, so that no pickle is read."""
     schema = "dbos." if connection.dialect.name == "postgresql" else ""
     found = text(
-        f"SELECT workflow_uuid FROM {schema}workflow_status WHERE name = :name AND inputs IS NOT NULL "
+        f"SELECT workflow_uuid FROM {schema}workflow_status WHERE name = :name "
         "AND (serialization IS NULL OR serialization <> :json)"
     )
     ours = {"name": _WORKFLOW, "json": DBOSPortableJSON.name()}
@@ -61,6 +61,9 @@ def _rewrite_pickles(connection: Connection) -> None:
             ),
             rows,
         )
+        # Inputs are in either table; those of the other one come first.
+        inputs = text(f"DELETE FROM {schema}workflow_input WHERE workflow_uuid = :id")
+        connection.execute(inputs, [{"id": row["id"]} for row in rows])
 
 
 def _inputs(job_id: str) -> str:

@@ -291,26 +291,31 @@ class Planted:
         return Path.touch, (self.path,)
 
 
-def status_table(engine: Engine) -> str:
-    return "workflow_status" if engine.dialect.name == "sqlite" else "dbos.workflow_status"
+def tables(engine: Engine) -> tuple[str, str]:
+    """The engine's tables of jobs and of their inputs."""
+    schema = "" if engine.dialect.name == "sqlite" else "dbos."
+    return f"{schema}workflow_status", f"{schema}workflow_input"
 
 
 def as_pickle(engine: Engine, job_id: str, value: Any) -> None:
     """A job's input as earlier versions stored it."""
-    stored = base64.b64encode(pickle.dumps(value)).decode()
-    change = text(
-        f"UPDATE {status_table(engine)} SET inputs = :inputs, serialization = 'py_pickle' "
-        "WHERE workflow_uuid = :id"
-    )
+    values = {"inputs": base64.b64encode(pickle.dumps(value)).decode(), "id": job_id}
+    jobs_table, inputs_table = tables(engine)
+    kind = f"UPDATE {jobs_table} SET serialization = 'py_pickle' WHERE workflow_uuid = :id"
     with writing(engine) as connection:
-        connection.execute(change, {"inputs": stored, "id": job_id})
+        assert connection.execute(text(kind), {"id": job_id}).rowcount == 1
+        stored = text(f"UPDATE {inputs_table} SET inputs = :inputs WHERE workflow_uuid = :id")
+        assert connection.execute(stored, values).rowcount == 1
 
 
 def test_inputs_are_json(engines: Engines, engine: Engine) -> None:
     engines.put("job-1")
+    jobs_table, inputs_table = tables(engine)
+    query = (
+        f"SELECT i.inputs, s.serialization FROM {jobs_table} s JOIN {inputs_table} i USING (workflow_uuid)"
+    )
     with reading(engine) as connection:
-        query = text(f"SELECT inputs, serialization FROM {status_table(engine)}")
-        ((inputs, kind),) = connection.execute(query)
+        ((inputs, kind),) = connection.execute(text(query))
     assert json.loads(inputs) == {"namedArgs": {}, "positionalArgs": ["job-1"]}
     assert kind == "portable_json"
 
