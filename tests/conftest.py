@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -60,8 +61,14 @@ SAMPLED = {
 _FEW = 5
 
 
+@functools.cache
+def _place(path: Path) -> str:
+    """A suite's path in this folder, made once for all of its tests."""
+    return path.relative_to(Path(__file__).parent).as_posix()
+
+
 def _of(item: pytest.Item, places: tuple[str, ...]) -> bool:
-    return item.path.relative_to(Path(__file__).parent).as_posix().startswith(places)
+    return _place(item.path).startswith(places)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
