@@ -12,6 +12,7 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis import BaseSchema, checks
 from schemathesis.checks import load_all_checks
+from schemathesis.core.result import Ok
 from schemathesis.pytest.lazy import get_all_tests
 from schemathesis.specs.openapi.checks import (
     allow_header_conformance,
@@ -132,5 +133,6 @@ def test_any_request(operation: str, document: BaseSchema, filled: httpx.Client)
     method, path = operation.split(" ", 1)
     chosen = document.include(method=method, path=path)
     (made,) = get_all_tests(schema=chosen, test_func=request_and_check, settings=SETTINGS, given_kwargs=None)
+    assert isinstance(made, Ok)
     _, generated = made.ok()
     generated(filled=filled)
