@@ -107,7 +107,9 @@ def run_server(url: str, port: int, keys: bool = False) -> None:
     async def empty() -> dict[str, str]:
         return {}
 
-    uvicorn.run(app, port=port, log_level="error", access_log=False, loop="uvloop", http=bounded(bounds_of(settings)))
+    uvicorn.run(
+        app, port=port, log_level="error", access_log=False, loop="uvloop", http=bounded(bounds_of(settings))
+    )
 
 
 @contextmanager

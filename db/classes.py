@@ -52,7 +52,7 @@ class Classes:
     @classmethod
     def of(cls, rows: Iterable[tuple[Any, ...]]) -> Classes:
         """From the rows of CLASSES."""
-        found = [(DeviceClass.parse(row[0]), *map(bool, row[1:])) for row in rows]
+        found = [(DeviceClass.parse(row[0]), bool(row[1]), bool(row[2]), bool(row[3])) for row in rows]
         return cls(
             tuple(name for name, registered, _, _ in found if registered),
             tuple(name for name, registered, _, _ in found if not registered),

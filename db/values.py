@@ -188,8 +188,8 @@ def put_solutions(connection: Connection, solutions: Iterable[Solution], learn: 
                 continue
             # Another transaction may have stored it meanwhile.
             less = solution.c.deterministic.is_(None) if told else solution.c.deterministic.is_not(False)
-            learn = update(solution).where(solution.c.id == row["id"], less).values(deterministic=told)
-            if connection.execute(learn).rowcount:
+            change = update(solution).where(solution.c.id == row["id"], less).values(deterministic=told)
+            if connection.execute(change).rowcount:
                 changed.append(row["id"])
     return changed
 

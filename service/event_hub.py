@@ -116,14 +116,14 @@ class EventHub:
                 self._followed.clear()  # its streams end; a new one begins anew
                 return
             for number, (rows, ended) in found.items():
-                one = self._followed.get(number)
-                if one is None or one.last != asked[number]:
+                followed = self._followed.get(number)
+                if followed is None or followed.last != asked[number]:
                     continue
-                one.recent.extend(rows)
-                one.last = rows[-1]["number"] if rows else one.last
-                one.ended = ended
+                followed.recent.extend(rows)
+                followed.last = rows[-1]["number"] if rows else followed.last
+                followed.ended = ended
                 if rows or ended:
-                    one.tell()
+                    followed.tell()
 
 
 def _round(connection: Connection, asked: dict[int, int]) -> dict[int, tuple[list[Row], bool]]:

@@ -77,7 +77,7 @@ def _refuse(_self: object, _text: str) -> Any:
 
 # The engine reads a value as a pickle if its row says so, whatever its serializer is. Who may write to the
 # database must not be able to run code on workers.
-DefaultSerializer.deserialize = _refuse  # type: ignore[method-assign]
+DefaultSerializer.deserialize = _refuse  # type: ignore[assignment,method-assign]
 
 
 def _url(url: str) -> str:
