@@ -12,9 +12,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from backends.environment import Environment, resolve
+from backends.environment import Environment
 from benchmarks.report import RESULTS, write
 from db import queries
+from db.classes import classes
 from db.engine import open_engine, reading
 from service.exports import Selection, open_export
 from tuners.policy import MeasurementPolicy
@@ -32,7 +33,7 @@ def main() -> None:
     options = parser.parse_args()
     engine = open_engine(options.database)
     with reading(engine) as connection:
-        device = resolve(options.device, queries.known_classes(connection))
+        device = classes(connection).resolve(options.device)
         policy = MeasurementPolicy.of(device.vendor).id
         rows = queries.best_environments(connection, str(device), policy, 1)
     if not rows:

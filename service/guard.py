@@ -152,11 +152,16 @@ class Guarded:
         if path == LOGIN:
             return False
         login = None
-        if authorization is not None:
+        key = None if authorization is None else keyring.known(authorization)
+        if key is not None:
+            pass
+        elif authorization is not None:
             scheme, _, token = authorization.decode("latin-1").partition(" ")
             if scheme.lower() != "bearer":
                 raise errors.unauthorized(f"Authorization is of scheme {scheme[:40]!r}, not Bearer")
             key = await keyring.key(token.strip())
+            if key is not None:
+                keyring.keep(authorization, key)
         else:
             login = None if cookie is None else cookie_parser(cookie.decode("latin-1")).get(COOKIE)
             if login is None:

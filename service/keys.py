@@ -143,7 +143,20 @@ class Keyring:
         self._until = float("-inf")
         self._stored: dict[str, tuple[str, Key]] = {}
         self._seen: dict[str, Key] = {}
+        self._headers: dict[bytes, Key] = {}
         self._reading: asyncio.Lock | None = None
+
+    def known(self, header: bytes) -> Key | None:
+        """The key of an Authorization header that key() found since the keys were last read: lookups are too
+        frequent to parse it each time."""
+        found = self._headers.get(header)
+        if found is None or time.monotonic() >= self._until:
+            return None
+        return None if found.expires is not None and self._clock() >= found.expires else found
+
+    def keep(self, header: bytes, key: Key) -> None:
+        """Makes known() find a header's key."""
+        self._headers[header] = key
 
     async def key(self, token: str, login: bool = False) -> Key | None:
         """The key of a text, or with `login` the login; None for one that is unknown, revoked, expired or of
@@ -175,7 +188,7 @@ class Keyring:
                 return
             found = await run_in_threadpool(self._read)
             self._stored = {row["id"]: (row["hash"], _key_of(row)) for row in found}
-            self._seen = {}
+            self._seen, self._headers = {}, {}
             self._until = time.monotonic() + REREAD_SECONDS
 
     def forget(self) -> None:

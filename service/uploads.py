@@ -108,7 +108,7 @@ class Uploads:
     def __init__(self, settings: Settings) -> None:
         self._most, self._processes = settings.max_uploads, settings.max_parsers
         self._cpu_seconds = settings.import_cpu_seconds
-        self._pool: ProcessPool | None = None
+        self._pool: Any = None
         self._present = 0
         self._running: set[Future[Any]] = set()
 
@@ -133,12 +133,13 @@ class Uploads:
         import_file() raises, and Refused (422) for a file that takes too much time."""
         if self._pool is None or not self._pool.active:
             self._pool = ProcessPool(self._processes, initializer=_prepare, context=get_context("spawn"))
-        future = self._pool.schedule(_take, args=[upload])
+        future: Future[Any] = self._pool.schedule(_take, args=[upload])
         self._running.add(future)
         future.add_done_callback(self._running.discard)
-        waiting = asyncio.ensure_future(asyncio.wrap_future(future))
+        waiting: asyncio.Future[Any] = asyncio.wrap_future(future)
         try:
-            await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
+            both: set[asyncio.Future[Any]] = {waiting, gone}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done():
                 raise ClientGone
             told = waiting.result()

@@ -54,7 +54,7 @@ def test_a_lookup_finds_what_is_stored_and_nothing_else(filled: dict[str, str], 
         assert await lookup.document("unknown", CLASS, POLICY.id) is None
         assert await lookup.document(IDS[0], "another", POLICY.id) is None
         assert await lookup.document(IDS[0], CLASS, "another") is None
-        assert await lookup.classes() == [HERE.device_class]
+        assert (await lookup.classes()).registered == (HERE.device_class,)
 
     look(database_url, action)
 
@@ -117,7 +117,7 @@ def test_a_restored_backup_is_another_file(
         for suffix in ("-wal", "-shm"):
             Path(f"{path}{suffix}").unlink(missing_ok=True)
         os.replace(backup, path)
-        assert await lookup.classes() == [HERE.device_class]
+        assert (await lookup.classes()).registered == (HERE.device_class,)
         assert await lookup.document(IDS[0], CLASS, POLICY.id) == filled[IDS[0]]
 
     look(database_url, action)
@@ -135,6 +135,6 @@ def test_a_file_that_is_not_there_or_no_database_is_broken(tmp_path: Path, sqlit
             await lookup.classes()
         path.unlink()
         shutil.copyfile(sqlite_template, path)
-        assert await lookup.classes() == []
+        assert (await lookup.classes()).registered == ()
 
     look(f"sqlite:///{path}", action)

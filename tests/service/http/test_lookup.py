@@ -21,7 +21,7 @@ def test_documents_and_classes(database_url: str) -> None:
 
     async def look() -> None:
         lookup = open_lookup(database_url)
-        assert await lookup.classes() == [ENVIRONMENT.device_class]
+        assert (await lookup.classes()).registered == (ENVIRONMENT.device_class,)
         for _ in range(3):
             document = await lookup.document(asked.id, CLASS, POLICY.id)
             assert document is not None
@@ -78,7 +78,7 @@ def test_a_path_may_hold_what_a_uri_would_take_for_its_own(tmp_path: Path, sqlit
 
     async def look() -> None:
         lookup = SqliteLookup(str(path))
-        assert await lookup.classes() == []
+        assert (await lookup.classes()).registered == ()
         await lookup.close()
 
     asyncio.run(look())
