@@ -7,7 +7,6 @@ import asyncio
 import os
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import suppress
 
 from starlette.concurrency import run_in_threadpool
 
@@ -21,14 +20,14 @@ class Spool:
 
     def __init__(self, begun: Iterable[str], rest: Iterator[str]) -> None:
         self._begun, self._rest = begun, rest
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115  (closed by pieces())
         self._written, self._done, self._stop = 0, False, False
         self._more = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
 
     async def pieces(self, written: Callable[[], None]) -> AsyncIterator[bytes]:
         """Yields the bytes as they are written; calls `written` once all are. Raises what the writing
         raises."""
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115  (closed once it is neither written nor read)
+        self._loop = asyncio.get_running_loop()
         writing = self._loop.create_task(self._write_all(written))
         sent = 0
         try:
@@ -44,10 +43,17 @@ class Spool:
                     return
                 await self._more.wait()
         finally:
+            # Not awaited: a reader that is cancelled must not close the file under the writing thread.
             self._stop = True
-            with suppress(BaseException):
-                await asyncio.shield(writing)
-            self._file.close()
+            if writing.done():
+                self._close(writing)
+            else:
+                writing.add_done_callback(self._close)
+
+    def _close(self, writing: asyncio.Task[None]) -> None:
+        self._file.close()
+        if not writing.cancelled():
+            writing.exception()  # where the reader has left, nobody is there to be told
 
     async def _write_all(self, written: Callable[[], None]) -> None:
         try:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from backends.environment import DeviceClass
 from service import errors, exports, schemas
@@ -139,16 +140,20 @@ def _file(
         reason = exports.nothing_reason(service.engine, chosen, made.report)
         raise errors.nothing_to_export(reason, _report(format_name, chosen, made.report))
     named = {"Content-Disposition": f'attachment; filename="{made.name}"'}
-    return StreamingResponse(
-        _stream(begun, made.pieces, place),
-        headers={**headers, **named},
-        media_type=made.media_type,
-    )
+    pieces = Spool(begun, made.pieces).pieces(place.release)
+    return _File(pieces, headers={**headers, **named}, media_type=made.media_type)
 
 
-async def _stream(begun: Sequence[str], rest: Iterator[str], place: _Place) -> AsyncIterator[bytes]:
-    async for piece in Spool(begun, rest).pieces(place.release):
-        yield piece
+class _File(StreamingResponse):
+    """A stream whose iterator is closed with the response, not when it is collected."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            close = getattr(self.body_iterator, "aclose", None)
+            if close is not None:
+                await close()
 
 
 def _report(format_name: str, chosen: exports.Selection, found: ExportReport) -> dict[str, Any]:

@@ -123,7 +123,7 @@ def request_and_check(case: schemathesis.Case[Any], filled: httpx.Client) -> Non
     # A problem has fields that nothing reads (batch strides of a single matrix): they are not looked at.
     loose = case.method == "POST" and "imports" not in case.path
     chosen = [check for check in CHECKS if not (loose and check is negative_data_rejection)]
-    case.call_and_validate(base_url=str(filled.base_url), checks=chosen)
+    case.call_and_validate(base_url=str(filled.base_url), checks=chosen, timeout=120)
 
 
 # Not schema.parametrize(), which takes ten seconds of every process's collection to generate requests.
