@@ -59,6 +59,11 @@ class DeviceLost(DeviceError):
     repair. Nothing more can be measured here; problems that were waiting stay unmeasured."""
 
 
+class ResourcesExhausted(DeviceLost):
+    """This process can start no more processes or threads, or gets no memory. No problem and no candidate is
+    at fault."""
+
+
 class CompilerMissing(GemmtuneError):
     """No usable compiler was found."""
 

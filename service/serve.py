@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import socket
 import subprocess
@@ -79,28 +78,38 @@ class WorkerProcess:
             with self._starting:
                 if self._stopping.is_set():
                     return
-                self._child = subprocess.Popen(
-                    self.command,
-                    stdin=subprocess.PIPE,
-                    start_new_session=True,  # Ctrl-C must reach only this process
-                )
-            with self._child:
-                code = self._child.wait()
+                try:
+                    self._child = subprocess.Popen(
+                        self.command,
+                        stdin=subprocess.PIPE,
+                        start_new_session=True,  # Ctrl-C must reach only this process
+                    )
+                except (OSError, MemoryError) as error:
+                    self._child, ending = None, f"it cannot be started: {error}"
+            if self._child is not None:
+                with self._child:
+                    ending = _ending(self._child.wait())
             if self._stopping.is_set():
                 return
             wait = _FIRST_WAIT if time.monotonic() - begin > _LIVED_SECONDS else min(2 * wait, _LONGEST_WAIT)
-            _log.error("the %s ended (%s); it starts again in %g s", self._name, _ending(code), wait)
+            _log.error("the %s ended (%s); it starts again in %g s", self._name, ending, wait)
             self._stopping.wait(wait)
 
-    def stop(self) -> None:
-        """Asks the worker to release its job and end; kills it if it does not end in _WORKER_SECONDS."""
+    def ask(self) -> None:
+        """Asks the worker to release its job and end."""
         with self._starting:
             self._stopping.set()
             child = self._child
         if child is not None and child.poll() is None:
             child.terminate()
+
+    def stop(self, seconds: float | None = None) -> None:
+        """Asks the worker to end; kills it if it does not end in `seconds` (default: _WORKER_SECONDS)."""
+        self.ask()
+        child = self._child
+        if child is not None:
             try:
-                child.wait(_WORKER_SECONDS)
+                child.wait(_WORKER_SECONDS if seconds is None else seconds)
             except subprocess.TimeoutExpired:
                 child.kill()
         self._thread.join(5)
@@ -118,9 +127,7 @@ class _Server(uvicorn.Server):
         if service is not None:
             service.closing = True
         # A request that waits for a database that hangs must not keep this process from ending.
-        last = threading.Timer(_GRACE_SECONDS + _WORKER_SECONDS + 5, os._exit, [1])
-        last.daemon = True
-        last.start()
+        signal.alarm(int(_GRACE_SECONDS + _WORKER_SECONDS + 5))
         super().handle_exit(sig, frame)
 
 
@@ -147,11 +154,12 @@ def worker_of(device: FoundDevice) -> WorkerProcess:
 
 
 def _stop_all(workers: Sequence[WorkerProcess]) -> None:
-    threads = [threading.Thread(target=worker.stop) for worker in workers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    # All are asked before one is waited for, without threads: there may be no more of them.
+    for worker in workers:
+        worker.ask()
+    deadline = time.monotonic() + _WORKER_SECONDS
+    for worker in workers:
+        worker.stop(max(0.0, deadline - time.monotonic()))
 
 
 def _default_class(settings: Settings, devices: Sequence[FoundDevice]) -> Settings:
@@ -193,6 +201,7 @@ def serve(settings: Settings, beside: Beside | None, announce: Callable[[str], N
     # again: the workers must still be stopped.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the alarm of handle_exit() ends the process
     workers = [worker_of(device) for device in devices]
     for worker in workers:
         worker.start()

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Engine
 
 from backends.environment import Environment
 from backends.errors import StorageError
+from backends.exhaustion import check_resources
 from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem
 from backends.solution import Solution
@@ -31,6 +32,8 @@ PROGRESS_SECONDS = 1.0
 #: Most imported solutions of a problem that are tried, the latest first.
 MOST_IMPORTED = 32
 _FIRST_WAIT, _LONGEST_WAIT = 0.25, 5.0
+#: What a candidate's outcome may be because a process or a thread could not be started.
+_SUSPECT = frozenset((Status.CRASH, Status.COMPILE_ERROR, Status.LAUNCH_ERROR, Status.OUT_OF_MEMORY))
 
 
 class Stopping(Exception):
@@ -158,7 +161,10 @@ class JobStore:
         return StoredSession(outcomes, None, imported)
 
     def add(self, outcome: Outcome) -> None:
-        """Stores an outcome at once, and adds a progress event to the job's tunings if one is due."""
+        """Stores an outcome at once, and adds a progress event to the job's tunings if one is due. Raises
+        ResourcesExhausted for a failure while this process can start no more processes or threads."""
+        if outcome.status in _SUSPECT:
+            check_resources()  # a stored outcome is never measured again
         self._count(outcome)
         tell = self._clock() - self._told >= PROGRESS_SECONDS
 
@@ -175,9 +181,12 @@ class JobStore:
             self._told = self._clock()
 
     def finish(self, result: Result) -> None:
-        """Ends session and job in one transaction."""
+        """Ends session and job in one transaction. Raises ResourcesExhausted instead of ending a job without
+        a verdict while this process can start no more processes or threads."""
         content = result.to_dict()
         verdict = content["verdict"]
+        if verdict is None:
+            check_resources()
         summary = {"session_id": self.session.id, "outcomes": dict(self._statuses), "verdict": verdict}
 
         def end(connection: Connection) -> None:

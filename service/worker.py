@@ -21,7 +21,8 @@ from typing import Any
 from sqlalchemy import Connection, Engine
 
 from backends.cache import BinaryCache
-from backends.errors import DeviceLost, StorageError
+from backends.errors import DeviceLost, ResourcesExhausted, StorageError
+from backends.exhaustion import check_resources, exhausted, is_exhausted
 from backends.problem import GemmProblem
 from backends.registry import FoundDevice
 from db import jobs, sessions, tunings, workers
@@ -90,6 +91,12 @@ class Worker:
 
     def run(self) -> None:
         """Takes jobs until stop(). Raises StorageError if the database is damaged."""
+        try:
+            check_resources()
+        except ResourcesExhausted as error:  # before it takes a job that it could not measure
+            _log.critical("the worker takes no job and ends: %s", error)
+            self.failed = True
+            return
         patiently(self._stop, self._register)
         patiently(self._stop, lambda: self._queue.declare(str(self.environment.device_class)))
         self._executor.start()
@@ -211,12 +218,13 @@ class Worker:
             _log.warning("job %s is another worker's by now", job_id)
         except Stopping:
             pass
-        except (StorageError, DeviceLost) as error:  # another worker may be able to store and measure
-            lost = f"{self.environment.device_class} ({self.environment.uuid}) is lost, its worker ends: "
-            _log.critical("%s%s", lost if isinstance(error, DeviceLost) else "", error)
-            self._release_if_possible()
-            self.failed = True
-            self._stop.set()
+        except ResourcesExhausted as error:
+            self._give_back(job_id, f"the job is given back and the worker ends: {error}")
+        except DeviceLost as error:  # another worker may be able to measure
+            device = f"{self.environment.device_class} ({self.environment.uuid})"
+            self._give_back(job_id, f"{device} is lost, its worker ends: {error}")
+        except StorageError as error:  # another worker may be able to store
+            self._give_back(job_id, str(error))
         except Exception:  # the job's end could not be stored: another start must end it
             _log.exception("job %s could not be ended; this worker ends", job_id)
             self.failed = True
@@ -227,8 +235,12 @@ class Worker:
         if self._stop.is_set():
             self._never()
 
-    def _release_if_possible(self) -> None:
-        """Releases the job: the failure was not the job's fault, so this start does not count."""
+    def _give_back(self, job_id: str, message: str) -> None:
+        """Releases the job, if the database answers, and ends the worker: the failure was not the job's
+        fault, so this start does not count."""
+        _log.critical(message, extra={"job_id": job_id})
+        self.failed = True
+        self._stop.set()
         job = self._job
         if job is not None:
             with (
@@ -269,6 +281,9 @@ class Worker:
         except (jobs.Fenced, Stopping, StorageError, DeviceLost):
             raise
         except Exception as error:  # an internal error ends this job, not the queue
+            if is_exhausted(error):
+                raise exhausted(error) from error
+            check_resources()
             _log.exception("job %s failed", job_id)
             evidence = {"traceback": traceback.format_exc()[-4000:]}
             self._end(
@@ -355,15 +370,15 @@ def _stop_on_signals(stop: Callable[[], None]) -> None:
 def stop_process(worker: Worker) -> None:
     """Stops the worker; ends the process by force if something, such as a database that hangs, keeps the
     worker from ending."""
-    last = threading.Timer(_STOP_SECONDS + _LAST_SECONDS, os._exit, [1])
-    last.daemon = True
-    last.start()
+    # A timer of the kernel, because a process at its limit cannot start a thread.
+    signal.alarm(int(_STOP_SECONDS + _LAST_SECONDS))
     worker.stop()
 
 
 def run_worker(worker: Worker) -> None:
     """Runs the worker in this process until SIGTERM or SIGINT, then ends the process: threads with an
     unfinished job must not outlive it."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     _stop_on_signals(lambda: stop_process(worker))
     code = 1
     try:

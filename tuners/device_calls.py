@@ -28,6 +28,7 @@ from backends.errors import (
     LaunchError,
     StorageError,
 )
+from backends.exhaustion import exhausted, says_exhausted
 from backends.outcome import Outcome, Phase, Status
 from backends.protocol import Bandwidths, DeviceListedFamily
 from backends.solution import Solution
@@ -197,6 +198,10 @@ def _guarded(phase: Phase, solution: Solution, run: Any) -> Outcome:
         return _failed(phase, solution, Status.LAUNCH_ERROR, error)
     except (StorageError, DeviceError):
         raise  # no candidate is to blame
+    except RuntimeError as error:
+        if says_exhausted(str(error)):  # no thread could be started
+            raise exhausted(error) from error
+        return _failed(phase, solution, Status.LAUNCH_ERROR, error, traceback.format_exc(limit=-4))
     except Exception as error:  # whatever a library raises is that candidate's outcome
         return _failed(phase, solution, Status.LAUNCH_ERROR, error, traceback.format_exc(limit=-4))
 

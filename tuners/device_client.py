@@ -18,6 +18,7 @@ from pebble import ProcessExpired, ProcessPool
 from backends.cache import BinaryCache
 from backends.environment import Environment
 from backends.errors import DeviceError, DeviceLost, DeviceMemoryExceeded, GemmtuneError
+from backends.exhaustion import exhausted, is_exhausted, says_exhausted
 from backends.outcome import Outcome, Phase, Status
 from backends.protocol import Backend, DeviceListedFamily, NeighbouredFamily
 from backends.registry import BACKENDS, FoundDevice, backend
@@ -141,7 +142,7 @@ class DeviceClient:
         self._typical = 0.0
         self._awake = False
         # The device process starts while the parent lists candidates; a failure shows at the first call.
-        self._warm = self._pool.schedule(device_calls.warm_up, timeout=setup_seconds)
+        self._warm = self._schedule(device_calls.warm_up, (), setup_seconds)
 
     def __enter__(self) -> DeviceClient:
         return self
@@ -366,8 +367,18 @@ class DeviceClient:
             ) from error
 
     def _call(self, call: Callable[..., T], arguments: tuple[object, ...], limit: float) -> T:
-        result: T = self._result(self._pool.schedule(call, args=list(arguments), timeout=limit))
+        result: T = self._result(self._schedule(call, arguments, limit))
         return result
+
+    def _schedule(self, call: Callable[..., Any], arguments: tuple[object, ...], limit: float) -> Any:
+        """The call's future. The first one starts the pool's threads and the device process. Raises
+        ResourcesExhausted."""
+        try:
+            return self._pool.schedule(call, args=list(arguments), timeout=limit)
+        except (OSError, MemoryError, RuntimeError) as error:
+            if is_exhausted(error):
+                raise exhausted(error) from error
+            raise DeviceLost(f"the process that owns the device cannot be used any more: {error}") from error
 
     def _result(self, future: Any) -> Any:
         try:
@@ -390,4 +401,6 @@ class DeviceClient:
         if isinstance(code, int) and code < 0:
             name = signal.Signals(-code).name
         tail = self._folder.take_log()
+        if says_exhausted(tail):  # a library of the device process could start no thread
+            raise exhausted(f"the child died with {name}: {tail[-300:]}")
         return {"error": f"the child died with {name}", **({"log": tail} if tail else {})}
