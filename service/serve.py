@@ -19,6 +19,7 @@ from backends.environment import resolve
 from backends.errors import DeviceError, UnknownDevice
 from backends.registry import FoundDevice, matching_devices
 from db.engine import writing
+from db.tunings import discard_unlinked
 from db.values import put_environment
 from service.app import create_app
 from service.settings import Settings
@@ -180,6 +181,8 @@ def serve(settings: Settings, beside: Beside | None, announce: Callable[[str], N
     devices = [] if beside is None else beside.devices()
     settings = _default_class(settings, devices)
     engine = open_database(settings)
+    with writing(engine) as connection:
+        discard_unlinked(connection)
     if devices:  # register the classes: requests for them are accepted before the workers are up
         with writing(engine) as connection:
             for device in devices:

@@ -29,7 +29,7 @@ from db import jobs, sessions, tunings, workers
 from db.engine import DatabaseUnavailable, reading, writing
 from db.jobs import MAX_ATTEMPTS, StartedJob
 from service.device_lock import DeviceLock, locks_folder
-from service.jobs import Executor, JobQueue
+from service.jobs import AHEAD, Executor, JobQueue
 from service.requests import read_request
 from service.settings import Settings
 from service.store import JobStore, Stopping, patiently
@@ -105,6 +105,7 @@ class Worker:
             [LOOK_SECONDS, 0.0, self._look],
             [BEAT_SECONDS, 0.0, self._beat],
             [REAP_SECONDS, 0.0, self._reap],
+            [LOOK_SECONDS, 0.0, self._fill],
         ]
         while not self._stop.wait(LOOK_SECONDS):
             for step in steps:
@@ -132,6 +133,18 @@ class Worker:
             with reading(self._engine) as connection:
                 if jobs.stop_requested(connection, job):
                     session.stop()
+
+    def _fill(self) -> None:
+        """Fills the queue of the device's class from the rows that wait."""
+        name = str(self.environment.device_class)
+        with reading(self._engine) as connection:
+            if not jobs.has_waiting(connection, name):
+                return
+        with writing(self._engine) as connection:
+            found = jobs.next_to_enqueue(connection, name, AHEAD)
+            for job_id, priority in found:
+                self._queue.put(connection, name, [job_id], priority)
+            jobs.mark_enqueued(connection, [job_id for job_id, _ in found])
 
     def _beat(self) -> None:
         job = self._job
