@@ -362,8 +362,8 @@ class Event(SQLModel, table=True):
 class Worker(SQLModel, table=True):
     """A worker process of one device. Status: idle | measuring | stopped | dead. `beat` increments while the
     worker lives; `seen_at` is the database's time of the last heartbeat. `lock` names the lock file that only
-    one living worker can hold (service.device_lock). `counts` has what the worker has counted since its start:
-    jobs by status, their seconds, and outcomes by status."""
+    one living worker can hold (service.device_lock). `counts` has what the worker has counted since its
+    start: jobs by status, their seconds, and outcomes by status."""
 
     __tablename__ = "workers"
 

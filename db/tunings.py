@@ -1,9 +1,9 @@
 """Creates and cancels tunings with their jobs, which tunings may share, each step in one transaction; jobs.py
 has the worker's side.
 
-Row locks are always taken in the order job, then tunings by number. A large tuning stores its problems and jobs
-ahead, in pieces (stage_jobs), because one transaction for all of them would hold SQLite's only writer for
-seconds; create_tuning() then links them. A job without a link to an active tuning is never queued.
+Row locks are always taken in the order job, then tunings by number. A large tuning stores its problems and
+jobs ahead, in pieces (stage_jobs), because one transaction for all of them would hold SQLite's only writer
+for seconds; create_tuning() then links them. A job without a link to an active tuning is never queued.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from backends.canonical import short_hash
 from backends.problem import GemmProblem
 from db import models
 from db.engine import now
+from db.liveness import alive
 from db.values import among, chunks, insert_new, put_policy, put_problems, storable, table
 
 ACTIVE = ("queued", "running")
-LIVE = ("idle", "measuring")
 #: Key of PostgreSQL's advisory lock for submissions.
 _SUBMISSIONS = 0x67656D6E
 
@@ -186,7 +186,7 @@ def _known(connection: Connection, request: Request, keys: Sequence[str]) -> dic
     """The latest job of each key with a verdict from an environment of the class's live workers (if none
     lives, of its newest worker). Devices of one class differ in UUID, so a class has several environments."""
     of_class = _worker.c.device_class_id == request.device_class_id
-    live = select(_worker.c.environment_id).where(of_class, _worker.c.status.in_(LIVE))
+    live = select(_worker.c.environment_id).where(of_class, alive(connection))
     newest = select(_worker.c.environment_id).where(of_class).order_by(_worker.c.number.desc()).limit(1)
     present = connection.scalars(live).all() or connection.scalars(newest).all()
     found: dict[str, int] = {}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -60,15 +60,18 @@ _BODIES: tuple[type[BaseModel], ...] = (schemas.TuningRequest, schemas.BestReque
 
 
 def create_app(
-    settings: Settings, make_tunings: Callable[[Engine, Settings], TuningService] = open_tunings
+    settings: Settings,
+    make_tunings: Callable[[Engine, Settings], TuningService] = open_tunings,
+    failing: Callable[[], Sequence[str]] = tuple,
 ) -> FastAPI:
-    """The application; its database is opened at startup and closed at shutdown."""
+    """The application; its database is opened at startup and closed at shutdown. `failing` describes the
+    workers beside it that end again and again."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.openapi()  # built now, or the first bad request would hold up all others for it
         url = settings.database_url
-        app.state.service = Service(settings, open_engine(url), open_lookup(url), make_tunings)
+        app.state.service = Service(settings, open_engine(url), open_lookup(url), make_tunings, failing)
         try:
             yield
         finally:
@@ -86,7 +89,12 @@ def create_app(
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.operations = Operations(app)
-    app.state.metrics = Metrics(lambda: app.state.service.read(queries.gauges))
+
+    def process_values() -> Mapping[str, float]:
+        service: Service = app.state.service  # there is none before the start
+        return service.process_values()
+
+    app.state.metrics = Metrics(lambda: app.state.service.read(queries.gauges), process_values)
     app.state.binaries = Binaries(settings)
     app.state.bundles = BundleBuilds(settings, app.state.binaries)
     errors.install(app, settings.retry_after_seconds, app.state.operations.allowed)

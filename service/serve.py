@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 
 #: A worker that ends is restarted; the wait doubles, up to _LONGEST_WAIT, if it did not live this long.
 _LIVED_SECONDS, _FIRST_WAIT, _LONGEST_WAIT = 30.0, 0.5, 30.0
+#: A worker that ended so often in a row, each time before it had lived so long, makes the service not ready.
+_FAILURES = 3
 #: How long open requests may continue when the service stops.
 _GRACE_SECONDS = 3
 #: How long a worker has to release its job.
@@ -66,16 +68,28 @@ class WorkerProcess:
         self.command, self._name = list(command), name
         self._stopping, self._starting = threading.Event(), threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
+        self._failures, self._begun, self._ended = 0, 0.0, ""
         self._thread = threading.Thread(target=self._keep, name="worker", daemon=True)
 
     def start(self) -> None:
         """Starts the worker, in a thread that restarts it."""
         self._thread.start()
 
+    @property
+    def failure(self) -> str | None:
+        """What happens, if the worker ended _FAILURES times in a row soon after its start, and has not lived
+        longer since."""
+        child = self._child
+        lives = child is not None and child.returncode is None
+        recovered = lives and time.monotonic() - self._begun > _LIVED_SECONDS
+        if self._failures < _FAILURES or recovered:
+            return None
+        return f"the {self._name} ended {self._failures} times in a row ({self._ended})"
+
     def _keep(self) -> None:
         wait = _FIRST_WAIT / 2
         while True:
-            begin = time.monotonic()
+            begin = self._begun = time.monotonic()
             with self._starting:
                 if self._stopping.is_set():
                     return
@@ -92,7 +106,9 @@ class WorkerProcess:
                     ending = _ending(self._child.wait())
             if self._stopping.is_set():
                 return
-            wait = _FIRST_WAIT if time.monotonic() - begin > _LIVED_SECONDS else min(2 * wait, _LONGEST_WAIT)
+            lived = time.monotonic() - begin > _LIVED_SECONDS
+            self._failures, self._ended = 0 if lived else self._failures + 1, ending
+            wait = _FIRST_WAIT if lived else min(2 * wait, _LONGEST_WAIT)
             _log.error("the %s ended (%s); it starts again in %g s", self._name, ending, wait)
             self._stopping.wait(wait)
 
@@ -191,9 +207,14 @@ def serve(settings: Settings, beside: Beside | None, announce: Callable[[str], N
     install_tables(settings)
     listening = listen(settings.host, settings.port)
     host, port = listening.getsockname()[:2]
+    workers = [worker_of(device) for device in devices]
+
+    def failing() -> list[str]:
+        return [worker.failure for worker in workers if worker.failure is not None]
+
     config = uvicorn.Config(
-        create_app(settings), log_config=None, access_log=False, timeout_graceful_shutdown=_GRACE_SECONDS,
-        server_header=False, loop="uvloop", http="httptools",
+        create_app(settings, failing=failing), log_config=None, access_log=False,
+        timeout_graceful_shutdown=_GRACE_SECONDS, server_header=False, loop="uvloop", http="httptools",
     )  # fmt: skip
     server = _Server(config)
 
@@ -205,7 +226,6 @@ def serve(settings: Settings, beside: Beside | None, announce: Callable[[str], N
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the alarm of handle_exit() ends the process
-    workers = [worker_of(device) for device in devices]
     for worker in workers:
         worker.start()
     try:

@@ -36,6 +36,29 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.25, 5.0
 _SUSPECT = frozenset((Status.CRASH, Status.COMPILE_ERROR, Status.LAUNCH_ERROR, Status.OUT_OF_MEMORY))
 
 
+class WorkerCounts:
+    """What a worker has counted since its start, for /metrics. Another thread may read it: no key is added
+    later."""
+
+    def __init__(self) -> None:
+        self.jobs = dict.fromkeys(("succeeded", "failed", "cancelled"), 0)
+        self.outcomes = {status.value: 0 for status in Status}
+        self.candidates = 0
+        self.job_seconds = 0.0
+
+    def outcome(self, outcome: Outcome) -> None:
+        """Counts an outcome; those of screening are candidates."""
+        self.outcomes[outcome.status.value] += 1
+        self.candidates += outcome.phase is Phase.SCREEN
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "jobs": dict(self.jobs), "outcomes": dict(self.outcomes), "candidates": self.candidates,
+            "job_seconds": self.job_seconds,
+        }  # fmt: skip
+
+
 class Stopping(Exception):
     """The worker was asked to stop while it waited for the database."""
 
@@ -130,8 +153,10 @@ class JobStore:
         environment: Environment,
         stop: Event,
         clock: Callable[[], float] = time.monotonic,
+        counts: WorkerCounts | None = None,
     ) -> None:
         self.job = job
+        self._counts = counts or WorkerCounts()
         self.session = sessions.SessionStart(
             problem, environment, job.policy_id, job.policy, job.request, job_id=job.id
         )
@@ -177,6 +202,7 @@ class JobStore:
             return seen
 
         self._seen = self._write(append)
+        self._counts.outcome(outcome)
         if tell:
             self._told = self._clock()
 
@@ -185,6 +211,7 @@ class JobStore:
         a verdict while this process can start no more processes or threads."""
         content = result.to_dict()
         verdict = content["verdict"]
+        status = "failed" if verdict is None else "succeeded"
         if verdict is None:
             check_resources()
         summary = {"session_id": self.session.id, "outcomes": dict(self._statuses), "verdict": verdict}
@@ -193,10 +220,10 @@ class JobStore:
             jobs.hold(connection, self.job)
             sessions.end_session(connection, self.session, content)
             sessions.close(connection, self.job.id, "stopped", "the job went on in another environment")
-            status = "failed" if verdict is None else "succeeded"
             jobs.end_job(connection, self.job, status, summary, result.error)
 
         self._write(end)
+        self._counts.jobs[status] += 1
 
     def _count(self, outcome: Outcome) -> None:
         self._statuses[str(outcome.status)] += 1

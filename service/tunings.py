@@ -1,5 +1,5 @@
-"""Submitting and cancelling tunings. Rows are the source of truth: a tuning is acknowledged once all of them are
-stored, and the queue is filled from them, its first jobs in the same transaction."""
+"""Submitting and cancelling tunings. A tuning is acknowledged once all of its rows are stored; the queue is
+filled from the rows, with the first jobs in the same transaction."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Tunings:
         priority: int = 10,
         force: bool = False,
     ) -> rows.Created:
-        """Stores a tuning of these problems (each with its call count; equal ones are merged), all or nothing.
-        Priority 1 is measured first."""
+        """Stores a tuning of these problems (each with its call count; equal ones are merged), all or
+        nothing. Priority 1 is measured first."""
         merged: dict[GemmProblem, int] = {}
         for problem, count in items:
             merged[problem] = merged.get(problem, 0) + count

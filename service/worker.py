@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
@@ -28,11 +28,12 @@ from backends.registry import FoundDevice
 from db import jobs, sessions, tunings, workers
 from db.engine import DatabaseUnavailable, reading, writing
 from db.jobs import MAX_ATTEMPTS, StartedJob
+from db.liveness import WINDOW_SECONDS
 from service.device_lock import DeviceLock, locks_folder
 from service.jobs import AHEAD, Executor, JobQueue
 from service.requests import read_request
 from service.settings import Settings
-from service.store import JobStore, Stopping, patiently
+from service.store import JobStore, Stopping, WorkerCounts, patiently
 from tuners.campaign import check_known
 from tuners.ceilings import CeilingStore
 from tuners.device_client import DeviceClient
@@ -45,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 #: How often the worker checks whether its job was cancelled, sends a heartbeat, and looks for dead peers; a
 #: peer is dead if its counter has not changed for DEAD_SECONDS of our own clock.
-LOOK_SECONDS, BEAT_SECONDS, REAP_SECONDS, DEAD_SECONDS = 0.25, 1.0, 5.0, 30.0
+LOOK_SECONDS, BEAT_SECONDS, REAP_SECONDS, DEAD_SECONDS = 0.25, 1.0, 5.0, WINDOW_SECONDS
 #: How long a stopping worker waits for its job, which ends after its current outcome (one that hangs is left
 #: to the next worker), and how much later the process is ended by force.
 _STOP_SECONDS, _LAST_SECONDS = 20.0, 5.0
@@ -83,6 +84,7 @@ class Worker:
         self._peers: dict[str, tuple[int, float]] = {}
         self._looked = 0.0
         self._held_idle = 0
+        self._counts = WorkerCounts()
         self._queue = JobQueue(settings.database_url)
         queue = str(self.environment.device_class)
         self._executor = Executor(settings.database_url, queue, self.id, self._take)
@@ -97,7 +99,8 @@ class Worker:
             _log.critical("the worker takes no job and ends: %s", error)
             self.failed = True
             return
-        patiently(self._stop, self._register)
+        if not self._lease():
+            return
         patiently(self._stop, lambda: self._queue.declare(str(self.environment.device_class)))
         self._executor.start()
         _log.info("worker %s owns %s (%s)", self.id, self.environment.device_class, self.environment.uuid)
@@ -121,10 +124,39 @@ class Worker:
         """Asks the worker to release its job and end."""
         self._stop.set()
 
-    def _register(self) -> None:
+    def _lease(self) -> bool:
+        """Registers the worker; False if another living worker has the device. One that has not beaten for
+        DEAD_SECONDS of our own clock is dead."""
+        held: dict[str, tuple[int, float]] = {}
+        silent: set[str] = set()
+        while True:
+            try:
+                patiently(self._stop, lambda: self._register(silent))
+                return True
+            except workers.DeviceLeased as error:
+                name, now = error.worker_id, time.monotonic()
+                count, since = held.setdefault(name, (error.beat, now))
+                if error.beat != count:
+                    _log.critical("the worker ends: %s", error)
+                    self.failed = True
+                    return False
+                if len(held) == 1 and since == now:
+                    _log.warning("waiting until it is dead or beats: %s", error)
+                if now - since >= DEAD_SECONDS:
+                    silent.add(name)
+                elif self._stop.wait(BEAT_SECONDS / 2):
+                    raise Stopping from error
+
+    def _register(self, silent: Collection[str]) -> None:
         with writing(self._engine) as connection:
             workers.register(
-                connection, self.id, socket.gethostname(), os.getpid(), self.environment, self._lock.name
+                connection,
+                self.id,
+                socket.gethostname(),
+                os.getpid(),
+                self.environment,
+                self._lock.name,
+                silent,
             )
 
     def _look(self) -> None:
@@ -150,8 +182,9 @@ class Worker:
         job = self._job
         with writing(self._engine) as connection:
             alive = workers.beat(
-                connection, self.id, "measuring" if job else "idle", job.id if job is not None else None
-            )
+                connection, self.id, "measuring" if job else "idle", job.id if job is not None else None,
+                self._counts.to_dict(),
+            )  # fmt: skip
         if not alive:
             _log.error("worker %s was taken for dead and its job handed on; it ends: start another", self.id)
             self.failed = True
@@ -225,6 +258,7 @@ class Worker:
         if self._stop.is_set():
             self._never()
         self._idle.clear()
+        begin = time.monotonic()
         try:
             self._one(job_id)
         except jobs.Fenced:
@@ -243,6 +277,7 @@ class Worker:
             self.failed = True
             self._stop.set()
         finally:
+            self._counts.job_seconds += time.monotonic() - begin
             self._job = self._session = None
             self._idle.set()
         if self._stop.is_set():
@@ -309,7 +344,7 @@ class Worker:
         runner = self._runner
         problem = GemmProblem.from_dict(job.problem)
         budget, search, rule = read_request(job.request)
-        store = JobStore(self._engine, job, problem, self.environment, self._stop)
+        store = JobStore(self._engine, job, problem, self.environment, self._stop, counts=self._counts)
         settings = TuningSettings(
             MeasurementPolicy.from_dict(job.policy), budget, search, rule, SEARCH_OPTIONS
         )
@@ -344,6 +379,7 @@ class Worker:
             sessions.close(connection, job.id, "stopped" if status == "cancelled" else "failed", error)
 
         self._write(end)
+        self._counts.jobs[status] += 1
 
     def _write(self, action: Callable[[Connection], None]) -> None:
         def once() -> None:
