@@ -62,6 +62,13 @@ def known_classes(connection: Connection) -> list[DeviceClass]:
     return [DeviceClass.parse(name) for name in connection.scalars(select(_class.c.id).order_by(_class.c.id))]
 
 
+def largest_memory(connection: Connection, device_class_id: str) -> int | None:
+    """Bytes of memory of the class's largest device; None if no device of the class is known."""
+    query = select(_environment.c.content).where(_environment.c.device_class_id == device_class_id)
+    found = [content["memory_bytes"] for content in connection.scalars(query)]
+    return max(found, default=None)
+
+
 def revision(connection: Connection, device_class_id: str) -> int:
     """The class's revision, which rises with every change of its best rows; 0 for an unknown class."""
     query = select(_class.c.revision).where(_class.c.id == device_class_id)

@@ -26,9 +26,9 @@ class DeviceLeased(GemmtuneError):
 
     def __init__(self, row: Any) -> None:
         super().__init__(
-            f"device {row.device_uuid} belongs to worker {row.id} on host {row.host} (process {row.pid}); one "
-            "worker measures on a device. If these are two machines, give each its own /etc/machine-id (a "
-            "container: its host's); containers of one machine must share GEMMTUNE_CACHE_DIR"
+            f"device {row.device_uuid} belongs to worker {row.id} on host {row.host} (process {row.pid}); "
+            "one worker measures on a device. If these are two machines, give each its own /etc/machine-id "
+            "(a container: its host's); containers of one machine must share GEMMTUNE_CACHE_DIR"
         )
         self.worker_id, self.beat = str(row.id), int(row.beat)
 

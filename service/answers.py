@@ -313,3 +313,4 @@ class Ready(Answer):
 
     status: Literal["ready"]
     schema_: str = Field(alias="schema", description="The database's revision.")
+    workers: int = Field(description="Workers of all device classes that beat within half a minute.")

@@ -72,7 +72,9 @@ def worker(
     _log_to_stderr()
     candidates = matching_devices(device or settings.device, index)
     lock = DeviceLock.first_free(locks_folder(settings), candidates)
-    made = process.Worker(settings, open_database(settings), lock.device, lock=lock)
+    # Beside a server the database exists: if its file is gone, a new one would hide that.
+    opened = open_database(settings, make=not end_with_parent)
+    made = process.Worker(settings, opened, lock.device, lock=lock)
     if end_with_parent:
         process.end_with_parent(lambda: process.stop_process(made))
     process.run_worker(made)

@@ -173,6 +173,25 @@ def test_jobs_run_by_priority_then_in_order(bench: Bench, workers: Workers) -> N
 
 
 @ON_SQLITE
+def test_workers_fill_the_queue_from_rows_in_order(
+    bench: Bench, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server that accepted the tunings may be gone: what it did not queue is in the rows."""
+    monkeypatch.setattr("service.tunings.AHEAD", 2)
+    monkeypatch.setattr("service.tunings.PIECE", 2)
+    submitted = [bench.submit(*range(16, 21)), bench.submit(21, 22), bench.submit(23, 24, priority=1)]
+    name = table(models.Job)
+    with reading(bench.engine) as connection:
+        queued = connection.execute(select(name.c.priority).where(name.c.enqueued)).scalars().all()
+    assert sorted(queued) == [1, 1, 10, 10], "two of the first and the more urgent ones"
+    workers.start(timing={"AHEAD": 2})
+    for each in submitted:
+        bench.wait_for(each, "succeeded", workers)
+    wanted = [problem(k).id for k in (23, 24, *range(16, 23))]
+    assert list(workers.calls("open")) == wanted
+
+
+@ON_SQLITE
 def test_a_clock_that_jumps_changes_nothing(bench: Bench, workers: Workers) -> None:
     workers.start(clock_jumps=True)
     made = []
@@ -490,6 +509,32 @@ def test_a_device_has_one_worker(bench: Bench, workers: Workers) -> None:
     with pytest.raises(DeviceError, match=rf"is in use by the worker with process id {process.pid}; "):
         Worker(workers.plan.settings, bench.engine, workers.plan.device)
     assert process.pid != os.getpid()
+
+
+@ON_SQLITE
+def test_machines_of_one_identity_leave_each_other_alone(
+    bench: Bench, workers: Workers, tmp_path: Path
+) -> None:
+    """Clones: host name, device UUID and the path of the cache are equal, the locks are not."""
+    name = bench.submit(16)
+    first = workers.start_paused(("screen", 2))
+    clone = tmp_path / "clone"
+    clone.mkdir()
+    for _ in range(2):
+        process = workers.start(folder=clone)
+        assert ended(process) == 1
+    assert (clone / "log").read_text().count("belongs to worker ") >= 2
+    assert f"(process {first.pid})" in (clone / "log").read_text()
+    assert bench.workers() == {first.pid: "measuring"}
+    workers.go()
+    bench.wait_for(name, "succeeded", workers)
+    assert bench.jobs(name)[0]["attempt"] == 1
+    first.kill()
+    ended(first)
+    workers.start(folder=clone, timing={"DEAD_SECONDS": 1.0})
+    after = bench.submit(32)
+    bench.wait_for(after, "succeeded", workers)
+    assert bench.workers()[first.pid or 0] == "dead"
 
 
 @ON_SQLITE
