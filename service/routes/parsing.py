@@ -121,8 +121,8 @@ def check_sizes(
                 {
                     "pointer": pointer("problems", index),
                     "detail": f"needs about {needed / 2**20:,.0f} MiB to run and verify; the largest device "
-                    f"of {device} has {memory / 2**20:,.0f} MiB, of which {policy.memory_share:.0%} may be used "
-                    f"({allowed / 2**20:,.0f} MiB)",
+                    f"of {device} has {memory / 2**20:,.0f} MiB, of which {policy.memory_share:.0%} may be "
+                    f"used ({allowed / 2**20:,.0f} MiB)",
                 }
             )
     if faults:
