@@ -70,4 +70,7 @@ class Settings(BaseSettings):
         ge=0,
         description="Answers of this many bytes are compressed where the client takes gzip.",
     )
+    log_json: bool = Field(
+        default=False, description="Whether servers and workers log lines of JSON instead of text."
+    )
     access_log: bool = Field(default=True, description="Whether each request is logged, in one line.")

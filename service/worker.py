@@ -31,6 +31,7 @@ from db.jobs import MAX_ATTEMPTS, StartedJob
 from db.liveness import WINDOW_SECONDS
 from service.device_lock import DeviceLock, locks_folder
 from service.jobs import AHEAD, Executor, JobQueue
+from service.logs import about
 from service.requests import read_request
 from service.settings import Settings
 from service.store import JobStore, Stopping, WorkerCounts, patiently
@@ -286,7 +287,8 @@ class Worker:
     def _give_back(self, job_id: str, message: str) -> None:
         """Releases the job, if the database answers, and ends the worker: the failure was not the job's
         fault, so this start does not count."""
-        _log.critical(message, extra={"job_id": job_id})
+        with about(job_id=job_id):
+            _log.critical(message)
         self.failed = True
         self._stop.set()
         job = self._job
@@ -325,7 +327,9 @@ class Worker:
             self._end(job, "failed", message, evidence, broken=True)
             return
         try:
-            self._measure(job)
+            with about(job_id=job.id, problem_id=job.problem_id):
+                _log.info("attempt %d starts", job.attempt)
+                self._measure(job)
         except (jobs.Fenced, Stopping, StorageError, DeviceLost):
             raise
         except Exception as error:  # an internal error ends this job, not the queue

@@ -61,7 +61,7 @@ def test_every_metric_of_a_class_is_on_the_dashboard() -> None:
         ("check", "rules", "alerts.yml"),
         ("test", "rules", "alerts_test.yml"),
     ],
-    ids=lambda command: " ".join(command),
+    ids=" ".join,
 )
 def test_promtool_accepts(command: tuple[str, ...]) -> None:
     done = subprocess.run(["promtool", *command], cwd=FOLDER, capture_output=True, text=True, check=False)
