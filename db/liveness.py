@@ -25,8 +25,8 @@ def database_now(connection: Connection, ahead: float = 0.0) -> ColumnElement[st
     """The database's time, `ahead` seconds later, in the form of db.engine.now()."""
     if connection.dialect.name == "postgresql":
         at: Any = func.timezone("UTC", func.clock_timestamp()) + text(f"interval '{ahead:.3f} seconds'")
-        return func.to_char(at, 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')  # type: ignore[no-any-return]
-    return func.strftime("%Y-%m-%dT%H:%M:%fZ", "now", f"{ahead:+.3f} seconds")  # type: ignore[no-any-return]
+        return func.to_char(at, 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')
+    return func.strftime("%Y-%m-%dT%H:%M:%fZ", "now", f"{ahead:+.3f} seconds")
 
 
 def alive(connection: Connection) -> ColumnElement[bool]:

@@ -118,14 +118,17 @@ def create_tuning(
         staged = {}
         put_problems(connection, [problem for problem, _ in items])
     keys = {request_key(problem.id, request): problem.id for problem, _ in items}
-    known = {} if request.force else _known(connection, request, sorted(keys))
-    wanted = sorted(set(keys) - set(known))
-    shared = _in_flight(connection, wanted)
+    # A staged job may have ended meanwhile with another tuning; its problem is then like any other.
+    flying = _in_flight(connection, sorted(staged))
+    own = {key: job for key, job in staged.items() if flying.get(key) == job.number}
+    others = sorted(set(keys) - set(own))
+    known = {} if request.force else _known(connection, request, others)
+    shared = _in_flight(connection, sorted(set(others) - set(known)))
+    shared |= {key: job.number for key, job in own.items()}
     fresh = {key: name for key, name in keys.items() if key not in known and key not in shared}
     found, made = _insert_jobs(connection, request, fresh)
     jobs = known | shared | found
-    # A staged job may have been cancelled meanwhile with another tuning; it is then a fresh one.
-    made |= {key: job for key, job in staged.items() if shared.get(key) == job.number}
+    made |= own
     new_jobs = [made[key].id for key in keys if key in made]
     ended = len(known)
     running = _started(connection, sorted({*shared.values(), *found.values()}))
