@@ -95,7 +95,8 @@ def test_a_large_tuning_lets_others_write_between_its_pieces(
     tunings: Tunings, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("service.tunings.PIECE", 2)
-    real, seen = rows.stage_jobs, []
+    real = rows.stage_jobs
+    seen: list[int] = []
 
     def staged(connection: Any, request: Any, problems: Any) -> Any:
         if seen:

@@ -157,13 +157,13 @@ def run(plan: Plan) -> None:
 
     made = worker.Worker(plan.settings, open_database(plan.settings), plan.device, make_runner)
     if plan.limited == ("start", 0):
-        check = worker.check_resources
+        check = vars(worker)["check_resources"]
 
         def limited() -> None:
             start_nothing_more()
             check()
 
-        worker.check_resources = limited
+        vars(worker)["check_resources"] = limited
     worker.run_worker(made)
 
 
