@@ -19,7 +19,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.cache import BinaryCache, default_cache_dir
-from backends.errors import CompileError, CompilerMissing, DeviceMemoryExceeded, UnsupportedProblem
+from backends.errors import DeviceMemoryExceeded, GemmtuneError, UnsupportedProblem
 from backends.family_space import FamilySpace, permuted
 from backends.outcome import Outcome, Status
 from backends.problem import GemmProblem
@@ -45,8 +45,8 @@ from tuners.strategies.exhaustive import in_turns, untried
 SHAPES = Path(__file__).parent / "shapes.json"
 #: Samples of a pass; indices of a space that are looked at for legal members.
 SAMPLES, SCANNED = 5, 5000
-#: A candidate is screened until it is shown to be slower than this many times the best, with the screening's own
-#: factors (tuners/options.py); those within NEAR of the best have a second pass.
+#: A candidate is screened until it is shown to be slower than this many times the best, with the screening's
+#: own factors (tuners/options.py); the defaults and those within NEAR of the best have a second pass.
 SLOW, NEAR = 4.0, 3.0
 #: Shares of the time: for compiling before anything is measured; of a problem's, for its first pass.
 COMPILING, FIRST = 0.4, 0.65
@@ -94,27 +94,37 @@ def chosen(runner: DeviceClient, problem: GemmProblem, count: int, seed: int) ->
     return Choice(task, baselines, {one: places.get(one) for one in (*own, *found)})
 
 
-def compile_all(runner: DeviceClient, choices: Sequence[Choice], seconds: float) -> None:
-    """Compiles every candidate on all processors, for at most `seconds`. What fails is a row later."""
-    families, here = runner.backend.families(), runner.environment
+class Precompiling:
+    """Compiles candidates on all processors, from the moment that they are chosen. What fails is a row
+    later."""
 
-    def one(problem: GemmProblem, solution: Solution) -> None:
-        with suppress(CompileError, CompilerMissing):
-            families[solution.family].compile(problem, solution, here, runner.cache)
+    def __init__(self, runner: DeviceClient) -> None:
+        self._runner, self._families = runner, runner.backend.families()
+        self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+        self._jobs: list[Future[None]] = []
 
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        jobs = [
-            pool.submit(one, choice.task.problem, solution)
-            for choice in choices
+    def add(self, choice: Choice) -> None:
+        """Queues the candidates of a problem."""
+        self._jobs += [
+            self._pool.submit(self._compile, choice.task.problem, solution)
             for solution in choice.places
-            if families[solution.family].compiles
+            if self._families[solution.family].compiles
         ]
-        done, left = wait(jobs, seconds)
+
+    def _compile(self, problem: GemmProblem, solution: Solution) -> None:
+        with suppress(GemmtuneError):
+            family, here = self._families[solution.family], self._runner.environment
+            family.compile(problem, solution, here, self._runner.cache)
+
+    def finish(self, seconds: float) -> None:
+        """Waits for at most `seconds`, and drops what is still queued then."""
+        done, left = wait(self._jobs, seconds)
         for job in left:
             job.cancel()
-    for job in done:
-        job.result()
-    print(f"compiled {len(done)} of {len(jobs)} candidates", flush=True)
+        self._pool.shutdown()
+        for job in done:
+            job.result()
+        print(f"compiled {len(done)} of {len(self._jobs)} candidates", flush=True)
 
 
 def condition(process: DeviceProcess) -> dict[str, Any]:
@@ -141,15 +151,21 @@ class Recording:
         runner.settle()
         self._second()
         after = runner.run(condition)
-        baselines = tuple(
-            (name, solution.id) for name, solution in choice.baselines if solution in self._rows
-        )
-        rows = tuple(self._rows.values())
+        # One that is near the best and had no second pass when the time was up is no row: its regret is unknown.
+        rows = tuple(row for row in self._rows.values() if row.second or not self._near(row))
+        kept = {row.solution for row in rows}
+        baselines = tuple((name, one.id) for name, one in choice.baselines if one in kept)
         return RecordedProblem(choice.task.problem, rows, baselines, {"before": before, "after": after})
 
     def _best(self) -> float | None:
         times = [row.seconds for row in self._rows.values() if row.seconds is not None]
         return min(times, default=None)
+
+    def _near(self, row: Row) -> bool:
+        best, own = self._best(), {solution for _, solution in self._choice.baselines}
+        if row.seconds is None or best is None:
+            return False
+        return row.seconds <= NEAR * best or row.solution in own
 
     def _ready(self) -> Iterator[list[Solution]]:
         """Batches of compiled candidates, the defaults first, until the first pass's time is up."""
@@ -191,17 +207,14 @@ class Recording:
 
     def _second(self) -> None:
         """The second pass: the defaults, then the others near the best, the fastest first."""
-        best = self._best()
         own = {solution for _, solution in self._choice.baselines}
-        timed = [(row.seconds, one) for one, row in self._rows.items() if row.seconds is not None]
-        timed.sort(key=lambda pair: (pair[1] not in own, pair[0], pair[1].id))
-        for seconds, solution in timed:
-            near = best is not None and seconds <= NEAR * best
-            if time.monotonic() > self._ends or not (near or solution in own):
+        near = [(row.seconds, one) for one, row in self._rows.items() if self._near(row)]
+        near.sort(key=lambda pair: (pair[1] not in own, pair[0], pair[1].id))
+        for _, solution in near:
+            if time.monotonic() > self._ends:
                 break
-            self._rows[solution] = replace(
-                self._rows[solution], second=tuple(self._samples(solution, SAMPLES))
-            )
+            samples = tuple(self._samples(solution, SAMPLES))
+            self._rows[solution] = replace(self._rows[solution], second=samples)
 
 
 def rule(count: int, seed: int) -> str:
@@ -250,16 +263,17 @@ def main() -> None:
     made_by, at = commit(), datetime.now(UTC).isoformat(timespec="seconds")
     done: list[RecordedProblem] = []
     with DeviceClient(device, BinaryCache(root / "kernels")) as runner:
-        choices = []
+        choices, compiling = [], Precompiling(runner)
         for problem in problems:
             try:
                 choices.append(chosen(runner, problem, given.count, given.seed))
+                compiling.add(choices[-1])
             except UnsupportedProblem as error:
                 print(f"left out: {error}", file=sys.stderr)
         print(
             f"chose {sum(len(c.places) for c in choices)} rows, {time.monotonic() - begin:.0f} s", flush=True
         )
-        compile_all(runner, choices, COMPILING * given.seconds)
+        compiling.finish(max(0.0, COMPILING * given.seconds - (time.monotonic() - begin)))
         for number, choice in enumerate(choices):
             left = given.seconds - (time.monotonic() - begin)
             if left <= 0:

@@ -126,7 +126,7 @@ class RecordedTable:
     def load(cls, path: Path) -> RecordedTable:
         """Raises ReadError for a file that is cut short, of another version, or none of these tables."""
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 header = json.loads(file["header"].tobytes())
                 if header["version"] != VERSION:
                     raise ReadError(

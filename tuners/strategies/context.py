@@ -67,3 +67,12 @@ class SearchContext:
     portfolio: Sequence[Solution] = ()
     options: Mapping[str, OptionValue] = field(default_factory=dict)
     seed: int = 0
+
+
+def near(context: SearchContext, origin: Solution) -> Sequence[Solution]:
+    """The neighbours of a candidate; those in its family's space if the family is not searched by
+    neighbours."""
+    found = context.neighbours(origin)
+    if found or origin.family not in context.spaces:
+        return found
+    return list(context.spaces[origin.family].neighbours(origin))
