@@ -43,8 +43,9 @@ from tuners.recorded_table import RecordedProblem, RecordedTable, Row
 from tuners.strategies.exhaustive import in_turns, untried
 
 SHAPES = Path(__file__).parent / "shapes.json"
-#: Samples of a pass; indices of a space that are looked at for legal members.
-SAMPLES, SCANNED = 5, 5000
+#: Samples of a pass, more than a screening takes, so that searches draw different ones; indices of a space that
+#: are looked at for legal members.
+SAMPLES, SCANNED = 10, 5000
 #: A candidate is screened until it is shown to be slower than this many times the best, with the screening's
 #: own factors (tuners/options.py); the defaults and those within NEAR of the best have a second pass.
 SLOW, NEAR = 4.0, 3.0
