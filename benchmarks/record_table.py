@@ -48,11 +48,12 @@ SHAPES = Path(__file__).parent / "shapes.json"
 SAMPLES, SCANNED = 10, 5000
 #: A candidate is screened until it is shown to be slower than this many times the best, with the screening's
 #: own factors (tuners/options.py); the defaults and those within NEAR of the best have a second pass.
-SLOW, NEAR = 4.0, 3.0
+SLOW, NEAR = 4.0, 2.0
 #: Share of the time for compiling before anything is measured. Shares of a problem's time when its screenings,
 #: its first pass and its second pass end.
 COMPILING, ENDS = 0.4, (0.6, 0.8, 1.0)
-#: Candidates that are screened in one call; candidates whose samples are taken in rounds.
+#: Candidates that are screened in one call; candidates whose samples are taken in rounds, fewer than the device
+#: process keeps loaded.
 BATCH, GROUP = 16, 48
 
 
@@ -137,8 +138,8 @@ def condition(process: DeviceProcess) -> dict[str, Any]:
 class Recording:
     """Measures the candidates of one problem."""
 
-    def __init__(self, runner: DeviceClient, choice: Choice, seconds: float) -> None:
-        self._runner, self._choice = runner, choice
+    def __init__(self, runner: DeviceClient, choice: Choice, seconds: float, group: int) -> None:
+        self._runner, self._choice, self._group = runner, choice, group
         begin = time.monotonic()
         self._screened, self._first_ends, self._ends = (begin + share * seconds for share in ENDS)
         self._rows: dict[Solution, Row] = {}
@@ -212,8 +213,8 @@ class Recording:
     ) -> Iterator[tuple[Solution, tuple[float, ...]]]:
         """The samples of a pass, completed to SAMPLES of each candidate, for those that there was time for. A
         group takes its samples in rounds, so that a change of the machine's speed affects all of it alike."""
-        for start in range(0, len(near), GROUP):
-            group = {one: list(getattr(self._rows[one], which)) for one in near[start : start + GROUP]}
+        for start in range(0, len(near), self._group):
+            group = {one: list(getattr(self._rows[one], which)) for one in near[start : start + self._group]}
             for number in range(min(map(len, group.values())), SAMPLES):
                 for solution in [one for one, samples in group.items() if len(samples) == number]:
                     if time.monotonic() > ends:
@@ -226,14 +227,14 @@ class Recording:
             yield from ((one, tuple(samples)) for one, samples in group.items())
 
 
-def rule(count: int, seed: int) -> str:
+def rule(count: int, seed: int, group: int) -> str:
     """How the rows are chosen and measured."""
     return (
         f"At most {count} candidates of a problem beside its defaults, families in turns: of each alternately "
         f"the next listed candidate and the next legal member among the first {SCANNED} indices of its space "
         f"in the order of seed {seed}. Verified on the problem itself, one seed; pruned at {SLOW:g} times the "
         f"screening's factors. Two passes of {SAMPLES} samples for the defaults and the candidates within "
-        f"{NEAR:g} of the fastest, taken in rounds over groups of {GROUP}, the fastest first; the first pass "
+        f"{NEAR:g} of the fastest, taken in rounds over groups of {group}, the fastest first; the first pass "
         "begins with the screening's samples."
     )
 
@@ -260,6 +261,10 @@ def main() -> None:
     parser.add_argument("--problems", type=Path, help="a file of problems, JSON lines")
     parser.add_argument("--count", type=int, default=1000, help="candidates of a problem")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--group", type=int, default=GROUP,
+        help="candidates whose samples are taken in rounds: more where the device's speed changes often",
+    )  # fmt: skip
     parser.add_argument("--seconds", type=float, default=1500.0, help="of wall clock, in all")
     parser.add_argument("--cache-dir", type=Path, default=None)
     parser.add_argument("--output", type=Path, required=True)
@@ -290,7 +295,7 @@ def main() -> None:
                 print(f"the time is up: {len(choices) - number} problems were not measured", file=sys.stderr)
                 break
             try:
-                found = Recording(runner, choice, left / (len(choices) - number)).run()
+                found = Recording(runner, choice, left / (len(choices) - number), given.group).run()
             except DeviceMemoryExceeded as error:
                 print(f"left out: {error}", file=sys.stderr)
                 continue
@@ -299,7 +304,12 @@ def main() -> None:
             print(f"{found.problem.slug}: {len(found.rows)} rows, {twice} of them twice", flush=True)
             policy = choice.task.policy
             RecordedTable(
-                runner.environment, made_by, at, rule(given.count, given.seed), policy, tuple(done)
+                runner.environment,
+                made_by,
+                at,
+                rule(given.count, given.seed, given.group),
+                policy,
+                tuple(done),
             ).save(given.output)
     print(f"written: {given.output}, {given.output.stat().st_size if done else 0} bytes")
 
