@@ -19,7 +19,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, log2
+from math import log2
 from pathlib import Path
 from statistics import fmean
 
@@ -30,7 +30,7 @@ from backends.problem import GemmProblem
 from backends.solution import Solution
 from tuners.device_process import Task
 from tuners.family_spaces import FamilySpaces, restricted
-from tuners.recorded import RecordedDevice, regret
+from tuners.recorded import RecordedDevice, regret, steadied
 from tuners.recorded_table import RecordedProblem, RecordedTable
 from tuners.strategies import STRATEGIES, PriorKnowledge, PriorResult, SearchContext
 
@@ -105,7 +105,7 @@ def search(
         spaces, prior.history, prior.portfolio, {}, seed,
     )  # fmt: skip
     strategy = STRATEGIES[name](context)
-    rows, told = {row.solution: row for row in recorded.rows}, list[tuple[float, Solution]]()
+    final, told = steadied(recorded, second=False), list[tuple[float, Solution]]()
 
     def take(outcome: Outcome) -> None:
         strategy.tell(outcome)
@@ -115,8 +115,8 @@ def search(
     def chosen() -> Solution:
         """The winner of a final of what was timed so far."""
         fastest = sorted(told, key=lambda one: (one[0], one[1].id))
-        entrants = [*(one for _, one in fastest[:FINALISTS]), *(one for one in defaults if rows[one].seconds)]
-        return min(entrants, key=lambda one: (rows[one].seconds or inf, one.id))
+        entrants = [*(one for _, one in fastest[:FINALISTS]), *(one for one in defaults if one.id in final)]
+        return min(entrants, key=lambda one: (final[one.id], one.id))
 
     for outcome in device.screen(defaults, None):
         take(outcome)
@@ -127,6 +127,18 @@ def search(
             timed += 1
         found.append(Finding(regret(recorded, chosen()), timed / len(recorded.rows)))
     return found
+
+
+def floor(tables: Sequence[RecordedTable]) -> float:
+    """The mean regret of a search that knows the whole first pass: that of the tables' own noise."""
+    found = []
+    for recorded in (one for table in tables for one in table.problems):
+        times = steadied(recorded, second=False)
+        best = min(
+            (row.solution for row in recorded.rows if row.solution.id in times), key=lambda one: times[one.id]
+        )
+        found.append(regret(recorded, best))
+    return fmean(found)
 
 
 def compare(
@@ -171,6 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tables = [RecordedTable.load(path) for path in paths]
     figures = compare(tables, given.strategy or list(STRATEGIES), QUICK_SEEDS if given.quick else SEEDS)
     given.json.write_text(json.dumps(figures, indent=1) + "\n")
+    print(f"noise: the best of the whole first pass has a mean regret of {floor(tables):.2%}")
     for name, found in figures.items():
         print(f"{name:14} mean {found['mean_regret']:.2%}, p95 {found['p95_regret']:.2%}, "
               f"timed {found['share_timed']:.1%}")  # fmt: skip

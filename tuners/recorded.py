@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from random import Random
+from statistics import median
 
 import numpy as np
 import numpy.typing as npt
@@ -157,15 +158,31 @@ class RecordedDevice:
         return tuple(self._rng.sample(row.first, count))
 
 
+def steadied(recorded: RecordedProblem, second: bool) -> dict[str, float]:
+    """Seconds of every candidate that ran and was sampled in a pass, by solution id: the median of its
+    samples, each corrected by how much slower all candidates were at its place among the samples. A recording
+    takes samples in rounds, so that a change of the machine's speed is one of a place."""
+    samples = {
+        row.solution.id: row.second if second else row.first
+        for row in recorded.rows
+        if row.status is Status.OK and (row.second if second else row.first)
+    }
+    full = max(map(len, samples.values()), default=0)
+    whole = [taken for taken in samples.values() if len(taken) == full]
+    places = [median(taken[place] for taken in whole) for place in range(full)]
+    usual = median(places) if places else 0.0
+    return {
+        name: median(seconds * usual / place for seconds, place in zip(taken, places, strict=False))
+        for name, taken in samples.items()
+    }
+
+
 def regret(recorded: RecordedProblem, solution: Solution) -> float:
     """How much slower a solution is than the fastest of the table, as a share of the fastest's time; by the
     second pass, which no search has seen. A solution without a second pass was far slower than the best, and
     is compared by the first. Raises ValueError if it never ran, or nothing did."""
-    times = {
-        row.solution.id: row.unseen_seconds or row.seconds for row in recorded.rows if row.seconds is not None
-    }
-    unseen = [row.unseen_seconds for row in recorded.rows if row.unseen_seconds is not None]
-    own = times.get(solution.id)
+    unseen = steadied(recorded, second=True)
+    own = unseen.get(solution.id) or steadied(recorded, second=False).get(solution.id)
     if own is None or not unseen:
         raise ValueError(f"{solution.id} never ran on {recorded.problem.slug} in this table")
-    return own / min(unseen) - 1
+    return own / min(unseen.values()) - 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,18 @@ def test_history_is_of_other_layers_the_nearest_first_as_ratios_to_the_default()
     assert [one.problem for one in history(TABLE, PROBLEMS[2])][:: strategies.REMEMBERED] == [
         PROBLEMS[0], PROBLEMS[1],
     ]  # fmt: skip
+
+
+def test_the_noise_of_a_table_is_the_regret_of_its_first_passs_best() -> None:
+    assert strategies.floor([TABLE]) == 0.0
+    one = TABLE.problems[0]
+    fast = packed(8, 1)
+    rows = tuple(
+        replace(row, first=tuple(seconds / 9 for seconds in row.first)) if row.solution == fast else row
+        for row in one.rows
+    )
+    misled = replace(TABLE, problems=(replace(one, rows=rows),))
+    assert strategies.floor([misled]) == pytest.approx(1.1, abs=0.03), "packed(8, 1) takes 2.1 times the best"
 
 
 def test_a_strategy_that_tries_everything_has_no_regret_and_all_is_told() -> None:

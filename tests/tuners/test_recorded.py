@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from backends.outcome import Phase, Status
@@ -9,7 +11,8 @@ from backends.solution import Solution
 from tests.tuners.tables import BEST, CRASHES, DEFAULT, SLOW, TABLE, TILES, UNROLLS, packed
 from tuners.budget import Budget
 from tuners.device_process import Task
-from tuners.recorded import NEAR, RecordedDevice, regret
+from tuners.recorded import NEAR, RecordedDevice, regret, steadied
+from tuners.recorded_table import Row
 from tuners.session import Session
 from tuners.tuning_settings import TuningSettings
 
@@ -64,6 +67,20 @@ def test_near_a_member_are_its_steps_and_the_nearest_others() -> None:
     assert set(near[:4]) == {packed(32, 4), packed(128, 4), packed(64, 2), packed(64, 8)}
     assert packed(64, 4) not in near
     assert [one.id for one in device().neighbours(TASK, packed(64, 4))] == [], "on a CPU local has none"
+
+
+def test_a_change_of_speed_between_rounds_is_no_difference_of_candidates() -> None:
+    """A machine that is half as fast in every other round, and a candidate of which a round is missing."""
+    quick, slow, short = packed(8, 1), packed(8, 2), packed(8, 4)
+    rows = (
+        Row(quick, Status.OK, (), (1.0, 2.0, 1.0, 2.0)),
+        Row(slow, Status.OK, (), (1.1, 2.2, 1.1, 2.2)),
+        Row(short, Status.OK, (), (1.2, 2.4)),
+    )
+    found = steadied(replace(RECORDED, rows=rows), second=True)
+    assert found[slow.id] / found[quick.id] == pytest.approx(1.1)
+    assert found[short.id] / found[quick.id] == pytest.approx(1.2)
+    assert steadied(replace(RECORDED, rows=()), second=False) == {}
 
 
 def test_regret_is_against_the_fastest_by_the_second_pass() -> None:
