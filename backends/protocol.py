@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from backends.cache import BinaryCache
 from backends.environment import Environment
+from backends.family_space import FamilySpace
 from backends.operands import Layout, Operands
 from backends.problem import GemmProblem
 from backends.solution import Solution
@@ -298,6 +299,25 @@ class NeighbouredFamily(Protocol):
         self, problem: GemmProblem, solution: Solution, environment: Environment
     ) -> Iterable[Solution]:
         """Legal candidates that differ from `solution` in one parameter, by one step."""
+
+
+@runtime_checkable
+class SpacedFamily(Protocol):
+    """A family whose list is only an order over a larger space. Of any other family the list is the space."""
+
+    def space(self, problem: GemmProblem, environment: Environment) -> FamilySpace:
+        """Every combination of its parameters for the problem; of no members if it does not support it.
+        Every candidate of solutions() is a member."""
+
+
+@runtime_checkable
+class DeviceSpacedFamily(Protocol):
+    """A DeviceListedFamily whose list is only an order over a larger space, which its library checks on the
+    open device."""
+
+    def space_on(self, problem: GemmProblem, device: Any, max_workspace_bytes: int | None) -> FamilySpace:
+        """Every combination of its parameters for the problem. Every candidate of enumerate_on() is a
+        member."""
 
 
 @runtime_checkable

@@ -135,6 +135,9 @@ class SearchRequest(Strict):
     strategy: Literal[tuple(STRATEGIES)] = Search.strategy  # type: ignore[valid-type]
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     families: Families | None = None
+    options: dict[str, bool | int | float | Annotated[str, Field(max_length=80)]] = Field(
+        default_factory=dict, max_length=50, description="The strategy's own options (docs/strategies.md)."
+    )
 
 
 class RuleRequest(Strict):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+from tuners.strategies.options import OptionValue
 
 
 @dataclass(frozen=True)
@@ -50,11 +53,21 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True)
 class Search:
-    """How to search: the strategy's name, its seed, and the families to draw from (None: all)."""
+    """How to search: the strategy's name, its seed, the families to draw from (None: all), and the options of
+    the strategy that are not its defaults (tuners/strategies/options.py)."""
 
     strategy: str = "local"
     seed: int = 0
     families: tuple[str, ...] | None = None
+    options: Mapping[str, OptionValue] = field(default_factory=dict, hash=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, as stored with a session. Options are left out where none is given, so that
+        requests are equal to those of earlier versions."""
+        values = {**vars(self), "options": dict(self.options)}
+        if not self.options:
+            del values["options"]
+        return values
 
 
 @dataclass

@@ -136,7 +136,8 @@ class Campaign:
 
 
 def check_known(settings: TuningSettings, backend: Backend) -> None:
-    """Raises UnsupportedProblem for a strategy, mode or family that this backend does not have."""
+    """Raises UnsupportedProblem for a strategy, mode or family that this backend does not have,
+    InvalidProblem for an option that the strategy does not have."""
     for what, names, known in (
         ("strategy", [settings.search.strategy], tuple(STRATEGIES)),
         ("mode", [settings.policy.mode], backend.traits.modes),
@@ -145,3 +146,4 @@ def check_known(settings: TuningSettings, backend: Backend) -> None:
         for name in names:
             if name not in known:
                 raise UnsupportedProblem(f"{what} {name!r} is unknown here; known: {', '.join(known)}")
+    STRATEGIES[settings.search.strategy].options.of(settings.search.options)

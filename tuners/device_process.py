@@ -17,9 +17,11 @@ from backends.cache import BinaryCache
 from backends.errors import (
     DeviceLost,
 )
+from backends.family_space import FamilySpace
 from backends.problem import GemmProblem
 from backends.protocol import Backend, Buffer, Device, Family, Kernel
 from backends.solution import Solution
+from tuners.family_spaces import family_space
 from tuners.inputs import Case, screening_cases
 from tuners.measure import OperandSets, Timer
 from tuners.options import SearchOptions
@@ -72,6 +74,8 @@ class DeviceProcess:
         self._sets: OperandSets | None = None
         self._timers: OrderedDict[str, Timer] = OrderedDict()
         self._workspace: Buffer | None = None
+        #: The task that the spaces are of, and they by family.
+        self._spaces: tuple[Task | None, dict[str, FamilySpace]] = (None, {})
 
     @cached_property
     def families(self) -> Mapping[str, Family]:
@@ -114,6 +118,16 @@ class DeviceProcess:
         if self._sets is None:
             raise RuntimeError("no task is open")
         return self._sets
+
+    def family_space(self, task: Task, name: str) -> FamilySpace:
+        """A family's space for a task's problem, kept until another task's is asked for."""
+        if self._spaces[0] != task:
+            self._spaces = (task, {})
+        found = self._spaces[1]
+        if name not in found:
+            environment, limit = self.device.environment, task.policy.max_workspace_bytes
+            found[name] = family_space(self.families[name], task.problem, environment, limit, self.device)
+        return found[name]
 
     def load(self, problem: GemmProblem, solution: Solution, binaries: Binaries) -> Kernel:
         """Loads the candidate for `problem`."""

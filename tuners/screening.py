@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from backends.outcome import Outcome, Phase, Status
 from backends.solution import Solution
 from tuners.budget import Counts, StopReason
-from tuners.device_client import Runner
 from tuners.device_process import Task
+from tuners.family_spaces import FamilySpaces, restricted
+from tuners.runner import Runner
 from tuners.space import Space
-from tuners.strategies import STRATEGIES
+from tuners.strategies import STRATEGIES, PriorKnowledge, SearchContext
 from tuners.tuning_settings import TuningSettings
 
 
@@ -32,15 +33,28 @@ class Screening:
         clock: Callable[[], float],
         stopped: Callable[[], bool],
         bound_seconds: float | None = None,
+        prior: PriorKnowledge | None = None,
     ) -> None:
-        """`bound_seconds`: the roofline's least seconds for the problem; None: not known."""
+        """`bound_seconds`: the roofline's least seconds for the problem; None: not known. `prior`: what
+        earlier tunings found, for the strategy. Raises InvalidProblem for options that the strategy does not
+        have."""
         self.found: dict[str, Outcome] = {}
         self.notes: list[str] = []
         budget, search = settings.budget, settings.search
         self._runner, self._task, self._space, self._budget = runner, task, space, budget
         self._counts, self._clock, self._stopped = counts, clock, stopped
         self._options = settings.options.screening
-        self._strategy = STRATEGIES[search.strategy](space.candidates, search.seed, self._neighbours)
+        baselines = frozenset(one.solution.id for one in space.baselines)
+        self._spaces = FamilySpaces(
+            space.families,
+            lambda name: restricted(runner.family_space(task, name), task.policy, baselines),
+        )
+        known = prior or PriorKnowledge()
+        context = SearchContext(
+            space.candidates, task.problem, runner.environment, self._neighbours, self._spaces,
+            known.history, known.portfolio, search.options, search.seed,
+        )  # fmt: skip
+        self._strategy = STRATEGIES[search.strategy](context)
         self._left = budget.candidates
         #: Candidates that the strategy returned and that are not screened yet.
         self._waiting: dict[str, Solution] = {}
@@ -57,15 +71,19 @@ class Screening:
         """Reports the outcomes of an earlier run to the strategy, and yields them."""
         space = self._space
         known = {s.id for s in (*(b.solution for b in space.baselines), *space.candidates, *space.warm_start)}
-        # Neighbours are not in the lists, so their outcomes are recognized by family.
+        # Other members of the spaces are not in the lists. A device's own are recognized by family.
         asked = {s.family for s in space.candidates if self._runner.tells_neighbours(s.family)}
         for outcome in outcomes:
             solution = outcome.solution
-            if outcome.phase is Phase.SCREEN and (solution.id in known or solution.family in asked):
+            mine = solution.id in known or solution.family in asked
+            if outcome.phase is Phase.SCREEN and (mine or self._is_member(solution)):
                 self.found[solution.id] = outcome
                 self._strategy.tell(outcome)
                 self._counts.replayed += 1
                 yield outcome
+
+    def _is_member(self, solution: Solution) -> bool:
+        return solution.family in self._spaces and solution in self._spaces[solution.family]
 
     def begin(self) -> None:
         """Requests the first candidates, so that compilers work while the operands are laid out."""

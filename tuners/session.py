@@ -22,13 +22,13 @@ from backends.solution import Solution
 from tuners.baselines import TWIN, Fate, failure_text, judged, no_default, tried, twin_text
 from tuners.budget import Counts, StopReason
 from tuners.decide import Final, Judgement, Verdict, decide, judge_targets
-from tuners.device_client import Runner
 from tuners.device_process import Task
 from tuners.measure import SAMPLE_SECONDS, WARM_BELOW_SECONDS, Rotation
 from tuners.race import BaselineFailed, Race
+from tuners.runner import Runner
 from tuners.screening import Screening
 from tuners.space import Space
-from tuners.strategies import STRATEGIES
+from tuners.strategies import STRATEGIES, PriorKnowledge
 from tuners.tie_set import not_slower, preference
 from tuners.tuning_settings import TuningSettings
 from tuners.warm_start import usable
@@ -46,7 +46,8 @@ class Session:
     """Iterate run() for outcomes; `verdict` is set when it ends. stop() ends it after the outcomes that are
     known by then; there is no verdict, and the outcomes can be replayed. `targets` are the export targets
     that the verdict judges, by default those of the device's vendor. `bound_seconds`: the roofline's least
-    seconds for the problem, for a search that stops at a share of it."""
+    seconds for the problem, for a search that stops at a share of it. `prior`: what earlier tunings found,
+    for the strategy."""
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class Session:
         space: Space | None = None,
         targets: Sequence[ExportTarget] | None = None,
         bound_seconds: float | None = None,
+        prior: PriorKnowledge | None = None,
     ) -> None:
         self.runner, self.problem = runner, problem
         self.targets = targets_of(runner.environment.vendor) if targets is None else targets
@@ -72,7 +74,7 @@ class Session:
         self._warm_start = list(warm_start)
         self._replay = list(replay)
         self._clock = clock
-        self._bound_seconds = bound_seconds
+        self._bound_seconds, self._prior = bound_seconds, prior
         #: Solution id of a default -> the twin problem that it got wrong, in words.
         self._twins: dict[str, str] = {}
         #: Solution id of a default that the last final compared -> its fate and its seconds.
@@ -117,7 +119,7 @@ class Session:
         self.counts.space = len(space.candidates)
         screening = Screening(
             self.runner, task, replace(space, warm_start=tuple(self._warm_start)), asked, self.counts,
-            self._clock, lambda: self._stopped, self._bound_seconds,
+            self._clock, lambda: self._stopped, self._bound_seconds, self._prior,
         )  # fmt: skip
         for outcome in screening.replay(self._replay):
             self._count(outcome)

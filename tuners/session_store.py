@@ -88,7 +88,7 @@ class SessionSpec:
             "policy": asked.policy.to_dict(),
             "policy_id": asked.policy.id,
             "budget": asked.budget.to_dict(),
-            "search": {**vars(asked.search), "families": list(asked.search.families or ())},
+            "search": {**asked.search.to_dict(), "families": list(asked.search.families or ())},
             "rule": dict(vars(asked.rule)),
             "options": asked.options.to_dict(),
         }

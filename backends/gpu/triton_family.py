@@ -12,6 +12,7 @@ from typing import Any
 from backends.cache import BinaryCache
 from backends.environment import Environment
 from backends.errors import IllegalSolution, LaunchError
+from backends.family_space import FamilySpace
 from backends.gpu.compiled_family import in_order
 from backends.gpu.context import GpuContext
 from backends.gpu.driver import Driver, Function, Module
@@ -144,6 +145,10 @@ class CompiledTritonFamily:
     def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
         """See Family."""
         return self._family.solutions(problem, environment)
+
+    def space(self, problem: GemmProblem, environment: Environment) -> FamilySpace:
+        """See SpacedFamily."""
+        return self._family.space(problem, environment)
 
     def notes(self, problem: GemmProblem, environment: Environment) -> tuple[str, ...]:
         """See NotedFamily."""

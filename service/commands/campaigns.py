@@ -137,7 +137,7 @@ def tune_there(server: str, asked: Asked) -> Done:
             "effort": asked.effort, "stop_at_roofline": asked.budget.stop_at_roofline,
         },
         "force": asked.force,
-        "search": {**vars(asked.search), "families": asked.search.families},
+        "search": {**asked.search.to_dict(), "families": asked.search.families},
     }  # fmt: skip
 
     def say(text: str) -> None:

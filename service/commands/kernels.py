@@ -21,6 +21,7 @@ from backends.packages.kept import keep as kept_in
 from db.engine import reading
 from service import report
 from service.commands.common import FAILED, Json, err, out, print_json
+from service.commands.space import space
 from service.settings import Settings
 from service.startup import open_database
 
@@ -257,4 +258,5 @@ def _number(value: int | None) -> str:
 
 def add_to(app: typer.Typer) -> None:
     """Adds these commands."""
+    kernels.command(name="space")(space)
     app.add_typer(kernels, name="kernels")

@@ -85,6 +85,10 @@ def tune(
         float | None, typer.Option(help="Skip (and count) problems over this many GFLOP.")
     ] = None,
     strategy: Annotated[str, typer.Option(help=f"{' or '.join(STRATEGIES)}.")] = Search.strategy,
+    strategy_option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="An option of the strategy (repeat; docs/strategies.md)."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of inputs and of the search.")] = 0,
     family: Annotated[list[str] | None, typer.Option(help="Only these families (repeat the option).")] = None,
     mode: Mode = None,
@@ -130,7 +134,9 @@ def tune(
         "cache": cache, "max_workspace_bytes": workspace_limit(max_workspace),
         "deterministic_only": deterministic, "memory_share": memory_share,
     }  # fmt: skip
-    search = Search(strategy, seed, tuple(family) if family else None)
+    known = STRATEGIES.get(strategy)  # an unknown one is refused where the tuning starts
+    given = known.options.parse(strategy_option or ()) if known else {}
+    search = Search(strategy, seed, tuple(family) if family else None, given)
     asked = Asked(
         read, device or settings.device, index, mode, policy, budget, search, rule, level.name, force, output,
         total_seconds, max_gflop, silent=not progress or as_json,

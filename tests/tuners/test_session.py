@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 import pytest
 
 from backends.errors import DeviceError, UnsupportedProblem
+from backends.family_space import FamilySpace, ListedSpace
 from backends.outcome import Outcome, Phase, Status
 from backends.problem import from_mm
 from backends.protocol import Baseline
@@ -389,6 +390,33 @@ def test_neighbours_of_the_fastest_are_searched_and_may_win() -> None:
     assert {"b.0", "b.1", "b.0.0"} <= set(screened)
     assert run.verdict is not None
     assert run.verdict.winner == solution("b.0.0").id
+
+
+class SpacedRunner(RecordedRunner):
+    """A family whose space has ten members; its list has the first two."""
+
+    def family_space(self, task: Task, family: str) -> FamilySpace:
+        assert family == "recorded"
+        return ListedSpace(family, [solution(name) for name in ("base", *(f"c{i}" for i in range(10)))])
+
+
+def test_an_exhaustive_search_goes_through_the_whole_space_and_is_gone_on_with() -> None:
+    space = replace(space_of("base", "c0", "c1"), families=("recorded",))
+    settings = TuningSettings(search=Search("exhaustive"), budget=Budget(100.0))
+
+    def run(replay: Sequence[Outcome]) -> tuple[list[Outcome], SpacedRunner]:
+        runner = SpacedRunner(quiet())
+        one = Session(runner, PROBLEM, settings, replay, clock=runner.clock, space=space)
+        found = [o for o in one.run() if o.phase is Phase.SCREEN]
+        assert one.counts.search_ended == "space exhausted"
+        return found, runner
+
+    whole, _ = run(())
+    assert [o.solution for o in whole] == [solution(n) for n in ("base", *(f"c{i}" for i in range(10)))]
+    again, runner = run(whole[:7])
+    assert again[:7] == whole[:7]
+    screened = [name for phase, name in runner.calls if phase == "screen"]
+    assert screened == ["c6", "c7", "c8", "c9"], "only what was not known"
 
 
 def test_outcomes_of_neighbours_are_replayed() -> None:
