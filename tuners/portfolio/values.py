@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import hypot, inf, log2
+from math import inf
 
 from backends.environment import Environment
 from backends.problem import GemmProblem
 from backends.solution import Solution
+from tuners.problem_distance import problem_distance
 
 
 def target_of(environment: Environment) -> str:
@@ -41,9 +42,9 @@ class Member:
     solution: Solution
     problems: Sequence[GemmProblem]
 
-    def distance(self, problem: GemmProblem) -> float:
-        """The least distance of a problem to those that it serves."""
-        return min((problem_distance(problem, one) for one in self.problems), default=inf)
+    def distance(self, problem: GemmProblem, units: int) -> float:
+        """The least distance of a problem to those that it serves, on a device of `units` compute units."""
+        return min((problem_distance(problem, one, units) for one in self.problems), default=inf)
 
 
 @dataclass(frozen=True)
@@ -79,13 +80,5 @@ class Portfolio:
             if (group.vendor, group.target, group.types) == (environment.vendor, target, types)
             for member in group.members
         ]
-        members.sort(key=lambda member: member.distance(problem))  # stable: the most useful first
+        members.sort(key=lambda member: member.distance(problem, environment.units))  # stable: the most useful first
         return [member.solution for member in members]
-
-
-def problem_distance(one: GemmProblem, other: GemmProblem) -> float:
-    """How far apart two problems are: the Euclidean distance of log2 of their sizes, and one step more for
-    each operand that is stored in another order."""
-    steps = [log2(getattr(one, name) / getattr(other, name)) for name in ("m", "n", "k", "batch")]
-    differing = (one.trans_a != other.trans_a) + (one.trans_b != other.trans_b)
-    return hypot(*steps) + differing

@@ -11,11 +11,13 @@ from tuners.strategies.context import (
     no_neighbours,
 )
 from tuners.strategies.exhaustive import Exhaustive
+from tuners.strategies.guided import Guided
 from tuners.strategies.local import Local
 from tuners.strategies.random import Random
 
 STRATEGIES: dict[str, Maker] = {
     "exhaustive": Exhaustive,
+    "guided": Guided,
     "local": Local,
     "random": Random,
 }
