@@ -74,7 +74,7 @@ class Compilers:
     def turn_to(self, task: Task) -> None:
         """Makes `task` the current one; drops the jobs and binaries of another task."""
         if task != self._task:
-            self.settle()
+            self.settle(wait_for_running=not self._beside)
             self._task = task
             self._made.clear()
             self._cached.clear()
