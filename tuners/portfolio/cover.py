@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-
+from functools import partial
 
 from backends.problem import GemmProblem
 from backends.solution import Solution
@@ -15,8 +15,6 @@ WITHIN = 0.01
 #: A problem needs no compiled member if its best compiled candidate takes this many times as long as its best
 #: candidate of all.
 WORTH_COMPILING = 1.25
-
-
 
 
 def build(
@@ -34,9 +32,9 @@ def build(
         for solution, seconds in one.seconds.items():
             times[solution] = min(seconds, times.get(solution, seconds))
     groups = []
-    for (vendor, target, types), table in sorted(tables.items()):
-        table = {problem: times for problem, times in table.items() if times}
-        own = {problem: _worth(times, lambda f, v=vendor: compiles(v, f)) for problem, times in table.items()}
+    for (vendor, target, types), known in sorted(tables.items()):
+        table = {problem: times for problem, times in known.items() if times}
+        own = {problem: _worth(times, partial(compiles, vendor)) for problem, times in table.items()}
         members = cover({problem: times for problem, times in own.items() if times}, within)
         served = {problem for problem, times in table.items() if _serves(members, times, within)}
         rest = {problem: times for problem, times in table.items() if problem not in served}

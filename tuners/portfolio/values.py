@@ -1,4 +1,4 @@
-"""What a portfolio holds: groups of solutions by architecture and types, with the problems that they serve."""
+"""What a portfolio holds: groups of solutions by target and types, with the problems that they serve."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from math import inf
 
 from backends.environment import Environment
 from backends.problem import GemmProblem
+from backends.problem_distance import problem_distance
 from backends.solution import Solution
-from tuners.problem_distance import problem_distance
 
 
 def target_of(environment: Environment) -> str:
@@ -80,5 +80,7 @@ class Portfolio:
             if (group.vendor, group.target, group.types) == (environment.vendor, target, types)
             for member in group.members
         ]
-        members.sort(key=lambda member: member.distance(problem, environment.units))  # stable: the most useful first
+        members.sort(
+            key=lambda member: member.distance(problem, environment.units)
+        )  # stable: the most useful first
         return [member.solution for member in members]

@@ -8,8 +8,8 @@ from math import isfinite, log
 
 from backends.outcome import Status
 from backends.problem import GemmProblem
+from backends.problem_distance import problem_distance
 from backends.solution import Solution
-from tuners.problem_distance import problem_distance
 from tuners.strategies.context import Model, PriorResult
 
 #: A result counts in a vote if its time is within this factor of the best of its problem.
