@@ -213,23 +213,23 @@ class ListedSpace(FamilySpace):
 
     def __init__(self, family: str, listed: Iterable[Solution]) -> None:
         self.family = family
-        self._listed = tuple({solution.id: solution for solution in listed}.values())
-        self._places = {solution.id: place for place, solution in enumerate(self._listed)}
+        self.listed = tuple({solution.id: solution for solution in listed}.values())
+        self._indices = {solution.id: place for place, solution in enumerate(self.listed)}
 
     @property
     def size(self) -> int:
         """See FamilySpace."""
-        return len(self._listed)
+        return len(self.listed)
 
     def at(self, index: int) -> Solution | None:
         """See FamilySpace."""
-        if not 0 <= index < len(self._listed):
-            raise IndexError(f"index {index} is not in a list of {len(self._listed)}")
-        return self._listed[index]
+        if not 0 <= index < len(self.listed):
+            raise IndexError(f"index {index} is not in a list of {len(self.listed)}")
+        return self.listed[index]
 
     def index(self, solution: Solution) -> int | None:
         """See FamilySpace."""
-        return self._places.get(solution.id)
+        return self._indices.get(solution.id)
 
     def steps(self, index: int) -> Iterator[int]:
         """See FamilySpace."""

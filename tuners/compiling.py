@@ -17,7 +17,7 @@ from backends.outcome import Outcome, Phase, Status
 from backends.protocol import Backend, DeviceListedFamily
 from backends.solution import Solution
 from tuners.device_process import Binaries, Task
-from tuners.inputs import Case, applicable, screening_cases
+from tuners.inputs import Case, applicable
 
 #: Niceness of compilers that run while a device measures, so that the device process has priority.
 NICENESS = 10
@@ -231,7 +231,7 @@ class Compilers:
                 twin = case.problem
                 return family.supports(twin) and family.illegal(twin, solution, here) is None
 
-            checks = screening_cases(task.problem, task.seed, every or self._traits.screens_every_case)
+            checks = task.screening_cases(every or self._traits.screens_every_case)
             problems = [case.problem for case in applicable(checks, legal)]
         try:
             found = {}

@@ -50,13 +50,21 @@ class DeviceProcessSettings:
 @dataclass(frozen=True)
 class Task:
     """One problem under one policy; its inputs are drawn from `seed`. `defaults`: ids of the solutions that
-    are the problem's defaults, which need only be right on the problem itself (tuners/baselines.py)."""
+    are the problem's defaults, which need only be right on the problem itself (tuners/baselines.py).
+    `exact_only`: a screening verifies on the problem itself and on no twin, for which other binaries would be
+    compiled: for recordings, which decide nothing."""
 
     problem: GemmProblem
     policy: MeasurementPolicy
     seed: int
     options: SearchOptions = field(default_factory=SearchOptions)
     defaults: frozenset[str] = frozenset()
+    exact_only: bool = False
+
+    def screening_cases(self, every: bool) -> tuple[Case, ...]:
+        """The cases of a screening; `every`: see inputs.screening_cases()."""
+        found = screening_cases(self.problem, self.seed, every)
+        return tuple(case for case in found if case.name == "exact") if self.exact_only else found
 
 
 class DeviceProcess:
@@ -110,7 +118,7 @@ class DeviceProcess:
     @property
     def screening(self) -> Sequence[Case]:
         """The cases that a candidate must compute correctly before it is timed."""
-        return screening_cases(self.task.problem, self.task.seed, every=self.device.traits.screens_every_case)
+        return self.task.screening_cases(every=self.device.traits.screens_every_case)
 
     @property
     def sets(self) -> OperandSets:

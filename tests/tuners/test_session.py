@@ -296,7 +296,8 @@ def test_what_cannot_be_run_is_said() -> None:
     with pytest.raises(UnsupportedProblem, match="times in mode eager only, not graph"):
         list(session(runner, policy=MeasurementPolicy(mode="graph")).run())
     with pytest.raises(
-        UnsupportedProblem, match="strategy 'magic' is unknown; known: exhaustive, guided, local, random"
+        UnsupportedProblem,
+        match="strategy 'magic' is unknown; known: evolutionary, exhaustive, guided, halving, local, random",
     ):
         list(session(runner, search=Search("magic")).run())
     with pytest.raises(DeviceError, match="gone"):

@@ -10,14 +10,18 @@ from tuners.strategies.context import (
     SearchContext,
     no_neighbours,
 )
+from tuners.strategies.evolutionary import Evolutionary
 from tuners.strategies.exhaustive import Exhaustive
 from tuners.strategies.guided import Guided
+from tuners.strategies.halving import Halving
 from tuners.strategies.local import Local
 from tuners.strategies.random import Random
 
 STRATEGIES: dict[str, Maker] = {
+    "evolutionary": Evolutionary,
     "exhaustive": Exhaustive,
     "guided": Guided,
+    "halving": Halving,
     "local": Local,
     "random": Random,
 }

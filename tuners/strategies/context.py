@@ -75,3 +75,12 @@ class SearchContext:
     models: Mapping[str, Model] = field(default_factory=dict)
     options: Mapping[str, OptionValue] = field(default_factory=dict)
     seed: int = 0
+
+
+def near(context: SearchContext, origin: Solution) -> Sequence[Solution]:
+    """The neighbours of a candidate; those in its family's space if the family is not searched by
+    neighbours."""
+    found = context.neighbours(origin)
+    if found or origin.family not in context.spaces:
+        return found
+    return list(context.spaces[origin.family].neighbours(origin))
