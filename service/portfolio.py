@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 from sqlalchemy import Connection
 
-from backends.archs import GPU_TARGETS
+from backends.archs import CPU_ISAS, GPU_TARGETS
 from backends.cache import BinaryCache
+from backends.cpu.driver import isa_of
 from backends.environment import Environment
 from backends.errors import GemmtuneError, InvalidProblem, UnknownDevice
 from backends.kernel_checks.candidates import environment_of
@@ -48,8 +53,8 @@ def environments(archs: Sequence[str]) -> list[Environment]:
     """An environment to compile in for each architecture; without any, those of this machine's devices.
     Raises InvalidProblem for an unknown architecture, UnknownDevice where there is no device."""
     for arch in archs:
-        if arch not in GPU_TARGETS and arch != "cpu":
-            known = ", ".join(["cpu", *GPU_TARGETS])
+        if arch not in GPU_TARGETS and arch != "cpu" and isa_of(arch)[0] is None:
+            known = ", ".join(["cpu", *GPU_TARGETS, *(isa.name for isa in CPU_ISAS)])
             raise InvalidProblem(f"architecture {arch!r} is unknown; known: {known}", "arch")
     found, notes = (
         devices("cpu" if list(archs) == ["cpu"] else None) if "cpu" in archs or not archs else ([], [])
@@ -65,6 +70,10 @@ def environments(archs: Sequence[str]) -> list[Environment]:
 
 def _of_arch(arch: str) -> Environment:
     """A placeholder device's environment with the compilers that are installed here."""
+    isa, _ = isa_of(arch)
+    if isa is not None:
+        units = os.cpu_count() or 1
+        return Environment("cpu", isa.machine, arch, units, 0, "none", partition=arch)
     environment = environment_of(arch)
     toolchain = TOOLCHAINS[environment.vendor]
     build_ = toolchain.build(arch)
@@ -84,21 +93,41 @@ def items_for(portfolio: Portfolio, where: Sequence[Environment]) -> tuple[list[
     return [item for items, _ in plans for item in items], list(chain(*(notes for _, notes in plans)))
 
 
-def warm(
-    environment: Environment, cache: BinaryCache, stop: Callable[[], bool], busy: Callable[[], bool]
-) -> None:
-    """Compiles the shipped portfolio for a worker's device, while the worker is not `busy`, until stop(). A
-    portfolio that cannot be read or compiled is logged: tunings run without it."""
-    try:
-        items, _ = items_for(file.shipped(), [environment])
-        # One compiler at a time: a job that arrives waits for none, and runs beside at most one.
-        done = list(_progress(precompile(items, cache, 1, stop, busy)))
-    except GemmtuneError as error:
-        _log.warning("the portfolio is not compiled: %s", error)
-        return
-    if any(not one.cached for one in done):
-        failed = sum(one.error is not None for one in done)
-        _log.info("portfolio: %d kernels are compiled, %d failed", len(done) - failed, failed)
+class Warming:
+    """Compiles the shipped portfolio for a worker's device in a thread, one kernel at a time, while the worker
+    is idle. If the device is the host, a job that begins waits for the compiler in progress, which would
+    disturb its measurements; else it runs beside it."""
+
+    def __init__(self, environment: Environment, cache: BinaryCache, busy: Callable[[], bool]) -> None:
+        self._environment, self._cache, self._busy = environment, cache, busy
+        self._turn, self._stop = threading.Lock(), threading.Event()
+        self._host = not backend(environment.vendor).traits.compiles_beside
+        self._thread = threading.Thread(target=self._run, name="portfolio", daemon=True)
+
+    def start(self) -> None:
+        """Begins."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Begins no further kernel."""
+        self._stop.set()
+
+    def job(self) -> AbstractContextManager[Any]:
+        """What a job holds while it measures."""
+        return self._turn if self._host else nullcontext()
+
+    def _run(self) -> None:
+        """A portfolio that cannot be read or compiled is logged: tunings run without it."""
+        try:
+            items, _ = items_for(file.shipped(), [self._environment])
+            compiling = precompile(items, self._cache, 1, self._stop.is_set, self._busy, self._turn)
+            done = list(_progress(compiling))
+        except GemmtuneError as error:
+            _log.warning("the portfolio is not compiled: %s", error)
+            return
+        if any(not one.cached for one in done):
+            failed = sum(one.error is not None for one in done)
+            _log.info("portfolio: %d kernels are compiled, %d failed", len(done) - failed, failed)
 
 
 def _progress(found: Iterator[Compiled]) -> Iterator[Compiled]:

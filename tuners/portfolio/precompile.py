@@ -12,8 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from typing import Any
 
 from backends.cache import BinaryCache, CompiledOnly
 from backends.environment import Environment
@@ -82,11 +83,12 @@ def precompile(
     jobs: int | None = None,
     stop: Callable[[], bool] = lambda: False,
     pause: Callable[[], bool] = lambda: False,
+    turn: AbstractContextManager[Any] | None = None,
 ) -> Iterator[Compiled]:
     """Compiles the items, `jobs` at a time (None: one a processor), and yields each as it ends. What is in
     the cache is not compiled again, so that a stopped run is taken up by another. It ends early once stop(),
-    and begins nothing new during pause(); compilers in progress end first. The compilers' threads have a low
-    priority."""
+    and begins nothing new during pause(); compilers in progress end first. Each compiler holds `turn` while it
+    runs. The compilers' threads have a low priority."""
     kept, waiting = CompiledOnly(cache.root), []
     for item in items:
         if stop():
@@ -102,7 +104,7 @@ def precompile(
         while (waiting and not stop()) or running:
             while waiting and len(running) < most and not pause() and not stop():
                 item = waiting.pop(0)
-                running[pool.submit(_compile, item, cache)] = item
+                running[pool.submit(_in_turn, turn or nullcontext(), item, cache)] = item
             if not running:
                 time.sleep(_PAUSE_SECONDS)
                 continue
@@ -121,6 +123,11 @@ def _ended(item: Item, future: Future[None]) -> Compiled:
     except (CompileError, CompilerMissing) as error:  # one member less; StorageError ends the run
         return Compiled(item, error=str(error))
     return Compiled(item)
+
+
+def _in_turn(turn: AbstractContextManager[Any], item: Item, cache: BinaryCache) -> None:
+    with turn:
+        _compile(item, cache)
 
 
 def _compile(item: Item, cache: BinaryCache) -> None:
