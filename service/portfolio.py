@@ -94,9 +94,9 @@ def items_for(portfolio: Portfolio, where: Sequence[Environment]) -> tuple[list[
 
 
 class Warming:
-    """Compiles the shipped portfolio for a worker's device in a thread, one kernel at a time, while the worker
-    is idle. If the device is the host, a job that begins waits for the compiler in progress, which would
-    disturb its measurements; else it runs beside it."""
+    """Compiles the shipped portfolio for a worker's device in a thread, one kernel at a time, while the
+    worker is idle. If the device is the host, a job that begins waits for the compiler in progress, which
+    would disturb its measurements; else it runs beside it."""
 
     def __init__(self, environment: Environment, cache: BinaryCache, busy: Callable[[], bool]) -> None:
         self._environment, self._cache, self._busy = environment, cache, busy

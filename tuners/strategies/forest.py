@@ -84,23 +84,22 @@ class NumpyForest:
         self._roots = [self._grown(rows, values, 0) for _ in range(self._trees)]
 
     def _grown(self, rows: Matrix, values: Matrix, depth: int) -> _Split | float:
-        mean = float(values.mean())
-        low, high = rows.min(axis=0), rows.max(axis=0)
-        usable = np.flatnonzero(high > low)
-        if len(values) < 2 * LEAF or depth == DEPTH or not len(usable) or np.ptp(values) == 0:
-            return mean
-        chosen = self._random.choice(usable, min(len(usable), max(1, rows.shape[1] // 2)), replace=False)
-        thresholds = self._random.uniform(low[chosen], high[chosen])
-        below = rows[:, chosen] <= thresholds
+        count, total = len(values), float(values.sum())
+        if count < 2 * LEAF or depth == DEPTH or values.min() == values.max():
+            return total / count
+        chosen = self._random.permutation(rows.shape[1])[: max(1, rows.shape[1] // 2)]
+        some = rows[:, chosen]
+        low = some.min(axis=0)
+        thresholds = low + self._random.random(len(chosen)) * (some.max(axis=0) - low)
+        below = some <= thresholds
         counts = below.sum(axis=0)
-        sums = values @ below
-        with np.errstate(divide="ignore", invalid="ignore"):
-            # The sum of squares between the two sides; the best split leaves the least within them.
-            between = sums**2 / counts + (values.sum() - sums) ** 2 / (len(values) - counts)
-        between[(counts < LEAF) | (len(values) - counts < LEAF)] = -np.inf
-        best = int(np.argmax(between))
-        if not np.isfinite(between[best]):
-            return mean
+        inner = (counts >= LEAF) & (count - counts >= LEAF)
+        if not inner.any():
+            return total / count
+        sums, counts = values @ below[:, inner], counts[inner]
+        # The sum of squares between the two sides: the best split leaves the least within them.
+        between = sums**2 / counts + (total - sums) ** 2 / (count - counts)
+        best = np.flatnonzero(inner)[int(between.argmax())]
         side = below[:, best]
         return _Split(
             int(chosen[best]), float(thresholds[best]),

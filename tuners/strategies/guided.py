@@ -19,6 +19,9 @@ from tuners.strategies.forest import Matrix, forest
 from tuners.strategies.options import StrategyOptions, option
 from tuners.strategies.ranking import fused, modelled, voted
 
+#: The model learns again once what it learnt from has grown by one part of so many.
+_RELEARN = 6
+
 
 @dataclass(frozen=True)
 class GuidedOptions(StrategyOptions):
@@ -29,16 +32,16 @@ class GuidedOptions(StrategyOptions):
         10.0, "Constant of the rank fusion: the smaller, the more the first places count.", 0, 1000
     )
     fused_turns: int = option(
-        4, "Every so manieth candidate after the opening is the next of the fused order.", 1, 10_000
+        4, "After the opening one candidate of so many is the next of the fused order.", 1, 10_000
     )
-    trees: int = option(16, "Trees of the model.", 1, 1000)
+    trees: int = option(12, "Trees of the model.", 1, 1000)
     optimism: float = option(
         0.5, "Standard deviations of the trees' answers that are taken off a predicted time.", 0, 10
     )
     leaders: int = option(5, "Fastest candidates whose neighbours the model may choose.", 0, 1000)
     drawn: int = option(128, "Members of the families' spaces that are drawn each time the model learns.", 0,
                         100_000)  # fmt: skip
-    learn_every: int = option(8, "Told outcomes after which the model learns again.", 1, 10_000)
+    learn_every: int = option(8, "Told outcomes after which the model may learn again.", 1, 10_000)
 
 
 class Guided:
@@ -139,7 +142,9 @@ class Guided:
     def _learn(self) -> None:
         """Fits the model to what was told, and scores what may be asked for; the least is the best."""
         told = len(self._timed) + len(self._failed)
-        if self._scores and told - self._learnt_from < self._options.learn_every:
+        # Learning takes longer the more is told, so that it must happen less often.
+        fresh = max(self._options.learn_every, self._learnt_from // _RELEARN)
+        if self._scores and told - self._learnt_from < fresh:
             return
         self._learnt_from = told
         self._widen()
