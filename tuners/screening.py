@@ -54,7 +54,7 @@ class Screening:
         known = prior or PriorKnowledge()
         context = SearchContext(
             space.candidates, task.problem, runner.environment, self._neighbours, self._spaces,
-            known.history, known.portfolio, known.models, search.options, search.seed,
+            known.history, known.portfolio, search.options, search.seed, known.models,
         )  # fmt: skip
         self._strategy = STRATEGIES[search.strategy](context)
         self._left = budget.candidates

@@ -72,9 +72,9 @@ class SearchContext:
     spaces: Mapping[str, FamilySpace] = field(default_factory=FamilySpaces)
     history: Sequence[PriorResult] = ()
     portfolio: Sequence[Solution] = ()
-    models: Mapping[str, Model] = field(default_factory=dict)
     options: Mapping[str, OptionValue] = field(default_factory=dict)
     seed: int = 0
+    models: Mapping[str, Model] = field(default_factory=dict)
 
 
 def near(context: SearchContext, origin: Solution) -> Sequence[Solution]:
