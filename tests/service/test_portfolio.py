@@ -38,7 +38,7 @@ def test_groups_that_were_not_built_anew_are_kept(engine: Engine) -> None:
         store_session(connection, start(problem()), candidate(1), 1e-6)
     with reading(engine) as connection:
         made = portfolios.from_database(connection, [CLASS])
-    there = file.shipped().groups
+    there = [group for group in file.shipped().groups if group.vendor == "cuda"]
     assert portfolios.merged(there, made) == [*made, *there]
     assert portfolios.merged(made, made) == made
 
