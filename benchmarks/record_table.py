@@ -30,7 +30,7 @@ from typing import Any
 from backends.cache import BinaryCache, default_cache_dir
 from backends.errors import DeviceMemoryExceeded, GemmtuneError, UnsupportedProblem
 from backends.family_space import FamilySpace, permuted
-from backends.outcome import Outcome, Status
+from backends.outcome import Status
 from backends.problem import GemmProblem
 from backends.registry import find_device
 from backends.solution import Solution
@@ -43,15 +43,18 @@ from tuners.recorded_table import RecordedProblem, RecordedTable, Row
 from tuners.strategies.exhaustive import in_turns, untried
 
 SHAPES = Path(__file__).parent / "shapes.json"
-#: Samples of a pass; indices of a space that are looked at for legal members.
-SAMPLES, SCANNED = 5, 5000
+#: Samples of a pass, more than a screening takes, so that searches draw different ones; indices of a space that
+#: are looked at for legal members.
+SAMPLES, SCANNED = 10, 5000
 #: A candidate is screened until it is shown to be slower than this many times the best, with the screening's
 #: own factors (tuners/options.py); the defaults and those within NEAR of the best have a second pass.
-SLOW, NEAR = 4.0, 3.0
-#: Shares of the time: for compiling before anything is measured; of a problem's, for its first pass.
-COMPILING, FIRST = 0.4, 0.65
-#: Candidates that are screened in one call.
-BATCH = 16
+SLOW, NEAR = 4.0, 2.0
+#: Share of the time for compiling before anything is measured. Shares of a problem's time when its screenings,
+#: its first pass and its second pass end.
+COMPILING, ENDS = 0.4, (0.6, 0.8, 1.0)
+#: Candidates that are screened in one call; candidates whose samples are taken in rounds, fewer than the device
+#: process keeps loaded.
+BATCH, GROUP = 16, 48
 
 
 @dataclass(frozen=True)
@@ -135,10 +138,10 @@ def condition(process: DeviceProcess) -> dict[str, Any]:
 class Recording:
     """Measures the candidates of one problem."""
 
-    def __init__(self, runner: DeviceClient, choice: Choice, seconds: float) -> None:
-        self._runner, self._choice = runner, choice
+    def __init__(self, runner: DeviceClient, choice: Choice, seconds: float, group: int) -> None:
+        self._runner, self._choice, self._group = runner, choice, group
         begin = time.monotonic()
-        self._first_ends, self._ends = begin + FIRST * seconds, begin + seconds
+        self._screened, self._first_ends, self._ends = (begin + share * seconds for share in ENDS)
         self._rows: dict[Solution, Row] = {}
 
     def run(self) -> RecordedProblem:
@@ -149,7 +152,11 @@ class Recording:
         for batch in self._ready():
             self._screen(batch)
         runner.settle()
-        self._second()
+        near = self._sorted()
+        for solution, samples in self._sampled(near, "first", self._first_ends):
+            self._rows[solution] = replace(self._rows[solution], first=samples)
+        for solution, samples in self._sampled(near, "second", self._ends):
+            self._rows[solution] = replace(self._rows[solution], second=samples)
         after = runner.run(condition)
         # One that is near the best and had no second pass when the time was up is no row: its regret is unknown.
         rows = tuple(row for row in self._rows.values() if row.second or not self._near(row))
@@ -168,7 +175,7 @@ class Recording:
         return row.seconds <= NEAR * best or row.solution in own
 
     def _ready(self) -> Iterator[list[Solution]]:
-        """Batches of compiled candidates, the defaults first, until the first pass's time is up."""
+        """Batches of compiled candidates, the defaults first, until the time for screenings is up."""
         task, waiting = self._choice.task, dict.fromkeys(self._choice.places)
         for solution in dict.fromkeys(solution for _, solution in self._choice.baselines):
             del waiting[solution]
@@ -176,7 +183,7 @@ class Recording:
         beside = self._runner.backend.traits.compiles_beside
         if beside:
             self._runner.begin(task, list(waiting))
-        while waiting and time.monotonic() < self._first_ends:
+        while waiting and time.monotonic() < self._screened:
             if not beside:  # the call waits for compilers
                 self._runner.begin(task, list(islice(waiting, BATCH)))
             ready = list(islice((one for one in waiting if self._runner.ready(one)), BATCH))
@@ -192,39 +199,43 @@ class Recording:
         outcomes = self._runner.screen(batch, None if best is None else SLOW * best)
         clock = self._runner.run(condition).get("sm_mhz")
         for asked, outcome in zip(batch, outcomes, strict=True):
-            samples = outcome.samples
-            if outcome.status is Status.OK:
-                samples = self._more(outcome, SAMPLES - len(samples))
             place = self._choice.places[asked]
-            self._rows[asked] = Row(outcome.solution, outcome.status, samples, (), place, clock)
+            self._rows[asked] = Row(outcome.solution, outcome.status, outcome.samples, (), place, clock)
 
-    def _more(self, outcome: Outcome, count: int) -> tuple[float, ...]:
-        return (*outcome.samples, *self._samples(outcome.solution, count))
-
-    def _samples(self, solution: Solution, count: int) -> list[float]:
-        found = (self._runner.sample(solution) for _ in range(count))
-        return [one.samples[0] for one in found if one.status in (Status.OK, Status.UNSTABLE)]
-
-    def _second(self) -> None:
-        """The second pass: the defaults, then the others near the best, the fastest first."""
+    def _sorted(self) -> list[Solution]:
+        """The defaults, then the candidates near the best, the fastest first."""
         own = {solution for _, solution in self._choice.baselines}
         near = [(row.seconds, one) for one, row in self._rows.items() if self._near(row)]
-        near.sort(key=lambda pair: (pair[1] not in own, pair[0], pair[1].id))
-        for _, solution in near:
-            if time.monotonic() > self._ends:
-                break
-            samples = tuple(self._samples(solution, SAMPLES))
-            self._rows[solution] = replace(self._rows[solution], second=samples)
+        return [one for _, one in sorted(near, key=lambda pair: (pair[1] not in own, pair[0], pair[1].id))]
+
+    def _sampled(
+        self, near: Sequence[Solution], which: str, ends: float
+    ) -> Iterator[tuple[Solution, tuple[float, ...]]]:
+        """The samples of a pass, completed to SAMPLES of each candidate, for those that there was time for. A
+        group takes its samples in rounds, so that a change of the machine's speed affects all of it alike."""
+        for start in range(0, len(near), self._group):
+            group = {one: list(getattr(self._rows[one], which)) for one in near[start : start + self._group]}
+            for number in range(min(map(len, group.values())), SAMPLES):
+                for solution in [one for one, samples in group.items() if len(samples) == number]:
+                    if time.monotonic() > ends:
+                        return
+                    taken = self._runner.sample(solution)
+                    if taken.status in (Status.OK, Status.UNSTABLE):
+                        group[solution] += taken.samples
+                    else:  # without a second pass it is no row
+                        del group[solution]
+            yield from ((one, tuple(samples)) for one, samples in group.items())
 
 
-def rule(count: int, seed: int) -> str:
+def rule(count: int, seed: int, group: int) -> str:
     """How the rows are chosen and measured."""
     return (
         f"At most {count} candidates of a problem beside its defaults, families in turns: of each alternately "
         f"the next listed candidate and the next legal member among the first {SCANNED} indices of its space "
-        f"in the order of seed {seed}. Two passes of {SAMPLES} samples; the second for candidates within "
-        f"{NEAR:g} of the fastest. Verified on the problem itself, one seed; pruned at {SLOW:g} times the "
-        "screening's factors."
+        f"in the order of seed {seed}. Verified on the problem itself, one seed; pruned at {SLOW:g} times the "
+        f"screening's factors. Two passes of {SAMPLES} samples for the defaults and the candidates within "
+        f"{NEAR:g} of the fastest, taken in rounds over groups of {group}, the fastest first; the first pass "
+        "begins with the screening's samples."
     )
 
 
@@ -250,6 +261,10 @@ def main() -> None:
     parser.add_argument("--problems", type=Path, help="a file of problems, JSON lines")
     parser.add_argument("--count", type=int, default=1000, help="candidates of a problem")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--group", type=int, default=GROUP,
+        help="candidates whose samples are taken in rounds: more where the device's speed changes often",
+    )  # fmt: skip
     parser.add_argument("--seconds", type=float, default=1500.0, help="of wall clock, in all")
     parser.add_argument("--cache-dir", type=Path, default=None)
     parser.add_argument("--output", type=Path, required=True)
@@ -280,7 +295,7 @@ def main() -> None:
                 print(f"the time is up: {len(choices) - number} problems were not measured", file=sys.stderr)
                 break
             try:
-                found = Recording(runner, choice, left / (len(choices) - number)).run()
+                found = Recording(runner, choice, left / (len(choices) - number), given.group).run()
             except DeviceMemoryExceeded as error:
                 print(f"left out: {error}", file=sys.stderr)
                 continue
@@ -289,7 +304,12 @@ def main() -> None:
             print(f"{found.problem.slug}: {len(found.rows)} rows, {twice} of them twice", flush=True)
             policy = choice.task.policy
             RecordedTable(
-                runner.environment, made_by, at, rule(given.count, given.seed), policy, tuple(done)
+                runner.environment,
+                made_by,
+                at,
+                rule(given.count, given.seed, given.group),
+                policy,
+                tuple(done),
             ).save(given.output)
     print(f"written: {given.output}, {given.output.stat().st_size if done else 0} bytes")
 

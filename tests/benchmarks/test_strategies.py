@@ -57,7 +57,7 @@ def test_a_strategy_is_given_the_history_of_other_layers(monkeypatch: pytest.Mon
         seen.append(PriorKnowledge(context.history, context.portfolio))
         return make(context)
 
-    monkeypatch.setitem(STRATEGIES, "exhaustive", watching)  # type: ignore[arg-type]
+    monkeypatch.setitem(STRATEGIES, "exhaustive", watching)
     compare([TABLE], ["exhaustive"], 1)
     assert [{layer(one.problem) for one in known.history} for known in seen] == [
         {(512, 2048)}, {(512, 2048)}, {(768, 512)},

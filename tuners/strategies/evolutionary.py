@@ -1,10 +1,12 @@
-"""Evolution with an archive: the fastest candidate of every cell (family, size of the tile, split of k) is
-kept, so that a search does not lose what is unlike its best; children are neighbours and crossings."""
+"""Evolution with an archive: the fastest candidates of every cell (family, size of the tile, split of k) are
+kept, so that a search does not lose what is unlike its best; children are neighbours and crossings. Where
+none are left, members are drawn from the spaces."""
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import chain
 from math import log2, prod
 from random import Random
 from typing import ClassVar
@@ -12,6 +14,7 @@ from typing import ClassVar
 from backends.outcome import Outcome, Status
 from backends.solution import Parameter, Solution
 from tuners.strategies.context import SearchContext, near
+from tuners.strategies.exhaustive import in_turns
 from tuners.strategies.options import StrategyOptions, option
 
 #: Parameters that are a side of a tile, and those that say in how many slices k is.
@@ -34,11 +37,12 @@ class EvolutionaryOptions(StrategyOptions):
         0.25, "Share of the candidates after the opening that come from the list.", least=0.0, most=1.0
     )
     crossing: float = option(0.3, "Share of the children that are crossings.", least=0.0, most=1.0)
+    kept: int = option(3, "Candidates that a cell of the archive keeps.", least=1)
     rivals: int = option(3, "Candidates of the archive of which the fastest becomes a parent.", least=1)
 
 
 class Evolutionary:
-    """Keeps the fastest candidate of every cell (family, size of the tile, split of k) in an archive, and
+    """Keeps the fastest candidates of every cell (family, size of the tile, split of k) in an archive, and
     tries neighbours of archived candidates and crossings of two of one family. The seed chooses the
     parents."""
 
@@ -50,7 +54,11 @@ class Evolutionary:
         self._rng = Random(context.seed)
         self._listed = deque(context.candidates)
         self._asked: set[str] = set()
-        self._archive: dict[Cell, tuple[float, Solution]] = {}
+        #: The fastest candidates of each cell, (seconds, id, solution).
+        self._archive: dict[Cell, list[tuple[float, str, Solution]]] = {}
+        spaces = context.spaces
+        #: Members drawn from the spaces, for when nothing in the archive has children left.
+        self._drawn = in_turns(spaces[name].shuffled(context.seed) for name in sorted(spaces))
         #: Neighbours of an archived candidate that were not tried yet.
         self._near: dict[str, list[Solution]] = {}
         #: Candidates that were returned, and how many of them after the opening came from the list.
@@ -70,14 +78,15 @@ class Evolutionary:
         solution, seconds = outcome.solution, outcome.seconds
         self._asked.add(solution.id)
         if outcome.status is Status.OK and seconds is not None:
-            place = cell(solution)
-            if place not in self._archive or seconds < self._archive[place][0]:
-                self._archive[place] = seconds, solution
+            members = self._archive.setdefault(cell(solution), [])
+            members[:] = sorted([*members, (seconds, solution.id, solution)], key=lambda one: one[:2])
+            del members[self._options.kept :]
 
     def _next(self) -> Solution | None:
         after = self._returned - self._options.opening
         from_list = after < 0 or self._from_list < self._options.listed_share * (after + 1)
-        for source in (self._of_list, self._child) if from_list else (self._child, self._of_list):
+        first, second = (self._of_list, self._child) if from_list else (self._child, self._of_list)
+        for source in (first, second, self._stranger):
             if (one := source()) is not None:
                 self._from_list += after >= 0 and source == self._of_list
                 return one
@@ -92,18 +101,22 @@ class Evolutionary:
 
     def _child(self) -> Solution | None:
         """A child of archived candidates; None if all of them have none left."""
-        elites = sorted(self._archive.values(), key=lambda one: (one[0], one[1].id))
+        elites = sorted(chain.from_iterable(self._archive.values()), key=lambda one: one[:2])
         while elites:
             chosen = min(self._rng.randrange(len(elites)) for _ in range(self._options.rivals))
-            parent = elites[chosen][1]
+            parent = elites[chosen][2]
             child = None
             if self._rng.random() < self._options.crossing:
-                child = self._crossed(parent, [one for _, one in elites if one.family == parent.family])
+                child = self._crossed(parent, [one for *_, one in elites if one.family == parent.family])
             child = child or self._mutated(parent)
             if child is not None:
                 return child
             del elites[chosen]
         return None
+
+    def _stranger(self) -> Solution | None:
+        """A member drawn from the spaces."""
+        return next((one for one in self._drawn if one.id not in self._asked), None)
 
     def _mutated(self, parent: Solution) -> Solution | None:
         if parent.id not in self._near:

@@ -86,7 +86,7 @@ def test_crossings_take_each_parameter_of_one_of_two_parents() -> None:
     strategy = Evolutionary(
         context(LISTED, spaces={"family": still}, options={"opening": 4, "crossing": 1.0})
     )
-    opening, children = run(strategy, 4), run(strategy, 100)
+    opening, children = run(strategy, 4), run(strategy, 3)
     assert children
     assert not set(children) & set(opening)
     for place, child in enumerate(children):
