@@ -321,6 +321,22 @@ class DeviceSpacedFamily(Protocol):
 
 
 @runtime_checkable
+class ProposingFamily(Protocol):
+    """A family for which another program's model proposes candidates."""
+
+    @property
+    def model(self) -> str:
+        """The model's name."""
+
+    def supports(self, problem: GemmProblem) -> bool:
+        """See Family."""
+
+    def proposed(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
+        """Legal candidates that the model proposes, its likeliest first; none where it is not installed or
+        does not know the device."""
+
+
+@runtime_checkable
 class BuiltFamily(Protocol):
     """A family whose solutions name the build of a library (Solution.build)."""
 

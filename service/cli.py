@@ -70,6 +70,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "lint": ("lint", "Check other tools' tables before they load them."),
     "pretuned": ("pretuned", "Tables of results that were measured elsewhere: list, install, write one."),
+    "portfolio": (
+        "portfolio",
+        "Small sets of solutions that serve many problems: build one from measurements, show it.",
+    ),
     "kernels": ("kernels", "Our own kernel families."),
     "db": ("run", "Look after the database."),
 }

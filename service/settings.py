@@ -61,6 +61,10 @@ class Settings(BaseSettings):
         default=True,
         description="Whether `serve` and `db upgrade` install the shipped pre-tuned tables as claims.",
     )
+    precompile: bool = Field(
+        default=True,
+        description="Whether an idle worker compiles the shipped portfolio for its device.",
+    )
     max_compiles: int = Field(
         default=2, ge=1, description="Kernels compiled for requests at a time; one more is answered 503."
     )

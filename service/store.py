@@ -17,11 +17,12 @@ from backends.errors import StorageError
 from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem
 from backends.solution import Solution
-from db import exported, jobs, sessions
+from db import exported, history, jobs, sessions
 from db.engine import DatabaseUnavailable, writing
 from db.jobs import StartedJob
 from service.requests import request_content
 from tuners.session_store import Result, SessionSpec, StoredSession
+from tuners.strategies import PriorResult
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -61,6 +62,15 @@ def claimed_solutions(connection: Connection, start: sessions.SessionStart) -> l
     return list(found.values())
 
 
+def past_results(connection: Connection, start: sessions.SessionStart) -> list[PriorResult]:
+    """What earlier sessions found for near problems, for the search."""
+    where = start.environment.device_class
+    return [
+        PriorResult(one.problem, one.environment, one.solution, Status.OK, one.ratio)
+        for one in history.nearest(connection, start.problem, where, start.policy_id)
+    ]
+
+
 class DirectStore:
     """The SessionStore of a campaign without a job: the same command finds its earlier outcomes and resumes.
     A new `origin` makes separate sessions, which are measured again."""
@@ -84,10 +94,10 @@ class DirectStore:
             self._first_take = sessions.takes(connection, session_id) + 1
             outcomes = sessions.stored_outcomes(connection, session_id)
             result = sessions.stored_result(connection, session_id)
-            imported = claimed_solutions(connection, start)
+            imported, past = claimed_solutions(connection, start), past_results(connection, start)
         self._start = start
         self._seen.clear()
-        return StoredSession(outcomes, None if result is None else Result.from_dict(result), imported)
+        return StoredSession(outcomes, None if result is None else Result.from_dict(result), imported, past)
 
     def add(self, outcome: Outcome) -> None:
         """Stores an outcome. Raises StorageError if the database does not answer."""
@@ -143,19 +153,21 @@ class JobStore:
         """What earlier starts of this job measured in the same environment."""
         self.session = replace(self.session, options=spec.settings.options.to_dict())
 
-        def read(connection: Connection) -> tuple[list[Outcome], int, list[Solution]]:
+        def read(connection: Connection) -> tuple[int, StoredSession]:
             jobs.hold(connection, self.job)
             session_id = sessions.begin_session(connection, self.session)
             jobs.hold(connection, self.job, session_id=session_id)
             outcomes = sessions.stored_outcomes(connection, session_id)
             imported = claimed_solutions(connection, self.session)
-            return outcomes, sessions.takes(connection, session_id), imported
+            past = past_results(connection, self.session)
+            stored = StoredSession(outcomes, None, imported, past)
+            return sessions.takes(connection, session_id), stored
 
-        outcomes, highest, imported = self._write(read)
+        highest, stored = self._write(read)
         self._first_take = highest + 1
-        for outcome in outcomes:
+        for outcome in stored.outcomes:
             self._count(outcome)
-        return StoredSession(outcomes, None, imported)
+        return stored
 
     def add(self, outcome: Outcome) -> None:
         """Stores an outcome at once, and adds a progress event to the job's tunings if one is due."""

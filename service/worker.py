@@ -29,6 +29,7 @@ from db.engine import DatabaseUnavailable, reading, writing
 from db.jobs import MAX_ATTEMPTS, StartedJob
 from service.device_lock import DeviceLock, locks_folder
 from service.jobs import Executor, JobQueue
+from service.portfolio import Warming
 from service.requests import read_request
 from service.settings import Settings
 from service.store import JobStore, Stopping, patiently
@@ -70,10 +71,12 @@ class Worker:
         self._cache = BinaryCache(settings.cache_dir / "kernels")
         self._ceilings = CeilingStore(settings.cache_dir / "ceilings")
         self._make_runner = make_runner
-        self._runner: DeviceClient | None = None
-        self._stop = threading.Event()
+        self._warming = Warming(self.environment, self._cache, lambda: not self._idle.is_set())
+        self._precompile = settings.precompile
         self._idle = threading.Event()
         self._idle.set()
+        self._runner: DeviceClient | None = None
+        self._stop = threading.Event()
         #: Whether the worker ended because it could not store or measure, or was taken for dead.
         self.failed = False
         self._turn = threading.Lock()
@@ -93,6 +96,8 @@ class Worker:
         patiently(self._stop, self._register)
         patiently(self._stop, lambda: self._queue.declare(str(self.environment.device_class)))
         self._executor.start()
+        if self._precompile:
+            self._warming.start()
         _log.info("worker %s owns %s (%s)", self.id, self.environment.device_class, self.environment.uuid)
         steps: list[list[Any]] = [
             [LOOK_SECONDS, 0.0, self._look],
@@ -112,6 +117,7 @@ class Worker:
     def stop(self) -> None:
         """Asks the worker to release its job and end."""
         self._stop.set()
+        self._warming.stop()
 
     def _register(self) -> None:
         with writing(self._engine) as connection:
@@ -265,7 +271,8 @@ class Worker:
             self._end(job, "failed", message, evidence, broken=True)
             return
         try:
-            self._measure(job)
+            with self._warming.job():
+                self._measure(job)
         except (jobs.Fenced, Stopping, StorageError, DeviceLost):
             raise
         except Exception as error:  # an internal error ends this job, not the queue

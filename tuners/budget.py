@@ -56,7 +56,7 @@ class Search:
     """How to search: the strategy's name, its seed, the families to draw from (None: all), and the options of
     the strategy that are not its defaults (tuners/strategies/options.py)."""
 
-    strategy: str = "local"
+    strategy: str = "guided"
     seed: int = 0
     families: tuple[str, ...] | None = None
     options: Mapping[str, OptionValue] = field(default_factory=dict, hash=False)

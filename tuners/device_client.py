@@ -186,13 +186,20 @@ class DeviceClient:
         """See Runner."""
         return self._compilers.ready(solution)
 
+    def cached(self, solution: Solution) -> bool:
+        """See Runner."""
+        return self._compilers.cached(solution)
+
     def await_any(self, solutions: Sequence[Solution], seconds: float) -> None:
         """See Runner."""
         self._compilers.await_any(solutions, seconds)
 
     def settle(self) -> None:
-        """See Runner."""
-        self._compilers.settle()
+        """See Runner. A device that times its own work does not notice a compiler that is still running,
+        unless the host launches what is timed."""
+        mode = self._task.policy.mode if self._task is not None else ""
+        unnoticed = self.backend.traits.compiles_beside and mode == "graph"
+        self._compilers.settle(wait_for_running=not unnoticed)
 
     def compile(self, task: Task, solutions: Sequence[Solution]) -> Mapping[str, Outcome]:
         """See Runner."""

@@ -24,8 +24,14 @@ class ScreeningOptions:
     warm_start_share: float = 0.2
     #: Share reserved for candidates that are still being compiled.
     reserved_share: float = 0.3
-    #: With nothing to screen, the search waits for compilers for this many budgets or this many seconds,
-    #: whichever is longer: the first kernels take seconds to compile, however short the budget.
+    #: Candidates that may wait for compilers before the search stops asking for more.
+    most_waiting: int = 48
+    #: The cache is warm once this many of the screened candidates were in it. With nothing to screen, the
+    #: search then waits for compilers within its share of the budget only.
+    warm_candidates: int = 8
+    #: With a cold cache it waits for this many budgets or this many seconds, whichever is longer: the first
+    #: kernels take seconds to compile, however short the budget. If the device is the host, it waits for as
+    #: long as they take.
     compile_wait_budgets: float = 1.0
     compile_wait_seconds: float = 5.0
     #: Before that, the search waits this long for the first candidate, without which there is no search.

@@ -10,6 +10,7 @@ from backends.outcome import Outcome
 from backends.problem import GemmProblem
 from tuners.ceilings import Ceilings
 from tuners.device_client import DeviceClient
+from tuners.prior import known_of
 from tuners.roofline import Bound, bound
 from tuners.session import Session
 from tuners.session_store import Result, SessionSpec, SessionStore, StoredSession
@@ -64,7 +65,7 @@ class RecordedSession:
         bound_seconds, notes = self._bound_seconds()
         session = Session(
             self._runner, self._spec.problem, self._spec.settings, stored.outcomes, stored.warm_start,
-            bound_seconds=bound_seconds,
+            bound_seconds=bound_seconds, prior=known_of(self._spec.problem, self._runner, stored.history),
         )  # fmt: skip
         session.notes += notes
         self._session, error = session, None

@@ -44,16 +44,19 @@ class Runner(Protocol):
 
     def begin(self, task: Task, solutions: Sequence[Solution]) -> None:
         """Starts compiling what is not compiled yet. If compilers would disturb the device's measurements,
-        waits for them."""
+        they run only in await_any() and compile()."""
 
     def ready(self, solution: Solution) -> bool:
         """Whether a solution's compilation has ended, successfully or not."""
+
+    def cached(self, solution: Solution) -> bool:
+        """Whether a compiling family's solution was compiled before it was begun."""
 
     def await_any(self, solutions: Sequence[Solution], seconds: float) -> None:
         """Waits, at most `seconds`, until one of the compilations in progress has ended."""
 
     def settle(self) -> None:
-        """Drops compilations that are still queued; no compiler runs when it returns."""
+        """Drops compilations that are still queued; no compiler disturbs measurements when it returns."""
 
     def compile(self, task: Task, solutions: Sequence[Solution]) -> Mapping[str, Outcome]:
         """Compiles all solutions and waits for them. Returns the outcomes of those that failed, by id."""

@@ -1,13 +1,15 @@
 """Decides which candidates of a problem are compiled and screened, in what order, and for how long.
 
-Baselines come first, then the strategy's candidates as soon as they are compiled: libraries' candidates are
-screened while compilers work on the others. A share of the search is reserved for candidates that are
-compiled late. When nothing else is left, the search waits for compilers, but not for long.
+Baselines come first, then the strategy's candidates as soon as they are compiled: those that are in the
+cache and libraries' candidates are screened while compilers work on the others. A share of the search is
+reserved for candidates that are compiled late. When nothing else is left, the search waits for compilers:
+where the cache was warm within its share of the budget, else longer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf
 
 from backends.outcome import Outcome, Phase, Status
 from backends.solution import Solution
@@ -52,7 +54,7 @@ class Screening:
         known = prior or PriorKnowledge()
         context = SearchContext(
             space.candidates, task.problem, runner.environment, self._neighbours, self._spaces,
-            known.history, known.portfolio, search.options, search.seed,
+            known.history, known.portfolio, search.options, search.seed, known.models,
         )  # fmt: skip
         self._strategy = STRATEGIES[search.strategy](context)
         self._left = budget.candidates
@@ -62,6 +64,10 @@ class Screening:
             self._options.compile_wait_budgets * budget.seconds, self._options.compile_wait_seconds
         )
         self._patience_for_first = self._options.first_compile_wait_seconds
+        #: Screened candidates whose binaries were in the cache.
+        self._cached = 0
+        #: Seconds that a search with a warm cache waited for compilers, which count against its share.
+        self._waited = 0.0
         self._took: list[float] = []
         share = budget.stop_at_roofline
         #: The search ends at a candidate that takes no longer than this.
@@ -101,7 +107,7 @@ class Screening:
         imported = [solution for solution in self._space.warm_start if solution.id not in self.found]
         ended = None
         while (ended := self._ended(limit)) is None:
-            batch = self._next(limit - self._options.reserved_share * share)
+            batch = self._next(limit - self._options.reserved_share * share, limit)
             if not batch and not imported:
                 out = StopReason.COMPILERS if self._waiting else StopReason.SPACE
                 ended = StopReason.CANCELLED if self._stopped() else out
@@ -130,7 +136,12 @@ class Screening:
             return StopReason.ROOFLINE
         if self._left == 0:
             return StopReason.CANDIDATES
-        return StopReason.BUDGET if self._counts.measuring_seconds >= limit else None
+        return StopReason.BUDGET if self._spent >= limit else None
+
+    @property
+    def _spent(self) -> float:
+        """Seconds that count against the search's share."""
+        return self._counts.measuring_seconds + self._waited
 
     def _ask(self) -> None:
         """Asks the strategy for more candidates and starts compiling them."""
@@ -147,7 +158,7 @@ class Screening:
         self._runner.begin(self._task, asked)
         self._counts.compiling_seconds += self._clock() - begin
 
-    def _next(self, reserved_from: float) -> list[Solution]:
+    def _next(self, reserved_from: float, limit: float) -> list[Solution]:
         """The candidates to screen next; empty if none is left that would be compiled in time."""
         more = True
         while not self._stopped():
@@ -155,29 +166,47 @@ class Screening:
             if ready:
                 for solution in ready:
                     del self._waiting[solution.id]
+                    self._cached += self._runner.cached(solution)
                 self._patience_for_first = 0.0
                 return ready
-            open_to_all = self._counts.measuring_seconds < reserved_from or self._patience <= 0
-            if more and (open_to_all or not self._waiting):
+            open_to_all = self._spent < reserved_from or self._patience <= 0
+            room = len(self._waiting) + self._options.batch <= self._options.most_waiting
+            if more and ((open_to_all and room) or not self._waiting):
                 before = len(self._waiting)
                 self._ask()
                 more = len(self._waiting) > before
-            elif self._waiting and self._patience_for_first > 0:
-                self._patience_for_first = self._wait(self._patience_for_first)
-            elif self._waiting and self._patience > 0:
-                self._patience = self._wait(self._patience)
-            else:
+            elif not self._waiting:
                 break
+            elif not self._wait(limit):
+                self._patience = 0.0  # the rest of the search is for what is compiled
+                if not (more and room):
+                    break
         return []
 
-    def _wait(self, seconds: float) -> float:
-        """Waits at most `seconds` for a compilation to end; returns the seconds that are left, in whole
-        ms."""
+    def _wait(self, limit: float) -> bool:
+        """Waits for a compilation to end; False if the search's patience is at its end."""
+        first, warm = self._patience_for_first > 0, self._cached >= self._options.warm_candidates
+        beside = self._runner.backend.traits.compiles_beside
+        left = self._patience_for_first if first else self._patience
+        if warm:
+            left = limit - self._spent
+        elif not beside:
+            left = inf  # nothing is measured meanwhile, and nothing would be compiled later
+        if left <= 0:
+            return False
         begin = self._clock()
-        self._runner.await_any(list(self._waiting.values()), seconds)
+        self._runner.await_any(list(self._waiting.values()), left)
         took = self._clock() - begin
         self._counts.compiling_seconds += took
-        return max(0.0, round(seconds - took, 3))
+        left = max(0.0, round(left - took, 3))
+        if warm:
+            self._waited += took
+        elif first:
+            self._patience_for_first = left
+        else:
+            self._patience = left
+        ended = any(self._runner.ready(solution) for solution in self._waiting.values())
+        return ended or (beside and (left > 0 or first))
 
     def _imported(self, solutions: Sequence[Solution], limit: float) -> Iterator[Outcome]:
         """Screens imported solutions within their share of the search; time lost to hangs counts as well."""

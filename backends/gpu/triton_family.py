@@ -22,6 +22,7 @@ from backends.kernels.triton.description import Description, read
 from backends.kernels.triton.families import FAMILIES
 from backends.kernels.triton.family import LIBRARY, TritonFamily
 from backends.kernels.triton.framework_families import TritonBlockFp8
+from backends.kernels.triton.nvidia_prior import MODULE
 from backends.kernels.triton.oriented_gemm import POINTERS
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
@@ -149,6 +150,13 @@ class CompiledTritonFamily:
     def space(self, problem: GemmProblem, environment: Environment) -> FamilySpace:
         """See SpacedFamily."""
         return self._family.space(problem, environment)
+
+    #: See ProposingFamily.
+    model = MODULE
+
+    def proposed(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
+        """See ProposingFamily."""
+        return self._family.proposed(problem, environment)
 
     def notes(self, problem: GemmProblem, environment: Environment) -> tuple[str, ...]:
         """See NotedFamily."""

@@ -89,6 +89,9 @@ class RecordedRunner:
     def ready(self, solution: Solution) -> bool:
         return True
 
+    def cached(self, solution: Solution) -> bool:
+        return False
+
     def await_any(self, solutions: Sequence[Solution], seconds: float) -> None:
         raise AssertionError("everybody is ready")
 

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from backends.cpu.backend import CpuBackend
 from backends.outcome import Outcome, Phase
 from backends.problem import from_mm
 from backends.solution import Solution
+from backends.traits import GPU_TRAITS
 from tests.tuners.recorded import RecordedRunner, solution
 from tests.tuners.test_session import quiet, session
 from tuners.budget import Budget, StopReason
@@ -24,11 +26,21 @@ from tuners.tuning_settings import TuningSettings
 OPTIONS = ScreeningOptions()
 
 
-class Compiling(RecordedRunner):
-    """Candidates in `slow` are compiled one after another, each in so many seconds of the samples' clock."""
+class Beside(CpuBackend):
+    """A backend whose compilers work beside its device."""
 
-    def __init__(self, series: Sequence[float], slow: Mapping[str, float], **options: object) -> None:
+    traits = GPU_TRAITS
+
+
+class Compiling(RecordedRunner):
+    """Candidates in `slow` are compiled one after another, each in so many seconds of the samples' clock. The
+    others are in the cache if they are in `kept`, and else need no compiler."""
+
+    def __init__(
+        self, series: Sequence[float], slow: Mapping[str, float], kept: Sequence[str] = (), **options: object
+    ) -> None:
         super().__init__(series, **options)  # type: ignore[arg-type]
+        self.backend, self._kept = Beside(), frozenset(kept)
         self._slow, self._done, self._end = slow, dict[str, float](), 0.0
         self.settled = False
 
@@ -43,6 +55,9 @@ class Compiling(RecordedRunner):
 
     def ready(self, solution: Solution) -> bool:
         return self._ready_at(solution) <= self.now
+
+    def cached(self, solution: Solution) -> bool:
+        return solution.parameters["name"] in self._kept
 
     def await_any(self, solutions: Sequence[Solution], seconds: float) -> None:
         assert solutions
@@ -106,6 +121,25 @@ def test_patience_ends(seconds: float, patience: float) -> None:
     assert run.counts.measuring_seconds <= 1.05 * seconds
     assert "1 candidates were asked for and not compiled in time" in run.notes
     assert run.verdict is not None
+
+
+def test_with_a_warm_cache_the_search_waits_within_its_share_only() -> None:
+    """Whatever compilers do, the search ends in time; candidates that are compiled by then are screened."""
+    kept = [f"c{number}" for number in range(OPTIONS.warm_candidates)]
+    runner = Compiling([1e-3], {"soon": 0.3, "never": 1e9}, kept)
+    run = session(runner, ("base", "soon", "never", *kept), budget=Budget(2.0))
+    assert screened(run) == ["base", *kept, "soon"]
+    assert run.counts.compiling_seconds + run.counts.measuring_seconds <= 2.1
+    assert run.counts.search_ended == StopReason.COMPILERS
+    assert run.verdict is not None
+
+
+def test_no_more_candidates_wait_for_compilers_than_may() -> None:
+    """A space may be larger than compilers finish in a lifetime."""
+    slow = {f"s{number}": 1e9 for number in range(500)}
+    run = session(Compiling([1e-3], slow), ("base", *slow), budget=Budget(0.1))
+    assert screened(run) == ["base"]
+    assert f"{OPTIONS.most_waiting} candidates were asked for and not compiled in time" in run.notes
 
 
 def test_the_first_is_waited_for_though_it_takes_longer_than_all_the_rest_may() -> None:

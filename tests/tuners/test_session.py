@@ -297,7 +297,7 @@ def test_what_cannot_be_run_is_said() -> None:
         list(session(runner, policy=MeasurementPolicy(mode="graph")).run())
     with pytest.raises(
         UnsupportedProblem,
-        match="strategy 'magic' is unknown; known: evolutionary, exhaustive, halving, local, random",
+        match="strategy 'magic' is unknown; known: evolutionary, exhaustive, guided, halving, local, random",
     ):
         list(session(runner, search=Search("magic")).run())
     with pytest.raises(DeviceError, match="gone"):

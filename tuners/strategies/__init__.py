@@ -12,6 +12,7 @@ from tuners.strategies.context import (
 )
 from tuners.strategies.evolutionary import Evolutionary
 from tuners.strategies.exhaustive import Exhaustive
+from tuners.strategies.guided import Guided
 from tuners.strategies.halving import Halving
 from tuners.strategies.local import Local
 from tuners.strategies.random import Random
@@ -19,6 +20,7 @@ from tuners.strategies.random import Random
 STRATEGIES: dict[str, Maker] = {
     "evolutionary": Evolutionary,
     "exhaustive": Exhaustive,
+    "guided": Guided,
     "halving": Halving,
     "local": Local,
     "random": Random,

@@ -17,6 +17,10 @@ from tuners.strategies.options import OptionValue
 Neighbours = Callable[[Solution], Sequence[Solution]]
 
 
+#: Gives candidates, the likeliest first. It may be another program's: it may raise, and answer anything.
+Model = Callable[[], Sequence[Solution]]
+
+
 def no_neighbours(origin: Solution) -> Sequence[Solution]:
     """The neighbours in a space that consists of its listed candidates only: none."""
     return ()
@@ -43,6 +47,7 @@ class PriorKnowledge:
 
     history: Sequence[PriorResult] = ()
     portfolio: Sequence[Solution] = ()
+    models: Mapping[str, Model] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,8 @@ class SearchContext:
     - spaces: family -> its whole space, without baselines and what the policy rules out. Candidates and
       neighbours are members. It costs nothing until a member is asked for.
     - history, portfolio: see PriorKnowledge; both may be empty.
+    - models: name -> a model that ranks some of the candidates; beside them the order of `candidates` is that
+      of the families' own models.
     - options: the strategy's own, checked by its table; missing ones have their defaults.
     - seed: the only source of randomness.
     """
@@ -67,6 +74,7 @@ class SearchContext:
     portfolio: Sequence[Solution] = ()
     options: Mapping[str, OptionValue] = field(default_factory=dict)
     seed: int = 0
+    models: Mapping[str, Model] = field(default_factory=dict)
 
 
 def near(context: SearchContext, origin: Solution) -> Sequence[Solution]:

@@ -124,6 +124,12 @@ class TritonFamily(ABC):
             )
             yield from islice(legal, 1)
 
+    def proposed(self, problem: GemmProblem, environment: Environment) -> Iterator[Solution]:
+        """What NVIDIA's heuristics propose and this family can run; see ProposingFamily."""
+        if not self.unsupported(problem) and not self.unsupported_arch(problem, environment):
+            for values in self._proposed(problem, environment):
+                yield self._solution(problem, values, environment)
+
     def _estimated(self, problem: GemmProblem, environment: Environment) -> list[Values]:
         """The likeliest candidates by our own model."""
         found = []
