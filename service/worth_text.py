@@ -49,8 +49,8 @@ def _speedups(report: Values) -> Iterator[str]:
         return
     yield ""
     yield f"speed-ups of tuned problems, geometric mean {report['geometric_mean']:.3f}x"
-    yield "  at least " + "".join(f"{one['p']:>9.2f}x" for one in report["fast_p"])
-    yield "  share    " + "".join(f"{one['share']:>10.1%}" for one in report["fast_p"])
+    yield "  at least" + "".join(f"{one['p']:>9.2f}x" for one in report["fast_p"])
+    yield "  share   " + "".join(f"{one['share']:>10.1%}" for one in report["fast_p"])
     yield "  percentile " + "".join(f"{one['percent']:>10}" for one in report["percentiles"])
     yield "  speed-up   " + "".join(f"{one['speedup']:>9.3f}x" for one in report["percentiles"])
 
