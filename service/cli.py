@@ -34,6 +34,11 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Show what tuning is worth on a device class: seconds saved, speed-ups, what to tune next, and rows "
         "that are stale.",
     ),
+    "diff": (
+        "reports",
+        "Show what became of the winners of one environment in another: kept, beaten, broken, retired, or "
+        "not measured there yet.",
+    ),
     "import": (
         "data",
         "Store a file's problems, and what it claims or measured. Exit code 3: some lines were rejected.",

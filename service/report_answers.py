@@ -1,4 +1,4 @@
-"""Response models, like those of service.answers: reports."""
+"""Response models, like those of service.answers: reports and comparisons."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from service.answers import Answer
+from service.answers import Answer, Judgement
 
 
 class WorthProblems(Answer):
@@ -111,3 +111,54 @@ class Worth(Answer):
     percentiles: list[Percentile]
     next: list[NextProblem]
     stale: StaleRows
+
+
+class DiffSide(Answer):
+    """A verdict: its winner (for a TIE or a LOSS the default) and the default."""
+
+    session_id: str
+    judgement: Judgement
+    winner_id: str
+    seconds: float
+    baseline_name: str
+    baseline_seconds: float
+    speedup: float
+
+
+Fate = Literal["kept", "beaten", "broken", "retired", "pending"]
+
+
+class DiffItem(Answer):
+    """A winner of the earlier environment (`before`; `number` is its verdict's) and what became of it."""
+
+    number: int
+    problem_id: str
+    problem: dict[str, Any]
+    fate: Fate
+    reason: str
+    before: DiffSide
+    after: DiffSide | None
+
+
+class DiffCounts(Answer):
+    """Winners by fate, of all pages."""
+
+    kept: int
+    beaten: int
+    broken: int
+    retired: int
+    pending: int
+
+
+class Diff(Answer):
+    """`before` and `after` list the environments that were compared: all of the class with the same software
+    as the one that was named."""
+
+    device_class: str
+    policy_id: str
+    before: list[str]
+    after: list[str]
+    changes: list[str]
+    counts: DiffCounts
+    items: list[DiffItem]
+    next_cursor: str | None

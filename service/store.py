@@ -30,6 +30,8 @@ _log = logging.getLogger(__name__)
 PROGRESS_SECONDS = 1.0
 #: Most imported solutions of a problem that are tried, the latest first.
 MOST_IMPORTED = 32
+#: Most winners of earlier sessions of a problem that are tried first, the latest first.
+MOST_WINNERS = 3
 _FIRST_WAIT, _LONGEST_WAIT = 0.25, 5.0
 
 
@@ -61,6 +63,13 @@ def claimed_solutions(connection: Connection, start: sessions.SessionStart) -> l
     return list(found.values())
 
 
+def earlier_winners(connection: Connection, start: sessions.SessionStart) -> list[Solution]:
+    """The solutions that won the problem on the session's device class under its policy, latest first."""
+    device = str(start.environment.device_class)
+    rows = sessions.winners(connection, start.problem.id, device, start.policy_id, MOST_WINNERS)
+    return [Solution.from_dict(row) for row in rows]
+
+
 class DirectStore:
     """The SessionStore of a campaign without a job: the same command finds its earlier outcomes and resumes.
     A new `origin` makes separate sessions, which are measured again."""
@@ -85,9 +94,11 @@ class DirectStore:
             outcomes = sessions.stored_outcomes(connection, session_id)
             result = sessions.stored_result(connection, session_id)
             imported = claimed_solutions(connection, start)
+            winners = earlier_winners(connection, start)
         self._start = start
         self._seen.clear()
-        return StoredSession(outcomes, None if result is None else Result.from_dict(result), imported)
+        known = None if result is None else Result.from_dict(result)
+        return StoredSession(outcomes, known, imported, winners)
 
     def add(self, outcome: Outcome) -> None:
         """Stores an outcome. Raises StorageError if the database does not answer."""
@@ -143,19 +154,21 @@ class JobStore:
         """What earlier starts of this job measured in the same environment."""
         self.session = replace(self.session, options=spec.settings.options.to_dict())
 
-        def read(connection: Connection) -> tuple[list[Outcome], int, list[Solution]]:
+        def read(connection: Connection) -> tuple[StoredSession, int]:
             jobs.hold(connection, self.job)
             session_id = sessions.begin_session(connection, self.session)
             jobs.hold(connection, self.job, session_id=session_id)
             outcomes = sessions.stored_outcomes(connection, session_id)
             imported = claimed_solutions(connection, self.session)
-            return outcomes, sessions.takes(connection, session_id), imported
+            winners = earlier_winners(connection, self.session)
+            stored = StoredSession(outcomes, None, imported, winners)
+            return stored, sessions.takes(connection, session_id)
 
-        outcomes, highest, imported = self._write(read)
+        stored, highest = self._write(read)
         self._first_take = highest + 1
-        for outcome in outcomes:
+        for outcome in stored.outcomes:
             self._count(outcome)
-        return StoredSession(outcomes, None, imported)
+        return stored
 
     def add(self, outcome: Outcome) -> None:
         """Stores an outcome at once, and adds a progress event to the job's tunings if one is due."""

@@ -1,4 +1,4 @@
-"""The report of what tuning is worth, as text of at most 80 columns."""
+"""The report of what tuning is worth, and a comparison of environments, as text of at most 80 columns."""
 
 from __future__ import annotations
 
@@ -19,6 +19,24 @@ Values = Mapping[str, Any]
 def worth_text(report: Values) -> str:
     """The report (service.worth.worth_report()) as text."""
     return "\n".join([*_heading(report), *_speedups(report), *_next(report), *_stale(report)])
+
+
+def diff_text(diff: Values, most: int) -> str:
+    """A comparison (service.diff.compare()) as text: the `most` winners that are not kept and saved most."""
+    lines = _wrapped(f"{diff['device_class']}, policy {diff['policy_id']}")
+    lines += _wrapped(f"changed: {', '.join(diff['changes']) or 'nothing'}")
+    counts = ", ".join(f"{count} {fate}" for fate, count in diff["counts"].items())
+    lines += _wrapped(f"earlier winners: {counts}")
+    others = [one for one in diff["items"] if one["fate"] != "kept"]
+    others.sort(key=lambda one: one["before"]["seconds"] - one["before"]["baseline_seconds"])
+    for one in others[:most]:
+        before, after = one["before"], one["after"]
+        then = "" if after is None else f", then {after['judgement']} {after['speedup']:.2f}x"
+        problem = problem_text(problem_from_wire(one["problem"]))
+        lines += _wrapped(f"{one['fate']:<8} {problem}: {before['speedup']:.2f}x{then}; {one['reason']}")
+    if len(others) > most:
+        lines.append(f"and {len(others) - most} more")
+    return "\n".join(lines)
 
 
 def _heading(report: Values) -> Iterator[str]:

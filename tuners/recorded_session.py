@@ -64,7 +64,7 @@ class RecordedSession:
         bound_seconds, notes = self._bound_seconds()
         session = Session(
             self._runner, self._spec.problem, self._spec.settings, stored.outcomes, stored.warm_start,
-            bound_seconds=bound_seconds,
+            bound_seconds=bound_seconds, winners=stored.winners,
         )  # fmt: skip
         session.notes += notes
         self._session, error = session, None

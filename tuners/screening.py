@@ -1,8 +1,9 @@
 """Decides which candidates of a problem are compiled and screened, in what order, and for how long.
 
-Baselines come first, then the strategy's candidates as soon as they are compiled: libraries' candidates are
-screened while compilers work on the others. A share of the search is reserved for candidates that are
-compiled late. When nothing else is left, the search waits for compilers, but not for long.
+Baselines come first, then winners of earlier sessions, then the strategy's candidates as soon as they are
+compiled: libraries' candidates are screened while compilers work on the others. A share of the search is
+reserved for candidates that are compiled late. When nothing else is left, the search waits for compilers, but
+not for long.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class Screening:
     def replay(self, outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
         """Reports the outcomes of an earlier run to the strategy, and yields them."""
         space = self._space
-        known = {s.id for s in (*(b.solution for b in space.baselines), *space.candidates, *space.warm_start)}
+        given = (*space.candidates, *space.warm_start, *space.winners)
+        known = {s.id for s in (*(b.solution for b in space.baselines), *given)}
         # Neighbours are not in the lists, so their outcomes are recognized by family.
         asked = {s.family for s in space.candidates if self._runner.tells_neighbours(s.family)}
         for outcome in outcomes:
@@ -69,6 +71,9 @@ class Screening:
 
     def begin(self) -> None:
         """Requests the first candidates, so that compilers work while the operands are laid out."""
+        begin = self._clock()
+        self._runner.begin(self._task, self._space.winners)
+        self._counts.compiling_seconds += self._clock() - begin
         self._ask()
 
     def baselines(self) -> Iterator[Outcome]:
@@ -80,6 +85,12 @@ class Screening:
         roofline's share. The baselines' time does not reduce the search's share."""
         share = self._budget.seconds * (1 - self._budget.final_share)
         limit = self._counts.measuring_seconds + share
+        # Earlier winners come first: in a new environment they show at once what is still true.
+        winners = [solution for solution in self._space.winners if solution.id not in self.found]
+        for outcome in self._batch(winners[: self._left], limit):
+            self._left = None if self._left is None else self._left - 1
+            self._waiting.pop(outcome.solution.id, None)
+            yield outcome
         imported = [solution for solution in self._space.warm_start if solution.id not in self.found]
         ended = None
         while (ended := self._ended(limit)) is None:
@@ -88,7 +99,7 @@ class Screening:
                 out = StopReason.COMPILERS if self._waiting else StopReason.SPACE
                 ended = StopReason.CANCELLED if self._stopped() else out
                 break
-            for outcome in self._batch(batch, limit):
+            for outcome in self._batch(batch[: self._left], limit):
                 self._left = None if self._left is None else self._left - 1
                 yield outcome
             # Imported solutions come after the first batch, with their own share of the search.
@@ -123,6 +134,9 @@ class Screening:
             return
         begin = self._clock()
         asked = self._strategy.ask(count)
+        while asked and not (new := [one for one in asked if one.id not in self.found]):
+            asked = self._strategy.ask(count)  # earlier winners are screened already
+        asked = new if asked else []
         self._counts.measuring_seconds += self._clock() - begin
         self._waiting |= {solution.id: solution for solution in asked}
         begin = self._clock()

@@ -46,7 +46,8 @@ class Session:
     """Iterate run() for outcomes; `verdict` is set when it ends. stop() ends it after the outcomes that are
     known by then; there is no verdict, and the outcomes can be replayed. `targets` are the export targets
     that the verdict judges, by default those of the device's vendor. `bound_seconds`: the roofline's least
-    seconds for the problem, for a search that stops at a share of it."""
+    seconds for the problem, for a search that stops at a share of it. `winners` of earlier sessions are timed
+    right after the baselines."""
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class Session:
         space: Space | None = None,
         targets: Sequence[ExportTarget] | None = None,
         bound_seconds: float | None = None,
+        winners: Iterable[Solution] = (),
     ) -> None:
         self.runner, self.problem = runner, problem
         self.targets = targets_of(runner.environment.vendor) if targets is None else targets
@@ -69,7 +71,7 @@ class Session:
         self.notes: list[str] = []
         self._race = self.settings.options.race
         self._space = space
-        self._warm_start = list(warm_start)
+        self._warm_start, self._winners = list(warm_start), list(winners)
         self._replay = list(replay)
         self._clock = clock
         self._bound_seconds = bound_seconds
@@ -106,18 +108,19 @@ class Session:
         begin = self._clock()
         space = self._space or self.runner.space(task, asked.search.families)
         task = replace(task, defaults=frozenset(b.solution.id for b in space.baselines))
-        if self._warm_start:
-            runner, families = self.runner, asked.search.families
-            self._warm_start, notes = usable(
-                self._warm_start, space, self.problem, runner.backend, runner.environment, asked.policy,
-                families,
-            )  # fmt: skip
-            self.notes += notes
+        given = (space, self.problem, self.runner.backend, self.runner.environment, asked.policy)
+        self._warm_start, notes = usable(self._warm_start, *given, asked.search.families)
+        self.notes += notes
+        self._winners, notes = usable(
+            self._winners, *given, asked.search.families, "earlier winners", any_build=True
+        )
+        self.notes += notes
+        space = replace(space, warm_start=tuple(self._warm_start), winners=tuple(self._winners))
         self.notes += space.notes
         self.counts.space = len(space.candidates)
         screening = Screening(
-            self.runner, task, replace(space, warm_start=tuple(self._warm_start)), asked, self.counts,
-            self._clock, lambda: self._stopped, self._bound_seconds,
+            self.runner, task, space, asked, self.counts, self._clock, lambda: self._stopped,
+            self._bound_seconds,
         )  # fmt: skip
         for outcome in screening.replay(self._replay):
             self._count(outcome)

@@ -97,11 +97,13 @@ class SessionSpec:
 @dataclass
 class StoredSession:
     """What a store holds for a session that starts: outcomes to replay, the result if the session ended under
-    the same settings without an error, and solutions that imported files name for the problem."""
+    the same settings without an error, solutions that imported files name for the problem, and those that won
+    earlier sessions of it, in whatever environment."""
 
     outcomes: list[Outcome] = field(default_factory=list)
     result: Result | None = None
     warm_start: Sequence[Solution] = ()
+    winners: Sequence[Solution] = ()
 
 
 class SessionStore(Protocol):

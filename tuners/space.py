@@ -26,12 +26,14 @@ from tuners.policy import MeasurementPolicy
 class Space:
     """Candidates are compared with `baselines`, and the verdict is against the first; `candidates` never
     repeat them. `notes` say what was left out, and why. `warm_start`: solutions from imported files, tried in
-    addition. `absent`: defaults that are not installed or have no call for the problem."""
+    addition. `winners`: solutions that won earlier, tried first. `absent`: defaults that are not installed or
+    have no call for the problem."""
 
     baselines: tuple[Baseline, ...]
     candidates: tuple[Solution, ...]
     notes: tuple[str, ...]
     warm_start: tuple[Solution, ...] = ()
+    winners: tuple[Solution, ...] = ()
     absent: tuple[AbsentBaseline, ...] = ()
 
 

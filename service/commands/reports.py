@@ -1,4 +1,4 @@
-"""The command report, on this machine's database or through a service with --server."""
+"""The commands report and diff, on this machine's database or through a service with --server."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from backends.errors import InvalidProblem
 from db import queries, worth
 from db.engine import reading
 from service.commands.common import Device, Json, Server, print_json
+from service.diff import compare_named
 from service.remote import Remote
 from service.settings import Settings
 from service.startup import open_database
 from service.worth import LISTED, worth_report
-from service.worth_text import worth_text
+from service.worth_text import diff_text, worth_text
 from tuners.policy import MeasurementPolicy
 
 Policy = Annotated[
@@ -59,6 +60,32 @@ def report(
         typer.echo(worth_text(answer))
 
 
+def diff(
+    before: Annotated[str, typer.Argument(help="An environment's id, or the hash at its end.")],
+    after: Annotated[str, typer.Argument(help="A later environment of the same device class.")],
+    policy: Policy = None,
+    limit: Annotated[int, typer.Option(min=1, help="Winners that are listed; --json lists all.")] = LISTED,
+    server: Server = None,
+    as_json: Json = False,
+) -> None:
+    """Show what became of the winners of one environment in another: kept, beaten, broken, retired, or not
+    measured there yet. `gemmtune report --json` names present environments, `gemmtune devices --json` this
+    machine's, and GET /v1/environments all."""
+    if server is None:
+        with reading(open_database(Settings())) as connection:
+            answer = compare_named(connection, before, after, policy)
+    else:
+        asked = {"before": before, "after": after, "policy": policy}
+        with Remote(server) as remote:
+            answer = remote.get("/v1/diff", **asked)
+            answer["items"] = list(remote.pages("/v1/diff", "items", "cursor", **asked))
+            del answer["next_cursor"]
+    if as_json:
+        print_json(answer)
+    else:
+        typer.echo(diff_text(answer, limit))
+
+
 def _report_here(
     settings: Settings, selector: str, list_name: str | None, family: str | None, dtype: str | None,
     policy: str | None, limit: int,
@@ -78,5 +105,6 @@ def _report_here(
 
 
 def add_to(app: typer.Typer) -> None:
-    """Adds this command."""
+    """Adds these commands."""
     app.command()(report)
+    app.command()(diff)

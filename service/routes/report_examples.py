@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.routes.examples import DEVICE_CLASS, POLICY_ID, PROBLEM, PROBLEM_ID
+from service.routes.examples import DEVICE_CLASS, POLICY_ID, PROBLEM, PROBLEM_ID, SOLUTION
 
 _ENVIRONMENT = f"{DEVICE_CLASS}-0123456789ab"
 
@@ -53,4 +53,41 @@ WORTH: dict[str, Any] = {
             }
         ],
     },
+}
+
+DIFF: dict[str, Any] = {
+    "device_class": DEVICE_CLASS,
+    "policy_id": POLICY_ID,
+    "before": [f"{DEVICE_CLASS}-ba9876543210"],
+    "after": [_ENVIRONMENT],
+    "changes": ["blas openblas 0.3.30 is now openblas 0.3.31"],
+    "counts": {"kept": 11, "beaten": 1, "broken": 0, "retired": 0, "pending": 2},
+    "items": [
+        {
+            "number": 17,
+            "problem_id": PROBLEM_ID,
+            "problem": PROBLEM,
+            "fate": "beaten",
+            "reason": "by the default, numpy upcast",
+            "before": {
+                "session_id": "tn_4096x16x4096_bf16-0123456789abcdef",
+                "judgement": "WIN",
+                "winner_id": SOLUTION["id"],
+                "seconds": 0.00079,
+                "baseline_name": "numpy upcast",
+                "baseline_seconds": 0.0009,
+                "speedup": 1.14,
+            },
+            "after": {
+                "session_id": "tn_4096x16x4096_bf16-fedcba9876543210",
+                "judgement": "TIE",
+                "winner_id": "openblas-upcast-threads_2-0123456789ab",
+                "seconds": 0.00078,
+                "baseline_name": "numpy upcast",
+                "baseline_seconds": 0.00078,
+                "speedup": 1.0,
+            },
+        }
+    ],
+    "next_cursor": None,
 }

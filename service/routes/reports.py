@@ -1,4 +1,4 @@
-"""Reports on a device class: what tuning is worth."""
+"""Reports on a device class: what tuning is worth, and what became of winners in another environment."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from starlette.responses import Response
 
 from db import worth
 from service import deps, report_answers
-from service.deps import STRICT, LimitDep, ServiceDep, answer
+from service.deps import STRICT, LimitDep, PageDep, ServiceDep, answer, page_of
+from service.diff import Fate, compare_named
 from service.routes import describe
 from service.routes.question import policy_of
-from service.routes.report_examples import WORTH
+from service.routes.report_examples import DIFF, WORTH
 from service.worth import worth_report
 
 router = APIRouter(tags=["reports"], dependencies=STRICT)
@@ -59,3 +60,28 @@ def report_worth(
     policy_id = policy_of(policy, None, None, found.vendor)
     scope = worth.Scope(str(found), policy_id, problems, family, dtype)
     return answer(service.read(worth_report, scope, limit))
+
+
+_ENVIRONMENT = Query(min_length=1, max_length=250, description="An environment's id, or the hash at its end.")
+
+
+@router.get(
+    "/v1/diff",
+    response_model=report_answers.Diff,
+    responses={200: describe.gives(DIFF), **describe.refuses()},
+)
+def compare_environments(
+    service: ServiceDep,
+    page: PageDep,
+    before: Annotated[str, _ENVIRONMENT],
+    after: Annotated[str, _ENVIRONMENT],
+    fate: Annotated[Fate | None, Query(description="Only winners with this fate.")] = None,
+    policy: Policy = None,
+) -> Response:
+    """What became of the winners of one environment in another of the same device class: kept, beaten,
+    broken (it failed), retired (it could not be tried) or pending (the problem has no verdict there yet).
+    `counts` are of all winners."""
+    found = service.read(compare_named, before, after, policy)
+    number = page.after("diff")
+    rows = [one for one in found["items"] if one["number"] > number and fate in (None, one["fate"])]
+    return answer({**found, **page_of("diff", rows, page.limit, lambda row: row["number"])})

@@ -1,4 +1,4 @@
-"""Estimates from tuned neighbours: which neighbours count, and how close the estimates come on measured rows."""
+"""Estimates from tuned neighbours: which neighbours count, and how close they come on measured rows."""
 
 from __future__ import annotations
 

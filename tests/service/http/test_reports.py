@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 from db import workers
 from db.engine import writing
 from service.answers import Best
-from service.report_answers import Worth
+from service.report_answers import Diff, Worth
 from tests.service.http.conftest import PROBLEMS
 from tests.service.http.filled import CLASS, ENVIRONMENT, fill, problem
 from tests.service.http.shapes import fault_of, fits
@@ -58,3 +58,20 @@ def test_a_stale_answer_says_what_has_changed(client: httpx.Client, engine: Engi
     row = fits(Worth, client.get("/v1/reports/worth"))["stale"]["items"][0]
     assert (row["problem_id"], row["reason"]) == (asked.id, reason)
     assert orjson.loads(client.get("/v1/solutions/best", params=query).content)["match"] == "exact"
+
+
+def test_environments_are_compared_page_by_page(client: httpx.Client, engine: Engine) -> None:
+    asked = [problem(m) for m in (16, 32, 64)]
+    fill(engine, asked)
+    later = replace(ENVIRONMENT, libraries={"blas": "openblas 0.3.32", "compiler": "c++ 12"})
+    fill(engine, asked[:2], environment=later)
+    query = {"before": ENVIRONMENT.id, "after": later.id, "limit": 2}
+    first = fits(Diff, client.get("/v1/diff", params=query))
+    assert first["counts"] == {"kept": 2, "beaten": 0, "broken": 0, "retired": 0, "pending": 1}
+    second = fits(Diff, client.get("/v1/diff", params={**query, "cursor": first["next_cursor"]}))
+    assert [one["problem_id"] for one in first["items"] + second["items"]] == [one.id for one in asked]
+    assert second["next_cursor"] is None
+    pending = fits(Diff, client.get("/v1/diff", params={**query, "fate": "pending"}))
+    assert [one["problem_id"] for one in pending["items"]] == [asked[2].id]
+    fault = fault_of(client.get("/v1/diff", params={**query, "before": "none"}), 422)
+    assert "no environment 'none' is known" in fault["errors"][0]["detail"]
