@@ -1,7 +1,7 @@
 """Has winners measured again that a change of the environment has made stale.
 
 A worker that starts asks for its class: the winners that were measured with other drivers, libraries or
-kernel versions than any live worker has. They are tuned at low priority with the effort `quick`, those that
+kernel versions than any live worker has. They are tuned at low priority for a second each, those that
 save most first. A tuning times earlier winners right after the default, so each is shown to be kept, beaten
 or broken at once (service/diff.py).
 """
@@ -20,13 +20,16 @@ from service.freshness import Freshness
 from service.kept import INT4
 from service.settings import Settings
 from service.tunings import Tunings
-from tuners.effort import effort_of
+from tuners.budget import Budget
+from tuners.decide import DecisionRule
 from tuners.policy import MeasurementPolicy
 from tuners.tuning_settings import TuningSettings
 
 #: The last to be measured: the lowest priority that a request may have.
 PRIORITY = 1000
-_EFFORT = effort_of("quick")
+#: Seconds of measuring a problem. The final goes on until it is decided: an undecided one would replace a
+#: winner.
+SECONDS = 1.0
 
 
 def queue_revalidation(
@@ -43,8 +46,8 @@ def queue_revalidation(
     for policy_id, problems in found.items():
         asked = TuningSettings(
             MeasurementPolicy.from_dict(policies[policy_id] or {}),
-            _EFFORT.budget(settings.seconds_per_problem),
-            rule=_EFFORT.rule(settings.margin),
+            Budget(SECONDS),
+            rule=DecisionRule(margin=settings.margin),
         )
         yield queue.submit(environment.device_class, asked, problems, PRIORITY, force=True)
 

@@ -297,7 +297,7 @@ class Worker:
         check_known(settings, runner.backend)
         session = RecordedSession(
             runner, problem, settings, store,
-            lambda dtypes: self._ceilings.obtain(self.environment, dtypes, runner.ceilings),
+            self._ceilings.of(self.environment, runner.ceilings),
         )  # fmt: skip
         self._session = session
         if self._stop.is_set():  # stop() came before there was a session to stop

@@ -33,7 +33,6 @@ class _Tuned:
     """A best row as the report reads it; `stale` says why it is, "" if it is not."""
 
     problem_id: str
-    shape: Shape
     calls: int
     judgement: str
     baseline_seconds: float
@@ -47,6 +46,12 @@ class _Tuned:
         return self.calls * self.baseline_seconds * (1 - 1 / self.speedup)
 
 
+def tuned_row(row: Any) -> TunedProblem:
+    """A row of db.worth.tuned() as estimates read it."""
+    shape = Shape(row.kind, row.dtype, row.m, row.n, row.k, row.batch)
+    return TunedProblem(shape, row.baseline_seconds, row.speedup if row.judgement == "WIN" else 1.0)
+
+
 def worth_report(connection: Connection, scope: Scope, listed: int = LISTED) -> dict[str, Any]:
     """The report as plain JSON values (records.Worth). At most `listed` untuned problems and stale rows are
     listed."""
@@ -56,8 +61,7 @@ def worth_report(connection: Connection, scope: Scope, listed: int = LISTED) -> 
     uncounted = sum(row.calls is None for row in rows)
     others = worth.untuned(connection, scope)
     shapes = [Shape(row.kind, row.dtype, row.m, row.n, row.k, row.batch) for row in others]
-    tuned = [TunedProblem(one.shape, one.baseline_seconds, one.speedup) for one in found]
-    expected = Estimator(tuned).expect(shapes)
+    expected = Estimator(map(tuned_row, rows)).expect(shapes)
     judged = Counter(one.judgement for one in found)
     return {
         "device_class": scope.device_class_id,
@@ -83,11 +87,10 @@ def worth_report(connection: Connection, scope: Scope, listed: int = LISTED) -> 
 def _tuned(row: Any, freshness: Freshness) -> _Tuned:
     return _Tuned(
         row.problem_id,
-        Shape(row.kind, row.dtype, row.m, row.n, row.k, row.batch),
         row.calls or 1,
         row.judgement,
         row.baseline_seconds,
-        row.speedup if row.judgement == "WIN" else 1.0,
+        tuned_row(row).speedup,
         row.environment_id,
         freshness.stale(row.environment_id, row.family, row.version) or "",
     )

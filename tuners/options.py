@@ -30,6 +30,8 @@ class ScreeningOptions:
     compile_wait_seconds: float = 5.0
     #: Before that, the search waits this long for the first candidate, without which there is no search.
     first_compile_wait_seconds: float = 60.0
+    #: The search ends at a regret bound only after this many timed candidates.
+    regret_after: int = 32
     #: A screening takes at most this many samples to obtain the undisturbed ones that it needs.
     max_samples: int = 20
     #: With fewer undisturbed samples a candidate is unstable. This many suffice once they exceed
@@ -97,5 +99,6 @@ class SearchOptions:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SearchOptions:
-        """Raises KeyError or TypeError for malformed options."""
+        """Raises KeyError or TypeError for malformed options. Options that an earlier version had not have
+        their default."""
         return cls(ScreeningOptions(**values["screening"]), RaceOptions(**values["race"]))

@@ -50,6 +50,8 @@ class Screening:
         )
         self._patience_for_first = self._options.first_compile_wait_seconds
         self._took: list[float] = []
+        #: The least seconds after each timed candidate.
+        self._records: list[float] = []
         share = budget.stop_at_roofline
         #: The search ends at a candidate that takes no longer than this.
         self._enough = None if share is None or bound_seconds is None else bound_seconds / share
@@ -83,7 +85,7 @@ class Screening:
     def run(self) -> Iterator[Outcome]:
         """Screens candidates until the search's share of the budget is used, none is left, or one reaches the
         roofline's share. The baselines' time does not reduce the search's share."""
-        share = self._budget.seconds * (1 - self._budget.final_share)
+        share = self._search_seconds()
         limit = self._counts.measuring_seconds + share
         # Earlier winners come first: in a new environment they show at once what is still true.
         winners = [solution for solution in self._space.winners if solution.id not in self.found]
@@ -114,6 +116,14 @@ class Screening:
         if self._waiting and not self._stopped():
             self.notes.append(f"{len(self._waiting)} candidates were asked for and not compiled in time")
 
+    def _search_seconds(self) -> float:
+        """The search's share of the budget. Under a bounded one slow baselines reduce it, by half at most."""
+        budget = self._budget
+        left = budget.seconds
+        if budget.bounded:
+            left = max(left - self._counts.measuring_seconds, left / 2)
+        return left * (1 - budget.final_share)
+
     def _ended(self, limit: float) -> StopReason | None:
         """Why the search ends now; None if it goes on."""
         if self._stopped():
@@ -121,9 +131,20 @@ class Screening:
         best = self._best()
         if self._enough is not None and best is not None and best <= self._enough:
             return StopReason.ROOFLINE
+        if self._bound_reached():
+            return StopReason.REGRET
         if self._left == 0:
             return StopReason.CANDIDATES
         return StopReason.BUDGET if self._counts.measuring_seconds >= limit else None
+
+    def _bound_reached(self) -> bool:
+        """Whether the last doubling of the number of timed candidates gained no more than the regret bound.
+        Later candidates are no likelier than earlier ones, so the next doubling is not expected to gain
+        more."""
+        bound, count = self._budget.stop_at_regret, len(self._records)
+        if bound is None or count < self._options.regret_after:
+            return False
+        return self._records[count // 2 - 1] <= (1 + bound) * self._records[-1]
 
     def _ask(self) -> None:
         """Asks the strategy for more candidates and starts compiling them."""
@@ -214,6 +235,8 @@ class Screening:
                 outcome = found[solution.id]
                 self.found[solution.id] = outcome
                 self._strategy.tell(outcome)
+                if limit is not None and outcome.seconds is not None:
+                    self._records.append(min([outcome.seconds, *self._records[-1:]]))
                 yield outcome
 
     def _together(self) -> int:

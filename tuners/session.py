@@ -244,14 +244,15 @@ class Session:
         """How many candidates near the best may enter the race. Up to the number of finalists, the rounds
         that a decision needs must fit in the remaining time; beyond that, the heats must fit in their share
         of it. All heats together cost twice the first."""
-        budget = self.settings.budget.seconds
-        remaining = max(budget - self.counts.measuring_seconds, budget * 0.1)
+        asked = self.settings.budget
+        remaining = max(asked.seconds - self.counts.measuring_seconds, asked.seconds * 0.1)
+        most = (1.0 if asked.bounded else 1.5) * remaining
 
         near = [o for o in timed if (o.seconds or 0.0) <= self._race.entry_ratio * (timed[0].seconds or 0.0)]
         total = sum(_sample_cost(screened[s.id]) for s in fixed)
         for place, outcome in enumerate(near[: self._race.max_entrants]):
             total += _sample_cost(outcome)
-            decision = total * self.settings.rule.rounds_needed(place + 1) > 1.5 * remaining
+            decision = total * self.settings.rule.rounds_needed(place + 1) > most
             heats = 2 * self._race.heat_rounds * total > self._race.heats_share * remaining
             if place and (decision if place < self._race.finalists else heats):
                 return place
@@ -277,6 +278,7 @@ class Session:
             race.start_final()
             heats = took()
             while race.rounds < self.settings.rule.max_rounds:
+                before = took()
                 yield from race.round(hurried=spent + took() > self._race.overtime * budget.seconds)
                 if self._stopped:
                     return
@@ -286,6 +288,8 @@ class Session:
                 over = self.counts.measuring_seconds > budget.seconds
                 late = took() - heats > max(self._race.overtime * budget.seconds, self._race.overtime_seconds)
                 needed = self.settings.rule.rounds_needed(race.comparisons)
+                another = self.counts.measuring_seconds + took() - before
+                late = late or (budget.bounded and another > budget.seconds)
                 if race.rounds and (late or (over and race.rounds >= needed)):
                     break
         except BaselineFailed as error:
