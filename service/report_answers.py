@@ -100,7 +100,7 @@ class Worth(Answer):
 
     device_class: str
     policy_id: str
-    list: str | None
+    problem_list: str | None = Field(alias="list")
     family: str | None
     dtype: str | None
     present_environments: list[str]

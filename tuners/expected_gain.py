@@ -23,8 +23,10 @@ NEIGHBOURS = 3
 #: Doublings of the sizes within which neighbours are taken as they are. The logarithm of a speed-up from
 #: farther away shrinks in proportion: little is known there.
 _NEAR = 2.0
-#: Problems whose distances are computed at a time; 20,000 tuned problems take 40 MB for each array then.
-_CHUNK = 256
+#: Tuned problems of one kind that are looked at, at most: the time grows with them.
+_MOST = 2000
+#: Problems whose distances are computed at a time.
+_CHUNK = 1024
 
 Array = npt.NDArray[np.float64]
 
@@ -100,7 +102,7 @@ class Estimator:
         for row, one in enumerate(found):
             for key in _keys(one.shape):
                 groups[key].append(row)
-        self._groups = {key: np.array(rows) for key, rows in groups.items()}
+        self._groups = {key: _thinned(np.array(rows), self._sizes) for key, rows in groups.items()}
 
     def expect(self, shapes: Sequence[Shape]) -> list[Expected | None]:
         """The estimate of each shape; None while nothing of the class is tuned. A tuned problem of equal
@@ -121,27 +123,36 @@ class Estimator:
     def _near(self, key: tuple[Basis, str], shapes: Sequence[Shape]) -> list[Expected]:
         rows = self._groups[key]
         theirs, ours = self._sizes[rows], _sizes(shapes)
-        distances = sum(np.square(np.subtract.outer(ours[:, i], theirs[:, i])) for i in range(4))
+        # |a - b|^2 by one product; rounding may make a distance of 0 slightly negative.
+        squares = np.sum(ours**2, axis=1)[:, None] + np.sum(theirs**2, axis=1)[None, :] - 2 * ours @ theirs.T
         count = min(NEIGHBOURS, len(rows))
-        nearest = np.argpartition(distances, count - 1, axis=1)[:, :count]
-        flops, elements = _work(shapes)
+        nearest = np.argpartition(squares, count - 1, axis=1)[:, :count]
+        closest = np.sqrt(np.maximum(np.min(np.take_along_axis(squares, nearest, axis=1), axis=1), 0.0))
+        flops, traffic = _work(shapes)
         # The rates of the fastest default bound the others: a roofline from what was measured.
-        chosen = self._bounds[:, rows]
-        rates = [float(np.max(chosen[i] / self._seconds[rows])) for i in range(2)]
-        bound = np.maximum(flops / rates[0], elements / rates[1])
-        bounds = np.maximum(chosen[0] / rates[0], chosen[1] / rates[1])
-        out = []
-        for number, places in enumerate(nearest):
-            near = rows[places]
-            seconds = bound[number] * float(np.exp(np.mean(np.log(self._seconds[near] / bounds[places]))))
-            distance = float(np.sqrt(np.min(distances[number, places])))
-            speedup = float(np.exp(np.mean(self._gains[near]) * _NEAR / max(distance, _NEAR)))
-            out.append(Expected(float(seconds), speedup, key[0], count, distance))
-        return out
+        measured = self._seconds[rows]
+        rates = [float(np.max(self._bounds[i, rows] / measured)) for i in range(2)]
+        bound = np.maximum(flops / rates[0], traffic / rates[1])
+        bounds = np.maximum(self._bounds[0, rows] / rates[0], self._bounds[1, rows] / rates[1])
+        seconds = bound * np.exp(np.mean(np.log(measured / bounds)[nearest], axis=1))
+        shrunk = _NEAR / np.maximum(closest, _NEAR)
+        speedups = np.exp(np.mean(self._gains[rows][nearest], axis=1) * shrunk)
+        return [
+            Expected(float(a), float(b), key[0], count, float(c))
+            for a, b, c in zip(seconds, speedups, closest, strict=True)
+        ]
 
 
 def _keys(shape: Shape) -> tuple[tuple[Basis, str], ...]:
     return (Basis.KIND, shape.kind), (Basis.DTYPE, shape.dtype), (Basis.ANY, "")
+
+
+def _thinned(rows: npt.NDArray[np.int64], sizes: Array) -> npt.NDArray[np.int64]:
+    """At most _MOST of the rows, evenly spread over them in the order of their sizes."""
+    if len(rows) <= _MOST:
+        return rows
+    ordered = rows[np.lexsort(sizes[rows].T)]
+    return ordered[np.linspace(0, len(ordered) - 1, _MOST).astype(np.int64)]
 
 
 def _sizes(shapes: Sequence[Shape]) -> Array:

@@ -71,6 +71,11 @@ class RaceOptions:
     #: eliminated.
     drop_after: int = 8
     drop_confidence: float = 0.98
+    #: The final ends before its budget once it is settled: the leader's ratio to the baseline is known to
+    #: within `precision` of itself (half the interval's width), and every rival's ratio to the leader is
+    #: certain to lie within the margin, or known to within `tie_precision`. 0: it uses its budget.
+    precision: float = 0.005
+    tie_precision: float = 0.002
     #: A disturbed sample is repeated until it has been taken this many times.
     sample_tries: int = 3
     #: The final may overrun the budget until it has the rounds that a decision needs. After `overtime`

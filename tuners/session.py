@@ -290,6 +290,8 @@ class Session:
                 needed = self.settings.rule.rounds_needed(race.comparisons)
                 another = self.counts.measuring_seconds + took() - before
                 late = late or (budget.bounded and another > budget.seconds)
+                if race.rounds >= needed and race.rounds % 2 == 0 and self._race.precision:
+                    late = late or race.settled(self.settings.rule)
                 if race.rounds and (late or (over and race.rounds >= needed)):
                     break
         except BaselineFailed as error:
