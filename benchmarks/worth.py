@@ -19,7 +19,7 @@ from sqlalchemy import Engine, insert, select
 
 from backends.registry import find_device
 from benchmarks import report, stored
-from benchmarks.rebuild import OTHER, POLICY, TORCH, WINNER, problems
+from benchmarks.rebuild import OTHER, POLICY, WINNER, problems
 from db import models, worth
 from db.engine import now, reading, writing
 from db.values import put_problems, put_solutions, table
@@ -27,7 +27,7 @@ from service.settings import Settings
 from service.startup import open_database, upgrade
 from service.worth import worth_report
 from tests.postgres import PostgresServer
-from tests.service.formats.contract_inputs import H200
+from tests.service.formats.contract_inputs import H200, TORCH
 
 REPEATS = 5
 

@@ -54,7 +54,7 @@ def verdicts(
         .order_by(_verdict.c.restricted.desc(), _verdict.c.budget_seconds, _verdict.c.number)
     )  # fmt: skip
     for row in connection.execute(query).mappings():
-        found[row["problem_id"]] = row  # the preferred one comes last
+        found[row["problem_id"]] = dict(row)  # the preferred one comes last
     return found
 
 

@@ -42,7 +42,7 @@ def test_what_is_unknown_is_refused(filled: httpx.Client) -> None:
 def test_a_stale_answer_says_what_has_changed(client: httpx.Client, engine: Engine) -> None:
     asked = problem()
     fill(engine, [asked])
-    query = {"m": 16, "n": 256, "k": 512}
+    query: dict[str, int | str] = {"m": 16, "n": 256, "k": 512}
     body = {"problems": [query], "device": "cpu"}
     near = {**query, "m": 24}
     assert "stale" not in fits(Best, client.get("/v1/solutions/best", params=query))
@@ -65,7 +65,7 @@ def test_environments_are_compared_page_by_page(client: httpx.Client, engine: En
     fill(engine, asked)
     later = replace(ENVIRONMENT, libraries={"blas": "openblas 0.3.32", "compiler": "c++ 12"})
     fill(engine, asked[:2], environment=later)
-    query = {"before": ENVIRONMENT.id, "after": later.id, "limit": 2}
+    query: dict[str, int | str] = {"before": ENVIRONMENT.id, "after": later.id, "limit": 2}
     first = fits(Diff, client.get("/v1/diff", params=query))
     assert first["counts"] == {"kept": 2, "beaten": 0, "broken": 0, "retired": 0, "pending": 1}
     second = fits(Diff, client.get("/v1/diff", params={**query, "cursor": first["next_cursor"]}))
