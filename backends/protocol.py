@@ -346,6 +346,15 @@ class BuiltFamily(Protocol):
 
 
 @runtime_checkable
+class VersionedFamily(Protocol):
+    """A family whose solutions name its version (Solution.version): another version is another kernel."""
+
+    @property
+    def version(self) -> int:
+        """The version of the solutions that it runs."""
+
+
+@runtime_checkable
 class NotedFamily(Protocol):
     """A family that can explain how it generated its candidates; shown in the tuning's notes."""
 

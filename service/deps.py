@@ -28,6 +28,7 @@ from db import tunings as tuning_rows
 from db.engine import reading
 from db.lookup import Lookup
 from service import errors
+from service.freshness import FreshnessCache
 from service.settings import Settings
 from tuners.tuning_settings import TuningSettings
 
@@ -68,6 +69,7 @@ class Service:
     lookup: Lookup
     open_tunings: Callable[[Engine, Settings], TuningService]
     closing: bool = False
+    freshness: FreshnessCache = field(default_factory=FreshnessCache)
     _tunings: TuningService | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _classes: tuple[DeviceClass, ...] = ()

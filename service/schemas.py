@@ -109,6 +109,11 @@ class BudgetRequest(Strict):
     stop_at_roofline: Annotated[float, Field(gt=0, le=1)] | None = Field(
         default=None, description="Ends the search once a candidate reaches this share of the roofline."
     )
+    stop_at_regret: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        default=None,
+        description="Ends the search once the last doubling of the number of timed candidates made the best "
+        "one faster by no more than this share.",
+    )
 
 
 class PolicyRequest(Strict):

@@ -31,6 +31,8 @@ _log = logging.getLogger(__name__)
 PROGRESS_SECONDS = 1.0
 #: Most imported solutions of a problem that are tried, the latest first.
 MOST_IMPORTED = 32
+#: Most winners of earlier sessions of a problem that are tried first, the latest first.
+MOST_WINNERS = 3
 _FIRST_WAIT, _LONGEST_WAIT = 0.25, 5.0
 
 
@@ -71,6 +73,13 @@ def past_results(connection: Connection, start: sessions.SessionStart) -> list[P
     ]
 
 
+def earlier_winners(connection: Connection, start: sessions.SessionStart) -> list[Solution]:
+    """The solutions that won the problem on the session's device class under its policy, latest first."""
+    device = str(start.environment.device_class)
+    rows = sessions.winners(connection, start.problem.id, device, start.policy_id, MOST_WINNERS)
+    return [Solution.from_dict(row) for row in rows]
+
+
 class DirectStore:
     """The SessionStore of a campaign without a job: the same command finds its earlier outcomes and resumes.
     A new `origin` makes separate sessions, which are measured again."""
@@ -95,9 +104,11 @@ class DirectStore:
             outcomes = sessions.stored_outcomes(connection, session_id)
             result = sessions.stored_result(connection, session_id)
             imported, past = claimed_solutions(connection, start), past_results(connection, start)
+            winners = earlier_winners(connection, start)
         self._start = start
         self._seen.clear()
-        return StoredSession(outcomes, None if result is None else Result.from_dict(result), imported, past)
+        known = None if result is None else Result.from_dict(result)
+        return StoredSession(outcomes, known, imported, winners, past)
 
     def add(self, outcome: Outcome) -> None:
         """Stores an outcome. Raises StorageError if the database does not answer."""
@@ -153,17 +164,18 @@ class JobStore:
         """What earlier starts of this job measured in the same environment."""
         self.session = replace(self.session, options=spec.settings.options.to_dict())
 
-        def read(connection: Connection) -> tuple[int, StoredSession]:
+        def read(connection: Connection) -> tuple[StoredSession, int]:
             jobs.hold(connection, self.job)
             session_id = sessions.begin_session(connection, self.session)
             jobs.hold(connection, self.job, session_id=session_id)
             outcomes = sessions.stored_outcomes(connection, session_id)
             imported = claimed_solutions(connection, self.session)
+            winners = earlier_winners(connection, self.session)
             past = past_results(connection, self.session)
-            stored = StoredSession(outcomes, None, imported, past)
-            return sessions.takes(connection, session_id), stored
+            stored = StoredSession(outcomes, None, imported, winners, past)
+            return stored, sessions.takes(connection, session_id)
 
-        highest, stored = self._write(read)
+        stored, highest = self._write(read)
         self._first_take = highest + 1
         for outcome in stored.outcomes:
             self._count(outcome)

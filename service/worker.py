@@ -1,8 +1,9 @@
 """A worker: one process that owns one device, takes its class's jobs one by one, and measures them.
 
-It holds a lock on its device, sends heartbeats, requeues the jobs of dead workers, and on SIGTERM releases
-its job with all that was measured. A kill at any moment loses nothing: the job is requeued, and stored
-outcomes are replayed. The loss of a device ends its worker, not the job.
+It holds a lock on its device, queues the re-validation of stale winners, sends heartbeats, requeues the jobs
+of dead workers, and on SIGTERM releases its job with all that was measured. A kill at any moment loses
+nothing: the job is requeued, and stored outcomes are replayed. The loss of a device ends its worker, not the
+job.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ from service.device_lock import DeviceLock, locks_folder
 from service.jobs import Executor, JobQueue
 from service.portfolio import Warming
 from service.requests import read_request
+from service.revalidation import queue_revalidation
 from service.settings import Settings
 from service.store import JobStore, Stopping, patiently
+from service.tunings import Tunings
 from tuners.campaign import check_known
 from tuners.ceilings import CeilingStore
 from tuners.device_client import DeviceClient
@@ -66,7 +69,7 @@ class Worker:
     ) -> None:
         self.id = tunings.new_id("worker")
         self.device, self.environment = device, device.environment
-        self._engine = engine
+        self._engine, self._settings = engine, settings
         self._lock = lock or DeviceLock(locks_folder(settings), device)
         self._cache = BinaryCache(settings.cache_dir / "kernels")
         self._ceilings = CeilingStore(settings.cache_dir / "ceilings")
@@ -95,6 +98,7 @@ class Worker:
         """Takes jobs until stop(). Raises StorageError if the database is damaged."""
         patiently(self._stop, self._register)
         patiently(self._stop, lambda: self._queue.declare(str(self.environment.device_class)))
+        patiently(self._stop, self._revalidate)
         self._executor.start()
         if self._precompile:
             self._warming.start()
@@ -124,6 +128,11 @@ class Worker:
             workers.register(
                 connection, self.id, socket.gethostname(), os.getpid(), self.environment, self._lock.name
             )
+
+    def _revalidate(self) -> None:
+        tunings = Tunings(self._engine, self._queue)
+        for created in queue_revalidation(self._engine, tunings, self._settings, self.environment):
+            _log.info("%d winners of another environment are measured again: %s", created.total, created.id)
 
     def _look(self) -> None:
         job, session = self._job, self._session
@@ -295,7 +304,7 @@ class Worker:
         check_known(settings, runner.backend)
         session = RecordedSession(
             runner, problem, settings, store,
-            lambda dtypes: self._ceilings.obtain(self.environment, dtypes, runner.ceilings),
+            self._ceilings.of(self.environment, runner.ceilings),
         )  # fmt: skip
         self._session = session
         if self._stop.is_set():  # stop() came before there was a session to stop

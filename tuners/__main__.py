@@ -63,6 +63,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=None, help="measuring budget a problem")
     parser.add_argument("--stop-at-roofline", type=float, default=None, metavar="SHARE",
                         help="end the search at this share of the roofline, e.g. 0.95")  # fmt: skip
+    parser.add_argument("--stop-at-regret", type=float, default=None, metavar="SHARE",
+                        help="end the search once twice as many candidates gain no more")  # fmt: skip
     parser.add_argument("--candidates", type=int, default=None, help="candidates of a problem at most")
     parser.add_argument("--strategy", choices=sorted(STRATEGIES), default=Search.strategy)
     parser.add_argument("--strategy-option", action="append", default=[], metavar="NAME=VALUE",
@@ -93,7 +95,13 @@ def _problems(source: str) -> tuple[list[GemmProblem], list[tuple[int, str]]]:
 
 def _tune(options: argparse.Namespace, problems: list[GemmProblem]) -> int:
     effort = effort_of(options.effort)
-    budget = effort.budget(DEFAULT_SECONDS, options.seconds, options.candidates, options.stop_at_roofline)
+    budget = effort.budget(
+        DEFAULT_SECONDS,
+        options.seconds,
+        options.candidates,
+        options.stop_at_roofline,
+        options.stop_at_regret,
+    )
     rule = effort.rule(options.margin)
     root = options.cache_dir or default_cache_dir()
     store = CeilingStore(root / "ceilings")
@@ -111,7 +119,7 @@ def _tune(options: argparse.Namespace, problems: list[GemmProblem]) -> int:
             problems,
             TuningSettings(policy, budget, search, rule),
             journal,
-            lambda dtypes: store.obtain(runner.environment, dtypes, runner.ceilings),
+            store.of(runner.environment, runner.ceilings),
         )
         previous = signal.signal(signal.SIGINT, lambda *_: campaign.stop())
         try:

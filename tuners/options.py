@@ -36,6 +36,8 @@ class ScreeningOptions:
     compile_wait_seconds: float = 5.0
     #: Before that, the search waits this long for the first candidate, without which there is no search.
     first_compile_wait_seconds: float = 60.0
+    #: The search ends at a regret bound only after this many timed candidates.
+    regret_after: int = 32
     #: A screening takes at most this many samples to obtain the undisturbed ones that it needs.
     max_samples: int = 20
     #: With fewer undisturbed samples a candidate is unstable. This many suffice once they exceed
@@ -75,6 +77,11 @@ class RaceOptions:
     #: eliminated.
     drop_after: int = 8
     drop_confidence: float = 0.98
+    #: The final ends before its budget once it is settled: the leader's ratio to the baseline is known to
+    #: within `precision` of itself (half the interval's width), and every rival's ratio to the leader is
+    #: certain to lie within the margin, or known to within `tie_precision`. 0: it uses its budget.
+    precision: float = 0.005
+    tie_precision: float = 0.002
     #: A disturbed sample is repeated until it has been taken this many times.
     sample_tries: int = 3
     #: The final may overrun the budget until it has the rounds that a decision needs. After `overtime`
@@ -103,5 +110,6 @@ class SearchOptions:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SearchOptions:
-        """Raises KeyError or TypeError for malformed options."""
+        """Raises KeyError or TypeError for malformed options. Options that an earlier version had not have
+        their default."""
         return cls(ScreeningOptions(**values["screening"]), RaceOptions(**values["race"]))

@@ -1,9 +1,9 @@
 """Decides which candidates of a problem are compiled and screened, in what order, and for how long.
 
-Baselines come first, then the strategy's candidates as soon as they are compiled: those that are in the
-cache and libraries' candidates are screened while compilers work on the others. A share of the search is
-reserved for candidates that are compiled late. When nothing else is left, the search waits for compilers:
-where the cache was warm within its share of the budget, else longer.
+Baselines come first, then winners of earlier sessions, then the strategy's candidates as soon as they are
+compiled: those that are in the cache and libraries' candidates are screened while compilers work on the others.
+A share of the search is reserved for candidates that are compiled late. When nothing else is left, the search
+waits for compilers: where the cache was warm within its share of the budget, else longer.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ class Screening:
         #: Seconds that a search with a warm cache waited for compilers, which count against its share.
         self._waited = 0.0
         self._took: list[float] = []
+        #: The least seconds after each timed candidate.
+        self._records: list[float] = []
         share = budget.stop_at_roofline
         #: The search ends at a candidate that takes no longer than this.
         self._enough = None if share is None or bound_seconds is None else bound_seconds / share
@@ -76,7 +78,8 @@ class Screening:
     def replay(self, outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
         """Reports the outcomes of an earlier run to the strategy, and yields them."""
         space = self._space
-        known = {s.id for s in (*(b.solution for b in space.baselines), *space.candidates, *space.warm_start)}
+        given = (*space.candidates, *space.warm_start, *space.winners)
+        known = {s.id for s in (*(b.solution for b in space.baselines), *given)}
         # Other members of the spaces are not in the lists. A device's own are recognized by family.
         asked = {s.family for s in space.candidates if self._runner.tells_neighbours(s.family)}
         for outcome in outcomes:
@@ -93,6 +96,9 @@ class Screening:
 
     def begin(self) -> None:
         """Requests the first candidates, so that compilers work while the operands are laid out."""
+        begin = self._clock()
+        self._runner.begin(self._task, self._space.winners)
+        self._counts.compiling_seconds += self._clock() - begin
         self._ask()
 
     def baselines(self) -> Iterator[Outcome]:
@@ -102,8 +108,14 @@ class Screening:
     def run(self) -> Iterator[Outcome]:
         """Screens candidates until the search's share of the budget is used, none is left, or one reaches the
         roofline's share. The baselines' time does not reduce the search's share."""
-        share = self._budget.seconds * (1 - self._budget.final_share)
+        share = self._search_seconds()
         limit = self._counts.measuring_seconds + share
+        # Earlier winners come first: in a new environment they show at once what is still true.
+        winners = [solution for solution in self._space.winners if solution.id not in self.found]
+        for outcome in self._batch(winners[: self._left], limit):
+            self._left = None if self._left is None else self._left - 1
+            self._waiting.pop(outcome.solution.id, None)
+            yield outcome
         imported = [solution for solution in self._space.warm_start if solution.id not in self.found]
         ended = None
         while (ended := self._ended(limit)) is None:
@@ -112,7 +124,7 @@ class Screening:
                 out = StopReason.COMPILERS if self._waiting else StopReason.SPACE
                 ended = StopReason.CANCELLED if self._stopped() else out
                 break
-            for outcome in self._batch(batch, limit):
+            for outcome in self._batch(batch[: self._left], limit):
                 self._left = None if self._left is None else self._left - 1
                 yield outcome
             # Imported solutions come after the first batch, with their own share of the search.
@@ -127,6 +139,14 @@ class Screening:
         if self._waiting and not self._stopped():
             self.notes.append(f"{len(self._waiting)} candidates were asked for and not compiled in time")
 
+    def _search_seconds(self) -> float:
+        """The search's share of the budget. Under a bounded one slow baselines reduce it, by half at most."""
+        budget = self._budget
+        left = budget.seconds
+        if budget.bounded:
+            left = max(left - self._counts.measuring_seconds, left / 2)
+        return left * (1 - budget.final_share)
+
     def _ended(self, limit: float) -> StopReason | None:
         """Why the search ends now; None if it goes on."""
         if self._stopped():
@@ -134,6 +154,8 @@ class Screening:
         best = self._best()
         if self._enough is not None and best is not None and best <= self._enough:
             return StopReason.ROOFLINE
+        if self._bound_reached():
+            return StopReason.REGRET
         if self._left == 0:
             return StopReason.CANDIDATES
         return StopReason.BUDGET if self._spent >= limit else None
@@ -142,6 +164,15 @@ class Screening:
     def _spent(self) -> float:
         """Seconds that count against the search's share."""
         return self._counts.measuring_seconds + self._waited
+
+    def _bound_reached(self) -> bool:
+        """Whether the last doubling of the number of timed candidates gained no more than the regret bound.
+        Later candidates are no likelier than earlier ones, so the next doubling is not expected to gain
+        more."""
+        bound, count = self._budget.stop_at_regret, len(self._records)
+        if bound is None or count < self._options.regret_after:
+            return False
+        return self._records[count // 2 - 1] <= (1 + bound) * self._records[-1]
 
     def _ask(self) -> None:
         """Asks the strategy for more candidates and starts compiling them."""
@@ -152,6 +183,9 @@ class Screening:
             return
         begin = self._clock()
         asked = self._strategy.ask(count)
+        while asked and not (new := [one for one in asked if one.id not in self.found]):
+            asked = self._strategy.ask(count)  # earlier winners are screened already
+        asked = new if asked else []
         self._counts.measuring_seconds += self._clock() - begin
         self._waiting |= {solution.id: solution for solution in asked}
         begin = self._clock()
@@ -247,6 +281,8 @@ class Screening:
                 outcome = found[solution.id]
                 self.found[solution.id] = outcome
                 self._strategy.tell(outcome)
+                if limit is not None and outcome.seconds is not None:
+                    self._records.append(min([outcome.seconds, *self._records[-1:]]))
                 yield outcome
 
     def _together(self) -> int:

@@ -98,12 +98,14 @@ class SessionSpec:
 @dataclass
 class StoredSession:
     """What a store holds for a session that starts: outcomes to replay, the result if the session ended under
-    the same settings without an error, solutions that imported files name for the problem, and results of
-    earlier tunings of near problems, the nearest first."""
+    the same settings without an error, solutions that imported files name for the problem, those that won
+    earlier sessions of it, in whatever environment, and results of earlier tunings of near problems, the nearest
+    first."""
 
     outcomes: list[Outcome] = field(default_factory=list)
     result: Result | None = None
     warm_start: Sequence[Solution] = ()
+    winners: Sequence[Solution] = ()
     history: Sequence[PriorResult] = ()
 
 

@@ -26,13 +26,15 @@ from tuners.policy import MeasurementPolicy
 class Space:
     """Candidates are compared with `baselines`, and the verdict is against the first; `candidates` never
     repeat them. `notes` say what was left out, and why. `warm_start`: solutions from imported files, tried in
-    addition. `absent`: defaults that are not installed or have no call for the problem. `families`: those
-    that run the problem, of whose spaces the candidates are an order (tuners/family_spaces.py)."""
+    addition. `winners`: solutions that won earlier, tried first. `absent`: defaults that are not installed or
+    have no call for the problem. `families`: those that run the problem, of whose spaces the candidates are an
+    order (tuners/family_spaces.py)."""
 
     baselines: tuple[Baseline, ...]
     candidates: tuple[Solution, ...]
     notes: tuple[str, ...]
     warm_start: tuple[Solution, ...] = ()
+    winners: tuple[Solution, ...] = ()
     absent: tuple[AbsentBaseline, ...] = ()
     families: tuple[str, ...] = ()
 

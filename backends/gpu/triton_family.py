@@ -130,7 +130,7 @@ class CompiledTritonFamily:
 
     def __init__(self, family: TritonFamily, toolchain: Toolchain[TritonUnit]) -> None:
         self._family, self._toolchain = family, toolchain
-        self.name = family.name
+        self.name, self.version = family.name, family.version
 
     def unavailable(self, environment: Environment) -> str | None:
         """Why nothing can be compiled here, or None."""

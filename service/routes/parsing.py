@@ -99,7 +99,11 @@ def settings_of(request: schemas.TuningOptions, settings: Settings, device: Devi
     return TuningSettings(
         policy,
         effort.budget(
-            settings.seconds_per_problem, asked.seconds_per_problem, asked.candidates, asked.stop_at_roofline
+            settings.seconds_per_problem,
+            asked.seconds_per_problem,
+            asked.candidates,
+            asked.stop_at_roofline,
+            asked.stop_at_regret,
         ),
         search,
         effort.rule(settings.margin if margin is None else margin),

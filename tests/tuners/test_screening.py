@@ -15,10 +15,12 @@ from backends.traits import GPU_TRAITS
 from tests.tuners.recorded import RecordedRunner, solution
 from tests.tuners.test_session import quiet, session
 from tuners.budget import Budget, StopReason
-from tuners.ceilings import Ceilings
+from tuners.ceilings import Ceilings, CeilingsOf
+from tuners.decide import Judgement
 from tuners.device_process import Task
+from tuners.measure import Rotation
 from tuners.options import ScreeningOptions
-from tuners.recorded_session import CeilingsOf, RecordedSession
+from tuners.recorded_session import RecordedSession
 from tuners.session import Session
 from tuners.session_store import MemoryStore
 from tuners.tuning_settings import TuningSettings
@@ -237,9 +239,9 @@ def test_a_search_that_is_stopped_was_cancelled(at: int) -> None:
 @pytest.mark.parametrize(
     ("ceilings", "asked", "expected", "note"),
     [
-        (lambda _: Ceilings(1e9, 1e9, {"fp32": 1e9}), 0.9, True, None),
-        (lambda _: Ceilings(1e9, 1e9, {"fp32": 1e9}), None, False, None),
-        (lambda _: Ceilings(1e9, 1e9, {}), 0.9, False, "does not stop"),
+        (lambda *_: Ceilings(1e9, 1e9, {"fp32": 1e9}), 0.9, True, None),
+        (lambda *_: Ceilings(1e9, 1e9, {"fp32": 1e9}), None, False, None),
+        (lambda *_: Ceilings(1e9, 1e9, {}), 0.9, False, "does not stop"),
         (None, 0.9, False, "does not stop"),
     ],
 )
@@ -253,3 +255,80 @@ def test_a_stored_session_takes_its_bound_from_the_ceilings(
     assert (seconds == pytest.approx(problem.flops / 1e9)) if expected else seconds is None
     assert len(notes) == (note is not None)
     assert all(str(note) in one for one in notes)
+
+
+# ---- budgets -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ceilings", "share", "said"),
+    [
+        ((1e9, 1e9), 0.5, []),
+        ((0.25e9, 1e9), 0.5, ["at 200.0% of the roofline its ceilings were measured again"]),
+        ((0.25e9, 0.4e9), None, ["no roofline: at 200.0% of the roofline", "beaten again, by 25.0%"]),
+    ],
+)
+def test_a_share_over_1_has_the_ceilings_measured_again(
+    ceilings: tuple[float, float], share: float | None, said: list[str]
+) -> None:
+    problem = from_mm(64, 64, 64)
+
+    def found(dtypes: Sequence[str], beaten: bool = False) -> Ceilings:
+        return Ceilings(1e15, 1e15, dict.fromkeys(dtypes, ceilings[beaten]))
+
+    stored: Any = RecordedSession(RecordedRunner([1.0]), problem, TuningSettings(), MemoryStore(), found)  # type: ignore[arg-type]
+    got, binds, notes = stored._share(found, problem.flops / 0.5e9, Rotation(8, 1 << 30, cold=True))
+    assert (got, binds) == ((None, None) if share is None else (pytest.approx(share), "compute"))
+    assert len(notes) == bool(said)
+    assert all(words in notes[0] for words in said)
+
+
+@pytest.mark.parametrize("cold", [True, False])
+def test_operands_in_a_cache_have_no_roofline(cold: bool) -> None:
+    problem, asked = from_mm(64, 64, 64), []
+
+    def found(dtypes: Sequence[str], beaten: bool = False) -> Ceilings:
+        asked.append(beaten)
+        return Ceilings(1e6, 1e6, dict.fromkeys(dtypes, 1e15))
+
+    stored: Any = RecordedSession(RecordedRunner([1.0]), problem, TuningSettings(), MemoryStore(), found)  # type: ignore[arg-type]
+    got, _, notes = stored._share(found, 1e-6, Rotation(8, 1 << 10, cold=cold))
+    assert got is None
+    assert ("stay in the cache" in notes[0]) is not cold
+    assert asked == ([False, True] if cold else [False]), "other ceilings would not explain it"
+
+
+@pytest.mark.parametrize("regret", [None, 0.02])
+def test_a_search_ends_at_its_regret_bound(regret: float | None) -> None:
+    names = [f"c{i}" for i in range(200)]
+    speed = {name: 0.9 if int(name[1:]) >= 10 else 1.0 for name in names}
+    run = session(
+        RecordedRunner([1e-4], speed=speed), ("base", *names), budget=Budget(60.0, stop_at_regret=regret)
+    )
+    timed = [o for o in run.run() if o.phase is Phase.SCREEN]
+    if regret is None:
+        assert (run.counts.search_ended, len(timed)) == (StopReason.SPACE, 201)
+    else:
+        assert run.counts.search_ended == StopReason.REGRET
+        assert OPTIONS.regret_after <= len(timed) <= OPTIONS.regret_after + 2 * OPTIONS.batch
+        assert min(o.seconds or 1.0 for o in timed) == pytest.approx(0.9e-4)
+
+
+@pytest.mark.parametrize("baseline_seconds", [1e-4, 1e-2, 0.05])
+@pytest.mark.parametrize("bounded", [False, True])
+def test_a_bounded_final_ends_with_the_budget_and_is_no_win_if_open(
+    baseline_seconds: float, bounded: bool
+) -> None:
+    names = [f"c{i}" for i in range(12)]
+    runner = RecordedRunner([baseline_seconds], speed=dict.fromkeys(names, 0.5))
+    run = session(runner, ("base", *names), budget=Budget(1.0, bounded=bounded), targets=())
+    list(run.run())
+    assert run.verdict is not None
+    a_round = baseline_seconds * 1.5
+    if bounded:
+        assert run.counts.measuring_seconds <= 1.0 + a_round
+        slow = baseline_seconds == 0.05
+        assert run.verdict.judgement is (Judgement.TIE if slow else Judgement.WIN)
+        assert ("too few rounds fitted the budget" in run.verdict.reason) is slow
+    else:
+        assert run.verdict.judgement is Judgement.WIN

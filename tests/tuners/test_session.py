@@ -18,6 +18,7 @@ from tests.tuners.recorded import DeadRunner, RecordedRunner, recorded_noise, so
 from tuners.budget import Budget, Search
 from tuners.decide import DecisionRule, Judgement
 from tuners.device_process import Task
+from tuners.options import RaceOptions, SearchOptions
 from tuners.policy import MeasurementPolicy
 from tuners.session import Session, SessionFailed
 from tuners.tuning_settings import TuningSettings
@@ -484,3 +485,18 @@ def test_a_real_gain_is_found_on_the_same_noise() -> None:
         list(run.run())
         wins += run.verdict is not None and run.verdict.winner == solution("faster").id
     assert wins >= sessions * 0.8
+
+
+@pytest.mark.parametrize("precision", [0.0, 0.005])
+def test_a_settled_final_ends_before_its_budget(precision: float) -> None:
+    rng = random.Random(3)
+    calm = [1e-3 * rng.gauss(1.0, 0.001) for _ in range(5000)]
+    runner = RecordedRunner(calm, speed={"a": 0.8, "b": 0.805, "c": 1.3})
+    race = RaceOptions(precision=precision)
+    run = session(runner, options=SearchOptions(race=race), targets=())
+    list(run.run())
+    assert run.verdict is not None
+    assert (run.verdict.judgement, run.verdict.tied) == (Judgement.WIN, 2)
+    needed = DecisionRule().rounds_needed(3)
+    assert run.verdict.rounds == DecisionRule().max_rounds if precision == 0 else run.verdict.rounds < 20
+    assert run.verdict.rounds >= needed
