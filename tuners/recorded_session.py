@@ -10,8 +10,8 @@ from backends.outcome import Outcome
 from backends.problem import GemmProblem
 from tuners.ceilings import CeilingsOf
 from tuners.device_client import DeviceClient
-from tuners.prior import known_of
 from tuners.measure import Rotation
+from tuners.prior import known_of
 from tuners.roofline import Bound, bound
 from tuners.session import Session
 from tuners.session_store import Result, SessionSpec, SessionStore, StoredSession

@@ -1,9 +1,9 @@
 """Decides which candidates of a problem are compiled and screened, in what order, and for how long.
 
 Baselines come first, then winners of earlier sessions, then the strategy's candidates as soon as they are
-compiled: those that are in the cache and libraries' candidates are screened while compilers work on the others.
-A share of the search is reserved for candidates that are compiled late. When nothing else is left, the search
-waits for compilers: where the cache was warm within its share of the budget, else longer.
+compiled: those that are in the cache and libraries' candidates are screened while compilers work on the
+others. A share of the search is reserved for candidates that are compiled late. When nothing else is left,
+the search waits for compilers: where the cache was warm within its share of the budget, else longer.
 """
 
 from __future__ import annotations

@@ -99,8 +99,8 @@ class SessionSpec:
 class StoredSession:
     """What a store holds for a session that starts: outcomes to replay, the result if the session ended under
     the same settings without an error, solutions that imported files name for the problem, those that won
-    earlier sessions of it, in whatever environment, and results of earlier tunings of near problems, the nearest
-    first."""
+    earlier sessions of it, in whatever environment, and results of earlier tunings of near problems, the
+    nearest first."""
 
     outcomes: list[Outcome] = field(default_factory=list)
     result: Result | None = None

@@ -27,8 +27,8 @@ class Space:
     """Candidates are compared with `baselines`, and the verdict is against the first; `candidates` never
     repeat them. `notes` say what was left out, and why. `warm_start`: solutions from imported files, tried in
     addition. `winners`: solutions that won earlier, tried first. `absent`: defaults that are not installed or
-    have no call for the problem. `families`: those that run the problem, of whose spaces the candidates are an
-    order (tuners/family_spaces.py)."""
+    have no call for the problem. `families`: those that run the problem, of whose spaces the candidates are
+    an order (tuners/family_spaces.py)."""
 
     baselines: tuple[Baseline, ...]
     candidates: tuple[Solution, ...]
