@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from gemmtune.torch import watch
 from gemmtune.torch.layouts import NAMES, Product
-from gemmtune.torch.watch import WATCHERS
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ def report() -> Iterator[Count]:
     """Counts the products of the block: `with report() as count: ...; print(count.report())`. Products that
     torch ran are counted as far as they pass a patched module, an enabled table or an operator of ours."""
     count = Count()
-    WATCHERS.append(count)
+    watch.add(count)
     try:
         yield count
     finally:
-        WATCHERS.remove(count)
+        watch.remove(count)

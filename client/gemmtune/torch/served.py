@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from gemmtune.errors import GemmtuneError, LaunchError
+from gemmtune.torch import extension
 from gemmtune.torch.environment import differences, process_environment
 from gemmtune.torch.errors import ServingError
 from gemmtune.torch.layouts import Layout, Product, of_row
-from gemmtune.torch.runtime import runtime_of
+from gemmtune.torch.native_rows import NativeLinear, NativeRow
+from gemmtune.torch.runtime import Runtime, runtime_of
 from gemmtune.torch.tuned_row import TunedRow
 
 if TYPE_CHECKING:
@@ -54,6 +56,11 @@ class Served:
         self.table = table
         self.vendor = table.device.vendor
         self.runtime = runtime_of(self.vendor)
+        #: The C++ extension, where it is in use.
+        self.extension = _extension(self.runtime)
+        self._native_linear: dict[LinearKey, NativeLinear] = {}
+        #: Called after a refresh.
+        self.on_refresh: list[Callable[[], None]] = []
         self.linear: dict[LinearKey, dict[int, TunedRow]] = {}
         self.products: dict[Any, Candidates] = {}
         self.rows: list[TunedRow] = []
@@ -93,6 +100,29 @@ class Served:
         self.products.clear()
         self.products.update(products)
         self.rows, self._static, self.unserved = rows, static, unserved
+        for tuned in rows:
+            if tuned.native is not None:
+                tuned.native.set_weaker(None if tuned.weaker is None else tuned.weaker.native)
+        for linear_rows in self._native_linear:
+            self._serve_linear(linear_rows)
+
+    def native_linear(self, key: LinearKey) -> NativeLinear | None:
+        """The rows of an nn.Linear as the C++ extension has them, None without it."""
+        if self.extension is None:
+            return None
+        if key not in self._native_linear:
+            self._native_linear[key] = NativeLinear(self.extension, key[0], key[1])
+            self._serve_linear(key)
+        return self._native_linear[key]
+
+    def _serve_linear(self, key: LinearKey) -> None:
+        rows = self.linear.get(key, {}).values()
+        self._native_linear[key].serve(row.native for row in rows if row.native is not None)
+
+    def native_products(self) -> list[NativeRow]:
+        """The rows of products as the C++ extension has them, without those for weaker alignments."""
+        found = (row.native for one in self.products.values() for row in one.rows.values())
+        return [row for row in found if row is not None]
 
     def refresh(self) -> bool:
         """Asks the table for newer rows, and serves those. Whether there were other rows."""
@@ -103,6 +133,8 @@ class Served:
             self._opened.clear()
             self._differs.clear()
             self._index()
+            for then in self.on_refresh:
+                then()
             return True
 
     def find(self, product: Product, addresses: int) -> TunedRow | None:
@@ -192,6 +224,12 @@ def linear_key(p: Product) -> LinearKey | None:
     return p.n, p.k, p.dtype, p.extra == "bias"
 
 
+def _extension(runtime: Runtime) -> Any | None:
+    if extension.loaded() is not None and runtime.stream_function is None:
+        extension.leave_out("this torch does not export its current stream")
+    return extension.loaded()
+
+
 # ---- one table a device type ---------------------------------------------------------------------
 
 _SERVED: dict[str, Served] = {}
@@ -206,9 +244,13 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+def _kind(table: Table) -> str:
+    return "cpu" if table.device.vendor == "cpu" else "cuda"
+
+
 def acquire(table: Table) -> Served:
     """The served table, for one more user. Raises ServingError if another table serves the same devices."""
-    kind = "cpu" if table.device.vendor == "cpu" else "cuda"
+    kind = _kind(table)
     with _LOCK:
         served = _SERVED.get(kind)
         if served is not None and served.table.digest != table.digest:
@@ -226,8 +268,8 @@ def release(served: Served) -> None:
     """One user less; the last one's table may be replaced by another."""
     with _LOCK:
         served.users -= 1
-        if not served.users and _SERVED.get(served.runtime.type) is served:
-            del _SERVED[served.runtime.type]
+        if not served.users:
+            del _SERVED[_kind(served.table)]
 
 
 def current(device_type: str) -> Served | None:
