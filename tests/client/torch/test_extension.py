@@ -258,6 +258,7 @@ def stub_table(path: Path, vendor: str, **changes: Any) -> Table:
     problems = [from_mm(2, 3, 5, "fp32"), from_linear(2, 3, 5, "fp32")]
     rows = [bundles.row(one, vendor, [bundles.gemm_launch(one, vendor, maps, **changes)]) for one in problems]
     found = bundles.manifest(bundles.DEVICES[vendor], rows, {binary: ".bin"})
+    found["environments"] = {"here": {}}  # none that differs from this process's
     return gemmtune.load(bundles.write(path, found, {binary: ".bin"}))
 
 

@@ -49,8 +49,10 @@ struct Linear {
 
 // Whether something must see the call as torch's own: a mode, a transform, a tracer or autocast.
 inline bool intercepted() {
-  auto included = c10::impl::tls_local_dispatch_key_set().included_;
-  return !(included - c10::default_included_set).empty() || at::impl::PythonTorchFunctionTLS::stack_len() > 0;
+  const auto keys = c10::impl::tls_local_dispatch_key_set();
+  return !(keys.included_ - c10::default_included_set).empty() ||
+         !(c10::default_excluded_set - keys.excluded_).empty() ||  // autocast's keys are excluded while it is off
+         at::impl::PythonTorchFunctionTLS::stack_len() > 0;
 }
 
 inline bool tensor(PyObject *object, Tensor &found, bool parameter) {
