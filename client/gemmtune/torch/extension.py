@@ -74,6 +74,12 @@ def loaded() -> Any | None:
         return _STATE.module
 
 
+def ask_again() -> None:
+    """Decides anew at the next table, by the setting and the cache folder of then."""
+    with _STATE.lock:
+        _STATE.asked, _STATE.module, _STATE.why = False, None, ""
+
+
 def leave_out(why: str) -> None:
     """Has Python launch rows from now on."""
     with _STATE.lock:

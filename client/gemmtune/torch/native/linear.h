@@ -3,6 +3,7 @@
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/linear.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <pybind11/cast.h>
 
@@ -69,19 +70,28 @@ inline bool plain(const Tensor &t, at::ScalarType dtype) {
          !t._fw_grad(0).defined();
 }
 
-// (input, weight, bias or None): the output, or None where the Python path has to decide.
+// (input, weight, bias or None): the output, torch's where M has no row, or None where the Python path has to
+// decide.
 inline PyObject *linear(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
   try {
     Linear &site = held<Linear>(self);
     Tensor input, weight, bias;
     if (count != 3 || !tensor(arguments[0], input, false) || !input.dim() || input.size(-1) != site.k) Py_RETURN_NONE;
-    auto found = site.rows.find(input.numel() / site.k);
-    if (found == site.rows.end() || watchers.load(std::memory_order_relaxed) || intercepted()) Py_RETURN_NONE;
-    const std::shared_ptr<Row> row = found->second;  // a refresh may replace it during the launch
     const bool biased = arguments[2] != Py_None;
-    if (biased != (row->operands.extra == BIAS) || !tensor(arguments[1], weight, true) ||
+    if (watchers.load(std::memory_order_relaxed) || intercepted() || !tensor(arguments[1], weight, true) ||
         (biased && !tensor(arguments[2], bias, true)))
       Py_RETURN_NONE;
+    auto found = site.rows.find(input.numel() / site.k);
+    if (found == site.rows.end()) {
+      Tensor out;
+      {
+        ReleaseGil release(true);
+        out = at::linear(input, weight, biased ? std::optional<Tensor>(bias) : std::nullopt);
+      }
+      return THPVariable_Wrap(out);
+    }
+    const std::shared_ptr<Row> row = found->second;  // a refresh may replace it during the launch
+    if (biased != (row->operands.extra == BIAS)) Py_RETURN_NONE;
     if (at::GradMode::is_enabled() &&
         (input.requires_grad() || weight.requires_grad() || (biased && bias.requires_grad())))
       Py_RETURN_NONE;
