@@ -131,7 +131,9 @@ def build_extension(compiler: str | None = None) -> Path:
     if path.is_file():
         return path
     if not hasattr(torch.library, "get_kernel"):
-        raise ServingError(f"the C++ extension needs torch.library.get_kernel; torch {torch.__version__} has none")
+        raise ServingError(
+            f"the C++ extension needs torch.library.get_kernel; torch {torch.__version__} has none"
+        )
     chosen = shlex.split(compiler or os.environ.get("CXX") or next(filter(shutil.which, _COMPILERS), ""))
     if not chosen:
         raise ServingError("there is no C++ compiler (c++, g++, clang++): install one, or pass compiler=")
@@ -142,7 +144,9 @@ def build_extension(compiler: str | None = None) -> Path:
             _compile(chosen, fresh)
             fresh.replace(path)
     except OSError as error:
-        raise ServingError(f"{path.parent} cannot be written ({error.strerror}): set GEMMTUNE_CACHE_DIR") from error
+        raise ServingError(
+            f"{path.parent} cannot be written ({error.strerror}): set GEMMTUNE_CACHE_DIR"
+        ) from error
     with _STATE.lock:
         _STATE.asked = _STATE.module is not None
     return path

@@ -39,6 +39,10 @@ class Runtime(ABC):
         """An address of `size` bytes for one launch, and what must live until the launch is queued."""
 
     @abstractmethod
+    def workspace_bytes(self) -> int:
+        """Bytes of workspaces that are held between launches."""
+
+    @abstractmethod
     def guard(self, index: int) -> AbstractContextManager[Any]:
         """A context manager in which device `index` is current; needed where there are several."""
 
@@ -65,6 +69,11 @@ class CpuRuntime(Runtime):
         if held is None or held.numel() < size + alignment:
             held = self._local.held = torch.empty(size + alignment, dtype=torch.uint8, device="cpu")
         return -(-held.data_ptr() // alignment) * alignment, held
+
+    def workspace_bytes(self) -> int:
+        """Of the calling thread."""
+        held = getattr(self._local, "held", None)
+        return 0 if held is None else int(held.numel())
 
     def guard(self, index: int) -> AbstractContextManager[Any]:
         """Does nothing."""
@@ -107,6 +116,10 @@ class GpuRuntime(Runtime):
                 # The buffer that this replaces is reused in the stream's order, as torch's allocator has it.
                 held = self._held[(index, stream)] = _bytes(index, size + alignment)
         return -(-held.data_ptr() // alignment) * alignment, held
+
+    def workspace_bytes(self) -> int:
+        """Of every stream; those of captured graphs are the graphs'."""
+        return sum(int(held.numel()) for held in self._held.values())
 
     def guard(self, index: int) -> AbstractContextManager[Any]:
         """torch.cuda.device, if another one is current."""

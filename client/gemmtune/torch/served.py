@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 LinearKey = tuple[int, int, Any, bool]
 #: Strides of calls that one pair of shapes remembers.
 _MOST_SEEN = 256
+#: Families of what torch runs where nothing is tuned: its own call, or the library's call that it makes. A verdict
+#: against another baseline says nothing of torch.
+TORCH_DEFAULTS = ("torch", "cublaslt-heuristic", "hipblaslt-heuristic", "rocblas-default")
 #: What a compiled graph knows of a product: all but M. (n, k, layouts of A and B or None, dtype, extra)
 _StaticKey = tuple[int, int, Layout, Layout, Any, Any, str]
 
@@ -64,7 +68,8 @@ class Served:
         self.linear: dict[LinearKey, dict[int, TunedRow]] = {}
         self.products: dict[Any, Candidates] = {}
         self.rows: list[TunedRow] = []
-        self.unserved = 0
+        #: Why rows are not served -> how many.
+        self.left_out: Counter[str] = Counter()
         self.users = 0
         #: What this process computes with.
         self.environment = process_environment(self.vendor)
@@ -78,14 +83,18 @@ class Served:
     # ---- rows ------------------------------------------------------------------------------------
 
     def _index(self) -> None:
-        """Fills the dictionaries; rows that no call of torch's matches are counted as unserved."""
+        """Fills the dictionaries; rows that cannot serve torch are counted in left_out."""
         linear: dict[LinearKey, dict[int, TunedRow]] = {}
         products: dict[Any, Candidates] = {}
-        rows, static, unserved = [], set(), 0
+        rows, static, left_out = [], set(), Counter[str]()
         for row in self.table.rows:
             product = of_row(row.canonical)
+            family = row.verdict.baseline_family
             if product is None:
-                unserved += 1
+                left_out["no call of torch's is such a product"] += 1
+                continue
+            if family is not None and family not in TORCH_DEFAULTS:
+                left_out[f"judged against {row.verdict.baseline}, which torch does not run"] += 1
                 continue
             tuned = TunedRow(self, row, product)
             rows.append(tuned)
@@ -99,7 +108,7 @@ class Served:
             self.linear.setdefault(key, {}).update(found)
         self.products.clear()
         self.products.update(products)
-        self.rows, self._static, self.unserved = rows, static, unserved
+        self.rows, self._static, self.left_out = rows, static, left_out
         for tuned in rows:
             if tuned.native is not None:
                 tuned.native.set_weaker(None if tuned.weaker is None else tuned.weaker.native)
@@ -148,7 +157,10 @@ class Served:
         return (n, k, a, b, dtype, out, extra) in self._static
 
     def differs(self, row: Row) -> bool:
-        """Whether a row was measured with other libraries than this process's."""
+        """Whether a row has to be raced first: it was measured with other libraries than this process's, or
+        its bundle does not say against which default."""
+        if row.verdict.baseline_family is None:
+            return True
         known = self._differs.get(row.environment)
         if known is None:
             stated = self.table.environments.get(row.environment, {})
@@ -178,6 +190,20 @@ class Served:
                 return None
             kernel = self._kernels[(row.key, index)] = loaded.kernel(row)
         return kernel
+
+    def memory(self) -> tuple[int, int, int]:
+        """Bytes of loaded binaries, each once a device; of workspaces that are held between launches; and of
+        argument blocks."""
+        with self._lock:
+            binaries = {
+                (index, digest): kernel.row.bundle.size(digest)
+                for (_, index), kernel in self._kernels.items()
+                for launch in kernel.row.launches
+                for digest in (launch.binary, launch.runtime)
+                if digest is not None
+            }
+        blocks = sum(row.block_bytes for row in self.rows)
+        return sum(binaries.values()), self.runtime.workspace_bytes(), blocks
 
     def forget(self) -> None:
         """Opens the devices and loads kernels again, in a process that was forked."""
@@ -270,6 +296,11 @@ def release(served: Served) -> None:
         served.users -= 1
         if not served.users:
             del _SERVED[_kind(served.table)]
+
+
+def in_use() -> list[Served]:
+    """Every table that serves torch now."""
+    return list(_SERVED.values())
 
 
 def current(device_type: str) -> Served | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -18,11 +18,24 @@ from gemmtune.torch.runtime import Runtime
 if TYPE_CHECKING:
     from gemmtune.launch import PreparedLaunch
     from gemmtune.row import Row
-    from gemmtune.torch.served import Served
 
 #: The order in which callers give addresses: the canonical (column-major) operands, so that "a" is the call's
 #: second operand.
 ORDER = ("a", "b", "d", "c", "bias", "scale_a", "scale_b")
+
+
+class Owner(Protocol):
+    """What a row needs of the table that serves it."""
+
+    runtime: Runtime
+    #: The C++ extension, None where Python launches rows.
+    extension: Any
+
+    def differs(self, row: Row) -> bool:
+        """Whether the row has to be raced before it is used."""
+
+    def kernel(self, row: Row, index: int) -> Any | None:
+        """The row's kernel on a device, loaded once; see TunedRow.prepare()."""
 
 
 class _PerThread(threading.local):
@@ -36,11 +49,11 @@ class TunedRow:
     """One row. It is live until its launch fails, or until a race finds it slower than torch."""
 
     __slots__ = (
-        "_live", "_local", "_permutation", "_served", "alignment_mask", "deterministic", "fp32", "native",
+        "_blocks", "_live", "_local", "_permutation", "_served", "alignment_mask", "deterministic", "fp32", "native",
         "on_gpu", "pending", "product", "row", "runtime", "weaker", "workspace_alignment", "workspace_bytes",
     )  # fmt: skip
 
-    def __init__(self, served: Served, row: Row, product: Product) -> None:
+    def __init__(self, served: Owner, row: Row, product: Product) -> None:
         self._served, self.row, self.product = served, row, product
         self.runtime: Runtime = served.runtime
         self.on_gpu = served.runtime.type == "cuda"
@@ -62,6 +75,7 @@ class TunedRow:
         self.weaker: TunedRow | None = None
         self.workspace_bytes, self.workspace_alignment = 0, 16
         self._local = _PerThread()
+        self._blocks = 0
         self._permutation: tuple[int, ...] | None = None
 
     @property
@@ -139,8 +153,10 @@ class TunedRow:
         self.workspace_alignment = max(kernel.workspace_alignment, 1)
         launch: PreparedLaunch = kernel.prepare()
         self._local.launches[index] = launch
+        self._blocks += 1
         if self.native is not None and not kernel.scalars:
             self.native.prepare(index, kernel, self.runtime.stream_function or 0)
+            self._blocks += 1
         return launch
 
     def retire(self, error: LaunchError) -> None:
@@ -153,6 +169,11 @@ class TunedRow:
             RuntimeWarning,
             stacklevel=5,
         )
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of the argument blocks that were made, of every thread and device, and of the extension's."""
+        return self._blocks * sum(len(launch.template) for launch in self.row.launches)
 
     @property
     def name(self) -> str:

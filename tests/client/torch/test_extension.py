@@ -157,7 +157,9 @@ def test_it_launches_exactly_what_the_python_path_launches(table: Table) -> None
 
             a, b = matrix(m, k, transposed_a), matrix(k, n, transposed_b)
             c = [None, torch.randn(n).to(dtype), matrix(m, n, False)][added]
-            call: Callable[[], Any] = (lambda: torch.mm(a, b)) if c is None else (lambda: torch.addmm(c, a, b))
+            call: Callable[[], Any] = (
+                (lambda: torch.mm(a, b)) if c is None else (lambda: torch.addmm(c, a, b))
+            )
             with gemmtune.torch.report() as count:
                 expected = call()
             before = launches(handle)
@@ -251,12 +253,13 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> StubRuntime:
     return found
 
 
-def stub_table(path: Path, vendor: str, **changes: Any) -> Table:
+def stub_table(path: Path, vendor: str, workspace: int = 0, **changes: Any) -> Table:
     """A table of mm[2,5] [5,3] and of the nn.Linear of 5 inputs, 3 outputs and 2 rows."""
     maps = changes.pop("maps", ())
     binary = bundles.gemm_binary(maps)
     problems = [from_mm(2, 3, 5, "fp32"), from_linear(2, 3, 5, "fp32")]
-    rows = [bundles.row(one, vendor, [bundles.gemm_launch(one, vendor, maps, **changes)]) for one in problems]
+    launches = [bundles.gemm_launch(one, vendor, maps, **changes) for one in problems]
+    rows = [bundles.row(one, vendor, [of], workspace) for one, of in zip(problems, launches, strict=True)]
     found = bundles.manifest(bundles.DEVICES[vendor], rows, {binary: ".bin"})
     found["environments"] = {"here": {}}  # none that differs from this process's
     return gemmtune.load(bundles.write(path, found, {binary: ".bin"}))
@@ -329,6 +332,25 @@ def test_a_thread_without_the_device_is_the_python_paths(
     # A thread of HIP's has a device from the start.
     assert counts == ([0, 1] if stub.vendor == "cuda" else [1, 2])
     assert len(stub.launches) == 2
+
+
+def test_a_report_states_the_memory_beside_the_weights(
+    cuda_stub: Stub, runtime: StubRuntime, tmp_path: Path
+) -> None:
+    table = stub_table(tmp_path / "stub.gtb", "cuda", workspace=4096)
+    linear, x = nn.Linear(5, 3, bias=False).requires_grad_(False), torch.randn(2, 5)
+    with gemmtune.torch.apply(linear, table), gemmtune.torch.report() as count:
+        assert count.report().memory.workspaces == 0
+        linear(x)
+        found = count.report()
+        argument_bytes = len(table.rows[1].launches[0].template)
+        assert found.memory.modules == len(bundles.gemm_binary())
+        assert found.memory.workspaces == 4096 + 256  # with room to align it
+        assert found.memory.argument_blocks == 2 * argument_bytes  # Python's, and the extension's
+        assert found.memory.total == sum((found.memory.modules, 4096 + 256, 2 * argument_bytes))
+        assert "MiB beside the weights" in str(found)
+        assert found.path == "the C++ extension"
+    assert count.report().memory.total == 0
 
 
 # ---- which path is in use ------------------------------------------------------------------------
