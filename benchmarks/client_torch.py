@@ -83,8 +83,8 @@ def host(table: Any, device: Any) -> list[dict[str, Any]]:
         served = acquire(table)
         try:
             with torch.no_grad():
-                for row in smallest(served):
-                    found.append({"path": extension.path_in_use(), **_host(table, served, row, device)})
+                path = extension.path_in_use()
+                found += [{"path": path, **_host(table, served, row, device)} for row in smallest(served)]
         finally:
             release(served)
     return found

@@ -52,8 +52,8 @@ def fetch(
     remote: Remote, output: Path, building: Callable[[int, int], None], problem_ids: frozenset[str] | None,
     **asked: Any,
 ) -> str:  # fmt: skip
-    """Downloads a bundle and writes its rows of these problems (None: all of it) to `output`. Returns the digest
-    of the whole. Raises what download() raises, and BundleError where it has none of the problems."""
+    """Downloads a bundle and writes its rows of these problems (None: all of it) to `output`. Returns the
+    digest of the whole. Raises what download() raises, and BundleError where it has none of the problems."""
     part, whole = download(remote, output, building, **asked)
     try:
         if problem_ids is None:

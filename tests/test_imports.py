@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 
 def _modules() -> dict[str, ast.Module]:
     found = {}
-    roots = {name: ROOT for name in ("backends", "tuners", "db", "service")} | {"gemmtune": ROOT / "client"}
+    roots = dict.fromkeys(("backends", "tuners", "db", "service"), ROOT) | {"gemmtune": ROOT / "client"}
     for folder, root in roots.items():
         for path in (root / folder).rglob("*.py"):
             name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")

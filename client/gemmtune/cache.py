@@ -4,8 +4,8 @@
     sources/SOURCE.json     {"digest", "etag"} of a source; SOURCE is a hash of its address and device
     partial/SOURCE.part     a download that was cut, and SOURCE.etag, what it is a part of
 
-Files appear by rename, whole or not at all. The folder may be deleted at any time. Bundles over a limit of bytes are
-deleted when another one comes, those that were used longest ago first.
+Files appear by rename, whole or not at all. The folder may be deleted at any time. Bundles over a limit of
+bytes are deleted when another one comes, those that were used longest ago first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from gemmtune.bundle import Bundle
 from gemmtune.checked import is_digest
 from gemmtune.errors import BundleError
 
-
 #: The limit of the bundles on disk, and its default.
 SIZE_SETTING, _DEFAULT_MIB = "GEMMTUNE_CLIENT_CACHE_MIB", 8192
 
@@ -40,7 +39,8 @@ def default_folder() -> Path:
 
 
 def most_bytes() -> int:
-    """$GEMMTUNE_CLIENT_CACHE_MIB, by default 8 GiB: what the kept bundles may have together. Raises BundleError."""
+    """$GEMMTUNE_CLIENT_CACHE_MIB, by default 8 GiB: what the kept bundles may have together. Raises
+    BundleError."""
     text = os.environ.get(SIZE_SETTING, str(_DEFAULT_MIB))
     if not text.isdecimal():
         raise BundleError(f"{SIZE_SETTING} is {text!r}; it must be a whole number of MiB")
@@ -175,8 +175,8 @@ class Cache:
         return bundle
 
     def _prune(self, newest: Path) -> None:
-        """Deletes the bundles that were used longest ago until the others are within the limit; never the newest.
-        Who has a deleted one open reads it to its end."""
+        """Deletes the bundles that were used longest ago until the others are within the limit; never the
+        newest. Who has a deleted one open reads it to its end."""
         found = []
         for path in (self.folder / "bundles").glob("*.gtb"):
             with suppress(FileNotFoundError):  # another process deletes too

@@ -65,8 +65,8 @@ class Solution:
 @dataclass(frozen=True)
 class Verdict:
     """How the kernel compares with its baseline. Times are seconds of one launch; `speedup` is the confidence
-    interval (low, mid, high). `baseline_family` is the family of the baseline ("torch"), None where the bundle
-    does not say."""
+    interval (low, mid, high). `baseline_family` is the family of the baseline ("torch"), None where the
+    bundle does not say."""
 
     judgement: str
     seconds: float

@@ -14,7 +14,6 @@ from service.formats.core.export import ExportRow
 from service.model.gain import ModelReport
 from service.model.plan import ModelPlan
 
-
 #: Writes a service's bundle of problems: (path, architecture of the binaries, ids of the problems).
 Fetch = Callable[[Path, str, frozenset[str]], None]
 

@@ -140,8 +140,8 @@ def test_a_models_bundle_comes_from_the_service_and_its_lines_run(
     with serving(Settings()) as client:
         done = CliRunner().invoke(
             app,
-            ["model", str(config), "--for", "torch", "--layers", "fused", "--tokens", "1", "--no-tune", "--device",
-             DEVICE, "--server", str(client.base_url), "-o", str(tmp_path / "files")],
+            ["model", str(config), "--for", "torch", "--layers", "fused", "--tokens", "1", "--no-tune",
+             "--device", DEVICE, "--server", str(client.base_url), "-o", str(tmp_path / "files")],
         )  # fmt: skip
     assert done.exit_code == 0, (done.output, done.exception)
     (path,) = (tmp_path / "files").glob("*.gtb")

@@ -19,9 +19,9 @@ class Bound(NamedTuple):
 
 
 class NativeCalls(NamedTuple):
-    """Addresses of what code without Python launches a kernel by: the kernel itself, and the driver's functions,
-    0 for those that it lacks. `current` writes what identifies the calling thread's device (a context, an
-    ordinal), which must be `expected` at a launch."""
+    """Addresses of what code without Python launches a kernel by: the kernel itself, and the driver's
+    functions, 0 for those that it lacks. `current` writes what identifies the calling thread's device (a
+    context, an ordinal), which must be `expected` at a launch."""
 
     kernel: int
     launch: int

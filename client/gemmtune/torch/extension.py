@@ -1,7 +1,7 @@
 """The optional C++ extension: native/, compiled once by the user for this torch and this Python.
 
-It is never compiled by itself. build_extension() compiles it into the cache folder, and from then on apply() and
-enable() of every process load it from there. GEMMTUNE_CLIENT_EXTENSION=off leaves it out.
+It is never compiled by itself. build_extension() compiles it into the cache folder, and from then on apply()
+and enable() of every process load it from there. GEMMTUNE_CLIENT_EXTENSION=off leaves it out.
 """
 
 from __future__ import annotations
@@ -122,11 +122,12 @@ def _imported(path: Path) -> Any:
 
 
 def build_extension(compiler: str | None = None) -> Path:
-    """Compiles the extension for this torch into the cache folder, which takes about half a minute, and returns
-    its file; does nothing if it is there. What is in use already keeps its path: the next apply() or enable() of
-    a process that has made none uses the extension.
+    """Compiles the extension for this torch into the cache folder, which takes about half a minute, and
+    returns its file; does nothing if it is there. Tables that are in use keep the path that they have; those
+    that come later use the extension.
 
-    compiler: a C++20 compiler, with options if it needs some; by default $CXX, c++, g++ or clang++. Raises ServingError."""
+    compiler: a C++20 compiler, with options if it needs some; by default $CXX, c++, g++ or clang++. Raises
+    ServingError."""
     path = place()
     if path.is_file():
         return path

@@ -62,8 +62,8 @@ class NativeRow:
         self._module.set_weaker(self.capsule, None if other is None else other.capsule)
 
     def prepare(self, index: int, kernel: Kernel, stream: int) -> None:
-        """Launches a loaded kernel on device `index` from now on. `stream` is the address of the function that
-        writes torch's current stream, 0 for a CPU."""
+        """Launches a loaded kernel on device `index` from now on. `stream` is the address of the function
+        that writes torch's current stream, 0 for a CPU."""
         self._module.prepare(self.capsule, index, launch_words(kernel, stream))
 
     def forget(self) -> None:
@@ -113,8 +113,8 @@ def _map(fill: Fill) -> list[int]:
 
 
 class NativeLinear:
-    """The rows of one nn.Linear. `call(input, weight, bias)` returns the output, or None where Python has to
-    decide."""
+    """The rows of one nn.Linear. `call(input, weight, bias)` returns the output, torch's where M has no row,
+    or None where Python has to decide."""
 
     def __init__(self, module: Any, n: int, k: int) -> None:
         self._module, self._capsule = module, module.linear(n, k)

@@ -39,8 +39,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that the tables in use hold beside a model's weights: images of the binaries that are loaded (each
-    once a device), workspaces that are held between launches, and argument blocks on the host."""
+    """Bytes that the tables in use hold beside a model's weights: images of the binaries that are loaded
+    (each once a device), workspaces that are held between launches, and argument blocks on the host."""
 
     modules: int
     workspaces: int
@@ -52,17 +52,17 @@ class Memory:
         return self.modules + self.workspaces + self.argument_blocks
 
     def __str__(self) -> str:
+        names = "modules", "workspaces", "argument blocks"
         parts = self.modules, self.workspaces, self.argument_blocks
-        each = "modules {:.3f}, workspaces {:.3f}, argument blocks {:.3f}".format(
-            *(one / 2**20 for one in parts)
-        )
+        each = ", ".join(f"{name} {size / 2**20:.3f}" for name, size in zip(names, parts, strict=True))
         return f"{self.total / 2**20:.3f} MiB beside the weights: {each}"
 
 
 @dataclass(frozen=True)
 class Report:
-    """The lines, those that saved most first, then those that torch ran most often. `memory` is what the tables
-    in use hold now; `path` says whether Python or the C++ extension launches rows while nothing counts them."""
+    """The lines, those that saved most first, then those that torch ran most often. `memory` is what the
+    tables in use hold now; `path` says whether Python or the C++ extension launches rows while nothing counts
+    them."""
 
     lines: tuple[Line, ...]
     memory: Memory

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 LinearKey = tuple[int, int, Any, bool]
 #: Strides of calls that one pair of shapes remembers.
 _MOST_SEEN = 256
-#: Families of what torch runs where nothing is tuned: its own call, or the library's call that it makes. A verdict
-#: against another baseline says nothing of torch.
+#: Families of what torch runs where nothing is tuned: its own call, or the library's call that it makes. A
+#: verdict against another baseline says nothing of torch.
 TORCH_DEFAULTS = ("torch", "cublaslt-heuristic", "hipblaslt-heuristic", "rocblas-default")
 #: What a compiled graph knows of a product: all but M. (n, k, layouts of A and B or None, dtype, extra)
 _StaticKey = tuple[int, int, Layout, Layout, Any, Any, str]

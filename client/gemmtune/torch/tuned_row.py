@@ -49,8 +49,8 @@ class TunedRow:
     """One row. It is live until its launch fails, or until a race finds it slower than torch."""
 
     __slots__ = (
-        "_blocks", "_live", "_local", "_permutation", "_served", "alignment_mask", "deterministic", "fp32", "native",
-        "on_gpu", "pending", "product", "row", "runtime", "weaker", "workspace_alignment", "workspace_bytes",
+        "_blocks", "_live", "_local", "_permutation", "_served", "alignment_mask", "deterministic", "fp32",
+        "native", "on_gpu", "pending", "product", "row", "runtime", "weaker", "workspace_alignment", "workspace_bytes",
     )  # fmt: skip
 
     def __init__(self, served: Owner, row: Row, product: Product) -> None:

@@ -106,7 +106,7 @@ def _row(
                      "parameters": dict(p), "build": None},
         "environment": "here",
         "verdict": {"judgement": "WIN", "seconds": seconds, "baseline_seconds": 2 * seconds,
-                    "baseline": "torch 2.13" if default == "torch" else str(default), "baseline_family": default,
+                    "baseline": str(default), "baseline_family": default,
                     "speedup": [1.9, 2.0, 2.1], "rounds": 9, "session": "s",
                     "decided_at": "2026-11-01"},
         "deterministic": deterministic,
