@@ -49,8 +49,9 @@ class TunedRow:
     """One row. It is live until its launch fails, or until a race finds it slower than torch."""
 
     __slots__ = (
-        "_blocks", "_live", "_local", "_permutation", "_served", "alignment_mask", "deterministic", "fp32",
-        "native", "on_gpu", "pending", "product", "row", "runtime", "weaker", "workspace_alignment", "workspace_bytes",
+        "_blocks", "_live", "_local", "_permutation", "_prepared", "_served", "alignment_mask",
+        "deterministic", "fp32", "native", "on_gpu", "pending", "product", "row", "runtime", "weaker",
+        "workspace_alignment", "workspace_bytes",
     )  # fmt: skip
 
     def __init__(self, served: Owner, row: Row, product: Product) -> None:
@@ -76,6 +77,8 @@ class TunedRow:
         self.workspace_bytes, self.workspace_alignment = 0, 16
         self._local = _PerThread()
         self._blocks = 0
+        #: Devices on which the C++ extension launches the row.
+        self._prepared: set[int] = set()
         self._permutation: tuple[int, ...] | None = None
 
     @property
@@ -137,6 +140,7 @@ class TunedRow:
         """Loads again at the next launch: kernels stay with the process that loaded them."""
         if self.native is not None:
             self.native.forget()
+            self._prepared.clear()
         self._local = _PerThread()
 
     def prepare(self, index: int) -> PreparedLaunch | None:
@@ -154,7 +158,8 @@ class TunedRow:
         launch: PreparedLaunch = kernel.prepare()
         self._local.launches[index] = launch
         self._blocks += 1
-        if self.native is not None and not kernel.scalars:
+        if self.native is not None and not kernel.scalars and index not in self._prepared:
+            self._prepared.add(index)
             self.native.prepare(index, kernel, self.runtime.stream_function or 0)
             self._blocks += 1
         return launch
