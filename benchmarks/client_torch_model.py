@@ -1,9 +1,9 @@
 """One decode step of a transformers model by torch and by the rows of a bundle. No service is needed.
 
-    python -m benchmarks.client_torch_model BUNDLE [--model llama-3-8b qwen3-14b] [--batch 1 8] [--compile]
+    python -m benchmarks.client_torch_model BUNDLE [--model llama-3-8b qwen3-14b] [--batch 1 8] [--compile default]
 
 Random bf16 weights, a StaticCache, one decode step captured in a CUDA graph; replays are timed by events. Ways:
-torch, apply(), apply(fuse=True) and torch again; with --compile also torch.compile by itself and under apply().
+torch, apply(), apply(fuse=True) and torch again; with --compile also torch.compile in each of the named modes, by itself and under apply().
 Ways are timed one after another, each with a graph of its own: fused weights lie elsewhere, and a graph must
 not outlive what it reads. Logits are compared with those of the same weights in fp32 (--no-fp32 leaves that
 out: it takes twice the model's memory). `--model tiny` on a CPU tries the script, without graphs.
@@ -47,6 +47,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     }),
 }  # fmt: skip
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+COMPILE_MODES = ("default", "max-autotune-no-cudagraphs")
 #: Tokens in the cache before the step, and the cache's length.
 _FILLED, _LENGTH = 32, 256
 _REPLAYS, _ROUNDS = 20, 9
@@ -143,11 +144,11 @@ def milliseconds(step: Step, device: Any) -> float:
 
 
 @contextmanager
-def compiled(model: Any) -> Iterator[Callable[..., Any]]:
-    """The model under torch.compile's defaults."""
+def compiled(model: Any, mode: str) -> Iterator[Callable[..., Any]]:
+    """The model under torch.compile in one of its modes."""
     torch._dynamo.reset()
     try:
-        yield torch.compile(model)
+        yield torch.compile(model, mode=mode)
     finally:
         torch._dynamo.reset()
 
@@ -187,25 +188,25 @@ def measured(name: str, table: Any, device: Any, options: argparse.Namespace) ->
     """A row for every batch: times and distances of each way."""
     model = build(name, device)
     found = []
-    ways: list[tuple[str, Callable[[], AbstractContextManager[Any]], bool]] = [
-        ("torch", nullcontext, False),
-        ("apply", lambda: gemmtune.torch.apply(model, table), False),
-        ("apply, fused", lambda: gemmtune.torch.apply(model, table, fuse=True), False),
-        ("torch again", nullcontext, False),
+    ways: list[tuple[str, Callable[[], AbstractContextManager[Any]], str | None]] = [
+        ("torch", nullcontext, None),
+        ("apply", lambda: gemmtune.torch.apply(model, table), None),
+        ("apply, fused", lambda: gemmtune.torch.apply(model, table, fuse=True), None),
+        ("torch again", nullcontext, None),
     ]
-    if options.compile:
+    for mode in options.compile:
         ways += [
-            ("torch.compile", nullcontext, True),
-            ("torch.compile, apply", lambda: gemmtune.torch.apply(model, table), True),
+            (f"torch.compile, {mode}", nullcontext, mode),
+            (f"torch.compile, {mode}, apply", lambda: gemmtune.torch.apply(model, table), mode),
         ]
     with torch.no_grad():
         exact = {} if options.no_fp32 else in_fp32(model, options.batch, device)
         for batch in options.batch:
             values: dict[str, Any] = {"model": name, "batch": batch}
-            for way, used, compiling in ways:
+            for way, used, mode in ways:
                 with used() as handle, gemmtune.torch.report() as count:
-                    if compiling:
-                        with compiled(model) as call:
+                    if mode is not None:
+                        with compiled(model, mode) as call:
                             taken = milliseconds(Step(model, batch, device, call), device)
                             logits = [] if options.no_fp32 else logits_of(model, batch, device, call)
                     else:
@@ -219,7 +220,7 @@ def measured(name: str, table: Any, device: Any, options: argparse.Namespace) ->
                         "hits": [[line.n, line.k, line.speedup] for line in lines],
                     }  # fmt: skip
                 gc.collect()
-                say(f"{name} batch {batch:3} {way:22} {taken:8.3f} ms")
+                say(f"{name} batch {batch:3} {way:48} {taken:8.3f} ms")
             base = min(values[one]["milliseconds"] for one in ("torch", "torch again"))
             for way, _, _ in ways:
                 values[way]["speedup"] = base / values[way]["milliseconds"]
@@ -233,7 +234,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--model", nargs="+", choices=tuple(MODELS), default=["llama-3-8b", "qwen3-14b"])
     parser.add_argument("--batch", nargs="+", type=int, default=list(BATCHES))
-    parser.add_argument("--compile", action="store_true", help="torch.compile too, with and without rows")
+    parser.add_argument(
+        "--compile", nargs="+", choices=COMPILE_MODES, default=[], help="torch.compile too, in these modes"
+    )
     parser.add_argument("--no-fp32", action="store_true", help="no logits in fp32 to compare with")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the result")
     options = parser.parse_args(arguments)
