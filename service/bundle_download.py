@@ -48,6 +48,30 @@ def download(
     return download.part, _checked(download.part, download.digest)
 
 
+def fetch(
+    remote: Remote, output: Path, building: Callable[[int, int], None], problem_ids: frozenset[str] | None,
+    **asked: Any,
+) -> str:  # fmt: skip
+    """Downloads a bundle and writes its rows of these problems (None: all of it) to `output`. Returns the
+    digest of the whole. Raises what download() raises, and BundleError where it has none of the problems."""
+    part, whole = download(remote, output, building, **asked)
+    try:
+        if problem_ids is None:
+            part.replace(output)
+        elif not problem_ids.intersection(whole.problem_ids):
+            raise BundleError(
+                f"none of the {len(problem_ids)} problems has a row in the bundle of "
+                f"{whole.manifest['device']['class']}"
+            )
+        else:
+            whole.subset(problem_ids, output)
+    except OSError as error:
+        raise StorageError(f"cannot write {output}: {error.strerror or error}") from error
+    finally:
+        part.unlink(missing_ok=True)
+    return whole.digest
+
+
 def _checked(part: Path, digest: str) -> BundleFile:
     try:
         found = BundleFile(part)

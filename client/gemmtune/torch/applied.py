@@ -40,8 +40,10 @@ class _Switch:
 class _Site:
     """One module's place in a model: its rows by M, its group, and its parameters as they were last seen."""
 
-    def __init__(self, key: LinearKey, rows: dict[int, TunedRow], group: Group | None, kind: str) -> None:
-        self.key, self.rows, self.group, self.device_type = key, rows, group, kind
+    def __init__(self, served: Served, key: LinearKey, group: Group | None) -> None:
+        self.key, self.group, self.device_type = key, group, served.runtime.type
+        self.rows: dict[int, TunedRow] = served.linear.setdefault(key, {})
+        self.native = served.native_linear(key)
         self._weights = Weights()
 
     def hit(self, row: TunedRow | None, module: Any, given: Any) -> Any | None:
@@ -74,12 +76,16 @@ def _patched(site: _Site, switch: _Switch) -> Callable[[Any, Any], Any]:
     """The forward of a module, which is bound to it. It is named as the class's own, so that a pickled module
     unpickles to that, and takes its parameters from the module, so that a copy has its own."""
     k, rows, grouped, hit = site.key[1], site.rows, site.group is not None, site.hit
+    native = None if site.native is None else site.native.call
 
     def forward(self: Any, input: Any) -> Any:  # noqa: A002
         if is_compiling():  # the pass rewrites what has rows
             return linear(input, self.weight, self.bias)
         if switch.on and type(input) is _Tensor:
             found = hit(None, self, input) if grouped else None
+            if found is None and native is not None:
+                parameters = self._parameters
+                found = native(input, parameters.get("weight"), parameters.get("bias"))
             if found is None:
                 row = rows.get(input.numel() // k)
                 if row is not None:
@@ -129,7 +135,7 @@ class Applied(Handle):
             key, group = _key(module), grouped.get(module)
             if group is None and not served.linear.get(key):
                 continue
-            site = _Site(key, served.linear.setdefault(key, {}), group, served.runtime.type)
+            site = _Site(served, key, group)
             forward = module.forward = MethodType(_patched(site, self._switch), module)
             self._patched.append((module, forward))
         self.modules = len(self._patched)

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gemmtune.torch import override
+from gemmtune.torch import override, watch
 from gemmtune.torch.errors import ServingError
 from gemmtune.torch.fuse import groups
 from gemmtune.torch.layouts import NAMES, Product
-from gemmtune.torch.watch import WATCHERS
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -53,7 +52,7 @@ class Recording:
         if self._override is not None:
             raise ServingError("the recording runs already")
         self._override = override.install(self._type)
-        WATCHERS.append(self)
+        watch.add(self)
         if self._model is not None:
             for modules in groups(self._model, None):
                 hook = _Siblings(self, modules)
@@ -66,7 +65,7 @@ class Recording:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        WATCHERS.remove(self)
+        watch.remove(self)
         override.remove(self._override)
         self._override = None
 
