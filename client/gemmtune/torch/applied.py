@@ -51,6 +51,9 @@ class _Site:
         weight, bias = parameters.get("weight"), parameters.get("bias")
         if type(weight) is not _Parameter or (bias is not None and type(bias) is not _Parameter):
             return None
+        # Autocast converts a weight of another type, and records that for backward.
+        if given.dtype is not weight.dtype:
+            return None
         if intercepted() or autocast_differs(self.device_type, given.dtype):
             return None
         if _grad_enabled():

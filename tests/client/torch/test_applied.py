@@ -220,6 +220,19 @@ def test_autocast_is_torchs_unless_it_changes_nothing(table: Table) -> None:
         assert count.report().hits == 1
 
 
+def test_training_under_autocast_is_torchs(table: Table) -> None:
+    model, x = nn.Sequential(nn.Linear(K, K), nn.Linear(K, N)), torch.randn(8, K)
+
+    def gradients() -> Any:
+        with torch.autocast("cpu", torch.bfloat16):  # the second module's input is in bf16, its weight in fp32
+            out = model(x)
+        return torch.autograd.grad(out.float().square().sum(), list(model.parameters()))
+
+    expected = gradients()
+    with gemmtune.torch.apply(model, table):
+        assert all(map(torch.equal, gradients(), expected))
+
+
 def test_shorter_fp32_products_are_left_to_torch(table: Table) -> None:
     module, x = linear(), torch.randn(8, K)
     before = torch.get_float32_matmul_precision()
