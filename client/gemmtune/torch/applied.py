@@ -1,9 +1,10 @@
-"""apply(): the nn.Linear modules of a model that have rows, by a forward of their own."""
+"""apply(): the nn.Linear modules of a model that have rows, by a class of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from types import MethodType
+import copy
+import copyreg
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +30,7 @@ _grad_enabled = torch.is_grad_enabled
 
 
 class _Switch:
-    """Whether an apply() is on: copies of a model keep its forward, and must compute as torch after it."""
+    """Whether an apply() is on: copies of a model keep its sites, and must compute as torch after it."""
 
     __slots__ = ("on",)
 
@@ -40,9 +41,15 @@ class _Switch:
 class _Site:
     """One module's place in a model: its rows by M, its group, and its parameters as they were last seen."""
 
-    def __init__(self, key: LinearKey, rows: dict[int, TunedRow], group: Group | None, kind: str) -> None:
+    def __init__(
+        self, key: LinearKey, rows: dict[int, TunedRow], group: Group | None, kind: str, switch: _Switch
+    ) -> None:
         self.key, self.rows, self.group, self.device_type = key, rows, group, kind
+        self.k, self.switch = key[1], switch
         self._weights = Weights()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Site:
+        return self
 
     def hit(self, row: TunedRow | None, module: Any, given: Any) -> Any | None:
         """The module's output by its row, or without one as a part of its group's; None if torch has to
@@ -73,38 +80,51 @@ class _Site:
             tell(Product(m, n, k, (False, k), (True, k), dtype, dtype, extra), None, kind)
 
 
-def _patched(site: _Site, switch: _Switch) -> Callable[[Any, Any], Any]:
-    """The forward of a module, which is bound to it. It is named as the class's own, so that a pickled module
-    unpickles to that, and takes its parameters from the module, so that a copy has its own."""
-    k, rows, grouped, hit = site.key[1], site.rows, site.group is not None, site.hit
+class _Linear(torch.nn.Linear):  # type: ignore[misc]
+    """The class of a module that has a site. Its forward takes all from the module that is called, which may be
+    a shallow copy or DataParallel's replica. Pickles and shallow copies are of nn.Linear itself."""
 
-    def forward(self: Any, input: Any) -> Any:  # noqa: A002
+    def forward(self, input: Any) -> Any:  # noqa: A002
+        """See nn.Linear."""
         if is_compiling():  # the pass rewrites what has rows
             return linear(input, self.weight, self.bias)
-        if switch.on and type(input) is _Tensor:
-            found = hit(None, self, input) if grouped else None
+        site = vars(self).get("_gemmtune_site")  # gone after disable(), if a wrapper kept this method
+        if site is not None and site.switch.on and type(input) is _Tensor:
+            found = None if site.group is None else site.hit(None, self, input)
             if found is None:
-                row = rows.get(input.numel() // k)
+                row = site.rows.get(input.numel() // site.k)
                 if row is not None:
-                    found = hit(row, self, input)
+                    found = site.hit(row, self, input)
             if found is not None:
                 return found
             if WATCHERS:
                 site.tell_missed(input)
         return linear(input, self.weight, self.bias)
 
-    return forward
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        fresh = memo[id(self)] = type(self).__new__(type(self))
+        fresh.__setstate__(copy.deepcopy(vars(self), memo))
+        return fresh
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        state = {name: value for name, value in vars(self).items() if name != "_gemmtune_site"}
+        return copyreg._reconstructor, (torch.nn.Linear, object, None), state  # type: ignore[attr-defined]
+
+
+# What asks for a class's names (repr(), tracers that know nn's modules) sees nn.Linear.
+_Linear.__name__ = _Linear.__qualname__ = torch.nn.Linear.__name__
+_Linear.__module__ = torch.nn.Linear.__module__
 
 
 class Applied(Handle):
     """A model whose modules use a table. `modules` counts those with rows; `fused` the groups that are one
-    product. disable() gives the modules their class's forward, and merged weights memory of their own."""
+    product. disable() makes the modules nn.Linear again, and gives merged weights memory of their own."""
 
     def __init__(self, model: Any, table: Table, fuse: bool, race: bool) -> None:
         super().__init__(table)
         self.modules, self.fused = 0, 0
         self._switch = _Switch()
-        self._patched: list[tuple[Any, MethodType]] = []
+        self._patched: list[Any] = []
         self._groups: list[Group] = []
         try:
             self._apply(model, fuse, race)
@@ -132,9 +152,10 @@ class Applied(Handle):
             key, group = _key(module), grouped.get(module)
             if group is None and not served.linear.get(key):
                 continue
-            site = _Site(key, served.linear.setdefault(key, {}), group, served.runtime.type)
-            forward = module.forward = MethodType(_patched(site, self._switch), module)
-            self._patched.append((module, forward))
+            rows_by_m = served.linear.setdefault(key, {})
+            module._gemmtune_site = _Site(key, rows_by_m, group, served.runtime.type, self._switch)
+            module.__class__ = _Linear
+            self._patched.append(module)
         self.modules = len(self._patched)
 
     def disable(self) -> None:
@@ -142,9 +163,10 @@ class Applied(Handle):
         if not self.enabled:
             return
         self._switch.on = False
-        for module, forward in self._patched:
-            if vars(module).get("forward") is forward:  # else it was wrapped, and computes as torch
-                del module.forward
+        for module in self._patched:
+            if type(module) is _Linear:  # else its class was changed again, and it computes as torch
+                module.__class__ = torch.nn.Linear
+                del module._gemmtune_site
         for group in self._groups:
             group.restore()
         super().disable()
@@ -153,11 +175,17 @@ class Applied(Handle):
 def _linears(model: Any, served: Served) -> Iterator[Any]:
     """Modules that are nn.Linear itself, with parameters of ordinary type on the table's kind of device."""
     for module in model.modules():
-        if type(module) is not torch.nn.Linear or "forward" in vars(module):
+        if not _is_plain(module) or "forward" in vars(module):
             continue
         weight = module._parameters.get("weight")
         if type(weight) is _Parameter and weight.device.type == served.runtime.type:
             yield module
+
+
+def _is_plain(module: Any) -> bool:
+    """Whether a module is nn.Linear itself, or a copy that computes as it since disable()."""
+    kind = type(module)
+    return kind is torch.nn.Linear or (kind is _Linear and not module._gemmtune_site.switch.on)
 
 
 def _key(module: Any) -> LinearKey:
@@ -185,8 +213,8 @@ def _check_devices(model: Any, served: Served) -> None:
 def apply(model: Any, table: Table, *, fuse: bool = False, race: bool = True) -> Applied:
     """Runs the nn.Linear modules of `model` that have rows by these; returns a handle with disable().
 
-    Nothing else is touched: a module gets a `forward` of its own, which leaves to torch what has no row:
-    other M, dtypes, views, subclasses, modes. A launch that fails is computed by torch, with a warning, and
+    Nothing else is touched: a module's class becomes a subclass of nn.Linear, whose forward leaves to torch
+    what has no row: other M, dtypes, views, subclasses, modes. A launch that fails is computed by torch, with a warning, and
     its row is left out from then on.
 
     fuse: projections that share their input (q, k and v; gate and up) become one product where the table has

@@ -61,14 +61,16 @@ def test_other_sizes_are_torchs_own(table: Table) -> None:
     assert (count.report().hits, count.report().misses) == (0, 1)
 
 
-def test_disable_restores_the_class_forward(table: Table) -> None:
+def test_disable_restores_the_class(table: Table) -> None:
     module = linear()
     handle = gemmtune.torch.apply(module, table)
-    assert "forward" in vars(module)
+    assert type(module) is not nn.Linear
+    assert repr(module) == repr(linear())
     assert handle.modules == 1
     handle.disable()
     handle.disable()
-    assert "forward" not in vars(module)
+    assert type(module) is nn.Linear
+    assert vars(module).keys() == vars(linear()).keys()
 
 
 def test_modules_without_rows_are_not_touched(table: Table) -> None:
@@ -78,7 +80,7 @@ def test_modules_without_rows_are_not_touched(table: Table) -> None:
     model = nn.ModuleList([nn.Linear(K, 20), Other(K, N), nn.Linear(K, N, dtype=torch.float64)])
     with gemmtune.torch.apply(model, table) as handle:
         assert handle.modules == 0
-        assert not any("forward" in vars(one) for one in model)
+        assert [type(one) for one in model] == [nn.Linear, Other, nn.Linear]
 
 
 # ---- inputs that rows are not for ----------------------------------------------------------------
@@ -305,6 +307,34 @@ def test_copies_compute_with_their_own_parameters(table: Table) -> None:
         with torch.no_grad():
             one.weight.add_(1)
         assert right(one, x, one(x))
+
+
+def test_shallow_copies_compute_with_their_own_parameters(table: Table) -> None:
+    module, x, zeros = linear(), torch.randn(8, K), torch.zeros(N, K)
+    with gemmtune.torch.apply(module, table):
+        shallow, replica = copy.copy(module), module._replicate_for_data_parallel()
+        shallow._parameters = {"weight": nn.Parameter(zeros, requires_grad=False), "bias": None}
+        replica.weight, replica.bias = zeros, None  # tensors, as DataParallel sets them
+        for one in (shallow, replica):
+            assert not one(x).any()
+        assert right(module, x, module(x))
+    for one in (shallow, replica):
+        assert not one(x).any()
+
+
+def test_a_class_that_is_changed_again_computes_as_torch_afterwards(table: Table) -> None:
+    from torch.nn.utils import parametrize
+
+    class Double(nn.Module):  # type: ignore[misc]
+        def forward(self, weight: Any) -> Any:
+            return 2 * weight
+
+    module, x = linear(), torch.randn(8, K)
+    handle = gemmtune.torch.apply(module, table)
+    parametrize.register_parametrization(module, "weight", Double())
+    assert right(module, x, module(x))
+    handle.disable()
+    assert right(module, x, module(x))
 
 
 # ---- autograd ------------------------------------------------------------------------------------
