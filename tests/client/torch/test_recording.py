@@ -165,3 +165,24 @@ def test_submit_says_what_is_wrong() -> None:
         recording.submit("localhost")
     with pytest.raises(gemmtune.torch.ServingError, match="does not answer"):
         recording.submit("http://127.0.0.1:1")
+    with pytest.raises(gemmtune.torch.ServingError, match="key would be sent in the clear"):
+        recording.submit("http://gpu.example", key="secret")
+
+
+def test_submit_sends_the_key_to_no_other_host(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def redirect(handler: Service) -> None:
+        seen.append(handler.headers["Authorization"])
+        handler.rfile.read(int(handler.headers["Content-Length"]))
+        handler.send_response(302)
+        handler.send_header("Location", f"{server.replace('127.0.0.1', 'localhost')}/elsewhere")
+        handler.end_headers()
+
+    monkeypatch.setattr(Service, "do_POST", redirect)
+    monkeypatch.setattr(Service, "do_GET", redirect, raising=False)
+    with gemmtune.torch.record("cpu") as recording:
+        torch.randn(7, K) @ torch.randn(K, N)
+    with pytest.raises(gemmtune.torch.ServingError, match=r"redirects to .*localhost.*: give that address"):
+        recording.submit(server, key="secret")
+    assert seen == ["Bearer secret"]
