@@ -99,6 +99,21 @@ def test_gemmtune_reads_the_file(tmp_path: Path) -> None:
     assert problems == {from_mm(7, N, K, "fp32"), from_linear(7, N, K, "bf16")}
 
 
+def test_one_row_of_scales_is_outer_as_the_other_side_is() -> None:
+    from gemmtune.torch.operands import make, torch_call
+
+    kind = torch.float8_e4m3fn
+    a, b = torch.zeros(1, K).to(kind), torch.zeros(N, K).to(kind).t()
+    with gemmtune.torch.record("cpu") as recording:
+        torch._scaled_mm(a, b, torch.ones(1, 1), torch.ones(1, N), out_dtype=torch.bfloat16)
+        torch._scaled_mm(a, b, torch.tensor(1.0), torch.tensor(1.0), out_dtype=torch.bfloat16)
+    assert [one["scaling"] for one in recording.problems()] == [
+        {"a": "outer", "b": "outer"}, {"a": "tensor", "b": "tensor"},
+    ]  # fmt: skip
+    for product in recording._calls:
+        assert torch_call(product, make(product, "cpu"))().shape == (1, N)
+
+
 def test_wrong_arguments_and_a_second_start_are_refused() -> None:
     for wrong in ({"replays": 0}, {"fuse": True}):
         with pytest.raises(gemmtune.torch.ServingError):
