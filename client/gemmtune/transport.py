@@ -96,7 +96,9 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         """See HTTPRedirectHandler. Raises BundleError."""
         old, new = urlsplit(req.full_url), urlsplit(newurl)
         if req.get_method() != "GET":  # it would become a GET, and its body would be lost
-            raise BundleError(f"{req.full_url} redirects to {newurl[:200]}: give that address, if you trust it")
+            raise BundleError(
+                f"{req.full_url} redirects to {newurl[:200]}: give that address, if you trust it"
+            )
         if new.scheme != "https" and not (new.scheme == "http" and is_loopback(new) and is_loopback(old)):
             raise BundleError(f"{req.full_url} redirects to {newurl[:200]}, which is not https: refused")
         found = super().redirect_request(req, fp, code, msg, headers, newurl)

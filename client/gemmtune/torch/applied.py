@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import copyreg
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -81,8 +81,8 @@ class _Site:
 
 
 class _Linear(torch.nn.Linear):  # type: ignore[misc]
-    """The class of a module that has a site. Its forward takes all from the module that is called, which may be
-    a shallow copy or DataParallel's replica. Pickles and shallow copies are of nn.Linear itself."""
+    """The class of a module that has a site. Its forward takes all from the module that is called, which may
+    be a copy or DataParallel's replica. Pickles and shallow copies are of nn.Linear itself."""
 
     def forward(self, input: Any) -> Any:  # noqa: A002
         """See nn.Linear."""
@@ -126,34 +126,39 @@ class Applied(Handle):
         self._switch = _Switch()
         self._patched: list[Any] = []
         self._groups: list[Group] = []
+        self._model, self._race = model, race
+        self._keys: set[LinearKey] = set()
+        self._indices = _indices(model, self._served)
         try:
-            self._apply(model, fuse, race)
+            _check_devices(model, self._served)
+            self._serve(list(groups(model, self._served)) if fuse else [])
         except BaseException:
             self.disable()
             raise
 
-    def _apply(self, model: Any, fuse: bool, race: bool) -> None:
-        served = self._served
-        _check_devices(model, served)
-        wanted = [key for key in {_key(one) for one in _linears(model, served)} if served.linear.get(key)]
-        rows = [row for key in wanted for row in served.linear[key].values()]
-        found = list(groups(model, served)) if fuse else []
-        merged = [served.linear[merged_key(one)] for one in found]
-        rows += [row for of in merged for row in of.values()]
-        race_rows(served, dict.fromkeys(rows), race)
-        for index in _indices(model, served):
+    def _serve(self, siblings: Sequence[Any] = ()) -> None:
+        """Races and loads the rows of the model's modules, merges siblings, and patches the modules that have
+        rows and are not patched yet. Groups stay as they are at a refresh: graphs have their addresses."""
+        served, model = self._served, self._model
+        free = list(_linears(model, served))
+        self._keys |= {_key(module) for module in free}
+        rows = [row for key in self._keys for row in served.linear.get(key, {}).values()]
+        merged = [served.linear[merged_key(one)] for one in siblings]
+        rows += [row for of in (*merged, *(group.rows for group in self._groups)) for row in of.values()]
+        race_rows(served, dict.fromkeys(rows), self._race, *self._indices[:1])
+        for index in self._indices:
             served.load((row for row in rows if row.live), index)
-        for one, of in zip(found, merged, strict=True):
+        for one, of in zip(siblings, merged, strict=True):
             if any(row.live for row in of.values()):
                 self._groups.append(Group(served, one))
         self.fused = len(self._groups)
         grouped = {module: group for group in self._groups for module in group.modules}
-        for module in _linears(model, served):
+        for module in free:
             key, group = _key(module), grouped.get(module)
             if group is None and not served.linear.get(key):
                 continue
-            rows_by_m = served.linear.setdefault(key, {})
-            module._gemmtune_site = _Site(key, rows_by_m, group, served.runtime.type, self._switch)
+            by_m = served.linear.setdefault(key, {})
+            module._gemmtune_site = _Site(key, by_m, group, served.runtime.type, self._switch)
             module.__class__ = _Linear
             self._patched.append(module)
         self.modules = len(self._patched)
@@ -214,8 +219,8 @@ def apply(model: Any, table: Table, *, fuse: bool = False, race: bool = True) ->
     """Runs the nn.Linear modules of `model` that have rows by these; returns a handle with disable().
 
     Nothing else is touched: a module's class becomes a subclass of nn.Linear, whose forward leaves to torch
-    what has no row: other M, dtypes, views, subclasses, modes. A launch that fails is computed by torch, with a warning, and
-    its row is left out from then on.
+    what has no row: other M, dtypes, views, subclasses, modes. A launch that fails is computed by torch, with
+    a warning, and its row is left out from then on.
 
     fuse: projections that share their input (q, k and v; gate and up) become one product where the table has
     rows for it. Their weights become views of one tensor, and their outputs views of one output: `view(-1)`

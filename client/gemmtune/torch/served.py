@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from gemmtune.errors import GemmtuneError, LaunchError
@@ -64,8 +64,12 @@ class Served:
         self._differs: dict[str, bool] = {}
         self._static: set[_StaticKey] = set()
         self._opened: dict[int, Any] = {}
-        self._kernels: dict[tuple[Any, int], Any] = {}
-        self._lock = threading.RLock()
+        self._kernels: dict[tuple[str, Any, int], Any] = {}
+        self._lock, self._refreshing = threading.RLock(), threading.Lock()
+        #: Called after a refresh.
+        self.on_refresh: list[Callable[[], None]] = []
+        #: The bundle whose rows are indexed: the table itself may have newer ones.
+        self.digest = ""
         self._index()
 
     # ---- rows ------------------------------------------------------------------------------------
@@ -75,7 +79,8 @@ class Served:
         linear: dict[LinearKey, dict[int, TunedRow]] = {}
         products: dict[Any, Candidates] = {}
         rows, static, unserved = [], set(), 0
-        for row in self.table.rows:
+        digest, all_rows = self.table.digest, self.table.rows
+        for row in all_rows:
             product = of_row(row.canonical)
             if product is None:
                 unserved += 1
@@ -92,17 +97,21 @@ class Served:
             self.linear.setdefault(key, {}).update(found)
         self.products.clear()
         self.products.update(products)
-        self.rows, self._static, self.unserved = rows, static, unserved
+        self.rows, self._static, self.unserved, self.digest = rows, static, unserved, digest
 
     def refresh(self) -> bool:
-        """Asks the table for newer rows, and serves those. Whether there were other rows."""
-        with self._lock:
-            if not self.table.refresh():
+        """Asks the table for newer rows, and serves those that it has. Whether there were other rows."""
+        with self._refreshing:
+            self.table.refresh()
+            if self.table.digest == self.digest:
                 return False
-            self._kernels.clear()
-            self._opened.clear()
-            self._differs.clear()
-            self._index()
+            with self._lock:  # products wait for a kernel here, and not for the download
+                self._kernels.clear()
+                self._opened.clear()
+                self._differs.clear()
+                self._index()
+            for then in tuple(self.on_refresh):
+                then()
             return True
 
     def find(self, product: Product, addresses: int) -> TunedRow | None:
@@ -134,7 +143,9 @@ class Served:
 
     def kernel(self, row: Row, index: int) -> Any | None:
         """A row's kernel on a device, loaded once; see TunedRow.prepare()."""
-        kernel = self._kernels.get((row.key, index))
+        # Rows of an older bundle, which a thread may still run, have kernels of their own.
+        place = row.bundle.digest, row.key, index
+        kernel = self._kernels.get(place)
         if kernel is not None:
             return kernel
         if self.runtime.capture(self.runtime.stream(index)) != 0:  # loading a module may wait for the device
@@ -144,12 +155,12 @@ class Served:
                 loaded = self.open(index)
             except GemmtuneError:  # another GPU: apply() and enable() refuse those that they know of
                 return None
-            kernel = self._kernels[(row.key, index)] = loaded.kernel(row)
+            kernel = self._kernels[place] = loaded.kernel(row)
         return kernel
 
     def forget(self) -> None:
         """Opens the devices and loads kernels again, in a process that was forked."""
-        self._lock = threading.RLock()
+        self._lock, self._refreshing = threading.RLock(), threading.Lock()
         self._opened.clear()
         self._kernels.clear()
         for row in self.rows:
@@ -199,6 +210,8 @@ _LOCK = threading.Lock()
 
 
 def _after_fork() -> None:
+    global _LOCK  # another thread may have held it
+    _LOCK = threading.Lock()
     for served in _SERVED.values():
         served.forget()
 
