@@ -88,7 +88,7 @@ def _check_address(address: str, pinned: bool) -> None:
     if urlsplit(address).scheme != "https" and not _is_loopback(address) and not pinned:
         raise BundleError(
             f"a bundle is code, and anyone on the way can alter what {address} sends: use https, or pin the "
-            "bundle by --digest"
+            "bundle by its digest (gemmtune bundle --digest)"
         )
 
 
@@ -109,8 +109,32 @@ def _check_trust(found: BundleFile, server: str, device: str, pinned: str | None
     if sent.vendor == "cpu" and pinned is None and not _is_loopback(server):
         raise BundleError(
             f"a CPU's bundle runs code as soon as it is opened: it is taken from another machine ({server}) "
-            "only if it is pinned by --digest"
+            "only if it is pinned by its digest (gemmtune bundle --digest)"
         )
+
+
+def fetch(
+    remote: Remote, output: Path, building: Callable[[int, int], None], problem_ids: frozenset[str] | None,
+    **asked: Any,
+) -> str:  # fmt: skip
+    """Downloads a bundle and writes its rows of these problems (None: all of it) to `output`. Returns the
+    digest of the whole. Raises what download() raises, and BundleError where it has none of the problems."""
+    part, whole = download(remote, output, building, **asked)
+    try:
+        if problem_ids is None:
+            part.replace(output)
+        elif not problem_ids.intersection(whole.problem_ids):
+            raise BundleError(
+                f"none of the {len(problem_ids)} problems has a row in the bundle of "
+                f"{whole.manifest['device']['class']}"
+            )
+        else:
+            whole.subset(problem_ids, output)
+    except OSError as error:
+        raise StorageError(f"cannot write {output}: {error.strerror or error}") from error
+    finally:
+        part.unlink(missing_ok=True)
+    return whole.digest
 
 
 def _checked(part: Path, digest: str) -> BundleFile:

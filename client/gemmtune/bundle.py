@@ -104,6 +104,10 @@ class Bundle:
             raise BundleError(f"{FOLDER}{digest} in {self.path} is not what its name says: altered; {_AGAIN}")
         return data
 
+    def size(self, digest: str) -> int:
+        """The bytes of a binary."""
+        return self._binaries[digest].bytes
+
     def check(self) -> None:
         """Reads and checks every binary. Raises BundleError."""
         for digest in self._binaries:

@@ -4,7 +4,8 @@
     sources/SOURCE.json     {"digest", "etag"} of a source; SOURCE is a hash of its address and device
     partial/SOURCE.part     a download that was cut, and SOURCE.etag, what it is a part of
 
-Files appear by rename, whole or not at all. The folder may be deleted at any time.
+Files appear by rename, whole or not at all. The folder may be deleted at any time. Bundles over a limit of
+bytes are deleted when another one comes, those that were used longest ago first.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from gemmtune.bundle import Bundle
 from gemmtune.checked import is_digest
 from gemmtune.errors import BundleError
 
+#: The limit of the bundles on disk, and its default.
+SIZE_SETTING, _DEFAULT_MIB = "GEMMTUNE_CLIENT_CACHE_MIB", 8192
+
 
 def default_folder() -> Path:
     """$GEMMTUNE_CACHE_DIR, else gemmtune in $XDG_CACHE_HOME, else ~/.cache/gemmtune."""
@@ -33,6 +37,15 @@ def default_folder() -> Path:
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "gemmtune"
+
+
+def most_bytes() -> int:
+    """$GEMMTUNE_CLIENT_CACHE_MIB, by default 8 GiB: what the kept bundles may have together. Raises
+    BundleError."""
+    text = os.environ.get(SIZE_SETTING, str(_DEFAULT_MIB))
+    if not text.isdecimal():
+        raise BundleError(f"{SIZE_SETTING} is {text!r}; it must be a whole number of MiB")
+    return int(text) * 2**20
 
 
 class CacheError(BundleError):
@@ -150,6 +163,8 @@ class Cache:
         if found is None or found.digest != digest:
             path.unlink(missing_ok=True)
             return None
+        with suppress(OSError):
+            os.utime(path)  # used now: others are deleted before it
         return found
 
     @contextmanager
@@ -162,8 +177,9 @@ class Cache:
             if _locked(file, path):
                 yield Part(file, path, path.with_suffix(".etag"))
                 return
-            with _writing(path.parent):
-                file = tempfile.NamedTemporaryFile(dir=path.parent, suffix=".own", delete=False)  # noqa: SIM115
+            folder = path.parent
+            with _writing(folder):
+                file = tempfile.NamedTemporaryFile(dir=folder, suffix=".own", delete=False)  # noqa: SIM115
             stack.enter_context(file)
             stack.callback(Path(file.name).unlink, missing_ok=True)
             yield Part(file, Path(file.name), None)
@@ -180,12 +196,27 @@ class Cache:
             os.replace(part.path, place)
             self._record(Sent(bundle.digest, etag))
             bundle.path = place
+            self._prune(place)
         except BundleError:
             part.restart(None)
             raise
         except OSError as error:
             raise CacheError(f"{self.folder} cannot be written: {error.strerror}") from error
         return bundle
+
+    def _prune(self, newest: Path) -> None:
+        """Deletes the bundles that were used longest ago until the others are within the limit; never the
+        newest. Who has a deleted one open reads it to its end."""
+        found = []
+        for path in (self.folder / "bundles").glob("*.gtb"):
+            with suppress(FileNotFoundError):  # another process deletes too
+                stat = path.stat()
+                found.append((path != newest, -stat.st_mtime, stat.st_size, path))
+        total, most = 0, most_bytes()
+        for older, _, size, path in sorted(found):
+            total += size
+            if older and total > most:
+                path.unlink(missing_ok=True)
 
     def _record(self, sent: Sent) -> None:
         place = self.folder / "sources" / f"{self._name}.json"

@@ -13,12 +13,12 @@ import typer
 
 from backends.cache import BinaryCache
 from backends.environment import resolve
-from backends.errors import InvalidProblem, StorageError
-from backends.packages.bundle_file import BundleError, BundleFile
+from backends.errors import InvalidProblem
+from backends.packages.bundle_file import BundleFile
 from db import queries
 from db.engine import reading
 from service import pretuned as tables
-from service.bundle_download import PATH, download
+from service.bundle_download import PATH, fetch
 from service.bundles import Selection, Workshop, build, target_of
 from service.commands.common import (
     OK,
@@ -194,28 +194,14 @@ def _workshop(settings: Settings) -> Iterator[Workshop]:
 def _there(server: str, settings: Settings, asked: _Asked) -> _Done:
     """From a service: the class's bundle, of which the asked problems' rows are taken here."""
     with Remote(server) as remote, compile_progress("reading the rows") as progress:
-        part, whole = download(
-            remote, asked.output, progress, device=asked.device or settings.device, target=asked.target,
-            policy=asked.policy, digest=asked.digest,
+        digest = fetch(
+            remote, asked.output, progress, asked.problems, device=asked.device or settings.device,
+            target=asked.target, policy=asked.policy, digest=asked.digest,
         )  # fmt: skip
         try:
-            report = remote.get(f"{PATH}/report", digest=whole.digest)
+            report = remote.get(f"{PATH}/report", digest=digest)
         except ServiceError:  # it has built many others since: the bundle itself is right
             report = None
-    try:
-        if asked.problems is None:
-            part.replace(asked.output)
-        elif not asked.problems.intersection(whole.problem_ids):
-            raise BundleError(
-                f"none of the {len(asked.problems)} problems has a row in the bundle of "
-                f"{whole.manifest['device']['class']}"
-            )
-        else:
-            whole.subset(asked.problems, asked.output)
-    except OSError as error:
-        raise StorageError(f"cannot write {asked.output}: {error.strerror or error}") from error
-    finally:
-        part.unlink(missing_ok=True)
     return _Done(BundleFile(asked.output), report, asked.problems)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import copyreg
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,11 +41,12 @@ class _Switch:
 class _Site:
     """One module's place in a model: its rows by M, its group, and its parameters as they were last seen."""
 
-    def __init__(
-        self, key: LinearKey, rows: dict[int, TunedRow], group: Group | None, kind: str, switch: _Switch
-    ) -> None:
-        self.key, self.rows, self.group, self.device_type = key, rows, group, kind
-        self.k, self.switch = key[1], switch
+    def __init__(self, served: Served, key: LinearKey, group: Group | None, switch: _Switch) -> None:
+        self.key, self.k, self.group, self.switch = key, key[1], group, switch
+        self.device_type = served.runtime.type
+        self.rows: dict[int, TunedRow] = served.linear.setdefault(key, {})
+        native = served.native_linear(key)
+        self.native: Callable[[Any, Any, Any], Any] | None = None if native is None else native.call
         self._weights = Weights()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Site:
@@ -91,6 +92,9 @@ class _Linear(torch.nn.Linear):  # type: ignore[misc]
         site = vars(self).get("_gemmtune_site")  # gone after disable(), if a wrapper kept this method
         if site is not None and site.switch.on and type(input) is _Tensor:
             found = None if site.group is None else site.hit(None, self, input)
+            if found is None and site.native is not None:
+                parameters = self._parameters
+                found = site.native(input, parameters.get("weight"), parameters.get("bias"))
             if found is None:
                 row = site.rows.get(input.numel() // site.k)
                 if row is not None:
@@ -157,8 +161,7 @@ class Applied(Handle):
             key, group = _key(module), grouped.get(module)
             if group is None and not served.linear.get(key):
                 continue
-            by_m = served.linear.setdefault(key, {})
-            module._gemmtune_site = _Site(key, by_m, group, served.runtime.type, self._switch)
+            module._gemmtune_site = _Site(served, key, group, self._switch)
             module.__class__ = _Linear
             self._patched.append(module)
         self.modules = len(self._patched)

@@ -112,6 +112,7 @@ class Group:
         self._local = _PerThread()
         self._wasted = 0
         self._merged = Weights()
+        self._native = served.native_linear(merged_key(modules))
 
     def row(self, m: int) -> TunedRow | None:
         """The row of the product of all for M; None where the siblings' own rows are as fast together."""
@@ -171,7 +172,9 @@ class Group:
     ) -> Any | None:
         if place[1] is None or not self.intact():
             return None
-        out = run_linear(row, given, self.weight, self.bias, self._merged)
+        out = None if self._native is None else self._native.call(given, self.weight, self.bias)
+        if out is None:
+            out = run_linear(row, given, self.weight, self.bias, self._merged)
         if out is None:
             return None
         # Detached: an operation in place on one part must change no version of the others.

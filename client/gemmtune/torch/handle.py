@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,11 @@ class Handle:
     def pending(self) -> int:
         """Rows that no race has decided yet: they were measured with other libraries, and are off."""
         return sum(row.pending for row in self._served.rows)
+
+    @property
+    def left_out(self) -> Mapping[str, int]:
+        """Why rows of the table do not serve torch -> how many."""
+        return dict(self._served.left_out)
 
     def disable(self) -> None:
         """Restores what was before. Does nothing the second time."""

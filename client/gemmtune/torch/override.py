@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 
+from gemmtune.torch import extension
 from gemmtune.torch.errors import ServingError
 from gemmtune.torch.layouts import FP8, NAMES, Product
+from gemmtune.torch.native_rows import NativeOverride
 from gemmtune.torch.precision import fp32_compute
 from gemmtune.torch.products import layout_of, run_product, run_scaled, scalings
 from gemmtune.torch.served import Candidates, Served
@@ -36,11 +38,22 @@ class Override:
         self._rows: dict[Any, Candidates] = {}
         self._kernels: dict[str, Any] = {}
         self._library: Any = None
+        self._native: NativeOverride | None = None
 
     def serve(self, served: Served | None) -> None:
         """Serves a table's rows from now on, or none."""
+        if self.served is not None:
+            self.served.on_refresh.remove(self._serve_natively)
         self.served = served
         self._rows = {} if served is None else served.products
+        if served is not None:
+            # First: the handles race new rows against torch's own products.
+            served.on_refresh.insert(0, self._serve_natively)
+        self._serve_natively()
+
+    def _serve_natively(self) -> None:
+        if self._native is not None:
+            self._native.serve([] if self.served is None else self.served.native_products())
 
     def install(self) -> None:
         """Puts the overrides before torch's kernels."""
@@ -49,7 +62,9 @@ class Override:
                 f"enable() and record() need torch.library.get_kernel; torch {torch.__version__} has none: "
                 "use apply(), or a newer torch"
             )
-        key = _KEYS[self.type]
+        key, module = _KEYS[self.type], extension.loaded()
+        if module is not None:
+            self._native = NativeOverride(module, key)
         self._library = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():
             # torch says of every operator that it is overridden, which is what was asked for.
@@ -58,9 +73,14 @@ class Override:
             for name, override in self._overrides().items():
                 self._kernels[name] = torch.library.get_kernel(f"aten::{name}", key)
                 self._library.impl(name, override, key, with_keyset=True, allow_override=True)
+        if self._native is not None:
+            self._native.install()
 
     def remove(self) -> None:
         """Torch's kernels are called directly again."""
+        if self._native is not None:
+            self._native.remove()
+            self._native = None
         self._library._destroy()
         self._library = None
 

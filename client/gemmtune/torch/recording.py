@@ -15,11 +15,10 @@ import torch
 
 from gemmtune import transport
 from gemmtune.errors import BundleError
-from gemmtune.torch import override
+from gemmtune.torch import override, watch
 from gemmtune.torch.errors import ServingError
 from gemmtune.torch.fuse import groups
 from gemmtune.torch.layouts import NAMES, Product
-from gemmtune.torch.watch import WATCHERS
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -51,7 +50,7 @@ class Recording:
         if self._override is not None:
             raise ServingError("the recording runs already")
         self._override = override.install(self._type)
-        WATCHERS.append(self)
+        watch.add(self)
         if self._model is not None:
             for modules in groups(self._model, None):
                 hook = _Siblings(self, modules)
@@ -64,7 +63,7 @@ class Recording:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        WATCHERS.remove(self)
+        watch.remove(self)
         override.remove(self._override)
         self._override = None
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import gemmtune.torch
 import pytest
 import torch
-from gemmtune.torch import operands, race
+from gemmtune.torch import operands, race, served
 from gemmtune.torch.environment import differences
 from gemmtune.torch.layouts import Product
 from gemmtune.torch.served import Served
@@ -70,7 +70,7 @@ def test_rows_of_this_environment_are_not_raced(table: Table, monkeypatch: pytes
 
 
 def test_a_race_times_both_sides(make_table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(race.race_rows, "__defaults__", (0, 600.0))
+    monkeypatch.setattr(race.race_rows, "__defaults__", (0, 60.0))  # however busy the machine is
     table = make_table(
         [
             from_linear(8, N, K, "fp32", bias="fp32"), from_mm(40, N, K, "bf16", beta=1.0),
@@ -178,3 +178,25 @@ def test_a_cublaslt_of_another_major_version_is_not_torchs() -> None:
     stated = {"libraries": {"cublaslt": "130100"}}
     assert differences(stated, {"cublaslt": "120805"}) == []
     assert len(differences(stated, {"cublaslt": "130200"})) == 1
+
+
+def test_rows_whose_default_torch_does_not_run_are_left_out(make_table: Any) -> None:
+    table = make_table([from_linear(8, N, K, "fp32")], default="openblas_upcast")
+    module, x = nn.Linear(K, N, bias=False).requires_grad_(False), torch.randn(8, K)
+    with gemmtune.torch.apply(module, table) as handle, gemmtune.torch.report() as count:
+        module(x)
+    assert handle.left_out == {"judged against openblas_upcast, which torch does not run": 1}
+    assert (count.report().hits, handle.modules) == (0, 0)
+
+
+def test_rows_of_an_unknown_default_are_raced(make_table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = make_table([from_linear(8, N, K, "fp32")], default=None)
+    assert hits(table, race=False) == 0
+    monkeypatch.setattr(race, "timed_on_cpu", lambda row, sets: 0.5)
+    assert hits(table) == 1
+
+
+def test_the_defaults_are_those_of_the_exports() -> None:
+    from backends import export_targets
+
+    assert served.TORCH_DEFAULTS == export_targets.TORCH_DEFAULTS
