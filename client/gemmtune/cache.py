@@ -116,8 +116,8 @@ def _check_owner(folder: Path) -> None:
     if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise BundleError(
             f"the cache folder {folder} is another user's, or others may write to it (owner {found.st_uid}, "
-            f"mode {stat.S_IMODE(found.st_mode):o}), and bundles are code: chmod go-w it if its content is your "
-            "own, or pass cache= or set GEMMTUNE_CACHE_DIR"
+            f"mode {stat.S_IMODE(found.st_mode):o}), and bundles are code: chmod go-w it if its content is "
+            "your own, or pass cache= or set GEMMTUNE_CACHE_DIR"
         )
 
 
@@ -125,6 +125,7 @@ class Cache:
     """The cache folder of one source. Raises BundleError where it cannot be written."""
 
     def __init__(self, folder: Path, source: str) -> None:
+        most_bytes()  # raises before anything is fetched
         self.folder, self._name = folder, hashlib.sha256(source.encode()).hexdigest()[:32]
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -210,8 +211,8 @@ class Cache:
         found = []
         for path in (self.folder / "bundles").glob("*.gtb"):
             with suppress(FileNotFoundError):  # another process deletes too
-                stat = path.stat()
-                found.append((path != newest, -stat.st_mtime, stat.st_size, path))
+                status = path.stat()
+                found.append((path != newest, -status.st_mtime, status.st_size, path))
         total, most = 0, most_bytes()
         for older, _, size, path in sorted(found):
             total += size
