@@ -67,8 +67,9 @@ class Bundle:
 
     def after_fork(self) -> None:
         """Reads on in a forked process, if another thread was reading at the fork. zipfile has a lock too."""
-        if self._lock.locked():
-            self._lock, self._zip = threading.Lock(), zipfile.ZipFile(self._zip.fp)
+        file = self._zip.fp
+        if file is not None and self._lock.locked():
+            self._lock, self._zip = threading.Lock(), zipfile.ZipFile(file)
 
     def _matched(self, members: list[zipfile.ZipInfo]) -> Mapping[str, zipfile.ZipInfo]:
         """The binaries' members by digest: exactly those that the manifest names, of the sizes it states."""
