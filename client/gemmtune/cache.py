@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -47,6 +48,19 @@ def most_bytes() -> int:
     return int(text) * 2**20
 
 
+class CacheError(BundleError):
+    """The cache folder cannot be written."""
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Raises CacheError where writing fails."""
+    try:
+        yield
+    except OSError as error:
+        raise CacheError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
 @dataclass(frozen=True)
 class Sent:
     """What a source sent last."""
@@ -70,19 +84,19 @@ class Part:
 
     def restart(self, etag: str | None) -> None:
         """Empties the file: what follows is of the entity `etag`."""
-        self.file.seek(0)
-        self.file.truncate()
-        self.have, self.etag = 0, etag
-        if self._etag_path is not None:
-            self._etag_path.write_text(etag or "")
+        with _writing(self.path):
+            self.file.seek(0)
+            self.file.truncate()
+            self.have, self.etag = 0, etag
+            if self._etag_path is not None:
+                self._etag_path.write_text(etag or "")
 
     def append(self, data: bytes) -> None:
         """Adds bytes."""
-        try:
+        with _writing(self.path):
             self.file.seek(self.have)
             self.file.write(data)
-        except OSError as error:
-            raise BundleError(f"{self.path} cannot be written: {error.strerror}") from error
+            self.file.flush()  # a later process goes on with it
         self.have += len(data)
 
 
@@ -96,14 +110,28 @@ def _locked(file: IO[bytes], path: Path) -> bool:
         return False
 
 
+def _check_owner(folder: Path) -> None:
+    """Raises BundleError for a folder in which other users can put bundles: these are code."""
+    found = folder.stat()
+    if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise BundleError(
+            f"the cache folder {folder} is another user's, or others may write to it (owner {found.st_uid}, "
+            f"mode {stat.S_IMODE(found.st_mode):o}), and bundles are code: chmod go-w it if its content is "
+            "your own, or pass cache= or set GEMMTUNE_CACHE_DIR"
+        )
+
+
 class Cache:
     """The cache folder of one source. Raises BundleError where it cannot be written."""
 
     def __init__(self, folder: Path, source: str) -> None:
+        most_bytes()  # raises before anything is fetched
         self.folder, self._name = folder, hashlib.sha256(source.encode()).hexdigest()[:32]
         try:
-            for one in ("bundles", "sources", "partial"):
-                (folder / one).mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            for one in (folder, *(folder / name for name in ("bundles", "sources", "partial"))):
+                one.mkdir(exist_ok=True, mode=0o700)
+                _check_owner(one)
         except OSError as error:
             raise BundleError(
                 f"the cache folder {folder} cannot be made ({error.strerror}): pass cache= or set "
@@ -145,12 +173,15 @@ class Cache:
         """The source's download, locked; where another process holds it, a download of one's own."""
         path = self.folder / "partial" / f"{self._name}.part"
         with ExitStack() as stack:
-            file: IO[bytes] = stack.enter_context(path.open("a+b"))
+            with _writing(path):
+                file: IO[bytes] = stack.enter_context(path.open("a+b"))
             if _locked(file, path):
                 yield Part(file, path, path.with_suffix(".etag"))
                 return
-            own = tempfile.NamedTemporaryFile(dir=path.parent, suffix=".own", delete=False)  # noqa: SIM115
-            file = stack.enter_context(own)
+            folder = path.parent
+            with _writing(folder):
+                file = tempfile.NamedTemporaryFile(dir=folder, suffix=".own", delete=False)  # noqa: SIM115
+            stack.enter_context(file)
             stack.callback(Path(file.name).unlink, missing_ok=True)
             yield Part(file, Path(file.name), None)
 
@@ -171,7 +202,7 @@ class Cache:
             part.restart(None)
             raise
         except OSError as error:
-            raise BundleError(f"{self.folder} cannot be written: {error.strerror}") from error
+            raise CacheError(f"{self.folder} cannot be written: {error.strerror}") from error
         return bundle
 
     def _prune(self, newest: Path) -> None:
@@ -180,8 +211,8 @@ class Cache:
         found = []
         for path in (self.folder / "bundles").glob("*.gtb"):
             with suppress(FileNotFoundError):  # another process deletes too
-                stat = path.stat()
-                found.append((path != newest, -stat.st_mtime, stat.st_size, path))
+                status = path.stat()
+                found.append((path != newest, -status.st_mtime, status.st_size, path))
         total, most = 0, most_bytes()
         for older, _, size, path in sorted(found):
             total += size

@@ -45,7 +45,8 @@ class OpenTable:
 
     def make_current(self) -> None:
         """Makes the device current on this thread. Threads that launch on several devices call it before they
-        launch on another one; prepare() does it for a thread that has no current device."""
+        launch on another one; prepare() does it for a thread that has no current device. A thread of HIP has
+        device 0 from its start: it calls this before it launches on another one."""
         self.driver.make_current()
 
     def kernel(self, row: Row) -> Kernel:

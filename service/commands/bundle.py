@@ -52,6 +52,7 @@ class _Asked:
     target: str | None
     policy: str | None
     pretuned: str | None
+    digest: str | None
     problems: frozenset[str] | None
 
 
@@ -116,19 +117,26 @@ def bundle(
         typer.Option(help="From a pre-tuned table, a shipped one or a file; no database and no device."),
     ] = None,
     server: Server = None,
+    digest: Annotated[
+        str | None,
+        typer.Option(help="Of a service: the only digest that is accepted, of its whole bundle."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write the kernels of our own that won on a device class, with their launches and verdicts, as one file
     that gemmtune's client loads.
 
-    A bundle is code: whoever loads it runs it. Its digest, which is printed, stands for every byte of it."""
+    A bundle is code: whoever loads it runs it. Its digest, which is printed, stands for every byte of it. A
+    service on another machine is asked by https alone, or for the bundle of a --digest."""
     settings = Settings()
     options = ReadOptions("", tp, token_counts(tokens), dtype, layers or "fused")
     read = _inputs(problems, format_name, model, options)
     ids = {one.problem.id for found in read for one in found.problems}
     if read and not ids:
         raise InvalidProblem(f"no problem in {problems or model}")
-    asked = _Asked(output, device, target, policy, pretuned, frozenset(ids) if read else None)
+    asked = _Asked(output, device, target, policy, pretuned, digest, frozenset(ids) if read else None)
+    if digest is not None and server is None:
+        raise InvalidProblem("--digest is of a service's bundle: give --server too")
     if asked.pretuned is not None:
         done = _from_table(settings, asked, asked.pretuned, server)
     else:
@@ -188,7 +196,7 @@ def _there(server: str, settings: Settings, asked: _Asked) -> _Done:
     with Remote(server) as remote, compile_progress("reading the rows") as progress:
         digest = fetch(
             remote, asked.output, progress, asked.problems, device=asked.device or settings.device,
-            target=asked.target, policy=asked.policy,
+            target=asked.target, policy=asked.policy, digest=asked.digest,
         )  # fmt: skip
         try:
             report = remote.get(f"{PATH}/report", digest=digest)

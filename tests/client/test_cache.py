@@ -42,10 +42,10 @@ def test_bundles_over_the_limit_make_room(tmp_path: Path, monkeypatch: pytest.Mo
     opened.check()  # what is open is read to its end
 
 
-def test_the_limit_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_is_a_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert cache.most_bytes() == 8192 * 2**20
     monkeypatch.setenv(cache.SIZE_SETTING, "3")
     assert cache.most_bytes() == 3 * 2**20
     monkeypatch.setenv(cache.SIZE_SETTING, "much")
     with pytest.raises(BundleError, match="GEMMTUNE_CLIENT_CACHE_MIB is 'much'"):
-        cache.most_bytes()
+        Cache(tmp_path, "http://service")

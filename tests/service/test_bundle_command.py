@@ -257,10 +257,13 @@ def whole(home: Engine, tmp_path: Path) -> BundleFile:
     return BundleFile(path)
 
 
-def downloaded(service: Any, beside: Path) -> tuple[Path, BundleFile, list[tuple[int, int]]]:
+def downloaded(
+    service: Any, beside: Path, server: str = "http://127.0.0.1", **asked: Any
+) -> tuple[Path, BundleFile, list[tuple[int, int]]]:
     told: list[tuple[int, int]] = []
-    with Remote("http://service", httpx.MockTransport(service)) as remote:
-        part, found = bundle_download.download(remote, beside, lambda *done: told.append(done), device="cpu")
+    asked = {"device": "cpu", **asked}
+    with Remote(server, httpx.MockTransport(service)) as remote:
+        part, found = bundle_download.download(remote, beside, lambda *done: told.append(done), **asked)
     return part, found, told
 
 
@@ -301,6 +304,38 @@ def test_a_damaged_download_is_not_kept(whole: BundleFile, tmp_path: Path) -> No
         with pytest.raises(BundleError, match=why):
             downloaded(Broken(wrong, digest, len(data)), tmp_path / "there.gtb")
         assert not list(tmp_path.glob(".there.gtb.*.part"))
+
+
+@pytest.mark.parametrize(
+    ("server", "asked", "why"),
+    [
+        (
+            "http://gpu.example",
+            {"device": "cuda"},
+            "anyone on the way can alter .*https, or pin .* by its digest",
+        ),
+        ("http://127.0.0.1.example.org", {}, "anyone on the way"),
+        ("https://gpu.example", {"device": "cuda:sm_90"}, "sent a bundle of cpu:.*not of 'cuda:sm_90'"),
+        ("https://gpu.example", {}, "a CPU's bundle runs code .* pinned by its digest"),
+        ("http://gpu.example", {"digest": "0" * 64}, "sent the bundle [0-9a-f]{64}, not 0{64}"),
+        ("https://gpu.example", {"digest": "abc"}, "must be the 64 hex digits"),
+    ],
+)
+def test_a_bundle_that_is_not_to_be_trusted(
+    whole: BundleFile, tmp_path: Path, server: str, asked: dict[str, str], why: str
+) -> None:
+    data = whole.path.read_bytes()
+    with pytest.raises(BundleError, match=why):
+        downloaded(Broken(data, whole.digest, len(data)), tmp_path / "there.gtb", server, **asked)
+    assert not list(tmp_path.glob(".there.gtb.*.part"))
+
+
+def test_a_pinned_bundle_may_come_from_anywhere(whole: BundleFile, tmp_path: Path) -> None:
+    data = whole.path.read_bytes()
+    service = Broken(data, whole.digest, len(data))
+    pinned = f"sha256:{whole.digest.upper()}"
+    part, _, _ = downloaded(service, tmp_path / "there.gtb", "http://gpu.example", digest=pinned)
+    assert part.read_bytes() == data
 
 
 def test_a_server_that_is_none(tmp_path: Path) -> None:

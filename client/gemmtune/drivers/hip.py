@@ -85,7 +85,7 @@ class HipDriver(GpuDriver):
             self._call("hipSetDevice", before)
 
     def ensure_current(self) -> None:
-        """See Driver; a thread has a device, the first where it chose none."""
+        """See Driver. Does nothing: a thread of HIP always has a device, of ordinal 0 where it chose none."""
 
     def make_current(self) -> None:
         """See Driver."""

@@ -29,7 +29,7 @@ def compile_pass(table: Table) -> Any:
     """The pass that rewrites products with rows, for programs that set Inductor's post_grad_custom_pre_pass
     themselves; apply() and enable() set it by themselves. The table must be in use while a graph runs: else
     torch computes. Raises ServingError."""
-    return make(Served(table))
+    return make([Served(table)])
 
 
 __all__ = [

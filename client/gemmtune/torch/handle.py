@@ -20,6 +20,7 @@ class Handle:
 
     def __init__(self, table: Table) -> None:
         self._served: Served = acquire(table)
+        self._served.on_refresh.append(self._serve)
         self._pass = graph_pass.Installed(self._served)
         self.enabled = True
 
@@ -44,11 +45,16 @@ class Handle:
             return
         self.enabled = False
         self._pass.remove()
+        self._served.on_refresh.remove(self._serve)
         release(self._served)
 
+    def _serve(self) -> None:
+        """Races and loads the rows that the table has now."""
+
     def refresh(self) -> bool:
-        """Asks the table's source for newer rows and serves those from now on; whether there were any. What
-        was compiled or captured before keeps the kernels that it has."""
+        """Asks the table's source for newer rows and serves those from now on; whether there were any, also
+        those of a Table.refresh(). They are raced and loaded as apply() and enable() do it, which takes
+        seconds. What was compiled or captured before keeps the kernels that it has."""
         return self._served.refresh()
 
     def __enter__(self) -> Self:

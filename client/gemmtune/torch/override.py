@@ -6,6 +6,7 @@ them. A product without a row goes to the kernel that was registered before, cal
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from gemmtune.torch.errors import ServingError
 from gemmtune.torch.layouts import FP8, NAMES, Product
 from gemmtune.torch.native_rows import NativeOverride
 from gemmtune.torch.precision import fp32_compute
-from gemmtune.torch.products import layout_of, run_product, run_scaled
+from gemmtune.torch.products import layout_of, run_product, run_scaled, scalings
 from gemmtune.torch.served import Candidates, Served
 from gemmtune.torch.watch import WATCHERS, inside, tell
 
@@ -46,7 +47,8 @@ class Override:
         self.served = served
         self._rows = {} if served is None else served.products
         if served is not None:
-            served.on_refresh.append(self._serve_natively)
+            # First: the handles race new rows against torch's own products.
+            served.on_refresh.insert(0, self._serve_natively)
         self._serve_natively()
 
     def _serve_natively(self) -> None:
@@ -253,12 +255,8 @@ class Override:
         m, n = a.shape[0], b.shape[1]
         if laid_a is None or laid_b is None or a.dtype not in FP8 or b.dtype not in FP8 or not a.numel():
             return
-        known = [
-            "tensor" if scale.numel() == 1 else "outer"
-            for scale, size in ((scale_a, m), (scale_b, n))
-            if scale.dtype == torch.float32 and scale.numel() in (1, size)
-        ]
-        if len(known) == 2:
+        known = scalings(scale_a, m, scale_b, n)
+        if known is not None:
             tell(
                 Product(m, n, a.shape[1], laid_a, laid_b, a.dtype, out_dtype or a.dtype,
                         "" if bias is None else "bias", dtype_b=b.dtype, scale_a=known[0], scale_b=known[1],
@@ -269,6 +267,14 @@ class Override:
 
 _OVERRIDES: dict[str, Override] = {}
 _LOCK = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _LOCK  # another thread may have held it
+    _LOCK = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def installed(device_type: str) -> Override | None:

@@ -76,8 +76,10 @@ class Served:
         self._differs: dict[str, bool] = {}
         self._static: set[_StaticKey] = set()
         self._opened: dict[int, Any] = {}
-        self._kernels: dict[tuple[Any, int], Any] = {}
-        self._lock = threading.RLock()
+        self._kernels: dict[tuple[str, Any, int], Any] = {}
+        self._lock, self._refreshing = threading.RLock(), threading.Lock()
+        #: The bundle whose rows are indexed: the table itself may have newer ones.
+        self.digest = ""
         self._index()
 
     # ---- rows ------------------------------------------------------------------------------------
@@ -87,7 +89,8 @@ class Served:
         linear: dict[LinearKey, dict[int, TunedRow]] = {}
         products: dict[Any, Candidates] = {}
         rows, static, left_out = [], set(), Counter[str]()
-        for row in self.table.rows:
+        digest, all_rows = self.table.digest, self.table.rows
+        for row in all_rows:
             product = of_row(row.canonical)
             family = row.verdict.baseline_family
             if product is None:
@@ -108,7 +111,7 @@ class Served:
             self.linear.setdefault(key, {}).update(found)
         self.products.clear()
         self.products.update(products)
-        self.rows, self._static, self.left_out = rows, static, left_out
+        self.rows, self._static, self.left_out, self.digest = rows, static, left_out, digest
         for tuned in rows:
             if tuned.native is not None:
                 tuned.native.set_weaker(None if tuned.weaker is None else tuned.weaker.native)
@@ -134,15 +137,17 @@ class Served:
         return [row for row in found if row is not None]
 
     def refresh(self) -> bool:
-        """Asks the table for newer rows, and serves those. Whether there were other rows."""
-        with self._lock:
-            if not self.table.refresh():
+        """Asks the table for newer rows, and serves those that it has. Whether there were other rows."""
+        with self._refreshing:
+            self.table.refresh()
+            if self.table.digest == self.digest:
                 return False
-            self._kernels.clear()
-            self._opened.clear()
-            self._differs.clear()
-            self._index()
-            for then in self.on_refresh:
+            with self._lock:  # products wait for a kernel here, and not for the download
+                self._kernels.clear()
+                self._opened.clear()
+                self._differs.clear()
+                self._index()
+            for then in tuple(self.on_refresh):
                 then()
             return True
 
@@ -178,7 +183,9 @@ class Served:
 
     def kernel(self, row: Row, index: int) -> Any | None:
         """A row's kernel on a device, loaded once; see TunedRow.prepare()."""
-        kernel = self._kernels.get((row.key, index))
+        # Rows of an older bundle, which a thread may still run, have kernels of their own.
+        place = row.bundle.digest, row.key, index
+        kernel = self._kernels.get(place)
         if kernel is not None:
             return kernel
         if self.runtime.capture(self.runtime.stream(index)) != 0:  # loading a module may wait for the device
@@ -188,7 +195,7 @@ class Served:
                 loaded = self.open(index)
             except GemmtuneError:  # another GPU: apply() and enable() refuse those that they know of
                 return None
-            kernel = self._kernels[(row.key, index)] = loaded.kernel(row)
+            kernel = self._kernels[place] = loaded.kernel(row)
         return kernel
 
     def memory(self) -> tuple[int, int, int]:
@@ -197,7 +204,7 @@ class Served:
         with self._lock:
             binaries = {
                 (index, digest): kernel.row.bundle.size(digest)
-                for (_, index), kernel in self._kernels.items()
+                for (_, _, index), kernel in self._kernels.items()
                 for launch in kernel.row.launches
                 for digest in (launch.binary, launch.runtime)
                 if digest is not None
@@ -207,7 +214,7 @@ class Served:
 
     def forget(self) -> None:
         """Opens the devices and loads kernels again, in a process that was forked."""
-        self._lock = threading.RLock()
+        self._lock, self._refreshing = threading.RLock(), threading.Lock()
         self._opened.clear()
         self._kernels.clear()
         for row in self.rows:
@@ -263,6 +270,8 @@ _LOCK = threading.Lock()
 
 
 def _after_fork() -> None:
+    global _LOCK  # another thread may have held it
+    _LOCK = threading.Lock()
     for served in _SERVED.values():
         served.forget()
 

@@ -72,7 +72,7 @@ class TunedRow:
             else NativeRow(served.extension, product, self.alignment_mask, self.deterministic)
         )
         self.live = not self.pending
-        #: The row of the same product for operands of a weaker alignment.
+        #: The next row of the same product: for a weaker alignment, or another compute type.
         self.weaker: TunedRow | None = None
         self.workspace_bytes, self.workspace_alignment = 0, 16
         self._local = _PerThread()
@@ -93,18 +93,19 @@ class TunedRow:
             self.native.set_live(live)
 
     def applies(self, addresses: int) -> TunedRow | None:
-        """This row, or the one for a weaker alignment, if it may serve a call now; `addresses` are all of the
+        """This row, or the next one of the product, if it may serve a call now; `addresses` are all of the
         call's addresses, or-ed."""
         one: TunedRow | None = self
-        while one is not None and (not one._live or addresses & one.alignment_mask):
+        while one is not None:
+            if (
+                one._live
+                and not addresses & one.alignment_mask
+                and (one.deterministic or not torch.are_deterministic_algorithms_enabled())
+                and (not one.fp32 or fp32_compute(one.runtime.type) == (one.product.compute or "fp32"))
+            ):
+                return one
             one = one.weaker
-        if one is None:
-            return None
-        if not one.deterministic and torch.are_deterministic_algorithms_enabled():
-            return None
-        if one.fp32 and fp32_compute(one.runtime.type) != (one.product.compute or "fp32"):
-            return None
-        return one
+        return None
 
     def launch(self, index: int, addresses: tuple[int, ...]) -> bool:
         """Launches on torch's current stream of device `index`, with addresses in the order of ORDER, those
