@@ -132,7 +132,7 @@ def _ratios(connection: Connection, session_id: str, baseline_id: str) -> dict[s
     for solution_id, phase, seconds in connection.execute(query.order_by(_measurement.c.number)):
         if seconds is not None and seconds > 0:
             phases[phase][solution_id] = seconds
-    found = {}
+    found: dict[str, tuple[float, float]] = {}
     for phase in ("screen", "final"):  # the final's replace the screening's
         baseline = phases[phase].get(baseline_id)
         if baseline is not None:

@@ -91,7 +91,8 @@ class Compilers:
                 self._made[name] = self._compiled(task, solution, self._cache)
                 continue
             if self._beside:
-                self._jobs[name] = job = Future()
+                job: Job = Future()
+                self._jobs[name] = job
                 self._finder.submit(self._find, task, solution, self._dropped, job)
                 continue
             try:
@@ -129,7 +130,8 @@ class Compilers:
         """Hands held candidates to the compilers."""
         for name in names:
             if self._task is not None and (solution := self._held.pop(name, None)) is not None:
-                self._jobs[name] = job = Future()
+                job: Job = Future()
+                self._jobs[name] = job
                 self._pool.submit(self._end, self._task, solution, self._dropped, job)
 
     def ready(self, solution: Solution) -> bool:

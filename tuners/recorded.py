@@ -117,6 +117,10 @@ class RecordedDevice:
         """Always."""
         return True
 
+    def cached(self, solution: Solution) -> bool:
+        """Nothing is compiled."""
+        return False
+
     def await_any(self, solutions: Sequence[Solution], seconds: float) -> None:
         """Nothing is compiled."""
 

@@ -34,6 +34,9 @@ class GuidedOptions(StrategyOptions):
     fused_turns: int = option(
         4, "After the opening one candidate of so many is the next of the fused order.", 1, 10_000
     )
+    near_turns: int = option(
+        2, "After the opening one candidate of so many is a neighbour of the fastest ones.", 1, 10_000
+    )
     trees: int = option(12, "Trees of the model.", 1, 1000)
     optimism: float = option(
         0.5, "Standard deviations of the trees' answers that are taken off a predicted time.", 0, 10
@@ -75,7 +78,9 @@ class Guided:
         self._turns = 0
         #: Neighbours and drawn members that are not asked for yet.
         self._others: dict[str, Solution] = {}
-        self._expanded: set[str] = set()
+        self._neighbours: dict[str, list[Solution]] = {}
+        #: Neighbours of the fastest candidates.
+        self._near: set[str] = set()
         self._draws = self._drawn_members()
         self._scores: dict[str, float] = {}
         self._learnt_from = 0
@@ -129,7 +134,9 @@ class Guided:
             self._learn()
             of_order = self._left and self._turns % self._options.fused_turns == 0
             if self._scores and not of_order:
-                name = min(self._scores, key=self._scores.__getitem__)
+                near = self._near & self._scores.keys()
+                nearest = near and self._turns % self._options.near_turns == 0
+                name = min(near if nearest else self._scores, key=self._scores.__getitem__)
                 return self._left.get(name) or self._others[name]
         if self._left:
             return next(iter(self._left.values()))
@@ -166,13 +173,11 @@ class Guided:
     def _widen(self) -> None:
         """Adds neighbours of the fastest candidates, and members drawn from the spaces."""
         fastest = nsmallest(self._options.leaders, self._timed.items(), key=lambda row: (row[1][0], row[0]))
-        near = [
-            neighbour
-            for name, (_, solution) in fastest
-            if name not in self._expanded
-            for neighbour in self._context.neighbours(solution)
-        ]
-        self._expanded |= {name for name, _ in fastest}
+        for name, (_, solution) in fastest:
+            if name not in self._neighbours:
+                self._neighbours[name] = list(self._context.neighbours(solution))
+        near = [neighbour for name, _ in fastest for neighbour in self._neighbours[name]]
+        self._near = {one.id for one in near}
         for one in chain(near, islice(self._draws, self._options.drawn)):
             if one.id not in self._asked and one.id not in self._left:
                 self._others.setdefault(one.id, one)

@@ -56,7 +56,7 @@ def test_a_model_that_raises_or_answers_nonsense_is_set_aside() -> None:
 
     orders, notes = modelled({
         "broken": broken, "right": lambda: [A, B], "nonsense": lambda: [A, 3],  # type: ignore[list-item]
-        "nothing": lambda: None,  # type: ignore[return-value]
+        "nothing": lambda: None,  # type: ignore[dict-item,return-value]
     })  # fmt: skip
     assert orders == [[A, B]]
     assert notes == [
