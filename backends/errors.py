@@ -76,6 +76,10 @@ class CompileError(GemmtuneError):
         self.log = log
 
 
+class NotCompiled(GemmtuneError, LookupError):
+    """The cache holds no binary of the candidate yet, and the caller asked that none be compiled."""
+
+
 class LaunchError(GemmtuneError):
     """A kernel or a library call returned an error status."""
 

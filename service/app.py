@@ -38,6 +38,7 @@ from service.routes import (
     health,
     imports,
     problems,
+    reports,
     tunings,
 )
 from service.settings import Settings
@@ -48,6 +49,7 @@ _TAGS = [
     {"name": "tunings", "description": "Have problems measured, and follow it."},
     {"name": "problems", "description": "Problems and everything that was measured for them."},
     {"name": "files", "description": "Files of other tools, taken in and written."},
+    {"name": "reports", "description": "What tuning is worth, and what has changed."},
     {"name": "devices", "description": "Where problems are measured."},
     {"name": "operations", "description": "Is the service well?"},
 ]
@@ -99,7 +101,7 @@ def create_app(
     app.state.bundles = BundleBuilds(settings, app.state.binaries)
     errors.install(app, settings.retry_after_seconds, app.state.operations.allowed)
     app.router.routes.append(best.hot_route())  # first: routes are matched in order
-    for routes in (best, tunings, problems, binaries, bundles, imports, exports, devices, health):
+    for routes in (best, tunings, problems, binaries, bundles, imports, exports, reports, devices, health):
         app.include_router(routes.router)
     plain = frozenset({best.PATH, bundles.PATH})
     app.add_middleware(Compressed, minimum_size=settings.compress_bytes, plain=plain)

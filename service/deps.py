@@ -29,6 +29,7 @@ from db import tunings as tuning_rows
 from db.engine import reading
 from db.lookup import Lookup
 from service import errors
+from service.freshness import FreshnessCache
 from service.settings import Settings
 from tuners.tuning_settings import TuningSettings
 
@@ -72,6 +73,7 @@ class Service:
     closing: bool = False
     #: Clients that follow a tuning's events.
     event_streams: int = 0
+    freshness: FreshnessCache = field(default_factory=FreshnessCache)
     _tunings: TuningService | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _classes: tuple[DeviceClass, ...] = ()

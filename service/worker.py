@@ -1,8 +1,9 @@
 """A worker: one process that owns one device, takes its class's jobs one by one, and measures them.
 
-It holds a lock on its device, sends heartbeats, requeues the jobs of dead workers, and on SIGTERM releases
-its job with all that was measured. A kill at any moment loses nothing: the job is requeued, and stored
-outcomes are replayed. The loss of a device ends its worker, not the job.
+It holds a lock on its device, queues the re-validation of stale winners, sends heartbeats, requeues the jobs
+of dead workers, and on SIGTERM releases its job with all that was measured. A kill at any moment loses
+nothing: the job is requeued, and stored outcomes are replayed. The loss of a device ends its worker, not the
+job.
 """
 
 from __future__ import annotations
@@ -32,9 +33,12 @@ from db.liveness import WINDOW_SECONDS
 from service.device_lock import DeviceLock, locks_folder
 from service.jobs import AHEAD, Executor, JobQueue
 from service.logs import about
+from service.portfolio import Warming
 from service.requests import read_request
+from service.revalidation import queue_revalidation
 from service.settings import Settings
 from service.store import JobStore, Stopping, WorkerCounts, patiently
+from service.tunings import Tunings
 from tuners.campaign import check_known
 from tuners.ceilings import CeilingStore
 from tuners.device_client import DeviceClient
@@ -68,15 +72,17 @@ class Worker:
     ) -> None:
         self.id = tunings.new_id("worker")
         self.device, self.environment = device, device.environment
-        self._engine = engine
+        self._engine, self._settings = engine, settings
         self._lock = lock or DeviceLock(locks_folder(settings), device)
         self._cache = BinaryCache(settings.cache_dir / "kernels")
         self._ceilings = CeilingStore(settings.cache_dir / "ceilings")
         self._make_runner = make_runner
-        self._runner: DeviceClient | None = None
-        self._stop = threading.Event()
+        self._warming = Warming(self.environment, self._cache, lambda: not self._idle.is_set())
+        self._precompile = settings.precompile
         self._idle = threading.Event()
         self._idle.set()
+        self._runner: DeviceClient | None = None
+        self._stop = threading.Event()
         #: Whether the worker ended because it could not store or measure, or was taken for dead.
         self.failed = False
         self._turn = threading.Lock()
@@ -103,7 +109,10 @@ class Worker:
         if not self._lease():
             return
         patiently(self._stop, lambda: self._queue.declare(str(self.environment.device_class)))
+        patiently(self._stop, self._revalidate)
         self._executor.start()
+        if self._precompile:
+            self._warming.start()
         _log.info("worker %s owns %s (%s)", self.id, self.environment.device_class, self.environment.uuid)
         steps: list[list[Any]] = [
             [LOOK_SECONDS, 0.0, self._look],
@@ -124,6 +133,7 @@ class Worker:
     def stop(self) -> None:
         """Asks the worker to release its job and end."""
         self._stop.set()
+        self._warming.stop()
 
     def _lease(self) -> bool:
         """Registers the worker; False if another living worker has the device. One that has not beaten for
@@ -159,6 +169,11 @@ class Worker:
                 self._lock.name,
                 silent,
             )
+
+    def _revalidate(self) -> None:
+        tunings = Tunings(self._engine, self._queue)
+        for created in queue_revalidation(self._engine, tunings, self._settings, self.environment):
+            _log.info("%d winners of another environment are measured again: %s", created.total, created.id)
 
     def _look(self) -> None:
         job, session = self._job, self._session
@@ -327,7 +342,7 @@ class Worker:
             self._end(job, "failed", message, evidence, broken=True)
             return
         try:
-            with about(job_id=job.id, problem_id=job.problem_id):
+            with about(job_id=job.id, problem_id=job.problem_id), self._warming.job():
                 _log.info("attempt %d starts", job.attempt)
                 self._measure(job)
         except (jobs.Fenced, Stopping, StorageError, DeviceLost):
@@ -355,7 +370,7 @@ class Worker:
         check_known(settings, runner.backend)
         session = RecordedSession(
             runner, problem, settings, store,
-            lambda dtypes: self._ceilings.obtain(self.environment, dtypes, runner.ceilings),
+            self._ceilings.of(self.environment, runner.ceilings),
         )  # fmt: skip
         self._session = session
         if self._stop.is_set():  # stop() came before there was a session to stop

@@ -135,6 +135,16 @@ def space(task: Task, families: Sequence[str] | None) -> Space:
         )
 
 
+def in_space(task: Task, family: str, method: str, *arguments: Any) -> Any:
+    """Looks into a family's space with the open device: `method` names a method or a property of
+    FamilySpace; what it iterates over is returned as a list."""
+    process = _state()
+    with _ending_if_lost():
+        found = getattr(process.family_space(task, family), method)
+        found = found(*arguments) if callable(found) else found
+        return list(found) if isinstance(found, Iterator) else found
+
+
 def neighbours(task: Task, solution: Solution) -> list[Solution]:
     """Legal candidates that differ from `solution` in one parameter; none if its family is not listed on the
     device."""

@@ -18,6 +18,7 @@ from tuners.budget import Search
 from tuners.effort import effort_of
 from tuners.measure import working_bytes
 from tuners.policy import MeasurementPolicy
+from tuners.strategies import STRATEGIES
 from tuners.tuning_settings import TuningSettings
 
 
@@ -87,15 +88,24 @@ def settings_of(request: schemas.TuningOptions, settings: Settings, device: Devi
     asked, margin = request.budget, request.rule.margin
     effort = effort_of(asked.effort)
     policy = MeasurementPolicy.of(device.vendor, **request.policy.model_dump())
-    families = request.search.families
+    asked_search, families = request.search, request.search.families
+    try:
+        STRATEGIES[asked_search.strategy].options.of(asked_search.options)
+    except InvalidProblem as error:
+        raise errors.bad_body("/search/options", str(error)) from None
     search = Search(
-        request.search.strategy, request.search.seed, None if families is None else tuple(families)
-    )
+        asked_search.strategy, asked_search.seed, None if families is None else tuple(families),
+        asked_search.options,
+    )  # fmt: skip
     _check_offered(device, policy, search)
     return TuningSettings(
         policy,
         effort.budget(
-            settings.seconds_per_problem, asked.seconds_per_problem, asked.candidates, asked.stop_at_roofline
+            settings.seconds_per_problem,
+            asked.seconds_per_problem,
+            asked.candidates,
+            asked.stop_at_roofline,
+            asked.stop_at_regret,
         ),
         search,
         effort.rule(settings.margin if margin is None else margin),

@@ -222,6 +222,7 @@ def test_a_crash_before_the_queue_is_told_leaves_a_job_that_nobody_starts(
             DecisionRule(0.1, 0.9, 4, 9),
         ),
         (Budget(candidates=1), Search(families=()), DecisionRule(margin=0.0)),
+        (Budget(), Search(options={"near_turns": 3, "gain": 0.5}), DecisionRule()),
     ],
 )
 def test_a_request_is_read_back_as_it_was_asked(budget: Budget, search: Search, rule: DecisionRule) -> None:
@@ -229,6 +230,8 @@ def test_a_request_is_read_back_as_it_was_asked(budget: Budget, search: Search, 
     read = read_request(content)
     assert (read[0], read[2]) == (budget, rule)
     assert (read[1].strategy, read[1].seed) == (search.strategy, search.seed)
+    assert read[1].options == search.options
+    assert ("options" in content["search"]) == bool(search.options), "as requests of earlier versions"
     wanted = None if search.families is None else tuple(sorted(search.families))
     assert read[1].families == wanted
     assert request_content(*read) == content
