@@ -272,12 +272,14 @@ class MatrixCoreFamily(KernelFamily):
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterable[dict[str, Parameter]]:
         """By clocks(), of every listed tile with slices of several tiles along k; last the likeliest again,
         with group 1."""
-        if not broad(problem):
+        arch = arch_of(environment)
+        instructions = [{"instruction": one} for one in self.choices.get("instruction", (16,))]
+        if not broad(problem) or all(self.shape(problem, one, arch) is None for one in instructions):
             return
         found: list[tuple[float, dict[str, Parameter]]] = []
         for values in self._worthwhile(problem):
             if self.rule(problem, values, environment) is None:
-                t = self.tile(problem, values, arch_of(environment))
+                t = self.tile(problem, values, arch)
                 found.append((t.clocks(number(values, "splits"), environment), values))
         chosen = self._varied(found)
         if chosen:  # the order of blocks matters little, or nothing else does

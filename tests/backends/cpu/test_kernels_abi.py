@@ -22,6 +22,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from backends.cpu import compiler
+from backends.cpu.driver import read_cpu
+
 KERNELS = Path(__file__).parents[3] / "backends" / "cpu" / "kernels"
 OK, NULL_POINTER, BAD_SIZE, BAD_OPTION, SMALL_WORKSPACE, UNSUPPORTED, THREADS_MISSING = range(7)
 NO_BIAS, ROW_BIAS, COLUMN_BIAS = range(3)
@@ -129,11 +132,14 @@ UNITS = PACKED + STREAM
 def compile_unit(folder: Path, name: str, source: str, isa: str) -> Path:
     path, library = folder / f"unit_{name}.cpp", folder / f"unit_{name}.so"
     path.write_text(source)
-    machine = ["-march=native", f"-DGEMMTUNE_VECTOR_BYTES={VECTOR_BYTES}"]
+    machine = compiler.target_flags(read_cpu().partition)
+    assert f"-DGEMMTUNE_VECTOR_BYTES={VECTOR_BYTES}" in machine
     if isa == "baseline":
-        machine = [*BASELINE.split(), "-DGEMMTUNE_VECTOR_BYTES=16"]
-    flags = ["-O3", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-pthread"]
-    command = ["g++", *flags, *machine, f"-I{KERNELS}", str(path), "-o", str(library)]
+        machine = (*BASELINE.split(), "-DGEMMTUNE_VECTOR_BYTES=16")
+    found = compiler.find_compiler()  # with the system's headers precompiled (tests/conftest.py)
+    assert found is not None
+    flags = [*compiler.FLAGS, "-Wall", "-Wextra", "-Werror", *machine, f"-I{KERNELS}"]
+    command = [*found.command, *flags, str(path), "-o", str(library)]
     subprocess.run(command, check=True)
     return library
 

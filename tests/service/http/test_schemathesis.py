@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
-from schemathesis import checks
+from schemathesis import BaseSchema, checks
+from schemathesis.checks import load_all_checks
+from schemathesis.core.result import Ok
+from schemathesis.pytest.lazy import get_all_tests
 from schemathesis.specs.openapi.checks import (
     allow_header_conformance,
     content_type_conformance,
@@ -23,6 +29,18 @@ from service.formats import READERS, WRITERS
 from tests.service.http.conftest import PROBLEMS
 from tests.service.http.filled import BASELINE, CLASS
 
+DOCUMENT = Path("docs/openapi.json")
+#: Every operation as "METHOD path", but for the stream of events, which does not end.
+OPERATIONS = [
+    f"{method.upper()} {path}"
+    for path, methods in json.loads(DOCUMENT.read_text())["paths"].items()
+    for method in methods
+    if not path.endswith("events")
+]
+SETTINGS = settings(
+    max_examples=40, deadline=None, derandomize=True, database=None,
+    suppress_health_check=list(HealthCheck),
+)  # fmt: skip
 CHECKS = (
     checks.not_a_server_error,
     status_code_conformance,
@@ -53,7 +71,6 @@ KNOWN: dict[str, list[Any]] = {
     "families": [None],
     "m": [16],
 }
-schema = schemathesis.openapi.from_dict(dict(openapi_document()))
 
 
 @schemathesis.serializer("application/x-ndjson", "text/csv")
@@ -78,31 +95,44 @@ def tamed(values: Any) -> Any:
     return out
 
 
-@schema.hook
 def map_path_parameters(_context: Any, path_parameters: Any) -> Any:
     """Ids that are there."""
     return tamed(path_parameters)
 
 
-@schema.hook
 def map_query(_context: Any, query: Any) -> Any:
     """Devices and types that are there."""
     return tamed(query)
 
 
-@schema.hook
 def map_body(_context: Any, body: Any) -> Any:
     """Problems that can be."""
     return tamed(body)
 
 
-@schema.exclude(path_regex="events$").parametrize()
-@settings(
-    max_examples=40, deadline=None, derandomize=True, database=None,
-    suppress_health_check=list(HealthCheck),
-)  # fmt: skip
-def test_any_request(case: schemathesis.Case[Any], filled: httpx.Client) -> None:
+@pytest.fixture(scope="module")
+def document() -> BaseSchema:
+    """The application's document."""
+    schema = schemathesis.openapi.from_dict(dict(openapi_document()))
+    for hook in (map_path_parameters, map_query, map_body):
+        schema.hook(hook)
+    return schema
+
+
+def request_and_check(case: schemathesis.Case[Any], filled: httpx.Client) -> None:
     # A problem has fields that nothing reads (batch strides of a single matrix): they are not looked at.
     loose = case.method == "POST" and "imports" not in case.path
     chosen = [check for check in CHECKS if not (loose and check is negative_data_rejection)]
     case.call_and_validate(base_url=str(filled.base_url), checks=chosen)
+
+
+# Not schema.parametrize(), which takes ten seconds of every process's collection to generate requests.
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_any_request(operation: str, document: BaseSchema, filled: httpx.Client) -> None:
+    load_all_checks()
+    method, path = operation.split(" ", 1)
+    chosen = document.include(method=method, path=path)
+    (made,) = get_all_tests(schema=chosen, test_func=request_and_check, settings=SETTINGS, given_kwargs=None)
+    assert isinstance(made, Ok)
+    _, generated = made.ok()
+    generated(filled=filled)
