@@ -104,7 +104,7 @@ class Served:
             _place(products.setdefault(product.shapes, Candidates()).rows, product.layouts, tuned)
             static.add(_static_key(product))
             if (key := linear_key(product)) is not None:
-                _place(linear.setdefault(key, {}), product.m, tuned)
+                linear.setdefault(key, {})[product.m] = products[product.shapes].rows[product.layouts]
         for key in [*self.linear]:
             self.linear[key].clear()
         for key, found in linear.items():
