@@ -67,13 +67,13 @@ def _winners() -> tuple[list[Observed], list[str]]:
             f"{results['measured_at'][:10]}"
         )
     for table in shipped():
-        rows = [one for one in table.rows if one.solution.family != _FRAMEWORK]
-        for one in rows:
-            environment = one.environment
-            seconds = {one.solution: one.seconds}
-            found.append(Observed(one.problem, environment.vendor, target_of(environment), seconds))
+        kept = [row for row in table.rows if row.solution.family != _FRAMEWORK]
+        for row in kept:
+            where = row.environment
+            seconds = {row.solution: row.seconds}
+            found.append(Observed(row.problem, where.vendor, target_of(where), seconds))
         sources.append(
-            f"db/pretuned/{table.path.name}: winners of {len(rows)} problems, "
+            f"db/pretuned/{table.path.name}: winners of {len(kept)} problems, "
             f"{table.header.get('commit', '')[:12]}, {table.header.get('made_at', '')[:10]}"
         )
     return found, sources

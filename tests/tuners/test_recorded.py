@@ -9,7 +9,7 @@ import pytest
 from backends.outcome import Phase, Status
 from backends.solution import Solution
 from tests.tuners.tables import BEST, CRASHES, DEFAULT, SLOW, TABLE, TILES, UNROLLS, packed
-from tuners.budget import Budget
+from tuners.budget import Budget, Search
 from tuners.device_process import Task
 from tuners.recorded import NEAR, RecordedDevice, regret, steadied
 from tuners.recorded_table import Row
@@ -98,9 +98,8 @@ def test_regret_is_against_the_fastest_by_the_second_pass() -> None:
 
 def test_a_whole_session_runs_on_a_table() -> None:
     replayed = device()
-    session = Session(
-        replayed, RECORDED.problem, TuningSettings(budget=Budget(3.0)), clock=replayed.clock, targets=()
-    )
+    settings = TuningSettings(budget=Budget(3.0), search=Search("local"))  # which stays among the listed ones
+    session = Session(replayed, RECORDED.problem, settings, clock=replayed.clock, targets=())
     outcomes = list(session.run())
     assert {o.phase for o in outcomes} == {Phase.SCREEN, Phase.FINAL, Phase.PROOF}
     assert session.verdict is not None
