@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from backends.canonical import short_hash
-from backends.errors import StorageError
+from backends.errors import NotCompiled, StorageError
 from backends.owned import check_file, check_folder, own_folder
 
 #: A binary's time of use is written again once it is older; binaries used more recently are never pruned.
@@ -103,6 +103,22 @@ class BinaryCache:
                 path.unlink()
                 removed += each
         return removed
+
+
+class CompiledOnly(BinaryCache):
+    """A cache that compiles nothing: with it a family's compile() returns the binary that is there, or raises
+    NotCompiled."""
+
+    def get(self, key: str, suffix: str) -> Path:
+        """The binary's path. Raises NotCompiled."""
+        path = super().get(key, suffix)
+        if path is None:
+            raise NotCompiled(f"{self.path(key, suffix)} is not compiled yet")
+        return path
+
+    def put(self, key: str, suffix: str, build: Callable[[Path], None]) -> Path:
+        """Raises NotCompiled."""
+        raise NotCompiled(f"{self.path(key, suffix)} is not compiled yet")
 
 
 def storage_error(path: Path, error: OSError) -> StorageError:

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from typing import Any
 import gemmtune
 import gemmtune.torch
 import torch
+from gemmtune.torch import extension
 from gemmtune.torch.operands import make, torch_call
 from gemmtune.torch.race import operand_sets, timed_on_cpu, timed_on_gpu
 from gemmtune.torch.served import Served, acquire, linear_key, release
@@ -32,6 +34,8 @@ from benchmarks.report import RESULTS, geometric_mean, write
 
 #: Calls that are timed together, and how often: the least and the median of these are reported.
 _CALLS, _REPEATS = 100, 40
+#: Turns of torch's call and of a miss, and repeats in a turn.
+_TURNS, _TURN_REPEATS = 9, 8
 #: Launches of a graph of `rows` at least, and replays of each side.
 _LAUNCHES, _ROUNDS = 64, 41
 
@@ -42,10 +46,10 @@ def wait(device: Any) -> None:
         torch.cuda.synchronize(device)
 
 
-def host_microseconds(call: Callable[[], Any], device: Any) -> dict[str, float]:
+def host_microseconds(call: Callable[[], Any], device: Any, repeats: int = _REPEATS) -> dict[str, float]:
     """Host time of a call in us."""
     times = []
-    for _ in range(_REPEATS):
+    for _ in range(repeats):
         wait(device)
         start = time.perf_counter()
         for _ in range(_CALLS):
@@ -69,13 +73,21 @@ def smallest(served: Served) -> list[TunedRow]:
 
 
 def host(table: Any, device: Any) -> list[dict[str, Any]]:
-    """Host time of torch's calls, by a row (hit) and passed on (miss), under apply() and under enable()."""
-    served = acquire(table)
-    try:
-        with torch.no_grad():
-            return [_host(table, served, row, device) for row in smallest(served)]
-    finally:
-        release(served)
+    """Host time of torch's calls, by a row (hit) and passed on (miss), under apply() and under enable(): where
+    Python launches rows, and where the C++ extension does, which is compiled if it is not there."""
+    gemmtune.torch.build_extension()
+    found = []
+    for setting in ("off", "on"):
+        os.environ[extension.SETTING] = setting
+        extension.ask_again()
+        served = acquire(table)
+        try:
+            with torch.no_grad():
+                path = extension.path_in_use()
+                found += [{"path": path, **_host(table, served, row, device)} for row in smallest(served)]
+        finally:
+            release(served)
+    return found
 
 
 def _host(table: Any, served: Served, row: TunedRow, device: Any) -> dict[str, Any]:
@@ -105,12 +117,34 @@ def _host(table: Any, served: Served, row: TunedRow, device: Any) -> dict[str, A
     with gemmtune.torch.enable(table):
         values["enable"] = times()
     values["torch again"] = times()
+    values["added to a miss"] = _added_to_a_miss(table, key, miss, device)
     values["launch alone"] = host_microseconds(lambda: row.launch(index, given), device)
     values["torch.empty"] = host_microseconds(
         lambda: torch.empty((p.m, p.n), dtype=p.dtype, device=device), device
     )
     say(f"m={p.m} n={p.n} k={p.k} bias={key[3]}: {values}")
     return {"m": p.m, "n": p.n, "k": p.k, "bias": key[3], "miss_m": miss, **values}
+
+
+def _added_to_a_miss(table: Any, key: Any, m: int, device: Any) -> dict[str, float]:
+    """What a product without a row costs more, in us: torch.mm under enable(), and nn.Linear under apply(),
+    each beside torch's in turns. The median of the differences, since both drift together."""
+    n, k, dtype, bias = key
+    x, weight = torch.randn(m, k, device=device).to(dtype), torch.randn(n, k, device=device).to(dtype).t()
+    module = torch.nn.Linear(k, n, bias, device=device, dtype=dtype).requires_grad_(False)
+    found = {}
+    calls: list[tuple[str, Any, Callable[[], Any]]] = [
+        ("enable mm", partial(gemmtune.torch.enable, table), partial(torch.mm, x, weight)),
+        ("apply nn.Linear", partial(gemmtune.torch.apply, module, table), partial(module, x)),
+    ]
+    for name, use, call in calls:
+        differences = []
+        for _ in range(_TURNS):
+            plain = host_microseconds(call, device, _TURN_REPEATS)["least"]
+            with use():
+                differences.append(host_microseconds(call, device, _TURN_REPEATS)["least"] - plain)
+        found[name] = median(differences)
+    return found
 
 
 def rows(table: Any, device: Any) -> list[dict[str, Any]]:
@@ -203,7 +237,8 @@ def _streams_equal(row: TunedRow, device: Any) -> bool:
 _WHAT: dict[str, tuple[Callable[[Any, Any], list[dict[str, Any]]], str]] = {
     "host": (
         host,
-        "host time of a call in us, by the Python path (ctypes): torch's own, by a row, passed on",
+        "host time of a call in us, by the Python path (ctypes) and by the C++ extension: torch's own, by a row, "
+        "passed on",
     ),
     "rows": (
         rows,

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, delete, exists, select, text, update
 from backends.environment import DeviceClass, resolve
 from backends.errors import AmbiguousDevice, GemmtuneError, UnknownDevice
 from db import models
-from db.tunings import LIVE
+from db.liveness import LIVE
 from db.values import table
 
 _class = table(models.DeviceClass)

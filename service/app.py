@@ -9,7 +9,7 @@ import asyncio
 import json
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -47,6 +47,7 @@ from service.routes import (
     login,
     problems,
     provenance,
+    reports,
     tunings,
 )
 from service.settings import Settings
@@ -58,11 +59,12 @@ _TAGS = [
     {"name": "tunings", "description": "Have problems measured, and follow it."},
     {"name": "problems", "description": "Problems and everything that was measured for them."},
     {"name": "files", "description": "Files of other tools, taken in and written."},
+    {"name": "reports", "description": "What tuning is worth, and what has changed."},
     {"name": "devices", "description": "Where problems are measured."},
     {"name": "operations", "description": "Is the service well?"},
 ]
 _ROUTES = (
-    best, tunings, problems, binaries, bundles, imports, exports, provenance, devices, login, health,
+    best, tunings, problems, binaries, bundles, imports, exports, reports, provenance, devices, login, health,
 )  # fmt: skip
 _DESCRIPTION = (
     "Which way of running this GEMM is fastest and right on this device? Errors are RFC 9457 problem "
@@ -81,16 +83,18 @@ _CORS_SHOWN = ("Content-Disposition", "ETag", "Location", "Retry-After", "X-Bund
 def create_app(
     settings: Settings,
     make_tunings: Callable[[Engine, Settings], TuningService] = open_tunings,
+    failing: Callable[[], Sequence[str]] = tuple,
     uploads: Uploads | None = None,
 ) -> FastAPI:
-    """The application; its database is opened at startup and closed at shutdown. `uploads`: the processes of
-    several applications, which their caller closes."""
+    """The application; its database is opened at startup and closed at shutdown. `failing` describes the
+    workers beside it that end again and again. `uploads`: the processes of several applications, which their
+    caller closes."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.openapi()  # built now, or the first bad request would hold up all others for it
         url = settings.database_url
-        service = Service(settings, open_engine(url), open_lookup(url), make_tunings)
+        service = Service(settings, open_engine(url), open_lookup(url), make_tunings, failing)
         app.state.service = service
         poll, most = settings.events_poll_seconds, settings.max_event_streams
         app.state.events = EventHub(service.read, lambda: service.closing, poll, most)
@@ -115,7 +119,12 @@ def create_app(
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.operations = Operations(app)
-    app.state.metrics = Metrics(lambda: app.state.service.read(queries.gauges))
+
+    def process_values() -> Mapping[str, float]:
+        service: Service = app.state.service  # there is none before the start
+        return service.process_values()
+
+    app.state.metrics = Metrics(lambda: app.state.service.read(queries.gauges), process_values)
     app.state.keyring = Keyring(lambda: app.state.service.read(keys.valid))
     app.state.uploads = Uploads(settings) if uploads is None else uploads
     app.state.binaries = Binaries(settings)

@@ -229,6 +229,7 @@ def _measured(row: ExportRow) -> Measured:
         "seconds": row.seconds,
         "baseline_seconds": row.baseline_seconds,
         "baseline": row.baseline_name,
+        "baseline_family": None if row.baseline is None else row.baseline.family,
         "speedup": list(row.speedup or ()),
         "rounds": row.rounds,
         "session": row.session,

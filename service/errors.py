@@ -128,6 +128,12 @@ def too_much_time(seconds: int) -> Refused:
     return invalid([{"detail": detail}], "The file takes too long to read")
 
 
+def workers_fail(failing: Sequence[str]) -> Refused:
+    """503 of /readyz: workers beside the server end again and again."""
+    detail = f"{'; '.join(failing)}; the service's log says why"
+    return Refused(Fault(503, "workers-fail", "Workers end again and again", detail))
+
+
 def busy(detail: str) -> Refused:
     """503: all places are in use."""
     return Refused(Fault(503, "busy", "The service is busy", f"{detail}; try again in a moment"))

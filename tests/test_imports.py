@@ -10,9 +10,10 @@ ROOT = Path(__file__).parent.parent
 
 def _modules() -> dict[str, ast.Module]:
     found = {}
-    for folder in ("backends", "tuners", "db", "service"):
-        for path in (ROOT / folder).rglob("*.py"):
-            name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    roots = dict.fromkeys(("backends", "tuners", "db", "service"), ROOT) | {"gemmtune": ROOT / "client"}
+    for folder, root in roots.items():
+        for path in (root / folder).rglob("*.py"):
+            name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
             found[name] = ast.parse(path.read_text())
     return found
 

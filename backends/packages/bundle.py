@@ -29,7 +29,7 @@ from backends.wire import problem_to_wire
 @dataclass(frozen=True)
 class Measured:
     """A measured solution of a problem. `verdict` has the fields of the manifest's: judgement, seconds,
-    baseline_seconds, baseline, speedup, rounds, session, decided_at."""
+    baseline_seconds, baseline, baseline_family, speedup, rounds, session, decided_at."""
 
     problem: GemmProblem
     solution: Solution

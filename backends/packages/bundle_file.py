@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import threading
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -67,7 +69,7 @@ def write_file(path: Path, manifest: Mapping[str, Any], read: Read) -> str:
     StorageError."""
     # Sorted: a database may give the names of an object back in another order.
     text = json.dumps(manifest, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-    fresh = path.with_name(f".{path.name}.part")
+    fresh = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
         with zipfile.ZipFile(fresh, "w", zipfile.ZIP_DEFLATED) as file:
             file.writestr(zip_member(MANIFEST), text)

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gemmtune import forks
 from gemmtune.checked import Checked, is_digest
 from gemmtune.device import VENDORS, DeviceClass
 from gemmtune.errors import BundleError
@@ -62,6 +63,13 @@ class Bundle:
             read_row(one, self.vendor, self) for one in found.objects("rows", MOST_ROWS)
         )
         self._check_rows()
+        forks.register(self)
+
+    def after_fork(self) -> None:
+        """Reads on in a forked process, if another thread was reading at the fork. zipfile has a lock too."""
+        file = self._zip.fp
+        if file is not None and self._lock.locked():
+            self._lock, self._zip = threading.Lock(), zipfile.ZipFile(file)
 
     def _matched(self, members: list[zipfile.ZipInfo]) -> Mapping[str, zipfile.ZipInfo]:
         """The binaries' members by digest: exactly those that the manifest names, of the sizes it states."""
@@ -96,6 +104,10 @@ class Bundle:
         if hashlib.sha256(data).hexdigest() != digest:
             raise BundleError(f"{FOLDER}{digest} in {self.path} is not what its name says: altered; {_AGAIN}")
         return data
+
+    def size(self, digest: str) -> int:
+        """The bytes of a binary."""
+        return self._binaries[digest].bytes
 
     def check(self) -> None:
         """Reads and checks every binary. Raises BundleError."""

@@ -4,7 +4,8 @@
     sources/SOURCE.json     {"digest", "etag"} of a source; SOURCE is a hash of its address and device
     partial/SOURCE.part     a download that was cut, and SOURCE.etag, what it is a part of
 
-Files appear by rename, whole or not at all. The folder may be deleted at any time.
+Files appear by rename, whole or not at all. The folder may be deleted at any time. Bundles over a limit of
+bytes are deleted when another one comes, those that were used longest ago first.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import fcntl
 import hashlib
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -24,6 +26,9 @@ from gemmtune.bundle import Bundle
 from gemmtune.checked import is_digest
 from gemmtune.errors import BundleError
 
+#: The limit of the bundles on disk, and its default.
+SIZE_SETTING, _DEFAULT_MIB = "GEMMTUNE_CLIENT_CACHE_MIB", 8192
+
 
 def default_folder() -> Path:
     """$GEMMTUNE_CACHE_DIR, else gemmtune in $XDG_CACHE_HOME, else ~/.cache/gemmtune."""
@@ -32,6 +37,28 @@ def default_folder() -> Path:
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "gemmtune"
+
+
+def most_bytes() -> int:
+    """$GEMMTUNE_CLIENT_CACHE_MIB, by default 8 GiB: what the kept bundles may have together. Raises
+    BundleError."""
+    text = os.environ.get(SIZE_SETTING, str(_DEFAULT_MIB))
+    if not text.isdecimal():
+        raise BundleError(f"{SIZE_SETTING} is {text!r}; it must be a whole number of MiB")
+    return int(text) * 2**20
+
+
+class CacheError(BundleError):
+    """The cache folder cannot be written."""
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Raises CacheError where writing fails."""
+    try:
+        yield
+    except OSError as error:
+        raise CacheError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 @dataclass(frozen=True)
@@ -57,19 +84,19 @@ class Part:
 
     def restart(self, etag: str | None) -> None:
         """Empties the file: what follows is of the entity `etag`."""
-        self.file.seek(0)
-        self.file.truncate()
-        self.have, self.etag = 0, etag
-        if self._etag_path is not None:
-            self._etag_path.write_text(etag or "")
+        with _writing(self.path):
+            self.file.seek(0)
+            self.file.truncate()
+            self.have, self.etag = 0, etag
+            if self._etag_path is not None:
+                self._etag_path.write_text(etag or "")
 
     def append(self, data: bytes) -> None:
         """Adds bytes."""
-        try:
+        with _writing(self.path):
             self.file.seek(self.have)
             self.file.write(data)
-        except OSError as error:
-            raise BundleError(f"{self.path} cannot be written: {error.strerror}") from error
+            self.file.flush()  # a later process goes on with it
         self.have += len(data)
 
 
@@ -83,14 +110,28 @@ def _locked(file: IO[bytes], path: Path) -> bool:
         return False
 
 
+def _check_owner(folder: Path) -> None:
+    """Raises BundleError for a folder in which other users can put bundles: these are code."""
+    found = folder.stat()
+    if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise BundleError(
+            f"the cache folder {folder} is another user's, or others may write to it (owner {found.st_uid}, "
+            f"mode {stat.S_IMODE(found.st_mode):o}), and bundles are code: chmod go-w it if its content is "
+            "your own, or pass cache= or set GEMMTUNE_CACHE_DIR"
+        )
+
+
 class Cache:
     """The cache folder of one source. Raises BundleError where it cannot be written."""
 
     def __init__(self, folder: Path, source: str) -> None:
+        most_bytes()  # raises before anything is fetched
         self.folder, self._name = folder, hashlib.sha256(source.encode()).hexdigest()[:32]
         try:
-            for one in ("bundles", "sources", "partial"):
-                (folder / one).mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            for one in (folder, *(folder / name for name in ("bundles", "sources", "partial"))):
+                one.mkdir(exist_ok=True, mode=0o700)
+                _check_owner(one)
         except OSError as error:
             raise BundleError(
                 f"the cache folder {folder} cannot be made ({error.strerror}): pass cache= or set "
@@ -123,6 +164,8 @@ class Cache:
         if found is None or found.digest != digest:
             path.unlink(missing_ok=True)
             return None
+        with suppress(OSError):
+            os.utime(path)  # used now: others are deleted before it
         return found
 
     @contextmanager
@@ -130,12 +173,15 @@ class Cache:
         """The source's download, locked; where another process holds it, a download of one's own."""
         path = self.folder / "partial" / f"{self._name}.part"
         with ExitStack() as stack:
-            file: IO[bytes] = stack.enter_context(path.open("a+b"))
+            with _writing(path):
+                file: IO[bytes] = stack.enter_context(path.open("a+b"))
             if _locked(file, path):
                 yield Part(file, path, path.with_suffix(".etag"))
                 return
-            own = tempfile.NamedTemporaryFile(dir=path.parent, suffix=".own", delete=False)  # noqa: SIM115
-            file = stack.enter_context(own)
+            folder = path.parent
+            with _writing(folder):
+                file = tempfile.NamedTemporaryFile(dir=folder, suffix=".own", delete=False)  # noqa: SIM115
+            stack.enter_context(file)
             stack.callback(Path(file.name).unlink, missing_ok=True)
             yield Part(file, Path(file.name), None)
 
@@ -151,12 +197,27 @@ class Cache:
             os.replace(part.path, place)
             self._record(Sent(bundle.digest, etag))
             bundle.path = place
+            self._prune(place)
         except BundleError:
             part.restart(None)
             raise
         except OSError as error:
-            raise BundleError(f"{self.folder} cannot be written: {error.strerror}") from error
+            raise CacheError(f"{self.folder} cannot be written: {error.strerror}") from error
         return bundle
+
+    def _prune(self, newest: Path) -> None:
+        """Deletes the bundles that were used longest ago until the others are within the limit; never the
+        newest. Who has a deleted one open reads it to its end."""
+        found = []
+        for path in (self.folder / "bundles").glob("*.gtb"):
+            with suppress(FileNotFoundError):  # another process deletes too
+                status = path.stat()
+                found.append((path != newest, -status.st_mtime, status.st_size, path))
+        total, most = 0, most_bytes()
+        for older, _, size, path in sorted(found):
+            total += size
+            if older and total > most:
+                path.unlink(missing_ok=True)
 
     def _record(self, sent: Sent) -> None:
         place = self.folder / "sources" / f"{self._name}.json"

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 from gemmtune import transport
 from gemmtune.bundle import MOST_FILE, Bundle
-from gemmtune.cache import Cache, Part, default_folder
+from gemmtune.cache import Cache, CacheError, Part, default_folder
 from gemmtune.device import selects
 from gemmtune.errors import BundleError
 from gemmtune.transport import ServerAway
@@ -26,6 +26,10 @@ _PIECE = 2**20
 
 class StillMaking(ServerAway):
     """The service is making the bundle, and needs longer than the client waits."""
+
+
+class KeyRefused(BundleError):
+    """The service does not accept the API key, or wants one."""
 
 
 class Remote:
@@ -46,15 +50,17 @@ class Remote:
         self._headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
         self._cache = Cache(default_folder() if cache is None else cache, self._address)
 
-    def first(self) -> tuple[Bundle, ServerAway | None]:
-        """The bundle to start with: the service's, or the last one that it sent where it is away, with the
-        error that says so. A pinned bundle in the cache needs no service. Raises BundleError."""
+    def first(self) -> tuple[Bundle, BundleError | None]:
+        """The bundle to start with: the service's, or the last one that it sent where it is away or the cache
+        cannot be written, with the error that says so. A pinned bundle in the cache needs no service. Raises
+        BundleError."""
         if (pinned := self._pinned()) is not None:
             return pinned, None
         try:
             return self._newest(PATIENCE), None
-        except ServerAway as error:
-            bundle = self._cached()
+        except (ServerAway, CacheError) as error:
+            # A pinned bundle was looked for: what else was sent before is not what is asked for.
+            bundle = None if self._digest is not None else self._cached()
             if bundle is None:
                 raise
             return bundle, error
@@ -101,15 +107,17 @@ class Remote:
     # ---- the download
 
     def _download(self, part: Part, end: float) -> Bundle:
-        tries = 0
+        tries, most = 0, 0
         while True:
-            before = part.have
+            before = most
             try:
                 found = self._ask(part, end)
                 if found is not None:
                     return found
             except transport.AWAY as error:
-                tries = tries + 1 if part.have == before else 0
+                # Only bytes beyond the most that there ever were are progress: a download may start anew.
+                most = max(before, part.have)
+                tries = 0 if most > before else tries + 1
                 if tries == _TRIES:
                     raise ServerAway(f"{self._address} stops at byte {part.have}: {error}") from error
                 time.sleep(min(0.1 * 2**tries, 5.0))
@@ -130,7 +138,7 @@ class Remote:
                 return self._cached()  # None for a file that is damaged: the next request has no ETag
             if answer.status == 416:  # the part is of another entity, or longer than it
                 part.restart(None)
-                return None
+                raise ConnectionError("the service refuses the range of bytes that was asked for")
             if answer.status not in (200, 206):
                 raise self._refused(answer)
             self._receive(answer, part)
@@ -153,7 +161,6 @@ class Remote:
                 raise BundleError(f"{self._address} sends more than {MOST_FILE} bytes: no bundle is so large")
             part.append(data)
         if whole is not None and part.have < whole:
-            part.file.flush()
             raise ConnectionError(f"the connection ended {whole - part.have} bytes early")
 
     def _wait(self, answer: transport.Answer, end: float) -> None:
@@ -171,7 +178,7 @@ class Remote:
         said = answer.detail()
         text = f"{self._address} answers {answer.status}{f': {said}' if said else ''}"
         if answer.status in (401, 403):
-            return BundleError(f"{text}; pass the service's API key as key=")
+            return KeyRefused(f"{text}; pass the service's API key as key=")
         if answer.status in (408, 429) or answer.status >= 500:
             return ServerAway(text)
         return BundleError(text)

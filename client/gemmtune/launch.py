@@ -45,7 +45,8 @@ class OpenTable:
 
     def make_current(self) -> None:
         """Makes the device current on this thread. Threads that launch on several devices call it before they
-        launch on another one; prepare() does it for a thread that has no current device."""
+        launch on another one; prepare() does it for a thread that has no current device. A thread of HIP has
+        device 0 from its start: it calls this before it launches on another one."""
         self.driver.make_current()
 
     def kernel(self, row: Row) -> Kernel:
@@ -71,15 +72,16 @@ class Kernel:
         self.workspace_bytes, self.workspace_alignment = row.workspace_bytes, row.workspace_alignment
         fills = {fill.name for launch in row.launches for fill in launch.fills}
         self.scalars: tuple[str, ...] = tuple(name for name in SCALARS if name in fills)
-        self._driver, self._owner = driver, process.current
+        self.driver, self._owner = driver, process.current
         partition = row.bundle.environments[row.environment].get("partition")
         if isinstance(partition, str) and partition:
             driver.check_partition(partition)
-        self._functions = [self._loaded(launch) for launch in row.launches]
+        #: The loaded kernels, as the driver has them, in the order of row.launches.
+        self.functions: list[Any] = [self._loaded(launch) for launch in row.launches]
 
     def _loaded(self, launch: LaunchDescription) -> Any:
         try:
-            return self._driver.load(launch, self.row.bundle.binary)
+            return self.driver.load(launch, self.row.bundle.binary)
         except BundleError as error:
             raise LaunchError(f"{self.row.solution.id} cannot be loaded: {error}") from error
 
@@ -91,8 +93,8 @@ class Kernel:
         if set(given) != set(self.scalars):
             wanted, found = " and ".join(self.scalars) or "no scalar", " and ".join(given) or "none"
             raise LaunchError(f"{self.row.problem_id} takes {wanted}; given: {found}")
-        self._driver.ensure_current()
-        return PreparedLaunch(self.row, self._functions, self._driver, given)
+        self.driver.ensure_current()
+        return PreparedLaunch(self.row, self.functions, self.driver, given)
 
     def check(self, workspace: int, addresses: Sequence[int]) -> None:
         """Checks addresses as a launch does not: their number, and the bytes of which each is a multiple.
@@ -165,7 +167,7 @@ class PreparedLaunch:
         for run in self._runs:
             status = run()
             if status:
-                raise self._failure(status)
+                raise self.failure(status)
 
     def _patch(self, workspace: int, addresses: tuple[int, ...]) -> None:
         if len(addresses) != len(self._row.operands):
@@ -191,7 +193,7 @@ class PreparedLaunch:
                         f"{self._driver.describe(status)}"
                     )
 
-    def _failure(self, status: int) -> LaunchError:
+    def failure(self, status: int) -> LaunchError:
         """The error of a launch's status."""
         return LaunchError(
             f"{self._row.launched_by} of {self._row.solution.id}: {self._driver.describe(status)}"

@@ -31,6 +31,9 @@ class Binaries(Protocol):
     def binary(self, digest: str) -> bytes:
         """The bytes of a binary, checked against its digest. Raises BundleError."""
 
+    def size(self, digest: str) -> int:
+        """How many bytes a binary has."""
+
 
 @dataclass(frozen=True)
 class Operand:
@@ -62,12 +65,14 @@ class Solution:
 @dataclass(frozen=True)
 class Verdict:
     """How the kernel compares with its baseline. Times are seconds of one launch; `speedup` is the confidence
-    interval (low, mid, high)."""
+    interval (low, mid, high). `baseline_family` is the family of the baseline ("torch"), None where the
+    bundle does not say."""
 
     judgement: str
     seconds: float
     baseline_seconds: float
     baseline: str
+    baseline_family: str | None
     speedup: tuple[float, float, float]
     rounds: int | None
     session: str | int | None
@@ -164,6 +169,7 @@ def _verdict(found: Checked) -> Verdict:
         found.number("seconds"),
         found.number("baseline_seconds"),
         found.text("baseline"),
+        None if found.get("baseline_family") is None else found.text("baseline_family"),
         (low, mid, high),
         found.get("rounds"),
         found.get("session"),

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gemmtune import wire
+from gemmtune import forks, wire
 from gemmtune.bundle import Bundle
 from gemmtune.checked import is_digest
 from gemmtune.device import DeviceClass, selects
 from gemmtune.drivers import own_device
 from gemmtune.errors import BundleError, LaunchError
-from gemmtune.fetch import Remote
+from gemmtune.fetch import KeyRefused, Remote
 from gemmtune.launch import OpenTable
 from gemmtune.problem import Key, key
 from gemmtune.row import Row
@@ -45,6 +45,11 @@ class Table:
         self._served, self._source = _Served(bundle), source
         self._lock = threading.Lock()
         self._warned = False
+        forks.register(self)
+
+    def after_fork(self) -> None:
+        """Refreshes again in a forked process, if another thread was refreshing at the fork."""
+        self._lock = threading.Lock()
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -81,10 +86,13 @@ class Table:
 
     def refresh(self) -> bool:
         """Asks the source for newer rows. Returns whether other rows are served now. If the source does not
-        answer, the present rows stay, and the first time a RuntimeWarning says so."""
+        answer, the present rows stay, and the first time a RuntimeWarning says so. Raises BundleError for a
+        key that is refused, and for a source that has another device's bundle now."""
         with self._lock:
             try:
                 bundle = self._source()
+            except KeyRefused:
+                raise
             except BundleError as error:
                 self.warn(error)
                 return False

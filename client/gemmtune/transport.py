@@ -26,7 +26,8 @@ class ServerAway(BundleError):
 
 
 def check_address(address: str, pinned: bool, key: str | None) -> None:
-    """Raises BundleError for an address that a bundle must not come from."""
+    """Raises BundleError for an address that a bundle must not come from, or a key must not be sent to.
+    `pinned`: the bundle's digest is given, or no bundle is fetched."""
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
         raise BundleError(f"{address!r} is no address of a service: https://host:port")
@@ -67,10 +68,14 @@ class Answer:
         data: bytes = self._raw.read(size)
         return data
 
+    def json(self) -> Any:
+        """The body. Raises ValueError, and what AWAY lists."""
+        return json.loads(self._raw.read(_MOST_ANSWER))
+
     def detail(self) -> str:
         """What a problem+json body says, for an error's text."""
         try:
-            found = json.loads(self._raw.read(_MOST_ANSWER))
+            found = self.json()
             return str(found.get("detail") or found.get("title") or "")[:1000]
         except (*AWAY, ValueError, AttributeError):
             return ""
@@ -90,6 +95,10 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     ) -> urllib.request.Request | None:
         """See HTTPRedirectHandler. Raises BundleError."""
         old, new = urlsplit(req.full_url), urlsplit(newurl)
+        if req.get_method() != "GET":  # it would become a GET, and its body would be lost
+            raise BundleError(
+                f"{req.full_url} redirects to {newurl[:200]}: give that address, if you trust it"
+            )
         if new.scheme != "https" and not (new.scheme == "http" and is_loopback(new) and is_loopback(old)):
             raise BundleError(f"{req.full_url} redirects to {newurl[:200]}, which is not https: refused")
         found = super().redirect_request(req, fp, code, msg, headers, newurl)
@@ -124,7 +133,16 @@ def _opener(address: str) -> urllib.request.OpenerDirector:
 
 def get(address: str, headers: Mapping[str, str]) -> Answer:
     """The answer to a GET. Raises ServerAway, and BundleError for a redirect that is refused."""
-    request = urllib.request.Request(address, headers={"User-Agent": "gemmtune-client", **headers})
+    return _answer(address, headers, None)
+
+
+def post(address: str, headers: Mapping[str, str], body: bytes) -> Answer:
+    """The answer to a POST. Raises ServerAway, and BundleError for any redirect."""
+    return _answer(address, headers, body)
+
+
+def _answer(address: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
+    request = urllib.request.Request(address, body, {"User-Agent": "gemmtune-client", **headers})
     try:
         answer = _opener(address).open(request, timeout=SECONDS)
         if answer is None:

@@ -13,12 +13,12 @@ import typer
 
 from backends.cache import BinaryCache
 from backends.environment import resolve
-from backends.errors import InvalidProblem, StorageError
-from backends.packages.bundle_file import BundleError, BundleFile
+from backends.errors import InvalidProblem
+from backends.packages.bundle_file import BundleFile
 from db.classes import classes
 from db.engine import reading
 from service import pretuned as tables
-from service.bundle_download import PATH, download
+from service.bundle_download import PATH, fetch
 from service.bundles import Selection, Workshop, build, target_of
 from service.commands.common import (
     OK,
@@ -52,6 +52,7 @@ class _Asked:
     target: str | None
     policy: str | None
     pretuned: str | None
+    digest: str | None
     problems: frozenset[str] | None
 
 
@@ -116,19 +117,26 @@ def bundle(
         typer.Option(help="From a pre-tuned table, a shipped one or a file; no database and no device."),
     ] = None,
     server: Server = None,
+    digest: Annotated[
+        str | None,
+        typer.Option(help="Of a service: the only digest that is accepted, of its whole bundle."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write the kernels of our own that won on a device class, with their launches and verdicts, as one file
     that gemmtune's client loads.
 
-    A bundle is code: whoever loads it runs it. Its digest, which is printed, stands for every byte of it."""
+    A bundle is code: whoever loads it runs it. Its digest, which is printed, stands for every byte of it. A
+    service on another machine is asked by https alone, or for the bundle of a --digest."""
     settings = Settings()
     options = ReadOptions("", tp, token_counts(tokens), dtype, layers or "fused")
     read = _inputs(problems, format_name, model, options)
     ids = {one.problem.id for found in read for one in found.problems}
     if read and not ids:
         raise InvalidProblem(f"no problem in {problems or model}")
-    asked = _Asked(output, device, target, policy, pretuned, frozenset(ids) if read else None)
+    asked = _Asked(output, device, target, policy, pretuned, digest, frozenset(ids) if read else None)
+    if digest is not None and server is None:
+        raise InvalidProblem("--digest is of a service's bundle: give --server too")
     if asked.pretuned is not None:
         done = _from_table(settings, asked, asked.pretuned, server)
     else:
@@ -186,28 +194,14 @@ def _workshop(settings: Settings) -> Iterator[Workshop]:
 def _there(server: str, settings: Settings, asked: _Asked) -> _Done:
     """From a service: the class's bundle, of which the asked problems' rows are taken here."""
     with Remote(server) as remote, compile_progress("reading the rows") as progress:
-        part, whole = download(
-            remote, asked.output, progress, device=asked.device or settings.device, target=asked.target,
-            policy=asked.policy,
+        digest = fetch(
+            remote, asked.output, progress, asked.problems, device=asked.device or settings.device,
+            target=asked.target, policy=asked.policy, digest=asked.digest,
         )  # fmt: skip
         try:
-            report = remote.get(f"{PATH}/report", digest=whole.digest)
+            report = remote.get(f"{PATH}/report", digest=digest)
         except ServiceError:  # it has built many others since: the bundle itself is right
             report = None
-    try:
-        if asked.problems is None:
-            part.replace(asked.output)
-        elif not asked.problems.intersection(whole.problem_ids):
-            raise BundleError(
-                f"none of the {len(asked.problems)} problems has a row in the bundle of "
-                f"{whole.manifest['device']['class']}"
-            )
-        else:
-            whole.subset(asked.problems, asked.output)
-    except OSError as error:
-        raise StorageError(f"cannot write {asked.output}: {error.strerror or error}") from error
-    finally:
-        part.unlink(missing_ok=True)
     return _Done(BundleFile(asked.output), report, asked.problems)
 
 

@@ -18,7 +18,7 @@ from backends.errors import InvalidProblem
 from backends.registry import matching_devices
 from db.classes import classes
 from db.engine import reading
-from service import report
+from service import bundle_download, report
 from service.bundles import Workshop
 from service.commands.campaigns import Asked, Done, tune_here, tune_there
 from service.commands.common import (
@@ -49,7 +49,7 @@ from service.installed_torch import ask
 from service.model.gain import TokenGain, gains_of
 from service.model.outputs import OUTPUTS, output_for
 from service.model.plan import ModelPlan, read_model
-from service.model.request import Output, Request, Written, check_folder
+from service.model.request import Fetch, Output, Request, Written, check_folder
 from service.model.rows import HereRows, RowSource, ThereRows, measured_here
 from service.progress import duration_text
 from service.remote import Remote, class_of
@@ -131,7 +131,10 @@ def model(
                 f"--python names the torch that reads a file; none reads that of --for {output}"
             )
         workshop = Workshop(BinaryCache(settings.cache_dir / "kernels"), settings.max_compiles)
-        request = Request(plan, place.device, folder, workshop, target, given, limit, place.environments)
+        request = Request(
+            plan, place.device, folder, workshop, target, given, limit, place.environments,
+            None if server is None else _fetch_from(server, place),
+        )  # fmt: skip
         chosen.check(request)
         check_folder(folder)
         place = replace(place, source=_source(place, chosen, remote))
@@ -216,6 +219,19 @@ def _there(remote: Remote, options: _Options) -> _Place:
     current = [row for row in known if row["id"] in working] or known[-1:]
     environments = tuple(Environment.from_dict(row["environment"]) for row in reversed(current))
     return _Place(device, MeasurementPolicy.of(device.vendor), ThereRows(remote), remote.server, environments)
+
+
+def _fetch_from(server: str, place: _Place) -> Fetch:
+    """The service compiles a bundle, so that this machine needs no compiler."""
+
+    def fetch(path: Path, target: str, problem_ids: frozenset[str]) -> None:
+        with Remote(server) as remote, compile_progress("the service builds the bundle") as building:
+            bundle_download.fetch(
+                remote, path, building, problem_ids, device=str(place.device), target=target,
+                policy=place.policy.id,
+            )  # fmt: skip
+
+    return fetch
 
 
 def _source(place: _Place, chosen: Output, remote: Remote | None) -> RowSource:

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from backends.packages.bundle_file import SUFFIX
+from backends.packages.bundle_file import SUFFIX, BundleFile
 from service.bundles import target_of, winner, write_rows
-from service.formats.core.export import ExportRefused, ExportRow
+from service.formats.core.export import ExportRefused, ExportRow, Gain
 from service.model.gain import ModelReport
-from service.model.request import Output, Request, Written
+from service.model.request import Fetch, Output, Request, Written
 
 _VENDORS = ("cpu", "cuda", "hip")
 _REPORT = (
@@ -32,8 +32,8 @@ def _check(request: Request) -> None:
 def _write(
     request: Request, rows: Sequence[ExportRow], lines: Callable[[Path], tuple[str, ...]], *notes: str
 ) -> Written:
-    """Compiles the rows that kernels of our own won. Raises ExportRefused where none can be written,
-    StorageError."""
+    """Writes the rows that kernels of our own won: compiled here, or by the service that they are read from.
+    Raises ExportRefused where none can be written, StorageError, ServiceError, BundleError."""
     report = ModelReport()
     ours = []
     for row in rows:
@@ -43,7 +43,11 @@ def _write(
     ours.sort(key=lambda row: row.problem.id)
     path = request.folder.absolute() / f"{request.plan.name}{SUFFIX}"
     target = target_of(request.device, request.target)
-    if write_rows(request.device, target, ours, report, path, request.workshop) is None:
+    if request.fetch is None:
+        write_rows(request.device, target, ours, report, path, request.workshop)
+    elif ours:
+        _fetched(request.fetch, path, target, ours, report)
+    if not report.written:
         if not rows:
             raise ExportRefused(
                 f"nothing is known of {request.plan.name} on {request.device}: no bundle was written"
@@ -54,6 +58,17 @@ def _write(
         )
     note = f"a bundle is code of {request.device}: load it from a place that only you can write"
     return Written((path,), lines(path), (note, *notes), report)
+
+
+def _fetched(fetch: Fetch, path: Path, target: str, rows: Sequence[ExportRow], report: ModelReport) -> None:
+    """Writes the service's bundle of the rows; the report counts those that it has."""
+    fetch(path, target, frozenset(row.problem.id for row in rows))
+    has = frozenset(BundleFile(path).problem_ids)
+    for row in rows:
+        if row.problem.id in has:
+            report.wrote(Gain.of(row))
+        else:
+            report.omit("the service's bundle has no row of it", row.problem)
 
 
 def bundle_lines(path: Path) -> tuple[str, ...]:

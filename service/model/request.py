@@ -14,13 +14,17 @@ from service.formats.core.export import ExportRow
 from service.model.gain import ModelReport
 from service.model.plan import ModelPlan
 
+#: Writes a service's bundle of problems: (path, architecture of the binaries, ids of the problems).
+Fetch = Callable[[Path, str, frozenset[str]], None]
+
 
 @dataclass(frozen=True)
 class Request:
     """What is to be written: the model, the device class, and what is known of the reader. `workshop`
     compiles the binaries of files that have some. `target` names a torch build, or an architecture for
     binaries; `workspace_limit` is in bytes, None for the reader's own. `environments`: those of the device
-    class that are known before anything is tuned, the current one first."""
+    class that are known before anything is tuned, the current one first. `fetch`: where rows are a service's,
+    which compiles bundles itself."""
 
     plan: ModelPlan
     device: DeviceClass
@@ -30,6 +34,7 @@ class Request:
     validators: Mapping[str, str] = field(default_factory=dict)
     workspace_limit: int | None = None
     environments: tuple[Environment, ...] = ()
+    fetch: Fetch | None = None
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,18 @@ def event_stream(service: Service, hub: EventHub, tuning: dict[str, Any], after:
         return Response(status_code=204)
     hub.check_room()
     return StreamingResponse(
-        _events(service, hub, tuning, after), headers=_HEADERS, media_type="text/event-stream"
-    )
+        _counted(service, _events(service, hub, tuning, after)), headers=_HEADERS,
+        media_type="text/event-stream",
+    )  # fmt: skip
+
+
+async def _counted(service: Service, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    service.event_streams += 1
+    try:
+        async for event in events:
+            yield event
+    finally:
+        service.event_streams -= 1
 
 
 async def _events(

@@ -50,10 +50,12 @@ def create_tuning(request: Request, service: ServiceDep, body: JsonBody) -> Resp
     not measured again (unless forced)."""
     value = parse_json(body)
     faults: list[errors.Part] = []
-    items = parsing.merged(parsing.problems(value, service.settings.max_problems, True, faults))
+    given = parsing.problems(value, service.settings.max_problems, True, faults)
+    items = parsing.merged(given)
     asked = parse_model(schemas.TuningRequest, value, faults)
     device = parsing.device_class(service, service.selector(asked.device), workable=True)
     settings = parsing.settings_of(asked, service.settings, device)
+    parsing.check_sizes(service, device, settings.policy, given)
     share = share_of(request.scope, service.settings)
     created = service.tunings.submit(device, settings, items, asked.priority, asked.force, share)
     links = tuning_links(created.id)

@@ -72,6 +72,7 @@ def row(
         "environment": "here",
         "verdict": {
             "judgement": "WIN", "seconds": 1e-5, "baseline_seconds": 1.5e-5, "baseline": "torch 2.13",
+            "baseline_family": "torch",
             "speedup": [1.4, 1.5, 1.6], "rounds": 40, "session": "s-1", "decided_at": "2026-11-25T00:00:00Z",
         },
         "deterministic": True,

@@ -7,12 +7,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import gemmtune
 import pytest
-from gemmtune import fetch, transport
+from gemmtune import cache, fetch, transport
 from gemmtune.fetch import Remote
 
 from tests.client import bundles
@@ -201,6 +202,21 @@ def test_a_download_that_never_gets_further(server: Server, tmp_path: Path) -> N
     assert len(server.seen) == 4
 
 
+def test_a_service_that_refuses_every_range(server: Server, tmp_path: Path, quick: list[float]) -> None:
+    server.hooks += [_answers(416, b"")] * 50
+    with pytest.raises(gemmtune.BundleError, match=r"stops at byte 0: the service refuses the range"):
+        _load(server, tmp_path)
+    assert (len(server.seen), len(quick)) == (4, 3)
+
+
+def test_a_download_without_ranges_that_is_cut_here_and_there(server: Server, tmp_path: Path) -> None:
+    data = server.path.read_bytes()
+    server.hooks += [_answers(200, data, sent, ETag='W/"x"') for sent in (100, 110) * 25]
+    with pytest.raises(gemmtune.BundleError, match=r"stops at byte 1[01]0: the connection ended"):
+        _load(server, tmp_path)
+    assert len(server.seen) == 6
+
+
 def test_an_altered_download_is_refused_and_fetched_anew(server: Server, tmp_path: Path) -> None:
     data = bytearray(server.path.read_bytes())
     data[60] ^= 1
@@ -255,6 +271,13 @@ def test_a_pinned_bundle_in_the_cache_needs_no_service(server: Server, tmp_path:
     assert (table.digest, len(server.seen)) == (digest, asked)
 
 
+def test_a_pinned_bundle_that_is_nowhere(server: Server, tmp_path: Path) -> None:
+    _load(server, tmp_path)
+    server.hooks.append(_answers(503, b"{}"))
+    with pytest.raises(gemmtune.BundleError, match=r"answers 503"):
+        _load(server, tmp_path, digest="0" * 64)
+
+
 def test_a_pinned_digest_that_the_service_does_not_have(server: Server, tmp_path: Path) -> None:
     with pytest.raises(gemmtune.BundleError, match=f"sent the bundle .*, not {'0' * 64}"):
         _load(server, tmp_path, digest="0" * 64)
@@ -263,6 +286,53 @@ def test_a_pinned_digest_that_the_service_does_not_have(server: Server, tmp_path
 def test_a_cache_that_cannot_be_made(server: Server, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(gemmtune.BundleError, match=r"cache folder .* cannot be made .*: pass cache="):
+        _load(server, tmp_path)
+
+
+def test_a_cache_that_cannot_be_written_serves_what_it_has(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = _load(server, tmp_path).digest
+    bundles.simple(server.path, count=41)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    for name in ("append", "restart"):
+        with monkeypatch.context() as patch:
+            patch.setattr(cache.Part, name, _raising(getattr(cache.Part, name), full))
+            with pytest.warns(RuntimeWarning, match=r"cannot be written: No space left"):
+                assert _load(server, tmp_path).digest == digest
+    (part,) = (tmp_path / "cache" / "partial").glob("*.part")
+    part.unlink()
+    part.mkdir()
+    with pytest.warns(RuntimeWarning, match=r"\.part cannot be written: Is a directory"):
+        assert _load(server, tmp_path).digest == digest
+
+
+def _raising(method: Any, full: Any) -> Any:
+    """A method of Part whose file cannot be written."""
+
+    def call(self: Any, *arguments: Any) -> None:
+        self.file = SimpleNamespace(seek=full, close=self.file.close)
+        method(self, *arguments)
+
+    return call
+
+
+def test_a_cache_that_others_may_write_to_is_refused(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _load(server, tmp_path)
+    for folder in (tmp_path / "cache", tmp_path / "cache" / "sources"):
+        for mode in (0o777, 0o720):
+            folder.chmod(mode)
+            with pytest.raises(gemmtune.BundleError, match=rf"{folder} is .*mode {mode:o}.*bundles are code"):
+                _load(server, tmp_path)
+        folder.chmod(0o700)
+    _load(server, tmp_path)
+    monkeypatch.setattr("os.getuid", lambda: 12345)
+    with pytest.raises(gemmtune.BundleError, match=r"another user's"):
         _load(server, tmp_path)
 
 
@@ -335,6 +405,14 @@ def test_a_key_that_is_wrong(server: Server, tmp_path: Path) -> None:
         gemmtune.BundleError, match=r"answers 401: unknown key; pass the service's API key as key="
     ):
         _load(server, tmp_path)
+
+
+def test_a_key_that_is_refused_later(server: Server, tmp_path: Path) -> None:
+    table = _load(server, tmp_path, key="old")
+    server.hooks.append(_answers(401, b'{"detail": "unknown key"}'))
+    with pytest.raises(gemmtune.BundleError, match=r"answers 401: unknown key"):
+        table.refresh()
+    assert len(table.rows) == 40
 
 
 def test_what_the_service_refuses_is_passed_on(server: Server, tmp_path: Path) -> None:

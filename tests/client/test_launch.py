@@ -15,7 +15,7 @@ import pytest
 
 from backends.problem import GemmProblem, from_mm
 from tests.client import bundles
-from tests.client.stub import Stub
+from tests.client.stub import Stub, library
 
 pytestmark = pytest.mark.compiler
 PROBLEM = from_mm(4, 6, 8, "fp32", trans_b="T")
@@ -302,6 +302,29 @@ def test_a_context_is_current_where_it_is_needed_and_nowhere_else(cuda_stub: Stu
     thread.join()
     assert seen == [True]
     assert {found.context for found in cuda_stub.launches} == {0x1000}
+
+
+def test_a_thread_of_hip_chooses_the_second_device_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("gemmtune.drivers.hip.NAMES", (str(library("hip")),))
+    monkeypatch.setattr("gemmtune.drivers._open", {})
+    found = Stub("hip")
+    path = bundles.simple(tmp_path / "b.gtb", "hip", device="hip:gfx942:AMD-Other:304")
+    table = gemmtune.load(path)
+    seen = []
+
+    def launches() -> None:
+        loaded = table.open(1)
+        loaded.make_current()
+        launch, operands = loaded.kernel(table.rows[0]).prepare(), Operands(loaded.driver)
+        launch(0, 0, operands.addresses(loaded.kernel(table.rows[0])))
+        seen.append(found.launches[0].context)
+
+    thread = threading.Thread(target=launches)
+    thread.start()
+    thread.join()
+    assert seen == [0x1001]
 
 
 def test_threads_load_a_kernel_once(stub: Stub, tmp_path: Path) -> None:

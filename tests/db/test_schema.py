@@ -34,7 +34,8 @@ from tests.postgres import ON_SQLITE
 RELEASED = {
     "0001_the_first_schema.py": "740a5eb6ca5382adf7d4b8a8fff443ef0ae260d643adc5c2e9c61c63aa859349",
     "0002_export_targets.py": "8c1dcde38e23a6265f7e46cfe36d136ca41ad726839fe55bbcf530b90cccc253",
-    "0003_keys_and_registered_classes.py": "f2a079fa6f896ecfc44b469c1a319ad7fd9faeaf0e134663c2858994f964238c",
+    "0003_queue_from_rows.py": "b0171ced7ea4b26fed12ba53e9fdb94c9c1436814a2e3240f953afbb0313305d",
+    "0004_keys_and_registered_classes.py": "3372a23ddbedafb71f0d90d3528fce2fcfc660faa53cf703e777a5f35eb5857d",
 }
 MIGRATIONS = Path(schema.__file__).parent / "migrations"
 ASSETS = sorted(asset.FOLDER.glob("*.sqlite.gz"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 
@@ -34,6 +35,14 @@ def _hip(ordinal: int) -> Driver:
 _MAKERS: dict[str, Callable[[int], Driver]] = {"cuda": _cuda, "hip": _hip, "cpu": _cpu}
 _open: dict[tuple[str, int, int], Driver] = {}
 _lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _lock  # another thread may have held it
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def open_driver(vendor: str, ordinal: int = 0) -> Driver:

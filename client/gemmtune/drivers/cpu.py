@@ -17,7 +17,7 @@ from typing import NamedTuple
 from gemmtune.description import PARALLEL, LaunchDescription, TensorMap
 from gemmtune.device import DeviceClass
 from gemmtune.drivers import host, process
-from gemmtune.drivers.protocol import Bound
+from gemmtune.drivers.protocol import Bound, NativeCalls, address_of
 from gemmtune.errors import LaunchError
 
 #: The version of the kernels' C ABI that this client calls (backends/cpu/kernels/abi.h).
@@ -80,8 +80,7 @@ class CpuDriver:
             raise LaunchError(f"a library of the bundle lacks a function: {error}") from error
         if (found := abi()) != ABI:
             raise LaunchError(f"{entry} has ABI {found}, this client calls ABI {ABI}; update one of the two")
-        address = ctypes.cast(parallel, ctypes.c_void_p).value
-        return _Function(run, address or 0)
+        return _Function(run, address_of(parallel))
 
     def _library(self, digest: str, read: Callable[[str], bytes]) -> ctypes.CDLL:
         with self._lock:
@@ -100,6 +99,10 @@ class CpuDriver:
     def encoder(self, tensor_map: TensorMap, at: int) -> Callable[[int], int]:
         """A CPU has no tensor maps. Raises LaunchError."""
         raise LaunchError("a CPU's kernel takes no tensor map")
+
+    def native(self, function: _Function) -> NativeCalls:
+        """See Driver; the kernel is called itself."""
+        return NativeCalls(address_of(function.run), 0, 0, 0, 0)
 
     def describe(self, status: int) -> str:
         """See Driver."""

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from gemmtune.description import LaunchDescription, TensorMap
 from gemmtune.device import DeviceClass, slug
 from gemmtune.drivers.gpu import GpuDriver, Library, parameters
-from gemmtune.drivers.protocol import Bound
+from gemmtune.drivers.protocol import Bound, NativeCalls, address_of
 from gemmtune.errors import LaunchError
 
 NAMES = ("libcuda.so.1",)
@@ -168,6 +168,12 @@ class CudaDriver(GpuDriver):
             return status
 
         return encode
+
+    def native(self, function: ctypes.c_void_p) -> NativeCalls:
+        """See Driver; a device is identified by its primary context."""
+        names = "cuLaunchKernelEx", "cuTensorMapEncodeTiled", "cuCtxGetCurrent"
+        launch, encode, current = (address_of(self._library.function(name)) for name in names)
+        return NativeCalls(function.value or 0, launch, encode, current, self._primary().value or 0)
 
     def describe(self, status: int) -> str:
         """See Driver."""

@@ -13,7 +13,7 @@ from typing import ClassVar
 from gemmtune.description import LaunchDescription, TensorMap
 from gemmtune.device import DeviceClass, slug
 from gemmtune.drivers.gpu import GpuDriver, Library, parameters
-from gemmtune.drivers.protocol import Bound
+from gemmtune.drivers.protocol import Bound, NativeCalls, address_of
 from gemmtune.errors import LaunchError
 
 NAMES = ("libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so")
@@ -85,7 +85,7 @@ class HipDriver(GpuDriver):
             self._call("hipSetDevice", before)
 
     def ensure_current(self) -> None:
-        """See Driver; a thread has a device, the first where it chose none."""
+        """See Driver. Does nothing: a thread of HIP always has a device, of ordinal 0 where it chose none."""
 
     def make_current(self) -> None:
         """See Driver."""
@@ -109,6 +109,13 @@ class HipDriver(GpuDriver):
     def encoder(self, tensor_map: TensorMap, at: int) -> Callable[[int], int]:
         """AMD's GPUs have no tensor maps. Raises LaunchError."""
         raise LaunchError("AMD's GPUs have no tensor maps")
+
+    def native(self, function: ctypes.c_void_p) -> NativeCalls:
+        """See Driver; a device is identified by its ordinal."""
+        launch, current = (
+            address_of(self._library.function(name)) for name in ("hipModuleLaunchKernel", "hipGetDevice")
+        )
+        return NativeCalls(function.value or 0, launch, 0, current, self._ordinal)
 
     def describe(self, status: int) -> str:
         """See Driver."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -15,6 +16,23 @@ class Bound(NamedTuple):
 
     run: Callable[[], int]
     move: Callable[[int], None]
+
+
+class NativeCalls(NamedTuple):
+    """Addresses of what code without Python launches a kernel by: the kernel itself, and the driver's
+    functions, 0 for those that it lacks. `current` writes what identifies the calling thread's device (a
+    context, an ordinal), which must be `expected` at a launch."""
+
+    kernel: int
+    launch: int
+    encode: int
+    current: int
+    expected: int
+
+
+def address_of(function: Any) -> int:
+    """The address of a library's function."""
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 class Driver(Protocol):
@@ -56,6 +74,9 @@ class Driver(Protocol):
     def encoder(self, tensor_map: TensorMap, at: int) -> Callable[[int], int]:
         """A function that writes an operand's map to the host address `at`. It takes the operand's device
         address and returns the driver's status. Belongs to one thread."""
+
+    def native(self, function: Any) -> NativeCalls:
+        """The addresses by which a kernel is launched without Python."""
 
     def describe(self, status: int) -> str:
         """The name of a status, and a hint where there is one."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gemmtune.torch.applied import Applied, apply
 from gemmtune.torch.enabled import Enabled, enable
 from gemmtune.torch.errors import ServingError
+from gemmtune.torch.extension import build_extension
 from gemmtune.torch.graph_pass import make
 from gemmtune.torch.recording import Recording, record
 from gemmtune.torch.reporting import Report, report
@@ -28,10 +29,10 @@ def compile_pass(table: Table) -> Any:
     """The pass that rewrites products with rows, for programs that set Inductor's post_grad_custom_pre_pass
     themselves; apply() and enable() set it by themselves. The table must be in use while a graph runs: else
     torch computes. Raises ServingError."""
-    return make(Served(table))
+    return make([Served(table)])
 
 
 __all__ = [
-    "Applied", "Enabled", "Recording", "Report", "ServingError", "apply", "compile_pass", "enable", "record",
-    "report",
+    "Applied", "Enabled", "Recording", "Report", "ServingError", "apply", "build_extension", "compile_pass",
+    "enable", "record", "report",
 ]  # fmt: skip

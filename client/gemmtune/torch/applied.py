@@ -1,9 +1,10 @@
-"""apply(): the nn.Linear modules of a model that have rows, by a forward of their own."""
+"""apply(): the nn.Linear modules of a model that have rows, by a class of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from types import MethodType
+import copy
+import copyreg
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +30,7 @@ _grad_enabled = torch.is_grad_enabled
 
 
 class _Switch:
-    """Whether an apply() is on: copies of a model keep its forward, and must compute as torch after it."""
+    """Whether an apply() is on: copies of a model keep its sites, and must compute as torch after it."""
 
     __slots__ = ("on",)
 
@@ -40,9 +41,16 @@ class _Switch:
 class _Site:
     """One module's place in a model: its rows by M, its group, and its parameters as they were last seen."""
 
-    def __init__(self, key: LinearKey, rows: dict[int, TunedRow], group: Group | None, kind: str) -> None:
-        self.key, self.rows, self.group, self.device_type = key, rows, group, kind
+    def __init__(self, served: Served, key: LinearKey, group: Group | None, switch: _Switch) -> None:
+        self.key, self.k, self.group, self.switch = key, key[1], group, switch
+        self.device_type = served.runtime.type
+        self.rows: dict[int, TunedRow] = served.linear.setdefault(key, {})
+        native = served.native_linear(key)
+        self.native: Callable[[Any, Any, Any], Any] | None = None if native is None else native.call
         self._weights = Weights()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Site:
+        return self
 
     def hit(self, row: TunedRow | None, module: Any, given: Any) -> Any | None:
         """The module's output by its row, or without one as a part of its group's; None if torch has to
@@ -50,6 +58,9 @@ class _Site:
         parameters = module._parameters
         weight, bias = parameters.get("weight"), parameters.get("bias")
         if type(weight) is not _Parameter or (bias is not None and type(bias) is not _Parameter):
+            return None
+        # Autocast converts a weight of another type, and records that for backward.
+        if given.dtype is not weight.dtype:
             return None
         if intercepted() or autocast_differs(self.device_type, given.dtype):
             return None
@@ -70,68 +81,89 @@ class _Site:
             tell(Product(m, n, k, (False, k), (True, k), dtype, dtype, extra), None, kind)
 
 
-def _patched(site: _Site, switch: _Switch) -> Callable[[Any, Any], Any]:
-    """The forward of a module, which is bound to it. It is named as the class's own, so that a pickled module
-    unpickles to that, and takes its parameters from the module, so that a copy has its own."""
-    k, rows, grouped, hit = site.key[1], site.rows, site.group is not None, site.hit
+class _Linear(torch.nn.Linear):  # type: ignore[misc]
+    """The class of a module that has a site. Its forward takes all from the module that is called, which may
+    be a copy or DataParallel's replica. Pickles and shallow copies are of nn.Linear itself."""
 
-    def forward(self: Any, input: Any) -> Any:  # noqa: A002
+    def forward(self, input: Any) -> Any:  # noqa: A002
+        """See nn.Linear."""
         if is_compiling():  # the pass rewrites what has rows
             return linear(input, self.weight, self.bias)
-        if switch.on and type(input) is _Tensor:
-            found = hit(None, self, input) if grouped else None
+        site = vars(self).get("_gemmtune_site")  # gone after disable(), if a wrapper kept this method
+        if site is not None and site.switch.on and type(input) is _Tensor:
+            found = None if site.group is None else site.hit(None, self, input)
+            if found is None and site.native is not None:
+                parameters = self._parameters
+                found = site.native(input, parameters.get("weight"), parameters.get("bias"))
             if found is None:
-                row = rows.get(input.numel() // k)
+                row = site.rows.get(input.numel() // site.k)
                 if row is not None:
-                    found = hit(row, self, input)
+                    found = site.hit(row, self, input)
             if found is not None:
                 return found
             if WATCHERS:
                 site.tell_missed(input)
         return linear(input, self.weight, self.bias)
 
-    return forward
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        fresh = memo[id(self)] = type(self).__new__(type(self))
+        fresh.__setstate__(copy.deepcopy(vars(self), memo))
+        return fresh
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        state = {name: value for name, value in vars(self).items() if name != "_gemmtune_site"}
+        return copyreg._reconstructor, (torch.nn.Linear, object, None), state  # type: ignore[attr-defined]
+
+
+# What asks for a class's names (repr(), tracers that know nn's modules) sees nn.Linear.
+_Linear.__name__ = _Linear.__qualname__ = torch.nn.Linear.__name__
+_Linear.__module__ = torch.nn.Linear.__module__
 
 
 class Applied(Handle):
     """A model whose modules use a table. `modules` counts those with rows; `fused` the groups that are one
-    product. disable() gives the modules their class's forward, and merged weights memory of their own."""
+    product. disable() makes the modules nn.Linear again, and gives merged weights memory of their own."""
 
     def __init__(self, model: Any, table: Table, fuse: bool, race: bool) -> None:
         super().__init__(table)
         self.modules, self.fused = 0, 0
         self._switch = _Switch()
-        self._patched: list[tuple[Any, MethodType]] = []
+        self._patched: list[Any] = []
         self._groups: list[Group] = []
+        self._model, self._race = model, race
+        self._keys: set[LinearKey] = set()
+        self._indices = _indices(model, self._served)
         try:
-            self._apply(model, fuse, race)
+            _check_devices(model, self._served)
+            self._serve(list(groups(model, self._served)) if fuse else [])
         except BaseException:
             self.disable()
             raise
 
-    def _apply(self, model: Any, fuse: bool, race: bool) -> None:
-        served = self._served
-        _check_devices(model, served)
-        wanted = [key for key in {_key(one) for one in _linears(model, served)} if served.linear.get(key)]
-        rows = [row for key in wanted for row in served.linear[key].values()]
-        found = list(groups(model, served)) if fuse else []
-        merged = [served.linear[merged_key(one)] for one in found]
-        rows += [row for of in merged for row in of.values()]
-        race_rows(served, dict.fromkeys(rows), race)
-        for index in _indices(model, served):
+    def _serve(self, siblings: Sequence[Any] = ()) -> None:
+        """Races and loads the rows of the model's modules, merges siblings, and patches the modules that have
+        rows and are not patched yet. Groups stay as they are at a refresh: graphs have their addresses."""
+        served, model = self._served, self._model
+        free = list(_linears(model, served))
+        self._keys |= {_key(module) for module in free}
+        rows = [row for key in self._keys for row in served.linear.get(key, {}).values()]
+        merged = [served.linear[merged_key(one)] for one in siblings]
+        rows += [row for of in (*merged, *(group.rows for group in self._groups)) for row in of.values()]
+        race_rows(served, dict.fromkeys(rows), self._race, *self._indices[:1])
+        for index in self._indices:
             served.load((row for row in rows if row.live), index)
-        for one, of in zip(found, merged, strict=True):
+        for one, of in zip(siblings, merged, strict=True):
             if any(row.live for row in of.values()):
                 self._groups.append(Group(served, one))
         self.fused = len(self._groups)
         grouped = {module: group for group in self._groups for module in group.modules}
-        for module in _linears(model, served):
+        for module in free:
             key, group = _key(module), grouped.get(module)
             if group is None and not served.linear.get(key):
                 continue
-            site = _Site(key, served.linear.setdefault(key, {}), group, served.runtime.type)
-            forward = module.forward = MethodType(_patched(site, self._switch), module)
-            self._patched.append((module, forward))
+            module._gemmtune_site = _Site(served, key, group, self._switch)
+            module.__class__ = _Linear
+            self._patched.append(module)
         self.modules = len(self._patched)
 
     def disable(self) -> None:
@@ -139,9 +171,10 @@ class Applied(Handle):
         if not self.enabled:
             return
         self._switch.on = False
-        for module, forward in self._patched:
-            if vars(module).get("forward") is forward:  # else it was wrapped, and computes as torch
-                del module.forward
+        for module in self._patched:
+            if type(module) is _Linear:  # else its class was changed again, and it computes as torch
+                module.__class__ = torch.nn.Linear
+                del module._gemmtune_site
         for group in self._groups:
             group.restore()
         super().disable()
@@ -150,11 +183,17 @@ class Applied(Handle):
 def _linears(model: Any, served: Served) -> Iterator[Any]:
     """Modules that are nn.Linear itself, with parameters of ordinary type on the table's kind of device."""
     for module in model.modules():
-        if type(module) is not torch.nn.Linear or "forward" in vars(module):
+        if not _is_plain(module) or "forward" in vars(module):
             continue
         weight = module._parameters.get("weight")
         if type(weight) is _Parameter and weight.device.type == served.runtime.type:
             yield module
+
+
+def _is_plain(module: Any) -> bool:
+    """Whether a module is nn.Linear itself, or a copy that computes as it since disable()."""
+    kind = type(module)
+    return kind is torch.nn.Linear or (kind is _Linear and not module._gemmtune_site.switch.on)
 
 
 def _key(module: Any) -> LinearKey:
@@ -182,9 +221,9 @@ def _check_devices(model: Any, served: Served) -> None:
 def apply(model: Any, table: Table, *, fuse: bool = False, race: bool = True) -> Applied:
     """Runs the nn.Linear modules of `model` that have rows by these; returns a handle with disable().
 
-    Nothing else is touched: a module gets a `forward` of its own, which leaves to torch what has no row:
-    other M, dtypes, views, subclasses, modes. A launch that fails is computed by torch, with a warning, and
-    its row is left out from then on.
+    Nothing else is touched: a module's class becomes a subclass of nn.Linear, whose forward leaves to torch
+    what has no row: other M, dtypes, views, subclasses, modes. A launch that fails is computed by torch, with
+    a warning, and its row is left out from then on.
 
     fuse: projections that share their input (q, k and v; gate and up) become one product where the table has
     rows for it. Their weights become views of one tensor, and their outputs views of one output: `view(-1)`

@@ -19,9 +19,9 @@ class Enabled(Handle):
     def __init__(self, table: Table, race: bool, device: int) -> None:
         super().__init__(table)
         self._override: override.Override | None = None
+        self._race, self._device = race, device
         try:
-            self._served.open(device)
-            race_rows(self._served, self._served.rows, race)
+            self._serve()
             self._override = override.install(self._served.runtime.type)
             if self._override.served is not None:
                 raise ServingError(f"the table {table.digest[:12]} ({table.device}) is enabled already")
@@ -32,6 +32,10 @@ class Enabled(Handle):
                 self._override = None
             super().disable()
             raise
+
+    def _serve(self) -> None:
+        self._served.open(self._device)
+        race_rows(self._served, self._served.rows, self._race, self._device)
 
     def load(self, device: int = 0) -> None:
         """Loads every row's kernel, so that a graph can capture any of them at its first call."""

@@ -81,7 +81,7 @@ class _Held:
     version: int
     address: int
     place: tuple[int, int | None]
-    weights: tuple[tuple[int, int], ...]
+    versions: tuple[tuple[int, ...], ...]
     parts: list[Any]
 
 
@@ -108,12 +108,11 @@ class Group:
         self._index = weights[0].device.index or 0
         self.weight = _merge(weights)
         self.bias = _merge(biases) if biases else None
-        self._weights = tuple(weights)
-        self._parameters = (*weights, *biases)
-        self._addresses = tuple(one.data_ptr() for one in self._parameters)
+        self._merged_from = [_Merged(one) for one in self.modules]
         self._local = _PerThread()
         self._wasted = 0
         self._merged = Weights()
+        self._native = served.native_linear(merged_key(modules))
 
     def row(self, m: int) -> TunedRow | None:
         """The row of the product of all for M; None where the siblings' own rows are as fast together."""
@@ -156,8 +155,8 @@ class Group:
         same = held.input() is given and held.place == place and place[1] is not None
         if not same or held.version != given._version or held.address != given.data_ptr() or not held.parts:
             return None
-        weight = self._weights[position]
-        if held.weights[position] != (weight._version, weight.data_ptr()):
+        merged = self._merged_from[position]
+        if held.versions[position] != merged.versions() or not merged.intact(self.modules[position]):
             return None
         part, held.parts[position] = held.parts[position], None
         if part is not None and all(one is None for one in held.parts):
@@ -173,33 +172,58 @@ class Group:
     ) -> Any | None:
         if place[1] is None or not self.intact():
             return None
-        out = run_linear(row, given, self.weight, self.bias, self._merged)
+        out = None if self._native is None else self._native.call(given, self.weight, self.bias)
+        if out is None:
+            out = run_linear(row, given, self.weight, self.bias, self._merged)
         if out is None:
             return None
-        parts = list(out.split(self.sizes, -1))
+        # Detached: an operation in place on one part must change no version of the others.
+        parts = [one.data for one in out.split(self.sizes, -1)]
         part, parts[position] = parts[position], None
         # The columns go with the given: a tensor that is gone can be seen by no other module.
         seen = weakref.ref(given, lambda _: parts.clear())
-        weights = tuple((one._version, one.data_ptr()) for one in self._weights)
-        self._local.held = _Held(seen, given._version, given.data_ptr(), place, weights, parts)
+        versions = tuple(one.versions() for one in self._merged_from)
+        self._local.held = _Held(seen, given._version, given.data_ptr(), place, versions, parts)
         return part
 
     def intact(self) -> bool:
         """Whether the modules still have the parameters that were merged, where they were merged."""
-        for module, weight in zip(self.modules, self._weights, strict=True):
-            if module._parameters.get("weight") is not weight:
-                return False
-        return all(
-            one.data_ptr() == address and one.dtype is self.weight.dtype and one.is_contiguous()
-            for one, address in zip(self._parameters, self._addresses, strict=True)
-        )
+        return all(one.intact(module) for one, module in zip(self._merged_from, self.modules, strict=True))
 
     def restore(self) -> None:
         """Every parameter has memory of its own again, with the values that it has now."""
-        for one, address in zip(self._parameters, self._addresses, strict=True):
+        for one in self._merged_from:
+            one.restore()
+        self._local = _PerThread()
+
+
+class _Merged:
+    """One module's parameters when they had been merged."""
+
+    def __init__(self, module: Any) -> None:
+        self.weight, self.bias = module.weight, module.bias
+        self._parameters = [one for one in (self.weight, self.bias) if one is not None]
+        self._places = [(one.data_ptr(), one.shape, one.dtype) for one in self._parameters]
+
+    def intact(self, module: Any) -> bool:
+        """Whether the module has these parameters, and they are where they were merged."""
+        parameters = module._parameters
+        if parameters.get("weight") is not self.weight or parameters.get("bias") is not self.bias:
+            return False
+        return all(
+            one.data_ptr() == address and one.shape == shape and one.dtype is dtype and one.is_contiguous()
+            for one, (address, shape, dtype) in zip(self._parameters, self._places, strict=True)
+        )
+
+    def versions(self) -> tuple[int, ...]:
+        """Changes in place so far, of each parameter."""
+        return tuple(one._version for one in self._parameters)
+
+    def restore(self) -> None:
+        """Gives what is still merged memory of its own."""
+        for one, (address, _, _) in zip(self._parameters, self._places, strict=True):
             if one.data_ptr() == address:
                 one.data = one.data.clone()
-        self._local = _PerThread()
 
 
 def _merge(parameters: Sequence[Any]) -> Any:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -73,57 +76,89 @@ def _layout(rows: int, columns: int, strides: Sequence[Any]) -> Layout | None:
     return layout(rows, columns, *strides)
 
 
-def make(served: Served, after: Any = None) -> Any:
-    """The pass, an instance of Inductor's CustomGraphPass; `after` is a pass that runs before it."""
+def make(served: Sequence[Served], after: Any = None) -> Any:
+    """The pass of the tables that `served` has when a graph is compiled, an instance of Inductor's
+    CustomGraphPass; `after` is a pass that runs before it."""
+    return _pass_class()(served, after)
+
+
+@cache
+def _pass_class() -> Any:
     from torch._inductor.custom_graph_pass import CustomGraphPass  # noqa: PLC0415  (takes seconds)
 
     class GemmtunePass(CustomGraphPass):  # type: ignore[misc]
         """Rewrites products that have rows."""
 
+        def __init__(self, served: Sequence[Served], after: Any) -> None:
+            self.served, self.after = served, after
+
         def __call__(self, graph: Any) -> None:
-            if after is not None:
-                after(graph)
-            rewrite(graph, served)
+            if self.after is not None:
+                self.after(graph)
+            for one in dict.fromkeys(self.served):
+                rewrite(graph, one)
 
         def uuid(self) -> Any:
             """Inductor's caches tell graphs of different tables apart by this."""
-            own = f"gemmtune-{_VERSION}-{served.table.digest}"
-            return own if after is None else (own, after.uuid())
+            own = f"gemmtune-{_VERSION}-{'-'.join(sorted({one.digest for one in self.served}))}"
+            return own if self.after is None else (own, self.after.uuid())
 
-    return GemmtunePass()
+        def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+            return self  # Inductor copies its settings; tables are not copied
+
+    return GemmtunePass
 
 
 # ---- installing it -------------------------------------------------------------------------------
 
+#: The table of each apply() and enable() that is on. They share one pass, so that they may end in any order.
+_USERS: list[Served] = []
+_LOCK = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _LOCK  # another thread may have held it
+    _LOCK = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
 
 class Installed:
-    """The pass as Inductor's setting, from when Inductor is imported until remove()."""
+    """The pass as Inductor's setting, from when Inductor is imported until the last user's remove()."""
 
     def __init__(self, served: Served) -> None:
         self._served = served
-        self._pass: Any = None
-        self._before: Any = None
         self._hook: _AfterImport | None = None
+        with _LOCK:
+            _USERS.append(served)
         if _CONFIG in sys.modules:
-            self._install()
+            _install()
         else:
-            self._hook = _AfterImport(_CONFIG, self._install)
+            self._hook = _AfterImport(_CONFIG, _install)
             sys.meta_path.insert(0, self._hook)
 
-    def _install(self) -> None:
-        config = sys.modules[_CONFIG]
-        self._before = getattr(config, _SETTING)
-        self._pass = make(self._served, self._before)
-        setattr(config, _SETTING, self._pass)
-
     def remove(self) -> None:
-        """Restores the setting, unless something else has set it since."""
+        """Restores the setting with the last user, unless something else has set it since."""
         if self._hook is not None:
             self._hook.cancel()
         config = sys.modules.get(_CONFIG)
-        if self._pass is not None and config is not None and getattr(config, _SETTING) is self._pass:
-            setattr(config, _SETTING, self._before)
-        self._pass = None
+        with _LOCK:
+            _USERS.remove(self._served)
+            while not _USERS and config is not None and _is_ours(getattr(config, _SETTING)):
+                setattr(config, _SETTING, getattr(config, _SETTING).after)
+
+
+def _install() -> None:
+    config = sys.modules[_CONFIG]
+    with _LOCK:
+        before = getattr(config, _SETTING)
+        if not _is_ours(before):
+            setattr(config, _SETTING, make(_USERS, before))
+
+
+def _is_ours(found: Any) -> bool:
+    return getattr(found, "served", None) is _USERS
 
 
 class _AfterImport:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ class Handle:
 
     def __init__(self, table: Table) -> None:
         self._served: Served = acquire(table)
+        self._served.on_refresh.append(self._serve)
         self._pass = graph_pass.Installed(self._served)
         self.enabled = True
 
@@ -32,17 +34,27 @@ class Handle:
         """Rows that no race has decided yet: they were measured with other libraries, and are off."""
         return sum(row.pending for row in self._served.rows)
 
+    @property
+    def left_out(self) -> Mapping[str, int]:
+        """Why rows of the table do not serve torch -> how many."""
+        return dict(self._served.left_out)
+
     def disable(self) -> None:
         """Restores what was before. Does nothing the second time."""
         if not self.enabled:
             return
         self.enabled = False
         self._pass.remove()
+        self._served.on_refresh.remove(self._serve)
         release(self._served)
 
+    def _serve(self) -> None:
+        """Races and loads the rows that the table has now."""
+
     def refresh(self) -> bool:
-        """Asks the table's source for newer rows and serves those from now on; whether there were any. What
-        was compiled or captured before keeps the kernels that it has."""
+        """Asks the table's source for newer rows and serves those from now on; whether there were any, also
+        those of a Table.refresh(). They are raced and loaded as apply() and enable() do it, which takes
+        seconds. What was compiled or captured before keeps the kernels that it has."""
         return self._served.refresh()
 
     def __enter__(self) -> Self:

@@ -34,27 +34,41 @@ class Operands:
 
 
 def make(p: Product, device: Any) -> Operands:
-    """Operands of random values."""
-    a = _matrix(p.m, p.k, p.a, p.dtype, device, p.batch, p.stride_a)
-    b = _matrix(p.k, p.n, p.b, p.dtype_b or p.dtype, device, p.batch, p.stride_b)
+    """Operands of random values. torch's own generators, and its default dtype, are left alone."""
+    random = _Random(device)
+    a = _matrix(p.m, p.k, p.a, p.dtype, random, p.batch, p.stride_a)
+    b = _matrix(p.k, p.n, p.b, p.dtype_b or p.dtype, random, p.batch, p.stride_b)
     added: tuple[Any, ...] = ()
     if p.extra == "bias":
-        added = (torch.randn(p.n, device=device).to(p.out_dtype),)
+        added = (random.normal(p.n).to(p.out_dtype),)
     elif p.extra == "c":
-        added = (_matrix(p.m, p.n, (False, p.ldc), p.out_dtype, device, 1, 0),)
+        added = (_matrix(p.m, p.n, (False, p.ldc), p.out_dtype, random, 1, 0),)
     lead = (p.batch,) if p.batch > 1 else ()
     scales = tuple(
-        torch.rand(() if kind == "tensor" else shape, device=device) + 0.5
+        random.normal(() if kind == "tensor" else shape).abs() + 0.5
         for kind, shape in ((p.scale_a, (p.m, 1)), (p.scale_b, (1, p.n)))
         if kind != "none"
     )
     return Operands(a, b, added, torch.empty((*lead, p.m, p.n), dtype=p.out_dtype, device=device), scales)
 
 
-def _matrix(rows: int, columns: int, layout: Layout, dtype: Any, device: Any, batch: int, stride: int) -> Any:
+class _Random:
+    """Values of a generator of its own, which starts the same each time."""
+
+    def __init__(self, device: Any) -> None:
+        self._device, self._generator = device, torch.Generator(device)
+
+    def normal(self, shape: Any) -> Any:
+        """Values in fp32, of a normal distribution."""
+        return torch.randn(shape, generator=self._generator, device=self._device, dtype=torch.float32)
+
+
+def _matrix(
+    rows: int, columns: int, layout: Layout, dtype: Any, random: _Random, batch: int, stride: int
+) -> Any:
     transposed, ld = layout
     size = (batch - 1) * stride + ld * ((columns if transposed else rows) - 1)
-    flat = torch.randn(size + (rows if transposed else columns), device=device).to(dtype)
+    flat = random.normal(size + (rows if transposed else columns)).to(dtype)
     strides = (1, ld) if transposed else (ld, 1)
     if batch > 1:
         return flat.as_strided((batch, rows, columns), (stride, *strides))

@@ -6,6 +6,7 @@ them. A product without a row goes to the kernel that was registered before, cal
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from collections.abc import Callable
@@ -13,10 +14,12 @@ from typing import Any
 
 import torch
 
+from gemmtune.torch import extension
 from gemmtune.torch.errors import ServingError
 from gemmtune.torch.layouts import FP8, NAMES, Product
+from gemmtune.torch.native_rows import NativeOverride
 from gemmtune.torch.precision import fp32_compute
-from gemmtune.torch.products import layout_of, run_product, run_scaled
+from gemmtune.torch.products import layout_of, run_product, run_scaled, scalings
 from gemmtune.torch.served import Candidates, Served
 from gemmtune.torch.watch import WATCHERS, inside, tell
 
@@ -35,11 +38,22 @@ class Override:
         self._rows: dict[Any, Candidates] = {}
         self._kernels: dict[str, Any] = {}
         self._library: Any = None
+        self._native: NativeOverride | None = None
 
     def serve(self, served: Served | None) -> None:
         """Serves a table's rows from now on, or none."""
+        if self.served is not None:
+            self.served.on_refresh.remove(self._serve_natively)
         self.served = served
         self._rows = {} if served is None else served.products
+        if served is not None:
+            # First: the handles race new rows against torch's own products.
+            served.on_refresh.insert(0, self._serve_natively)
+        self._serve_natively()
+
+    def _serve_natively(self) -> None:
+        if self._native is not None:
+            self._native.serve([] if self.served is None else self.served.native_products())
 
     def install(self) -> None:
         """Puts the overrides before torch's kernels."""
@@ -48,7 +62,9 @@ class Override:
                 f"enable() and record() need torch.library.get_kernel; torch {torch.__version__} has none: "
                 "use apply(), or a newer torch"
             )
-        key = _KEYS[self.type]
+        key, module = _KEYS[self.type], extension.loaded()
+        if module is not None:
+            self._native = NativeOverride(module, key)
         self._library = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():
             # torch says of every operator that it is overridden, which is what was asked for.
@@ -57,9 +73,14 @@ class Override:
             for name, override in self._overrides().items():
                 self._kernels[name] = torch.library.get_kernel(f"aten::{name}", key)
                 self._library.impl(name, override, key, with_keyset=True, allow_override=True)
+        if self._native is not None:
+            self._native.install()
 
     def remove(self) -> None:
         """Torch's kernels are called directly again."""
+        if self._native is not None:
+            self._native.remove()
+            self._native = None
         self._library._destroy()
         self._library = None
 
@@ -234,12 +255,8 @@ class Override:
         m, n = a.shape[0], b.shape[1]
         if laid_a is None or laid_b is None or a.dtype not in FP8 or b.dtype not in FP8 or not a.numel():
             return
-        known = [
-            "tensor" if scale.numel() == 1 else "outer"
-            for scale, size in ((scale_a, m), (scale_b, n))
-            if scale.dtype == torch.float32 and scale.numel() in (1, size)
-        ]
-        if len(known) == 2:
+        known = scalings(scale_a, m, scale_b, n)
+        if known is not None:
             tell(
                 Product(m, n, a.shape[1], laid_a, laid_b, a.dtype, out_dtype or a.dtype,
                         "" if bias is None else "bias", dtype_b=b.dtype, scale_a=known[0], scale_b=known[1],
@@ -250,6 +267,14 @@ class Override:
 
 _OVERRIDES: dict[str, Override] = {}
 _LOCK = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _LOCK  # another thread may have held it
+    _LOCK = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def installed(device_type: str) -> Override | None:

@@ -53,15 +53,16 @@ def plain(tensor: Any, dtype: Any, device: Any) -> bool:
 
 
 class Weights:
-    """A weight and a bias of one place of a model: checked in full once, and by address, type and strides
-    from then on."""
+    """A weight and a bias of one place of a model: checked in full once, and by address, type, shape and
+    strides from then on."""
 
-    __slots__ = ("_bias", "_bias_address", "_strides", "_weight", "_weight_address")
+    __slots__ = ("_bias", "_bias_address", "_bias_shape", "_shape", "_strides", "_weight", "_weight_address")
 
     def __init__(self) -> None:
         self._weight: Any = _nothing
         self._bias: Any = _nothing
-        self._weight_address, self._bias_address, self._strides = 0, 0, (0, 0)
+        self._weight_address, self._bias_address = 0, 0
+        self._shape, self._strides, self._bias_shape = (0, 0), (0, 0), (0,)
 
     def addresses(self, p: Product, weight: Any, bias: Any) -> tuple[int, int] | None:
         """The addresses of a weight[n, k] and a bias[n] (0 without one), which are on one device; None if
@@ -71,12 +72,18 @@ class Weights:
             known, added = not p.extra, 0
         else:
             added = bias.data_ptr()
-            known = self._bias() is bias and added == self._bias_address and bias.dtype is p.dtype
+            known = (
+                self._bias() is bias
+                and added == self._bias_address
+                and bias.dtype is p.dtype
+                and bias.shape == self._bias_shape
+            )
         if (
             known
             and self._weight() is weight
             and address == self._weight_address
             and weight.dtype is p.dtype
+            and weight.shape == self._shape
             and weight.stride() == self._strides
         ):
             return address, added
@@ -91,8 +98,9 @@ class Weights:
         if bias is not None:
             if not plain(bias, p.dtype, device) or bias.shape != (p.n,) or not bias.data_ptr():
                 return None
-            self._bias, self._bias_address = ref(bias), bias.data_ptr()
-        self._weight, self._weight_address, self._strides = ref(weight), weight.data_ptr(), weight.stride()
+            self._bias, self._bias_address, self._bias_shape = ref(bias), bias.data_ptr(), bias.shape
+        self._weight, self._weight_address = ref(weight), weight.data_ptr()
+        self._shape, self._strides = weight.shape, weight.stride()
         return weight.data_ptr(), 0 if bias is None else bias.data_ptr()
 
 
@@ -179,8 +187,8 @@ def run_scaled(
     """torch._scaled_mm with one scale a tensor, or one per row of A and column of B."""
     m, n = a.shape[0], b.shape[1]
     laid_a, laid_b = layout_of(a), layout_of(b)
-    scaling = _scaling(scale_a, m), _scaling(scale_b, n)
-    if laid_a is None or laid_b is None or None in scaling or a.dtype not in FP8 or b.dtype not in FP8:
+    scaling = scalings(scale_a, m, scale_b, n)
+    if laid_a is None or laid_b is None or scaling is None or a.dtype not in FP8 or b.dtype not in FP8:
         return None
     kind = a.dtype if out_dtype is None else out_dtype
     extra = ""
@@ -235,12 +243,17 @@ def layout_of(matrix: Any) -> Layout | None:
     return layout(rows, columns, stride, inner)
 
 
-def _scaling(scale: Any, size: int) -> str | None:
-    if scale.dtype is not torch.float32:
-        return None
-    if scale.numel() == 1:
-        return "tensor"
-    return "outer" if scale.numel() == size and scale.is_contiguous() else None
+def scalings(scale_a: Any, m: int, scale_b: Any, n: int) -> tuple[str, str] | None:
+    """How A[m,k] and B[k,n] are scaled: "tensor" or "outer" of each; None for scales that no row has. One
+    value for one row is "outer" if the other side is: torch has no call that mixes the two."""
+    outer = [one.numel() > 1 for one in (scale_a, scale_b)]
+    found = []
+    for scale, size in ((scale_a, m), (scale_b, n)):
+        count = scale.numel()
+        if scale.dtype is not torch.float32 or count not in (1, size) or not scale.is_contiguous():
+            return None
+        found.append("outer" if count == size and any(outer) else "tensor")
+    return found[0], found[1]
 
 
 def _overlap(out: Any, operands: tuple[Any, ...]) -> bool:

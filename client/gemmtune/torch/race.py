@@ -12,6 +12,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from math import isfinite
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -34,9 +35,12 @@ _ROUNDS, _CPU_ROUNDS = 7, 5
 _CPU_BYTES = 64 * 2**20
 
 
-def race_rows(served: Served, rows: Iterable[TunedRow], allowed: bool, seconds: float = SECONDS) -> None:
-    """Decides the rows that are pending: on where they are faster than torch, else off. The rows with the
-    most to gain are raced first. Without `allowed`, all of them stay off."""
+def race_rows(
+    served: Served, rows: Iterable[TunedRow], allowed: bool, index: int = 0, seconds: float = SECONDS
+) -> None:
+    """Decides the rows that are pending, on device `index`: on where they are faster than torch, else off.
+    The rows with the most to gain are raced first. Rows that cannot be timed now stay pending, and off.
+    Without `allowed`, all of them do."""
     pending = [row for row in rows if row.pending]
     if not pending or not allowed:
         return
@@ -47,8 +51,9 @@ def race_rows(served: Served, rows: Iterable[TunedRow], allowed: bool, seconds: 
     for row in sorted(pending, key=lambda one: -_gain(one)):
         share = known.get(row.name)
         if share is None and time.monotonic() < end:
-            share = _raced(served, row)
-            raced[row.name] = share
+            share = _raced(served, row, index)
+            if share is not None:
+                raced[row.name] = share
         if share is not None:
             row.pending, row.live = False, share <= MOST
     if raced:
@@ -60,19 +65,27 @@ def _gain(row: TunedRow) -> float:
     return verdict.baseline_seconds - verdict.seconds
 
 
-def _raced(served: Served, row: TunedRow) -> float:
-    """The row's time over torch's; infinite if it cannot be launched, or torch computes otherwise now."""
+def _raced(served: Served, row: TunedRow, index: int) -> float | None:
+    """The row's time over torch's; None if there is none: torch computes fp32 products otherwise now, has no
+    such call or no memory for it, or the row cannot be launched."""
     p = row.product
     if p.dtype == torch.float32 and fp32_compute(served.runtime.type) != (p.compute or "fp32"):
-        return float("inf")
+        return None
     gpu = served.runtime.type == "cuda"
-    device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
-    with torch.no_grad():
-        try:
+    device = torch.device("cuda", index) if gpu else torch.device("cpu")
+    try:
+        with served.runtime.guard(index), torch.no_grad():
             sets = operand_sets(p, device)
             return timed_on_gpu(row, sets) if gpu else timed_on_cpu(row, sets)
-        except _NotLaunched:
-            return float("inf")
+    except _NotLaunched:  # a launch that failed has said so
+        return None
+    except (RuntimeError, ValueError) as error:  # torch's; one of them is OutOfMemoryError
+        warnings.warn(
+            f"gemmtune: {row.name} cannot be raced against torch, and stays off: {error}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
 
 
 def operand_sets(p: Product, device: Any) -> list[Operands]:
@@ -156,7 +169,7 @@ def _captured(run: Callable[[], None]) -> Any:
 def _file(served: Served) -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     environment = json.dumps(dict(served.environment), sort_keys=True).encode()
-    name = f"{served.table.digest[:16]}-{hashlib.sha256(environment).hexdigest()[:16]}.json"
+    name = f"{served.digest[:16]}-{hashlib.sha256(environment).hexdigest()[:16]}.json"
     return Path(base) / "gemmtune" / "races" / name
 
 
@@ -167,13 +180,16 @@ def _read(file: Path) -> dict[str, float]:
         return {}
     if not isinstance(values, dict):
         return {}
-    return {name: float(share) for name, share in values.items() if isinstance(share, (int, float))}
+    numbers = {name: float(share) for name, share in values.items() if isinstance(share, (int, float))}
+    return {name: share for name, share in numbers.items() if isfinite(share)}
 
 
 def _write(file: Path, shares: dict[str, float]) -> None:
     fresh = file.with_suffix(f".{os.getpid()}")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        # The folder of bundles too, which must be this user's alone.
+        file.parent.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file.parent.mkdir(exist_ok=True)
         fresh.write_text(json.dumps(shares, indent=1))
         fresh.replace(file)
     except OSError as error:

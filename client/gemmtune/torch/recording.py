@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,16 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gemmtune.torch import override
+from gemmtune import transport
+from gemmtune.errors import BundleError
+from gemmtune.torch import override, watch
 from gemmtune.torch.errors import ServingError
 from gemmtune.torch.fuse import groups
 from gemmtune.torch.layouts import NAMES, Product
-from gemmtune.torch.watch import WATCHERS
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-_TIMEOUT_SECONDS = 60.0
 
 
 class Recording:
@@ -53,7 +50,7 @@ class Recording:
         if self._override is not None:
             raise ServingError("the recording runs already")
         self._override = override.install(self._type)
-        WATCHERS.append(self)
+        watch.add(self)
         if self._model is not None:
             for modules in groups(self._model, None):
                 hook = _Siblings(self, modules)
@@ -66,7 +63,7 @@ class Recording:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        WATCHERS.remove(self)
+        watch.remove(self)
         override.remove(self._override)
         self._override = None
 
@@ -102,28 +99,27 @@ class Recording:
 
     def submit(self, server: str, key: str | None = None, **options: Any) -> Mapping[str, Any]:
         """Asks a service to tune what was recorded, and returns its answer, with the tuning's id. When the
-        tuning has ended, refresh() a table that came from there.
+        tuning has ended, refresh() the handle of a table that came from there.
 
-        server: http(s)://host:port. key: the service's API key. options: fields of the request beside
-        `problems`, such as device= or budget={"seconds_per_problem": 5}. Raises ServingError."""
+        server: http(s)://host:port. key: the service's API key, which is sent by https alone, or to this
+        machine. options: fields of the request beside `problems`, such as device= or
+        budget={"seconds_per_problem": 5}. Raises ServingError."""
         problems = self.problems()
         if not problems:
             raise ServingError("nothing was recorded, so there is nothing to tune")
-        if not server.startswith(("http://", "https://")):
-            raise ServingError(f"{server!r} is no address of a service; write http://host:port")
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-        request = urllib.request.Request(
-            f"{server.rstrip('/')}/v1/tunings",
-            json.dumps({"problems": problems, **options}).encode(),
-            headers,
-        )
+        body = json.dumps({"problems": problems, **options}).encode()
         try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:
-                return dict(json.load(answer))
-        except urllib.error.HTTPError as error:
-            raise ServingError(f"{server} refused the tuning: {_detail(error)}") from error
-        except (urllib.error.URLError, OSError, ValueError) as error:
-            raise ServingError(f"{server} does not answer: {error}") from error
+            transport.check_address(server, pinned=True, key=key)
+            with transport.post(f"{server.rstrip('/')}/v1/tunings", headers, body) as answer:
+                if answer.status >= 300:
+                    why = answer.detail() or f"status {answer.status}"
+                    raise ServingError(f"{server} refused the tuning: {why}")
+                return dict(answer.json())
+        except BundleError as error:
+            raise ServingError(str(error)) from error
+        except (*transport.AWAY, ValueError, TypeError) as error:
+            raise ServingError(f"{server} does not answer as a service of gemmtune: {error}") from error
 
 
 class _Siblings:
@@ -146,13 +142,6 @@ class _Siblings:
             m, n, k = given.numel() // self._k, self._n, self._k
             product = Product(m, n, k, (False, k), (True, k), self._dtype, self._dtype, self._extra)
             self._recording.saw(product, None, given.device.type)
-
-
-def _detail(error: urllib.error.HTTPError) -> str:
-    try:
-        return str(json.load(error)["detail"])
-    except (ValueError, KeyError, TypeError, OSError):
-        return f"status {error.code}"
 
 
 def record(

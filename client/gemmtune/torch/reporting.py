@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from gemmtune.torch import extension, watch
 from gemmtune.torch.layouts import NAMES, Product
-from gemmtune.torch.watch import WATCHERS
+from gemmtune.torch.served import in_use
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,35 @@ class Line:
 
 
 @dataclass(frozen=True)
+class Memory:
+    """Bytes that the tables in use hold beside a model's weights: images of the binaries that are loaded
+    (each once a device), workspaces that are held between launches, and argument blocks on the host."""
+
+    modules: int
+    workspaces: int
+    argument_blocks: int
+
+    @property
+    def total(self) -> int:
+        """Of all three."""
+        return self.modules + self.workspaces + self.argument_blocks
+
+    def __str__(self) -> str:
+        names = "modules", "workspaces", "argument blocks"
+        parts = self.modules, self.workspaces, self.argument_blocks
+        each = ", ".join(f"{name} {size / 2**20:.3f}" for name, size in zip(names, parts, strict=True))
+        return f"{self.total / 2**20:.3f} MiB beside the weights: {each}"
+
+
+@dataclass(frozen=True)
 class Report:
-    """The lines, those that saved most first, then those that torch ran most often."""
+    """The lines, those that saved most first, then those that torch ran most often. `memory` is what the
+    tables in use hold now; `path` says whether Python or the C++ extension launches rows while nothing counts
+    them."""
 
     lines: tuple[Line, ...]
+    memory: Memory
+    path: str
 
     @property
     def hits(self) -> int:
@@ -64,7 +90,7 @@ class Report:
         saved = f"about {self.seconds_saved * 1e3:.3f} ms saved"
         total = f"{self.hits} calls by rows, {self.misses} by torch, {saved}"
         rows = [str(line) for line in self.lines]
-        return "\n".join([head, *rows, total])
+        return "\n".join([head, *rows, total, str(self.memory), f"rows are launched by {self.path}"])
 
 
 class Count:
@@ -84,7 +110,14 @@ class Count:
         with self._lock:
             calls = dict(self._calls)
         lines = [_line(product, row, count) for (product, row), count in calls.items()]
-        return Report(tuple(sorted(lines, key=lambda one: (-one.seconds_saved, -one.calls, one.m))))
+        ordered = sorted(lines, key=lambda one: (-one.seconds_saved, -one.calls, one.m))
+        return Report(tuple(ordered), memory(), extension.path_in_use())
+
+
+def memory() -> Memory:
+    """What the tables in use hold now."""
+    held = [served.memory() for served in in_use()]
+    return Memory(*(sum(part) for part in zip((0, 0, 0), *held, strict=True)))
 
 
 def _line(p: Product, row: Any | None, calls: int) -> Line:
@@ -101,8 +134,8 @@ def report() -> Iterator[Count]:
     """Counts the products of the block: `with report() as count: ...; print(count.report())`. Products that
     torch ran are counted as far as they pass a patched module, an enabled table or an operator of ours."""
     count = Count()
-    WATCHERS.append(count)
+    watch.add(count)
     try:
         yield count
     finally:
-        WATCHERS.remove(count)
+        watch.remove(count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 
+from gemmtune.drivers.protocol import address_of
 from gemmtune.torch.errors import ServingError
 
 
@@ -19,6 +21,9 @@ class Runtime(ABC):
     type: str
     #: Whether the process has several devices of the type.
     several = False
+    #: The address of the function that writes the current stream (int32_t device, void **stream), for the C++
+    #: extension: 0 for a device without streams, None where torch has none.
+    stream_function: int | None = 0
 
     @abstractmethod
     def stream(self, index: int) -> int:
@@ -32,6 +37,10 @@ class Runtime(ABC):
     @abstractmethod
     def workspace(self, index: int, stream: int, size: int, alignment: int) -> tuple[int, Any]:
         """An address of `size` bytes for one launch, and what must live until the launch is queued."""
+
+    @abstractmethod
+    def workspace_bytes(self) -> int:
+        """Bytes of workspaces that are held between launches."""
 
     @abstractmethod
     def guard(self, index: int) -> AbstractContextManager[Any]:
@@ -61,6 +70,11 @@ class CpuRuntime(Runtime):
             held = self._local.held = torch.empty(size + alignment, dtype=torch.uint8, device="cpu")
         return -(-held.data_ptr() // alignment) * alignment, held
 
+    def workspace_bytes(self) -> int:
+        """Of the calling thread."""
+        held = getattr(self._local, "held", None)
+        return 0 if held is None else int(held.numel())
+
     def guard(self, index: int) -> AbstractContextManager[Any]:
         """Does nothing."""
         return nullcontext()
@@ -76,6 +90,7 @@ class GpuRuntime(Runtime):
         #: torch's accessor without its Python wrapper, which takes longer than a launch may.
         self._stream = torch._C._cuda_getCurrentRawStream
         self.several = torch.cuda.device_count() > 1
+        self.stream_function = _stream_function()
         #: (device, stream) -> the workspace, which one launch after another uses.
         self._held: dict[tuple[int, int], Any] = {}
         self._capture_info = _capture_info()
@@ -102,6 +117,10 @@ class GpuRuntime(Runtime):
                 held = self._held[(index, stream)] = _bytes(index, size + alignment)
         return -(-held.data_ptr() // alignment) * alignment, held
 
+    def workspace_bytes(self) -> int:
+        """Of every stream; those of captured graphs are the graphs'."""
+        return sum(int(held.numel()) for held in self._held.values())
+
     def guard(self, index: int) -> AbstractContextManager[Any]:
         """torch.cuda.device, if another one is current."""
         if torch.cuda.current_device() == index:
@@ -112,6 +131,16 @@ class GpuRuntime(Runtime):
 
 def _bytes(index: int, size: int) -> Any:
     return torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", index))
+
+
+def _stream_function() -> int | None:
+    """torch's own C function, which it exports for compiled graphs."""
+    library = "libtorch_hip.so" if torch.version.hip else "libtorch_cuda.so"
+    try:
+        loaded = ctypes.CDLL(library, os.RTLD_NOW | os.RTLD_NOLOAD)
+        return address_of(loaded.aoti_torch_get_current_cuda_stream)
+    except (OSError, AttributeError):
+        return None
 
 
 def _capture_info() -> Any:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from gemmtune.errors import GemmtuneError, LaunchError
+from gemmtune.torch import extension
 from gemmtune.torch.environment import differences, process_environment
 from gemmtune.torch.errors import ServingError
 from gemmtune.torch.layouts import Layout, Product, of_row
-from gemmtune.torch.runtime import runtime_of
+from gemmtune.torch.native_rows import NativeLinear, NativeRow
+from gemmtune.torch.runtime import Runtime, runtime_of
 from gemmtune.torch.tuned_row import TunedRow
 
 if TYPE_CHECKING:
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
 LinearKey = tuple[int, int, Any, bool]
 #: Strides of calls that one pair of shapes remembers.
 _MOST_SEEN = 256
+#: Families of what torch runs where nothing is tuned: its own call, or the library's call that it makes. A
+#: verdict against another baseline says nothing of torch.
+TORCH_DEFAULTS = ("torch", "cublaslt-heuristic", "hipblaslt-heuristic", "rocblas-default")
 #: What a compiled graph knows of a product: all but M. (n, k, layouts of A and B or None, dtype, extra)
 _StaticKey = tuple[int, int, Layout, Layout, Any, Any, str]
 
@@ -54,55 +60,95 @@ class Served:
         self.table = table
         self.vendor = table.device.vendor
         self.runtime = runtime_of(self.vendor)
+        #: The C++ extension, where it is in use.
+        self.extension = _extension(self.runtime)
+        self._native_linear: dict[LinearKey, NativeLinear] = {}
+        #: Called after a refresh.
+        self.on_refresh: list[Callable[[], None]] = []
         self.linear: dict[LinearKey, dict[int, TunedRow]] = {}
         self.products: dict[Any, Candidates] = {}
         self.rows: list[TunedRow] = []
-        self.unserved = 0
+        #: Why rows are not served -> how many.
+        self.left_out: Counter[str] = Counter()
         self.users = 0
         #: What this process computes with.
         self.environment = process_environment(self.vendor)
         self._differs: dict[str, bool] = {}
         self._static: set[_StaticKey] = set()
         self._opened: dict[int, Any] = {}
-        self._kernels: dict[tuple[Any, int], Any] = {}
-        self._lock = threading.RLock()
+        self._kernels: dict[tuple[str, Any, int], Any] = {}
+        self._lock, self._refreshing = threading.RLock(), threading.Lock()
+        #: The bundle whose rows are indexed: the table itself may have newer ones.
+        self.digest = ""
         self._index()
 
     # ---- rows ------------------------------------------------------------------------------------
 
     def _index(self) -> None:
-        """Fills the dictionaries; rows that no call of torch's matches are counted as unserved."""
+        """Fills the dictionaries; rows that cannot serve torch are counted in left_out."""
         linear: dict[LinearKey, dict[int, TunedRow]] = {}
         products: dict[Any, Candidates] = {}
-        rows, static, unserved = [], set(), 0
-        for row in self.table.rows:
+        rows, static, left_out = [], set(), Counter[str]()
+        digest, all_rows = self.table.digest, self.table.rows
+        for row in all_rows:
             product = of_row(row.canonical)
+            family = row.verdict.baseline_family
             if product is None:
-                unserved += 1
+                left_out["no call of torch's is such a product"] += 1
+                continue
+            if family is not None and family not in TORCH_DEFAULTS:
+                left_out[f"judged against {row.verdict.baseline}, which torch does not run"] += 1
                 continue
             tuned = TunedRow(self, row, product)
             rows.append(tuned)
             _place(products.setdefault(product.shapes, Candidates()).rows, product.layouts, tuned)
             static.add(_static_key(product))
             if (key := linear_key(product)) is not None:
-                _place(linear.setdefault(key, {}), product.m, tuned)
+                linear.setdefault(key, {})[product.m] = products[product.shapes].rows[product.layouts]
         for key in [*self.linear]:
             self.linear[key].clear()
         for key, found in linear.items():
             self.linear.setdefault(key, {}).update(found)
         self.products.clear()
         self.products.update(products)
-        self.rows, self._static, self.unserved = rows, static, unserved
+        self.rows, self._static, self.left_out, self.digest = rows, static, left_out, digest
+        for tuned in rows:
+            if tuned.native is not None:
+                tuned.native.set_weaker(None if tuned.weaker is None else tuned.weaker.native)
+        for linear_rows in self._native_linear:
+            self._serve_linear(linear_rows)
+
+    def native_linear(self, key: LinearKey) -> NativeLinear | None:
+        """The rows of an nn.Linear as the C++ extension has them, None without it."""
+        if self.extension is None:
+            return None
+        if key not in self._native_linear:
+            self._native_linear[key] = NativeLinear(self.extension, key[0], key[1])
+            self._serve_linear(key)
+        return self._native_linear[key]
+
+    def _serve_linear(self, key: LinearKey) -> None:
+        rows = self.linear.get(key, {}).values()
+        self._native_linear[key].serve(row.native for row in rows if row.native is not None)
+
+    def native_products(self) -> list[NativeRow]:
+        """The rows of products as the C++ extension has them, without those for weaker alignments."""
+        found = (row.native for one in self.products.values() for row in one.rows.values())
+        return [row for row in found if row is not None]
 
     def refresh(self) -> bool:
-        """Asks the table for newer rows, and serves those. Whether there were other rows."""
-        with self._lock:
-            if not self.table.refresh():
+        """Asks the table for newer rows, and serves those that it has. Whether there were other rows."""
+        with self._refreshing:
+            self.table.refresh()
+            if self.table.digest == self.digest:
                 return False
-            self._kernels.clear()
-            self._opened.clear()
-            self._differs.clear()
-            self._index()
+            with self._lock:  # products wait for a kernel here, and not for the download
+                self._kernels.clear()
+                self._opened.clear()
+                self._differs.clear()
+                self._index()
+            for then in tuple(self.on_refresh):
+                then()
             return True
 
     def find(self, product: Product, addresses: int) -> TunedRow | None:
@@ -116,7 +162,10 @@ class Served:
         return (n, k, a, b, dtype, out, extra) in self._static
 
     def differs(self, row: Row) -> bool:
-        """Whether a row was measured with other libraries than this process's."""
+        """Whether a row has to be raced first: it was measured with other libraries than this process's, or
+        its bundle does not say against which default."""
+        if row.verdict.baseline_family is None:
+            return True
         known = self._differs.get(row.environment)
         if known is None:
             stated = self.table.environments.get(row.environment, {})
@@ -134,7 +183,9 @@ class Served:
 
     def kernel(self, row: Row, index: int) -> Any | None:
         """A row's kernel on a device, loaded once; see TunedRow.prepare()."""
-        kernel = self._kernels.get((row.key, index))
+        # Rows of an older bundle, which a thread may still run, have kernels of their own.
+        place = row.bundle.digest, row.key, index
+        kernel = self._kernels.get(place)
         if kernel is not None:
             return kernel
         if self.runtime.capture(self.runtime.stream(index)) != 0:  # loading a module may wait for the device
@@ -144,12 +195,26 @@ class Served:
                 loaded = self.open(index)
             except GemmtuneError:  # another GPU: apply() and enable() refuse those that they know of
                 return None
-            kernel = self._kernels[(row.key, index)] = loaded.kernel(row)
+            kernel = self._kernels[place] = loaded.kernel(row)
         return kernel
+
+    def memory(self) -> tuple[int, int, int]:
+        """Bytes of loaded binaries, each once a device; of workspaces that are held between launches; and of
+        argument blocks."""
+        with self._lock:
+            binaries = {
+                (index, digest): kernel.row.bundle.size(digest)
+                for (_, _, index), kernel in self._kernels.items()
+                for launch in kernel.row.launches
+                for digest in (launch.binary, launch.runtime)
+                if digest is not None
+            }
+        blocks = sum(row.block_bytes for row in self.rows)
+        return sum(binaries.values()), self.runtime.workspace_bytes(), blocks
 
     def forget(self) -> None:
         """Opens the devices and loads kernels again, in a process that was forked."""
-        self._lock = threading.RLock()
+        self._lock, self._refreshing = threading.RLock(), threading.Lock()
         self._opened.clear()
         self._kernels.clear()
         for row in self.rows:
@@ -192,6 +257,12 @@ def linear_key(p: Product) -> LinearKey | None:
     return p.n, p.k, p.dtype, p.extra == "bias"
 
 
+def _extension(runtime: Runtime) -> Any | None:
+    if extension.loaded() is not None and runtime.stream_function is None:
+        extension.leave_out("this torch does not export its current stream")
+    return extension.loaded()
+
+
 # ---- one table a device type ---------------------------------------------------------------------
 
 _SERVED: dict[str, Served] = {}
@@ -199,6 +270,8 @@ _LOCK = threading.Lock()
 
 
 def _after_fork() -> None:
+    global _LOCK  # another thread may have held it
+    _LOCK = threading.Lock()
     for served in _SERVED.values():
         served.forget()
 
@@ -206,9 +279,13 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+def _kind(table: Table) -> str:
+    return "cpu" if table.device.vendor == "cpu" else "cuda"
+
+
 def acquire(table: Table) -> Served:
     """The served table, for one more user. Raises ServingError if another table serves the same devices."""
-    kind = "cpu" if table.device.vendor == "cpu" else "cuda"
+    kind = _kind(table)
     with _LOCK:
         served = _SERVED.get(kind)
         if served is not None and served.table.digest != table.digest:
@@ -226,8 +303,13 @@ def release(served: Served) -> None:
     """One user less; the last one's table may be replaced by another."""
     with _LOCK:
         served.users -= 1
-        if not served.users and _SERVED.get(served.runtime.type) is served:
-            del _SERVED[served.runtime.type]
+        if not served.users:
+            del _SERVED[_kind(served.table)]
+
+
+def in_use() -> list[Served]:
+    """Every table that serves torch now."""
+    return list(_SERVED.values())
 
 
 def current(device_type: str) -> Served | None:

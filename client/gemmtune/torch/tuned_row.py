@@ -4,41 +4,57 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from gemmtune.errors import LaunchError
 from gemmtune.torch.layouts import Product
+from gemmtune.torch.native_rows import NativeRow
 from gemmtune.torch.precision import fp32_compute
 from gemmtune.torch.runtime import Runtime
 
 if TYPE_CHECKING:
+    from gemmtune.launch import PreparedLaunch
     from gemmtune.row import Row
-    from gemmtune.torch.served import Served
 
 #: The order in which callers give addresses: the canonical (column-major) operands, so that "a" is the call's
 #: second operand.
 ORDER = ("a", "b", "d", "c", "bias", "scale_a", "scale_b")
 
 
+class Owner(Protocol):
+    """What a row needs of the table that serves it."""
+
+    runtime: Runtime
+    #: The C++ extension, None where Python launches rows.
+    extension: Any
+
+    def differs(self, row: Row) -> bool:
+        """Whether the row has to be raced before it is used."""
+
+    def kernel(self, row: Row, index: int) -> Any | None:
+        """The row's kernel on a device, loaded once; see TunedRow.prepare()."""
+
+
 class _PerThread(threading.local):
     """Launches, by device: an argument block is patched at every call, so that threads have their own."""
 
     def __init__(self) -> None:
-        self.launches: dict[int, Callable[[int, int, tuple[int, ...]], None]] = {}
+        self.launches: dict[int, PreparedLaunch] = {}
 
 
 class TunedRow:
     """One row. It is live until its launch fails, or until a race finds it slower than torch."""
 
     __slots__ = (
-        "_local", "_permutation", "_served", "alignment_mask", "deterministic", "fp32", "live", "on_gpu",
-        "pending", "product", "row", "runtime", "weaker", "workspace_alignment", "workspace_bytes",
+        "_blocks", "_live", "_local", "_permutation", "_prepared", "_served", "alignment_mask",
+        "deterministic", "fp32", "native", "on_gpu", "pending", "product", "row", "runtime", "weaker",
+        "workspace_alignment", "workspace_bytes",
     )  # fmt: skip
 
-    def __init__(self, served: Served, row: Row, product: Product) -> None:
+    def __init__(self, served: Owner, row: Row, product: Product) -> None:
         self._served, self.row, self.product = served, row, product
         self.runtime: Runtime = served.runtime
         self.on_gpu = served.runtime.type == "cuda"
@@ -49,26 +65,47 @@ class TunedRow:
         self.fp32 = product.dtype == torch.float32
         #: Whether a race has to decide first if the row is faster than torch here.
         self.pending = served.differs(row)
+        #: The row of the C++ extension, where that is in use.
+        self.native = (
+            None
+            if served.extension is None
+            else NativeRow(served.extension, product, self.alignment_mask, self.deterministic)
+        )
         self.live = not self.pending
-        #: The row of the same product for operands of a weaker alignment.
+        #: The next row of the same product: for a weaker alignment, or another compute type.
         self.weaker: TunedRow | None = None
         self.workspace_bytes, self.workspace_alignment = 0, 16
         self._local = _PerThread()
+        self._blocks = 0
+        #: Devices on which the C++ extension launches the row.
+        self._prepared: set[int] = set()
         self._permutation: tuple[int, ...] | None = None
 
+    @property
+    def live(self) -> bool:
+        """Whether the row may be used."""
+        return self._live
+
+    @live.setter
+    def live(self, live: bool) -> None:
+        self._live = live
+        if self.native is not None:
+            self.native.set_live(live)
+
     def applies(self, addresses: int) -> TunedRow | None:
-        """This row, or the one for a weaker alignment, if it may serve a call now; `addresses` are all of the
+        """This row, or the next one of the product, if it may serve a call now; `addresses` are all of the
         call's addresses, or-ed."""
         one: TunedRow | None = self
-        while one is not None and (not one.live or addresses & one.alignment_mask):
+        while one is not None:
+            if (
+                one._live
+                and not addresses & one.alignment_mask
+                and (one.deterministic or not torch.are_deterministic_algorithms_enabled())
+                and (not one.fp32 or fp32_compute(one.runtime.type) == (one.product.compute or "fp32"))
+            ):
+                return one
             one = one.weaker
-        if one is None:
-            return None
-        if not one.deterministic and torch.are_deterministic_algorithms_enabled():
-            return None
-        if one.fp32 and fp32_compute(one.runtime.type) != (one.product.compute or "fp32"):
-            return None
-        return one
+        return None
 
     def launch(self, index: int, addresses: tuple[int, ...]) -> bool:
         """Launches on torch's current stream of device `index`, with addresses in the order of ORDER, those
@@ -83,6 +120,8 @@ class TunedRow:
             launch = self._local.launches.get(index) or self.prepare(index)
             if launch is None:
                 return False
+            if self.native is not None and (status := self.native.failed):
+                raise launch.failure(status)
             stream = self.runtime.stream(index)
             if self._permutation is not None:
                 addresses = tuple(addresses[one] for one in self._permutation)
@@ -100,9 +139,12 @@ class TunedRow:
 
     def forget(self) -> None:
         """Loads again at the next launch: kernels stay with the process that loaded them."""
+        if self.native is not None:
+            self.native.forget()
+            self._prepared.clear()
         self._local = _PerThread()
 
-    def prepare(self, index: int) -> Callable[[int, int, tuple[int, ...]], None] | None:
+    def prepare(self, index: int) -> PreparedLaunch | None:
         """This thread's launch on a device, its binaries loaded. None for a device that the table does not
         serve, and under capture for a kernel that has not been loaded before. Raises LaunchError."""
         kernel = self._served.kernel(self.row, index)
@@ -114,8 +156,13 @@ class TunedRow:
             self._permutation = tuple(given.index(name) for name in names)
         self.workspace_bytes = kernel.workspace_bytes
         self.workspace_alignment = max(kernel.workspace_alignment, 1)
-        launch: Callable[[int, int, tuple[int, ...]], None] = kernel.prepare()
+        launch: PreparedLaunch = kernel.prepare()
         self._local.launches[index] = launch
+        self._blocks += 1
+        if self.native is not None and not kernel.scalars and index not in self._prepared:
+            self._prepared.add(index)
+            self.native.prepare(index, kernel, self.runtime.stream_function or 0)
+            self._blocks += 1
         return launch
 
     def retire(self, error: LaunchError) -> None:
@@ -128,6 +175,11 @@ class TunedRow:
             RuntimeWarning,
             stacklevel=5,
         )
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of the argument blocks that were made, of every thread and device, and of the extension's."""
+        return self._blocks * sum(len(launch.template) for launch in self.row.launches)
 
     @property
     def name(self) -> str:

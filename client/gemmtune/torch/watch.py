@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from gemmtune.torch import extension
 from gemmtune.torch.layouts import Product
 
 
@@ -20,6 +21,24 @@ class Watcher(Protocol):
 
 #: Tested for emptiness at every product.
 WATCHERS: list[Watcher] = []
+
+
+def add(watcher: Watcher) -> None:
+    """Tells a watcher of every product from now on. The C++ extension leaves products to Python meanwhile."""
+    WATCHERS.append(watcher)
+    _tell_extension()
+
+
+def remove(watcher: Watcher) -> None:
+    """Tells a watcher no longer."""
+    WATCHERS.remove(watcher)
+    _tell_extension()
+
+
+def _tell_extension() -> None:
+    module = extension.loaded()
+    if module is not None:
+        module.watch(len(WATCHERS))
 
 
 class _PerThread(threading.local):

@@ -10,6 +10,7 @@ from dataclasses import replace
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -136,6 +137,21 @@ def test_the_same_rows_give_the_same_bytes(
     assert again.path.read_bytes() == gpu.path.read_bytes()
     other = replace(rows[0], verdict={**VERDICT, "rounds": 21})
     assert written([other, *rows[1:]], tmp_path / "other.gtb", cache).digest != gpu.digest
+
+
+def test_writers_of_one_file_leave_each_other_alone(tmp_path: Path) -> None:
+    path = tmp_path / "x.gtb"
+
+    def read(_: str) -> bytes:  # another one writes meanwhile
+        other = Thread(target=bundle_file.write_file, args=(path, {"binaries": {}}, read))
+        other.start()
+        other.join()
+        return b"binary"
+
+    digest = bundle_file.write_file(path, {"binaries": {"0" * 64: {}}}, read)
+    with zipfile.ZipFile(path) as file:
+        assert sha256(file.read("manifest.json")).hexdigest() == digest
+    assert [one.name for one in tmp_path.iterdir()] == ["x.gtb"]
 
 
 def test_a_problem_has_one_row(cache: BinaryCache, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ _SWAPPED = {"a": "b", "b": "a"}
 def write_bundle(
     path: Path, problems: Iterable[GemmProblem], cache: BinaryCache, *,
     seconds: Mapping[int, float] | None = None, deterministic: bool | None = True,
-    torch_build: str | None = None,
+    torch_build: str | None = None, default: str | None = "torch",
 ) -> Path:  # fmt: skip
     """A bundle with the likeliest kernel of each problem, on one thread. `seconds`: n of a row-major problem
     -> the seconds that its verdict states."""
@@ -49,7 +49,7 @@ def write_bundle(
         digests = [hashlib.sha256(one.read_bytes()).hexdigest() for one in (library, pool)]
         binaries |= dict(zip(digests, (library, pool), strict=True))
         time = (seconds or {}).get(problem.m, 1e-5)
-        rows.append(_row(problem, solution, library, pool, digests, time, deterministic))
+        rows.append(_row(problem, solution, library, pool, digests, time, deterministic, default))
     device = environment.device_class
     manifest = {
         "format": "gemmtune-bundle", "version": 1,
@@ -75,7 +75,7 @@ def write_bundle(
 
 def _row(
     problem: GemmProblem, solution: Solution, library: Path, pool: Path, digests: list[str], seconds: float,
-    deterministic: bool | None,
+    deterministic: bool | None, default: str | None,
 ) -> dict[str, Any]:  # fmt: skip
     p = solution.parameters
     blocks = {name: int(p.get(name) or 1) for name in ("mc", "nc", "kc")}
@@ -106,7 +106,8 @@ def _row(
                      "parameters": dict(p), "build": None},
         "environment": "here",
         "verdict": {"judgement": "WIN", "seconds": seconds, "baseline_seconds": 2 * seconds,
-                    "baseline": "torch", "speedup": [1.9, 2.0, 2.1], "rounds": 9, "session": "s",
+                    "baseline": str(default), "baseline_family": default,
+                    "speedup": [1.9, 2.0, 2.1], "rounds": 9, "session": "s",
                     "decided_at": "2026-11-01"},
         "deterministic": deterministic,
         "operands": operands,

@@ -83,9 +83,12 @@ def make_table(cache: BinaryCache, tmp_path: Path) -> Callable[..., Table]:
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Races are kept in a folder of the test's own; no table, watcher or override is left behind."""
-    from gemmtune.torch import override, served, watch
+    """Races are kept in a folder of the test's own, and Python launches the rows; no table, watcher or
+    override is left behind."""
+    from gemmtune.torch import extension, override, served, watch
 
+    monkeypatch.setattr(extension, "_STATE", extension._State())
+    monkeypatch.setenv(extension.SETTING, "off")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     yield
     assert not served._SERVED

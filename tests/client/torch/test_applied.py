@@ -9,6 +9,7 @@ import os
 import pickle
 import signal
 import threading
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import gemmtune.torch
@@ -61,14 +62,16 @@ def test_other_sizes_are_torchs_own(table: Table) -> None:
     assert (count.report().hits, count.report().misses) == (0, 1)
 
 
-def test_disable_restores_the_class_forward(table: Table) -> None:
+def test_disable_restores_the_class(table: Table) -> None:
     module = linear()
     handle = gemmtune.torch.apply(module, table)
-    assert "forward" in vars(module)
+    assert type(module) is not nn.Linear
+    assert repr(module) == repr(linear())
     assert handle.modules == 1
     handle.disable()
     handle.disable()
-    assert "forward" not in vars(module)
+    assert type(module) is nn.Linear
+    assert vars(module).keys() == vars(linear()).keys()
 
 
 def test_modules_without_rows_are_not_touched(table: Table) -> None:
@@ -78,7 +81,7 @@ def test_modules_without_rows_are_not_touched(table: Table) -> None:
     model = nn.ModuleList([nn.Linear(K, 20), Other(K, N), nn.Linear(K, N, dtype=torch.float64)])
     with gemmtune.torch.apply(model, table) as handle:
         assert handle.modules == 0
-        assert not any("forward" in vars(one) for one in model)
+        assert [type(one) for one in model] == [nn.Linear, Other, nn.Linear]
 
 
 # ---- inputs that rows are not for ----------------------------------------------------------------
@@ -220,6 +223,21 @@ def test_autocast_is_torchs_unless_it_changes_nothing(table: Table) -> None:
         assert count.report().hits == 1
 
 
+def test_training_under_autocast_is_torchs(table: Table) -> None:
+    model, x = nn.Sequential(nn.Linear(K, K), nn.Linear(K, N)), torch.randn(8, K)
+
+    def gradients() -> Any:
+        with torch.autocast(
+            "cpu", torch.bfloat16
+        ):  # the second module's input is in bf16, its weight in fp32
+            out = model(x)
+        return torch.autograd.grad(out.float().square().sum(), list(model.parameters()))
+
+    expected = gradients()
+    with gemmtune.torch.apply(model, table):
+        assert all(map(torch.equal, gradients(), expected))
+
+
 def test_shorter_fp32_products_are_left_to_torch(table: Table) -> None:
     module, x = linear(), torch.randn(8, K)
     before = torch.get_float32_matmul_precision()
@@ -277,6 +295,14 @@ def test_moved_replaced_and_transposed_parameters_are_seen(table: Table) -> None
         assert module(x.double()).dtype == torch.float64
 
 
+def test_parameters_that_are_pruned_in_place_are_seen(table: Table) -> None:
+    module, x = linear(), torch.randn(8, K)
+    with gemmtune.torch.apply(module, table):
+        assert right(module, x, module(x))
+        module.weight.data, module.bias.data = module.weight.data[:24], module.bias.data[:24]
+        assert right(module, x, module(x))
+
+
 def test_copies_compute_with_their_own_parameters(table: Table) -> None:
     module, x = linear(), torch.randn(8, K)
     with gemmtune.torch.apply(module, table):
@@ -292,6 +318,34 @@ def test_copies_compute_with_their_own_parameters(table: Table) -> None:
         with torch.no_grad():
             one.weight.add_(1)
         assert right(one, x, one(x))
+
+
+def test_shallow_copies_compute_with_their_own_parameters(table: Table) -> None:
+    module, x, zeros = linear(), torch.randn(8, K), torch.zeros(N, K)
+    with gemmtune.torch.apply(module, table):
+        shallow, replica = copy.copy(module), module._replicate_for_data_parallel()
+        shallow._parameters = {"weight": nn.Parameter(zeros, requires_grad=False), "bias": None}
+        replica.weight, replica.bias = zeros, None  # tensors, as DataParallel sets them
+        for one in (shallow, replica):
+            assert not one(x).any()
+        assert right(module, x, module(x))
+    for one in (shallow, replica):
+        assert not one(x).any()
+
+
+def test_a_class_that_is_changed_again_computes_as_torch_afterwards(table: Table) -> None:
+    from torch.nn.utils import parametrize
+
+    class Double(nn.Module):  # type: ignore[misc]
+        def forward(self, weight: Any) -> Any:
+            return 2 * weight
+
+    module, x = linear(), torch.randn(8, K)
+    handle = gemmtune.torch.apply(module, table)
+    parametrize.register_parametrization(module, "weight", Double())
+    assert right(module, x, module(x))
+    handle.disable()
+    assert right(module, x, module(x))
 
 
 # ---- autograd ------------------------------------------------------------------------------------
@@ -395,6 +449,48 @@ def test_refresh_serves_the_rows_of_a_newer_bundle(make_table: Any) -> None:
         assert {(line.m, line.calls) for line in count.report().lines if line.hit} == {(3, 2)}
 
 
+def test_refresh_races_and_loads_as_apply_does(make_table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gemmtune.torch import race
+
+    from backends.problem import from_linear
+
+    monkeypatch.setattr(race, "timed_on_cpu", lambda *_: 0.5)
+    table = make_table([from_linear(8, N, K, "fp32")], torch_build="1.0")
+    model = nn.ModuleList([linear(bias=False), linear()])
+    with gemmtune.torch.apply(model, table) as handle:
+        assert (handle.modules, handle.pending) == (1, 0)
+        rows = [from_linear(3, N, K, "fp32"), from_linear(8, N, K, "fp32", bias="fp32")]
+        make_table(rows, torch_build="1.0")  # in the same file
+        assert handle.refresh()
+        assert (handle.modules, handle.pending) == (2, 0)
+        assert len(handle._served._kernels) == 2  # loaded before the first call
+        with gemmtune.torch.report() as count:
+            for module in model:
+                for m in (3, 8):
+                    x = torch.randn(m, K)
+                    assert right(module, x, module(x))
+        assert {(line.m, line.extra) for line in count.report().lines if line.hit} == {(3, ""), (8, "bias")}
+    assert {type(one) for one in model} == {nn.Linear}
+
+
+def test_a_refresh_of_the_table_itself_is_served_by_the_next_one_of_the_handle(make_table: Any) -> None:
+    from backends.problem import from_linear
+
+    table = make_table([from_linear(8, N, K, "fp32")])
+    module = linear(bias=False)
+    with gemmtune.torch.apply(module, table) as handle:
+        old = handle._served.rows[0]
+        make_table([from_linear(3, N, K, "fp32")])
+        assert table.refresh()
+        assert handle.refresh()
+        assert not handle.refresh()
+        old.prepare(0)  # a thread that runs it yet
+        x = torch.randn(3, K)
+        with gemmtune.torch.report() as count:
+            assert right(module, x, module(x))
+        assert count.report().hits == 1
+
+
 def test_a_model_elsewhere_is_refused_by_name(table: Table) -> None:
     model = nn.Linear(K, N, device="meta")
     with pytest.raises(gemmtune.torch.ServingError, match="are on meta"):
@@ -414,6 +510,57 @@ def test_a_forked_process_loads_its_own_kernels(table: Table) -> None:
             finally:
                 os._exit(0 if ok else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_fork_while_other_threads_hold_the_locks(table: Table) -> None:
+    from gemmtune import drivers
+    from gemmtune.torch import graph_pass, override, served
+
+    module, x = linear(), torch.randn(8, K)
+    with gemmtune.torch.apply(module, table) as handle, gemmtune.torch.report() as count:
+        held = [
+            table._served.bundle._lock, table._lock, table._served.bundle._zip._lock, handle._served._lock,
+            drivers._lock, served._LOCK, override._LOCK, graph_pass._LOCK,
+        ]  # fmt: skip
+        expected = module(x)
+        locked, done = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with ExitStack() as stack:
+                for one in held:
+                    stack.enter_context(one)
+                locked.set()
+                done.wait(60)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        locked.wait(60)
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(20)
+            ok = False
+            try:
+                ok = bool(torch.equal(module(x), expected)) and count.report().hits == 2
+                ok = ok and not handle.refresh()
+            finally:
+                os._exit(0 if ok else 1)
+        status = os.waitpid(child, 0)[1]
+        done.set()
+        thread.join()
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_a_row_of_another_computation_hides_no_other_row(make_table: Any) -> None:
+    from backends.problem import from_linear
+
+    table = make_table([from_linear(8, N, K, "fp32", alignment=one) for one in (16, 4)])
+    module, x = linear(bias=False), torch.randn(8, K)
+    with gemmtune.torch.apply(module, table) as handle, gemmtune.torch.report() as count:
+        first = handle._served.linear[N, K, torch.float32, False][8]
+        first.product = first.product._replace(compute="tf32")
+        assert right(module, x, module(x))
+        assert [line.calls for line in count.report().lines if line.hit] == [1]
 
 
 def test_functional_linear_is_torchs(table: Table) -> None:

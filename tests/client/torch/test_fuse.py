@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import gemmtune.torch
@@ -16,7 +17,7 @@ from tests.client.torch.close import close
 from tests.client.torch.conftest import GATE_UP, QKV, K
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from gemmtune import Table
 
@@ -133,6 +134,55 @@ def test_changed_weights_are_seen(table: Table) -> None:
         for module in (model.q_proj, model.k_proj, model.v_proj):
             assert right(module, x, module(x))
     assert right(model.k_proj, x, model.k_proj(x))
+
+
+def _add(parameter: Any) -> None:
+    parameter.add_(100.0)
+
+
+def _replace(module: nn.Linear, name: str, value: Any) -> None:
+    setattr(module, name, None if value is None else nn.Parameter(value, requires_grad=False))
+
+
+def _prune(module: nn.Linear) -> None:
+    module.weight.data, module.bias.data = module.weight.data[:8], module.bias.data[:8]
+
+
+CHANGES: dict[str, Callable[[nn.Linear], None]] = {
+    "another weight": lambda module: _replace(module, "weight", torch.randn(QKV[1], K)),
+    "another bias": lambda module: _replace(module, "bias", torch.full((QKV[1],), 100.0)),
+    "no bias": lambda module: _replace(module, "bias", None),
+    "a weight changed in place": lambda module: _add(module.weight),
+    "a bias changed in place": lambda module: _add(module.bias),
+    "pruned": _prune,
+}
+
+
+@pytest.mark.parametrize("between", [False, True])
+@pytest.mark.parametrize("name", CHANGES)
+def test_each_change_of_a_parameter_is_seen(table: Table, name: str, between: bool) -> None:
+    model, x = Attention(), torch.randn(8, K)
+    with gemmtune.torch.apply(model, table, fuse=True) as handle:
+        assert handle.fused == 1
+        if between:
+            model.q_proj(x)  # computes the columns of all
+        CHANGES[name](model.k_proj)
+        for module in (model.k_proj, model.q_proj, model.v_proj):
+            assert right(module, x, module(x))
+
+
+def test_an_output_may_be_changed_in_place(table: Table, products: Any) -> None:
+    model, x, lora = Attention(), torch.randn(8, K), nn.Linear(K, QKV[0])
+    with gemmtune.torch.apply(model, table, fuse=True):
+        q = model.q_proj(x)
+        q += lora(x)
+        k, v = model.k_proj(x), model.v_proj(x)
+        assert products() == [sum(QKV)]
+        assert (q.requires_grad, k.requires_grad, v._version) == (True, False, 0)
+        (grad,) = torch.autograd.grad((q.sum() + (k * v).sum()), [lora.bias])
+        assert torch.equal(grad, torch.full((QKV[0],), 8.0))
+        assert right(model.k_proj, x, k)
+        assert right(model.v_proj, x, v)
 
 
 def test_inputs_that_nobody_shares_end_the_group(table: Table, products: Any) -> None:

@@ -144,6 +144,16 @@ def test_a_pass_of_the_programs_own_runs_first(table: Table, monkeypatch: pytest
     assert "addmm" in seen[0]
 
 
+def test_handles_end_in_any_order(table: Table) -> None:
+    before = inductor.post_grad_custom_pre_pass
+    first = gemmtune.torch.apply(Model(), table)
+    second = gemmtune.torch.enable(table)
+    first.disable()
+    assert table.digest in str(inductor.post_grad_custom_pre_pass.uuid())
+    second.disable()
+    assert inductor.post_grad_custom_pre_pass is before
+
+
 def test_a_pass_for_programs_that_set_it_themselves(table: Table) -> None:
     found = gemmtune.torch.compile_pass(table)
     assert table.digest in found.uuid()

@@ -99,6 +99,21 @@ def test_gemmtune_reads_the_file(tmp_path: Path) -> None:
     assert problems == {from_mm(7, N, K, "fp32"), from_linear(7, N, K, "bf16")}
 
 
+def test_one_row_of_scales_is_outer_as_the_other_side_is() -> None:
+    from gemmtune.torch.operands import make, torch_call
+
+    kind = torch.float8_e4m3fn
+    a, b = torch.zeros(1, K).to(kind), torch.zeros(N, K).to(kind).t()
+    with gemmtune.torch.record("cpu") as recording:
+        torch._scaled_mm(a, b, torch.ones(1, 1), torch.ones(1, N), out_dtype=torch.bfloat16)
+        torch._scaled_mm(a, b, torch.tensor(1.0), torch.tensor(1.0), out_dtype=torch.bfloat16)
+    assert [one["scaling"] for one in recording.problems()] == [
+        {"a": "outer", "b": "outer"}, {"a": "tensor", "b": "tensor"},
+    ]  # fmt: skip
+    for product in recording._calls:
+        assert torch_call(product, make(product, "cpu"))().shape == (1, N)
+
+
 def test_wrong_arguments_and_a_second_start_are_refused() -> None:
     for wrong in ({"replays": 0}, {"fuse": True}):
         with pytest.raises(gemmtune.torch.ServingError):
@@ -165,3 +180,24 @@ def test_submit_says_what_is_wrong() -> None:
         recording.submit("localhost")
     with pytest.raises(gemmtune.torch.ServingError, match="does not answer"):
         recording.submit("http://127.0.0.1:1")
+    with pytest.raises(gemmtune.torch.ServingError, match="key would be sent in the clear"):
+        recording.submit("http://gpu.example", key="secret")
+
+
+def test_submit_sends_the_key_to_no_other_host(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def redirect(handler: Service) -> None:
+        seen.append(handler.headers["Authorization"])
+        handler.rfile.read(int(handler.headers["Content-Length"]))
+        handler.send_response(302)
+        handler.send_header("Location", f"{server.replace('127.0.0.1', 'localhost')}/elsewhere")
+        handler.end_headers()
+
+    monkeypatch.setattr(Service, "do_POST", redirect)
+    monkeypatch.setattr(Service, "do_GET", redirect, raising=False)
+    with gemmtune.torch.record("cpu") as recording:
+        torch.randn(7, K) @ torch.randn(K, N)
+    with pytest.raises(gemmtune.torch.ServingError, match=r"redirects to .*localhost.*: give that address"):
+        recording.submit(server, key="secret")
+    assert seen == ["Bearer secret"]

@@ -117,6 +117,7 @@ def test_winners_are_compiled_and_served(client: httpx.Client, engine: Engine, t
     assert verdict.pop("decided_at")
     assert verdict == {
         "judgement": "WIN", "seconds": 1e-6, "baseline_seconds": 3e-6, "baseline": "numpy",
+        "baseline_family": "numpy",
         "speedup": [2.5, 3.0, 3.5], "rounds": 8, "session": session,
     }  # fmt: skip
     assert found.manifest["device"]["class"] == H200
