@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from backends.canonical import short_hash
-from backends.errors import StorageError
+from backends.errors import NotCompiled, StorageError
 
 
 class BinaryCache:
@@ -63,6 +63,22 @@ class BinaryCache:
         finally:
             temporary.unlink(missing_ok=True)
         return path
+
+
+class CompiledOnly(BinaryCache):
+    """A cache that compiles nothing: with it a family's compile() returns the binary that is there, or raises
+    NotCompiled."""
+
+    def get(self, key: str, suffix: str) -> Path:
+        """The binary's path. Raises NotCompiled."""
+        path = super().get(key, suffix)
+        if path is None:
+            raise NotCompiled(f"{self.path(key, suffix)} is not compiled yet")
+        return path
+
+    def put(self, key: str, suffix: str, build: Callable[[Path], None]) -> Path:
+        """Raises NotCompiled."""
+        raise NotCompiled(f"{self.path(key, suffix)} is not compiled yet")
 
 
 def storage_error(path: Path, error: OSError) -> StorageError:

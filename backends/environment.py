@@ -82,6 +82,21 @@ class Environment:
         """Device class and a hash of every field."""
         return f"{self.device_class}-{short_hash(self.to_dict())}"
 
+    def changes(self, later: Environment) -> list[str]:
+        """What differs in `later` of all that a result depends on besides the device itself: partition,
+        driver, runtime and libraries, each as a phrase such as "driver 570.1 is now 575.2"."""
+        before, after = self._software(), later._software()
+        found = []
+        for name in sorted(before.keys() | after.keys()):
+            old, new = before.get(name, ""), after.get(name, "")
+            if old != new:
+                found.append(f"{name} {old or 'was absent and'} is now {new or 'absent'}")
+        return found
+
+    def _software(self) -> dict[str, str]:
+        named = {name: getattr(self, name) for name in ("partition", "driver", "runtime")}
+        return {**named, **self.libraries}
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; from_dict() is the inverse."""
         return {**asdict(self), "libraries": dict(sorted(self.libraries.items()))}

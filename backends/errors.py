@@ -59,6 +59,11 @@ class DeviceLost(DeviceError):
     repair. Nothing more can be measured here; problems that were waiting stay unmeasured."""
 
 
+class ResourcesExhausted(DeviceLost):
+    """This process can start no more processes or threads, or gets no memory. No problem and no candidate is
+    at fault."""
+
+
 class CompilerMissing(GemmtuneError):
     """No usable compiler was found."""
 
@@ -69,6 +74,10 @@ class CompileError(GemmtuneError):
     def __init__(self, message: str, log: str = "") -> None:
         super().__init__(message)
         self.log = log
+
+
+class NotCompiled(GemmtuneError, LookupError):
+    """The cache holds no binary of the candidate yet, and the caller asked that none be compiled."""
 
 
 class LaunchError(GemmtuneError):

@@ -45,6 +45,16 @@ from backends.problem_rules import (
     one_of,
 )
 
+#: Fields in which problems of the same kind may differ.
+_SIZES = frozenset(
+    ("m", "n", "k", "batch", "lda", "ldb", "ldc", "ldd", "stride_a", "stride_b", "stride_c", "stride_d")
+)
+
+
+@lru_cache(maxsize=4096)
+def _kind(fields: tuple[tuple[str, Any], ...]) -> str:
+    return short_hash(dict(fields))
+
 
 @dataclass(frozen=True)
 class GemmProblem(ProblemFields):
@@ -152,6 +162,11 @@ class GemmProblem(ProblemFields):
         batch = f"_b{self.batch}" if self.batch > 1 else ""
         kind = "tf32" if self.compute == "tf32" else self.dtype_a
         return f"{self.trans_a}{self.trans_b}".lower() + f"_{self.m}x{self.n}x{self.k}{batch}_{kind}"
+
+    @property
+    def kind(self) -> str:
+        """Equal for problems that differ only in sizes, leading dimensions and batch strides."""
+        return _kind(tuple((n, v) for n, v in self.to_dict().items() if n not in _SIZES))
 
     @property
     def epilogue(self) -> str:

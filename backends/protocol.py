@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from backends.cache import BinaryCache
 from backends.environment import Environment
+from backends.family_space import FamilySpace
 from backends.operands import Layout, Operands
 from backends.problem import GemmProblem
 from backends.solution import Solution
@@ -301,12 +302,56 @@ class NeighbouredFamily(Protocol):
 
 
 @runtime_checkable
+class SpacedFamily(Protocol):
+    """A family whose list is only an order over a larger space. Of any other family the list is the space."""
+
+    def space(self, problem: GemmProblem, environment: Environment) -> FamilySpace:
+        """Every combination of its parameters for the problem; of no members if it does not support it.
+        Every candidate of solutions() is a member."""
+
+
+@runtime_checkable
+class DeviceSpacedFamily(Protocol):
+    """A DeviceListedFamily whose list is only an order over a larger space, which its library checks on the
+    open device."""
+
+    def space_on(self, problem: GemmProblem, device: Any, max_workspace_bytes: int | None) -> FamilySpace:
+        """Every combination of its parameters for the problem. Every candidate of enumerate_on() is a
+        member."""
+
+
+@runtime_checkable
+class ProposingFamily(Protocol):
+    """A family for which another program's model proposes candidates."""
+
+    @property
+    def model(self) -> str:
+        """The model's name."""
+
+    def supports(self, problem: GemmProblem) -> bool:
+        """See Family."""
+
+    def proposed(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
+        """Legal candidates that the model proposes, its likeliest first; none where it is not installed or
+        does not know the device."""
+
+
+@runtime_checkable
 class BuiltFamily(Protocol):
     """A family whose solutions name the build of a library (Solution.build)."""
 
     @property
     def library(self) -> str:
         """The library's name among an environment's libraries."""
+
+
+@runtime_checkable
+class VersionedFamily(Protocol):
+    """A family whose solutions name its version (Solution.version): another version is another kernel."""
+
+    @property
+    def version(self) -> int:
+        """The version of the solutions that it runs."""
 
 
 @runtime_checkable

@@ -167,6 +167,8 @@ def _strides(value: object) -> dict[str, Any]:
     for side, stride in given.items():
         if isinstance(stride, bool) or not isinstance(stride, int):
             raise InvalidProblem(f"strides.{side} must be an integer, not {stride!r}", "strides")
+        if stride < 0:
+            raise InvalidProblem(f"strides.{side} must be at least 0, not {stride}", "strides")
     return {f"stride_{side}": stride for side, stride in given.items()}
 
 

@@ -22,10 +22,11 @@ from benchmarks.report import geometric_mean
 from tuners.budget import Budget, Search
 from tuners.ceilings import Ceilings, CeilingStore
 from tuners.decide import Judgement, Verdict
-from tuners.device_client import DeviceClient, Runner
+from tuners.device_client import DeviceClient
 from tuners.intervals import Interval, paired
 from tuners.policy import MeasurementPolicy
 from tuners.roofline import bound
+from tuners.runner import Runner
 from tuners.session import Session
 from tuners.tuning_settings import TuningSettings
 

@@ -44,9 +44,10 @@ from benchmarks.cuda_tuned import (
 from benchmarks.report import RESULTS, write
 from tuners.budget import Budget, Search
 from tuners.ceilings import Ceilings
-from tuners.device_client import DeviceClient, Runner
+from tuners.device_client import DeviceClient
 from tuners.policy import MeasurementPolicy
 from tuners.roofline import bound
+from tuners.runner import Runner
 from tuners.session import Session
 from tuners.tuning_settings import TuningSettings
 

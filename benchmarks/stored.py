@@ -15,7 +15,7 @@ from backends.solution import Solution
 from db import models, sessions
 from db.best import best_row
 from db.engine import now, writing
-from db.values import kind_of, put_policy, put_solutions, table
+from db.values import put_policy, put_solutions, table
 from tuners.policy import MeasurementPolicy
 
 #: Rows per transaction.
@@ -89,7 +89,7 @@ def _store(
         if new_problems:
             rows[models.Problem].append(
                 {"id": problem.id, "slug": problem.slug, "m": problem.m, "n": problem.n, "k": problem.k,
-                 "batch": problem.batch, "dtype": problem.dtype_a, "kind": kind_of(problem),
+                 "batch": problem.batch, "dtype": problem.dtype_a, "kind": problem.kind,
                  "content": problem.to_dict(), "created_at": at}
             )  # fmt: skip
         rows[models.Session].append(

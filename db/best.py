@@ -13,7 +13,7 @@ from backends.problem import GemmProblem
 from backends.wire import problem_to_wire
 from db import models
 from db.targets import Derive, rebuild_targets
-from db.values import CHUNK, among, bucket_of, chunks, insert_new, kind_of, measured_workspace, table
+from db.values import CHUNK, among, bucket_of, chunks, insert_new, measured_workspace, table
 
 _session = table(models.Session)
 _measurement = table(models.Measurement)
@@ -229,7 +229,7 @@ def best_row(row: Mapping[Any, Any], targets_verdict_number: int | None = None) 
         "verdict_number": row["number"],
         "environment_id": row["environment_id"],
         "provenance_number": row["provenance_number"],
-        "kind": kind_of(problem),
+        "kind": problem.kind,
         "m": problem.m,
         "n": problem.n,
         "k": problem.k,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -80,7 +81,7 @@ def open_engine(text: str) -> Engine:
                 f"cannot make the folder of the database {path}: {error.strerror}; set GEMMTUNE_DATABASE_URL"
             ) from error
         engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS}, pool_size=10, max_overflow=10)
-        _prepare_sqlite(engine)
+        _prepare_sqlite(engine, SqliteFile(path))
         return engine
     return create_engine(
         url,
@@ -92,14 +93,75 @@ def open_engine(text: str) -> Engine:
     )
 
 
-def _prepare_sqlite(engine: Engine) -> None:
+class SqliteFile:
+    """The database file that an engine opened first. What is written to a file that was deleted or replaced
+    since is lost without an error of SQLite's."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._opened: tuple[int, int] | None = None
+
+    def opening(self) -> None:
+        """Before a connection is opened: SQLite would make a new file in the place of one that is gone.
+        Raises DatabaseBroken."""
+        if self._opened is not None:
+            self._found()
+
+    def opened(self) -> None:
+        """After a connection was opened. Raises DatabaseBroken."""
+        if self._opened is None:
+            found = self._path.stat()
+            self._opened = (found.st_dev, found.st_ino)
+        self._found()
+
+    def check(self) -> None:
+        """Around a transaction that writes. Raises DatabaseBroken if the file is not the one that was opened,
+        or is read-only."""
+        found = self._found()
+        # Connections that are open already could still write, but nobody could open the file again.
+        if not found.st_mode & 0o222 or not os.access(self._path, os.W_OK):
+            raise DatabaseBroken(
+                f"the database file {self._path} is read-only; make it writable for the user of servers and "
+                "workers"
+            )
+
+    def check_log(self) -> None:
+        """After a commit, as check(): the commit is in the write-ahead log until a checkpoint. Raises
+        DatabaseBroken."""
+        self.check()
+        if not os.path.exists(f"{self._path}-wal"):
+            raise self._lost(f"{self._path}-wal")
+
+    def _found(self) -> os.stat_result:
+        try:
+            found = self._path.stat()
+        except OSError as error:
+            raise self._lost(str(self._path)) from error
+        if (found.st_dev, found.st_ino) != self._opened:
+            raise self._lost(str(self._path))
+        return found
+
+    def _lost(self, name: str) -> DatabaseBroken:
+        return DatabaseBroken(
+            f"the database file {name} was deleted or replaced while it was in use; stop servers and "
+            "workers, put the file or a backup in its place, and start them again"
+        )
+
+
+def _prepare_sqlite(engine: Engine, file: SqliteFile) -> None:
+    @event.listens_for(engine, "do_connect")
+    def connecting(*_: Any) -> None:
+        file.opening()
+
     @event.listens_for(engine, "connect")
-    def connected(connection: Any, _record: Any) -> None:
+    def connected(connection: Any, record: Any) -> None:
         # Turns the driver's implicit BEGIN off: it comes too late for a reader's snapshot.
         connection.isolation_level = None
         _use_wal(connection)
         connection.execute("PRAGMA synchronous=FULL")  # acknowledged commits survive a power failure
         connection.execute("PRAGMA foreign_keys=ON")
+        file.opened()
+        record.info["file"] = file
 
     @event.listens_for(engine, "begin")
     def begun(connection: Connection) -> None:
@@ -125,15 +187,46 @@ def _use_wal(connection: Any) -> None:
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
     """A connection to read from, in one snapshot on SQLite. Raises DatabaseUnavailable, DatabaseBroken."""
-    with translated(), engine.connect() as connection:
+    with translated(), _connect(engine) as connection:
         yield connection
 
 
 @contextmanager
 def writing(engine: Engine) -> Iterator[Connection]:
     """A transaction: committed at the end, rolled back on an exception. Raises as reading()."""
-    with translated(), engine.execution_options(gemmtune_write=True).begin() as connection:
-        yield connection
+    with translated(), _connect(engine.execution_options(gemmtune_write=True)) as connection:
+        file: SqliteFile | None = connection.info.get("file")
+        with connection.begin():
+            if file is not None:
+                file.check()
+            yield connection
+        if file is not None:
+            file.check_log()
+
+
+class PoolWaits:
+    """How often connections of this process's pools were asked for, and the seconds until they were there."""
+
+    def __init__(self) -> None:
+        self.count, self.seconds = 0, 0.0
+        self._lock = threading.Lock()
+
+    def add(self, seconds: float) -> None:
+        """Counts one."""
+        with self._lock:
+            self.count += 1
+            self.seconds += seconds
+
+
+POOL_WAITS = PoolWaits()
+
+
+def _connect(engine: Engine) -> Connection:
+    begin = time.perf_counter()
+    try:
+        return engine.connect()
+    finally:
+        POOL_WAITS.add(time.perf_counter() - begin)
 
 
 @contextmanager

@@ -11,15 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, and_, func, select, update
+from sqlalchemy import Connection, Select, and_, exists, func, select, update
 
 from db import models
 from db.engine import now
 from db.tunings import ACTIVE, emit
-from db.values import storable, table
+from db.values import chunks, storable, table
 
 #: A job fails once its worker has died this many times.
 MAX_ATTEMPTS = 3
+#: The least urgent priority that a column can hold.
+INT4 = 2**31 - 1
 
 _tuning = table(models.Tuning)
 _job = table(models.Job)
@@ -93,6 +95,39 @@ def start_job(connection: Connection, job_id: str, worker_id: str) -> StartedJob
         session_id=row["session_id"],
         stop_requested=row["stop_requested"],
         earlier={"worker_id": row["worker_id"], "evidence": row["evidence"]},
+    )
+
+
+def has_waiting(connection: Connection, device_class_id: str, priority: int = INT4) -> bool:
+    """Whether a job of the class, of this priority or a more urgent one, waits outside the engine's queue."""
+    query = _in_order(device_class_id).where(~_job.c.enqueued, _job.c.priority <= priority).limit(1)
+    return connection.execute(query).first() is not None
+
+
+def next_to_enqueue(connection: Connection, device_class_id: str, ahead: int) -> list[tuple[str, int]]:
+    """The ids and priorities of those among the class's first `ahead` queued jobs that the engine's queue
+    does not have. Jobs that another transaction holds are left out."""
+    query = _in_order(device_class_id).limit(ahead).with_for_update(of=_job, skip_locked=True)
+    return [(row.id, row.priority) for row in connection.execute(query) if not row.enqueued]
+
+
+def mark_enqueued(connection: Connection, job_ids: Sequence[str]) -> None:
+    """Notes that the engine's queue has the jobs. In the transaction that puts them there."""
+    for part in chunks(job_ids):
+        connection.execute(update(_job).where(_job.c.id.in_(part)).values(enqueued=True))
+
+
+def _in_order(device_class_id: str) -> Select[Any]:
+    """The class's queued jobs of active tunings in the order in which they run."""
+    wanted = exists().where(
+        _link.c.job_number == _job.c.number,
+        _tuning.c.number == _link.c.tuning_number,
+        _tuning.c.status.in_(ACTIVE),
+    )
+    return (
+        select(_job.c.id, _job.c.priority, _job.c.enqueued)
+        .where(_job.c.device_class_id == device_class_id, _job.c.status == "queued", wanted)
+        .order_by(_job.c.priority, _job.c.number)
     )
 
 

@@ -9,7 +9,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Column, ForeignKey, Index, Integer, Text, UniqueConstraint
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    Text,
+    UniqueConstraint,
+    true,
+)
 from sqlmodel import Field, SQLModel
 
 #: SQLite autoincrements only INTEGER keys; PostgreSQL's INTEGER ends at 2^31.
@@ -294,9 +305,10 @@ class Tuning(SQLModel, table=True):
 class Job(SQLModel, table=True):
     """One problem to be measured once, for every tuning that refers to it. `in_flight` is the request's key
     until the job has ended, so that equal requests share the job; `attempt` counts its starts and fences off
-    a worker that was taken for dead."""
+    a worker that was taken for dead; `enqueued` says whether the job engine's queue has the job."""
 
     __tablename__ = "jobs"
+    __table_args__ = (Index("ix_jobs_queue", "device_class_id", "status", "priority", "number"),)
 
     number: int | None = Field(default=None, sa_column=Column(_NUMBER, primary_key=True))
     id: str = Field(unique=True)
@@ -314,6 +326,7 @@ class Job(SQLModel, table=True):
     stop_requested: bool = False
     error: str | None = Field(default=None, sa_column=Column(Text))
     evidence: Any = _json(nullable=True)
+    enqueued: bool = Field(default=True, sa_column=Column(Boolean, nullable=False, server_default=true()))
     created_at: str
     started_at: str | None = None
     ended_at: str | None = None
@@ -348,7 +361,9 @@ class Event(SQLModel, table=True):
 
 class Worker(SQLModel, table=True):
     """A worker process of one device. Status: idle | measuring | stopped | dead. `beat` increments while the
-    worker lives. `lock` names the lock that only one living worker of a host can hold."""
+    worker lives; `seen_at` is the database's time of the last heartbeat. `lock` names the lock file that only
+    one living worker can hold (service.device_lock). `counts` has what the worker has counted since its
+    start: jobs by status, their seconds, and outcomes by status."""
 
     __tablename__ = "workers"
 
@@ -365,3 +380,4 @@ class Worker(SQLModel, table=True):
     job_id: str | None = None
     started_at: str
     seen_at: str
+    counts: Any = _json(nullable=True)

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, case, func, or_, select
+from sqlalchemy import Connection, Select, and_, case, func, select
 
 from backends.environment import DeviceClass
 from db import models
+from db.liveness import LIVE, alive, database_now, read_now
 from db.values import among, chunks, table
 
 _class = table(models.DeviceClass)
@@ -47,9 +49,7 @@ def _one(connection: Connection, query: Select[Any]) -> Row | None:
 
 def device_classes(connection: Connection) -> list[Row]:
     """Every class with its numbers of live workers and of environments."""
-    live = select(func.count()).where(
-        _worker.c.device_class_id == _class.c.id, _worker.c.status.in_(("idle", "measuring"))
-    )
+    live = select(func.count()).where(_worker.c.device_class_id == _class.c.id, alive(connection))
     met = select(func.count()).where(_environment.c.device_class_id == _class.c.id)
     query = select(
         _class, live.scalar_subquery().label("workers"), met.scalar_subquery().label("environments")
@@ -60,6 +60,13 @@ def device_classes(connection: Connection) -> list[Row]:
 def known_classes(connection: Connection) -> list[DeviceClass]:
     """The classes that a selector may name."""
     return [DeviceClass.parse(name) for name in connection.scalars(select(_class.c.id).order_by(_class.c.id))]
+
+
+def largest_memory(connection: Connection, device_class_id: str) -> int | None:
+    """Bytes of memory of the class's largest device; None if no device of the class is known."""
+    query = select(_environment.c.content).where(_environment.c.device_class_id == device_class_id)
+    found = [content["memory_bytes"] for content in connection.scalars(query)]
+    return max(found, default=None)
 
 
 def revision(connection: Connection, device_class_id: str) -> int:
@@ -79,8 +86,9 @@ def environments(
 
 
 def workers(connection: Connection, limit: int = 100) -> list[Row]:
-    """The latest workers, newest first."""
-    return _rows(connection, select(_worker).order_by(_worker.c.number.desc()).limit(limit))
+    """The latest workers, newest first. `alive`: whether it beat within the window."""
+    query = select(_worker, alive(connection).label("alive"), database_now(connection).label("now"))
+    return _rows(connection, query.order_by(_worker.c.number.desc()).limit(limit))
 
 
 # ---- problems and what was measured --------------------------------------------------------------
@@ -387,12 +395,39 @@ def events(connection: Connection, tuning_number: int, after: int, limit: int) -
     return _rows(connection, query)
 
 
+def live_workers(connection: Connection) -> int:
+    """How many workers have beaten within the window."""
+    return connection.execute(select(func.count()).select_from(_worker).where(alive(connection))).scalar_one()
+
+
 def gauges(connection: Connection) -> Row:
-    """Counts for /metrics: jobs by status and live workers by status."""
+    """Values for /metrics: jobs by status, live workers by status, what waits in each class's queue, the age
+    of heartbeats, and what all workers have counted, by class."""
     jobs = connection.execute(select(_job.c.status, func.count()).group_by(_job.c.status))
     live = connection.execute(
-        select(_worker.c.status, func.count())
-        .where(or_(_worker.c.status == "idle", _worker.c.status == "measuring"))
-        .group_by(_worker.c.status)
+        select(_worker.c.status, func.count()).where(alive(connection)).group_by(_worker.c.status)
     )
-    return {"jobs": {r.status: r[1] for r in jobs}, "workers": {r.status: r[1] for r in live}}
+    waiting = connection.execute(
+        select(_job.c.device_class_id, func.count(), func.min(_job.c.created_at))
+        .where(_job.c.status == "queued")
+        .group_by(_job.c.device_class_id)
+    )
+    beats = connection.execute(
+        select(_worker.c.id, _worker.c.device_class_id, _worker.c.seen_at).where(_worker.c.status.in_(LIVE))
+    )
+    counted = connection.execute(
+        select(_worker.c.device_class_id, _worker.c.counts).where(_worker.c.counts.is_not(None))
+    )
+    at = read_now(connection)
+    return {
+        "jobs": {r.status: r[1] for r in jobs},
+        "workers": {r.status: r[1] for r in live},
+        "queues": {r.device_class_id: (r[1], _seconds(r[2], at)) for r in waiting},
+        "heartbeats": {(r.device_class_id, r.id): _seconds(r.seen_at, at) for r in beats},
+        "counts": [(r.device_class_id, r.counts) for r in counted if r.counts],
+    }
+
+
+def _seconds(since: str, until: str) -> float:
+    """Seconds between two times in text, which different clocks may have given; at least 0."""
+    return max(0.0, (datetime.fromisoformat(until) - datetime.fromisoformat(since)).total_seconds())

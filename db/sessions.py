@@ -126,6 +126,26 @@ def solution_values(row: Mapping[Any, Any]) -> dict[str, Any]:
     return {name: row[_solution.c[name]] for name in names}
 
 
+def winners(
+    connection: Connection, problem_id: str, device_class_id: str, policy_id: str, most: int
+) -> list[dict[str, Any]]:
+    """The values of at most `most` solutions that won the problem, latest first, each once."""
+    latest = func.max(_verdict.c.number).label("latest")
+    won = (
+        select(_verdict.c.winner_id, latest)
+        .where(
+            _verdict.c.problem_id == problem_id,
+            _verdict.c.device_class_id == device_class_id,
+            _verdict.c.policy_id == policy_id,
+            _verdict.c.judgement == "WIN",
+        )
+        .group_by(_verdict.c.winner_id)
+        .subquery()
+    )
+    query = select(_solution).join(won, won.c.winner_id == _solution.c.id).order_by(won.c.latest.desc())
+    return [solution_values(row) for row in connection.execute(query.limit(most)).mappings()]
+
+
 def takes(connection: Connection, session_id: str) -> int:
     """The highest `take` of the session's finals and proofs; a new start continues from it."""
     query = select(func.max(_measurement.c.take)).where(

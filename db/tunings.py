@@ -1,7 +1,9 @@
 """Creates and cancels tunings with their jobs, which tunings may share, each step in one transaction; jobs.py
 has the worker's side.
 
-Row locks are always taken in the order job, then tunings by number.
+Row locks are always taken in the order job, then tunings by number. A large tuning stores its problems and
+jobs ahead, in pieces (stage_jobs), because one transaction for all of them would hold SQLite's only writer
+for seconds; create_tuning() then links them. A job without a link to an active tuning is never queued.
 """
 
 from __future__ import annotations
@@ -12,16 +14,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Connection, and_, exists, func, insert, select, update
+from sqlalchemy import Connection, and_, exists, func, insert, select, text, update
 
 from backends.canonical import short_hash
 from backends.problem import GemmProblem
 from db import models
 from db.engine import now
+from db.liveness import alive
 from db.values import among, chunks, insert_new, put_policy, put_problems, storable, table
 
 ACTIVE = ("queued", "running")
-LIVE = ("idle", "measuring")
+#: Key of PostgreSQL's advisory lock for submissions.
+_SUBMISSIONS = 0x67656D6E
 
 _tuning = table(models.Tuning)
 _job = table(models.Job)
@@ -62,6 +66,14 @@ class Created:
     known: int
 
 
+@dataclass(frozen=True)
+class Staged:
+    """A job that stage_jobs() stored."""
+
+    number: int
+    id: str
+
+
 def request_key(problem_id: str, request: Request) -> str:
     """Equal for jobs that would measure the same."""
     return f"{problem_id}-{request.hash}"
@@ -75,21 +87,49 @@ def new_id(kind: str) -> str:
 # ---- submitting ----------------------------------------------------------------------------------
 
 
+def stage_jobs(
+    connection: Connection, request: Request, problems: Sequence[GemmProblem]
+) -> dict[str, Staged]:
+    """Stores some problems of a tuning, and the jobs that it will need, ahead of create_tuning(). Returns the
+    new jobs by request key. If no tuning follows, discard_unlinked() removes them."""
+    _lock_submissions(connection)
+    put_policy(connection, request.policy_id, request.policy)
+    put_problems(connection, problems)
+    keys = {request_key(problem.id, request): problem.id for problem in problems}
+    known = {} if request.force else _known(connection, request, sorted(keys))
+    shared = _in_flight(connection, sorted(set(keys) - set(known)))
+    fresh = {key: name for key, name in keys.items() if key not in known and key not in shared}
+    _, made = _insert_jobs(connection, request, fresh)
+    return made
+
+
 def create_tuning(
-    connection: Connection, request: Request, items: Sequence[tuple[GemmProblem, int]]
+    connection: Connection,
+    request: Request,
+    items: Sequence[tuple[GemmProblem, int]],
+    staged: Mapping[str, Staged] | None = None,
 ) -> Created:
     """Stores a tuning of distinct problems with their call counts. Jobs in flight are shared. Without
     `force`, problems that the same request has measured in a current environment of the class are not
-    measured again."""
+    measured again. `staged`: what stage_jobs() has stored for all of these problems."""
+    _lock_submissions(connection)
     put_policy(connection, request.policy_id, request.policy)
-    put_problems(connection, [problem for problem, _ in items])
+    if staged is None:
+        staged = {}
+        put_problems(connection, [problem for problem, _ in items])
     keys = {request_key(problem.id, request): problem.id for problem, _ in items}
-    known = {} if request.force else _known(connection, request, sorted(keys))
-    wanted = sorted(set(keys) - set(known))
-    shared = _in_flight(connection, wanted)
+    # A staged job may have ended meanwhile with another tuning; its problem is then like any other.
+    flying = _in_flight(connection, sorted(staged))
+    own = {key: job for key, job in staged.items() if flying.get(key) == job.number}
+    others = sorted(set(keys) - set(own))
+    known = {} if request.force else _known(connection, request, others)
+    shared = _in_flight(connection, sorted(set(others) - set(known)))
+    shared |= {key: job.number for key, job in own.items()}
     fresh = {key: name for key, name in keys.items() if key not in known and key not in shared}
-    found, new_jobs = _insert_jobs(connection, request, fresh)
+    found, made = _insert_jobs(connection, request, fresh)
     jobs = known | shared | found
+    made |= own
+    new_jobs = [made[key].id for key in keys if key in made]
     ended = len(known)
     running = _started(connection, sorted({*shared.values(), *found.values()}))
     tuning_id = new_id("tuning")
@@ -126,11 +166,30 @@ def create_tuning(
     return Created(tuning_id, number, new_jobs, len(items), shares, ended)
 
 
+def discard_unlinked(connection: Connection) -> int:
+    """Cancels queued jobs that no tuning has: their submission ended before it was acknowledged. One that is
+    still under way inserts them again. Returns how many."""
+    unlinked = ~exists().where(_link.c.job_number == _job.c.number)
+    done = connection.execute(
+        update(_job)
+        .where(_job.c.status == "queued", unlinked)
+        .values(status="cancelled", in_flight=None, ended_at=now())
+    )
+    return done.rowcount
+
+
+def _lock_submissions(connection: Connection) -> None:
+    """Lets one transaction at a time insert jobs, so that jobs get their numbers in the order of their tuning
+    and two transactions cannot deadlock. SQLite has a single writer anyway."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _SUBMISSIONS})
+
+
 def _known(connection: Connection, request: Request, keys: Sequence[str]) -> dict[str, int]:
     """The latest job of each key with a verdict from an environment of the class's live workers (if none
     lives, of its newest worker). Devices of one class differ in UUID, so a class has several environments."""
     of_class = _worker.c.device_class_id == request.device_class_id
-    live = select(_worker.c.environment_id).where(of_class, _worker.c.status.in_(LIVE))
+    live = select(_worker.c.environment_id).where(of_class, alive(connection))
     newest = select(_worker.c.environment_id).where(of_class).order_by(_worker.c.number.desc()).limit(1)
     present = connection.scalars(live).all() or connection.scalars(newest).all()
     found: dict[str, int] = {}
@@ -166,13 +225,13 @@ def _in_flight(connection: Connection, keys: Sequence[str]) -> dict[str, int]:
 
 def _insert_jobs(
     connection: Connection, request: Request, keys: Mapping[str, str]
-) -> tuple[dict[str, int], list[str]]:
-    """Job numbers by key, and the ids of the jobs that this transaction inserted, in the order of `keys`.
-    Rows are inserted in key order, so that two transactions cannot deadlock."""
+) -> tuple[dict[str, int], dict[str, Staged]]:
+    """Job numbers by key, and the jobs that this transaction inserted. Rows are inserted in the order of
+    `keys`."""
     at = now()
     found: dict[str, int] = {}
-    ids: dict[str, str] = {}
-    missing = sorted(keys)
+    new: dict[str, Staged] = {}
+    missing = list(keys)
     while missing:
         rows: list[dict[str, Any]] = [
             {
@@ -187,6 +246,7 @@ def _insert_jobs(
                 "status": "queued",
                 "attempt": 0,
                 "stop_requested": False,
+                "enqueued": False,
                 "created_at": at,
             }
             for key in missing
@@ -195,13 +255,13 @@ def _insert_jobs(
             row.in_flight: row
             for row in insert_new(connection, models.Job, rows, "in_flight", "number", "id")
         }
-        ids |= {key: row.id for key, row in made.items()}
+        new |= {key: Staged(row.number, row.id) for key, row in made.items()}
         found |= {key: row.number for key, row in made.items()}
         missing = [key for key in missing if key not in made]
         # Another transaction may have inserted the job first; if that job has ended by now, insert again.
-        found |= _in_flight(connection, missing)
+        found |= _in_flight(connection, sorted(missing))
         missing = [key for key in missing if key not in found]
-    return found, [ids[key] for key in keys if key in ids]
+    return found, new
 
 
 def _pairs(connection: Connection, query: Any) -> dict[str, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from math import isfinite, log2
 from typing import Any
 
@@ -12,17 +11,12 @@ from sqlalchemy import ColumnElement, Connection, Table, Text, any_, cast, func,
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import SQLModel
 
-from backends.canonical import short_hash
 from backends.environment import DeviceClass, Environment
 from backends.problem import GemmProblem
 from backends.solution import Solution
 from db import models
 from db.engine import now
 
-#: Fields in which problems of the same kind may differ.
-_SIZES = frozenset(
-    ("m", "n", "k", "batch", "lda", "ldb", "ldc", "ldd", "stride_a", "stride_b", "stride_c", "stride_d")
-)
 #: Parameters per statement, below the limit of every SQLite version.
 CHUNK = 500
 
@@ -89,16 +83,6 @@ def storable(value: Any) -> Any:
     return value
 
 
-def kind_of(problem: GemmProblem) -> str:
-    """Equal for problems that differ only in sizes, leading dimensions and batch strides."""
-    return _kind(tuple((n, v) for n, v in problem.to_dict().items() if n not in _SIZES))
-
-
-@lru_cache(maxsize=4096)
-def _kind(fields: tuple[tuple[str, Any], ...]) -> str:
-    return short_hash(dict(fields))
-
-
 def bucket_of(m: int, n: int, k: int) -> int:
     """The cell of the sizes' floored log2: near problems lie in the same or a neighbouring cell."""
     return (int(log2(m)) << 12) | (int(log2(n)) << 6) | int(log2(k))
@@ -153,7 +137,7 @@ def put_problems(connection: Connection, problems: Iterable[GemmProblem]) -> Non
             "k": p.k,
             "batch": p.batch,
             "dtype": p.dtype_a,
-            "kind": kind_of(p),
+            "kind": p.kind,
             "content": p.to_dict(),
             "created_at": at,
         }

@@ -6,17 +6,31 @@ makes a live worker look dead.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, and_, or_, select, update
 
 from backends.environment import Environment
+from backends.errors import GemmtuneError
 from db import models
 from db.engine import now
-from db.tunings import LIVE
+from db.liveness import LIVE, database_now, read_now
 from db.values import insert_new, put_environment, table
 
 _worker = table(models.Worker)
+
+
+class DeviceLeased(GemmtuneError):
+    """Another worker, which may be alive, has the device. `worker_id` and `beat` identify its heartbeat."""
+
+    def __init__(self, row: Any) -> None:
+        super().__init__(
+            f"device {row.device_uuid} belongs to worker {row.id} on host {row.host} (process {row.pid}); "
+            "one worker measures on a device. If these are two machines, give each its own /etc/machine-id "
+            "(a container: its host's); containers of one machine must share GEMMTUNE_CACHE_DIR"
+        )
+        self.worker_id, self.beat = str(row.id), int(row.beat)
 
 
 def register(
@@ -26,19 +40,32 @@ def register(
     pid: int,
     environment: Environment,
     lock: str | None = None,
+    silent: Collection[str] = (),
 ) -> list[str]:
-    """Adds a worker that holds `lock` (default: the device's UUID). Returns the ids of earlier workers of the
-    host that held it: they must be dead, and are marked so."""
+    """Adds a worker that holds `lock` (default: the device's UUID); the device is leased to it until it stops
+    or is declared dead. Returns the ids of earlier workers that must be dead, and are marked so: those that
+    held the lock, and `silent` ones. Raises DeviceLeased if another worker has the device."""
     environment_id = put_environment(connection, environment)
+    # One registration of a class at a time, on PostgreSQL too.
+    device_class = table(models.DeviceClass)
+    connection.execute(
+        select(device_class.c.id).where(device_class.c.id == str(environment.device_class)).with_for_update()
+    ).all()
     lock = environment.uuid if lock is None else lock
-    earlier = (
-        _worker.c.host == host,
-        _worker.c.lock == lock,
+    held = and_(
         _worker.c.status.in_(LIVE),
         _worker.c.id != worker_id,  # registered before, but the acknowledgement was lost
     )
-    gone = connection.scalars(select(_worker.c.id).where(*earlier)).all()
-    connection.execute(update(_worker).where(*earlier).values(status="dead"))
+    gone = and_(held, or_(_worker.c.lock == lock, _worker.c.id.in_(list(silent))))
+    dead = connection.scalars(select(_worker.c.id).where(gone)).all()
+    holder = connection.execute(
+        select(_worker)
+        .where(held, _worker.c.device_uuid == environment.uuid, _worker.c.id.not_in(dead))
+        .order_by(_worker.c.number.desc())
+    ).first()
+    if holder is not None:
+        raise DeviceLeased(holder)
+    connection.execute(update(_worker).where(_worker.c.id.in_(dead)).values(status="dead"))
     row = {
         "id": worker_id,
         "host": host,
@@ -50,18 +77,30 @@ def register(
         "status": "idle",
         "beat": 0,
         "started_at": now(),
-        "seen_at": now(),
+        "seen_at": read_now(connection),
     }
     insert_new(connection, models.Worker, [row])
-    return list(gone)
+    return list(dead)
 
 
-def beat(connection: Connection, worker_id: str, status: str, job_id: str | None) -> bool:
-    """Records a heartbeat; False if the worker is marked dead or stopped."""
+def beat(
+    connection: Connection,
+    worker_id: str,
+    status: str,
+    job_id: str | None,
+    counts: Mapping[str, Any] | None = None,
+) -> bool:
+    """Records a heartbeat and what the worker has counted; False if the worker is marked dead or stopped."""
     done = connection.execute(
         update(_worker)
         .where(_worker.c.id == worker_id, _worker.c.status.in_(LIVE))
-        .values(beat=_worker.c.beat + 1, status=status, job_id=job_id, seen_at=now())
+        .values(
+            beat=_worker.c.beat + 1,
+            status=status,
+            job_id=job_id,
+            seen_at=database_now(connection),
+            counts=None if counts is None else dict(counts),
+        )
     )
     return done.rowcount == 1
 

@@ -227,6 +227,11 @@ class _Measured(Answer):
     environment_id: str
     decided_at: str
     provenance: Provenance
+    stale: str = Field(
+        default="",
+        description="What has changed since this was measured: drivers, libraries, or the kernel's version. "
+        "Left out where nothing has.",
+    )
     alternative: bool = Field(
         default=False,
         description="true: the winner does not meet the filters; this is the fastest that does.",
@@ -313,3 +318,4 @@ class Ready(Answer):
 
     status: Literal["ready"]
     schema_: str = Field(alias="schema", description="The database's revision.")
+    workers: int = Field(description="Workers of all device classes that beat within half a minute.")

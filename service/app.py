@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -38,6 +38,7 @@ from service.routes import (
     health,
     imports,
     problems,
+    reports,
     tunings,
 )
 from service.settings import Settings
@@ -48,6 +49,7 @@ _TAGS = [
     {"name": "tunings", "description": "Have problems measured, and follow it."},
     {"name": "problems", "description": "Problems and everything that was measured for them."},
     {"name": "files", "description": "Files of other tools, taken in and written."},
+    {"name": "reports", "description": "What tuning is worth, and what has changed."},
     {"name": "devices", "description": "Where problems are measured."},
     {"name": "operations", "description": "Is the service well?"},
 ]
@@ -60,15 +62,18 @@ _BODIES: tuple[type[BaseModel], ...] = (schemas.TuningRequest, schemas.BestReque
 
 
 def create_app(
-    settings: Settings, make_tunings: Callable[[Engine, Settings], TuningService] = open_tunings
+    settings: Settings,
+    make_tunings: Callable[[Engine, Settings], TuningService] = open_tunings,
+    failing: Callable[[], Sequence[str]] = tuple,
 ) -> FastAPI:
-    """The application; its database is opened at startup and closed at shutdown."""
+    """The application; its database is opened at startup and closed at shutdown. `failing` describes the
+    workers beside it that end again and again."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.openapi()  # built now, or the first bad request would hold up all others for it
         url = settings.database_url
-        app.state.service = Service(settings, open_engine(url), open_lookup(url), make_tunings)
+        app.state.service = Service(settings, open_engine(url), open_lookup(url), make_tunings, failing)
         try:
             yield
         finally:
@@ -86,12 +91,17 @@ def create_app(
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.operations = Operations(app)
-    app.state.metrics = Metrics(lambda: app.state.service.read(queries.gauges))
+
+    def process_values() -> Mapping[str, float]:
+        service: Service = app.state.service  # there is none before the start
+        return service.process_values()
+
+    app.state.metrics = Metrics(lambda: app.state.service.read(queries.gauges), process_values)
     app.state.binaries = Binaries(settings)
     app.state.bundles = BundleBuilds(settings, app.state.binaries)
     errors.install(app, settings.retry_after_seconds, app.state.operations.allowed)
     app.router.routes.append(best.hot_route())  # first: routes are matched in order
-    for routes in (best, tunings, problems, binaries, bundles, imports, exports, devices, health):
+    for routes in (best, tunings, problems, binaries, bundles, imports, exports, reports, devices, health):
         app.include_router(routes.router)
     plain = frozenset({best.PATH, bundles.PATH})
     app.add_middleware(Compressed, minimum_size=settings.compress_bytes, plain=plain)

@@ -26,8 +26,9 @@ from backends.protocol import Family
 from backends.solution import Solution
 from backends.wire import problem_from_wire
 from db import exported, queries
-from db.values import kind_of, neighbour_buckets
+from db.values import neighbour_buckets
 from service.formats.core.row_text import problem_wire
+from service.freshness import Freshness
 
 #: Largest distance of a near problem, in doublings of the sizes; how many of the nearest with equally aligned
 #: operands are tried; among how many of the nearest those are looked for; how many notes explain rejections.
@@ -71,11 +72,19 @@ class Asked:
     policy_id: str
     filters: Filters = field(default_factory=Filters)
     imported: bool = False
+    freshness: Freshness = field(default_factory=Freshness)
 
 
-def exact(document: str) -> bytes:
+def exact(document: str, freshness: Freshness) -> bytes:
     """A stored document as an answer, in JSON text."""
-    return b'{"match":"exact",' + document[1:].encode()
+    reason = _stale(orjson.loads(document), freshness)
+    stale = b"" if reason is None else b'"stale":' + orjson.dumps(reason) + b","
+    return b'{"match":"exact",' + stale + document[1:].encode()
+
+
+def _stale(document: Mapping[str, Any], freshness: Freshness) -> str | None:
+    solution = document["solution"]
+    return freshness.stale(document["environment_id"], solution["family"], solution["version"])
 
 
 def answer(
@@ -84,7 +93,7 @@ def answer(
     """The answer as JSON text. `document` is the problem's own best document, if any; `near` False skips near
     problems."""
     if document is not None and not asked.filters:
-        return exact(document)
+        return exact(document, asked.freshness)
     return orjson.dumps(_Search(connection, asked, problem).run(document, near))
 
 
@@ -98,7 +107,7 @@ class _Search:
     def run(self, document: str | None, near: bool) -> dict[str, Any]:
         own = None if document is None else self._chosen(orjson.loads(document))
         if own is not None:
-            return {"match": "exact", **own}
+            return {"match": "exact", **self._stale(own), **own}
         if document is not None:
             self._notes.append("what was measured for the problem itself does not meet the filters")
         claim = self._claim() if self._asked.imported else None
@@ -127,6 +136,11 @@ class _Search:
             "policy_id": self._asked.policy_id,
             "notes": self._notes,
         }
+
+    def _stale(self, document: Mapping[str, Any]) -> dict[str, str]:
+        """The answer's field `stale`, where the document is."""
+        reason = _stale(document, self._asked.freshness)
+        return {} if reason is None else {"stale": reason}
 
     # ---- filters -----------------------------------------------------------------------------------
 
@@ -217,6 +231,7 @@ class _Search:
                 "asked_id": self._problem.id,
                 "distance": round(near[problem_id], 4),
                 "transfer_regret": self._regret(document["solution"]["id"], others),
+                **self._stale(document),
                 **document,
                 "notes": self._notes,
             }
@@ -273,7 +288,7 @@ class _Search:
             self._connection,
             str(self._asked.device),
             self._asked.policy_id,
-            kind_of(p),
+            p.kind,
             {"m": p.m, "n": p.n, "k": p.k},
             neighbour_buckets(p.m, p.n, p.k, reach),
         )

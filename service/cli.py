@@ -29,6 +29,16 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "and the lines to paste and the expected gain are printed.",
     ),
     "best": ("data", "Show the best known way to run a problem. Exit code 1: nothing is known."),
+    "report": (
+        "reports",
+        "Show what tuning is worth on a device class: seconds saved, speed-ups, what to tune next, and rows "
+        "that are stale.",
+    ),
+    "diff": (
+        "reports",
+        "Show what became of the winners of one environment in another: kept, beaten, broken, retired, or "
+        "not measured there yet.",
+    ),
     "import": (
         "data",
         "Store a file's problems, and what it claims or measured. Exit code 3: some lines were rejected.",
@@ -70,6 +80,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "lint": ("lint", "Check other tools' tables before they load them."),
     "pretuned": ("pretuned", "Tables of results that were measured elsewhere: list, install, write one."),
+    "portfolio": (
+        "portfolio",
+        "Small sets of solutions that serve many problems: build one from measurements, show it.",
+    ),
     "kernels": ("kernels", "Our own kernel families."),
     "db": ("run", "Look after the database."),
 }

@@ -17,6 +17,7 @@ import orjson
 from fastapi import Depends, FastAPI, Query, Request
 from pydantic import BaseModel, ValidationError
 from sqlalchemy import Connection, Engine
+from sqlalchemy.pool import QueuePool
 from starlette.responses import Response
 from starlette.routing import compile_path
 
@@ -28,6 +29,7 @@ from db import tunings as tuning_rows
 from db.engine import reading
 from db.lookup import Lookup
 from service import errors
+from service.freshness import FreshnessCache
 from service.settings import Settings
 from tuners.tuning_settings import TuningSettings
 
@@ -67,7 +69,11 @@ class Service:
     engine: Engine
     lookup: Lookup
     open_tunings: Callable[[Engine, Settings], TuningService]
+    failing_workers: Callable[[], Sequence[str]] = tuple
     closing: bool = False
+    #: Clients that follow a tuning's events.
+    event_streams: int = 0
+    freshness: FreshnessCache = field(default_factory=FreshnessCache)
     _tunings: TuningService | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _classes: tuple[DeviceClass, ...] = ()
@@ -95,6 +101,15 @@ class Service:
         """Runs one of db.queries on a connection of its own."""
         with reading(self.engine) as connection:
             return query(connection, *arguments, **named)
+
+    def process_values(self) -> dict[str, float]:
+        """Values for /metrics that no other process has."""
+        pool = self.engine.pool
+        return {
+            "event_streams": self.event_streams,
+            "connections_in_use": pool.checkedout() if isinstance(pool, QueuePool) else 0,
+            "failing_workers": len(self.failing_workers()),
+        }
 
     # ---- device classes --------------------------------------------------------------------------
 

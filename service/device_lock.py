@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,9 @@ _WHAT_TO_DO = (
     "one process measures on a device at a time: "
     "stop that one, name another device, or give the problem to a service with --server URL"
 )
+
+#: Random, made by the kernel when it starts.
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def locks_folder(settings: Settings) -> Path:
@@ -39,8 +43,6 @@ class DeviceLock:
     def __init__(self, folder: Path, device: FoundDevice) -> None:
         self.device = device
         path = folder / f"{short_hash(device.environment.uuid)}.lock"
-        #: The lock file's path; only one living process of a host holds it.
-        self.name = str(path)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a+")
@@ -53,6 +55,8 @@ class DeviceLock:
             holder = self._file.read().strip() or "another process"
             self._file.close()
             raise DeviceInUse(device, holder) from None
+        #: Identifies the lock file among all machines; only one living process holds it.
+        self.name = _identity(path, self._file.fileno())
         self._file.truncate(0)
         self._file.write(f"the worker with process id {os.getpid()}")
         self._file.flush()
@@ -82,3 +86,17 @@ class DeviceLock:
     def release(self) -> None:
         """Releases the device."""
         self._file.close()
+
+
+def _identity(path: Path, descriptor: int) -> str:
+    """The running kernel, the file on it, and a random part that is made with the file: machines and
+    containers whose host names, machine ids and paths are equal differ in one of them."""
+    found = os.fstat(descriptor)
+    token = path.with_suffix(".id")
+    try:
+        boot = _BOOT_ID.read_text().strip()
+        if not token.exists():
+            token.write_text(secrets.token_hex(8))
+        return f"{boot}:{found.st_dev:x}:{found.st_ino:x}:{token.read_text().strip()}:{path}"
+    except OSError as error:
+        raise storage_error(token, error) from error

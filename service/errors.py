@@ -122,6 +122,12 @@ def open_choice(name: str, detail: str, choices: Sequence[str]) -> Refused:
     )
 
 
+def workers_fail(failing: Sequence[str]) -> Refused:
+    """503 of /readyz: workers beside the server end again and again."""
+    detail = f"{'; '.join(failing)}; the service's log says why"
+    return Refused(Fault(503, "workers-fail", "Workers end again and again", detail))
+
+
 def busy(detail: str) -> Refused:
     """503: all places are in use."""
     return Refused(Fault(503, "busy", "The service is busy", f"{detail}; try again in a moment"))

@@ -147,7 +147,7 @@ class Worker(Answer):
     device_class: str
     environment_id: str
     device_uuid: str
-    status: Literal["idle", "measuring", "stopped", "dead"]
+    status: Literal["idle", "measuring", "silent", "stopped", "dead"]
     job_id: str | None
     started_at: str
     seen_at: str

@@ -15,7 +15,7 @@ def request_content(budget: Budget, search: Search, rule: DecisionRule) -> dict[
     families = None if search.families is None else sorted(set(search.families))
     return {
         "budget": budget.to_dict(),
-        "search": {**vars(search), "families": families},
+        "search": {**search.to_dict(), "families": families},
         "rule": dict(vars(rule)),
     }
 

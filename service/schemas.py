@@ -109,6 +109,11 @@ class BudgetRequest(Strict):
     stop_at_roofline: Annotated[float, Field(gt=0, le=1)] | None = Field(
         default=None, description="Ends the search once a candidate reaches this share of the roofline."
     )
+    stop_at_regret: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        default=None,
+        description="Ends the search once the last doubling of the number of timed candidates made the best "
+        "one faster by no more than this share.",
+    )
 
 
 class PolicyRequest(Strict):
@@ -135,6 +140,9 @@ class SearchRequest(Strict):
     strategy: Literal[tuple(STRATEGIES)] = Search.strategy  # type: ignore[valid-type]
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     families: Families | None = None
+    options: dict[str, bool | int | float | Annotated[str, Field(max_length=80)]] = Field(
+        default_factory=dict, max_length=50, description="The strategy's own options (docs/strategies.md)."
+    )
 
 
 class RuleRequest(Strict):

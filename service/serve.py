@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import socket
 import subprocess
@@ -20,6 +19,7 @@ from backends.environment import resolve
 from backends.errors import DeviceError, UnknownDevice
 from backends.registry import FoundDevice, matching_devices
 from db.engine import writing
+from db.tunings import discard_unlinked
 from db.values import put_environment
 from service.app import create_app
 from service.settings import Settings
@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 
 #: A worker that ends is restarted; the wait doubles, up to _LONGEST_WAIT, if it did not live this long.
 _LIVED_SECONDS, _FIRST_WAIT, _LONGEST_WAIT = 30.0, 0.5, 30.0
+#: A worker that ended so often in a row, each time before it had lived so long, makes the service not ready.
+_FAILURES = 3
 #: How long open requests may continue when the service stops.
 _GRACE_SECONDS = 3
 #: How long a worker has to release its job.
@@ -66,41 +68,65 @@ class WorkerProcess:
         self.command, self._name = list(command), name
         self._stopping, self._starting = threading.Event(), threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
+        self._failures, self._begun, self._ended = 0, 0.0, ""
         self._thread = threading.Thread(target=self._keep, name="worker", daemon=True)
 
     def start(self) -> None:
         """Starts the worker, in a thread that restarts it."""
         self._thread.start()
 
+    @property
+    def failure(self) -> str | None:
+        """What happens, if the worker ended _FAILURES times in a row soon after its start, and has not lived
+        longer since."""
+        child = self._child
+        lives = child is not None and child.returncode is None
+        recovered = lives and time.monotonic() - self._begun > _LIVED_SECONDS
+        if self._failures < _FAILURES or recovered:
+            return None
+        return f"the {self._name} ended {self._failures} times in a row ({self._ended})"
+
     def _keep(self) -> None:
         wait = _FIRST_WAIT / 2
         while True:
-            begin = time.monotonic()
+            begin = self._begun = time.monotonic()
             with self._starting:
                 if self._stopping.is_set():
                     return
-                self._child = subprocess.Popen(
-                    self.command,
-                    stdin=subprocess.PIPE,
-                    start_new_session=True,  # Ctrl-C must reach only this process
-                )
-            with self._child:
-                code = self._child.wait()
+                try:
+                    self._child = subprocess.Popen(
+                        self.command,
+                        stdin=subprocess.PIPE,
+                        start_new_session=True,  # Ctrl-C must reach only this process
+                    )
+                except (OSError, MemoryError) as error:
+                    self._child, ending = None, f"it cannot be started: {error}"
+            if self._child is not None:
+                with self._child:
+                    ending = _ending(self._child.wait())
             if self._stopping.is_set():
                 return
-            wait = _FIRST_WAIT if time.monotonic() - begin > _LIVED_SECONDS else min(2 * wait, _LONGEST_WAIT)
-            _log.error("the %s ended (%s); it starts again in %g s", self._name, _ending(code), wait)
+            lived = time.monotonic() - begin > _LIVED_SECONDS
+            self._failures, self._ended = 0 if lived else self._failures + 1, ending
+            wait = _FIRST_WAIT if lived else min(2 * wait, _LONGEST_WAIT)
+            _log.error("the %s ended (%s); it starts again in %g s", self._name, ending, wait)
             self._stopping.wait(wait)
 
-    def stop(self) -> None:
-        """Asks the worker to release its job and end; kills it if it does not end in _WORKER_SECONDS."""
+    def ask(self) -> None:
+        """Asks the worker to release its job and end."""
         with self._starting:
             self._stopping.set()
             child = self._child
         if child is not None and child.poll() is None:
             child.terminate()
+
+    def stop(self, seconds: float | None = None) -> None:
+        """Asks the worker to end; kills it if it does not end in `seconds` (default: _WORKER_SECONDS)."""
+        self.ask()
+        child = self._child
+        if child is not None:
             try:
-                child.wait(_WORKER_SECONDS)
+                child.wait(_WORKER_SECONDS if seconds is None else seconds)
             except subprocess.TimeoutExpired:
                 child.kill()
         self._thread.join(5)
@@ -118,9 +144,7 @@ class _Server(uvicorn.Server):
         if service is not None:
             service.closing = True
         # A request that waits for a database that hangs must not keep this process from ending.
-        last = threading.Timer(_GRACE_SECONDS + _WORKER_SECONDS + 5, os._exit, [1])
-        last.daemon = True
-        last.start()
+        signal.alarm(int(_GRACE_SECONDS + _WORKER_SECONDS + 5))
         super().handle_exit(sig, frame)
 
 
@@ -147,11 +171,12 @@ def worker_of(device: FoundDevice) -> WorkerProcess:
 
 
 def _stop_all(workers: Sequence[WorkerProcess]) -> None:
-    threads = [threading.Thread(target=worker.stop) for worker in workers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    # All are asked before one is waited for, without threads: there may be no more of them.
+    for worker in workers:
+        worker.ask()
+    deadline = time.monotonic() + _WORKER_SECONDS
+    for worker in workers:
+        worker.stop(max(0.0, deadline - time.monotonic()))
 
 
 def _default_class(settings: Settings, devices: Sequence[FoundDevice]) -> Settings:
@@ -172,6 +197,8 @@ def serve(settings: Settings, beside: Beside | None, announce: Callable[[str], N
     devices = [] if beside is None else beside.devices()
     settings = _default_class(settings, devices)
     engine = open_database(settings)
+    with writing(engine) as connection:
+        discard_unlinked(connection)
     if devices:  # register the classes: requests for them are accepted before the workers are up
         with writing(engine) as connection:
             for device in devices:
@@ -180,9 +207,14 @@ def serve(settings: Settings, beside: Beside | None, announce: Callable[[str], N
     install_tables(settings)
     listening = listen(settings.host, settings.port)
     host, port = listening.getsockname()[:2]
+    workers = [worker_of(device) for device in devices]
+
+    def failing() -> list[str]:
+        return [worker.failure for worker in workers if worker.failure is not None]
+
     config = uvicorn.Config(
-        create_app(settings), log_config=None, access_log=False, timeout_graceful_shutdown=_GRACE_SECONDS,
-        server_header=False, loop="uvloop", http="httptools",
+        create_app(settings, failing=failing), log_config=None, access_log=False,
+        timeout_graceful_shutdown=_GRACE_SECONDS, server_header=False, loop="uvloop", http="httptools",
     )  # fmt: skip
     server = _Server(config)
 
@@ -193,7 +225,7 @@ def serve(settings: Settings, beside: Beside | None, announce: Callable[[str], N
     # again: the workers must still be stopped.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    workers = [worker_of(device) for device in devices]
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the alarm of handle_exit() ends the process
     for worker in workers:
         worker.start()
     try:

@@ -61,6 +61,16 @@ class Settings(BaseSettings):
         default=True,
         description="Whether `serve` and `db upgrade` install the shipped pre-tuned tables as claims.",
     )
+    precompile: bool = Field(
+        default=True,
+        description="Whether an idle worker compiles the shipped portfolio for its device.",
+    )
+    revalidate: int = Field(
+        default=100,
+        ge=0,
+        description="Winners of another environment that a starting worker has measured again, at most; "
+        "0: none.",
+    )
     max_compiles: int = Field(
         default=2, ge=1, description="Kernels compiled for requests at a time; one more is answered 503."
     )
@@ -69,5 +79,8 @@ class Settings(BaseSettings):
         default=1024,
         ge=0,
         description="Answers of this many bytes are compressed where the client takes gzip.",
+    )
+    log_json: bool = Field(
+        default=False, description="Whether servers and workers log lines of JSON instead of text."
     )
     access_log: bool = Field(default=True, description="Whether each request is logged, in one line.")

@@ -40,11 +40,14 @@ def install_tables(settings: Settings) -> None:
         engine.dispose()
 
 
-def open_database(settings: Settings) -> Engine:
-    """An engine for a database with the current schema. An empty SQLite database is upgraded; an old schema
-    is refused, because only its owner may decide to shut out older versions. Raises StaleSchema."""
+def open_database(settings: Settings, make: bool = True) -> Engine:
+    """An engine for a database with the current schema. An empty SQLite database is upgraded, unless `make`
+    is false: then a file that is missing is an error. An old schema is refused, because only its owner may
+    decide to shut out older versions. Raises StaleSchema, DatabaseBroken."""
     engine = open_engine(settings.database_url)
     try:
+        if not make:
+            schema.ready(engine)
         found = schema.current(engine)
         if found is None and parse_url(settings.database_url).get_backend_name() == "sqlite":
             upgrade(settings)

@@ -14,14 +14,16 @@ from sqlalchemy import Connection, Engine
 
 from backends.environment import Environment
 from backends.errors import StorageError
+from backends.exhaustion import check_resources
 from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem
 from backends.solution import Solution
-from db import exported, jobs, sessions
+from db import exported, history, jobs, sessions
 from db.engine import DatabaseUnavailable, writing
 from db.jobs import StartedJob
 from service.requests import request_content
 from tuners.session_store import Result, SessionSpec, StoredSession
+from tuners.strategies import PriorResult
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -30,7 +32,34 @@ _log = logging.getLogger(__name__)
 PROGRESS_SECONDS = 1.0
 #: Most imported solutions of a problem that are tried, the latest first.
 MOST_IMPORTED = 32
+#: Most winners of earlier sessions of a problem that are tried first, the latest first.
+MOST_WINNERS = 3
 _FIRST_WAIT, _LONGEST_WAIT = 0.25, 5.0
+#: What a candidate's outcome may be because a process or a thread could not be started.
+_SUSPECT = frozenset((Status.CRASH, Status.COMPILE_ERROR, Status.LAUNCH_ERROR, Status.OUT_OF_MEMORY))
+
+
+class WorkerCounts:
+    """What a worker has counted since its start, for /metrics. Another thread may read it: no key is added
+    later."""
+
+    def __init__(self) -> None:
+        self.jobs = dict.fromkeys(("succeeded", "failed", "cancelled"), 0)
+        self.outcomes = {status.value: 0 for status in Status}
+        self.candidates = 0
+        self.job_seconds = 0.0
+
+    def outcome(self, outcome: Outcome) -> None:
+        """Counts an outcome; those of screening are candidates."""
+        self.outcomes[outcome.status.value] += 1
+        self.candidates += outcome.phase is Phase.SCREEN
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "jobs": dict(self.jobs), "outcomes": dict(self.outcomes), "candidates": self.candidates,
+            "job_seconds": self.job_seconds,
+        }  # fmt: skip
 
 
 class Stopping(Exception):
@@ -61,6 +90,22 @@ def claimed_solutions(connection: Connection, start: sessions.SessionStart) -> l
     return list(found.values())
 
 
+def past_results(connection: Connection, start: sessions.SessionStart) -> list[PriorResult]:
+    """What earlier sessions found for near problems, for the search."""
+    where = start.environment.device_class
+    return [
+        PriorResult(one.problem, one.environment, one.solution, Status.OK, one.ratio)
+        for one in history.nearest(connection, start.problem, where, start.policy_id)
+    ]
+
+
+def earlier_winners(connection: Connection, start: sessions.SessionStart) -> list[Solution]:
+    """The solutions that won the problem on the session's device class under its policy, latest first."""
+    device = str(start.environment.device_class)
+    rows = sessions.winners(connection, start.problem.id, device, start.policy_id, MOST_WINNERS)
+    return [Solution.from_dict(row) for row in rows]
+
+
 class DirectStore:
     """The SessionStore of a campaign without a job: the same command finds its earlier outcomes and resumes.
     A new `origin` makes separate sessions, which are measured again."""
@@ -84,10 +129,12 @@ class DirectStore:
             self._first_take = sessions.takes(connection, session_id) + 1
             outcomes = sessions.stored_outcomes(connection, session_id)
             result = sessions.stored_result(connection, session_id)
-            imported = claimed_solutions(connection, start)
+            imported, past = claimed_solutions(connection, start), past_results(connection, start)
+            winners = earlier_winners(connection, start)
         self._start = start
         self._seen.clear()
-        return StoredSession(outcomes, None if result is None else Result.from_dict(result), imported)
+        known = None if result is None else Result.from_dict(result)
+        return StoredSession(outcomes, known, imported, winners, past)
 
     def add(self, outcome: Outcome) -> None:
         """Stores an outcome. Raises StorageError if the database does not answer."""
@@ -127,8 +174,10 @@ class JobStore:
         environment: Environment,
         stop: Event,
         clock: Callable[[], float] = time.monotonic,
+        counts: WorkerCounts | None = None,
     ) -> None:
         self.job = job
+        self._counts = counts or WorkerCounts()
         self.session = sessions.SessionStart(
             problem, environment, job.policy_id, job.policy, job.request, job_id=job.id
         )
@@ -143,22 +192,28 @@ class JobStore:
         """What earlier starts of this job measured in the same environment."""
         self.session = replace(self.session, options=spec.settings.options.to_dict())
 
-        def read(connection: Connection) -> tuple[list[Outcome], int, list[Solution]]:
+        def read(connection: Connection) -> tuple[StoredSession, int]:
             jobs.hold(connection, self.job)
             session_id = sessions.begin_session(connection, self.session)
             jobs.hold(connection, self.job, session_id=session_id)
             outcomes = sessions.stored_outcomes(connection, session_id)
             imported = claimed_solutions(connection, self.session)
-            return outcomes, sessions.takes(connection, session_id), imported
+            winners = earlier_winners(connection, self.session)
+            past = past_results(connection, self.session)
+            stored = StoredSession(outcomes, None, imported, winners, past)
+            return stored, sessions.takes(connection, session_id)
 
-        outcomes, highest, imported = self._write(read)
+        stored, highest = self._write(read)
         self._first_take = highest + 1
-        for outcome in outcomes:
+        for outcome in stored.outcomes:
             self._count(outcome)
-        return StoredSession(outcomes, None, imported)
+        return stored
 
     def add(self, outcome: Outcome) -> None:
-        """Stores an outcome at once, and adds a progress event to the job's tunings if one is due."""
+        """Stores an outcome at once, and adds a progress event to the job's tunings if one is due. Raises
+        ResourcesExhausted for a failure while this process can start no more processes or threads."""
+        if outcome.status in _SUSPECT:
+            check_resources()  # a stored outcome is never measured again
         self._count(outcome)
         tell = self._clock() - self._told >= PROGRESS_SECONDS
 
@@ -171,23 +226,28 @@ class JobStore:
             return seen
 
         self._seen = self._write(append)
+        self._counts.outcome(outcome)
         if tell:
             self._told = self._clock()
 
     def finish(self, result: Result) -> None:
-        """Ends session and job in one transaction."""
+        """Ends session and job in one transaction. Raises ResourcesExhausted instead of ending a job without
+        a verdict while this process can start no more processes or threads."""
         content = result.to_dict()
         verdict = content["verdict"]
+        status = "failed" if verdict is None else "succeeded"
+        if verdict is None:
+            check_resources()
         summary = {"session_id": self.session.id, "outcomes": dict(self._statuses), "verdict": verdict}
 
         def end(connection: Connection) -> None:
             jobs.hold(connection, self.job)
             sessions.end_session(connection, self.session, content)
             sessions.close(connection, self.job.id, "stopped", "the job went on in another environment")
-            status = "failed" if verdict is None else "succeeded"
             jobs.end_job(connection, self.job, status, summary, result.error)
 
         self._write(end)
+        self._counts.jobs[status] += 1
 
     def _count(self, outcome: Outcome) -> None:
         self._statuses[str(outcome.status)] += 1

@@ -1,20 +1,26 @@
-"""Submitting and cancelling tunings: rows and queued jobs commit together."""
+"""Submitting and cancelling tunings. A tuning is acknowledged once all of its rows are stored; the queue is
+filled from the rows, with the first jobs in the same transaction."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from sqlalchemy import Engine
 
 from backends.environment import DeviceClass
 from backends.problem import GemmProblem
+from db import jobs
 from db import tunings as rows
 from db.engine import writing
 from db.values import put_device_class
-from service.jobs import JobQueue
+from service.jobs import AHEAD, JobQueue
 from service.requests import request_content
 from service.settings import Settings
 from tuners.tuning_settings import TuningSettings
+
+#: Problems per transaction of a large submission.
+PIECE = 200
 
 
 class Tunings:
@@ -35,8 +41,8 @@ class Tunings:
         priority: int = 10,
         force: bool = False,
     ) -> rows.Created:
-        """Stores a tuning of these problems (each with its call count; equal ones are merged) and queues
-        what must be measured, all or nothing. Priority 1 is measured first."""
+        """Stores a tuning of these problems (each with its call count; equal ones are merged), all or
+        nothing. Priority 1 is measured first."""
         merged: dict[GemmProblem, int] = {}
         for problem, count in items:
             merged[problem] = merged.get(problem, 0) + count
@@ -48,11 +54,32 @@ class Tunings:
             priority,
             force,
         )
+        wanted = list(merged.items())
+        staged = self._stage(device_class, request, list(merged)) if len(wanted) > PIECE else None
         with writing(self._engine) as connection:
             put_device_class(connection, device_class)
-            created = rows.create_tuning(connection, request, list(merged.items()))
-            self._queue.put(connection, str(device_class), created.new_jobs, priority)
+            # Workers fill the queue with what is left, and with all that is behind other jobs that wait.
+            behind = jobs.has_waiting(connection, request.device_class_id, priority)
+            created = rows.create_tuning(connection, request, wanted, staged)
+            if not behind:
+                first = created.new_jobs[:AHEAD]
+                self._queue.put(connection, str(device_class), first, priority)
+                jobs.mark_enqueued(connection, first)
         return created
+
+    def _stage(
+        self, device_class: DeviceClass, request: rows.Request, problems: Sequence[GemmProblem]
+    ) -> dict[str, rows.Staged]:
+        """Stores problems and jobs in short transactions. Other writers get as much time between them."""
+        staged: dict[str, rows.Staged] = {}
+        for start in range(0, len(problems), PIECE):
+            begin = time.monotonic()
+            with writing(self._engine) as connection:
+                put_device_class(connection, device_class)
+                staged |= rows.stage_jobs(connection, request, problems[start : start + PIECE])
+            if self._engine.dialect.name == "sqlite":
+                time.sleep(time.monotonic() - begin)
+        return staged
 
     def cancel(self, tuning_id: str) -> bool:
         """Cancels a tuning; False for one that does not exist. Its jobs that no other tuning waits for are

@@ -1,8 +1,9 @@
 """A worker: one process that owns one device, takes its class's jobs one by one, and measures them.
 
-It holds a lock on its device, sends heartbeats, requeues the jobs of dead workers, and on SIGTERM releases
-its job with all that was measured. A kill at any moment loses nothing: the job is requeued, and stored
-outcomes are replayed. The loss of a device ends its worker, not the job.
+It holds a lock on its device, queues the re-validation of stale winners, sends heartbeats, requeues the jobs
+of dead workers, and on SIGTERM releases its job with all that was measured. A kill at any moment loses
+nothing: the job is requeued, and stored outcomes are replayed. The loss of a device ends its worker, not the
+job.
 """
 
 from __future__ import annotations
@@ -14,24 +15,30 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
 from sqlalchemy import Connection, Engine
 
 from backends.cache import BinaryCache
-from backends.errors import DeviceLost, StorageError
+from backends.errors import DeviceLost, ResourcesExhausted, StorageError
+from backends.exhaustion import check_resources, exhausted, is_exhausted
 from backends.problem import GemmProblem
 from backends.registry import FoundDevice
 from db import jobs, sessions, tunings, workers
 from db.engine import DatabaseUnavailable, reading, writing
 from db.jobs import MAX_ATTEMPTS, StartedJob
+from db.liveness import WINDOW_SECONDS
 from service.device_lock import DeviceLock, locks_folder
-from service.jobs import Executor, JobQueue
+from service.jobs import AHEAD, Executor, JobQueue
+from service.logs import about
+from service.portfolio import Warming
 from service.requests import read_request
+from service.revalidation import queue_revalidation
 from service.settings import Settings
-from service.store import JobStore, Stopping, patiently
+from service.store import JobStore, Stopping, WorkerCounts, patiently
+from service.tunings import Tunings
 from tuners.campaign import check_known
 from tuners.ceilings import CeilingStore
 from tuners.device_client import DeviceClient
@@ -44,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 #: How often the worker checks whether its job was cancelled, sends a heartbeat, and looks for dead peers; a
 #: peer is dead if its counter has not changed for DEAD_SECONDS of our own clock.
-LOOK_SECONDS, BEAT_SECONDS, REAP_SECONDS, DEAD_SECONDS = 0.25, 1.0, 5.0, 30.0
+LOOK_SECONDS, BEAT_SECONDS, REAP_SECONDS, DEAD_SECONDS = 0.25, 1.0, 5.0, WINDOW_SECONDS
 #: How long a stopping worker waits for its job, which ends after its current outcome (one that hangs is left
 #: to the next worker), and how much later the process is ended by force.
 _STOP_SECONDS, _LAST_SECONDS = 20.0, 5.0
@@ -65,15 +72,17 @@ class Worker:
     ) -> None:
         self.id = tunings.new_id("worker")
         self.device, self.environment = device, device.environment
-        self._engine = engine
+        self._engine, self._settings = engine, settings
         self._lock = lock or DeviceLock(locks_folder(settings), device)
         self._cache = BinaryCache(settings.cache_dir / "kernels")
         self._ceilings = CeilingStore(settings.cache_dir / "ceilings")
         self._make_runner = make_runner
-        self._runner: DeviceClient | None = None
-        self._stop = threading.Event()
+        self._warming = Warming(self.environment, self._cache, lambda: not self._idle.is_set())
+        self._precompile = settings.precompile
         self._idle = threading.Event()
         self._idle.set()
+        self._runner: DeviceClient | None = None
+        self._stop = threading.Event()
         #: Whether the worker ended because it could not store or measure, or was taken for dead.
         self.failed = False
         self._turn = threading.Lock()
@@ -82,6 +91,7 @@ class Worker:
         self._peers: dict[str, tuple[int, float]] = {}
         self._looked = 0.0
         self._held_idle = 0
+        self._counts = WorkerCounts()
         self._queue = JobQueue(settings.database_url)
         queue = str(self.environment.device_class)
         self._executor = Executor(settings.database_url, queue, self.id, self._take)
@@ -90,14 +100,25 @@ class Worker:
 
     def run(self) -> None:
         """Takes jobs until stop(). Raises StorageError if the database is damaged."""
-        patiently(self._stop, self._register)
+        try:
+            check_resources()
+        except ResourcesExhausted as error:  # before it takes a job that it could not measure
+            _log.critical("the worker takes no job and ends: %s", error)
+            self.failed = True
+            return
+        if not self._lease():
+            return
         patiently(self._stop, lambda: self._queue.declare(str(self.environment.device_class)))
+        patiently(self._stop, self._revalidate)
         self._executor.start()
+        if self._precompile:
+            self._warming.start()
         _log.info("worker %s owns %s (%s)", self.id, self.environment.device_class, self.environment.uuid)
         steps: list[list[Any]] = [
             [LOOK_SECONDS, 0.0, self._look],
             [BEAT_SECONDS, 0.0, self._beat],
             [REAP_SECONDS, 0.0, self._reap],
+            [LOOK_SECONDS, 0.0, self._fill],
         ]
         while not self._stop.wait(LOOK_SECONDS):
             for step in steps:
@@ -112,12 +133,47 @@ class Worker:
     def stop(self) -> None:
         """Asks the worker to release its job and end."""
         self._stop.set()
+        self._warming.stop()
 
-    def _register(self) -> None:
+    def _lease(self) -> bool:
+        """Registers the worker; False if another living worker has the device. One that has not beaten for
+        DEAD_SECONDS of our own clock is dead."""
+        held: dict[str, tuple[int, float]] = {}
+        silent: set[str] = set()
+        while True:
+            try:
+                patiently(self._stop, lambda: self._register(silent))
+                return True
+            except workers.DeviceLeased as error:
+                name, now = error.worker_id, time.monotonic()
+                count, since = held.setdefault(name, (error.beat, now))
+                if error.beat != count:
+                    _log.critical("the worker ends: %s", error)
+                    self.failed = True
+                    return False
+                if len(held) == 1 and since == now:
+                    _log.warning("waiting until it is dead or beats: %s", error)
+                if now - since >= DEAD_SECONDS:
+                    silent.add(name)
+                elif self._stop.wait(BEAT_SECONDS / 2):
+                    raise Stopping from error
+
+    def _register(self, silent: Collection[str]) -> None:
         with writing(self._engine) as connection:
             workers.register(
-                connection, self.id, socket.gethostname(), os.getpid(), self.environment, self._lock.name
+                connection,
+                self.id,
+                socket.gethostname(),
+                os.getpid(),
+                self.environment,
+                self._lock.name,
+                silent,
             )
+
+    def _revalidate(self) -> None:
+        tunings = Tunings(self._engine, self._queue)
+        for created in queue_revalidation(self._engine, tunings, self._settings, self.environment):
+            _log.info("%d winners of another environment are measured again: %s", created.total, created.id)
 
     def _look(self) -> None:
         job, session = self._job, self._session
@@ -126,12 +182,25 @@ class Worker:
                 if jobs.stop_requested(connection, job):
                     session.stop()
 
+    def _fill(self) -> None:
+        """Fills the queue of the device's class from the rows that wait."""
+        name = str(self.environment.device_class)
+        with reading(self._engine) as connection:
+            if not jobs.has_waiting(connection, name):
+                return
+        with writing(self._engine) as connection:
+            found = jobs.next_to_enqueue(connection, name, AHEAD)
+            for job_id, priority in found:
+                self._queue.put(connection, name, [job_id], priority)
+            jobs.mark_enqueued(connection, [job_id for job_id, _ in found])
+
     def _beat(self) -> None:
         job = self._job
         with writing(self._engine) as connection:
             alive = workers.beat(
-                connection, self.id, "measuring" if job else "idle", job.id if job is not None else None
-            )
+                connection, self.id, "measuring" if job else "idle", job.id if job is not None else None,
+                self._counts.to_dict(),
+            )  # fmt: skip
         if not alive:
             _log.error("worker %s was taken for dead and its job handed on; it ends: start another", self.id)
             self.failed = True
@@ -205,30 +274,38 @@ class Worker:
         if self._stop.is_set():
             self._never()
         self._idle.clear()
+        begin = time.monotonic()
         try:
             self._one(job_id)
         except jobs.Fenced:
             _log.warning("job %s is another worker's by now", job_id)
         except Stopping:
             pass
-        except (StorageError, DeviceLost) as error:  # another worker may be able to store and measure
-            lost = f"{self.environment.device_class} ({self.environment.uuid}) is lost, its worker ends: "
-            _log.critical("%s%s", lost if isinstance(error, DeviceLost) else "", error)
-            self._release_if_possible()
-            self.failed = True
-            self._stop.set()
+        except ResourcesExhausted as error:
+            self._give_back(job_id, f"the job is given back and the worker ends: {error}")
+        except DeviceLost as error:  # another worker may be able to measure
+            device = f"{self.environment.device_class} ({self.environment.uuid})"
+            self._give_back(job_id, f"{device} is lost, its worker ends: {error}")
+        except StorageError as error:  # another worker may be able to store
+            self._give_back(job_id, str(error))
         except Exception:  # the job's end could not be stored: another start must end it
             _log.exception("job %s could not be ended; this worker ends", job_id)
             self.failed = True
             self._stop.set()
         finally:
+            self._counts.job_seconds += time.monotonic() - begin
             self._job = self._session = None
             self._idle.set()
         if self._stop.is_set():
             self._never()
 
-    def _release_if_possible(self) -> None:
-        """Releases the job: the failure was not the job's fault, so this start does not count."""
+    def _give_back(self, job_id: str, message: str) -> None:
+        """Releases the job, if the database answers, and ends the worker: the failure was not the job's
+        fault, so this start does not count."""
+        with about(job_id=job_id):
+            _log.critical(message)
+        self.failed = True
+        self._stop.set()
         job = self._job
         if job is not None:
             with (
@@ -265,10 +342,15 @@ class Worker:
             self._end(job, "failed", message, evidence, broken=True)
             return
         try:
-            self._measure(job)
+            with about(job_id=job.id, problem_id=job.problem_id), self._warming.job():
+                _log.info("attempt %d starts", job.attempt)
+                self._measure(job)
         except (jobs.Fenced, Stopping, StorageError, DeviceLost):
             raise
         except Exception as error:  # an internal error ends this job, not the queue
+            if is_exhausted(error):
+                raise exhausted(error) from error
+            check_resources()
             _log.exception("job %s failed", job_id)
             evidence = {"traceback": traceback.format_exc()[-4000:]}
             self._end(
@@ -281,14 +363,14 @@ class Worker:
         runner = self._runner
         problem = GemmProblem.from_dict(job.problem)
         budget, search, rule = read_request(job.request)
-        store = JobStore(self._engine, job, problem, self.environment, self._stop)
+        store = JobStore(self._engine, job, problem, self.environment, self._stop, counts=self._counts)
         settings = TuningSettings(
             MeasurementPolicy.from_dict(job.policy), budget, search, rule, SEARCH_OPTIONS
         )
         check_known(settings, runner.backend)
         session = RecordedSession(
             runner, problem, settings, store,
-            lambda dtypes: self._ceilings.obtain(self.environment, dtypes, runner.ceilings),
+            self._ceilings.of(self.environment, runner.ceilings),
         )  # fmt: skip
         self._session = session
         if self._stop.is_set():  # stop() came before there was a session to stop
@@ -316,6 +398,7 @@ class Worker:
             sessions.close(connection, job.id, "stopped" if status == "cancelled" else "failed", error)
 
         self._write(end)
+        self._counts.jobs[status] += 1
 
     def _write(self, action: Callable[[Connection], None]) -> None:
         def once() -> None:
@@ -355,15 +438,15 @@ def _stop_on_signals(stop: Callable[[], None]) -> None:
 def stop_process(worker: Worker) -> None:
     """Stops the worker; ends the process by force if something, such as a database that hangs, keeps the
     worker from ending."""
-    last = threading.Timer(_STOP_SECONDS + _LAST_SECONDS, os._exit, [1])
-    last.daemon = True
-    last.start()
+    # A timer of the kernel, because a process at its limit cannot start a thread.
+    signal.alarm(int(_STOP_SECONDS + _LAST_SECONDS))
     worker.stop()
 
 
 def run_worker(worker: Worker) -> None:
     """Runs the worker in this process until SIGTERM or SIGINT, then ends the process: threads with an
     unfinished job must not outlive it."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     _stop_on_signals(lambda: stop_process(worker))
     code = 1
     try:

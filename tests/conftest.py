@@ -101,6 +101,7 @@ def no_tables() -> Iterator[None]:
     """Databases start empty: shipped pre-tuned tables are not installed, but by tests that ask for it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GEMMTUNE_PRETUNED", "0")
+        patch.setenv("GEMMTUNE_PRECOMPILE", "0")
         yield
 
 

@@ -63,8 +63,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=None, help="measuring budget a problem")
     parser.add_argument("--stop-at-roofline", type=float, default=None, metavar="SHARE",
                         help="end the search at this share of the roofline, e.g. 0.95")  # fmt: skip
+    parser.add_argument("--stop-at-regret", type=float, default=None, metavar="SHARE",
+                        help="end the search once twice as many candidates gain no more")  # fmt: skip
     parser.add_argument("--candidates", type=int, default=None, help="candidates of a problem at most")
     parser.add_argument("--strategy", choices=sorted(STRATEGIES), default=Search.strategy)
+    parser.add_argument("--strategy-option", action="append", default=[], metavar="NAME=VALUE",
+                        help="an option of the strategy (repeat; docs/strategies.md)")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--mode", choices=MODES, help="default: the device's (graph on GPUs)")
     parser.add_argument("--cache", choices=CACHES, default="cold")
@@ -91,11 +95,19 @@ def _problems(source: str) -> tuple[list[GemmProblem], list[tuple[int, str]]]:
 
 def _tune(options: argparse.Namespace, problems: list[GemmProblem]) -> int:
     effort = effort_of(options.effort)
-    budget = effort.budget(DEFAULT_SECONDS, options.seconds, options.candidates, options.stop_at_roofline)
+    budget = effort.budget(
+        DEFAULT_SECONDS,
+        options.seconds,
+        options.candidates,
+        options.stop_at_roofline,
+        options.stop_at_regret,
+    )
     rule = effort.rule(options.margin)
     root = options.cache_dir or default_cache_dir()
     store = CeilingStore(root / "ceilings")
     limit = None if options.max_workspace is None else read_bytes(options.max_workspace, "--max-workspace")
+    given = STRATEGIES[options.strategy].options.parse(options.strategy_option)
+    search = Search(options.strategy, options.seed, options=given)
     device = find_device(options.device, options.index)
     policy = MeasurementPolicy.of(
         device.environment.vendor, options.mode, cache=options.cache, max_workspace_bytes=limit
@@ -105,9 +117,9 @@ def _tune(options: argparse.Namespace, problems: list[GemmProblem]) -> int:
         campaign = Campaign(
             runner,
             problems,
-            TuningSettings(policy, budget, Search(options.strategy, options.seed), rule),
+            TuningSettings(policy, budget, search, rule),
             journal,
-            lambda dtypes: store.obtain(runner.environment, dtypes, runner.ceilings),
+            store.of(runner.environment, runner.ceilings),
         )
         previous = signal.signal(signal.SIGINT, lambda *_: campaign.stop())
         try:

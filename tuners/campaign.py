@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from backends.errors import InvalidProblem, UnsupportedProblem
 from backends.outcome import Outcome
 from backends.problem import GemmProblem
 from backends.protocol import Backend
 from tuners.budget import Budget
+from tuners.ceilings import CeilingsOf
 from tuners.device_client import DeviceClient
-from tuners.recorded_session import CeilingsOf, RecordedSession
+from tuners.recorded_session import RecordedSession
 from tuners.session_store import MemoryStore, Result, SessionStore
 from tuners.strategies import STRATEGIES
 from tuners.tuning_settings import TuningSettings
@@ -77,8 +78,13 @@ class Skipped:
 Event = Started | Measured | Finished | Skipped
 
 
+_NO_SHARE = "no share of the campaign's seconds: others are expected to gain more"
+
+
 class Campaign:
-    """Iterate run() for events. stop() ends the campaign after the next outcome, which is still stored."""
+    """Iterate run() for events. stop() ends the campaign after the next outcome, which is still stored.
+    `shares`: problem id -> seconds of measuring it, in place of the budget's (campaign_shares.py). Problems
+    with the largest shares come first, and those without one are skipped."""
 
     def __init__(
         self,
@@ -88,10 +94,11 @@ class Campaign:
         store: SessionStore | None = None,
         ceilings: CeilingsOf | None = None,
         limits: CampaignLimits | None = None,
+        shares: Mapping[str, float] | None = None,
     ) -> None:
         check_known(settings, runner.backend)
         self.runner, self.problems, self.settings = runner, list(problems), settings
-        self._limits = limits or CampaignLimits()
+        self._limits, self._shares = limits or CampaignLimits(), shares
         self._store: SessionStore = store or MemoryStore()
         self._ceilings = ceilings
         self._session: RecordedSession | None = None
@@ -108,19 +115,33 @@ class Campaign:
         """Whether stop() was called."""
         return self._stopped
 
+    def settings_of(self, problem: GemmProblem) -> TuningSettings:
+        """The settings of a problem, with its share of the campaign as its budget."""
+        seconds = (self._shares or {}).get(problem.id)
+        if seconds is None:
+            return self.settings
+        return replace(self.settings, budget=replace(self.settings.budget, seconds=seconds))
+
+    def _ordered(self) -> list[tuple[int, GemmProblem]]:
+        shares = self._shares or {}
+        return sorted(enumerate(self.problems), key=lambda item: -shares.get(item[1].id, 0.0))
+
     def run(self) -> Iterator[Event]:
-        """Yields the events of every problem in order. A problem that cannot run ends with a Finished whose
-        result holds the error. StorageError and DeviceLost propagate: the interrupted problem has no result,
-        and the next run resumes from its outcomes."""
+        """Yields the events of every problem in order, or by their shares. A problem that cannot run ends
+        with a Finished whose result holds the error. StorageError and DeviceLost propagate: the interrupted
+        problem has no result, and the next run resumes from its outcomes."""
         begin = time.monotonic()
-        for index, problem in enumerate(self.problems):
+        for index, problem in self._ordered():
             if self._stopped:
                 return
-            reason = self._limits.exceeded(problem, time.monotonic() - begin, self.settings.budget)
+            settings = self.settings_of(problem)
+            reason = self._limits.exceeded(problem, time.monotonic() - begin, settings.budget)
+            if self._shares is not None and problem.id not in self._shares:
+                reason = _NO_SHARE
             if reason is not None:
                 yield Skipped(index, problem, reason)
                 continue
-            session = RecordedSession(self.runner, problem, self.settings, self._store, self._ceilings)
+            session = RecordedSession(self.runner, problem, settings, self._store, self._ceilings)
             stored = session.open()
             if stored.result is not None:
                 yield Finished(index, stored.result, replayed=True)
@@ -136,7 +157,8 @@ class Campaign:
 
 
 def check_known(settings: TuningSettings, backend: Backend) -> None:
-    """Raises UnsupportedProblem for a strategy, mode or family that this backend does not have."""
+    """Raises UnsupportedProblem for a strategy, mode or family that this backend does not have,
+    InvalidProblem for an option that the strategy does not have."""
     for what, names, known in (
         ("strategy", [settings.search.strategy], tuple(STRATEGIES)),
         ("mode", [settings.policy.mode], backend.traits.modes),
@@ -145,3 +167,4 @@ def check_known(settings: TuningSettings, backend: Backend) -> None:
         for name in names:
             if name not in known:
                 raise UnsupportedProblem(f"{what} {name!r} is unknown here; known: {', '.join(known)}")
+    STRATEGIES[settings.search.strategy].options.of(settings.search.options)

@@ -10,17 +10,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 
-from backends.cache import BinaryCache
+from backends.cache import BinaryCache, CompiledOnly
 from backends.environment import Environment
-from backends.errors import CompileError, CompilerMissing
+from backends.errors import CompileError, CompilerMissing, NotCompiled
 from backends.outcome import Outcome, Phase, Status
 from backends.protocol import Backend, DeviceListedFamily
 from backends.solution import Solution
 from tuners.device_process import Binaries, Task
-from tuners.inputs import Case, applicable, screening_cases
+from tuners.inputs import Case, applicable
 
 #: Niceness of compilers that run while a device measures, so that the device process has priority.
 NICENESS = 10
+#: How long the host's first compilations are expected to take.
+HOST_COMPILE_SECONDS = 3.0
+
+
+#: A candidate's binaries, or its failure; None if the search ended first.
+Job = Future[Binaries | Outcome | None]
 
 
 class _DroppedError(Exception):
@@ -32,21 +38,31 @@ class Compilers:
     the device (DeviceListedFamily), are handled in the calling thread: what they need is small and compiled
     once per problem.
 
-    If compilers do not disturb the device's measurements (traits.compiles_beside), begin() returns at once.
-    If the device is the host they would, so begin() waits for them."""
+    A candidate whose binaries are in the cache is ready at once; it never waits behind a compiler. If
+    compilers do not disturb the device's measurements (traits.compiles_beside), begin() starts them. If the
+    device is the host they would, so they run only while the caller waits, in await_any() and compile()."""
 
     def __init__(self, backend: Backend, environment: Environment, cache: BinaryCache) -> None:
         self._backend, self._environment, self._cache = backend, environment, cache
+        self._compiled_only = CompiledOnly(cache.root)
         self._families = backend.families()
         self._traits = backend.traits
         self._beside = self._traits.compiles_beside
         here = os.cpu_count() or 1
         # One processor is left to the device process.
-        self._pool = ThreadPoolExecutor(max(1, here - 1 if self._beside else here), initializer=self._be_nice)
+        self._at_once = max(1, here - 1 if self._beside else here)
+        self._pool = ThreadPoolExecutor(self._at_once, initializer=self._be_nice)
+        #: Looks candidates up in the cache, which takes milliseconds.
+        self._finder = ThreadPoolExecutor(1)
         self._task: Task | None = None
-        self._jobs: dict[str, Future[Binaries | Outcome | None]] = {}
+        self._jobs: dict[str, Job] = {}
+        #: Of the host: candidates that are compiled when the caller waits for them.
+        self._held: dict[str, Solution] = {}
         self._made: dict[str, Binaries | Outcome] = {}
-        self._settling = False
+        self._cached: set[str] = set()
+        self._dropped = threading.Event()
+        #: Seconds that as many candidates as there are processors took to compile last, on the host.
+        self._typical = HOST_COMPILE_SECONDS
         #: Seconds spent waiting for compilers.
         self.seconds = 0.0
 
@@ -58,39 +74,93 @@ class Compilers:
     def turn_to(self, task: Task) -> None:
         """Makes `task` the current one; drops the jobs and binaries of another task."""
         if task != self._task:
-            self.settle()
+            self.settle(wait_for_running=not self._beside)
             self._task = task
             self._made.clear()
+            self._cached.clear()
 
     def begin(self, task: Task, solutions: Sequence[Solution]) -> None:
-        """Starts compiling the solutions that were not begun yet; waits for them if the device is the
-        host."""
+        """Takes what is in the cache, and starts compiling the rest unless the device is the host."""
         self.turn_to(task)
         for solution in solutions:
             name = solution.id
-            if name in self._made or name in self._jobs:
+            if name in self._made or name in self._jobs or name in self._held:
                 continue
             family = self._families[solution.family]
             if isinstance(family, DeviceListedFamily) or not family.compiles:
-                self._made[name] = self._compiled(task, solution)
-            else:
-                self._jobs[name] = self._pool.submit(self._job, task, solution)
-        if not self._beside:
-            self._wait([self._jobs[s.id] for s in solutions if s.id in self._jobs], None, all_of_them=True)
-            self._collect()
+                self._made[name] = self._compiled(task, solution, self._cache)
+                continue
+            if self._beside:
+                job: Job = Future()
+                self._jobs[name] = job
+                self._finder.submit(self._find, task, solution, self._dropped, job)
+                continue
+            try:
+                self._made[name] = self._found(task, solution)
+            except NotCompiled:
+                self._held[name] = solution
+
+    def _found(self, task: Task, solution: Solution) -> Binaries | Outcome:
+        """The binaries that the cache has. Raises NotCompiled."""
+        made = self._compiled(task, solution, self._compiled_only)
+        if not isinstance(made, Outcome):
+            self._cached.add(solution.id)
+        return made
+
+    def _find(self, task: Task, solution: Solution, dropped: threading.Event, job: Job) -> None:
+        """Ends a job with what the cache has, or hands it to the compilers. Runs in the finder's thread."""
+        try:
+            job.set_result(None if dropped.is_set() else self._found(task, solution))
+        except NotCompiled:
+            self._pool.submit(self._end, task, solution, dropped, job)
+        except BaseException as error:
+            job.set_exception(error)
+
+    def _end(self, task: Task, solution: Solution, dropped: threading.Event, job: Job) -> None:
+        """Ends a job with what is compiled now; with None if the search ended first, which sets `dropped`.
+        Runs in a compiler's thread."""
+        try:
+            job.set_result(self._compiled(task, solution, self._cache, dropped=dropped))
+        except _DroppedError:
+            job.set_result(None)
+        except BaseException as error:
+            job.set_exception(error)
+
+    def _start(self, names: Iterable[str]) -> None:
+        """Hands held candidates to the compilers."""
+        for name in names:
+            if self._task is not None and (solution := self._held.pop(name, None)) is not None:
+                job: Job = Future()
+                self._jobs[name] = job
+                self._pool.submit(self._end, self._task, solution, self._dropped, job)
 
     def ready(self, solution: Solution) -> bool:
-        """Whether a solution's compilation has ended, successfully or not."""
+        """Whether the compilation of a solution has ended, with binaries or a failure."""
         self._collect([solution.id])
         return solution.id in self._made
 
+    def cached(self, solution: Solution) -> bool:
+        """Whether a compiling family's solution had its binaries in the cache when it was begun."""
+        return solution.id in self._cached
+
     def await_any(self, solutions: Sequence[Solution], seconds: float) -> None:
-        """Waits, at most `seconds`, until one of the compilations in progress has ended."""
-        self._wait([self._jobs[s.id] for s in solutions if s.id in self._jobs], seconds, all_of_them=False)
+        """Waits, at most `seconds`, until one of the compilations in progress has ended. On the host it
+        compiles the first of `solutions` that are held, as many as there are processors, if they are likely
+        to end in that time; a compiler is not interrupted."""
+        if self._beside:
+            self._wait([self._jobs[s.id] for s in solutions if s.id in self._jobs], seconds, False)
+            return
+        if seconds >= self._typical:
+            begin = time.monotonic()
+            self._start([s.id for s in solutions if s.id in self._held][: self._at_once])
+            self._wait(list(self._jobs.values()), None, True)
+            self._typical = time.monotonic() - begin
+        self._collect()
 
     def compile(self, task: Task, solutions: Sequence[Solution]) -> Mapping[str, Outcome]:
         """Compiles all solutions and waits for them. Returns the outcomes of those that failed, by id."""
         self.begin(task, solutions)
+        self._start([s.id for s in solutions])
         self._wait([self._jobs[s.id] for s in solutions if s.id in self._jobs], None, all_of_them=True)
         self._collect()
         found = {s.id: self._made[s.id] for s in solutions}
@@ -104,29 +174,29 @@ class Compilers:
     def for_proof(self, task: Task, solution: Solution) -> Binaries | Outcome:
         """The binaries for all cases of a proof, which are more than those of a screening."""
         begin = time.monotonic()
-        made = self._compiled(task, solution, every=True)
+        made = self._compiled(task, solution, self._cache, every=True)
         self.seconds += time.monotonic() - begin
         return made
 
-    def settle(self) -> None:
-        """Drops queued jobs and, within running jobs, the binaries that were not begun; waits for the
-        binaries in progress. No compiler runs when it returns."""
-        running = [job for job in self._jobs.values() if not job.cancel()]
-        self._settling = True
-        try:
-            self._wait(running, None, all_of_them=True)
-        finally:
-            self._settling = False
+    def settle(self, wait_for_running: bool = True) -> None:
+        """Drops queued jobs and, within running jobs, the binaries that were not begun. With
+        `wait_for_running` no compiler runs when it returns; without, binaries in progress still end up in the
+        cache."""
+        self._dropped.set()
+        if wait_for_running:
+            self._wait(list(self._jobs.values()), None, True)
+        self._dropped = threading.Event()
         self._collect()
         self._jobs.clear()
+        self._held.clear()
 
     def close(self) -> None:
-        """Drops queued jobs and stops the thread pool."""
-        self._pool.shutdown(cancel_futures=True)
+        """Drops queued jobs and stops the threads."""
+        self._dropped.set()
+        self._finder.shutdown()
+        self._pool.shutdown()
 
-    def _wait(
-        self, jobs: Sequence[Future[Binaries | Outcome | None]], seconds: float | None, all_of_them: bool
-    ) -> None:
+    def _wait(self, jobs: Sequence[Job], seconds: float | None, all_of_them: bool) -> None:
         begin = time.monotonic()
         wait(jobs, seconds, return_when="ALL_COMPLETED" if all_of_them else FIRST_COMPLETED)
         self.seconds += time.monotonic() - begin
@@ -137,20 +207,20 @@ class Compilers:
             job = self._jobs.get(name)
             if job is not None and job.done():
                 del self._jobs[name]
-                made = None if job.cancelled() else job.result()
+                made = job.result()
                 if made is not None:
                     self._made[name] = made
 
-    def _job(self, task: Task, solution: Solution) -> Binaries | Outcome | None:
-        """Runs in a pool thread. None if the search ended first."""
-        try:
-            return self._compiled(task, solution)
-        except _DroppedError:
-            return None
-
-    def _compiled(self, task: Task, solution: Solution, every: bool = False) -> Binaries | Outcome:
+    def _compiled(
+        self,
+        task: Task,
+        solution: Solution,
+        cache: BinaryCache,
+        every: bool = False,
+        dropped: threading.Event | None = None,
+    ) -> Binaries | Outcome:
         """The binaries of a candidate for each problem that it is verified on, or the outcome if it is
-        illegal or does not compile."""
+        illegal or does not compile. Raises NotCompiled if `cache` does not compile."""
         family, here = self._families[solution.family], self._environment
         rule = family.illegal(task.problem, solution, here)
         if rule is not None:
@@ -163,14 +233,14 @@ class Compilers:
                 twin = case.problem
                 return family.supports(twin) and family.illegal(twin, solution, here) is None
 
-            checks = screening_cases(task.problem, task.seed, every or self._traits.screens_every_case)
+            checks = task.screening_cases(every or self._traits.screens_every_case)
             problems = [case.problem for case in applicable(checks, legal)]
         try:
             found = {}
             for problem in dict.fromkeys(problems):
-                if self._settling:
+                if dropped is not None and dropped.is_set():
                     raise _DroppedError
-                found[problem.id] = family.compile(problem, solution, here, self._cache)
+                found[problem.id] = family.compile(problem, solution, here, cache)
         except (CompileError, CompilerMissing) as error:
             log = getattr(error, "log", "")[-4000:]
             evidence = {"error": str(error), "log": log}

@@ -28,6 +28,7 @@ from backends.errors import (
     LaunchError,
     StorageError,
 )
+from backends.exhaustion import exhausted, says_exhausted
 from backends.outcome import Outcome, Phase, Status
 from backends.protocol import Bandwidths, DeviceListedFamily
 from backends.solution import Solution
@@ -134,6 +135,16 @@ def space(task: Task, families: Sequence[str] | None) -> Space:
         )
 
 
+def in_space(task: Task, family: str, method: str, *arguments: Any) -> Any:
+    """Looks into a family's space with the open device: `method` names a method or a property of
+    FamilySpace; what it iterates over is returned as a list."""
+    process = _state()
+    with _ending_if_lost():
+        found = getattr(process.family_space(task, family), method)
+        found = found(*arguments) if callable(found) else found
+        return list(found) if isinstance(found, Iterator) else found
+
+
 def neighbours(task: Task, solution: Solution) -> list[Solution]:
     """Legal candidates that differ from `solution` in one parameter; none if its family is not listed on the
     device."""
@@ -197,6 +208,10 @@ def _guarded(phase: Phase, solution: Solution, run: Any) -> Outcome:
         return _failed(phase, solution, Status.LAUNCH_ERROR, error)
     except (StorageError, DeviceError):
         raise  # no candidate is to blame
+    except RuntimeError as error:
+        if says_exhausted(str(error)):  # no thread could be started
+            raise exhausted(error) from error
+        return _failed(phase, solution, Status.LAUNCH_ERROR, error, traceback.format_exc(limit=-4))
     except Exception as error:  # whatever a library raises is that candidate's outcome
         return _failed(phase, solution, Status.LAUNCH_ERROR, error, traceback.format_exc(limit=-4))
 

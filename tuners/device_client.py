@@ -10,16 +10,18 @@ from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeout
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
+from functools import partial
 from multiprocessing import get_context
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from pebble import ProcessExpired, ProcessPool
 
 from backends.cache import BinaryCache
-from backends.environment import Environment
 from backends.errors import DeviceError, DeviceLost, DeviceMemoryExceeded, GemmtuneError
+from backends.exhaustion import exhausted, is_exhausted, says_exhausted
+from backends.family_space import FamilySpace
 from backends.outcome import Outcome, Phase, Status
-from backends.protocol import Backend, DeviceListedFamily, NeighbouredFamily
+from backends.protocol import DeviceListedFamily, NeighbouredFamily
 from backends.registry import BACKENDS, FoundDevice, backend
 from backends.solution import Solution
 from tuners import device_calls
@@ -27,6 +29,7 @@ from tuners.baselines import TWIN
 from tuners.ceilings import Ceilings
 from tuners.compiling import Compilers
 from tuners.device_process import Binaries, DeviceProcessSettings, Task
+from tuners.family_spaces import DeviceSpace, family_space
 from tuners.measure import Rotation
 from tuners.policy import MeasurementPolicy
 from tuners.process_folder import ProcessFolder
@@ -40,57 +43,6 @@ HANG_SECONDS, LONG = 10.0, 10.0
 CEILING_CANDIDATES = 2
 #: Time limit for laying out operands, computing references and measuring ceilings, which may be slow.
 SETUP_SECONDS = 600.0
-
-
-class Runner(Protocol):
-    """The device operations that a session needs; tests implement it with recorded noise."""
-
-    @property
-    def environment(self) -> Environment:
-        """The device's environment."""
-
-    @property
-    def backend(self) -> Backend:
-        """The device's backend."""
-
-    def open(self, task: Task) -> Rotation:
-        """Lays out the task's operands on the device. Raises DeviceMemoryExceeded."""
-
-    def space(self, task: Task, families: Sequence[str] | None) -> Space:
-        """The search space. Raises UnsupportedProblem."""
-
-    def tells_neighbours(self, family: str) -> bool:
-        """Whether the family can enumerate neighbours, which may be missing from its list."""
-
-    def neighbours(self, task: Task, solution: Solution) -> Sequence[Solution]:
-        """Legal candidates that differ from `solution` in one parameter; none if its family cannot enumerate
-        them."""
-
-    def begin(self, task: Task, solutions: Sequence[Solution]) -> None:
-        """Starts compiling what is not compiled yet. If compilers would disturb the device's measurements,
-        waits for them."""
-
-    def ready(self, solution: Solution) -> bool:
-        """Whether a solution's compilation has ended, successfully or not."""
-
-    def await_any(self, solutions: Sequence[Solution], seconds: float) -> None:
-        """Waits, at most `seconds`, until one of the compilations in progress has ended."""
-
-    def settle(self) -> None:
-        """Drops compilations that are still queued; no compiler runs when it returns."""
-
-    def compile(self, task: Task, solutions: Sequence[Solution]) -> Mapping[str, Outcome]:
-        """Compiles all solutions and waits for them. Returns the outcomes of those that failed, by id."""
-
-    def screen(self, solutions: Sequence[Solution], best: float | None) -> list[Outcome]:
-        """Verifies each solution on one seed, then times it. `best` is the fastest median so far, in
-        seconds."""
-
-    def sample(self, solution: Solution, again: bool = True) -> Outcome:
-        """Takes one timed sample; with `again`, a disturbed one is repeated."""
-
-    def prove(self, solution: Solution, seeds: int) -> Outcome:
-        """Verifies a solution on `seeds` seeds."""
 
 
 def _screen_alone(
@@ -141,7 +93,7 @@ class DeviceClient:
         self._typical = 0.0
         self._awake = False
         # The device process starts while the parent lists candidates; a failure shows at the first call.
-        self._warm = self._pool.schedule(device_calls.warm_up, timeout=setup_seconds)
+        self._warm = self._schedule(device_calls.warm_up, (), setup_seconds)
 
     def __enter__(self) -> DeviceClient:
         return self
@@ -215,6 +167,13 @@ class DeviceClient:
         near = family.neighbours(task.problem, solution, self.environment) if family else ()
         return [one for one in near if limit is None or one.workspace_bytes <= limit]
 
+    def family_space(self, task: Task, family: str) -> FamilySpace:
+        """See Runner."""
+        if family in self._asked:
+            return DeviceSpace(family, partial(self._setup, device_calls.in_space, task, family))
+        limit = task.policy.max_workspace_bytes
+        return family_space(self.backend.families()[family], task.problem, self.environment, limit)
+
     @property
     def compile_seconds(self) -> float:
         """Seconds spent waiting for compilers."""
@@ -228,13 +187,20 @@ class DeviceClient:
         """See Runner."""
         return self._compilers.ready(solution)
 
+    def cached(self, solution: Solution) -> bool:
+        """See Runner."""
+        return self._compilers.cached(solution)
+
     def await_any(self, solutions: Sequence[Solution], seconds: float) -> None:
         """See Runner."""
         self._compilers.await_any(solutions, seconds)
 
     def settle(self) -> None:
-        """See Runner."""
-        self._compilers.settle()
+        """See Runner. A device that times its own work does not notice a compiler that is still running,
+        unless the host launches what is timed."""
+        mode = self._task.policy.mode if self._task is not None else ""
+        unnoticed = self.backend.traits.compiles_beside and mode == "graph"
+        self._compilers.settle(wait_for_running=not unnoticed)
 
     def compile(self, task: Task, solutions: Sequence[Solution]) -> Mapping[str, Outcome]:
         """See Runner."""
@@ -366,8 +332,18 @@ class DeviceClient:
             ) from error
 
     def _call(self, call: Callable[..., T], arguments: tuple[object, ...], limit: float) -> T:
-        result: T = self._result(self._pool.schedule(call, args=list(arguments), timeout=limit))
+        result: T = self._result(self._schedule(call, arguments, limit))
         return result
+
+    def _schedule(self, call: Callable[..., Any], arguments: tuple[object, ...], limit: float) -> Any:
+        """The call's future. The first one starts the pool's threads and the device process. Raises
+        ResourcesExhausted."""
+        try:
+            return self._pool.schedule(call, args=list(arguments), timeout=limit)
+        except (OSError, MemoryError, RuntimeError) as error:
+            if is_exhausted(error):
+                raise exhausted(error) from error
+            raise DeviceLost(f"the process that owns the device cannot be used any more: {error}") from error
 
     def _result(self, future: Any) -> Any:
         try:
@@ -390,4 +366,6 @@ class DeviceClient:
         if isinstance(code, int) and code < 0:
             name = signal.Signals(-code).name
         tail = self._folder.take_log()
+        if says_exhausted(tail):  # a library of the device process could start no thread
+            raise exhausted(f"the child died with {name}: {tail[-300:]}")
         return {"error": f"the child died with {name}", **({"log": tail} if tail else {})}

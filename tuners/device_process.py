@@ -17,9 +17,11 @@ from backends.cache import BinaryCache
 from backends.errors import (
     DeviceLost,
 )
+from backends.family_space import FamilySpace
 from backends.problem import GemmProblem
 from backends.protocol import Backend, Buffer, Device, Family, Kernel
 from backends.solution import Solution
+from tuners.family_spaces import family_space
 from tuners.inputs import Case, screening_cases
 from tuners.measure import OperandSets, Timer
 from tuners.options import SearchOptions
@@ -48,13 +50,21 @@ class DeviceProcessSettings:
 @dataclass(frozen=True)
 class Task:
     """One problem under one policy; its inputs are drawn from `seed`. `defaults`: ids of the solutions that
-    are the problem's defaults, which need only be right on the problem itself (tuners/baselines.py)."""
+    are the problem's defaults, which need only be right on the problem itself (tuners/baselines.py).
+    `exact_only`: a screening verifies on the problem itself and on no twin, for which other binaries would be
+    compiled: for recordings, which decide nothing."""
 
     problem: GemmProblem
     policy: MeasurementPolicy
     seed: int
     options: SearchOptions = field(default_factory=SearchOptions)
     defaults: frozenset[str] = frozenset()
+    exact_only: bool = False
+
+    def screening_cases(self, every: bool) -> tuple[Case, ...]:
+        """The cases of a screening; `every`: see inputs.screening_cases()."""
+        found = screening_cases(self.problem, self.seed, every)
+        return tuple(case for case in found if case.name == "exact") if self.exact_only else found
 
 
 class DeviceProcess:
@@ -72,6 +82,8 @@ class DeviceProcess:
         self._sets: OperandSets | None = None
         self._timers: OrderedDict[str, Timer] = OrderedDict()
         self._workspace: Buffer | None = None
+        #: The task that the spaces are of, and they by family.
+        self._spaces: tuple[Task | None, dict[str, FamilySpace]] = (None, {})
 
     @cached_property
     def families(self) -> Mapping[str, Family]:
@@ -106,7 +118,7 @@ class DeviceProcess:
     @property
     def screening(self) -> Sequence[Case]:
         """The cases that a candidate must compute correctly before it is timed."""
-        return screening_cases(self.task.problem, self.task.seed, every=self.device.traits.screens_every_case)
+        return self.task.screening_cases(every=self.device.traits.screens_every_case)
 
     @property
     def sets(self) -> OperandSets:
@@ -114,6 +126,16 @@ class DeviceProcess:
         if self._sets is None:
             raise RuntimeError("no task is open")
         return self._sets
+
+    def family_space(self, task: Task, name: str) -> FamilySpace:
+        """A family's space for a task's problem, kept until another task's is asked for."""
+        if self._spaces[0] != task:
+            self._spaces = (task, {})
+        found = self._spaces[1]
+        if name not in found:
+            environment, limit = self.device.environment, task.policy.max_workspace_bytes
+            found[name] = family_space(self.families[name], task.problem, environment, limit, self.device)
+        return found[name]
 
     def load(self, problem: GemmProblem, solution: Solution, binaries: Binaries) -> Kernel:
         """Loads the candidate for `problem`."""

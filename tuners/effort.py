@@ -17,7 +17,8 @@ from tuners.decide import DecisionRule
 @dataclass(frozen=True)
 class Effort:
     """`seconds`: of measuring a problem; None: the caller's default. `candidates`: screened at most; None:
-    any number. `max_rounds`: of a final. `confidence`: of a verdict. `purpose` says what it is for."""
+    any number. `max_rounds`: of a final. `confidence`: of a verdict. `bounded`: a final ends with the budget,
+    decided or not. `purpose` says what it is for."""
 
     name: str
     purpose: str
@@ -25,6 +26,7 @@ class Effort:
     candidates: int | None
     max_rounds: int
     confidence: float
+    bounded: bool = False
 
     def __post_init__(self) -> None:
         self.budget(DEFAULT_SECONDS)
@@ -36,6 +38,7 @@ class Effort:
         seconds: float | None = None,
         candidates: int | None = None,
         stop_at_roofline: float | None = None,
+        stop_at_regret: float | None = None,
     ) -> Budget:
         """The budget; options that are not None replace the effort's, and `default_seconds` stands for
         seconds that neither gives. Raises InvalidProblem."""
@@ -45,6 +48,8 @@ class Effort:
                 own if seconds is None else seconds,
                 self.candidates if candidates is None else candidates,
                 stop_at_roofline=stop_at_roofline,
+                stop_at_regret=stop_at_regret,
+                bounded=self.bounded,
             )
         except ValueError as error:
             raise InvalidProblem(str(error)) from error
@@ -61,7 +66,7 @@ class Effort:
 DEFAULT_SECONDS = Budget.seconds
 
 _EFFORTS = (
-    Effort("quick", "a first look", 1.0, None, 24, 0.99),
+    Effort("quick", "a first look", 1.0, None, 24, 0.99, bounded=True),
     Effort("normal", "the default", None, None, DecisionRule.max_rounds, DecisionRule.confidence),
     Effort("thorough", "what is kept for long", 30.0, None, 200, 0.999),
 )
@@ -88,12 +93,12 @@ def effort_help() -> str:
 def effort_table() -> str:
     """The efforts as a Markdown table, as docs/concepts.md has it."""
     lines = [
-        "| effort | measuring a problem | candidates | rounds of a final | confidence | for |",
-        "|---|---|---|---|---|---|",
+        "| effort | measuring a problem | candidates | rounds of a final | open final | confidence | for |",
+        "|---|---|---|---|---|---|---|",
     ]
     lines += [
         f"| `{one.name}` | {_seconds(one)} | {one.candidates or 'any number'} | at most {one.max_rounds} | "
-        f"{one.confidence:.1%} | {one.purpose} |"
+        f"{'ends with the budget' if one.bounded else 'goes on'} | {one.confidence:.1%} | {one.purpose} |"
         for one in _EFFORTS
     ]
     return "\n".join(lines)

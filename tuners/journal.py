@@ -15,9 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from backends.environment import Environment
 from backends.errors import ReadError, StorageError
 from backends.outcome import Outcome
+from backends.problem import GemmProblem
+from tuners.history import nearest, results_of
 from tuners.session_store import Result, SessionSpec, StoredSession
+from tuners.strategies.context import PriorResult
 
 VERSION = 1
 #: The start of every line, so that a first line cut short by a crash is recognized.
@@ -47,6 +51,7 @@ class Journal:
         self.path = path
         self.sessions: dict[str, Kept] = {}
         self._session = ""
+        self._past: dict[str, list[PriorResult]] = {}
         if path.is_dir():
             raise ReadError(f"cannot read {path}: it is a folder; name a file")
         try:
@@ -104,6 +109,7 @@ class Journal:
             stored.start, stored.result = row["start"], None
         elif row["type"] == "result":
             stored.result = row["result"]
+            self._past.pop(row["session"], None)
 
     def start(self, spec: SessionSpec) -> StoredSession:
         """See SessionStore. Writes a start line unless the last one has the same settings."""
@@ -118,7 +124,30 @@ class Journal:
                 result = Result.from_dict(kept.result)
             except (KeyError, TypeError, ValueError) as error:
                 raise ReadError(f"{self.path}: the result of session {spec.key} is none ({error})") from error
-        return StoredSession(list(kept.outcomes), result)
+        return StoredSession(list(kept.outcomes), result, history=self._history(spec))
+
+    def _history(self, spec: SessionSpec) -> list[PriorResult]:
+        """What the file's other sessions on devices of the vendor found for the nearest problems."""
+        known = {key: self._results(key) for key in self.sessions if key != spec.key}
+        alike = [
+            (results[0].problem, results)
+            for results in known.values()
+            if results and results[0].environment.vendor == spec.environment.vendor
+        ]
+        return nearest(spec.problem, spec.environment.units, alike)
+
+    def _results(self, key: str) -> list[PriorResult]:
+        """The fastest results of a session that has a verdict."""
+        if key not in self._past:
+            kept = self.sessions[key]
+            if kept.start is None or kept.result is None or kept.result.get("verdict") is None:
+                return []  # it may still end
+            self._past[key] = results_of(
+                GemmProblem.from_dict(kept.start["problem"]),
+                Environment.from_dict(kept.start["environment"]), kept.outcomes,
+                kept.result["verdict"]["baseline"],
+            )  # fmt: skip
+        return self._past[key]
 
     def add(self, outcome: Outcome) -> None:
         """See SessionStore."""

@@ -24,12 +24,20 @@ class ScreeningOptions:
     warm_start_share: float = 0.2
     #: Share reserved for candidates that are still being compiled.
     reserved_share: float = 0.3
-    #: With nothing to screen, the search waits for compilers for this many budgets or this many seconds,
-    #: whichever is longer: the first kernels take seconds to compile, however short the budget.
+    #: Candidates that may wait for compilers before the search stops asking for more.
+    most_waiting: int = 48
+    #: The cache is warm once this many of the screened candidates were in it. With nothing to screen, the
+    #: search then waits for compilers within its share of the budget only.
+    warm_candidates: int = 8
+    #: With a cold cache it waits for this many budgets or this many seconds, whichever is longer: the first
+    #: kernels take seconds to compile, however short the budget. If the device is the host, it waits for as
+    #: long as they take.
     compile_wait_budgets: float = 1.0
     compile_wait_seconds: float = 5.0
     #: Before that, the search waits this long for the first candidate, without which there is no search.
     first_compile_wait_seconds: float = 60.0
+    #: The search ends at a regret bound only after this many timed candidates.
+    regret_after: int = 32
     #: A screening takes at most this many samples to obtain the undisturbed ones that it needs.
     max_samples: int = 20
     #: With fewer undisturbed samples a candidate is unstable. This many suffice once they exceed
@@ -69,6 +77,11 @@ class RaceOptions:
     #: eliminated.
     drop_after: int = 8
     drop_confidence: float = 0.98
+    #: The final ends before its budget once it is settled: the leader's ratio to the baseline is known to
+    #: within `precision` of itself (half the interval's width), and every rival's ratio to the leader is
+    #: certain to lie within the margin, or known to within `tie_precision`. 0: it uses its budget.
+    precision: float = 0.005
+    tie_precision: float = 0.002
     #: A disturbed sample is repeated until it has been taken this many times.
     sample_tries: int = 3
     #: The final may overrun the budget until it has the rounds that a decision needs. After `overtime`
@@ -97,5 +110,6 @@ class SearchOptions:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SearchOptions:
-        """Raises KeyError or TypeError for malformed options."""
+        """Raises KeyError or TypeError for malformed options. Options that an earlier version had not have
+        their default."""
         return cls(ScreeningOptions(**values["screening"]), RaceOptions(**values["race"]))

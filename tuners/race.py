@@ -202,6 +202,21 @@ class Race:
             evidence = self.evidence(name) | why
             yield Outcome(self.solutions[name], Phase.FINAL, Status.PRUNED, tuple(values), evidence)
 
+    def settled(self, rule: DecisionRule) -> bool:
+        """Whether the final needs no more rounds: the leader's ratio to the baseline is known to within
+        `precision`, and each rival's ratio to the leader is certain to lie within the margin (a tie) or is
+        known to within `tie_precision`. Whether this favours a candidate has no part in it, so that ending
+        here makes no WIN likelier."""
+        leader = min(self.times, key=lambda name: (self._against(name, self.baseline).mid, name))
+        confidence, most = rule.shared(self.comparisons), 1 + rule.margin
+        for name in self.times.keys() - {leader}:
+            ratio = paired(self.times[name], self.times[leader], confidence)
+            tie = 1 / most <= ratio.low and ratio.high <= most
+            own = self._options.precision if name == self.baseline else self._options.tie_precision
+            if not tie and ratio.high - ratio.low > 2 * own * ratio.mid:
+                return False
+        return True
+
     def finished(self) -> list[Outcome]:
         """The outcomes of the remaining finalists, with their times in the final, then of the reserved
         candidates, whose evidence names the rounds of their samples."""

@@ -22,13 +22,13 @@ from backends.solution import Solution
 from tuners.baselines import TWIN, Fate, failure_text, judged, no_default, tried, twin_text
 from tuners.budget import Counts, StopReason
 from tuners.decide import Final, Judgement, Verdict, decide, judge_targets
-from tuners.device_client import Runner
 from tuners.device_process import Task
 from tuners.measure import SAMPLE_SECONDS, WARM_BELOW_SECONDS, Rotation
 from tuners.race import BaselineFailed, Race
+from tuners.runner import Runner
 from tuners.screening import Screening
 from tuners.space import Space
-from tuners.strategies import STRATEGIES
+from tuners.strategies import STRATEGIES, PriorKnowledge
 from tuners.tie_set import not_slower, preference
 from tuners.tuning_settings import TuningSettings
 from tuners.warm_start import usable
@@ -46,7 +46,8 @@ class Session:
     """Iterate run() for outcomes; `verdict` is set when it ends. stop() ends it after the outcomes that are
     known by then; there is no verdict, and the outcomes can be replayed. `targets` are the export targets
     that the verdict judges, by default those of the device's vendor. `bound_seconds`: the roofline's least
-    seconds for the problem, for a search that stops at a share of it."""
+    seconds for the problem, for a search that stops at a share of it. `winners` of earlier sessions are timed
+    right after the baselines. `prior`: what earlier tunings found, for the strategy."""
 
     def __init__(
         self,
@@ -59,6 +60,8 @@ class Session:
         space: Space | None = None,
         targets: Sequence[ExportTarget] | None = None,
         bound_seconds: float | None = None,
+        winners: Iterable[Solution] = (),
+        prior: PriorKnowledge | None = None,
     ) -> None:
         self.runner, self.problem = runner, problem
         self.targets = targets_of(runner.environment.vendor) if targets is None else targets
@@ -69,10 +72,10 @@ class Session:
         self.notes: list[str] = []
         self._race = self.settings.options.race
         self._space = space
-        self._warm_start = list(warm_start)
+        self._warm_start, self._winners = list(warm_start), list(winners)
         self._replay = list(replay)
         self._clock = clock
-        self._bound_seconds = bound_seconds
+        self._bound_seconds, self._prior = bound_seconds, prior
         #: Solution id of a default -> the twin problem that it got wrong, in words.
         self._twins: dict[str, str] = {}
         #: Solution id of a default that the last final compared -> its fate and its seconds.
@@ -106,18 +109,19 @@ class Session:
         begin = self._clock()
         space = self._space or self.runner.space(task, asked.search.families)
         task = replace(task, defaults=frozenset(b.solution.id for b in space.baselines))
-        if self._warm_start:
-            runner, families = self.runner, asked.search.families
-            self._warm_start, notes = usable(
-                self._warm_start, space, self.problem, runner.backend, runner.environment, asked.policy,
-                families,
-            )  # fmt: skip
-            self.notes += notes
+        given = (space, self.problem, self.runner.backend, self.runner.environment, asked.policy)
+        self._warm_start, notes = usable(self._warm_start, *given, asked.search.families)
+        self.notes += notes
+        self._winners, notes = usable(
+            self._winners, *given, asked.search.families, "earlier winners", any_build=True
+        )
+        self.notes += notes
+        space = replace(space, warm_start=tuple(self._warm_start), winners=tuple(self._winners))
         self.notes += space.notes
         self.counts.space = len(space.candidates)
         screening = Screening(
-            self.runner, task, replace(space, warm_start=tuple(self._warm_start)), asked, self.counts,
-            self._clock, lambda: self._stopped, self._bound_seconds,
+            self.runner, task, space, asked, self.counts, self._clock, lambda: self._stopped,
+            self._bound_seconds, self._prior,
         )  # fmt: skip
         for outcome in screening.replay(self._replay):
             self._count(outcome)
@@ -241,14 +245,15 @@ class Session:
         """How many candidates near the best may enter the race. Up to the number of finalists, the rounds
         that a decision needs must fit in the remaining time; beyond that, the heats must fit in their share
         of it. All heats together cost twice the first."""
-        budget = self.settings.budget.seconds
-        remaining = max(budget - self.counts.measuring_seconds, budget * 0.1)
+        asked = self.settings.budget
+        remaining = max(asked.seconds - self.counts.measuring_seconds, asked.seconds * 0.1)
+        most = (1.0 if asked.bounded else 1.5) * remaining
 
         near = [o for o in timed if (o.seconds or 0.0) <= self._race.entry_ratio * (timed[0].seconds or 0.0)]
         total = sum(_sample_cost(screened[s.id]) for s in fixed)
         for place, outcome in enumerate(near[: self._race.max_entrants]):
             total += _sample_cost(outcome)
-            decision = total * self.settings.rule.rounds_needed(place + 1) > 1.5 * remaining
+            decision = total * self.settings.rule.rounds_needed(place + 1) > most
             heats = 2 * self._race.heat_rounds * total > self._race.heats_share * remaining
             if place and (decision if place < self._race.finalists else heats):
                 return place
@@ -274,6 +279,7 @@ class Session:
             race.start_final()
             heats = took()
             while race.rounds < self.settings.rule.max_rounds:
+                before = took()
                 yield from race.round(hurried=spent + took() > self._race.overtime * budget.seconds)
                 if self._stopped:
                     return
@@ -283,6 +289,10 @@ class Session:
                 over = self.counts.measuring_seconds > budget.seconds
                 late = took() - heats > max(self._race.overtime * budget.seconds, self._race.overtime_seconds)
                 needed = self.settings.rule.rounds_needed(race.comparisons)
+                another = self.counts.measuring_seconds + took() - before
+                late = late or (budget.bounded and another > budget.seconds)
+                if race.rounds >= needed and race.rounds % 2 == 0 and self._race.precision:
+                    late = late or race.settled(self.settings.rule)
                 if race.rounds and (late or (over and race.rounds >= needed)):
                     break
         except BaselineFailed as error:

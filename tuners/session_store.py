@@ -13,6 +13,7 @@ from backends.problem import GemmProblem
 from backends.solution import Solution
 from tuners.decide import Verdict
 from tuners.policy import MeasurementPolicy
+from tuners.strategies.context import PriorResult
 from tuners.tuning_settings import TuningSettings
 
 
@@ -88,7 +89,7 @@ class SessionSpec:
             "policy": asked.policy.to_dict(),
             "policy_id": asked.policy.id,
             "budget": asked.budget.to_dict(),
-            "search": {**vars(asked.search), "families": list(asked.search.families or ())},
+            "search": {**asked.search.to_dict(), "families": list(asked.search.families or ())},
             "rule": dict(vars(asked.rule)),
             "options": asked.options.to_dict(),
         }
@@ -97,11 +98,15 @@ class SessionSpec:
 @dataclass
 class StoredSession:
     """What a store holds for a session that starts: outcomes to replay, the result if the session ended under
-    the same settings without an error, and solutions that imported files name for the problem."""
+    the same settings without an error, solutions that imported files name for the problem, those that won
+    earlier sessions of it, in whatever environment, and results of earlier tunings of near problems, the
+    nearest first."""
 
     outcomes: list[Outcome] = field(default_factory=list)
     result: Result | None = None
     warm_start: Sequence[Solution] = ()
+    winners: Sequence[Solution] = ()
+    history: Sequence[PriorResult] = ()
 
 
 class SessionStore(Protocol):

@@ -26,13 +26,17 @@ from tuners.policy import MeasurementPolicy
 class Space:
     """Candidates are compared with `baselines`, and the verdict is against the first; `candidates` never
     repeat them. `notes` say what was left out, and why. `warm_start`: solutions from imported files, tried in
-    addition. `absent`: defaults that are not installed or have no call for the problem."""
+    addition. `winners`: solutions that won earlier, tried first. `absent`: defaults that are not installed or
+    have no call for the problem. `families`: those that run the problem, of whose spaces the candidates are
+    an order (tuners/family_spaces.py)."""
 
     baselines: tuple[Baseline, ...]
     candidates: tuple[Solution, ...]
     notes: tuple[str, ...]
     warm_start: tuple[Solution, ...] = ()
+    winners: tuple[Solution, ...] = ()
     absent: tuple[AbsentBaseline, ...] = ()
+    families: tuple[str, ...] = ()
 
 
 def search_space(
@@ -58,7 +62,7 @@ def search_space(
     limit = policy.max_workspace_bytes
     baselines = tuple(backend.baselines(problem, environment, limit))
     taken = {baseline.solution.id for baseline in baselines}
-    notes, lists = [], []
+    notes, lists, running = [], [], []
     for name, family in known.items():
         if families is not None and name not in families:
             continue
@@ -70,6 +74,7 @@ def search_space(
                 listed = family.enumerate_on(problem, device, limit)
             else:
                 listed = family.solutions(problem, environment)
+            running.append(name)
             lists.append([s for s in listed if s.id not in taken])
             if isinstance(family, NotedFamily):
                 notes += [note for note in family.notes(problem, environment) if note not in notes]
@@ -88,4 +93,4 @@ def search_space(
     absent: tuple[AbsentBaseline, ...] = ()
     if isinstance(backend, ExplainsBaselines):
         absent = tuple(backend.absent_baselines(problem, environment))
-    return Space(baselines, tuple(candidates), tuple(notes), absent=absent)
+    return Space(baselines, tuple(candidates), tuple(notes), absent=absent, families=tuple(running))

@@ -21,6 +21,7 @@ from backends.archs import CPU_EXTENSIONS
 from backends.cache import BinaryCache
 from backends.cpu.driver import isa_of
 from backends.errors import CompileError, CompilerMissing, StorageError
+from backends.exhaustion import exhausted, says_exhausted
 
 KERNELS = Path(__file__).parent / "kernels"
 COMPILE_SECONDS = 120.0
@@ -119,10 +120,13 @@ def compile_unit(unit: str, partition: str, cache: BinaryCache, extra: Sequence[
 def _compile(compiler: Compiler, flags: Sequence[str], unit: str, output: Path) -> None:
     command = [*compiler.command, *flags, f"-I{KERNELS}", "-x", "c++", "-", "-o", str(output)]
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True,
-            env={**os.environ, "TMPDIR": str(output.parent), "LC_ALL": "C"},
-        )  # fmt: skip
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True,
+                env={**os.environ, "TMPDIR": str(output.parent), "LC_ALL": "C"},
+            )  # fmt: skip
+        except BlockingIOError as error:  # the compiler was found: only a limit keeps it from starting
+            raise exhausted(error) from error
         try:
             process.communicate(unit.encode(), timeout=COMPILE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -138,6 +142,8 @@ def _compile(compiler: Compiler, flags: Sequence[str], unit: str, output: Path) 
             raise StorageError(
                 f"the disk of {output.parent} is full; free some space or set GEMMTUNE_CACHE_DIR"
             )
+        if says_exhausted(text):
+            raise exhausted(f"{compiler.command[0]}: {first_error(text)}")
         raise CompileError(
             f"{compiler.command[0]} exited with {process.returncode}: {first_error(text)}", text
         )

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import product
+from functools import partial
+from itertools import count, product
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,6 +24,7 @@ from backends.cpu.native import NativeKernel, compile_runtime
 from backends.dtypes import DTYPES
 from backends.environment import Environment
 from backends.errors import LaunchError
+from backends.family_space import FamilySpace, GridSpace, ListedSpace, ParameterGrid
 from backends.problem import GemmProblem
 from backends.protocol import Kernel
 from backends.solution import Parameter, Solution
@@ -92,6 +94,33 @@ class NativeFamily(ABC):
             solution = Solution(self.name, self.version, parameters, None, 0, True)
             if self.illegal(problem, solution, environment) is None:
                 yield solution
+
+    def space(self, problem: GemmProblem, environment: Environment) -> FamilySpace:
+        """Every dot variant, number of threads and register tile, with cache blocks of 2^i and 3 x 2^i
+        elements up to the first that covers the problem, and those of the list. Blocks may be of any size:
+        other ones are legal, but no members."""
+        if not self.supports(problem):
+            return ListedSpace(self.name, ())
+        isa = isa_of(environment.partition)[0] or _GENERIC
+        kinds = dots(problem, environment)
+        listed = [block for dot in kinds for block in self._blocks(problem, dot)]
+        blocks = {
+            name: sorted({*_steps(self.least_blocks[name], most), *(int(one[name] or 0) for one in listed)})
+            for name, most in self._largest_blocks(problem).items()
+        }
+        sides = self._sides(lanes(problem, isa), isa.vector_registers)
+        choices: dict[str, Iterable[Parameter]] = {
+            "dot": kinds, "threads": range(1, environment.units + 1),
+            **dict(zip(self.tile_names, sides, strict=True)), **blocks,
+        }  # fmt: skip
+        grid = ParameterGrid.of(choices)
+        return GridSpace(self.name, self.version, None, grid, partial(self._member, problem, environment))
+
+    def _member(
+        self, problem: GemmProblem, environment: Environment, parameters: dict[str, Parameter]
+    ) -> Solution | None:
+        solution = Solution(self.name, self.version, parameters, None, 0, True)
+        return solution if self.illegal(problem, solution, environment) is None else None
 
     def illegal(self, problem: GemmProblem, solution: Solution, environment: Environment) -> str | None:
         """The first rule that is broken, or None. The rules concern the parameters, threads (1 to the number
@@ -176,6 +205,14 @@ class NativeFamily(ABC):
         """Cache blocks, the likeliest first."""
 
     @abstractmethod
+    def _sides(self, lanes: int, registers: int) -> tuple[range, range]:
+        """The values that each of the tile's two parameters may have, whatever the other's is."""
+
+    @abstractmethod
+    def _largest_blocks(self, problem: GemmProblem) -> dict[str, int]:
+        """The size from which on each cache block has no further effect on the problem."""
+
+    @abstractmethod
     def _illegal_tile(
         self, problem: GemmProblem, rows: int, columns: int, lanes: int, registers: int
     ) -> str | None:
@@ -187,6 +224,16 @@ def dots(problem: GemmProblem, environment: Environment) -> list[str]:
     _, extensions = isa_of(environment.partition)
     native = problem.dtype_a in _DOTS and _DOTS[problem.dtype_a][0] in extensions
     return [problem.dtype_a, "upcast"] if native else ["upcast"]
+
+
+def _steps(least: int, most: int) -> Iterator[int]:
+    """2^i and 3 x 2^i from `least` up to the first that is not below `most`."""
+    for power in count():
+        for size in (2**power, 3 * 2**power // 2):
+            if size >= least and size % 2 == 0:
+                yield size
+                if size >= most:
+                    return
 
 
 def _effect(problem: GemmProblem, parameters: dict[str, Parameter]) -> tuple[Parameter, ...]:
@@ -233,6 +280,14 @@ class PackedFamily(NativeFamily):
         grid = product(self._NC, self._MC, self._KC[dot])
         return [{"mc": mc, "nc": nc, "kc": kc} for nc, mc, kc in grid]
 
+    def _sides(self, lanes: int, registers: int) -> tuple[range, range]:
+        most = (registers - 1) // 3  # vectors along mr, of which each needs three registers with nr of 2
+        return range(lanes, most * lanes + 1, lanes), range(2, registers - 1)
+
+    def _largest_blocks(self, problem: GemmProblem) -> dict[str, int]:
+        side = max(problem.m, problem.n)  # a problem may run as swap_ab
+        return {"mc": side, "nc": side, "kc": problem.k}
+
     def _illegal_tile(
         self, problem: GemmProblem, rows: int, columns: int, lanes: int, registers: int
     ) -> str | None:
@@ -256,6 +311,8 @@ class StreamFamily(NativeFamily):
     tile_names = ("rm", "nb")
     #: Problems with more rows and more columns than this are left to `packed` (kernels/stream.h).
     FEW = 64
+    #: The farthest prefetch in its space, in bytes; farther ones are legal.
+    FARTHEST = 2**16
     #: Tiles for 32 and for 16 vector registers, then rows kept, chunks of k, bytes prefetched ahead.
     #: Large operand contiguous along k: dot products, tiles in rows x columns.
     _ALONG_K: ClassVar = (
@@ -283,6 +340,12 @@ class StreamFamily(NativeFamily):
     def _blocks(self, problem: GemmProblem, dot: str) -> list[dict[str, Parameter]]:
         _, rows_kept, chunks, ahead = self._shape(problem)
         return [{"mc": mc, "kc": kc, "nc": nc} for nc, kc, mc in product(ahead, chunks, rows_kept)]
+
+    def _sides(self, lanes: int, registers: int) -> tuple[range, range]:
+        return range(1, registers - 1), range(1, registers - 1)
+
+    def _largest_blocks(self, problem: GemmProblem) -> dict[str, int]:
+        return {"mc": max(problem.m, problem.n), "kc": problem.k, "nc": self.FARTHEST}
 
     def _illegal_tile(
         self, problem: GemmProblem, rows: int, columns: int, lanes: int, registers: int

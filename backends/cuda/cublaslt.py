@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,7 @@ from backends.cuda.cublaslt_algorithms import (
     base_configurations,
     by_cost,
     drops_remainder,
+    grid,
     neighbours,
     spread,
 )
@@ -35,12 +36,13 @@ from backends.cuda.library import call
 from backends.dtypes import DTYPES
 from backends.environment import Environment
 from backends.errors import IllegalSolution
+from backends.family_space import FamilySpace, GridSpace, JoinedSpace, ListedSpace
 from backends.gpu.context import GpuContext
 from backends.gpu.library import MOST_SHARES, LibraryFamily, malformed_heuristic
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
 from backends.protocol import Launch
-from backends.solution import Solution
+from backends.solution import Parameter, Solution
 
 #: Where no limit is set: NVIDIA's own advice for Hopper and later, which frameworks follow.
 WORKSPACE_BYTES = 32 * 2**20
@@ -264,6 +266,36 @@ class CublasLt(LibraryFamily):
             if size is not None and (max_workspace_bytes is None or size <= max_workspace_bytes):
                 yield self._solution(one, size, device)
 
+    def space_on(
+        self, problem: GemmProblem, device: GpuContext, max_workspace_bytes: int | None
+    ) -> FamilySpace:
+        """Every configuration of the algorithms that the library has for the problem; it checks each when the
+        configuration is asked for."""
+        found = library(device)
+        limit = WORKSPACE_BYTES if max_workspace_bytes is None else max_workspace_bytes
+        answers = [one for one, _, _ in found.call(problem).heuristics(limit)]
+        base, build = found.base(problem), device.environment.libraries.get("cublaslt")
+        make = partial(self._member, problem, device, max_workspace_bytes)
+        grids = (
+            grid(algorithm, base.get(number, ()), answers)
+            for number, algorithm in found.algorithms(problem).items()
+            if number in base
+        )
+        return JoinedSpace(self.name, [GridSpace(self.name, 1, build, one, make) for one in grids])
+
+    def _member(
+        self,
+        problem: GemmProblem,
+        device: GpuContext,
+        max_workspace_bytes: int | None,
+        values: Mapping[str, Parameter],
+    ) -> Solution | None:
+        one = algo_config(Solution(self.name, 1, values))
+        size = None if drops_remainder(one, problem.k) else library(device).call(problem).check(one)
+        if size is None or (max_workspace_bytes is not None and size > max_workspace_bytes):
+            return None
+        return self._solution(one, size, device)
+
     def _solution(self, one: MatmulAlgoConfig, size: int, device: GpuContext) -> Solution:
         build = device.environment.libraries.get("cublaslt")
         return Solution(self.name, 1, one._asdict(), build, size, True)
@@ -320,6 +352,12 @@ class CublasLtHeuristic(CublasLt):
     ) -> Iterator[Solution]:
         """None: those of `cublaslt` are searched."""
         return iter(())
+
+    def space_on(
+        self, problem: GemmProblem, device: GpuContext, max_workspace_bytes: int | None
+    ) -> FamilySpace:
+        """Empty: its answers are members of `cublaslt`'s, by their attributes."""
+        return ListedSpace(self.name, ())
 
     def load(
         self, problem: GemmProblem, solution: Solution, binary: Path | None, device: GpuContext

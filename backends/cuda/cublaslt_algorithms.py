@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from math import ceil
 from typing import Any, NamedTuple
 
+from backends.family_space import Axis, ParameterGrid
+
 
 class MatmulAlgoConfig(NamedTuple):
     """The nine attributes, named as a solution's parameters are."""
@@ -156,6 +158,37 @@ def neighbours(
     ]
     found += [origin._replace(inner_shape_id=shape) for shape in INNER_SHAPES]
     return [one for one in dict.fromkeys(found) if one != origin]
+
+
+#: The attributes that the library's check decides on together, and those that split k.
+TRIPLE, SPLIT = ("tile_id", "stages_id", "cluster_shape_id"), ("splitk_num", "reduction_scheme")
+
+
+def grid(
+    algorithm: Algorithm, base: Iterable[MatmulAlgoConfig], answers: Sequence[MatmulAlgoConfig]
+) -> ParameterGrid:
+    """Every configuration of an algorithm: its legal triples of tile, stages and cluster (`base`) with every
+    way of splitting k, swizzle, custom option and inner shape. Values that occur only in the heuristics'
+    `answers` are among them. Which combinations are legal only the library's check can tell."""
+    schemes = [scheme for scheme in REDUCTIONS if scheme & algorithm.reductions]
+    splits = [(1, 0), *((count, scheme) for count in SPLITS for scheme in schemes)]
+    base = [one for one in base if one.algo_id == algorithm.algo_id]
+    own = [one for one in answers if one.algo_id == algorithm.algo_id]
+
+    def axis(names: Sequence[str], known: Iterable[Sequence[int]]) -> Axis:
+        seen = (tuple(getattr(one, name) for name in names) for one in own)
+        return Axis(tuple(names), tuple(dict.fromkeys((*map(tuple, known), *seen))))
+
+    return ParameterGrid(
+        (
+            axis(("algo_id",), [(algorithm.algo_id,)]),
+            axis(TRIPLE, [[getattr(one, name) for name in TRIPLE] for one in base]),
+            axis(("inner_shape_id",), [(shape,) for shape in INNER_SHAPES]),
+            axis(SPLIT, splits if algorithm.splits_k else splits[:1]),
+            axis(("custom_option",), [(one,) for one in range(min(algorithm.custom_max, MOST_OPTIONS) + 1)]),
+            axis(("cta_swizzling",), [(0,), (1,)] if algorithm.swizzles else [(0,)]),
+        )
+    )
 
 
 def by_cost(

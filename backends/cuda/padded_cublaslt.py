@@ -11,6 +11,7 @@ from backends.cache import BinaryCache
 from backends.cuda.cublaslt import CublasLt
 from backends.environment import Environment
 from backends.errors import IllegalSolution
+from backends.family_space import FamilySpace, JoinedSpace, WrappedSpace
 from backends.gpu.context import GpuContext
 from backends.gpu.library import LibraryFamily
 from backends.gpu.padded import PADS, PaddedKernel, buffers, copied, copying_unit, misaligned, padded_twin
@@ -72,6 +73,25 @@ class PaddedCublasLt(LibraryFamily):
                     asked.remove(iterator)
                 else:
                     yield solution
+
+    def space_on(
+        self, problem: GemmProblem, device: GpuContext, max_workspace_bytes: int | None
+    ) -> FamilySpace:
+        """The library's spaces for each way of padding, one after another."""
+        parts = []
+        for pad in PADS:
+            limit = self._limit(problem, pad, max_workspace_bytes)
+            if copied(problem, pad) and limit != -1:
+                inner = self._inner.space_on(padded_twin(problem, pad), device, limit)
+                wrap, unwrap = partial(self._wrapped, problem, pad), partial(self._member, problem, pad)
+                parts.append(WrappedSpace(self.name, inner, wrap, unwrap))
+        return JoinedSpace(self.name, parts)
+
+    def _member(self, problem: GemmProblem, pad: str, solution: Solution) -> Solution | None:
+        """The library's solution; None for another version's or another way of padding."""
+        if solution.version != self.version or solution.parameters.get("pad") != pad:
+            return None
+        return self._unwrapped(problem, solution, pad)
 
     def neighbours_on(
         self, problem: GemmProblem, solution: Solution, device: GpuContext, max_workspace_bytes: int | None

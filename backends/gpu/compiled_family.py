@@ -9,6 +9,7 @@ from pathlib import Path
 from backends.cache import BinaryCache
 from backends.environment import Environment
 from backends.errors import LaunchError
+from backends.family_space import FamilySpace
 from backends.gpu.context import GpuContext
 from backends.gpu.driver import Module
 from backends.kernels.families import FAMILIES
@@ -95,6 +96,10 @@ class CompiledFamily:
     def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
         """See Family."""
         return self._family.solutions(problem, environment)
+
+    def space(self, problem: GemmProblem, environment: Environment) -> FamilySpace:
+        """See SpacedFamily."""
+        return self._family.space(problem, environment)
 
     def neighbours(
         self, problem: GemmProblem, solution: Solution, environment: Environment

@@ -4,11 +4,13 @@ wants: copying them is part of every launch. D is stored where it belongs."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from backends.cache import BinaryCache
 from backends.environment import Environment
 from backends.errors import IllegalSolution
+from backends.family_space import FamilySpace, ListedSpace, WrappedSpace
 from backends.gpu.compiled_family import CompiledFamily, LoadedKernel
 from backends.gpu.context import GpuContext
 from backends.gpu.padded import FACTORS, PaddedKernel, buffers, copied, copying_unit, padded_twin
@@ -54,6 +56,13 @@ class PaddedFamily:
         if copied(problem, FACTORS):
             yield from self._wrapped(problem, self._inner.solutions(_twin(problem), environment))
 
+    def space(self, problem: GemmProblem, environment: Environment) -> FamilySpace:
+        """The inner family's for the problem on the copies."""
+        if not copied(problem, FACTORS):
+            return ListedSpace(self.name, ())
+        inner, size = self._inner.space(_twin(problem), environment), buffers(problem, FACTORS)[1]
+        return WrappedSpace(self.name, inner, partial(self._wrap, size), self._member)
+
     def neighbours(
         self, problem: GemmProblem, solution: Solution, environment: Environment
     ) -> Iterator[Solution]:
@@ -94,8 +103,14 @@ class PaddedFamily:
 
     def _wrapped(self, problem: GemmProblem, found: Iterable[Solution]) -> Iterator[Solution]:
         size = buffers(problem, FACTORS)[1]
-        for inner in found:
-            yield Solution(self.name, self.version, inner.parameters, None, size, inner.deterministic)
+        yield from (self._wrap(size, inner) for inner in found)
+
+    def _wrap(self, size: int, inner: Solution) -> Solution:
+        return Solution(self.name, self.version, inner.parameters, None, size, inner.deterministic)
+
+    def _member(self, solution: Solution) -> Solution | None:
+        """The inner family's solution; None for another version's."""
+        return self._unwrapped(solution) if solution.version == self.version else None
 
     def _unwrapped(self, solution: Solution) -> Solution:
         version = self._inner.version

@@ -12,6 +12,7 @@ from typing import Any
 from backends.cache import BinaryCache
 from backends.environment import Environment
 from backends.errors import IllegalSolution, LaunchError
+from backends.family_space import FamilySpace
 from backends.gpu.compiled_family import in_order
 from backends.gpu.context import GpuContext
 from backends.gpu.driver import Driver, Function, Module
@@ -21,6 +22,7 @@ from backends.kernels.triton.description import Description, read
 from backends.kernels.triton.families import FAMILIES
 from backends.kernels.triton.family import LIBRARY, TritonFamily
 from backends.kernels.triton.framework_families import TritonBlockFp8
+from backends.kernels.triton.nvidia_prior import MODULE
 from backends.kernels.triton.oriented_gemm import POINTERS
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
@@ -128,7 +130,7 @@ class CompiledTritonFamily:
 
     def __init__(self, family: TritonFamily, toolchain: Toolchain[TritonUnit]) -> None:
         self._family, self._toolchain = family, toolchain
-        self.name = family.name
+        self.name, self.version = family.name, family.version
 
     def unavailable(self, environment: Environment) -> str | None:
         """Why nothing can be compiled here, or None."""
@@ -144,6 +146,17 @@ class CompiledTritonFamily:
     def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
         """See Family."""
         return self._family.solutions(problem, environment)
+
+    def space(self, problem: GemmProblem, environment: Environment) -> FamilySpace:
+        """See SpacedFamily."""
+        return self._family.space(problem, environment)
+
+    #: See ProposingFamily.
+    model = MODULE
+
+    def proposed(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
+        """See ProposingFamily."""
+        return self._family.proposed(problem, environment)
 
     def notes(self, problem: GemmProblem, environment: Environment) -> tuple[str, ...]:
         """See NotedFamily."""

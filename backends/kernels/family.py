@@ -7,10 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from ctypes import sizeof
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from backends.archs import GpuArch
 from backends.environment import Environment
+from backends.family_space import FamilySpace, GridSpace, ListedSpace, ParameterGrid
 from backends.kernels.launch import KernelLaunch
 from backends.kernels.legality import PLAIN, REDUCE_THREADS, arch_of, malformed, unsupported
 from backends.kernels.oriented_gemm import GemmArgs, OrientedGemm
@@ -169,22 +171,27 @@ class KernelFamily(ABC):
             if (made := self._made(problem, values, environment)) is not None:
                 yield made
 
+    def space(self, problem: GemmProblem, environment: Environment) -> FamilySpace:
+        """Every combination of the choices."""
+        if not self.supports(problem):
+            return ListedSpace(self.name, ())
+        grid = ParameterGrid.of(self.choices)
+        return GridSpace(self.name, self.version, None, grid, partial(self._member, problem, environment))
+
     def neighbours(
         self, problem: GemmProblem, solution: Solution, environment: Environment
     ) -> Iterator[Solution]:
         """Legal candidates that differ from `solution` in one parameter, by one step among its choices."""
-        for name, choices in self.choices.items():
-            place = choices.index(solution.parameters[name])
-            for other in choices[max(0, place - 1) : place + 2]:
-                if other == choices[place]:
-                    continue
-                made = self._made(problem, {**solution.parameters, name: other}, environment)
-                if made is not None:
-                    yield made
+        yield from self.space(problem, environment).neighbours(solution)
 
     def _made(self, problem: GemmProblem, values: Values, environment: Environment) -> Solution | None:
         """The candidate as a solution, or None if it is illegal."""
-        if self.illegal(problem, Solution(self.name, self.version, values), environment) is not None:
+        rule = malformed(Solution(self.name, self.version, values), self.name, self.version, self.choices)
+        return self._member(problem, environment, values) if rule is None else None
+
+    def _member(self, problem: GemmProblem, environment: Environment, values: Values) -> Solution | None:
+        """Well-formed parameters as a solution, or None if they are illegal. The problem is supported."""
+        if self.rule(problem, values, environment) is not None:
             return None
         found = self.config(problem, values, arch_of(environment))
         size = found.on(environment.units).workspace_bytes

@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from backends.errors import CompileError, CompilerMissing
+from backends.exhaustion import exhausted, says_exhausted
 
 #: Debian's versioned names, in the order of preference.
 _VERSIONS = range(19, 26)
@@ -82,8 +83,12 @@ def _run(name: str, command: Sequence[str], text: str, seconds: float) -> None:
         )
     except subprocess.TimeoutExpired:
         raise _Unanswered(f"{name} took over {seconds:.0f} s") from None
+    except BlockingIOError as error:  # a limit of this machine, which says nothing about the unit
+        raise exhausted(error) from error
     except OSError as error:
         raise _Unanswered(f"{name} does not run: {error}") from error
+    if done.returncode and says_exhausted(done.stderr):
+        raise exhausted(f"{name}: {done.stderr.strip()[-200:]}")
     if done.returncode:
         lines = done.stderr.splitlines()
         first = next((line for line in lines if "error" in line), f"exit code {done.returncode}")

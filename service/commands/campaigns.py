@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from backends.cache import BinaryCache
-from backends.environment import DeviceClass
+from backends.environment import DeviceClass, Environment
 from backends.errors import DeviceLost, InvalidProblem
 from backends.registry import FoundDevice, matching_devices
+from db import environments, worth
+from db.engine import reading
 from db.tunings import new_id
 from service import follow
 from service.commands.common import err
@@ -21,11 +23,14 @@ from service.remote import Remote
 from service.settings import Settings
 from service.startup import open_database
 from service.store import DirectStore
+from service.worth import tuned_row
 from tuners.budget import Budget, Search
 from tuners.campaign import Campaign, CampaignLimits, Finished, Skipped
+from tuners.campaign_shares import expected_savings, share_seconds
 from tuners.ceilings import CeilingStore
 from tuners.decide import DecisionRule
 from tuners.device_client import DeviceClient
+from tuners.expected_gain import Estimator
 from tuners.journal import Journal
 from tuners.policy import MeasurementPolicy
 from tuners.session_store import Result
@@ -51,6 +56,7 @@ class Asked:
     total_seconds: float | None
     max_gflop: float | None
     silent: bool
+    campaign_seconds: float | None = None
 
     def policy(self, vendor: str) -> MeasurementPolicy:
         """The policy on a device of this vendor."""
@@ -84,12 +90,15 @@ def _on(found: FoundDevice, settings: Settings, asked: Asked, policy: Measuremen
     journal = Journal(asked.output) if asked.output else None
     store = journal or DirectStore(open_database(settings), new_id("forced") if asked.force else "")
     tuning = TuningSettings(policy, asked.budget, asked.search, asked.rule)
+    shares = None
+    if asked.campaign_seconds is not None:
+        shares = _shares(settings, found, asked, policy)
     limits = CampaignLimits(asked.total_seconds, None if asked.max_gflop is None else asked.max_gflop * 1e9)
     done = Done(found.environment.to_dict(), policy)
     with DeviceClient(found, BinaryCache(settings.cache_dir / "kernels")) as runner:
         campaign = Campaign(
             runner, problems, tuning, store,
-            lambda dtypes: ceilings.obtain(runner.environment, dtypes, runner.ceilings), limits,
+            ceilings.of(runner.environment, runner.ceilings), limits, shares,
         )  # fmt: skip
         previous = signal.signal(signal.SIGINT, lambda *_: campaign.stop())
         try:
@@ -111,11 +120,35 @@ def _on(found: FoundDevice, settings: Settings, asked: Asked, policy: Measuremen
     return done
 
 
+def _shares(
+    settings: Settings, found: FoundDevice, asked: Asked, policy: MeasurementPolicy
+) -> dict[str, float]:
+    """Problem id -> its share of the campaign's seconds, by its calls and its expected gain. What was tuned
+    in this environment gets none, unless --force is given."""
+    device = str(found.environment.device_class)
+    with reading(open_database(settings)) as connection:
+        rows = worth.tuned(connection, worth.Scope(device, policy.id))
+        contents = environments.class_environments(connection, device)
+    here = {
+        name
+        for name, values in contents.items()
+        if not Environment.from_dict(values).changes(found.environment)
+    }
+    known = set() if asked.force else {row.problem_id for row in rows if row.environment_id in here}
+    items = [item for item in asked.read.problems if item.problem.id not in known]
+    weights = expected_savings(
+        [(item.problem, item.count) for item in items], Estimator(map(tuned_row, rows))
+    )
+    return share_seconds(asked.campaign_seconds or 0.0, weights)
+
+
 def tune_there(server: str, asked: Asked) -> Done:
     """Tunes through a service. Raises ServiceError, and InvalidProblem for options that are for this
     machine."""
-    if asked.output is not None or asked.total_seconds is not None:
-        raise InvalidProblem("--output and --total-seconds are for tuning here, not with --server")
+    if asked.output is not None or asked.total_seconds is not None or asked.campaign_seconds is not None:
+        raise InvalidProblem(
+            "--output, --total-seconds and --campaign-seconds are for tuning here, not with --server"
+        )
     if asked.index is not None:
         raise InvalidProblem("--index is for tuning here: a service's workers share a device class's jobs")
     # If no mode was given, the service chooses it: it knows the device.
@@ -135,9 +168,10 @@ def tune_there(server: str, asked: Asked) -> Done:
         "budget": {
             "seconds_per_problem": asked.budget.seconds, "candidates": asked.budget.candidates,
             "effort": asked.effort, "stop_at_roofline": asked.budget.stop_at_roofline,
+            "stop_at_regret": asked.budget.stop_at_regret,
         },
         "force": asked.force,
-        "search": {**vars(asked.search), "families": asked.search.families},
+        "search": {**asked.search.to_dict(), "families": asked.search.families},
     }  # fmt: skip
 
     def say(text: str) -> None:

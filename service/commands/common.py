@@ -64,6 +64,12 @@ StopAtRoofline = Annotated[
     float | None,
     typer.Option(help="End the search once a candidate reaches this share of the roofline, e.g. 0.95."),
 ]
+StopAtRegret = Annotated[
+    float | None,
+    typer.Option(
+        help="End the search once timing twice as many candidates gained no more than this share, e.g. 0.01."
+    ),
+]
 Server = Annotated[
     str | None,
     typer.Option(envvar="GEMMTUNE_SERVER", help="Ask the service at http://host:port, not this machine."),

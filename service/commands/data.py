@@ -37,6 +37,7 @@ from service.commands.common import (
 from service.formats import READERS, ReadOptions
 from service.formats.core.base import printable
 from service.formats.core.reading import told
+from service.freshness import Freshness
 from service.remote import Remote
 from service.settings import Settings
 from service.startup import open_database
@@ -109,7 +110,7 @@ def _best_here(
     with reading(open_database(settings)) as connection:
         device = resolve(selector, queries.known_classes(connection))
         policy = MeasurementPolicy.of(device.vendor, mode, cache=cache or MeasurementPolicy.cache)
-        asked = lookups.Asked(device, policy.id, filters, imported)
+        asked = lookups.Asked(device, policy.id, filters, imported, Freshness.of(connection, str(device)))
         found = queries.best_documents(connection, [problem.id], str(device), policy.id)
         return orjson.loads(lookups.answer(connection, asked, problem, found.get(problem.id)))
 
@@ -136,6 +137,7 @@ def _show_best(answer: dict[str, Any]) -> None:
     if answer.get("judgement") and answer.get("baseline"):
         gain = answer["speedup"]["mid"]
         rows += [("verdict", f"{answer['judgement']}, {gain:.2f}x over {answer['baseline']['name']}")]
+    rows += [("stale", answer["stale"])] if answer.get("stale") else []
     rows += [("reason", answer["reason"])] if answer.get("reason") else []
     rows += [("note", note) for note in answer.get("notes", [])]
     for name, text in rows:

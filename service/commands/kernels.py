@@ -15,12 +15,13 @@ from rich.table import Table
 from backends.archs import GPU_TARGETS
 from backends.cache import BinaryCache
 from backends.catalogue import Entry, catalogue
-from backends.errors import StorageError
+from backends.errors import InvalidProblem, StorageError
 from backends.kernel_checks.check import LIMIT, Checked, Summary, check, plan, summaries
 from backends.packages.kept import keep as kept_in
 from db.engine import reading
 from service import report
 from service.commands.common import FAILED, Json, err, out, print_json
+from service.commands.space import space
 from service.settings import Settings
 from service.startup import open_database
 
@@ -89,6 +90,59 @@ def check_kernels(
         if kept is not None:
             _print(f"{keep}: {len(kept)} kernels")
     if any(one.resources is None for one in found):
+        raise typer.Exit(FAILED)
+
+
+@kernels.command(name="precompile")
+def precompile_kernels(
+    portfolio: Annotated[
+        bool, typer.Option("--portfolio", help="The portfolio's members, which is what can be precompiled.")
+    ] = False,
+    file: Annotated[
+        Path | None, typer.Option(help="A portfolio's file; default: the one that is shipped.")
+    ] = None,
+    arch: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Architecture, or cpu for this machine's processor (repeat the option); default: those of "
+            "this machine's devices."
+        ),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Compilers at a time; default: one a processor.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Compile a portfolio's members into the cache, with no GPU, so that tunings begin with compiled kernels.
+    What is compiled already stays; run the same command again to go on. Exit code 1: some do not compile."""
+    from service import portfolio as portfolios  # noqa: PLC0415  (other commands need no portfolio)
+    from tuners.portfolio import file as files  # noqa: PLC0415
+    from tuners.portfolio.precompile import precompile  # noqa: PLC0415
+
+    if not portfolio:
+        raise InvalidProblem("nothing to compile: give --portfolio")
+    chosen = files.shipped() if file is None else files.read(file)
+    items, notes = portfolios.items_for(chosen, portfolios.environments(arch or ()))
+    compiling = precompile(items, BinaryCache(Settings().cache_dir / "kernels"), jobs)
+    found = list(
+        track(
+            compiling, "compiling", len(items), console=err, transient=True,
+            disable=as_json or not err.is_terminal,
+        )
+    )  # fmt: skip
+    failed = [(one.item.solution.id, one.error) for one in found if one.error is not None]
+    cached = sum(one.cached for one in found)
+    if as_json:
+        counts = {"members": len(items), "cached": cached, "compiled": len(found) - cached - len(failed)}
+        print_json({**counts, "failed": dict(failed), "notes": [*chosen.notes, *notes]})
+    else:
+        _print(f"{len(items)} kernels: {cached} were compiled already, {len(found) - cached - len(failed)} "
+               f"are compiled now, {len(failed)} failed")  # fmt: skip
+        for note in (*chosen.notes, *notes):
+            _print(f"note: {note}", "yellow")
+        for name, error in failed:
+            _print(f"failed: {name}: {error}", "red")
+    if failed:
         raise typer.Exit(FAILED)
 
 
@@ -257,4 +311,5 @@ def _number(value: int | None) -> str:
 
 def add_to(app: typer.Typer) -> None:
     """Adds these commands."""
+    kernels.command(name="space")(space)
     app.add_typer(kernels, name="kernels")

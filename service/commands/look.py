@@ -51,6 +51,7 @@ def devices(
             {
                 "selector": str(device.environment.device_class),
                 "index": device.index,
+                "environment_id": device.environment.id,
                 "environment": device.environment.to_dict(),
                 "ceilings": None if ceilings[row] is None else vars(ceilings[row]),
             }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -13,8 +12,10 @@ from backends.registry import matching_devices
 from db import schema
 from db.best import rebuild_best
 from db.engine import writing
+from service.backup import backup
 from service.commands.common import Device, Index, OwnDevice, out
 from service.device_lock import DeviceLock, locks_folder
+from service.logs import log_to_stderr
 from service.settings import Settings
 from service.startup import install_tables, open_database, upgrade
 from service.targets import derive_targets
@@ -50,7 +51,7 @@ def serve(
         if value is not None
     }
     settings = Settings(**{**settings.model_dump(), **given})
-    _log_to_stderr()
+    log_to_stderr(settings.log_json)
 
     def announce(url: str) -> None:
         out.print(f"gemmtune serves {url} (documentation: {url}/docs)", markup=False, highlight=False)
@@ -69,10 +70,12 @@ def worker(
     from service import worker as process  # noqa: PLC0415  (the job engine)
 
     settings = Settings()
-    _log_to_stderr()
+    log_to_stderr(settings.log_json)
     candidates = matching_devices(device or settings.device, index)
     lock = DeviceLock.first_free(locks_folder(settings), candidates)
-    made = process.Worker(settings, open_database(settings), lock.device, lock=lock)
+    # Beside a server the database exists: if its file is gone, a new one would hide that.
+    opened = open_database(settings, make=not end_with_parent)
+    made = process.Worker(settings, opened, lock.device, lock=lock)
     if end_with_parent:
         process.end_with_parent(lambda: process.stop_process(made))
     process.run_worker(made)
@@ -111,12 +114,13 @@ def db_rebuild() -> None:
     out.print(f"{count} best rows at schema {schema.head()}", markup=False, highlight=False)
 
 
-def _log_to_stderr() -> None:
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
-    for name in ("alembic", "dbos", "httpx"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+@database.command(name="backup")
+def db_backup(
+    file: Annotated[Path, typer.Argument(help="Where the copy is written; it must not exist.")],
+) -> None:
+    """Copy a SQLite database, with what is in its write-ahead log, into FILE while the service runs."""
+    size = backup(Settings(), file)
+    out.print(f"{file}: {size} bytes", markup=False, highlight=False)
 
 
 def add_to(app: typer.Typer) -> None:

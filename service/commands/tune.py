@@ -23,6 +23,7 @@ from service.commands.common import (
     Mode,
     OwnDevice,
     Server,
+    StopAtRegret,
     StopAtRoofline,
     Tokens,
     Tp,
@@ -77,14 +78,26 @@ def tune(
         float | None, typer.Option(help="Measuring budget a problem; default: the effort's.")
     ] = None,
     stop_at_roofline: StopAtRoofline = None,
+    stop_at_regret: StopAtRegret = None,
     candidates: Annotated[int | None, typer.Option(help="Candidates of a problem at most.")] = None,
     total_seconds: Annotated[
         float | None, typer.Option(help="Budget of the whole run; what does not fit is skipped.")
+    ] = None,
+    campaign_seconds: Annotated[
+        float | None,
+        typer.Option(
+            help="Measuring budget of all problems together, shared by their calls and expected gains; what "
+            "was tuned in this environment is left out."
+        ),
     ] = None,
     max_gflop: Annotated[
         float | None, typer.Option(help="Skip (and count) problems over this many GFLOP.")
     ] = None,
     strategy: Annotated[str, typer.Option(help=f"{' or '.join(STRATEGIES)}.")] = Search.strategy,
+    strategy_option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="An option of the strategy (repeat; docs/strategies.md)."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of inputs and of the search.")] = 0,
     family: Annotated[list[str] | None, typer.Option(help="Only these families (repeat the option).")] = None,
     mode: Mode = None,
@@ -123,17 +136,24 @@ def tune(
         elif read.rejected:
             out.print(report.rejected_table(read.rejected))
         raise InvalidProblem(f"no problem to tune in {file}")
+    if campaign_seconds is not None and (output is not None or seconds is not None):
+        raise InvalidProblem(
+            "--campaign-seconds shares its seconds by what the database knows: give it without --output and "
+            "--seconds"
+        )
     level = effort_of(effort)
-    budget = level.budget(settings.seconds_per_problem, seconds, candidates, stop_at_roofline)
+    budget = level.budget(settings.seconds_per_problem, seconds, candidates, stop_at_roofline, stop_at_regret)
     rule = level.rule(settings.margin if margin is None else margin)
     policy = {
         "cache": cache, "max_workspace_bytes": workspace_limit(max_workspace),
         "deterministic_only": deterministic, "memory_share": memory_share,
     }  # fmt: skip
-    search = Search(strategy, seed, tuple(family) if family else None)
+    known = STRATEGIES.get(strategy)  # an unknown one is refused where the tuning starts
+    given = known.options.parse(strategy_option or ()) if known else {}
+    search = Search(strategy, seed, tuple(family) if family else None, given)
     asked = Asked(
         read, device or settings.device, index, mode, policy, budget, search, rule, level.name, force, output,
-        total_seconds, max_gflop, silent=not progress or as_json,
+        total_seconds, max_gflop, silent=not progress or as_json, campaign_seconds=campaign_seconds,
     )  # fmt: skip
     done = tune_here(settings, asked) if server is None else tune_there(server, asked)
     _show(read, done, as_json)

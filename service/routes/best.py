@@ -42,10 +42,13 @@ async def get_best(request: Request) -> Response:
     device = service.selected(selector)
     policy_id = question.policy_ids[device.vendor]
     document = await service.lookup.document(question.problem_id, str(device), policy_id)
+    freshness = service.freshness.known(str(device))
+    if freshness is None:
+        freshness = await run_in_threadpool(service.read, service.freshness.read, str(device))
     if document is not None and not question.filters:
-        body = best.exact(document)
+        body = best.exact(document, freshness)
     else:
-        asked = best.Asked(device, policy_id, question.filters, question.imported)
+        asked = best.Asked(device, policy_id, question.filters, question.imported, freshness)
         body = await run_in_threadpool(_search, service, asked, question, document)
     return _tagged(request, body)
 
@@ -136,7 +139,8 @@ def post_best(service: ServiceDep, body: JsonBody) -> Response:
         raise errors.bad_body(f"/{error.field}", str(error)) from None
     families = None if request.families is None else frozenset(request.families)
     filters = best.Filters(request.max_workspace, request.deterministic, families)
-    asked = best.Asked(device, policy_id, filters, request.imported)
+    freshness = service.read(service.freshness.read, str(device))
+    asked = best.Asked(device, policy_id, filters, request.imported, freshness)
     results = service.read(_answers, asked, [problem for problem, _ in items], service.settings.max_near)
     return Response(b'{"results":[' + b",".join(results) + b"]}", media_type="application/json")
 

@@ -15,7 +15,7 @@ TUNING_REQUEST: dict[str, Any] = {
     "device": "cpu",
     "budget": {"seconds_per_problem": 2},
     "policy": {"mode": "eager", "cache": "cold"},
-    "search": {"strategy": "local"},
+    "search": {"strategy": "guided"},
     "rule": {"margin": 0.02},
     "priority": 10,
     "force": False,
@@ -39,7 +39,7 @@ TUNING: dict[str, Any] = {
     "policy_id": POLICY_ID,
     "request": {
         "budget": {"seconds": 2.0, "candidates": None, "final_share": 0.5},
-        "search": {"strategy": "local", "seed": 0, "families": None},
+        "search": {"strategy": "guided", "seed": 0, "families": None},
         "rule": {"margin": 0.02, "confidence": 0.99, "min_rounds": 8, "max_rounds": 60},
         "priority": 10,
         "force": False,

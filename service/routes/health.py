@@ -5,8 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from db import schema
-from service import answers
+from db import queries, schema
+from service import answers, errors, readiness
 from service.deps import STRICT, ServiceDep, answer
 from service.metrics import CONTENT_TYPE, Metrics
 from service.routes import describe
@@ -27,12 +27,21 @@ async def healthz() -> Response:
 @router.get(
     "/readyz",
     response_model=answers.Ready,
-    responses={200: describe.gives({"status": "ready", "schema": "0001"}), **describe.refuses()},
+    responses={
+        200: describe.gives({"status": "ready", "schema": "0003", "workers": 1}),
+        **describe.refuses(),
+    },
 )
 def readyz(service: ServiceDep) -> Response:
-    """The database answers, takes writes, and has this version's schema; else 503, which says what to do."""
+    """The database answers, takes writes, and has this version's schema, its disk and the cache's have room,
+    and the workers beside this server live; else 503, which says what to do. `workers` counts the live ones
+    of all device classes."""
     schema.ready(service.engine)
-    return answer({"status": "ready", "schema": schema.head()})
+    readiness.check_disks(service.settings)
+    failing = service.failing_workers()
+    if failing:
+        raise errors.workers_fail(failing)
+    return answer({"status": "ready", "schema": schema.head(), "workers": service.read(queries.live_workers)})
 
 
 @router.get(

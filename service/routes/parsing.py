@@ -10,12 +10,15 @@ from backends.environment import DeviceClass
 from backends.errors import InvalidProblem, UnknownDevice
 from backends.problem import GemmProblem
 from backends.wire import problem_from_wire
+from db import queries
 from service import errors, schemas
 from service.deps import Service, pointer
 from service.settings import Settings
 from tuners.budget import Search
 from tuners.effort import effort_of
+from tuners.measure import working_bytes
 from tuners.policy import MeasurementPolicy
+from tuners.strategies import STRATEGIES
 from tuners.tuning_settings import TuningSettings
 
 
@@ -85,19 +88,55 @@ def settings_of(request: schemas.TuningOptions, settings: Settings, device: Devi
     asked, margin = request.budget, request.rule.margin
     effort = effort_of(asked.effort)
     policy = MeasurementPolicy.of(device.vendor, **request.policy.model_dump())
-    families = request.search.families
+    asked_search, families = request.search, request.search.families
+    try:
+        STRATEGIES[asked_search.strategy].options.of(asked_search.options)
+    except InvalidProblem as error:
+        raise errors.bad_body("/search/options", str(error)) from None
     search = Search(
-        request.search.strategy, request.search.seed, None if families is None else tuple(families)
-    )
+        asked_search.strategy, asked_search.seed, None if families is None else tuple(families),
+        asked_search.options,
+    )  # fmt: skip
     _check_offered(device, policy, search)
     return TuningSettings(
         policy,
         effort.budget(
-            settings.seconds_per_problem, asked.seconds_per_problem, asked.candidates, asked.stop_at_roofline
+            settings.seconds_per_problem,
+            asked.seconds_per_problem,
+            asked.candidates,
+            asked.stop_at_roofline,
+            asked.stop_at_regret,
         ),
         search,
         effort.rule(settings.margin if margin is None else margin),
     )
+
+
+def check_sizes(
+    service: Service, device: DeviceClass, policy: MeasurementPolicy, items: Sequence[tuple[GemmProblem, int]]
+) -> None:
+    """Raises 422 for problems that need more memory than the class's largest device may give them. `items`
+    are in the order of the body."""
+    memory = service.read(queries.largest_memory, str(device))
+    if memory is None:
+        return
+    known = device.vendor in registry.BACKENDS
+    on_device = registry.backend(device.vendor).traits.device_reference if known else True
+    allowed = policy.memory_share * memory
+    faults = []
+    for index, (problem, _) in enumerate(items):
+        needed = working_bytes(problem, on_device)
+        if needed > allowed:
+            faults.append(
+                {
+                    "pointer": pointer("problems", index),
+                    "detail": f"needs about {needed / 2**20:,.0f} MiB to run and verify; the largest device "
+                    f"of {device} has {memory / 2**20:,.0f} MiB, of which {policy.memory_share:.0%} may be "
+                    f"used ({allowed / 2**20:,.0f} MiB)",
+                }
+            )
+    if faults:
+        raise errors.invalid(faults, "A problem is too large for every device of the class")
 
 
 def _check_offered(device: DeviceClass, policy: MeasurementPolicy, search: Search) -> None:

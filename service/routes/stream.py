@@ -45,8 +45,17 @@ def event_stream(service: Service, tuning: dict[str, Any], after: int) -> Respon
     if tuning["status"] not in ACTIVE and after >= tuning["last_event"]:
         return Response(status_code=204)
     return StreamingResponse(
-        _events(service, tuning, after), headers=_HEADERS, media_type="text/event-stream"
+        _counted(service, _events(service, tuning, after)), headers=_HEADERS, media_type="text/event-stream"
     )
+
+
+async def _counted(service: Service, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    service.event_streams += 1
+    try:
+        async for event in events:
+            yield event
+    finally:
+        service.event_streams -= 1
 
 
 async def _events(service: Service, tuning: dict[str, Any], after: int) -> AsyncIterator[bytes]:

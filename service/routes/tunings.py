@@ -49,10 +49,12 @@ def create_tuning(service: ServiceDep, body: JsonBody) -> Response:
     not measured again (unless forced)."""
     value = parse_json(body)
     faults: list[errors.Part] = []
-    items = parsing.merged(parsing.problems(value, service.settings.max_problems, True, faults))
+    given = parsing.problems(value, service.settings.max_problems, True, faults)
+    items = parsing.merged(given)
     request = parse_model(schemas.TuningRequest, value, faults)
     device = parsing.device_class(service, service.selector(request.device))
     settings = parsing.settings_of(request, service.settings, device)
+    parsing.check_sizes(service, device, settings.policy, given)
     created = service.tunings.submit(device, settings, items, request.priority, request.force)
     links = tuning_links(created.id)
     value = {

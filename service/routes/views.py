@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from db.liveness import LIVE
 from service.exports import stored_problem
 from service.formats.core.row_text import problem_wire
 from tuners.budget import StopReason
@@ -103,7 +104,10 @@ def measurement_view(row: Row) -> dict[str, Any]:
     """records.Measurement."""
     names = ("number", "session_id", "policy_id", "environment_id", "solution", "phase", "take", "status",
              "seconds", "samples", "evidence", "created_at")  # fmt: skip
-    return {**{name: row[name] for name in names}, "device_class": row["device_class_id"]}
+    status = "silent" if row["status"] in LIVE and not row["alive"] else row["status"]
+    return {
+        **{name: row[name] for name in names}, "status": status, "device_class": row["device_class_id"],
+    }  # fmt: skip
 
 
 def leaderboard_view(session: Row | None, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -133,14 +137,13 @@ def device_view(row: Row) -> dict[str, Any]:
 
 
 def worker_view(row: Row) -> dict[str, Any]:
-    """records.Worker."""
+    """records.Worker. A worker that should live but has not beaten for half a minute is silent."""
     names = (
         "id",
         "host",
         "pid",
         "environment_id",
         "device_uuid",
-        "status",
         "job_id",
         "started_at",
         "seen_at",

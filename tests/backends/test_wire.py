@@ -228,7 +228,7 @@ def test_sizes_are_required(name: str) -> None:
         ("scaling", {"scaling": {"d": "row"}}), ("scaling", {"scaling": {"a": "fp31"}}),
         ("scaling", {"scaling": {"a": "row", "dtype": ""}}),
         ("scaling", {"scaling": "tensor", "dtype": "fp64"}),
-        ("strides", {"strides": 5}), ("strides", {"strides": {"e": 5}}),
+        ("strides", {"strides": {"a": -1}}), ("strides", {"strides": 5}), ("strides", {"strides": {"e": 5}}),
         ("strides", {"batch": 2, "strides": {"a": -1}}),
         ("strides", {"batch": 2, "strides": {"b": 1.5}}),
         ("strides", {"batch": 2, "strides": {"d": 0}}),

@@ -227,6 +227,45 @@ def test_a_folder_in_the_files_place_is_broken(tmp_path: Path) -> None:
     engine.dispose()
 
 
+@pytest.mark.parametrize("what", ["deleted", "replaced", "read-only", "log deleted"])
+def test_a_file_that_is_not_the_one_that_was_opened_takes_no_writes(opened: Engine, what: str) -> None:
+    path = Path(str(opened.url.database))
+
+    def write() -> None:
+        with writing(opened) as connection:
+            connection.execute(text("CREATE TABLE IF NOT EXISTS kept (id INTEGER)"))
+            connection.execute(text("INSERT INTO kept VALUES (1)"))
+
+    write()
+    with opened.connect():  # the pool's other connections are new ones
+        if what == "deleted":
+            path.unlink()
+        elif what == "replaced":
+            copy = path.with_suffix(".copy")
+            copy.write_bytes(path.read_bytes())
+            copy.replace(path)
+        elif what == "read-only":
+            path.chmod(0o444)
+        else:
+            Path(f"{path}-wal").unlink()
+        expected = {
+            "read-only": "is read-only", "log deleted": "deleted or replaced|is damaged",
+        }.get(what, "deleted or replaced while it was in use; stop")  # fmt: skip
+        with pytest.raises(DatabaseBroken, match=expected):
+            write()
+    opened.dispose()
+    if what != "log deleted":
+        with pytest.raises(DatabaseBroken, match=expected):
+            write()
+    assert path.exists() is (what != "deleted"), "no new file takes its place"
+
+
+def test_a_file_that_vanishes_in_a_transaction_is_not_acknowledged(opened: Engine) -> None:
+    with pytest.raises(DatabaseBroken, match="was deleted"), writing(opened) as connection:  # noqa: PT012
+        connection.execute(text("CREATE TABLE kept (id INTEGER)"))
+        Path(str(opened.url.database)).unlink()
+
+
 def test_a_full_disk_is_told_apart_and_keeps_what_was_there(opened: Engine) -> None:
     @event.listens_for(opened, "connect")
     def limited(connection: sqlite3.Connection, _record: object) -> None:

@@ -16,7 +16,6 @@ from backends.problem import GemmProblem, from_blas, from_bmm, from_linear
 from db import models, queries, sessions, tunings, workers
 from db.engine import reading, writing
 from db.values import (
-    kind_of,
     neighbour_buckets,
     put_environment,
     put_problems,
@@ -240,7 +239,7 @@ def test_near_problems_are_of_one_kind_class_and_policy(engine: Engine) -> None:
             store_session(connection, start(column_major(n)))
         store_session(connection, start(column_major(80, "fp16")))
         store_session(connection, start(column_major(81), environment=replace(HERE, product="Another")))
-        kind = kind_of(column_major(1))
+        kind = column_major(1).kind
 
         def near(m: int, n: int, k: int, policy_id: str = POLICY.id) -> set[int]:
             cells = neighbour_buckets(m, n, k)

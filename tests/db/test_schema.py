@@ -34,6 +34,7 @@ from tests.postgres import ON_SQLITE
 RELEASED = {
     "0001_the_first_schema.py": "740a5eb6ca5382adf7d4b8a8fff443ef0ae260d643adc5c2e9c61c63aa859349",
     "0002_export_targets.py": "8c1dcde38e23a6265f7e46cfe36d136ca41ad726839fe55bbcf530b90cccc253",
+    "0003_queue_from_rows.py": "b0171ced7ea4b26fed12ba53e9fdb94c9c1436814a2e3240f953afbb0313305d",
 }
 MIGRATIONS = Path(schema.__file__).parent / "migrations"
 ASSETS = sorted(asset.FOLDER.glob("*.sqlite.gz"))

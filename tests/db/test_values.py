@@ -21,7 +21,6 @@ from db.values import (
     among,
     bucket_of,
     chunks,
-    kind_of,
     neighbour_buckets,
     put_environment,
     put_policy,
@@ -158,17 +157,17 @@ def test_what_no_database_takes_is_replaced(engine: Engine) -> None:
 
 
 def test_a_kind_is_all_but_sizes() -> None:
-    first = kind_of(from_linear(16, 64, 128, "bf16"))
-    assert kind_of(from_linear(7, 9, 11, "bf16")) == first
-    assert kind_of(from_mm(16, 64, 128, "bf16", trans_b="T", ldc=128)) == first
+    first = from_linear(16, 64, 128, "bf16").kind
+    assert from_linear(7, 9, 11, "bf16").kind == first
+    assert from_mm(16, 64, 128, "bf16", trans_b="T", ldc=128).kind == first
     others = [
         from_linear(16, 64, 128, "fp16"),
         from_mm(16, 64, 128, "bf16"),
         from_linear(16, 64, 128, "bf16", bias="bf16"),
         from_linear(16, 64, 128, "bf16", activation="relu"),
     ]
-    assert len({first, *map(kind_of, others)}) == 1 + len(others)
-    assert kind_of(from_bmm(4, 16, 64, 128, "bf16")) == kind_of(from_bmm(9, 1, 2, 3, "bf16"))
+    assert len({first, *(one.kind for one in others)}) == 1 + len(others)
+    assert from_bmm(4, 16, 64, 128, "bf16").kind == from_bmm(9, 1, 2, 3, "bf16").kind
 
 
 @given(sizes, sizes, sizes)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, update
 
-from db import queries, workers
+from db import liveness, models, queries, workers
 from db.engine import writing
+from db.values import table
 from tests.db.samples import CLASS, HERE, UPDATED
 
 OTHER = replace(HERE, uuid="CPU-2")
@@ -46,10 +48,9 @@ def test_only_earlier_workers_of_the_same_device_are_dead(engine: Engine) -> Non
         workers.register(connection, "same", "host", 1, HERE)
         workers.register(connection, "updated", "host", 2, replace(UPDATED, uuid="CPU-3"))
         workers.register(connection, "device", "host", 3, OTHER)
-        workers.register(connection, "host", "another", 4, HERE)
         assert workers.register(connection, "next", "host", 5, HERE) == ["same"]
         found = {name: row["status"] for name, row in rows(connection).items()}
-        assert found == {"same": "dead", "updated": "idle", "device": "idle", "host": "idle", "next": "idle"}
+        assert found == {"same": "dead", "updated": "idle", "device": "idle", "next": "idle"}
         assert not workers.beat(connection, "same", "idle", None)
         assert workers.register(connection, "last", "host", 6, HERE) == ["next"], "the dead die once"
 
@@ -61,13 +62,62 @@ def test_a_registration_whose_acknowledgement_was_lost_is_one_worker(engine: Eng
             assert workers.beats(connection) == {"one": 0}
 
 
-def test_only_one_can_hold_a_lock(engine: Engine) -> None:
+def test_a_lock_that_is_held_proves_that_the_last_holder_is_dead(engine: Engine) -> None:
     with writing(engine) as connection:
         workers.register(connection, "one", "host", 1, HERE, lock="a")
-        assert workers.register(connection, "two", "host", 2, HERE, lock="b") == [], "in another folder"
-        assert workers.register(connection, "three", "another", 3, HERE, lock="a") == []
-        assert workers.register(connection, "four", "host", 4, OTHER, lock="a") == ["one"]
-        assert set(workers.beats(connection)) == {"two", "three", "four"}
+        assert workers.register(connection, "two", "renamed", 2, HERE, lock="a") == ["one"]
+        assert set(workers.beats(connection)) == {"two"}
+
+
+def test_a_device_is_leased_to_one_worker(engine: Engine) -> None:
+    """Two machines with equal names and ids have different locks: neither may declare the other dead."""
+    with writing(engine) as connection:
+        workers.register(connection, "one", "host", 1, HERE, lock="boot-1:a")
+    with (
+        pytest.raises(
+            workers.DeviceLeased, match=r"CPU-1 belongs to worker one on host host \(process 1\)"
+        ) as held,
+        writing(engine) as connection,
+    ):
+        workers.register(connection, "two", "host", 2, HERE, lock="boot-2:a")
+    assert (held.value.worker_id, held.value.beat) == ("one", 0)
+    with writing(engine) as connection:
+        assert set(workers.beats(connection)) == {"one"}
+        workers.register(connection, "device", "host", 3, OTHER, lock="boot-2:b")
+        assert workers.register(connection, "two", "host", 2, HERE, lock="boot-2:a", silent={"one"}) == [
+            "one"
+        ]
+        assert set(workers.beats(connection)) == {"device", "two"}
+        workers.mark(connection, ["two"], "stopped")
+        assert workers.register(connection, "three", "host", 4, HERE, lock="boot-1:a") == [], (
+            "it was given up"
+        )
+
+
+def test_only_workers_that_beat_within_the_window_count(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with writing(engine) as connection:
+        workers.register(connection, "one", "host", 1, HERE)
+        workers.beat(connection, "one", "measuring", "job-1")
+        assert queries.live_workers(connection) == 1
+        monkeypatch.setattr(liveness, "WINDOW_SECONDS", 0.05)
+        time.sleep(0.1)
+        assert queries.live_workers(connection) == 0
+        (found,) = queries.device_classes(connection)
+        assert found["workers"] == 0
+        assert queries.gauges(connection)["workers"] == {}
+        assert queries.gauges(connection)["heartbeats"][CLASS, "one"] >= 0.1
+        assert not rows(connection)["one"]["alive"]
+        workers.beat(connection, "one", "measuring", "job-1")
+        assert queries.live_workers(connection) == 1
+
+
+def test_a_clock_that_was_set_back_makes_nobody_live(engine: Engine) -> None:
+    with writing(engine) as connection:
+        workers.register(connection, "one", "host", 1, HERE)
+        connection.execute(update(table(models.Worker)).values(seen_at="2199-01-01T00:00:00.000Z"))
+        assert queries.live_workers(connection) == 0
 
 
 def test_a_device_whose_libraries_changed_is_the_same_device(engine: Engine) -> None:

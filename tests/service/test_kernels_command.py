@@ -88,6 +88,55 @@ def test_a_family_that_cannot_be_compiled_here_says_why(monkeypatch: pytest.Monk
     assert found["triton-gemm"]["cuda"].startswith("Triton is not installed")
 
 
+# ---- spaces --------------------------------------------------------------------------------------
+
+DECODE_SIZES = ("--m", "1", "--n", "256", "--k", "512", "--dtype", "bf16", "--trans-b")
+
+
+def test_the_sizes_of_spaces_for_an_architecture() -> None:
+    found = answer("space", *DECODE_SIZES, "--arch", "sm_90", "--seconds", "0.1")
+    assert found["on"] == "sm_90"
+    assert found["problem"] == {"m": 1, "n": 256, "k": 512, "dtype": "bf16", "trans_b": True}
+    rows = {row["family"]: row for row in found["families"]}
+    assert rows["gemv"]["combinations"] == 8000
+    assert 0 < rows["skinny-short"]["listed"] <= rows["skinny-short"]["legal"] <= 228
+    assert rows["warp-tile"]["legal"] is None, "too many to count in a tenth of a second"
+    assert not {"tile-mfma", "triton-block-fp8"} & set(rows)
+    done = call("space", *DECODE_SIZES, "--arch", "sm_90", "--seconds", "0")
+    (row,) = [line.split() for line in done.stdout.splitlines() if line.startswith(" gemv ")]
+    assert row == ["gemv", "8,000", "not", "counted", str(rows["gemv"]["listed"])]
+
+
+@pytest.mark.process
+def test_the_sizes_of_spaces_on_this_machine() -> None:
+    found = answer("space", *DECODE_SIZES, "--device", "cpu", "--seconds", "0.1")
+    rows = {row["family"]: row for row in found["families"]}
+    assert rows["packed"]["combinations"] > 10**4
+    library = rows["openblas_upcast"]
+    assert library["combinations"] == library["legal"] == library["listed"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--arch", "sm_1"), "architecture 'sm_1' is unknown; known: sm_"),
+        (("--arch", "sm_90", "--device", "cpu"), "--arch is without a device"),
+        (("--arch", "gfx942", "--dtype", "fp64"), "none of our families runs"),
+    ],
+)
+def test_spaces_that_are_none_are_refused(
+    arguments: tuple[str, ...],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gemmtune", "kernels", "space", *DECODE_SIZES, *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+
+
 # ---- the check -----------------------------------------------------------------------------------
 
 NAIVE = ("check", "--arch", "sm_80", "--family", "naive", "--limit", "2")

@@ -10,7 +10,7 @@ from sqlalchemy import Engine, func, select, text
 
 from backends.errors import GemmtuneError
 from backends.problem import GemmProblem
-from db import models, queries
+from db import jobs, models, queries
 from db import tunings as rows
 from db.engine import DatabaseUnavailable, reading, writing
 from db.jobs import start_job
@@ -89,6 +89,49 @@ def test_equal_problems_are_one_with_their_calls_together(tunings: Tunings, engi
     with reading(engine) as connection:
         found = queries.tuning_jobs(connection, created.number, -1, 10)
     assert [(row["problem_id"], row["count"]) for row in found] == [(A.id, 7), (B.id, 1)]
+
+
+def test_a_large_tuning_lets_others_write_between_its_pieces(
+    tunings: Tunings, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.tunings.PIECE", 2)
+    real = rows.stage_jobs
+    seen: list[int] = []
+
+    def staged(connection: Any, request: Any, problems: Any) -> Any:
+        if seen:
+            with reading(engine) as other:
+                assert queries.tunings(other, None, 10) == [], "not acknowledged, so nobody sees it"
+        seen.append(len(problems))
+        return real(connection, request, problems)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rows, "stage_jobs", staged)
+        created = submit(tunings, *((problem(k), 1) for k in range(1, 6)))
+    assert seen == [2, 2, 1]
+    assert (created.total, len(created.new_jobs), created.shared) == (5, 5, 0)
+    with reading(engine) as connection:
+        found = queries.tuning_jobs(connection, created.number, -1, 10)
+    assert [row["problem_id"] for row in found] == [problem(k).id for k in range(1, 6)]
+    assert submit(tunings, *((problem(k), 1) for k in range(4, 8))).shared == 2
+
+
+def test_a_submission_that_ends_before_it_is_acknowledged_leaves_nothing_to_measure(
+    tunings: Tunings, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.tunings.PIECE", 2)
+    items = [(each, 1) for each in (A, B, C)]
+    with monkeypatch.context() as patched:
+        patched.setattr(rows, "create_tuning", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            submit(tunings, *items)
+    assert queued(engine) == []
+    with writing(engine) as connection:
+        assert not jobs.has_waiting(connection, str(HERE.device_class))
+        assert jobs.next_to_enqueue(connection, str(HERE.device_class), 10) == []
+        assert rows.discard_unlinked(connection) == 3
+    created = submit(tunings, *items)
+    assert (len(created.new_jobs), len(queued(engine))) == (3, 3)
 
 
 @pytest.mark.parametrize("where", ["create_tuning", "put", "emit"])
@@ -179,6 +222,7 @@ def test_a_crash_before_the_queue_is_told_leaves_a_job_that_nobody_starts(
             DecisionRule(0.1, 0.9, 4, 9),
         ),
         (Budget(candidates=1), Search(families=()), DecisionRule(margin=0.0)),
+        (Budget(), Search(options={"near_turns": 3, "gain": 0.5}), DecisionRule()),
     ],
 )
 def test_a_request_is_read_back_as_it_was_asked(budget: Budget, search: Search, rule: DecisionRule) -> None:
@@ -186,6 +230,8 @@ def test_a_request_is_read_back_as_it_was_asked(budget: Budget, search: Search, 
     read = read_request(content)
     assert (read[0], read[2]) == (budget, rule)
     assert (read[1].strategy, read[1].seed) == (search.strategy, search.seed)
+    assert read[1].options == search.options
+    assert ("options" in content["search"]) == bool(search.options), "as requests of earlier versions"
     wanted = None if search.families is None else tuple(sorted(search.families))
     assert read[1].families == wanted
     assert request_content(*read) == content

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,25 @@ def test_jobs_run_by_priority_then_in_order(bench: Bench, workers: Workers) -> N
 
 
 @ON_SQLITE
+def test_workers_fill_the_queue_from_rows_in_order(
+    bench: Bench, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server that accepted the tunings may be gone: what it did not queue is in the rows."""
+    monkeypatch.setattr("service.tunings.AHEAD", 2)
+    monkeypatch.setattr("service.tunings.PIECE", 2)
+    submitted = [bench.submit(*range(16, 21)), bench.submit(21, 22), bench.submit(23, 24, priority=1)]
+    name = table(models.Job)
+    with reading(bench.engine) as connection:
+        queued = connection.execute(select(name.c.priority).where(name.c.enqueued)).scalars().all()
+    assert sorted(queued) == [1, 1, 10, 10], "two of the first and the more urgent ones"
+    workers.start(timing={"AHEAD": 2})
+    for each in submitted:
+        bench.wait_for(each, "succeeded", workers)
+    wanted = [problem(k).id for k in (23, 24, *range(16, 23))]
+    assert list(workers.calls("open")) == wanted
+
+
+@ON_SQLITE
 def test_a_clock_that_jumps_changes_nothing(bench: Bench, workers: Workers) -> None:
     workers.start(clock_jumps=True)
     made = []
@@ -229,6 +249,71 @@ def test_a_worker_that_loses_its_device_leaves_the_job_to_the_next(
     workers.start(environment=OTHER_DEVICE)
     bench.wait_for(name, "succeeded", workers)
     assert bench.jobs(name)[0]["attempt"] == 1
+
+
+@ON_SQLITE
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(11, "Resource temporarily unavailable"),
+        RuntimeError("can't start new thread"),
+        MemoryError(),
+        BrokenProcessPool("the pool is broken"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_fault_of_the_worker_is_not_the_jobs(bench: Bench, workers: Workers, error: Exception) -> None:
+    name = bench.submit(16)
+    for _ in range(MAX_ATTEMPTS + 1):  # however often: the job is not at fault
+        process = workers.start(raises={("screen", 2): error})
+        assert ended(process) == 1, workers.log()
+    (job,) = bench.jobs(name)
+    assert (job["status"], job["attempt"]) == ("queued", 0)
+    assert "the job is given back and the worker ends: this process gets no more processes" in workers.log()
+    workers.start()
+    bench.wait_for(name, "succeeded", workers)
+
+
+@ON_SQLITE
+@pytest.mark.parametrize("what", ["a failing candidate", "no verdict"])
+def test_what_fails_at_a_limit_of_processes_is_no_outcome(bench: Bench, workers: Workers, what: str) -> None:
+    """The device process dies where it can start no thread; a job must not fail, nor a candidate."""
+    name = bench.submit(16)
+    crash = what == "a failing candidate"
+    process = workers.start(
+        limited=("screen", 1), crashes=("screen", 1) if crash else None,
+        raises={} if crash else {("screen", 1): DeviceError("the process that owns the device died")},
+    )  # fmt: skip
+    assert ended(process) == 1, workers.log()
+    (job,) = bench.jobs(name)
+    assert (job["status"], job["attempt"]) == ("queued", 0), workers.log()
+    assert "limits: ulimit -u 0" in workers.log()
+    workers.start()
+    bench.wait_for(name, "succeeded", workers)
+    with reading(bench.engine) as connection:
+        outcomes = sessions.stored_outcomes(connection, bench.sessions()[0]["id"])
+    assert "crash" not in {outcome.status.value for outcome in outcomes}
+
+
+@ON_SQLITE
+def test_a_worker_that_can_start_nothing_can_be_stopped(bench: Bench, workers: Workers) -> None:
+    name = bench.submit(16)
+    process = workers.start_paused(("screen", 2), limited=("screen", 1))
+    send(process, signal.SIGTERM)
+    time.sleep(0.3)
+    workers.go()
+    assert ended(process, 5) == 0, workers.log()
+    (job,) = bench.jobs(name)
+    assert (job["status"], job["attempt"]) == ("queued", 0)
+
+
+@ON_SQLITE
+def test_a_worker_at_its_limit_takes_no_job(bench: Bench, workers: Workers) -> None:
+    name = bench.submit(16)
+    process = workers.start(limited=("start", 0))
+    assert ended(process) == 1
+    assert "the worker takes no job and ends: this process gets no more processes" in workers.log()
+    assert bench.kinds(name) == ["queued"]
 
 
 # ---- cancelling --------------------------------------------------------------------------------
@@ -424,6 +509,32 @@ def test_a_device_has_one_worker(bench: Bench, workers: Workers) -> None:
     with pytest.raises(DeviceError, match=rf"is in use by the worker with process id {process.pid}; "):
         Worker(workers.plan.settings, bench.engine, workers.plan.device)
     assert process.pid != os.getpid()
+
+
+@ON_SQLITE
+def test_machines_of_one_identity_leave_each_other_alone(
+    bench: Bench, workers: Workers, tmp_path: Path
+) -> None:
+    """Clones: host name, device UUID and the path of the cache are equal, the locks are not."""
+    name = bench.submit(16)
+    first = workers.start_paused(("screen", 2))
+    clone = tmp_path / "clone"
+    clone.mkdir()
+    for _ in range(2):
+        process = workers.start(folder=clone)
+        assert ended(process) == 1
+    assert (clone / "log").read_text().count("belongs to worker ") >= 2
+    assert f"(process {first.pid})" in (clone / "log").read_text()
+    assert bench.workers() == {first.pid: "measuring"}
+    workers.go()
+    bench.wait_for(name, "succeeded", workers)
+    assert bench.jobs(name)[0]["attempt"] == 1
+    first.kill()
+    ended(first)
+    workers.start(folder=clone, timing={"DEAD_SECONDS": 1.0})
+    after = bench.submit(32)
+    bench.wait_for(after, "succeeded", workers)
+    assert bench.workers()[first.pid or 0] == "dead"
 
 
 @ON_SQLITE

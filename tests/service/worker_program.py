@@ -6,11 +6,14 @@ forked from a server that has everything loaded: that takes no time.
 
 from __future__ import annotations
 
+import errno
 import logging
 import multiprocessing
 import os
+import resource
 import signal
 import sqlite3
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -25,7 +28,7 @@ from sqlalchemy import Engine, text
 from backends.cache import BinaryCache
 from backends.environment import Environment
 from backends.errors import StorageError
-from backends.outcome import Outcome, Phase
+from backends.outcome import Outcome, Phase, Status
 from backends.registry import FoundDevice
 from backends.solution import Solution
 from db.engine import now, reading
@@ -48,7 +51,7 @@ _JUMPS = ("2031-01-01T00:00:00.000Z", "1970-01-01T00:00:00.000Z", "2030-06-01T00
 class Plan:
     """What a worker does. `folder` holds what all workers of a test share: locks, the list of calls, and the
     file `go` (or `go-<pid>`) for which calls wait that are named in `pauses`: phase, or close, and its number
-    from 0."""
+    from 0. From the call `limited` on, the process can start no process and no thread."""
 
     url: str
     folder: Path
@@ -56,6 +59,8 @@ class Plan:
     pauses: tuple[tuple[str, int], ...] = ()
     raises: Mapping[tuple[str, int], Exception] = field(default_factory=dict)
     call_seconds: float = 0.0
+    limited: tuple[str, int] | None = None
+    crashes: tuple[str, int] | None = None
     timing: Mapping[str, float] = field(default_factory=dict)
     clock_jumps: bool = False
 
@@ -88,7 +93,10 @@ class PlannedRunner(RecordedRunner):
     def _answer(self, candidate: Solution, phase: Phase, samples: int) -> Outcome:
         self.step(phase.value, candidate.id)
         named = Solution("recorded", 1, {"name": candidate.id})
-        return replace(super()._answer(named, phase, samples), solution=candidate)
+        answer = replace(super()._answer(named, phase, samples), solution=candidate)
+        if self._plan.crashes == (phase.value, self._phases[phase.value] - 1):
+            return replace(answer, status=Status.CRASH, samples=(), evidence={"error": "the child died"})
+        return answer
 
     def step(self, phase: str, name: str) -> None:
         """Notes a call and does what is planned for it."""
@@ -97,6 +105,8 @@ class PlannedRunner(RecordedRunner):
         with (self._plan.folder / "calls").open("a") as calls:
             calls.write(f"{os.getpid()} {phase} {name}\n")
         time.sleep(self._plan.call_seconds)
+        if place == self._plan.limited:
+            start_nothing_more()
         if place in self._plan.pauses:
             (self._plan.folder / f"paused-{os.getpid()}").touch()
             mine, everybodys = self._plan.folder / f"go-{os.getpid()}", self._plan.folder / "go"
@@ -113,6 +123,24 @@ class PlannedRunner(RecordedRunner):
         self.step("close", "-")
 
 
+def start_nothing_more() -> None:
+    """From now on this process gets no process and no thread, with the errors that the system's limits raise.
+    (RLIMIT_NPROC alone does not limit root.)"""
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+
+    def no_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def no_process(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    for owner, name, refuse in (
+        (threading.Thread, "start", no_thread),
+        (subprocess.Popen, "__init__", no_process),
+    ):
+        setattr(owner, name, refuse)
+
+
 def run(plan: Plan) -> None:
     """A worker's process, from its start to its end."""
     _log_to(plan.folder)
@@ -127,7 +155,16 @@ def run(plan: Plan) -> None:
     def make_runner(_device: FoundDevice, _cache: BinaryCache) -> DeviceClient:
         return cast(DeviceClient, PlannedRunner(plan))
 
-    worker.run_worker(worker.Worker(plan.settings, open_database(plan.settings), plan.device, make_runner))
+    made = worker.Worker(plan.settings, open_database(plan.settings), plan.device, make_runner)
+    if plan.limited == ("start", 0):
+        check = vars(worker)["check_resources"]
+
+        def limited() -> None:
+            start_nothing_more()
+            check()
+
+        vars(worker)["check_resources"] = limited
+    worker.run_worker(made)
 
 
 def execute(url: str, queue: str, name: str, folder: Path) -> None:

@@ -9,10 +9,12 @@ from pathlib import Path
 from backends.cpu.backend import CpuBackend
 from backends.environment import Environment
 from backends.errors import DeviceError
+from backends.family_space import FamilySpace
 from backends.outcome import Outcome, Phase, Status
 from backends.protocol import Backend, Baseline
 from backends.solution import Solution
 from tuners.device_process import Task
+from tuners.family_spaces import family_space
 from tuners.measure import Rotation
 from tuners.space import Space, search_space
 
@@ -87,6 +89,9 @@ class RecordedRunner:
     def ready(self, solution: Solution) -> bool:
         return True
 
+    def cached(self, solution: Solution) -> bool:
+        return False
+
     def await_any(self, solutions: Sequence[Solution], seconds: float) -> None:
         raise AssertionError("everybody is ready")
 
@@ -104,6 +109,9 @@ class RecordedRunner:
 
     def neighbours(self, task: Task, solution: Solution) -> Sequence[Solution]:
         return []
+
+    def family_space(self, task: Task, family: str) -> FamilySpace:
+        return family_space(self.backend.families()[family], task.problem, self.environment)
 
     def screen(self, solutions: Sequence[Solution], best: float | None) -> list[Outcome]:
         return [self._answer(solution, Phase.SCREEN, 5) for solution in solutions]

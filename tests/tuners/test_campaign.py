@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from backends.registry import find_device
 from backends.solution import Solution
 from tuners.budget import Budget, Counts
 from tuners.campaign import Campaign, CampaignLimits, Event, Finished, Measured, Skipped, Started
-from tuners.ceilings import Ceilings
+from tuners.ceilings import Ceilings, CeilingsOf
 from tuners.decide import DecisionRule
 from tuners.device_client import DeviceClient
 from tuners.journal import Journal
@@ -48,13 +48,14 @@ def campaign(
     journal: Journal | None = None,
     total_seconds: float | None = None,
     max_flops: float | None = None,
-    ceilings: Callable[[Sequence[str]], Ceilings] | None = None,
+    ceilings: CeilingsOf | None = None,
+    shares: Mapping[str, float] | None = None,
 ) -> Campaign:
     budget = Budget(0.5, candidates=4)
     rule = DecisionRule(max_rounds=12)
     return Campaign(
         runner, problems, TuningSettings(budget=budget, rule=rule), journal, ceilings,
-        CampaignLimits(total_seconds, max_flops),
+        CampaignLimits(total_seconds, max_flops), shares,
     )  # fmt: skip
 
 
@@ -115,6 +116,20 @@ def test_a_total_budget_skips_what_does_not_fit(runner: DeviceClient) -> None:
         campaign(runner, PROBLEMS, total_seconds=0.0)
 
 
+def test_each_problem_gets_its_share_of_a_campaign_the_largest_first(runner: DeviceClient) -> None:
+    problems = [PROBLEMS[0], PROBLEMS[2], PROBLEMS[3]]
+    shares = {PROBLEMS[0].id: 0.3, PROBLEMS[3].id: 0.4}
+    run = campaign(runner, problems, shares=shares)
+    events = list(run.run())
+    assert [e.index for e in events if isinstance(e, Finished)] == [2, 0]
+    assert [(e.index, e.reason) for e in events if isinstance(e, Skipped)] == [
+        (1, "no share of the campaign's seconds: others are expected to gain more")
+    ]
+    assert [run.settings_of(one).budget for one in (PROBLEMS[0], PROBLEMS[3])] == [
+        Budget(0.3, candidates=4), Budget(0.4, candidates=4),
+    ]  # fmt: skip
+
+
 class Interrupted:
     """A session that has three outcomes; then its device raises."""
 
@@ -166,7 +181,7 @@ def test_what_a_device_refuses_is_the_problems_own_end(
 
 
 def test_a_device_that_is_lost_after_the_verdict_takes_the_share_alone(runner: DeviceClient) -> None:
-    def lost(dtypes: object) -> Ceilings:
+    def lost(dtypes: object, beaten: bool = False) -> Ceilings:
         raise DeviceLost("gone")
 
     run = campaign(runner, PROBLEMS[:1], ceilings=lost)

@@ -148,3 +148,18 @@ def test_a_failed_measurement_stores_nothing(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="fell over"):
         CeilingStore(tmp_path / "store").obtain(HERE, ["fp32"], broken)
     assert not (tmp_path / "store").exists()
+
+
+def test_beaten_ceilings_are_measured_again_by_each_store_once(tmp_path: Path) -> None:
+    store, meter = CeilingStore(tmp_path), Meter()
+    found = store.of(HERE, meter)
+    assert found(["fp32"]).flops_per_second == {"fp32": 1e12}
+    meter.factor = 1.1
+    assert found(["fp32"]).flops_per_second == {"fp32": 1e12}
+    assert found(["fp32"], beaten=True).flops_per_second == pytest.approx({"fp32": 1.1e12})
+    meter.factor = 2.0
+    assert found(["fp32"], beaten=True).flops_per_second == pytest.approx({"fp32": 1.1e12})
+    assert meter.asked == [["fp32"], ["fp32"]]
+    assert CeilingStore(tmp_path).obtain(HERE, ["fp32"], meter).flops_per_second == pytest.approx(
+        {"fp32": 1.1e12}
+    ), "the higher figure is kept"

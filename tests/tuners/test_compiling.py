@@ -10,17 +10,18 @@ from typing import Any, cast
 
 import pytest
 
-from backends.cache import BinaryCache
+from backends.cache import BinaryCache, CompiledOnly
 from backends.environment import Environment
-from backends.errors import CompileError
+from backends.errors import CompileError, NotCompiled
 from backends.outcome import Status
 from backends.problem import GemmProblem, from_mm
 from backends.protocol import Backend, Family
 from backends.solution import Solution
 from backends.traits import GPU_TRAITS, HOST_TRAITS, MeasurementTraits
 from tests.tuners.recorded import ENVIRONMENT
-from tuners.compiling import Compilers
+from tuners.compiling import HOST_COMPILE_SECONDS, Compilers
 from tuners.device_process import Task
+from tuners.inputs import screening_cases
 from tuners.policy import MeasurementPolicy
 
 TASK = Task(from_mm(64, 64, 64, alpha=1.0), MeasurementPolicy(), 0)
@@ -35,6 +36,8 @@ class Gated:
     compiled: list[tuple[str, GemmProblem]] = field(default_factory=list)
     started: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     broken: str = ""
+    #: Ids of the problems whose binaries are in the cache.
+    kept: set[str] = field(default_factory=set)
 
     def supports(self, problem: GemmProblem) -> bool:
         return True
@@ -45,6 +48,10 @@ class Gated:
     def compile(
         self, problem: GemmProblem, solution: Solution, environment: Environment, cache: BinaryCache
     ) -> Path | None:
+        if isinstance(cache, CompiledOnly):
+            if problem.id not in self.kept:
+                raise NotCompiled("planted")
+            return Path(f"kept-{problem.id}")
         self.started.release()
         assert self.gate.wait(30)
         name = str(solution.parameters["name"])
@@ -101,13 +108,43 @@ def test_beside_a_device_beginning_returns_at_once_and_the_quick_are_ready(make:
     assert compilers.binaries(one("a")) == {p.id: f"a-{p.id}" for _, p in slow.compiled}
 
 
-def test_on_the_host_beginning_compiles(make: Make) -> None:
+def test_on_the_host_compilers_run_only_while_the_caller_waits_for_them(make: Make) -> None:
     compilers, slow = make(beside=False)
     slow.gate.set()
-    compilers.begin(TASK, [one("a"), one("b")])
+    compilers.begin(TASK, [one("a"), one("b", "quick")])
+    assert (compilers.ready(one("a")), compilers.ready(one("b", "quick"))) == (False, True)
+    compilers.await_any([one("a")], HOST_COMPILE_SECONDS / 2)
+    assert not compilers.ready(one("a")), "it would not end in that time"
+    compilers.await_any([one("a")], HOST_COMPILE_SECONDS)
     assert compilers.ready(one("a"))
-    assert compilers.ready(one("b"))
+    assert not compilers.cached(one("a"))
     assert compilers.seconds > 0
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_candidate_in_the_cache_never_waits_behind_a_compiler(
+    make: Make, monkeypatch: pytest.MonkeyPatch, beside: bool
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)  # one compiler
+    compilers, slow = make(beside=beside)
+    other = Gated(kept={case.problem.id for case in screening_cases(TASK.problem, TASK.seed, every=True)})
+    cast("dict[str, Gated]", compilers._families)["kept"] = other
+    compilers.begin(TASK, [one("a"), one("b", "kept")])
+    if beside:
+        assert slow.started.acquire(timeout=30)
+        compilers.await_any([one("b", "kept")], 30)
+    assert (compilers.ready(one("a")), compilers.ready(one("b", "kept"))) == (False, True)
+    assert compilers.cached(one("b", "kept"))
+    assert not other.compiled
+
+
+def test_settling_leaves_what_is_begun_to_the_cache_where_it_does_not_wait(make: Make) -> None:
+    compilers, slow = make()
+    compilers.begin(TASK, [one("a")])
+    assert slow.started.acquire(timeout=30)
+    compilers.settle(wait_for_running=False)
+    assert not slow.compiled, "it is still being compiled"
+    assert not compilers.ready(one("a"))
 
 
 @pytest.mark.parametrize(("beside", "screened", "proven"), [(True, 2, 3), (False, 3, 3)])

@@ -289,6 +289,17 @@ def test_candidates_are_listed_where_the_device_is_open(asked: DeviceClient) -> 
     assert asked.neighbours(TASK, baseline) == []
 
 
+def test_a_space_that_the_device_lists_is_looked_into_there(asked: DeviceClient) -> None:
+    listed = asked.space(TASK, ["told"]).candidates
+    space = asked.family_space(TASK, "told")
+    assert list(space) == list(listed)
+    assert [space.index(solution) for solution in listed] == [0, 1, 2]
+    assert os.getpid() not in {one.parameters["process"] for one in space}
+    own = asked.family_space(TASK, "packed")
+    assert own.size > 10**4
+    assert next(iter(own)).family == "packed"
+
+
 def test_a_family_that_knows_its_neighbours_is_not_asked_on_the_device(
     asked: DeviceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,10 +29,13 @@ def test_normal_is_the_default_of_budget_and_rule() -> None:
 def test_an_option_given_by_itself_replaces_the_effort_s() -> None:
     budget = EFFORTS["thorough"].budget(2.0, 4.0, 9, 0.95)
     assert budget == Budget(4.0, 9, stop_at_roofline=0.95)
-    assert EFFORTS["quick"].budget(2.0, candidates=3) == Budget(1.0, 3)
+    assert EFFORTS["quick"].budget(2.0, candidates=3) == Budget(1.0, 3, bounded=True)
+    assert NORMAL.budget(2.0, stop_at_regret=0.01) == Budget(stop_at_regret=0.01)
 
 
-@pytest.mark.parametrize("values", [{"seconds": 0.0}, {"candidates": 0}, {"stop_at_roofline": 1.5}])
+@pytest.mark.parametrize(
+    "values", [{"seconds": 0.0}, {"candidates": 0}, {"stop_at_roofline": 1.5}, {"stop_at_regret": 1.0}]
+)
 def test_an_option_out_of_range_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(InvalidProblem):
         NORMAL.budget(2.0, **values)
@@ -66,3 +69,15 @@ def test_the_documentation_has_the_table() -> None:
 def test_a_budget_without_a_roofline_is_stored_as_before() -> None:
     assert Budget().to_dict() == {"seconds": 2.0, "candidates": None, "final_share": 0.5}
     assert Budget(**Budget(stop_at_roofline=0.9).to_dict()) == Budget(stop_at_roofline=0.9)
+
+
+def test_quick_alone_is_bounded() -> None:
+    assert {name: one.budget(2.0).bounded for name, one in EFFORTS.items()} == {
+        "quick": True, "normal": False, "thorough": False,
+    }  # fmt: skip
+
+
+def test_a_request_without_new_options_is_as_before() -> None:
+    assert Budget().to_dict() == {"seconds": 2.0, "candidates": None, "final_share": 0.5}
+    asked = Budget(stop_at_regret=0.0, bounded=True)
+    assert Budget(**asked.to_dict()) == asked

@@ -181,3 +181,49 @@ def test_outcomes_name_the_rounds_of_reserved_candidates() -> None:
     rounds = found["lib"].evidence["in_rounds"]
     assert 0 < len(rounds) == len(found["lib"].samples) < 12
     assert "in_rounds" not in found["a"].evidence
+
+
+# ---- settled -------------------------------------------------------------------------------------
+
+
+def rounds(times: dict[str, list[float]], **options: float) -> Race:
+    """A race of "base" and others whose final has these times."""
+    race = Race(
+        lambda *_: Outcome(solution("base"), Phase.FINAL, Status.OK, ()),
+        {name: solution(name) for name in times}, "base", RaceOptions(**options),  # type: ignore[arg-type]
+    )  # fmt: skip
+    race.times = times
+    return race
+
+
+def spread(middle: float, share: float, count: int = 12) -> list[float]:
+    """Times evenly spread within a share around their middle."""
+    return [middle * (1 + share * (2 * i / (count - 1) - 1)) for i in range(count)]
+
+
+STEADY = [1.0] * 12
+
+
+@pytest.mark.parametrize(
+    ("base", "rival", "expected"),
+    [
+        (spread(2.0, 0.0), spread(1.5, 0.0), True),  # the leader's lead over both is known
+        (spread(2.0, 0.02), spread(1.5, 0.0), False),  # the speed-up is not
+        (spread(2.0, 0.0), spread(1.5, 0.02), False),
+        (spread(2.0, 0.0), spread(1.005, 0.01), True),  # a tie is certain, though the ratio is not
+        (spread(2.0, 0.0), spread(1.02, 0.01), False),  # at the margin's edge
+        (spread(1.005, 0.01), spread(1.005, 0.01), True),  # the default ties too
+    ],
+)
+def test_a_final_is_settled_once_every_ratio_is_known_or_a_tie_is_certain(
+    base: list[float], rival: list[float], expected: bool
+) -> None:
+    assert rounds({"base": base, "leader": STEADY, "rival": rival}).settled(RULE) is expected
+
+
+def test_rivals_need_more_precision_than_the_default() -> None:
+    close = {"base": spread(2.0, 0.004), "leader": STEADY}
+    assert rounds(close).settled(RULE)
+    assert not rounds({**close, "rival": spread(1.5, 0.004)}).settled(RULE)
+    assert not rounds(close, precision=0.001).settled(RULE)
+    assert rounds({**close, "rival": spread(1.5, 0.004)}, tie_precision=0.005).settled(RULE)

@@ -7,16 +7,20 @@ from typing import Any
 
 import pytest
 
+from backends.cpu.backend import CpuBackend
 from backends.outcome import Outcome, Phase
 from backends.problem import from_mm
 from backends.solution import Solution
+from backends.traits import GPU_TRAITS
 from tests.tuners.recorded import RecordedRunner, solution
 from tests.tuners.test_session import quiet, session
 from tuners.budget import Budget, StopReason
-from tuners.ceilings import Ceilings
+from tuners.ceilings import Ceilings, CeilingsOf
+from tuners.decide import Judgement
 from tuners.device_process import Task
+from tuners.measure import Rotation
 from tuners.options import ScreeningOptions
-from tuners.recorded_session import CeilingsOf, RecordedSession
+from tuners.recorded_session import RecordedSession
 from tuners.session import Session
 from tuners.session_store import MemoryStore
 from tuners.tuning_settings import TuningSettings
@@ -24,11 +28,21 @@ from tuners.tuning_settings import TuningSettings
 OPTIONS = ScreeningOptions()
 
 
-class Compiling(RecordedRunner):
-    """Candidates in `slow` are compiled one after another, each in so many seconds of the samples' clock."""
+class Beside(CpuBackend):
+    """A backend whose compilers work beside its device."""
 
-    def __init__(self, series: Sequence[float], slow: Mapping[str, float], **options: object) -> None:
+    traits = GPU_TRAITS
+
+
+class Compiling(RecordedRunner):
+    """Candidates in `slow` are compiled one after another, each in so many seconds of the samples' clock. The
+    others are in the cache if they are in `kept`, and else need no compiler."""
+
+    def __init__(
+        self, series: Sequence[float], slow: Mapping[str, float], kept: Sequence[str] = (), **options: object
+    ) -> None:
         super().__init__(series, **options)  # type: ignore[arg-type]
+        self.backend, self._kept = Beside(), frozenset(kept)
         self._slow, self._done, self._end = slow, dict[str, float](), 0.0
         self.settled = False
 
@@ -43,6 +57,9 @@ class Compiling(RecordedRunner):
 
     def ready(self, solution: Solution) -> bool:
         return self._ready_at(solution) <= self.now
+
+    def cached(self, solution: Solution) -> bool:
+        return solution.parameters["name"] in self._kept
 
     def await_any(self, solutions: Sequence[Solution], seconds: float) -> None:
         assert solutions
@@ -106,6 +123,25 @@ def test_patience_ends(seconds: float, patience: float) -> None:
     assert run.counts.measuring_seconds <= 1.05 * seconds
     assert "1 candidates were asked for and not compiled in time" in run.notes
     assert run.verdict is not None
+
+
+def test_with_a_warm_cache_the_search_waits_within_its_share_only() -> None:
+    """Whatever compilers do, the search ends in time; candidates that are compiled by then are screened."""
+    kept = [f"c{number}" for number in range(OPTIONS.warm_candidates)]
+    runner = Compiling([1e-3], {"soon": 0.3, "never": 1e9}, kept)
+    run = session(runner, ("base", "soon", "never", *kept), budget=Budget(2.0))
+    assert screened(run) == ["base", *kept, "soon"]
+    assert run.counts.compiling_seconds + run.counts.measuring_seconds <= 2.1
+    assert run.counts.search_ended == StopReason.COMPILERS
+    assert run.verdict is not None
+
+
+def test_no_more_candidates_wait_for_compilers_than_may() -> None:
+    """A space may be larger than compilers finish in a lifetime."""
+    slow = {f"s{number}": 1e9 for number in range(500)}
+    run = session(Compiling([1e-3], slow), ("base", *slow), budget=Budget(0.1))
+    assert screened(run) == ["base"]
+    assert f"{OPTIONS.most_waiting} candidates were asked for and not compiled in time" in run.notes
 
 
 def test_the_first_is_waited_for_though_it_takes_longer_than_all_the_rest_may() -> None:
@@ -203,9 +239,9 @@ def test_a_search_that_is_stopped_was_cancelled(at: int) -> None:
 @pytest.mark.parametrize(
     ("ceilings", "asked", "expected", "note"),
     [
-        (lambda _: Ceilings(1e9, 1e9, {"fp32": 1e9}), 0.9, True, None),
-        (lambda _: Ceilings(1e9, 1e9, {"fp32": 1e9}), None, False, None),
-        (lambda _: Ceilings(1e9, 1e9, {}), 0.9, False, "does not stop"),
+        (lambda *_: Ceilings(1e9, 1e9, {"fp32": 1e9}), 0.9, True, None),
+        (lambda *_: Ceilings(1e9, 1e9, {"fp32": 1e9}), None, False, None),
+        (lambda *_: Ceilings(1e9, 1e9, {}), 0.9, False, "does not stop"),
         (None, 0.9, False, "does not stop"),
     ],
 )
@@ -219,3 +255,80 @@ def test_a_stored_session_takes_its_bound_from_the_ceilings(
     assert (seconds == pytest.approx(problem.flops / 1e9)) if expected else seconds is None
     assert len(notes) == (note is not None)
     assert all(str(note) in one for one in notes)
+
+
+# ---- budgets -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ceilings", "share", "said"),
+    [
+        ((1e9, 1e9), 0.5, []),
+        ((0.25e9, 1e9), 0.5, ["at 200.0% of the roofline its ceilings were measured again"]),
+        ((0.25e9, 0.4e9), None, ["no roofline: at 200.0% of the roofline", "beaten again, by 25.0%"]),
+    ],
+)
+def test_a_share_over_1_has_the_ceilings_measured_again(
+    ceilings: tuple[float, float], share: float | None, said: list[str]
+) -> None:
+    problem = from_mm(64, 64, 64)
+
+    def found(dtypes: Sequence[str], beaten: bool = False) -> Ceilings:
+        return Ceilings(1e15, 1e15, dict.fromkeys(dtypes, ceilings[beaten]))
+
+    stored: Any = RecordedSession(RecordedRunner([1.0]), problem, TuningSettings(), MemoryStore(), found)  # type: ignore[arg-type]
+    got, binds, notes = stored._share(found, problem.flops / 0.5e9, Rotation(8, 1 << 30, cold=True))
+    assert (got, binds) == ((None, None) if share is None else (pytest.approx(share), "compute"))
+    assert len(notes) == bool(said)
+    assert all(words in notes[0] for words in said)
+
+
+@pytest.mark.parametrize("cold", [True, False])
+def test_operands_in_a_cache_have_no_roofline(cold: bool) -> None:
+    problem, asked = from_mm(64, 64, 64), []
+
+    def found(dtypes: Sequence[str], beaten: bool = False) -> Ceilings:
+        asked.append(beaten)
+        return Ceilings(1e6, 1e6, dict.fromkeys(dtypes, 1e15))
+
+    stored: Any = RecordedSession(RecordedRunner([1.0]), problem, TuningSettings(), MemoryStore(), found)  # type: ignore[arg-type]
+    got, _, notes = stored._share(found, 1e-6, Rotation(8, 1 << 10, cold=cold))
+    assert got is None
+    assert ("stay in the cache" in notes[0]) is not cold
+    assert asked == ([False, True] if cold else [False]), "other ceilings would not explain it"
+
+
+@pytest.mark.parametrize("regret", [None, 0.02])
+def test_a_search_ends_at_its_regret_bound(regret: float | None) -> None:
+    names = [f"c{i}" for i in range(200)]
+    speed = {name: 0.9 if int(name[1:]) >= 10 else 1.0 for name in names}
+    run = session(
+        RecordedRunner([1e-4], speed=speed), ("base", *names), budget=Budget(60.0, stop_at_regret=regret)
+    )
+    timed = [o for o in run.run() if o.phase is Phase.SCREEN]
+    if regret is None:
+        assert (run.counts.search_ended, len(timed)) == (StopReason.SPACE, 201)
+    else:
+        assert run.counts.search_ended == StopReason.REGRET
+        assert OPTIONS.regret_after <= len(timed) <= OPTIONS.regret_after + 2 * OPTIONS.batch
+        assert min(o.seconds or 1.0 for o in timed) == pytest.approx(0.9e-4)
+
+
+@pytest.mark.parametrize("baseline_seconds", [1e-4, 1e-2, 0.05])
+@pytest.mark.parametrize("bounded", [False, True])
+def test_a_bounded_final_ends_with_the_budget_and_is_no_win_if_open(
+    baseline_seconds: float, bounded: bool
+) -> None:
+    names = [f"c{i}" for i in range(12)]
+    runner = RecordedRunner([baseline_seconds], speed=dict.fromkeys(names, 0.5))
+    run = session(runner, ("base", *names), budget=Budget(1.0, bounded=bounded), targets=())
+    list(run.run())
+    assert run.verdict is not None
+    a_round = baseline_seconds * 1.5
+    if bounded:
+        assert run.counts.measuring_seconds <= 1.0 + a_round
+        slow = baseline_seconds == 0.05
+        assert run.verdict.judgement is (Judgement.TIE if slow else Judgement.WIN)
+        assert ("too few rounds fitted the budget" in run.verdict.reason) is slow
+    else:
+        assert run.verdict.judgement is Judgement.WIN

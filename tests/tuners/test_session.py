@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 import pytest
 
 from backends.errors import DeviceError, UnsupportedProblem
+from backends.family_space import FamilySpace, ListedSpace
 from backends.outcome import Outcome, Phase, Status
 from backends.problem import from_mm
 from backends.protocol import Baseline
@@ -17,6 +18,7 @@ from tests.tuners.recorded import DeadRunner, RecordedRunner, recorded_noise, so
 from tuners.budget import Budget, Search
 from tuners.decide import DecisionRule, Judgement
 from tuners.device_process import Task
+from tuners.options import RaceOptions, SearchOptions
 from tuners.policy import MeasurementPolicy
 from tuners.session import Session, SessionFailed
 from tuners.tuning_settings import TuningSettings
@@ -295,7 +297,8 @@ def test_what_cannot_be_run_is_said() -> None:
     with pytest.raises(UnsupportedProblem, match="times in mode eager only, not graph"):
         list(session(runner, policy=MeasurementPolicy(mode="graph")).run())
     with pytest.raises(
-        UnsupportedProblem, match="strategy 'magic' is unknown; known: exhaustive, local, random"
+        UnsupportedProblem,
+        match="strategy 'magic' is unknown; known: evolutionary, exhaustive, guided, halving, local, random",
     ):
         list(session(runner, search=Search("magic")).run())
     with pytest.raises(DeviceError, match="gone"):
@@ -391,6 +394,33 @@ def test_neighbours_of_the_fastest_are_searched_and_may_win() -> None:
     assert run.verdict.winner == solution("b.0.0").id
 
 
+class SpacedRunner(RecordedRunner):
+    """A family whose space has ten members; its list has the first two."""
+
+    def family_space(self, task: Task, family: str) -> FamilySpace:
+        assert family == "recorded"
+        return ListedSpace(family, [solution(name) for name in ("base", *(f"c{i}" for i in range(10)))])
+
+
+def test_an_exhaustive_search_goes_through_the_whole_space_and_is_gone_on_with() -> None:
+    space = replace(space_of("base", "c0", "c1"), families=("recorded",))
+    settings = TuningSettings(search=Search("exhaustive"), budget=Budget(100.0))
+
+    def run(replay: Sequence[Outcome]) -> tuple[list[Outcome], SpacedRunner]:
+        runner = SpacedRunner(quiet())
+        one = Session(runner, PROBLEM, settings, replay, clock=runner.clock, space=space)
+        found = [o for o in one.run() if o.phase is Phase.SCREEN]
+        assert one.counts.search_ended == "space exhausted"
+        return found, runner
+
+    whole, _ = run(())
+    assert [o.solution for o in whole] == [solution(n) for n in ("base", *(f"c{i}" for i in range(10)))]
+    again, runner = run(whole[:7])
+    assert again[:7] == whole[:7]
+    screened = [name for phase, name in runner.calls if phase == "screen"]
+    assert screened == ["c6", "c7", "c8", "c9"], "only what was not known"
+
+
 def test_outcomes_of_neighbours_are_replayed() -> None:
     kept = [
         Outcome(solution(name), Phase.SCREEN, Status.OK, (seconds,) * 5)
@@ -455,3 +485,18 @@ def test_a_real_gain_is_found_on_the_same_noise() -> None:
         list(run.run())
         wins += run.verdict is not None and run.verdict.winner == solution("faster").id
     assert wins >= sessions * 0.8
+
+
+@pytest.mark.parametrize("precision", [0.0, 0.005])
+def test_a_settled_final_ends_before_its_budget(precision: float) -> None:
+    rng = random.Random(3)
+    calm = [1e-3 * rng.gauss(1.0, 0.001) for _ in range(5000)]
+    runner = RecordedRunner(calm, speed={"a": 0.8, "b": 0.805, "c": 1.3})
+    race = RaceOptions(precision=precision)
+    run = session(runner, options=SearchOptions(race=race), targets=())
+    list(run.run())
+    assert run.verdict is not None
+    assert (run.verdict.judgement, run.verdict.tied) == (Judgement.WIN, 2)
+    needed = DecisionRule().rounds_needed(3)
+    assert run.verdict.rounds == DecisionRule().max_rounds if precision == 0 else run.verdict.rounds < 20
+    assert run.verdict.rounds >= needed

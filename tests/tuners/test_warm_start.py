@@ -13,6 +13,7 @@ from backends.outcome import Outcome
 from backends.problem import GemmProblem
 from backends.solution import Solution
 from tests.tuners.recorded import RecordedRunner
+from tests.tuners.recorded import solution as recorded_solution
 from tests.tuners.recorded import space_of as recorded_space
 from tests.tuners.test_space import ENVIRONMENT, LIBRARY, LONG, PROBLEM, ListedBackend, ListedFamily, solution
 from tests.tuners.test_space import space as space_of
@@ -176,3 +177,43 @@ def test_a_budget_of_candidates_counts_seeds() -> None:
     _, names = seeded(0.0, 0.0, 0.0, candidates=26)
     assert len(names) == 1 + 26
     assert len([name for name in names if name.startswith("seed")]) == 2
+
+
+# ---- winners of earlier sessions -----------------------------------------------------------------
+
+
+def screened(names: Sequence[str], won: Sequence[Solution], **budget: Any) -> tuple[Session, list[str]]:
+    """A session with earlier winners, and the order of its screenings."""
+    runner = RecordedRunner([1e-3])
+    settings = TuningSettings(budget=Budget(**{"seconds": 10.0, **budget}))
+    run = Session(runner, PROBLEM, settings, clock=runner.clock, space=recorded_space(*names), winners=won)
+    list(run.run())
+    return run, [name for phase, name in runner.calls if phase == "screen"]
+
+
+def test_earlier_winners_come_right_after_the_baselines_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuners.session.usable", lambda given, *_, **__: (list(given), []))
+    winners = [recorded_solution("c"), recorded_solution("old")]
+    _, order = screened(("base", "a", "b", "c"), winners)
+    assert order == ["base", "c", "old", "a", "b"]
+
+
+def test_earlier_winners_count_as_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuners.session.usable", lambda given, *_, **__: (list(given), []))
+    run, order = screened(("base", "a", "b", "c"), [recorded_solution("c")], candidates=2)
+    assert order == ["base", "c", "a"]
+    assert run.counts.search_ended == "candidates spent"
+
+
+def test_an_earlier_winner_of_another_build_is_tried_as_this_one() -> None:
+    old = replace(solution("choosy", 7), build="100101-old")
+    found, notes = usable(
+        [old], space_of(FAMILIES), PROBLEM, ListedBackend(FAMILIES), HERE, MeasurementPolicy(),
+        what="earlier winners", any_build=True,
+    )  # fmt: skip
+    assert ([one.build for one in found], notes) == ([HERE.libraries["choosy"]], [])
+    _, notes = usable(
+        [solution("choosy", 101)], space_of(FAMILIES), PROBLEM, ListedBackend(FAMILIES), HERE,
+        MeasurementPolicy(), what="earlier winners",
+    )  # fmt: skip
+    assert notes == ["1 earlier winners left out: a tile is at most 100"]

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
-
-from backends.solution import Solution
-from tuners.strategies.base import Neighbours, Strategy, no_neighbours
+from tuners.strategies.base import Maker, Strategy
+from tuners.strategies.context import (
+    Neighbours,
+    PriorKnowledge,
+    PriorResult,
+    SearchContext,
+    no_neighbours,
+)
+from tuners.strategies.evolutionary import Evolutionary
 from tuners.strategies.exhaustive import Exhaustive
+from tuners.strategies.guided import Guided
+from tuners.strategies.halving import Halving
 from tuners.strategies.local import Local
 from tuners.strategies.random import Random
 
-
-class Maker(Protocol):
-    """Creates a strategy for a space, given its candidates (the likeliest first) and their neighbours."""
-
-    def __call__(
-        self, candidates: Sequence[Solution], seed: int = 0, neighbours: Neighbours = no_neighbours
-    ) -> Strategy: ...
-
-
 STRATEGIES: dict[str, Maker] = {
+    "evolutionary": Evolutionary,
     "exhaustive": Exhaustive,
+    "guided": Guided,
+    "halving": Halving,
     "local": Local,
     "random": Random,
 }
 
-__all__ = ["STRATEGIES", "Neighbours", "Strategy", "no_neighbours"]
+__all__ = [
+    "STRATEGIES",
+    "Maker",
+    "Neighbours",
+    "PriorKnowledge",
+    "PriorResult",
+    "SearchContext",
+    "Strategy",
+    "no_neighbours",
+]

@@ -1,21 +1,14 @@
-"""The protocol of a search strategy. A strategy never uses a device, a clock or a file; equal seeds and equal
-outcomes give equal candidates."""
+"""The protocols of search strategies. A strategy never uses a device, a clock or a file; equal contexts and
+equal outcomes give equal candidates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from backends.outcome import Outcome
 from backends.solution import Solution
-
-#: Solution -> legal candidates that differ from it in one parameter. Deterministic.
-Neighbours = Callable[[Solution], Sequence[Solution]]
-
-
-def no_neighbours(origin: Solution) -> Sequence[Solution]:
-    """The neighbours in a space that consists of its listed candidates only: none."""
-    return ()
+from tuners.strategies.context import SearchContext
+from tuners.strategies.options import StrategyOptions
 
 
 class Strategy(Protocol):
@@ -27,3 +20,15 @@ class Strategy(Protocol):
     def tell(self, outcome: Outcome) -> None:
         """Reports a candidate's outcome. A replayed outcome may arrive for a candidate that was not asked
         for; ask() then never returns it."""
+
+
+class Maker(Protocol):
+    """Creates a strategy for one search: a class whose constructor takes the context. The first paragraph of
+    its docstring describes it in docs/strategies.md."""
+
+    @property
+    def options(self) -> type[StrategyOptions]:
+        """The table of its options."""
+
+    def __call__(self, context: SearchContext, /) -> Strategy:
+        """The strategy. Raises InvalidProblem for options that its table refuses."""

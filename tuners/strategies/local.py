@@ -1,41 +1,52 @@
 """Local search: tries listed candidates first, then mostly neighbours of the fastest candidates so far.
 
-Families take turns. After OPENING listed candidates (or all of a shorter list), LEAD_TURNS turns go to the
-family with the fastest candidate that has anything left to try, and the next turn to another family,
+Families take turns. After `opening` listed candidates (or all of a shorter list), `lead_turns` turns go to
+the family with the fastest candidate that has anything left to try, and the next turn to another family,
 round-robin; so a family that is fast early and has much to try does not starve the others. A family whose
-best is FAR behind after TRIED candidates gets no turns until all other families are exhausted, since its
+best is `far` behind after `tried` candidates gets no turns until all other families are exhausted, since its
 candidates cost measuring and compile time that the others need.
 
-In its turn, a family tries a neighbour of one of its LEADERS fastest candidates, the fastest first. A new
-best that is faster than the one expanded last by GAIN is expanded at once: the space of a library is far
+In its turn, a family tries a neighbour of one of its `leaders` fastest candidates, the fastest first. A new
+best that is faster than the one expanded last by `gain` is expanded at once: the space of a library is far
 larger than its list, which is only a sample. The next listed candidate is tried if there are no neighbours
-and no leaders left to expand, and after every NEAR_TURNS neighbours, because neighbours share one algorithm,
-and the first candidates of a list need not have the best one.
+and no leaders left to expand, and after every `near_turns` neighbours, because neighbours share one
+algorithm, and the first candidates of a list need not have the best one.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf
+from typing import ClassVar
 
 from backends.outcome import Outcome, Status
 from backends.solution import Solution
-from tuners.strategies.base import Neighbours, no_neighbours
+from tuners.strategies.context import SearchContext
+from tuners.strategies.options import StrategyOptions, option
 
-#: Listed candidates that are tried before any candidate is expanded.
-OPENING = 48
-#: Turns of the fastest candidate's family between two turns of other families.
-LEAD_TURNS = 2
-#: Candidates of a family after which it may be judged, and the largest ratio of its best time to the overall
-#: best at which it still gets turns.
-TRIED, FAR = 16, 1.5
-#: How many of a family's fastest candidates are expanded.
-LEADERS = 10
-#: Relative gain at which a new leader is expanded before all neighbours of the old one are tried.
-GAIN = 0.01
-#: Neighbours that a family tries between two of its listed candidates.
-NEAR_TURNS = 2
+
+@dataclass(frozen=True)
+class LocalOptions(StrategyOptions):
+    """The options of `local`."""
+
+    opening: int = option(48, "Listed candidates that are tried before any candidate is expanded.", least=0)
+    lead_turns: int = option(
+        2, "Turns of the fastest candidate's family between two turns of other families.", least=1
+    )
+    tried: int = option(16, "Candidates of a family after which it may be judged to be far behind.", least=1)
+    far: float = option(
+        1.5, "Largest ratio of a family's best time to the overall best at which it still gets turns.",
+        least=1.0,
+    )  # fmt: skip
+    leaders: int = option(10, "How many of a family's fastest candidates are expanded.", least=1)
+    gain: float = option(
+        0.01, "Relative gain at which a new leader is expanded before the old one's neighbours are tried.",
+        least=0.0, most=1.0,
+    )  # fmt: skip
+    near_turns: int = option(
+        2, "Neighbours that a family tries between two of its listed candidates.", least=1
+    )
 
 
 class _Family:
@@ -44,7 +55,7 @@ class _Family:
     def __init__(self) -> None:
         self.listed: deque[str] = deque()
         self.near: dict[str, Solution] = {}
-        #: (seconds, id) of its LEADERS fastest candidates.
+        #: (seconds, id) of its `leaders` fastest candidates.
         self.leaders: list[tuple[float, str]] = []
         #: Seconds of its fastest candidate now, and at the last expansion.
         self.best = self.origin = inf
@@ -53,18 +64,19 @@ class _Family:
 
 
 class Local:
-    """The local search strategy. `seed` is ignored: equal times give equal candidates."""
+    """Tries the first listed candidates, then mostly neighbours of the fastest ones. The seed is ignored."""
 
-    def __init__(
-        self, candidates: Sequence[Solution], seed: int = 0, neighbours: Neighbours = no_neighbours
-    ) -> None:
-        self._listed = {solution.id: solution for solution in candidates}
+    options: ClassVar[type[StrategyOptions]] = LocalOptions
+
+    def __init__(self, context: SearchContext) -> None:
+        self._options = LocalOptions.of(context.options)
+        self._listed = {solution.id: solution for solution in context.candidates}
         self._families: dict[str, _Family] = {}
         for name, solution in self._listed.items():
             self._of(solution).listed.append(name)
         self._order = deque(self._families)  # round-robin order of the families that do not lead
         self._turns = 0
-        self._neighbours = neighbours
+        self._neighbours = context.neighbours
         self._told: Counter[str] = Counter()
         self._timed: dict[str, Solution] = {}
         self._asked: set[str] = set()
@@ -89,7 +101,7 @@ class Local:
         if outcome.status is Status.OK and outcome.seconds is not None:
             self._timed[solution.id] = solution
             kept = [one for one in family.leaders if one[1] != solution.id]
-            family.leaders = sorted([*kept, (outcome.seconds, solution.id)])[:LEADERS]
+            family.leaders = sorted([*kept, (outcome.seconds, solution.id)])[: self._options.leaders]
             family.best = min(family.best, outcome.seconds)
 
     def _of(self, solution: Solution) -> _Family:
@@ -103,23 +115,23 @@ class Local:
 
     def _next(self) -> Solution | None:
         """The next candidate to try, or None."""
-        if self._listed and len(self._asked) < OPENING:
+        if self._listed and len(self._asked) < self._options.opening:
             return next(iter(self._listed.values()))
         self._turns += 1
         by_time = sorted(self._families, key=lambda name: (self._families[name].best, name))
         leaders = (one for name in by_time if (one := self._turn(name)) is not None)
         leader = next(leaders, None)
-        if leader is None or self._turns % (LEAD_TURNS + 1):
+        if leader is None or self._turns % (self._options.lead_turns + 1):
             return leader
         return self._other(leader.family) or leader
 
     def _other(self, leader: str) -> Solution | None:
         """The next candidate of a family other than the leader's and not far behind, round-robin."""
-        fastest = min(family.best for family in self._families.values())
+        options, fastest = self._options, min(family.best for family in self._families.values())
         for _ in range(len(self._order)):
             name = self._order[0]
             self._order.rotate(-1)
-            far = self._told[name] >= TRIED and self._families[name].best > FAR * fastest
+            far = self._told[name] >= options.tried and self._families[name].best > options.far * fastest
             if name != leader and not far and (one := self._turn(name)) is not None:
                 return one
         return None
@@ -127,11 +139,11 @@ class Local:
     def _turn(self, name: str) -> Solution | None:
         """A family's next candidate: a neighbour, or from its list."""
         family = self._families[name]
-        if not family.near or family.best < (1 - GAIN) * family.origin:
+        if not family.near or family.best < (1 - self._options.gain) * family.origin:
             self._expand(family)
         while family.listed and family.listed[0] not in self._listed:
             family.listed.popleft()
-        if family.near and (family.turns < NEAR_TURNS or not family.listed):
+        if family.near and (family.turns < self._options.near_turns or not family.listed):
             return next(iter(family.near.values()))
         return self._listed[family.listed[0]] if family.listed else None
 

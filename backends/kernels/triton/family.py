@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
-from itertools import chain, islice, product, zip_longest
+from functools import lru_cache, partial
+from itertools import chain, combinations, islice, product, zip_longest
 from typing import ClassVar
 
 from backends.environment import Environment
+from backends.family_space import FamilySpace, GridSpace, JoinedSpace, ListedSpace, ParameterGrid
 from backends.kernels.legality import arch_of
 from backends.kernels.triton import nvidia_prior
 from backends.kernels.triton.configuration import INSTRUCTION, TritonConfig
@@ -68,6 +69,27 @@ class TritonFamily(ABC):
             return ()
         return self._solutions(problem, environment)
 
+    def space(self, problem: GemmProblem, environment: Environment) -> FamilySpace:
+        """Every combination of the choices; on an AMD GPU with each selection of AMD's parameters, since one
+        that a solution does not have is the compiler's choice."""
+        if self.unsupported(problem) or self.unsupported_arch(problem, environment):
+            return ListedSpace(self.name, ())
+        own = self.amd_choices if environment.vendor == "hip" else {}
+        selections = [names for size in range(len(own) + 1) for names in combinations(own, size)]
+        build, make = environment.libraries.get(LIBRARY), partial(self._member, problem, environment)
+        grids = [
+            ParameterGrid.of({**self.choices, **{name: own[name] for name in names}}) for names in selections
+        ]
+        return JoinedSpace(
+            self.name, [GridSpace(self.name, self.version, build, grid, make) for grid in grids]
+        )
+
+    def _member(self, problem: GemmProblem, environment: Environment, values: Values) -> Solution | None:
+        """Well-formed parameters as a solution, or None if they are illegal. The problem is supported."""
+        if broken(self.config(problem, values), environment) is not None:
+            return None
+        return self._solution(problem, values, environment)
+
     def notes(self, problem: GemmProblem, environment: Environment) -> tuple[str, ...]:
         """Which model orders the candidates, if NVIDIA's heuristics are installed."""
         if self.unsupported(problem) or self.unsupported_arch(problem, environment):
@@ -101,6 +123,12 @@ class TritonFamily(ABC):
                 and holds(TritonConfig.of(problem, made), environment)
             )
             yield from islice(legal, 1)
+
+    def proposed(self, problem: GemmProblem, environment: Environment) -> Iterator[Solution]:
+        """What NVIDIA's heuristics propose and this family can run; see ProposingFamily."""
+        if not self.unsupported(problem) and not self.unsupported_arch(problem, environment):
+            for values in self._proposed(problem, environment):
+                yield self._solution(problem, values, environment)
 
     def _estimated(self, problem: GemmProblem, environment: Environment) -> list[Values]:
         """The likeliest candidates by our own model."""

@@ -78,6 +78,9 @@ class FrameworkFamily(TritonFamily):
         legal = (one for one in dict.fromkeys(listed) if self.illegal(problem, one, environment) is None)
         yield from islice(legal, self.most)
 
+    def _solution(self, problem: GemmProblem, values: Values, environment: Environment) -> Solution:
+        return self.solution(values, environment)
+
     def solution(self, values: Mapping[str, Parameter], environment: Environment) -> Solution:
         """The solution of the framework's parameters under the environment's Triton."""
         return Solution(self.name, self.version, dict(values), environment.libraries.get(LIBRARY), 0, True)

@@ -394,3 +394,32 @@ def test_shapes_of_tiles(lt: FakeLt) -> None:
     assert found[int(FakeLt.MatmulTile.TILE_128x256)] == (128, 256)
     assert found[int(FakeLt.MatmulTile.TILE_8x8)] == (8, 8)
     assert int(FakeLt.MatmulTile.TILE_UNDEFINED) not in found
+
+
+# ---- its space ---------------------------------------------------------------------------------
+
+
+def test_every_listed_configuration_and_neighbour_is_a_member_of_the_space(lt: FakeLt) -> None:
+    odd = MatmulAlgoConfig(66, 20, 6, 9, 4, 0, 0)  # shares that no list has
+    lt.heuristic = [*lt.heuristic, (odd, 3)]
+    space = LT.space_on(PROBLEM, NullDevice(), None)
+    listed = list(LT.enumerate_on(PROBLEM, NullDevice(), None))
+    assert odd in configurations(listed)
+    for solution in listed:
+        index = space.index(solution)
+        assert index is not None, solution.parameters
+        assert space.at(index) in (solution, None)  # None: the heuristic's answer fails the fake's check
+    for near in LT.neighbours_on(PROBLEM, listed[-1], NullDevice(), None):
+        assert near in space
+
+
+def test_the_librarys_check_decides_what_is_a_member(lt: FakeLt) -> None:
+    space = LT.space_on(PROBLEM, NullDevice(), 4 * SHARE)
+    members = list(space)
+    assert 0 < len(members) < space.size
+    assert len({one.id for one in members}) == len(members)
+    for solution in members:
+        size = legal(algo_config(solution))
+        assert size is not None
+        assert solution.workspace_bytes == size <= 4 * SHARE
+    assert HEURISTIC.space_on(PROBLEM, NullDevice(), None).size == 0

@@ -127,6 +127,27 @@ def test_a_restored_backup_is_seen(settings: Settings, engine: Engine, tmp_path:
         assert client.get(url, params=ONE).json()["match"] == "exact"
 
 
+@pytest.mark.parametrize("what", ["deleted", "replaced", "read-only"])
+def test_nothing_is_accepted_that_would_be_lost(settings: Settings, engine: Engine, what: str) -> None:
+    path = Path(settings.database_url.removeprefix("sqlite:///"))
+    register(engine, ENVIRONMENT)
+    with serving(settings) as client:
+        assert client.post("/v1/tunings", json={"problems": [ONE]}).status_code == 202
+        assert client.get("/readyz").json() == {"status": "ready", "schema": "0003", "workers": 1}
+        if what == "deleted":
+            path.unlink()
+        elif what == "replaced":
+            shutil.copyfile(path, path.with_suffix(".copy"))
+            path.with_suffix(".copy").replace(path)
+        else:
+            path.chmod(0o444)
+        refused = client.post("/v1/tunings", json={"problems": [{**ONE, "m": 77}]})
+        assert (refused.status_code, refused.json()["type"]) == (503, "urn:gemmtune:database-broken")
+        assert refused.json()["detail"].startswith(f"the database file {path} ")
+        ready = client.get("/readyz")
+        assert (ready.status_code, ready.json()["type"]) == (503, "urn:gemmtune:database-broken")
+
+
 # ---- PostgreSQL ------------------------------------------------------------------------------------
 
 

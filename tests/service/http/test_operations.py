@@ -5,16 +5,20 @@ from __future__ import annotations
 import gzip
 import logging
 import re
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 from sqlalchemy import Engine, text
 
-from db import schema
+from db import schema, workers
 from db.engine import open_engine, writing
-from service import answers
+from service import answers, readiness
+from service.app import create_app
 from service.settings import Settings
+from service.store import WorkerCounts
+from tests.db import samples as stored
 from tests.service.http.filled import CLASS, measured, problem
 from tests.service.http.serving import serving
 from tests.service.http.shapes import fault_of, fits
@@ -27,7 +31,11 @@ BEST = "/v1/solutions/best?m=16&n=256&k=512"
 
 def test_a_healthy_service(filled: httpx.Client) -> None:
     assert fits(answers.Health, filled.get("/healthz")) == {"status": "ok"}
-    assert fits(answers.Ready, filled.get("/readyz")) == {"status": "ready", "schema": schema.head()}
+    assert fits(answers.Ready, filled.get("/readyz")) == {
+        "status": "ready",
+        "schema": schema.head(),
+        "workers": 3,
+    }
 
 
 def test_an_empty_database_is_not_ready_and_says_what_to_do(tmp_path: Any) -> None:
@@ -58,6 +66,53 @@ def samples(client: httpx.Client) -> dict[str, float]:
     assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     lines = (line for line in response.text.splitlines() if not line.startswith("#"))
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+
+def test_a_full_disk_is_not_ready(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readiness, "LEAST_FREE_BYTES", 1 << 62)
+    found = client.get("/readyz")
+    assert (found.status_code, found.json()["type"]) == (503, "urn:gemmtune:storage-failed")
+    assert re.fullmatch(r"the disk of .* is full \(\d+ KiB are free\); .*GEMMTUNE_.*", found.json()["detail"])
+
+
+def test_workers_that_end_again_and_again_are_not_ready(settings: Settings, engine: Engine) -> None:
+    ended: list[str] = []
+    with serving(settings, create_app(settings, failing=lambda: ended)) as client:
+        assert client.get("/readyz").status_code == 200
+        ended.append("the worker of cpu ended 3 times in a row (exit code 1)")
+        found = client.get("/readyz")
+        assert (found.status_code, found.json()["type"]) == (503, "urn:gemmtune:workers-fail")
+        assert "ended 3 times in a row (exit code 1)" in found.json()["detail"]
+        assert "gemmtune_failing_worker_processes 1.0" in client.get("/metrics").text
+
+
+def test_queues_heartbeats_and_counts_are_measured(client: httpx.Client, engine: Engine) -> None:
+    device = str(stored.HERE.device_class)
+    counted = WorkerCounts()
+    counted.jobs["failed"], counted.outcomes["crash"] = 2, 3
+    counted.candidates, counted.job_seconds = 40, 1.5
+    with writing(engine) as connection:
+        for name in ("one", "two"):
+            workers.register(connection, name, "host", 1, replace(stored.HERE, uuid=name))
+            workers.beat(connection, name, "measuring", None, counted.to_dict())
+    stored.submit(engine, [stored.problem(3)])
+    lines = client.get("/metrics").text.splitlines()
+    name = f'device_class="{device}"'
+    for line in (
+        f"gemmtune_queue_jobs{{{name}}} 1.0",
+        f'gemmtune_jobs_ended_total{{{name},status="failed"}} 4.0',
+        f'gemmtune_outcomes_total{{{name},status="crash"}} 6.0',
+        f"gemmtune_candidates_total{{{name}}} 80.0",
+        f"gemmtune_job_seconds_total{{{name}}} 3.0",
+        "gemmtune_event_streams 0.0",
+    ):
+        assert line in lines, line
+    ages = [line for line in lines if line.startswith(f"gemmtune_worker_heartbeat_age_seconds{{{name},")]
+    assert len(ages) == 2
+    assert all(0 <= float(line.split()[-1]) < 10 for line in ages)
+    assert any(line.startswith(f"gemmtune_queue_age_seconds{{{name}}} ") for line in lines)
+    asked = [line for line in lines if line.startswith("gemmtune_pool_waits_total ")]
+    assert float(asked[0].split()[-1]) > 0
 
 
 def test_requests_are_counted_by_route(client: httpx.Client, engine: Engine) -> None:

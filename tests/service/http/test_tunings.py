@@ -55,6 +55,21 @@ def test_problems_are_enough(client: httpx.Client, engine: Engine) -> None:
     assert jobs[0].request["rule"]["margin"] == Settings().margin
 
 
+def test_a_problem_that_no_device_can_hold_is_refused_with_the_limit(
+    client: httpx.Client, engine: Engine
+) -> None:
+    huge = {"m": 1_000_000, "n": 1_000_000, "k": 1_000_000}
+    faults = fault_of(submit(client, ONE, huge), 422)["errors"]
+    assert [fault["pointer"] for fault in faults] == ["/problems/1"]
+    assert faults[0]["detail"].endswith(
+        f" MiB to run and verify; the largest device of {CLASS} has 16,384 MiB, of which 50% may be used "
+        "(8,192 MiB)"
+    )
+    assert jobs_of(engine) == []
+    share = {"policy": {"memory_share": 0.0001}}
+    assert fault_of(submit(client, TWO, {"m": 4096, "n": 4096, "k": 4096}, **share), 422)["errors"]
+
+
 def test_an_effort_is_stored_as_what_it_spends(client: httpx.Client, engine: Engine) -> None:
     response = submit(client, ONE, budget={"effort": "thorough", "stop_at_roofline": 0.95})
     assert response.status_code == 202
@@ -206,6 +221,9 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"policy": {"x": 1}}, "/policy/x"),
     ({"search": {"strategy": "luck"}}, "/search/strategy"),
     ({"search": {"seed": -1}}, "/search/seed"),
+    ({"search": {"options": {"nonsense": 1}}}, "/search/options"),
+    ({"search": {"options": {"near_turns": 0}}}, "/search/options"),
+    ({"search": {"strategy": "random", "options": {"whole": 1}}}, "/search/options"),
     ({"search": {"families": []}}, "/search/families"),
     ({"search": {"families": ["packed", "nope"]}}, "/search/families/1"),
     ({"search": {"families": ["a\0b"]}}, "/search/families/0"),

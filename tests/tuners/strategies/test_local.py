@@ -8,8 +8,13 @@ import pytest
 
 from backends.outcome import Outcome, Phase, Status
 from backends.solution import Solution
+from tests.tuners.strategies.contexts import context
 from tuners.strategies.exhaustive import Exhaustive
-from tuners.strategies.local import FAR, GAIN, LEAD_TURNS, LEADERS, NEAR_TURNS, OPENING, TRIED, Local
+from tuners.strategies.local import Local, LocalOptions
+
+DEFAULTS = LocalOptions()
+OPENING, LEAD_TURNS, TRIED, FAR = DEFAULTS.opening, DEFAULTS.lead_turns, DEFAULTS.tried, DEFAULTS.far
+LEADERS, GAIN, NEAR_TURNS = DEFAULTS.leaders, DEFAULTS.gain, DEFAULTS.near_turns
 
 LISTED = [Solution("family", 1, {"name": f"listed{i}"}) for i in range(OPENING + 30)]
 
@@ -28,7 +33,7 @@ def tell(
 
 def opened(times: dict[int, float], expand: Callable[[Solution], Sequence[Solution]] = near) -> Local:
     """A strategy whose opening took 1 second each, but for the places in `times`."""
-    strategy = Local(LISTED, 0, expand)
+    strategy = Local(context(LISTED, 0, expand))
     asked = strategy.ask(OPENING)
     assert asked == LISTED[:OPENING]
     for place, solution in enumerate(asked):
@@ -47,7 +52,7 @@ def neighbours(solutions: Sequence[Solution]) -> list[str]:
 
 @pytest.mark.parametrize("count", [1, 7, OPENING])
 def test_the_opening_is_the_lists_own_order(count: int) -> None:
-    strategy = Local(LISTED, 0, near)
+    strategy = Local(context(LISTED, 0, near))
     asked: list[Solution] = []
     while len(asked) < OPENING:
         batch = strategy.ask(min(count, OPENING - len(asked)))
@@ -92,7 +97,7 @@ def test_neighbours_do_not_hide_what_a_list_has() -> None:
         fast = solution.family == "padded" and int(solution.parameters["algorithm"] or 0) >= 12
         return 0.25 if fast else 1.1 if solution.family == "padded" else 1.0
 
-    strategy = Local(listed, 0, many)
+    strategy = Local(context(listed, 0, many))
     asked: list[Solution] = []
     while len(asked) < 500:
         for solution in strategy.ask(24):
@@ -146,7 +151,7 @@ def test_nobody_is_asked_twice() -> None:
     others = {
         s.id: [LISTED[(i + step) % len(LISTED)] for step in (-1, 0, 1, 9)] for i, s in enumerate(LISTED)
     }
-    strategy = Local(LISTED, 0, lambda origin: others[origin.id])
+    strategy = Local(context(LISTED, 0, lambda origin: others[origin.id]))
     asked: list[Solution] = []
     while batch := strategy.ask(7):
         for solution in batch:
@@ -156,14 +161,14 @@ def test_nobody_is_asked_twice() -> None:
 
 
 def test_outcomes_told_unasked_open_and_lead() -> None:
-    strategy = Local(LISTED, 0, near)
+    strategy = Local(context(LISTED, 0, near))
     for place, solution in enumerate(LISTED[:OPENING]):
         tell(strategy, solution, 0.5 if place == 9 else 1.0)
     assert neighbours(strategy.ask(4)) == ["listed9.0", "listed9.1", "listed9.2"]
 
 
 def test_replayed_neighbours_are_not_asked_again_and_lead() -> None:
-    strategy = Local(LISTED, 0, near)
+    strategy = Local(context(LISTED, 0, near))
     for place, solution in enumerate(LISTED[:OPENING]):
         tell(strategy, solution, 0.5 if place == 9 else 1.0)
     tell(strategy, near(LISTED[9])[1], 0.3)
@@ -172,7 +177,7 @@ def test_replayed_neighbours_are_not_asked_again_and_lead() -> None:
 
 @pytest.mark.parametrize("count", [1, 3, 24])
 def test_a_list_shorter_than_the_opening_is_expanded_too(count: int) -> None:
-    strategy = Local(LISTED[:5], 0, lambda origin: near(origin) if origin in LISTED else [])
+    strategy = Local(context(LISTED[:5], 0, lambda origin: near(origin) if origin in LISTED else []))
     asked: list[Solution] = []
     while batch := strategy.ask(count):
         for solution in batch:
@@ -184,7 +189,7 @@ def test_a_list_shorter_than_the_opening_is_expanded_too(count: int) -> None:
 
 @pytest.mark.parametrize("count", [1, 7, 10**9])
 def test_without_neighbours_it_is_the_exhaustive_order(count: int) -> None:
-    local, exhaustive = Local(LISTED), Exhaustive(LISTED)
+    local, exhaustive = Local(context(LISTED)), Exhaustive(context(LISTED))
     while batch := exhaustive.ask(count):
         assert local.ask(count) == batch
         for place, solution in enumerate(batch):
@@ -194,7 +199,7 @@ def test_without_neighbours_it_is_the_exhaustive_order(count: int) -> None:
 
 
 def test_the_seed_changes_nothing() -> None:
-    assert Local(LISTED, 1).ask(OPENING) == Local(LISTED, 2).ask(OPENING)
+    assert Local(context(LISTED, 1)).ask(OPENING) == Local(context(LISTED, 2)).ask(OPENING)
 
 
 def test_families_that_tell_no_neighbours_have_their_turns() -> None:
@@ -206,7 +211,7 @@ def test_families_that_tell_no_neighbours_have_their_turns() -> None:
     def many(origin: Solution) -> list[Solution]:
         return [Solution("asked", 1, {"name": f"near{i}"}) for i in range(90)]
 
-    strategy = Local(listed, 0, lambda origin: many(origin) if origin.family == "asked" else [])
+    strategy = Local(context(listed, 0, lambda origin: many(origin) if origin.family == "asked" else []))
     for place, solution in enumerate(strategy.ask(OPENING)):
         tell(strategy, solution, 0.5 + place / 1000)
     asked = names(strategy.ask(6 * (LEAD_TURNS + 1)))
@@ -222,7 +227,7 @@ def test_families_that_tell_no_neighbours_have_their_turns() -> None:
 def test_the_turns_of_others_end_with_their_lists() -> None:
     few = [Solution("asked", 1, {"name": "asked"}), Solution("tiled", 1, {"name": "tiled"})]
     more = [Solution("asked", 1, {"name": f"near{i}"}) for i in range(5)]
-    strategy = Local(few, 0, lambda origin: more if origin.family == "asked" else [])
+    strategy = Local(context(few, 0, lambda origin: more if origin.family == "asked" else []))
     for solution in strategy.ask(2):
         tell(strategy, solution, 1.0)
     assert names(strategy.ask(10)) == [f"near{i}" for i in range(5)]
@@ -233,7 +238,7 @@ def test_a_family_far_behind_waits_for_the_others(seconds: float | None) -> None
     """Three families in turns; of one the candidates are slow, or none runs."""
     families = ("fast", "slow", "near")
     listed = [Solution(name, 1, {"name": f"{name}{i}"}) for i in range(TRIED + 9) for name in families]
-    strategy, asked = Local(listed), []
+    strategy, asked = Local(context(listed)), []
     while batch := strategy.ask(1):
         asked += batch
         slow = batch[0].family == "slow"
@@ -250,7 +255,7 @@ def test_the_fastests_family_has_most_turns_though_another_tells_neighbours() ->
     families = ("asked", "fast")
     listed = [Solution(name, 1, {"name": f"{name}{i}"}) for i in range(60) for name in families]
     more = [Solution("asked", 1, {"name": f"near{i}"}) for i in range(30)]
-    strategy = Local(listed, 0, lambda origin: more if origin.family == "asked" else [])
+    strategy = Local(context(listed, 0, lambda origin: more if origin.family == "asked" else []))
     for solution in strategy.ask(OPENING):
         tell(strategy, solution, 1.0 if solution.family == "fast" else 1.2)
     asked = names(strategy.ask(3 * (LEAD_TURNS + 1)))
@@ -260,7 +265,7 @@ def test_the_fastests_family_has_most_turns_though_another_tells_neighbours() ->
 
 def test_a_baseline_that_is_fastest_has_nothing_to_try_and_the_next_family_leads() -> None:
     listed = [Solution(name, 1, {"name": f"{name}{i}"}) for i in range(40) for name in ("first", "second")]
-    strategy = Local(listed)
+    strategy = Local(context(listed))
     tell(strategy, Solution("library", 1, {}), 0.5)
     for solution in strategy.ask(OPENING - 1):
         tell(strategy, solution, 0.6 if solution.family == "second" else 0.7)
@@ -272,7 +277,7 @@ def test_neighbours_are_not_interrupted_by_a_family_far_behind() -> None:
     families = ("asked", "slow")
     listed = [Solution(name, 1, {"name": f"{name}{i}"}) for i in range(OPENING) for name in families]
     more = [Solution("asked", 1, {"name": f"near{i}"}) for i in range(30)]
-    strategy = Local(listed, 0, lambda origin: more if origin.family == "asked" else [])
+    strategy = Local(context(listed, 0, lambda origin: more if origin.family == "asked" else []))
     for solution in strategy.ask(OPENING):
         tell(strategy, solution, 1.0 if solution.family == "asked" else 2.0)
     asked = names(strategy.ask(30))

@@ -1,0 +1,137 @@
+"""Portfolios built from the database, and compiled for architectures or for a worker's device."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+from sqlalchemy import Connection
+
+from backends.archs import CPU_ISAS, GPU_TARGETS
+from backends.cache import BinaryCache
+from backends.cpu.driver import isa_of
+from backends.environment import Environment
+from backends.errors import GemmtuneError, InvalidProblem, UnknownDevice
+from backends.kernel_checks.candidates import environment_of
+from backends.registry import backend, devices
+from backends.toolchains.registry import TOOLCHAINS
+from db import outcomes
+from tuners.portfolio import file
+from tuners.portfolio.cover import WITHIN, build
+from tuners.portfolio.precompile import Compiled, Item, groups_for, plan, precompile
+from tuners.portfolio.values import Group, Observed, Portfolio, target_of
+
+_log = logging.getLogger(__name__)
+
+
+def from_database(connection: Connection, class_ids: Sequence[str], within: float = WITHIN) -> list[Group]:
+    """The cover of what the classes' sessions stored, each candidate's final or screening time."""
+    found: list[Group] = []
+    for class_id in class_ids:
+        observed = [
+            Observed(one.problem, one.environment.vendor, target_of(one.environment), one.seconds)
+            for one in outcomes.observed(connection, class_id)
+        ]
+        source = f"sessions of {len(observed)} problems on {class_id}"
+        found += build(observed, [source], file.compiles, within)
+    return found
+
+
+def merged(kept: Sequence[Group], made: Sequence[Group]) -> list[Group]:
+    """The groups that were made, and those of other targets or types that were there before."""
+    known = {(group.vendor, group.target, group.types) for group in made}
+    return [*made, *(g for g in kept if (g.vendor, g.target, g.types) not in known)]
+
+
+def environments(archs: Sequence[str]) -> list[Environment]:
+    """An environment to compile in for each architecture; without any, those of this machine's devices.
+    Raises InvalidProblem for an unknown architecture, UnknownDevice where there is no device."""
+    for arch in archs:
+        if arch not in GPU_TARGETS and arch != "cpu" and isa_of(arch)[0] is None:
+            known = ", ".join(["cpu", *GPU_TARGETS, *(isa.name for isa in CPU_ISAS)])
+            raise InvalidProblem(f"architecture {arch!r} is unknown; known: {known}", "arch")
+    found, notes = (
+        devices("cpu" if list(archs) == ["cpu"] else None) if "cpu" in archs or not archs else ([], [])
+    )
+    if not archs:
+        if not found:
+            raise UnknownDevice("any", [], notes)
+        here = {target_of(one.environment): one.environment for one in found}
+        return list(here.values())
+    cpus = [one.environment for one in found if one.environment.vendor == "cpu"]
+    return [*(_of_arch(arch) for arch in dict.fromkeys(archs) if arch != "cpu"), *cpus[:1]]
+
+
+def _of_arch(arch: str) -> Environment:
+    """A placeholder device's environment with the compilers that are installed here."""
+    isa, _ = isa_of(arch)
+    if isa is not None:
+        units = os.cpu_count() or 1
+        return Environment("cpu", isa.machine, arch, units, 0, "none", partition=arch)
+    environment = environment_of(arch)
+    toolchain = TOOLCHAINS[environment.vendor]
+    build_ = toolchain.build(arch)
+    compilers = {} if build_ is None else {toolchain.name: build_}
+    return replace(environment, libraries={**environment.libraries, **compilers})
+
+
+def items_for(portfolio: Portfolio, where: Sequence[Environment]) -> tuple[list[Item], list[str]]:
+    """What is to be compiled for these devices, and notes."""
+    plans = []
+    for environment in where:
+        groups = groups_for(portfolio, environment)
+        made = plan(groups, backend(environment.vendor), environment)
+        if not groups:
+            made[1].append(f"the portfolio has no members for {target_of(environment)}")
+        plans.append(made)
+    return [item for items, _ in plans for item in items], list(chain(*(notes for _, notes in plans)))
+
+
+class Warming:
+    """Compiles the shipped portfolio for a worker's device in a thread, one kernel at a time, while the
+    worker is idle. If the device is the host, a job that begins waits for the compiler in progress, which
+    would disturb its measurements; else it runs beside it."""
+
+    def __init__(self, environment: Environment, cache: BinaryCache, busy: Callable[[], bool]) -> None:
+        self._environment, self._cache, self._busy = environment, cache, busy
+        self._turn, self._stop = threading.Lock(), threading.Event()
+        self._host = not backend(environment.vendor).traits.compiles_beside
+        self._thread = threading.Thread(target=self._run, name="portfolio", daemon=True)
+
+    def start(self) -> None:
+        """Begins."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Begins no further kernel."""
+        self._stop.set()
+
+    def job(self) -> AbstractContextManager[Any]:
+        """What a job holds while it measures."""
+        return self._turn if self._host else nullcontext()
+
+    def _run(self) -> None:
+        """A portfolio that cannot be read or compiled is logged: tunings run without it."""
+        try:
+            items, _ = items_for(file.shipped(), [self._environment])
+            compiling = precompile(items, self._cache, 1, self._stop.is_set, self._busy, self._turn)
+            done = list(_progress(compiling))
+        except GemmtuneError as error:
+            _log.warning("the portfolio is not compiled: %s", error)
+            return
+        if any(not one.cached for one in done):
+            failed = sum(one.error is not None for one in done)
+            _log.info("portfolio: %d kernels are compiled, %d failed", len(done) - failed, failed)
+
+
+def _progress(found: Iterator[Compiled]) -> Iterator[Compiled]:
+    for one in found:
+        if one.error is not None:
+            _log.warning("%s is not compiled: %s", one.item.solution.id, one.error)
+        yield one

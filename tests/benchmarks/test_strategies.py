@@ -1,0 +1,90 @@
+"""Strategies compared on recorded tables: a made-up one, and the one of a CPU in the tree."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import strategies
+from benchmarks.strategies import STEPS, compare, history, layer
+from tests.tuners.tables import BEST, DEFAULT, PROBLEMS, TABLE, packed
+from tuners.strategies import STRATEGIES, PriorKnowledge
+
+FIGURES = {"mean_regret", "p95_regret", "share_timed"}
+
+
+def check(figures: dict[str, Any]) -> None:
+    assert list(figures) == list(STRATEGIES)
+    for found in figures.values():
+        assert set(found) == FIGURES | {"at"}
+        assert list(found["at"]) == [str(step) for step in STEPS]
+        assert {name: found[name] for name in FIGURES} == found["at"]["60"]
+        for one in found["at"].values():
+            assert one["mean_regret"] >= 0
+            assert 0 < one["share_timed"] <= 1
+        shares = [one["share_timed"] for one in found["at"].values()]
+        assert shares == sorted(shares)
+
+
+def test_history_is_of_other_layers_the_nearest_first_as_ratios_to_the_default() -> None:
+    found = history(TABLE, PROBLEMS[0])
+    assert {one.problem for one in found} == {PROBLEMS[2]}, "16 x 768 x 512 is of the same layer"
+    assert layer(PROBLEMS[0]) == layer(PROBLEMS[1]) == (768, 512)
+    assert found[0].solution == packed(64, 4)
+    assert found[0].ratio == pytest.approx(BEST / 4e-5, rel=0.02)
+    ratios = [one.ratio or 0.0 for one in found]
+    assert ratios == sorted(ratios)
+    assert DEFAULT not in [one.solution for one in found], "it is far from the fastest"
+    assert [one.problem for one in history(TABLE, PROBLEMS[2])][:: strategies.REMEMBERED] == [
+        PROBLEMS[0], PROBLEMS[1],
+    ]  # fmt: skip
+
+
+def test_the_noise_of_a_table_is_the_regret_of_its_first_passs_best() -> None:
+    assert strategies.floor([TABLE]) == 0.0
+    one = TABLE.problems[0]
+    fast = packed(8, 1)
+    rows = tuple(
+        replace(row, first=tuple(seconds / 9 for seconds in row.first)) if row.solution == fast else row
+        for row in one.rows
+    )
+    misled = replace(TABLE, problems=(replace(one, rows=rows),))
+    assert strategies.floor([misled]) == pytest.approx(1.1, abs=0.03), "packed(8, 1) takes 2.1 times the best"
+
+
+def test_a_strategy_that_tries_everything_has_no_regret_and_all_is_told() -> None:
+    figures = compare([TABLE], ["exhaustive"], 1)["exhaustive"]
+    assert figures["mean_regret"] == pytest.approx(0.0, abs=0.01), "of the noise alone"
+    assert figures["share_timed"] == pytest.approx(22 / 23, abs=1e-5), "all but the default"
+
+
+def test_a_strategy_is_given_the_history_of_other_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[PriorKnowledge] = []
+    make = STRATEGIES["exhaustive"]
+
+    def watching(context: Any) -> Any:
+        seen.append(PriorKnowledge(context.history, context.portfolio))
+        return make(context)
+
+    monkeypatch.setitem(STRATEGIES, "exhaustive", watching)
+    compare([TABLE], ["exhaustive"], 1)
+    assert [{layer(one.problem) for one in known.history} for known in seen] == [
+        {(512, 2048)}, {(512, 2048)}, {(768, 512)},
+    ]  # fmt: skip
+
+
+def test_the_quick_form_runs_on_the_tables_in_the_tree(tmp_path: Path) -> None:
+    strategies.main(["--quick", "--json", str(tmp_path / "out.json")])
+    first = (tmp_path / "out.json").read_text()
+    check(json.loads(first))
+    assert sum(path.stat().st_size for path in strategies.TABLES.glob("*.npz")) <= 12 * 2**20
+
+
+def test_the_command_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        strategies.main(["--strategy", "luck", "--json", str(tmp_path / "out.json")])
+    assert "invalid choice: 'luck'" in capsys.readouterr().err

@@ -1,0 +1,77 @@
+"""Results of near problems, here and on sister classes, and the stored times of every candidate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sqlalchemy import Engine
+
+from backends.environment import Environment
+from backends.problem import GemmProblem
+from backends.solution import Solution
+from db import outcomes
+from db.engine import reading, writing
+from db.history import OWN_PROBLEMS, SISTER_PROBLEMS, PastResult, nearest
+from tests.db.samples import BASELINE, CLASS, HERE, POLICY, candidate, problem, screened, start, store_session
+
+SISTER = replace(HERE, product="Another CPU", uuid="CPU-2")
+STRANGER = replace(HERE, vendor="cuda", arch="sm_90", product="A GPU", uuid="GPU-1")
+MINE, OTHER = candidate(1), candidate(2)
+
+
+def stored(engine: Engine, *sessions: tuple[GemmProblem, Environment, Solution, float]) -> None:
+    with writing(engine) as connection:
+        for one, environment, winner, seconds in sessions:
+            store_session(connection, start(one, environment=environment), winner, seconds)
+
+
+def found(engine: Engine, of: GemmProblem, policy: str = POLICY.id) -> list[PastResult]:
+    with reading(engine) as connection:
+        return nearest(connection, of, HERE.device_class, policy)
+
+
+def test_nothing_is_known_in_an_empty_database(engine: Engine) -> None:
+    assert found(engine, problem()) == []
+
+
+def test_the_class_comes_before_its_sisters_and_the_nearest_problem_first(engine: Engine) -> None:
+    stored(
+        engine, (problem(32), HERE, MINE, 1e-6), (problem(16), HERE, OTHER, 2e-6),
+        (problem(16), SISTER, MINE, 1e-6), (problem(16), STRANGER, MINE, 1e-6),
+    )  # fmt: skip
+    results = found(engine, problem(16))
+    assert [(r.problem.n, r.environment.product, r.solution) for r in results] == [
+        (16, HERE.product, OTHER), (16, HERE.product, BASELINE),
+        (32, HERE.product, MINE), (32, HERE.product, BASELINE),
+        (16, SISTER.product, MINE), (16, SISTER.product, BASELINE),
+    ]  # fmt: skip
+    assert [round(r.ratio, 6) for r in results[:3]] == [0.666667, 1.0, 0.333333]
+    assert found(engine, problem(16), "another policy") == []
+
+
+def test_other_types_and_far_problems_are_no_history(engine: Engine) -> None:
+    stored(engine, (problem(16, n=64 * 8), HERE, MINE, 1e-6))
+    assert found(engine, problem(16)) == []
+
+
+def test_as_many_problems_are_read_as_are_used(engine: Engine) -> None:
+    stored(
+        engine, *((problem(m), HERE, MINE, 1e-6) for m in range(10, 22)),
+        *((problem(m), SISTER, MINE, 1e-6) for m in range(10, 22)),
+    )  # fmt: skip
+    results = found(engine, problem(16))
+    assert len({(r.problem, r.environment.product) for r in results}) == OWN_PROBLEMS + SISTER_PROBLEMS
+
+
+def test_a_screening_counts_where_there_was_no_final(engine: Engine) -> None:
+    with writing(engine) as connection:
+        others = [screened(OTHER, 6e-6)]
+        store_session(connection, start(problem()), MINE, 1e-6, others=others)
+    (other,) = [r for r in found(engine, problem()) if r.solution == OTHER]
+    assert other.ratio == 6e-6 / 3e-6
+    with reading(engine) as connection:
+        (row,) = outcomes.observed(connection, CLASS)
+    assert row.problem == problem()
+    assert {s: round(t * 1e6, 3) for s, t in row.seconds.items()} == {BASELINE: 3.0, MINE: 1.0, OTHER: 6.0}
+    with reading(engine) as connection:
+        assert list(outcomes.observed(connection, str(SISTER.device_class))) == []

@@ -1,0 +1,86 @@
+"""Portfolios built from a database, shown, and compiled for a worker."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+from typer.testing import CliRunner
+
+from backends.cache import BinaryCache
+from backends.errors import InvalidProblem, ReadError
+from db.engine import reading, writing
+from service import portfolio as portfolios
+from service.cli import app
+from tests.db.samples import CLASS, HERE, candidate, problem, screened, start, store_session
+from tuners.portfolio import file
+from tuners.portfolio.values import Portfolio
+
+
+def test_a_cover_of_what_the_sessions_stored(engine: Engine) -> None:
+    common, lone = candidate(1), candidate(2)
+    with writing(engine) as connection:
+        for m in (1, 2, 3):
+            store_session(connection, start(problem(m)), common, 1e-6)
+        others = [screened(lone, 0.5e-6)]
+        store_session(connection, start(problem(4)), common, 1e-6, others=others)
+        (group,) = portfolios.from_database(connection, [CLASS])
+    assert (group.vendor, group.target, group.observed) == ("cpu", HERE.partition, 4)
+    assert {m.solution: len(m.problems) for m in group.members} == {common: 3, lone: 1}
+    assert group.sources == (f"sessions of 4 problems on {CLASS}",)
+
+
+def test_groups_that_were_not_built_anew_are_kept(engine: Engine) -> None:
+    with writing(engine) as connection:
+        store_session(connection, start(problem()), candidate(1), 1e-6)
+    with reading(engine) as connection:
+        made = portfolios.from_database(connection, [CLASS])
+    there = [group for group in file.shipped().groups if group.vendor == "cuda"]
+    assert portfolios.merged(there, made) == [*made, *there]
+    assert portfolios.merged(made, made) == made
+
+
+def test_architectures_are_checked() -> None:
+    with pytest.raises(InvalidProblem, match="architecture 'sm_1' is unknown; known: cpu, sm_80"):
+        portfolios.environments(["sm_1"])
+    gpu, cpu = portfolios.environments(["sm_90", "x86-64-v3"])
+    assert (gpu.vendor, gpu.arch) == ("cuda", "sm_90")
+    assert (cpu.vendor, cpu.partition) == ("cpu", "x86-64-v3")
+
+
+def test_a_portfolio_without_the_devices_target_is_a_note() -> None:
+    (cpu,) = portfolios.environments(["x86-64-v3"])
+    items, notes = portfolios.items_for(Portfolio((), {}), [cpu])
+    assert items == []
+    assert notes == ["the portfolio has no members for x86-64-v3"]
+
+
+def test_a_worker_goes_on_without_a_portfolio_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse() -> Portfolio:
+        raise ReadError("it is cut short")
+
+    monkeypatch.setattr(file, "shipped", refuse)
+    warming = portfolios.Warming(HERE, BinaryCache(tmp_path), lambda: False)
+    warming.start()
+    warming._thread.join(30)
+    assert "the portfolio is not compiled: it is cut short" in caplog.text
+    with warming.job():
+        pass
+
+
+def run(*arguments: str) -> tuple[int, Any]:
+    done = CliRunner().invoke(app, [*arguments, "--json"])
+    return done.exit_code, json.loads(done.stdout) if done.exit_code == 0 else done.exception
+
+
+def test_the_shipped_portfolio_is_shown() -> None:
+    code, found = run("portfolio", "show")
+    assert code == 0
+    (sm_90,) = [g for g in found["groups"] if g["target"] == "sm_90"]
+    assert sm_90["members"] <= sm_90["problems"]
+    assert sm_90["sources"]

@@ -1,0 +1,123 @@
+"""The guided search on planted times: what is known is tried first, and costs little where it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from backends.family_space import GridSpace, ParameterGrid
+from backends.outcome import Outcome, Phase, Status
+from backends.solution import Parameter, Solution
+from tests.tuners.strategies.contexts import ENVIRONMENT, PROBLEM, context
+from tuners.strategies import PriorResult
+from tuners.strategies.guided import Guided
+
+CHOICES = {"tile": tuple(range(12)), "stages": tuple(range(6)), "warps": tuple(range(4))}
+GRID = ParameterGrid.of(CHOICES)
+
+
+def member(values: dict[str, Parameter]) -> Solution | None:
+    return None if values["tile"] == 11 else Solution("own", 1, values)
+
+
+SPACE = GridSpace("own", 1, None, GRID, member)
+#: A tenth of the space is listed.
+LISTED = [one for place, one in enumerate(SPACE) if place % 10 == 0]
+
+
+def seconds(solution: Solution) -> float:
+    """The best is tile 7, 3 stages, 2 warps, which is not listed."""
+    p = {name: int(value or 0) for name, value in solution.parameters.items()}
+    return 1.0 + 0.1 * abs(p["tile"] - 7) + 0.05 * abs(p["stages"] - 3) + 0.2 * abs(p["warps"] - 2)
+
+
+BEST = min(SPACE, key=seconds)
+
+
+def _near(origin: Solution) -> list[Solution]:
+    return list(SPACE.neighbours(origin))
+
+
+def search(
+    count: int, batch: int = 4, fails: Callable[[Solution], bool] | None = None, **known: Any
+) -> list[Solution]:
+    strategy = Guided(context(LISTED, 3, _near, spaces={"own": SPACE}, **known))
+    asked: list[Solution] = []
+    while len(asked) < count and (found := strategy.ask(batch)):
+        for one in found:
+            asked.append(one)
+            bad = fails is not None and fails(one)
+            status, samples = (Status.LAUNCH_ERROR, ()) if bad else (Status.OK, (seconds(one),))
+            strategy.tell(Outcome(one, Phase.SCREEN, status, samples))
+    return asked
+
+
+def results(solutions: Sequence[Solution], lies: bool = False) -> list[PriorResult]:
+    ratio = (lambda one: 1 / seconds(one)) if lies else seconds
+    return [PriorResult(PROBLEM, ENVIRONMENT, one, Status.OK, ratio(one)) for one in solutions]
+
+
+def test_what_is_known_comes_first() -> None:
+    (first,) = search(1, 1, history=results([BEST, LISTED[5], LISTED[9]]))
+    assert first == BEST
+    (first,) = search(1, 1, portfolio=[BEST])
+    assert first in (BEST, LISTED[0])
+    assert BEST in search(2, 1, portfolio=[BEST])
+
+
+def test_the_model_finds_members_that_are_not_listed() -> None:
+    found = search(60)
+    assert BEST not in LISTED
+    assert min(map(seconds, found)) <= 1.05
+    assert len(set(found)) == len(found)
+
+
+def test_the_model_does_better_than_the_listed_order() -> None:
+    assert min(map(seconds, search(40))) < min(map(seconds, LISTED[:40]))
+
+
+def test_a_history_that_lies_costs_a_few_candidates() -> None:
+    """The slowest of the space are said to be the fastest."""
+    slowest = sorted(SPACE, key=seconds)[-24:]
+    lied = search(60, history=results(slowest, lies=True))
+    assert min(map(seconds, lied)) <= 1.05
+    told = sum(one in slowest for one in lied)
+    assert told <= 24
+    assert min(map(seconds, lied[:30])) <= 1.3, "the other orders have their turns in between"
+
+
+def test_failures_are_learnt_from() -> None:
+    """Candidates with the fewest warps fail: the model leaves them."""
+    found = search(80, fails=lambda one: one.parameters["warps"] == 0)
+    late = found[40:]
+    assert sum(one.parameters["warps"] == 0 for one in late) < len(late) / 4 * 0.6
+
+
+def test_what_is_illegal_here_is_not_asked_for() -> None:
+    illegal = Solution("own", 1, {"tile": 11, "stages": 0, "warps": 0})
+    strange = Solution("other", 1, {"tile": 1})
+    found = search(len(LISTED), history=results([BEST]), portfolio=[illegal, strange])
+    assert illegal not in found
+    assert strange not in found
+
+
+def test_the_whole_space_is_asked_for_in_the_end_each_once() -> None:
+    found = search(10_000, 24)
+    assert sorted(one.id for one in found) == sorted(one.id for one in SPACE)
+
+
+def test_a_broken_model_is_a_note() -> None:
+    def broken() -> Sequence[Solution]:
+        raise OSError("gone")
+
+    strategy = Guided(context(LISTED, models={"theirs": broken}))
+    assert strategy.notes == ["the model theirs is set aside: OSError: gone"]
+    assert strategy.ask(1) == LISTED[:1]
+
+
+@pytest.mark.parametrize("option", [{"opening": 1}, {"drawn": 0}, {"leaders": 0}, {"fused_turns": 1}])
+def test_options_at_their_limits(option: dict[str, int]) -> None:
+    found = search(50, options=option)
+    assert len(set(found)) >= 50

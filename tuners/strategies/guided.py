@@ -1,0 +1,228 @@
+"""Guided search: what is known orders the first candidates, and a model that learns from their times chooses
+the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from heapq import nsmallest
+from itertools import chain, islice
+from math import log
+
+import numpy as np
+
+from backends.family_space import FamilySpace
+from backends.outcome import Outcome, Status
+from backends.solution import Parameter, Solution
+from tuners.strategies.context import SearchContext
+from tuners.strategies.forest import Matrix, forest
+from tuners.strategies.options import StrategyOptions, option
+from tuners.strategies.ranking import fused, modelled, voted
+
+#: The model learns again once what it learnt from has grown by one part of so many.
+_RELEARN = 6
+
+
+@dataclass(frozen=True)
+class GuidedOptions(StrategyOptions):
+    """The options of the guided search."""
+
+    opening: int = option(20, "Candidates with a time before the model chooses.", 1, 10_000)
+    fusion: float = option(
+        10.0, "Constant of the rank fusion: the smaller, the more the first places count.", 0, 1000
+    )
+    fused_turns: int = option(
+        4, "After the opening one candidate of so many is the next of the fused order.", 1, 10_000
+    )
+    near_turns: int = option(
+        2, "After the opening one candidate of so many is a neighbour of the fastest ones.", 1, 10_000
+    )
+    trees: int = option(12, "Trees of the model.", 1, 1000)
+    optimism: float = option(
+        0.5, "Standard deviations of the trees' answers that are taken off a predicted time.", 0, 10
+    )
+    leaders: int = option(5, "Fastest candidates whose neighbours the model may choose.", 0, 1000)
+    drawn: int = option(128, "Members of the families' spaces that are drawn each time the model learns.", 0,
+                        100_000)  # fmt: skip
+    learn_every: int = option(8, "Told outcomes after which the model may learn again.", 1, 10_000)
+
+
+class Guided:
+    """Candidates in a fused order of what is known: winners of the nearest earlier problems, the portfolio,
+    and the models' orders. After the opening a small ensemble of trees, which learns from times and failures,
+    chooses among the listed candidates, neighbours of the fastest and random members of the spaces.
+
+    Nothing is pruned: every source only moves candidates forward, so a wrong one costs the candidates that it
+    moved. Learning follows likelihood-free Bayesian optimization (LFBO) in that the utility of a candidate is
+    regressed directly; times enter as logarithms, failures as slower than anything that was timed."""
+
+    options = GuidedOptions
+
+    def __init__(self, context: SearchContext) -> None:
+        self._options = GuidedOptions.of(context.options)
+        self._context = context
+        listed = {solution.id: solution for solution in context.candidates}
+        units = context.environment.units
+        orders, self.notes = modelled(context.models)
+        earlier = voted(context.history, context.problem, context.environment.device_class, units)
+        known = [self._legal(order, listed) for order in (earlier, context.portfolio)]
+        order = fused([*known, *orders, context.candidates], self._options.fusion)
+        legal = {solution.id for solution in chain(*known)} | listed.keys()
+        #: What is not asked for yet, in the fused order.
+        self._left = {solution.id: solution for solution in order if solution.id in legal}
+        self._places = {name: place for place, name in enumerate(self._left)}
+        self._features = _Features(self._places)
+        self._asked: set[str] = set()
+        self._timed: dict[str, tuple[float, Solution]] = {}
+        self._failed: dict[str, Solution] = {}
+        self._turns = 0
+        #: Neighbours and drawn members that are not asked for yet.
+        self._others: dict[str, Solution] = {}
+        self._neighbours: dict[str, list[Solution]] = {}
+        #: Neighbours of the fastest candidates.
+        self._near: set[str] = set()
+        self._draws = self._drawn_members()
+        self._scores: dict[str, float] = {}
+        self._learnt_from = 0
+
+    def _legal(self, solutions: Sequence[Solution], listed: dict[str, Solution]) -> list[Solution]:
+        """The solutions that may run here: listed ones, and members of a family's space. What other devices
+        ran may be illegal here, and a library's solution names another build."""
+        found: list[Solution] = []
+        for one in dict.fromkeys(solutions):
+            if one.id in listed:
+                found.append(listed[one.id])
+            elif one.family in self._context.spaces:
+                space = self._context.spaces[one.family]
+                index = space.index(one)
+                member = None if index is None else space.at(index)
+                found += [] if member is None else [member]
+        return found
+
+    def ask(self, count: int) -> list[Solution]:
+        """See Strategy."""
+        found: list[Solution] = []
+        while len(found) < count and (one := self._next()) is not None:
+            found.append(one)
+            self._forget(one.id)
+        return found
+
+    def tell(self, outcome: Outcome) -> None:
+        """See Strategy."""
+        solution = outcome.solution
+        self._forget(solution.id)
+        seconds = outcome.seconds
+        if outcome.status is Status.PRUNED:
+            seconds = seconds or min(outcome.samples, default=None)
+        usable = outcome.status in (Status.OK, Status.UNSTABLE, Status.PRUNED)
+        if usable and seconds is not None and seconds > 0:
+            self._failed.pop(solution.id, None)
+            self._timed[solution.id] = (seconds, solution)
+        elif solution.id not in self._timed:
+            self._failed[solution.id] = solution
+
+    def _forget(self, name: str) -> None:
+        self._asked.add(name)
+        self._left.pop(name, None)
+        self._others.pop(name, None)
+        self._scores.pop(name, None)
+
+    def _next(self) -> Solution | None:
+        """The next candidate: of the fused order, or the model's choice."""
+        self._turns += 1
+        if len(self._timed) >= self._options.opening:
+            self._learn()
+            of_order = self._left and self._turns % self._options.fused_turns == 0
+            if self._scores and not of_order:
+                near = self._near & self._scores.keys()
+                nearest = near and self._turns % self._options.near_turns == 0
+                name = min(near if nearest else self._scores, key=self._scores.__getitem__)
+                return self._left.get(name) or self._others[name]
+        if self._left:
+            return next(iter(self._left.values()))
+        if self._others:
+            return next(iter(self._others.values()))
+        return next((one for one in self._draws if one.id not in self._asked), None)
+
+    # ---- the model ------------------------------------------------------------------------------
+
+    def _learn(self) -> None:
+        """Fits the model to what was told, and scores what may be asked for; the least is the best."""
+        told = len(self._timed) + len(self._failed)
+        # Learning takes longer the more is told, so that it must happen less often.
+        fresh = max(self._options.learn_every, self._learnt_from // _RELEARN)
+        if self._scores and told - self._learnt_from < fresh:
+            return
+        self._learnt_from = told
+        self._widen()
+        candidates = [*self._left.values(), *self._others.values()]
+        if not candidates:
+            return
+        times = [(log(seconds), solution) for seconds, solution in self._timed.values()]
+        slowest = max(value for value, _ in times)
+        times += [(slowest + 0.5, solution) for solution in self._failed.values()]
+        rows = self._features.rows([solution for _, solution in times] + candidates)
+        model = forest(self._options.trees, self._context.seed + told)
+        model.fit(rows[: len(times)], np.array([value for value, _ in times]))
+        mean, deviation = model.predict(rows[len(times) :])
+        scores = mean - self._options.optimism * deviation
+        # Of equal scores the fused order decides.
+        ordered = nsmallest(len(candidates), zip(scores.tolist(), range(len(candidates)), strict=True))
+        self._scores = {candidates[place].id: score for score, place in ordered}
+
+    def _widen(self) -> None:
+        """Adds neighbours of the fastest candidates, and members drawn from the spaces."""
+        fastest = nsmallest(self._options.leaders, self._timed.items(), key=lambda row: (row[1][0], row[0]))
+        for name, (_, solution) in fastest:
+            if name not in self._neighbours:
+                self._neighbours[name] = list(self._context.neighbours(solution))
+        near = [neighbour for name, _ in fastest for neighbour in self._neighbours[name]]
+        self._near = {one.id for one in near}
+        for one in chain(near, islice(self._draws, self._options.drawn)):
+            if one.id not in self._asked and one.id not in self._left:
+                self._others.setdefault(one.id, one)
+
+    def _drawn_members(self) -> Iterator[Solution]:
+        """Members of the families' spaces in random order, families in turns, each member once."""
+        spaces: list[FamilySpace] = list(self._context.spaces.values())
+        draws = [space.shuffled(self._context.seed + place) for place, space in enumerate(spaces)]
+        while draws:
+            for draw in list(draws):
+                one = next(draw, None)
+                if one is None:
+                    draws.remove(draw)
+                else:
+                    yield one
+
+
+class _Features:
+    """Solutions as rows of numbers: the family, every parameter that any of them has, and the place in the
+    fused order. A parameter that a family does not have is -1."""
+
+    def __init__(self, places: dict[str, int]) -> None:
+        self._places = places
+        self._columns: dict[str, int] = {}
+        self._codes: dict[tuple[str, Parameter], int] = {}
+
+    def rows(self, solutions: Sequence[Solution]) -> Matrix:
+        """The rows [n, features]."""
+        found = []
+        for one in solutions:
+            row = {self._column(f"family {one.family}"): 1.0}
+            for name, value in one.parameters.items():
+                row[self._column(name)] = self._number(name, value)
+            found.append((self._places.get(one.id, len(self._places)), row))
+        matrix = np.full((len(found), 1 + len(self._columns)), -1.0)
+        for matrix_row, (place, row) in zip(matrix, found, strict=True):
+            matrix_row[0] = log(1 + place)
+            matrix_row[list(row)] = list(row.values())
+        return matrix
+
+    def _column(self, name: str) -> int:
+        return self._columns.setdefault(name, 1 + len(self._columns))
+
+    def _number(self, name: str, value: Parameter) -> float:
+        """A number as it is; another value as the number in which it was first seen."""
+        if isinstance(value, int):
+            return float(value)
+        return float(self._codes.setdefault((name, value), len(self._codes)))
