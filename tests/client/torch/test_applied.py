@@ -518,8 +518,9 @@ def test_a_fork_while_other_threads_hold_the_locks(table: Table) -> None:
 
     module, x = linear(), torch.randn(8, K)
     with gemmtune.torch.apply(module, table) as handle, gemmtune.torch.report() as count:
+        file: Any = table._served.bundle._zip
         held = [
-            table._served.bundle._lock, table._lock, table._served.bundle._zip._lock, handle._served._lock,
+            table._served.bundle._lock, table._lock, file._lock, handle._served._lock,
             drivers._lock, served._LOCK, override._LOCK, graph_pass._LOCK,
         ]  # fmt: skip
         expected = module(x)
