@@ -67,11 +67,14 @@ def _winners() -> tuple[list[Observed], list[str]]:
             f"{results['measured_at'][:10]}"
         )
     for table in shipped():
-        kept = [row for row in table.rows if row.solution.family != _FRAMEWORK]
-        for row in kept:
+        kept = [
+            (row, row.seconds)
+            for row in table.rows
+            if row.solution.family != _FRAMEWORK and row.seconds is not None
+        ]
+        for row, seconds in kept:
             where = row.environment
-            seconds = {row.solution: row.seconds}
-            found.append(Observed(row.problem, where.vendor, target_of(where), seconds))
+            found.append(Observed(row.problem, where.vendor, target_of(where), {row.solution: seconds}))
         sources.append(
             f"db/pretuned/{table.path.name}: winners of {len(kept)} problems, "
             f"{table.header.get('commit', '')[:12]}, {table.header.get('made_at', '')[:10]}"

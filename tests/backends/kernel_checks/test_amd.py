@@ -102,10 +102,10 @@ def test_the_default_of_every_family_compiles_without_spills(
         assert {one.matrix_instructions for one in found} == {None}
         return
     for one in found:
-        names = one.matrix_instructions
-        assert names is not None
-        assert bool(names) == (one.candidate.family in ON_MATRIX_CORES), one.candidate.solution.id
-        assert all(name.startswith(PREFIX[cores.instruction]) for name in names)
+        instructions = one.matrix_instructions
+        assert instructions is not None
+        assert bool(instructions) == (one.candidate.family in ON_MATRIX_CORES), one.candidate.solution.id
+        assert all(name.startswith(PREFIX[cores.instruction]) for name in instructions)
 
 
 @pytest.mark.parametrize(("arch", "every"), GRID)
