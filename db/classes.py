@@ -35,7 +35,8 @@ class NoDefaultDevice(AmbiguousDevice):
     def __init__(self, classes: Iterable[DeviceClass]) -> None:
         names = [str(each) for each in classes]
         super().__init__("", names)
-        listed = f"{len(names)} classes may be meant ({', '.join(names)})" if names else "none has a worker"
+        several = f"{len(names)} classes may be meant ({', '.join(names)})"
+        listed = several if names else "no class has a worker or results"
         self.args = (f"the request names no device, and {listed}; name one: device=cuda:sm_90, say",)
 
 
@@ -65,6 +66,8 @@ class Classes:
         with a live worker; if none lives, the only one with measured rows. Raises UnknownDevice,
         AmbiguousDevice."""
         if selector is None:
+            if not (self.registered or self.others):
+                raise UnknownDevice("", [])
             meant = self.live or self.measured
             if len(meant) != 1:
                 raise NoDefaultDevice(meant)

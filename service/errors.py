@@ -251,10 +251,8 @@ def unknown_device(error: UnknownDevice) -> str:
     """The message; if no device class is known at all, it says how to register one."""
     if error.available:
         return str(error)
-    return (
-        f"no device matches {error.selector!r}: no worker has registered a device yet; "
-        "start one: gemmtune worker"
-    )
+    unmatched = f"no device matches {error.selector!r}: " if error.selector else ""
+    return f"{unmatched}no worker has registered a device yet; start one: gemmtune worker"
 
 
 def _ambiguous(error: AmbiguousDevice) -> Fault:

@@ -154,7 +154,13 @@ def worker_view(row: Row) -> dict[str, Any]:
         "started_at",
         "seen_at",
     )
-    return {**{name: row[name] for name in names}, "device_class": row["device_class_id"]}
+    silent = row["status"] in LIVE and not row["alive"]
+    status = "silent" if silent else row["status"]
+    return {
+        **{name: row[name] for name in names},
+        "status": status,
+        "device_class": row["device_class_id"],
+    }
 
 
 def environment_view(row: Row) -> dict[str, Any]:
