@@ -1,10 +1,9 @@
 """Builds the shipped portfolio from what the tree holds: winners of the published lists and of pre-tuned
-tables, and session files of this machine.
+tables, recorded tables of GPUs, and session files of this machine.
 
     python -m benchmarks.portfolio [SESSIONS.jsonl ...]
 
-Of the lists and tables only each problem's winner is known, so the cover is one of winners; a database with
-the times of every candidate gives a smaller one (gemmtune portfolio build). A winner's version is known by
+Of the lists and pre-tuned tables only each problem's winner is known, so the cover of those is one of winners. A winner's version is known by
 its id, which holds a hash of it. SESSIONS are files of `python -m tuners`, which hold every candidate.
 """
 
@@ -29,8 +28,10 @@ from tuners.journal import Journal
 from tuners.portfolio import file
 from tuners.portfolio.cover import build
 from tuners.portfolio.values import Observed, target_of
+from tuners.recorded_table import RecordedTable
 
 RESULTS = Path(__file__).parent / "results"
+TABLES = Path(__file__).parent / "recorded"
 #: Results of the published lists, by their file names.
 LISTS = ("cuda-lists-bf16.json",)
 #: The framework's own call, which is no candidate.
@@ -46,10 +47,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     winners, of_winners = _winners()
     measured, of_sessions = _measured(options.sessions)
+    recorded, of_tables = _recorded()
     groups = [
-        *build(winners, of_winners, file.compiles),
+        *build([*winners, *recorded], [*of_winners, *of_tables], file.compiles),
         *build(measured, of_sessions, file.compiles),
     ]
+    # Sessions of other machines are not here: what was built from them stays.
+    built = {(group.vendor, group.target, group.types) for group in groups}
+    groups += [one for one in file.shipped().groups if (one.vendor, one.target, one.types) not in built]
     made = {"release": version("gemmtune"), "commit": commit(), "made_at": now()}
     file.write(options.output, groups, made)
     for group in groups:
@@ -78,6 +83,29 @@ def _winners() -> tuple[list[Observed], list[str]]:
         sources.append(
             f"db/pretuned/{table.path.name}: winners of {len(kept)} problems, "
             f"{table.header.get('commit', '')[:12]}, {table.header.get('made_at', '')[:10]}"
+        )
+    return found, sources
+
+
+def _recorded() -> tuple[list[Observed], list[str]]:
+    """Every candidate of the recorded tables of GPUs."""
+    found, sources = [], []
+    for path in sorted(TABLES.glob("*.npz")):
+        table = RecordedTable.load(path)
+        if table.environment.vendor == "cpu":
+            continue
+        for one in table.problems:
+            seconds = {
+                row.solution: row.seconds
+                for row in one.rows
+                if row.seconds is not None and row.solution.family != _FRAMEWORK
+            }
+            found.append(
+                Observed(one.problem, table.environment.vendor, target_of(table.environment), seconds)
+            )
+        sources.append(
+            f"benchmarks/recorded/{path.name}: {len(table.problems)} problems, {table.commit[:12]}, "
+            f"{table.measured_at[:10]}"
         )
     return found, sources
 

@@ -5,8 +5,8 @@
 Each strategy searches every problem of every table, one candidate at a time, with samples drawn from the
 table's first pass. After 20, 40 and 60 candidates its eight fastest ones and the default are ranked by all
 samples of the first pass, as a final would, and the best is compared with the fastest of the table by the second
-pass, which no search sees. The history that a strategy is given has the table's other problems without any of
-the same layer (N, K).
+pass, which no search sees. The history and the portfolio that a strategy is given are of the table's other
+problems, without any of the same layer (N, K).
 
 OUT: {strategy: {"mean_regret", "p95_regret", "share_timed", "at": {"20": {...}, "40": ..., "60": ...}}}; the
 strategy's own figures are those at 60. Regrets are shares of the fastest's time; `share_timed` is the share of
@@ -28,8 +28,12 @@ import numpy as np
 from backends.outcome import Outcome, Status
 from backends.problem import GemmProblem
 from backends.solution import Solution
+from benchmarks.report import write
 from tuners.device_process import Task
 from tuners.family_spaces import FamilySpaces, restricted
+from tuners.portfolio.cover import build
+from tuners.portfolio.file import compiles
+from tuners.portfolio.values import Observed, Portfolio, target_of
 from tuners.recorded import RecordedDevice, regret, steadied
 from tuners.recorded_table import RecordedProblem, RecordedTable
 from tuners.strategies import STRATEGIES, PriorKnowledge, PriorResult, SearchContext
@@ -86,6 +90,21 @@ def history(table: RecordedTable, problem: GemmProblem) -> tuple[PriorResult, ..
                 for solution, seconds in best
             ]
     return tuple(found)
+
+
+def portfolio(table: RecordedTable, problem: GemmProblem) -> tuple[Solution, ...]:
+    """The members of a portfolio of the table's problems of other layers, as tuners/portfolio chooses them."""
+    vendor, target = table.environment.vendor, target_of(table.environment)
+    others = [
+        Observed(
+            one.problem, vendor, target,
+            {row.solution: row.seconds for row in one.rows if row.seconds is not None},
+        )
+        for one in table.problems
+        if layer(one.problem) != layer(problem)
+    ]  # fmt: skip
+    groups = build(others, [], compiles)
+    return tuple(Portfolio(groups, {}).solutions(problem, table.environment))
 
 
 def search(
@@ -148,7 +167,7 @@ def compare(
     searched: dict[str, list[list[Finding]]] = {name: [] for name in names}
     for table in tables:
         for recorded in table.problems:
-            prior = PriorKnowledge(history(table, recorded.problem))
+            prior = PriorKnowledge(history(table, recorded.problem), portfolio(table, recorded.problem))
             for name in names:
                 searched[name] += [search(table, recorded, name, prior, seed) for seed in range(seeds)]
     figures: dict[str, dict[str, object]] = {}
@@ -175,6 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--table", type=Path, action="append", help="default: every one in benchmarks/recorded"
     )
+    parser.add_argument("--record", action="store_true", help="also write benchmarks/results/strategies.json")
     parser.add_argument("--strategy", action="append", choices=list(STRATEGIES), help="default: all")
     given = parser.parse_args(arguments)
     paths = given.table or sorted(TABLES.glob("*.npz"))
@@ -183,6 +203,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tables = [RecordedTable.load(path) for path in paths]
     figures = compare(tables, given.strategy or list(STRATEGIES), QUICK_SEEDS if given.quick else SEEDS)
     given.json.write_text(json.dumps(figures, indent=1) + "\n")
+    if given.record:
+        document = {
+            "what": "replayed searches of recorded tables: regret after 20, 40 and 60 candidates",
+            "tables": {
+                path.name: {"commit": one.commit, "measured_at": one.measured_at, "problems": len(one.problems),
+                            "rows": sum(len(each.rows) for each in one.problems), "noise": floor([one])}
+                for path, one in zip(paths, tables, strict=True)
+            },
+            "strategies": figures,
+        }  # fmt: skip
+        write("strategies", [one.environment for one in tables], document)
     print(f"noise: the best of the whole first pass has a mean regret of {floor(tables):.2%}")
     for name, found in figures.items():
         print(f"{name:14} mean {found['mean_regret']:.2%}, p95 {found['p95_regret']:.2%}, "
