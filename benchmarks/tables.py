@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import tables_cuda, tables_formats, tables_kernels
+from benchmarks import tables_cuda, tables_formats, tables_kernels, tables_strategies
 from benchmarks.report import RESULTS
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "performance.md"
@@ -122,12 +122,14 @@ def document() -> str:
         small(),
         service(),
         tables_formats.section(RESULTS, source),
+        tables_strategies.section(RESULTS),
     ]
     return "\n".join([head, *cpu, *tables_cuda.sections(RESULTS)])
 
 
 if __name__ == "__main__":
     DOCUMENT.write_text(document())
+    (DOCUMENT.parent / tables_strategies.PICTURE).write_text(tables_strategies.picture(RESULTS))
     page = tables_kernels.DOCUMENT
     page.write_text(tables_kernels.filled(page.read_text(), RESULTS))
     print(f"written: {DOCUMENT}, {page}")

@@ -1,0 +1,61 @@
+"""The regrets of search strategies, as a table and as a picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from benchmarks.report import RESULTS
+from benchmarks.tables_strategies import picture, section
+from tuners.strategies import STRATEGIES
+
+
+def found(*means: float) -> dict[str, Any]:
+    at = {
+        str(20 * place): {"mean_regret": mean, "p95_regret": 3 * mean, "share_timed": 0.1 * place}
+        for place, mean in enumerate(means, 1)
+    }
+    return {**at["40"], "at": at}
+
+
+def write(folder: Path) -> None:
+    table = {
+        "problems": 3,
+        "rows": 1200,
+        "commit": "c" * 40,
+        "measured_at": "2026-01-02T03:04",
+        "noise": 0.001,
+    }
+    document = {
+        "tables": {"gpu.npz": table}, "strategies": {"slow": found(0.04, 0.02), "quick": found(0.01, 0.005)},
+        "environment": {"product": "GPU"}, "command": "python -m benchmarks.strategies",
+        "measured_at": "2026-01-02T03:04", "commit": "d" * 40,
+    }  # fmt: skip
+    (folder / "strategies.json").write_text(json.dumps(document))
+
+
+def test_the_least_regret_comes_first(tmp_path: Path) -> None:
+    write(tmp_path)
+    lines = section(tmp_path).splitlines()
+    assert [line for line in lines if line.startswith("| `")] == [
+        "| `quick` | 1.00% (3.0%) | 0.50% (1.5%) | 20% |",
+        "| `slow` | 4.00% (12.0%) | 2.00% (6.0%) | 20% |",
+    ]
+    assert any("3 problems, 1,200 rows" in line for line in lines)
+
+
+def test_a_line_of_the_picture_falls_where_its_regret_does(tmp_path: Path) -> None:
+    write(tmp_path)
+    root = ElementTree.fromstring(picture(tmp_path))
+    lines = [one.get("points", "").split() for one in root if one.tag.endswith("polyline")]
+    assert [len(points) for points in lines] == [2, 2]
+    heights = [[float(point.split(",")[1]) for point in points] for points in lines]
+    assert heights[0][0] > heights[1][0], "quick lies below slow"
+    assert heights[1][1] > heights[1][0], "less regret after more candidates"
+
+
+def test_the_kept_result_is_of_strategies_that_exist() -> None:
+    document = json.loads((RESULTS / "strategies.json").read_text())
+    assert set(document["strategies"]) == set(STRATEGIES)
