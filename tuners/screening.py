@@ -18,7 +18,7 @@ from tuners.device_process import Task
 from tuners.family_spaces import FamilySpaces, restricted
 from tuners.runner import Runner
 from tuners.space import Space
-from tuners.strategies import STRATEGIES, PriorKnowledge, SearchContext
+from tuners.strategies import STRATEGIES, NotedStrategy, PriorKnowledge, SearchContext
 from tuners.tuning_settings import TuningSettings
 
 
@@ -136,6 +136,8 @@ class Screening:
         begin = self._clock()
         self._runner.settle()
         self._counts.compiling_seconds += self._clock() - begin
+        if isinstance(self._strategy, NotedStrategy):
+            self.notes += self._strategy.notes
         if self._waiting and not self._stopped():
             self.notes.append(f"{len(self._waiting)} candidates were asked for and not compiled in time")
 

@@ -14,7 +14,7 @@ from backends.solution import Solution
 from backends.traits import GPU_TRAITS
 from tests.tuners.recorded import RecordedRunner, solution
 from tests.tuners.test_session import quiet, session
-from tuners.budget import Budget, StopReason
+from tuners.budget import Budget, Search, StopReason
 from tuners.ceilings import Ceilings, CeilingsOf
 from tuners.decide import Judgement
 from tuners.device_process import Task
@@ -23,6 +23,7 @@ from tuners.options import ScreeningOptions
 from tuners.recorded_session import RecordedSession
 from tuners.session import Session
 from tuners.session_store import MemoryStore
+from tuners.strategies import PriorKnowledge
 from tuners.tuning_settings import TuningSettings
 
 OPTIONS = ScreeningOptions()
@@ -153,6 +154,16 @@ def test_the_first_is_waited_for_though_it_takes_longer_than_all_the_rest_may() 
     run = session(Compiling([1e-3], slow), ("base", *slow), budget=Budget(2.0))
     assert screened(run) == ["base", "first", "second"], "from then on patience is what it is"
     assert "1 candidates were asked for and not compiled in time" in run.notes
+
+
+def test_what_the_strategy_notes_is_among_the_notes() -> None:
+    def broken() -> Sequence[Solution]:
+        raise OSError("gone")
+
+    known = PriorKnowledge(models={"theirs": broken})
+    run = session(RecordedRunner(quiet()), search=Search("guided"), prior=known)
+    list(run.run())
+    assert "the model theirs is set aside: OSError: gone" in run.notes
 
 
 def test_patience_for_the_first_ends() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuners.strategies.base import Maker, Strategy
+from tuners.strategies.base import Maker, NotedStrategy, Strategy
 from tuners.strategies.context import (
     Neighbours,
     PriorKnowledge,
@@ -30,6 +30,7 @@ __all__ = [
     "STRATEGIES",
     "Maker",
     "Neighbours",
+    "NotedStrategy",
     "PriorKnowledge",
     "PriorResult",
     "SearchContext",

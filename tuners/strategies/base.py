@@ -3,7 +3,8 @@ equal outcomes give equal candidates."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 from backends.outcome import Outcome
 from backends.solution import Solution
@@ -20,6 +21,15 @@ class Strategy(Protocol):
     def tell(self, outcome: Outcome) -> None:
         """Reports a candidate's outcome. A replayed outcome may arrive for a candidate that was not asked
         for; ask() then never returns it."""
+
+
+@runtime_checkable
+class NotedStrategy(Protocol):
+    """A strategy that has something to say about its search, shown in the tuning's notes."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What it left out, and why."""
 
 
 class Maker(Protocol):
