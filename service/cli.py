@@ -37,7 +37,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "diff": (
         "reports",
         "Show what became of the winners of one environment in another: kept, beaten, broken, retired, or "
-        "not measured there yet.",
+        "not measured there yet. `gemmtune report --json` names present environments, `gemmtune devices "
+        "--json` this machine's, and GET /v1/environments all.",
     ),
     "import": (
         "data",

@@ -77,10 +77,16 @@ def test_a_strategy_is_given_the_history_of_other_layers(monkeypatch: pytest.Mon
     ]  # fmt: skip
 
 
-def test_the_quick_form_runs_on_the_tables_in_the_tree(tmp_path: Path) -> None:
-    strategies.main(["--quick", "--json", str(tmp_path / "out.json")])
+def test_the_quick_form_runs_on_a_table_in_the_tree(tmp_path: Path) -> None:
+    (table,) = strategies.TABLES.glob("cpu-*.npz")
+    strategies.main(["--quick", "--json", str(tmp_path / "out.json"), "--table", str(table)])
     first = (tmp_path / "out.json").read_text()
     check(json.loads(first))
+
+
+def test_the_tables_in_the_tree_can_be_read() -> None:
+    for path in strategies.TABLES.glob("*.npz"):
+        assert all(one.rows for one in RecordedTable.load(path).problems)
     assert sum(path.stat().st_size for path in strategies.TABLES.glob("*.npz")) <= 12 * 2**20
 
 

@@ -164,8 +164,8 @@ def test_ctrl_c_ends_it_with_what_was_measured_kept(kernels: BinaryCache, tmp_pa
         (("--m", "4", "--n", "4", "--k", "4", "--device", "cuda:sm_90"), "available: cpu:"),
         (("--m", "4", "--n", "4", "--k", "4", "--strategy", "magic"), "strategy 'magic' is unknown"),
         (
-            ("--m", "4", "--n", "4", "--k", "4", "--strategy-option", "gain=2"),
-            "a number from 0 to 1, not 2.0",
+            ("--m", "4", "--n", "4", "--k", "4", "--strategy-option", "optimism=20"),
+            "a number from 0 to 10, not 20.0",
         ),
         (("--m", "4", "--n", "4", "--k", "4", "--family", "nobody"), "family 'nobody' is unknown"),
         (

@@ -127,7 +127,14 @@ def numpy_reference(
 # ---- compiling -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+# One unit holds every variant, and takes 16 s to compile.
+@pytest.mark.parametrize(
+    "arch",
+    [
+        pytest.param("sm_80", marks=pytest.mark.exhaustive), "sm_90",
+        pytest.param("sm_100", marks=pytest.mark.exhaustive),
+    ],
+)  # fmt: skip
 def test_every_variant_compiles(arch: str, tmp_path: Path) -> None:
     cache = BinaryCache(tmp_path)
     try:

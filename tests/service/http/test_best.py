@@ -438,7 +438,7 @@ def test_bytes_that_are_no_text_are_no_crash(filled: httpx.Client) -> None:
 
 def test_devices_that_register_later_are_seen(settings: Settings, engine: Engine) -> None:
     with serving(settings) as client:
-        fault_of(client.get(URL, params=ONE), 409)
+        fault_of(client.get(URL, params=ONE), 404)
         fill(engine, [problem(**ONE)])
         time.sleep(1.1)
         assert best(client)["match"] == "exact"

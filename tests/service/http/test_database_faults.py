@@ -14,6 +14,7 @@ import httpx
 import pytest
 from sqlalchemy import Engine
 
+from db import schema
 from db.engine import open_engine
 from service.settings import Settings
 from tests.postgres import PostgresServer
@@ -22,6 +23,7 @@ from tests.service.http.serving import serving
 from tests.service.http.shapes import fault_of
 
 ONE = {"m": 16, "n": 256, "k": 512}
+JSON = {"Content-Type": "application/json"}
 READS = [
     "/readyz", "/v1/tunings", "/v1/tunings/tuning-1", "/v1/problems", "/v1/problems/x", "/v1/devices",
     "/v1/environments", "/v1/solutions/x", "/v1/solutions/best?m=16&n=256&k=512", "/v1/exports/json",
@@ -39,7 +41,7 @@ def all_fail(client: httpx.Client, name: str) -> None:
     for url in ("/v1/tunings", "/v1/solutions/best"):
         fault_of(client.post(url, json={"problems": [ONE]}), 503)
     fault_of(client.delete("/v1/tunings/tuning-1"), 503)
-    upload = client.post("/v1/imports/json", content=b'[{"m":1,"n":1,"k":1}]')
+    upload = client.post("/v1/imports/json", content=b'[{"m":1,"n":1,"k":1}]', headers=JSON)
     fault_of(upload, 503)
     assert client.get("/healthz").status_code == 200
     assert client.get("/v1/backends").status_code == 200
@@ -133,7 +135,7 @@ def test_nothing_is_accepted_that_would_be_lost(settings: Settings, engine: Engi
     register(engine, ENVIRONMENT)
     with serving(settings) as client:
         assert client.post("/v1/tunings", json={"problems": [ONE]}).status_code == 202
-        assert client.get("/readyz").json() == {"status": "ready", "schema": "0003", "workers": 1}
+        assert client.get("/readyz").json() == {"status": "ready", "schema": schema.head(), "workers": 1}
         if what == "deleted":
             path.unlink()
         elif what == "replaced":
@@ -189,7 +191,9 @@ def test_text_that_postgres_refuses_is_no_crash(postgres: PostgresServer, postgr
         fault_of(client.get(f"/v1/problems?m={2**31}"), 422)
         body: Any = {"problems": [{**ONE, "dtype": "a\0"}], "search": {"families": ["\0"]}, "device": "\0"}
         fault_of(client.post("/v1/tunings", json=body), 422)
-        upload = client.post("/v1/imports/auto", content=b'[{"m":1,"n":1,"k":1}]', params={"source": "a\0b"})
+        upload = client.post(
+            "/v1/imports/auto", content=b'[{"m":1,"n":1,"k":1}]', headers=JSON, params={"source": "a\0b"}
+        )
         assert upload.json()["provenance"]["source"] == "a\ufffdb"
         assert client.post("/v1/tunings", json={"problems": [ONE]}).status_code == 202
     engine.dispose()

@@ -172,7 +172,7 @@ def test_a_declared_length_is_refused_before_the_body_comes(filled: httpx.Client
     url = filled.base_url
     with socket.create_connection((url.host, url.port or 0), timeout=10) as raw:
         raw.sendall(
-            b"POST /v1/tunings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"POST /v1/tunings HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Content-Length: 99999999999\r\n\r\n"
         )
         assert b" 413 " in raw.recv(4096).split(b"\r\n")[0]

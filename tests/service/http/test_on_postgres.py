@@ -79,7 +79,10 @@ def test_files(client: httpx.Client) -> None:
     files = ((UNTUNED, CLASS, 0), (RESULTS, gpu, 1), (journal(problem(9, 9, 9)), CLASS, 0))
     for content, device, stored in files:
         for again in (False, True):
-            response = client.post(f"/v1/imports/auto?device={device}", content=content)
+            response = client.post(
+                f"/v1/imports/auto?device={device}", content=content,
+                headers={"Content-Type": "application/octet-stream"},
+            )  # fmt: skip
             found = fits(records.ImportAnswer, response)
             assert found["provenance"]["new"] is not again
             assert (found["claims"]["stored"], found["claims"]["known"]) == (

@@ -97,7 +97,7 @@ def test_a_class_is_forgotten_until_a_worker_registers_it(engine: Engine) -> Non
 
 def test_without_a_device_the_only_class_that_can_be_meant_is(settings: Settings, engine: Engine) -> None:
     with serving(settings) as client:
-        fault_of(client.get(BEST), 409)
+        fault_of(client.get(BEST), 404)
     fill(engine, [ASKED])
     register(engine, GPU)
     with serving(settings) as client:
