@@ -12,6 +12,7 @@ import pytest
 from benchmarks import strategies
 from benchmarks.strategies import STEPS, compare, history, layer
 from tests.tuners.tables import BEST, DEFAULT, PROBLEMS, TABLE, packed
+from tuners.recorded_table import RecordedTable
 from tuners.strategies import STRATEGIES, PriorKnowledge
 
 FIGURES = {"mean_regret", "p95_regret", "share_timed"}
