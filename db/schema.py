@@ -58,8 +58,13 @@ def ready(engine: Engine) -> None:
     if engine.dialect.name == "sqlite" and not Path(str(path)).exists():
         raise DatabaseBroken(f"there is no {path}; bring it back, or make a new one: gemmtune db upgrade")
     check(engine)
-    with writing(engine) as connection:  # a read-only file and a full disk raise here
-        connection.execute(text("UPDATE alembic_version SET version_num = version_num"))
+    if engine.dialect.name == "sqlite":
+        with writing(engine) as connection:  # a read-only file and a full disk raise here
+            connection.execute(text("UPDATE alembic_version SET version_num = version_num"))
+        return
+    # The server's role may not change the schema's version; a table of its own says the same.
+    with writing(engine) as connection:
+        connection.execute(text("UPDATE device_classes SET revision = revision WHERE 1 = 0"))
 
 
 def upgrade(engine: Engine, rebuild: Callable[[Connection], object] | None = None) -> str:

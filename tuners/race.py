@@ -204,9 +204,10 @@ class Race:
 
     def settled(self, rule: DecisionRule) -> bool:
         """Whether the final needs no more rounds: the leader's ratio to the baseline is known to within
-        `precision`, and each rival's ratio to the leader is certain to lie within the margin (a tie) or is
-        known to within `tie_precision`. Whether this favours a candidate has no part in it, so that ending
-        here makes no WIN likelier."""
+        `precision`, each rival's ratio to the leader is certain to lie within the margin (a tie) or is known
+        to within `tie_precision`, and each reserved candidate, whose target's verdict rests on it alone, has
+        the rounds that a decision needs and a ratio to the baseline within `precision`. Whether this favours
+        a candidate has no part in it, so that ending here makes no WIN likelier."""
         leader = min(self.times, key=lambda name: (self._against(name, self.baseline).mid, name))
         confidence, most = rule.shared(self.comparisons), 1 + rule.margin
         for name in self.times.keys() - {leader}:
@@ -215,7 +216,15 @@ class Race:
             own = self._options.precision if name == self.baseline else self._options.tie_precision
             if not tie and ratio.high - ratio.low > 2 * own * ratio.mid:
                 return False
-        return True
+        return all(self._known(samples, rule, confidence) for samples in self.reserved.values())
+
+    def _known(self, samples: Mapping[int, float], rule: DecisionRule, confidence: float) -> bool:
+        """Whether a reserved candidate's ratio to the baseline is known to within `precision`."""
+        if len(samples) < rule.rounds_needed(self.comparisons):
+            return False
+        theirs = [self.times[self.baseline][number] for number in samples]
+        ratio = paired(list(samples.values()), theirs, confidence)
+        return ratio.high - ratio.low <= 2 * self._options.precision * ratio.mid
 
     def finished(self) -> list[Outcome]:
         """The outcomes of the remaining finalists, with their times in the final, then of the reserved

@@ -28,6 +28,7 @@ from service.settings import Settings
 from service.startup import open_database
 from tests.fleet import GPU_CLASS, GPUS
 from tuners.campaign import Finished
+from tuners.ceilings import Ceilings
 from tuners.policy import MeasurementPolicy
 from tuners.session_store import Result
 from tuners.tuning_settings import TuningSettings
@@ -157,7 +158,7 @@ def test_a_worker_takes_the_device_that_is_named_or_the_first_free(
 
     monkeypatch.setattr(worker, "Worker", NoWorker)
     monkeypatch.setattr(worker, "run_worker", lambda _: None)
-    monkeypatch.setattr(run, "_log_to_stderr", lambda: None)
+    monkeypatch.setattr(run, "log_to_stderr", lambda _json: None)
     with DeviceLock(locks_folder(settings), FoundDevice("cuda", 0, GPUS[0])):
         for arguments in (("cuda",), ("cuda", "--index", "2"), (UUIDS[1],)):
             assert call("worker", "--device", *arguments).exit_code == 0
@@ -185,7 +186,11 @@ class PlannedTuning:
 
     def runner(self, device: FoundDevice, _: BinaryCache) -> PlannedTuning:
         self.devices.append(device.index)
+        self.environment = device.environment
         return self
+
+    def ceilings(self, *_: object) -> Ceilings:
+        raise AssertionError("the planned campaign measures nothing")
 
     def __enter__(self) -> PlannedTuning:
         return self
@@ -257,7 +262,7 @@ def test_a_device_that_is_lost_elsewhere_is_exit_code_1_too(
 def test_lookups_exports_and_imports_have_the_devices_mode(settings: Settings, tmp_path: Path) -> None:
     engine = open_database(settings)
     with writing(engine) as connection:
-        put_environment(connection, GPUS[0])
+        put_environment(connection, GPUS[0], registered=True)
     wanted = MeasurementPolicy("graph").id
     assert json.loads(call("best", *SMALL, "--device", "cuda", "--json").stdout)["policy_id"] == wanted
     eager = json.loads(call("best", *SMALL, "--device", "cuda", "--mode", "eager", "--json").stdout)

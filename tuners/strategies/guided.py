@@ -130,7 +130,8 @@ class Guided:
     def _next(self) -> Solution | None:
         """The next candidate: of the fused order, or the model's choice."""
         self._turns += 1
-        if len(self._timed) >= self._options.opening:
+        # A list that is shorter than the opening is no reason to end: its fastest have neighbours.
+        if len(self._timed) >= self._options.opening or (self._timed and not self._left):
             self._learn()
             of_order = self._left and self._turns % self._options.fused_turns == 0
             if self._scores and not of_order:
