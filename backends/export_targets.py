@@ -59,7 +59,7 @@ class ExportTarget:
 #: What torch runs where nothing is tuned: its own call, or the library's call that it makes.
 _TORCH_CUDA = ("torch", "cublaslt-heuristic")
 _TORCH_HIP = ("torch", "hipblaslt-heuristic", "rocblas-default")
-#: Both, for whoever gives solutions to programs that run torch.
+#: Both, for exports and clients whose programs run torch on either vendor.
 TORCH_DEFAULTS = tuple(dict.fromkeys((*_TORCH_CUDA, *_TORCH_HIP)))
 
 _TARGETS = (

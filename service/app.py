@@ -22,7 +22,7 @@ from sqlalchemy import Engine
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware.cors import CORSMiddleware
 
-from db import keys, queries
+from db import gauges, keys
 from db.engine import open_engine
 from db.lookup import open_lookup
 from service import errors, records, schemas
@@ -124,7 +124,7 @@ def create_app(
         service: Service = app.state.service  # there is none before the start
         return service.process_values()
 
-    app.state.metrics = Metrics(lambda: app.state.service.read(queries.gauges), process_values)
+    app.state.metrics = Metrics(lambda: app.state.service.read(gauges.gauges), process_values)
     app.state.keyring = Keyring(lambda: app.state.service.read(keys.valid))
     app.state.uploads = Uploads(settings) if uploads is None else uploads
     app.state.binaries = Binaries(settings)

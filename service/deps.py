@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 import re
 import threading
@@ -14,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol, TypeVar
 
 import orjson
-from fastapi import Depends, FastAPI, Query, Request
+from fastapi import Depends, FastAPI, Request
 from pydantic import BaseModel, ValidationError
 from sqlalchemy import Connection, Engine
 from sqlalchemy.pool import QueuePool
@@ -333,82 +331,6 @@ def _said(item: Any) -> str:
 def pointer(*path: str | int) -> str:
     """A JSON pointer (RFC 6901)."""
     return "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in path)
-
-
-# ---- pages ---------------------------------------------------------------------------------------
-
-_LARGEST = 2**63 - 1
-
-
-@dataclass(frozen=True)
-class Page:
-    """Where a page begins and how many rows it has; `parameter` names the cursor's query parameter."""
-
-    cursor: str | None
-    limit: int
-    parameter: str = "cursor"
-
-    def after(self, kind: str, start: int = 0) -> int:
-        """The number of the row before the page. Raises 422 for a cursor that is not of this list."""
-        return start if self.cursor is None else _read_cursor(self.cursor, kind, self.parameter)
-
-
-async def _limit(
-    service: ServiceDep,
-    limit: Annotated[
-        int | None,
-        Query(ge=1, description="Rows of a page, at most GEMMTUNE_MAX_PAGE; 100 where that is allowed."),
-    ] = None,
-) -> int:
-    most = service.settings.max_page
-    if limit is None:
-        return min(100, most)
-    if limit > most:
-        raise errors.bad_parameter("limit", f"must be between 1 and {most}, not {limit}")
-    return limit
-
-
-LimitDep = Annotated[int, Depends(_limit)]
-#: A page's cursor as a query parameter.
-Cursor = Annotated[
-    str | None,
-    Query(max_length=200, description="next_cursor of the page before; without it the first page."),
-]
-
-
-async def _page(limit: LimitDep, cursor: Cursor = None) -> Page:
-    return Page(cursor, limit)
-
-
-PageDep = Annotated[Page, Depends(_page)]
-
-
-def make_cursor(kind: str, number: int) -> str:
-    """A cursor, opaque to clients, for the page after row `number` of the list `kind`."""
-    return base64.urlsafe_b64encode(orjson.dumps([kind, number])).decode().rstrip("=")
-
-
-def _read_cursor(text: str, kind: str, parameter: str) -> int:
-    try:
-        padded = text.encode("ascii") + b"=" * (-len(text) % 4)
-        value = orjson.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
-    except (ValueError, binascii.Error):
-        value = None
-    if isinstance(value, list) and len(value) == 2 and value[0] == kind:
-        number = value[1]
-        if isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= _LARGEST:
-            return number
-    raise errors.bad_parameter(
-        parameter, "this is no cursor of this list; take next_cursor of a page as it is"
-    )
-
-
-def page_of(kind: str, rows: Sequence[Any], limit: int, number: Callable[[Any], int]) -> dict[str, Any]:
-    """{"items", "next_cursor"}. `rows` may hold one row more than the page, which shows that another page
-    follows."""
-    items = list(rows[:limit])
-    more = len(rows) > limit
-    return {"items": items, "next_cursor": make_cursor(kind, number(items[-1])) if more else None}
 
 
 # ---- answers -------------------------------------------------------------------------------------

@@ -227,14 +227,14 @@ def _check_keys(settings: Settings, engine: Engine) -> None:
         raise NoKeys("TLS needs both a certificate and its key: --tls-certificate FILE --tls-key FILE")
     if not keys_required(settings):
         if not is_loopback(settings.host):
-            _log.warning("%s is answered without keys: whoever reaches it may do anything", settings.host)
+            _log.warning("%s is answered without keys: every client may do anything", settings.host)
         return
     with reading(engine) as connection:
         found = keys.valid(connection)
     if not found:
         raise NoKeys(
-            f"whoever reaches {settings.host} could use the service: make a key (gemmtune keys create NAME "
-            "--scope admin), or serve without keys on purpose (--no-keys)"
+            f"any client that reaches {settings.host} could use it: make a key (gemmtune keys create "
+            "NAME --scope admin), or serve without keys on purpose (--no-keys)"
         )
 
 

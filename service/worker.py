@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
 import threading
 import time
@@ -39,6 +38,7 @@ from service.revalidation import queue_revalidation
 from service.settings import Settings
 from service.store import JobStore, Stopping, WorkerCounts, patiently
 from service.tunings import Tunings
+from service.worker_lease import hold_lease
 from tuners.campaign import check_known
 from tuners.ceilings import CeilingStore
 from tuners.device_client import DeviceClient
@@ -53,9 +53,9 @@ _log = logging.getLogger(__name__)
 #: peer is dead if its counter has not changed for DEAD_SECONDS of our own clock.
 LOOK_SECONDS, BEAT_SECONDS, REAP_SECONDS, DEAD_SECONDS = 0.25, 1.0, 5.0, WINDOW_SECONDS
 PRUNE_SECONDS = 600.0
-#: How long a stopping worker waits for its job, which ends after its current outcome (one that hangs is left
-#: to the next worker), and how much later the process is ended by force.
-_STOP_SECONDS, _LAST_SECONDS = 20.0, 5.0
+#: How long a stopping worker waits for its job, which ends after its current outcome; one that hangs is left
+#: to the next worker.
+STOP_SECONDS = 20.0
 #: The constants of screening and racing, for every job.
 SEARCH_OPTIONS = SearchOptions()
 
@@ -108,7 +108,8 @@ class Worker:
             _log.critical("the worker takes no job and ends: %s", error)
             self.failed = True
             return
-        if not self._lease():
+        if not hold_lease(self._register, self._stop, BEAT_SECONDS, DEAD_SECONDS):
+            self.failed = True
             return
         patiently(self._stop, lambda: self._queue.declare(str(self.environment.device_class)))
         patiently(self._stop, self._revalidate)
@@ -137,40 +138,15 @@ class Worker:
         self._stop.set()
         self._warming.stop()
 
-    def _lease(self) -> bool:
-        """Registers the worker; False if another living worker has the device. One that has not beaten for
-        DEAD_SECONDS of our own clock is dead."""
-        held: dict[str, tuple[int, float]] = {}
-        silent: set[str] = set()
-        while True:
-            try:
-                patiently(self._stop, lambda: self._register(silent))
-                return True
-            except workers.DeviceLeased as error:
-                name, now = error.worker_id, time.monotonic()
-                count, since = held.setdefault(name, (error.beat, now))
-                if error.beat != count:
-                    _log.critical("the worker ends: %s", error)
-                    self.failed = True
-                    return False
-                if len(held) == 1 and since == now:
-                    _log.warning("waiting until it is dead or beats: %s", error)
-                if now - since >= DEAD_SECONDS:
-                    silent.add(name)
-                elif self._stop.wait(BEAT_SECONDS / 2):
-                    raise Stopping from error
-
     def _register(self, silent: Collection[str]) -> None:
-        with writing(self._engine) as connection:
-            workers.register(
-                connection,
-                self.id,
-                socket.gethostname(),
-                os.getpid(),
-                self.environment,
-                self._lock.name,
-                silent,
-            )
+        def once() -> None:
+            with writing(self._engine) as connection:
+                workers.register(
+                    connection, self.id, socket.gethostname(), os.getpid(), self.environment, self._lock.name,
+                    silent,
+                )  # fmt: skip
+
+        patiently(self._stop, once)
 
     def _revalidate(self) -> None:
         tunings = Tunings(self._engine, self._queue)
@@ -246,7 +222,7 @@ class Worker:
         session = self._session
         if session is not None:
             session.stop()
-        ended = self._idle.wait(_STOP_SECONDS)
+        ended = self._idle.wait(STOP_SECONDS)
         try:
             self._queue.hand_on([self.id])
             with writing(self._engine) as connection:
@@ -417,57 +393,3 @@ class Worker:
                 action(connection)
 
         patiently(self._stop, once)
-
-
-def end_with_parent(stop: Callable[[], None]) -> None:
-    """Calls `stop` when standard input ends: the parent process is gone."""
-
-    def watch() -> None:
-        while os.read(0, 4096):
-            pass
-        stop()
-
-    threading.Thread(target=watch, name="parent", daemon=True).start()
-
-
-def _stop_on_signals(stop: Callable[[], None]) -> None:
-    """Calls `stop` from a thread on SIGTERM or SIGINT: a signal handler would deadlock on a lock that the
-    interrupted code holds."""
-    heard, tell = os.pipe()
-    os.set_blocking(tell, False)
-    signal.set_wakeup_fd(tell)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
-
-    def watch() -> None:
-        os.read(heard, 1)
-        stop()
-
-    threading.Thread(target=watch, name="signals", daemon=True).start()
-
-
-def stop_process(worker: Worker) -> None:
-    """Stops the worker; ends the process by force if something, such as a database that hangs, keeps the
-    worker from ending."""
-    # A timer of the kernel, because a process at its limit cannot start a thread.
-    signal.alarm(int(_STOP_SECONDS + _LAST_SECONDS))
-    worker.stop()
-
-
-def run_worker(worker: Worker) -> None:
-    """Runs the worker in this process until SIGTERM or SIGINT, then ends the process: threads with an
-    unfinished job must not outlive it."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    _stop_on_signals(lambda: stop_process(worker))
-    code = 1
-    try:
-        worker.run()
-        code = int(worker.failed)
-    except Stopping:
-        code = 0
-    except Exception:
-        _log.exception("the worker ends")
-    finally:
-        worker.close()
-        logging.shutdown()
-        os._exit(code)

@@ -27,7 +27,7 @@ from backends.errors import DeviceError
 from backends.operands import as_product
 from backends.problem import GemmProblem
 from backends.problem_rules import BLOCKS
-from backends.protocol import ErrorBound
+from backends.reference_protocol import ErrorBound
 from tuners.inputs import Case, host_inputs, scaled_down
 
 Array = npt.NDArray[Any]

@@ -16,7 +16,8 @@ from backends.dtypes import DTYPES
 from backends.errors import DeviceMemoryExceeded, IllegalSolution
 from backends.operands import Layout, Operands, layouts
 from backends.problem import GemmProblem
-from backends.protocol import Buffer, Comparison, Device, DeviceReference, Kernel
+from backends.protocol import Buffer, Device, Kernel
+from backends.reference_protocol import Comparison, DeviceReference
 from tuners.inputs import Case, operand_distribution, scaled_down
 from tuners.reference import error_bound
 from tuners.verify import GUARD, Finding, Verifier

@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 
 from backends.cache import BinaryCache
 from backends.cuda.cublas import Cublas
-from backends.cuda.cublaslt import CublasLt, CublasLtHeuristic, first_heuristic
+from backends.cuda.cublaslt import CublasLt
+from backends.cuda.cublaslt_heuristic import CublasLtHeuristic, first_heuristic
 from backends.cuda.driver import CudaDriver, DriverMissing, api, check
 from backends.cuda.padded_cublaslt import PaddedCublasLt
 from backends.cuda.telemetry import NvmlTelemetry

@@ -126,8 +126,8 @@ def bundle(
     """Write the kernels of our own that won on a device class, with their launches and verdicts, as one file
     that gemmtune's client loads.
 
-    A bundle is code: whoever loads it runs it. Its digest, which is printed, stands for every byte of it. A
-    service on another machine is asked by https alone, or for the bundle of a --digest."""
+    A bundle is code: a program that loads it runs it. Its digest, which is printed, stands for every byte of
+    it. A service on another machine is asked by https alone, or for the bundle of a --digest."""
     settings = Settings()
     options = ReadOptions("", tp, token_counts(tokens), dtype, layers or "fused")
     read = _inputs(problems, format_name, model, options)

@@ -84,7 +84,8 @@ def worker(
 ) -> None:
     """Run a worker: it owns one device of this machine, the first of its class that no other process uses,
     and measures the jobs of the class."""
-    from service import worker as process  # noqa: PLC0415  (the job engine)
+    from service import worker_process as process  # noqa: PLC0415  (the job engine)
+    from service.worker import Worker  # noqa: PLC0415
 
     settings = Settings()
     log_to_stderr(settings.log_json)
@@ -92,7 +93,7 @@ def worker(
     lock = DeviceLock.first_free(locks_folder(settings), candidates)
     # Beside a server the database exists: if its file is gone, a new one would hide that.
     opened = open_database(settings, make=not end_with_parent)
-    made = process.Worker(settings, opened, lock.device, lock=lock)
+    made = Worker(settings, opened, lock.device, lock=lock)
     if end_with_parent:
         process.end_with_parent(lambda: process.stop_process(made))
     process.run_worker(made)

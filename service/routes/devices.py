@@ -10,7 +10,8 @@ from starlette.responses import Response
 from backends import registry
 from db import queries
 from service import answers, records
-from service.deps import STRICT, PageDep, ServiceDep, answer, page_of
+from service.deps import STRICT, ServiceDep, answer
+from service.pages import PageDep, page_of
 from service.routes import describe
 from service.routes.examples import BACKENDS, DEVICES, ENVIRONMENT
 from service.routes.views import device_view, environment_view, worker_view

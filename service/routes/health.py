@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from db import queries, schema
+from db import gauges, schema
 from service import answers, errors, readiness
 from service.deps import STRICT, ServiceDep, answer
 from service.metrics import CONTENT_TYPE, Metrics
@@ -41,7 +41,7 @@ def readyz(service: ServiceDep) -> Response:
     failing = service.failing_workers()
     if failing:
         raise errors.workers_fail(failing)
-    return answer({"status": "ready", "schema": schema.head(), "workers": service.read(queries.live_workers)})
+    return answer({"status": "ready", "schema": schema.head(), "workers": service.read(gauges.live_workers)})
 
 
 @router.get(

@@ -11,7 +11,8 @@ from backends.dtypes import DTYPES
 from backends.problem_rules import MAX_SIZE
 from db import queries
 from service import answers, errors, records
-from service.deps import STRICT, Page, PageDep, Service, ServiceDep, answer, found, identifier, page_of
+from service.deps import STRICT, Service, ServiceDep, answer, found, identifier
+from service.pages import Page, PageDep, page_of
 from service.routes import describe
 from service.routes.examples import LEADERBOARD, MEASUREMENT, PROBLEM_ANSWER, PROBLEM_SUMMARY, SOLUTION_ANSWER
 from service.routes.views import (

@@ -10,7 +10,8 @@ from starlette.responses import Response
 from db import provenance as rows
 from db.engine import writing
 from service import answers, errors, records, schemas
-from service.deps import STRICT, PageDep, ServiceDep, answer, page_of
+from service.deps import STRICT, ServiceDep, answer
+from service.pages import PageDep, page_of
 from service.routes import describe
 from service.routes.examples import PROVENANCE
 from service.routes.views import provenance_view

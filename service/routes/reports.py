@@ -9,8 +9,9 @@ from starlette.responses import Response
 
 from db import worth
 from service import deps, report_answers
-from service.deps import STRICT, LimitDep, PageDep, ServiceDep, answer, page_of
+from service.deps import STRICT, ServiceDep, answer
 from service.diff import Fate, compare_named
+from service.pages import LimitDep, PageDep, page_of
 from service.routes import describe
 from service.routes.question import policy_of
 from service.routes.report_examples import DIFF, WORTH

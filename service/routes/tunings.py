@@ -9,21 +9,8 @@ from starlette.responses import Response
 
 from db import queries
 from service import answers, errors, schemas
-from service.deps import (
-    STRICT,
-    Cursor,
-    JsonBody,
-    LimitDep,
-    Page,
-    PageDep,
-    ServiceDep,
-    answer,
-    found,
-    identifier,
-    page_of,
-    parse_json,
-    parse_model,
-)
+from service.deps import STRICT, JsonBody, ServiceDep, answer, found, identifier, parse_json, parse_model
+from service.pages import Cursor, LimitDep, Page, PageDep, page_of
 from service.routes import describe, parsing
 from service.routes.examples import EVENT, TUNING, TUNING_CREATED, TUNING_REQUEST
 from service.routes.stream import after_of, event_stream, wants_json

@@ -51,8 +51,8 @@ def job_view(row: Row) -> dict[str, Any]:
 
 
 def _search_ended(row: Row) -> str | None:
-    """Why the search of a session ended, from its counts. A session that was stopped has none: whoever
-    stopped it cancelled its search."""
+    """Why the search of a session ended, from its counts. A session that was stopped has none: its
+    search was cancelled."""
     if row["session_status"] == "stopped":
         return StopReason.CANCELLED.value
     return (row["counts"] or {}).get("search_ended") or None

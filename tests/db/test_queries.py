@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine, insert
 
 from backends.outcome import Status
 from backends.problem import GemmProblem, from_blas, from_bmm, from_linear
-from db import models, queries, sessions, tunings, workers
+from db import gauges, models, queries, sessions, tunings, workers
 from db.classes import Classes, classes
 from db.engine import reading, writing
 from db.values import (
@@ -128,7 +128,7 @@ def test_tunings_by_status(engine: Engine) -> None:
         assert [row["id"] for row in queries.tunings(connection, None, 9, "queued")] == [second.id]
         assert queries.tunings(connection, second.number, 9, "queued") == []
         assert queries.tuning(connection, "tuning-unknown") is None
-        assert queries.gauges(connection)["jobs"] == {"cancelled": 1, "queued": 1}
+        assert gauges.gauges(connection)["jobs"] == {"cancelled": 1, "queued": 1}
 
 
 def test_a_tunings_jobs_are_paged_by_position(engine: Engine) -> None:

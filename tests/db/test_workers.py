@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import Connection, Engine, update
 
-from db import liveness, models, queries, workers
+from db import gauges, liveness, models, queries, workers
 from db.engine import writing
 from db.values import table
 from tests.db.samples import CLASS, HERE, UPDATED
@@ -100,24 +100,24 @@ def test_only_workers_that_beat_within_the_window_count(
     with writing(engine) as connection:
         workers.register(connection, "one", "host", 1, HERE)
         workers.beat(connection, "one", "measuring", "job-1")
-        assert queries.live_workers(connection) == 1
+        assert gauges.live_workers(connection) == 1
         monkeypatch.setattr(liveness, "WINDOW_SECONDS", 0.05)
         time.sleep(0.1)
-        assert queries.live_workers(connection) == 0
+        assert gauges.live_workers(connection) == 0
         (found,) = queries.device_classes(connection)
         assert found["workers"] == 0
-        assert queries.gauges(connection)["workers"] == {}
-        assert queries.gauges(connection)["heartbeats"][CLASS, "one"] >= 0.1
+        assert gauges.gauges(connection)["workers"] == {}
+        assert gauges.gauges(connection)["heartbeats"][CLASS, "one"] >= 0.1
         assert not rows(connection)["one"]["alive"]
         workers.beat(connection, "one", "measuring", "job-1")
-        assert queries.live_workers(connection) == 1
+        assert gauges.live_workers(connection) == 1
 
 
 def test_a_clock_that_was_set_back_makes_nobody_live(engine: Engine) -> None:
     with writing(engine) as connection:
         workers.register(connection, "one", "host", 1, HERE)
         connection.execute(update(table(models.Worker)).values(seen_at="2199-01-01T00:00:00.000Z"))
-        assert queries.live_workers(connection) == 0
+        assert gauges.live_workers(connection) == 0
 
 
 def test_a_device_whose_libraries_changed_is_the_same_device(engine: Engine) -> None:
@@ -140,4 +140,4 @@ def test_marking_is_for_those_named(engine: Engine, status: str) -> None:
             "one": status,
             "two": "idle",
         }
-        assert queries.gauges(connection)["workers"] == {"idle": 1}
+        assert gauges.gauges(connection)["workers"] == {"idle": 1}

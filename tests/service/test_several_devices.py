@@ -18,7 +18,7 @@ from backends.registry import FoundDevice, matching_devices
 from db import queries
 from db.engine import reading, writing
 from db.values import put_environment
-from service import worker
+from service import worker, worker_process
 from service.cli import app, main
 from service.commands import campaigns, run
 from service.device_lock import DeviceInUse, DeviceLock, locks_folder
@@ -157,7 +157,7 @@ def test_a_worker_takes_the_device_that_is_named_or_the_first_free(
             lock.release()
 
     monkeypatch.setattr(worker, "Worker", NoWorker)
-    monkeypatch.setattr(worker, "run_worker", lambda _: None)
+    monkeypatch.setattr(worker_process, "run_worker", lambda _: None)
     monkeypatch.setattr(run, "log_to_stderr", lambda _json: None)
     with DeviceLock(locks_folder(settings), FoundDevice("cuda", 0, GPUS[0])):
         for arguments in (("cuda",), ("cuda", "--index", "2"), (UUIDS[1],)):

@@ -32,7 +32,7 @@ from backends.outcome import Outcome, Phase, Status
 from backends.registry import FoundDevice
 from backends.solution import Solution
 from db.engine import now, reading
-from service import worker
+from service import worker, worker_process
 from service.jobs import Executor, JobQueue
 from service.settings import Settings
 from service.startup import open_database
@@ -164,7 +164,7 @@ def run(plan: Plan) -> None:
             check()
 
         vars(worker)["check_resources"] = limited
-    worker.run_worker(made)
+    worker_process.run_worker(made)
 
 
 def execute(url: str, queue: str, name: str, folder: Path) -> None:
@@ -185,7 +185,7 @@ def execute(url: str, queue: str, name: str, folder: Path) -> None:
 def told_while_it_holds_the_lock() -> None:
     """Gets a signal in the middle of asking whether it was told to stop; exit code 0 where it hears it."""
     told: Any = threading.Event()
-    worker._stop_on_signals(told.set)
+    worker_process.stop_on_signals(told.set)
     with told._cond:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.2)

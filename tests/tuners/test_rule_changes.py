@@ -217,7 +217,7 @@ CHANGES = [
     ),
     (
         true_decide,
-        "the tie set of whoever won",
+        "the tie set of the winner",
         "final.ratio(name, fastest) for name in (*final",
         "final.ratio(name, baseline) for name in (*final",
     ),

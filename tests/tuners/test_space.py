@@ -157,7 +157,7 @@ def test_a_family_that_cannot_run_here_gives_a_note_and_no_candidates() -> None:
 
 @dataclass
 class TellingFamily(ListedFamily):
-    """One that says how its candidates were come by."""
+    """One that explains how its candidates were generated."""
 
     def notes(self, problem: GemmProblem, environment: Environment) -> Sequence[str]:
         assert self.supports(problem), "asked about a problem that it does not support"

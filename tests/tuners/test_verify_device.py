@@ -20,7 +20,7 @@ from backends.gpu.context import GpuContext
 from backends.gpu.device_reference import GpuReference
 from backends.operands import Layout, Operands, layouts
 from backends.problem import GemmProblem, from_blas
-from backends.protocol import Comparison, DeviceReference, ErrorBound
+from backends.reference_protocol import Comparison, DeviceReference, ErrorBound
 from backends.traits import GPU_TRAITS
 from tests.backends.gpu.null_device import emulated
 from tests.tuners.test_verify import (

@@ -19,7 +19,8 @@ from backends.environment import Environment
 from backends.errors import DeviceError, DeviceLost, DeviceMemoryExceeded, GemmtuneError, LaunchError
 from backends.operands import Operands, as_product, layouts
 from backends.problem import GemmProblem, from_mm
-from backends.protocol import Buffer, Device, DeviceListedFamily, DeviceReference, Launch, NotedFamily
+from backends.protocol import Buffer, Device, DeviceListedFamily, Launch, NotedFamily
+from backends.reference_protocol import DeviceReference
 from backends.solution import Solution
 from tuners.device_process import DeviceProcess, Task
 from tuners.reference import error_bound

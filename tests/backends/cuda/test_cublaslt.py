@@ -12,9 +12,7 @@ from backends.cuda import cublaslt_call
 from backends.cuda.cublaslt import (
     WORKSPACE_BYTES,
     CublasLt,
-    CublasLtHeuristic,
     algo_config,
-    first_heuristic,
     library,
     operand_alignment,
     partial_sums,
@@ -22,6 +20,7 @@ from backends.cuda.cublaslt import (
     unsupported,
 )
 from backends.cuda.cublaslt_algorithms import Algorithm, MatmulAlgoConfig
+from backends.cuda.cublaslt_heuristic import CublasLtHeuristic, first_heuristic
 from backends.errors import IllegalSolution
 from backends.gpu.library import MOST_SHARES
 from backends.operands import Operands

@@ -8,7 +8,7 @@ import json
 import httpx
 import pytest
 
-from service.deps import make_cursor
+from service.pages import make_cursor
 from tests.service.http.shapes import fault_of
 
 LISTS = {"tunings": "/v1/tunings", "problems": "/v1/problems", "environments": "/v1/environments"}

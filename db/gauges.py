@@ -1,0 +1,53 @@
+"""What is counted for monitoring: live workers, jobs, queues, heartbeats."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, func, select
+
+from db import models
+from db.liveness import LIVE, alive, read_now
+from db.values import table
+
+_job = table(models.Job)
+_worker = table(models.Worker)
+
+
+def live_workers(connection: Connection) -> int:
+    """How many workers have beaten within the window."""
+    return connection.execute(select(func.count()).select_from(_worker).where(alive(connection))).scalar_one()
+
+
+def gauges(connection: Connection) -> dict[str, Any]:
+    """Values for /metrics: jobs by status, live workers by status, what waits in each class's queue, the age
+    of heartbeats, and what all workers have counted, by class."""
+    jobs = connection.execute(select(_job.c.status, func.count()).group_by(_job.c.status))
+    live = connection.execute(
+        select(_worker.c.status, func.count()).where(alive(connection)).group_by(_worker.c.status)
+    )
+    waiting = connection.execute(
+        select(_job.c.device_class_id, func.count(), func.min(_job.c.created_at))
+        .where(_job.c.status == "queued")
+        .group_by(_job.c.device_class_id)
+    )
+    beats = connection.execute(
+        select(_worker.c.id, _worker.c.device_class_id, _worker.c.seen_at).where(_worker.c.status.in_(LIVE))
+    )
+    counted = connection.execute(
+        select(_worker.c.device_class_id, _worker.c.counts).where(_worker.c.counts.is_not(None))
+    )
+    at = read_now(connection)
+    return {
+        "jobs": {r.status: r[1] for r in jobs},
+        "workers": {r.status: r[1] for r in live},
+        "queues": {r.device_class_id: (r[1], _seconds(r[2], at)) for r in waiting},
+        "heartbeats": {(r.device_class_id, r.id): _seconds(r.seen_at, at) for r in beats},
+        "counts": [(r.device_class_id, r.counts) for r in counted if r.counts],
+    }
+
+
+def _seconds(since: str, until: str) -> float:
+    """Seconds between two times in text, which different clocks may have given; at least 0."""
+    return max(0.0, (datetime.fromisoformat(until) - datetime.fromisoformat(since)).total_seconds())
