@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
@@ -43,7 +44,7 @@ class Library:
         return hasattr(self._loaded, name)
 
 
-class GpuDriver:
+class GpuDriver(ABC):
     """The calls that are the same for both vendors but for their names, which CALLS has. Subclasses open the
     device, describe a status, and make a device current for a call."""
 
@@ -66,15 +67,15 @@ class GpuDriver:
         if status:
             raise LaunchError(f"{name}: {self.describe(status)}")
 
+    @abstractmethod
     def describe(self, status: int) -> str:
         """See Driver."""
-        raise NotImplementedError
 
+    @abstractmethod
     def current(self) -> AbstractContextManager[None]:
         """Makes the device current on this thread for a `with` statement."""
-        raise NotImplementedError
 
-    def check_partition(self, partition: str) -> None:
+    def check_partition(self, partition: str) -> None:  # noqa: B027  (a default)
         """Nothing: a GPU's class says what it runs."""
 
     # ---- kernels
@@ -92,7 +93,7 @@ class GpuDriver:
             self.finish(function, launch)
         return function
 
-    def finish(self, function: ctypes.c_void_p, launch: LaunchDescription) -> None:
+    def finish(self, function: ctypes.c_void_p, launch: LaunchDescription) -> None:  # noqa: B027  (a default)
         """Sets what a launch needs of its kernel."""
 
     def values(self, function: Any) -> dict[str, int]:
