@@ -262,7 +262,7 @@ class Workers:
     def log(self) -> str:
         """What the workers logged."""
         path = self.folder / "log"
-        return path.read_text()[-4000:] if path.exists() else "no log"
+        return path.read_text() if path.exists() else "no log"
 
     def kill_all(self) -> None:
         """Leaves none behind."""
