@@ -85,9 +85,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 among = MISTAKES if "mistake" in name else every
                 groups.setdefault((item.path, name, among), []).append(item)
     for (_, _, every), group in groups.items():
-        every = min(every, len(group) // 2)
+        step = min(every, len(group) // 2)
         for number, item in enumerate(group):
-            if len(group) > _FEW and number % every:
+            if len(group) > _FEW and number % step:
                 item.add_marker(pytest.mark.exhaustive)
 
 
