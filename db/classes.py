@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Dialect, Select, delete, exists, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, Select, delete, exists, make_url, select, update
 
 from backends.environment import DeviceClass, resolve
 from backends.errors import AmbiguousDevice, GemmtuneError, UnknownDevice
@@ -19,7 +18,7 @@ _class = table(models.DeviceClass)
 _worker = table(models.Worker)
 
 _best = table(models.Best)
-_DIALECTS: dict[str, Dialect] = {"sqlite": sqlite.dialect(), "postgresql": postgresql.dialect()}
+_DRIVERS = {"sqlite": "sqlite://", "postgresql": "postgresql+psycopg://"}
 
 
 class ClassInUse(GemmtuneError):
@@ -95,8 +94,8 @@ def _query(dialect: str) -> Select[Any]:
 
 def classes_sql(dialect: str) -> str:
     """The statement behind classes() as text without parameters, for sqlite or postgresql."""
-    compiled = _query(dialect).compile(dialect=_DIALECTS[dialect], compile_kwargs={"literal_binds": True})
-    return str(compiled)
+    made = make_url(_DRIVERS[dialect]).get_dialect()()
+    return str(_query(dialect).compile(dialect=made, compile_kwargs={"literal_binds": True}))
 
 
 def classes(connection: Connection) -> Classes:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, func, select
 
 from db import models
+from db.fleet import seconds_between
 from db.liveness import LIVE, alive, read_now
 from db.values import table
 
@@ -42,12 +42,7 @@ def gauges(connection: Connection) -> dict[str, Any]:
     return {
         "jobs": {r.status: r[1] for r in jobs},
         "workers": {r.status: r[1] for r in live},
-        "queues": {r.device_class_id: (r[1], _seconds(r[2], at)) for r in waiting},
-        "heartbeats": {(r.device_class_id, r.id): _seconds(r.seen_at, at) for r in beats},
+        "queues": {r.device_class_id: (r[1], seconds_between(r[2], at)) for r in waiting},
+        "heartbeats": {(r.device_class_id, r.id): seconds_between(r.seen_at, at) for r in beats},
         "counts": [(r.device_class_id, r.counts) for r in counted if r.counts],
     }
-
-
-def _seconds(since: str, until: str) -> float:
-    """Seconds between two times in text, which different clocks may have given; at least 0."""
-    return max(0.0, (datetime.fromisoformat(until) - datetime.fromisoformat(since)).total_seconds())

@@ -311,7 +311,9 @@ class Tuning(SQLModel, table=True):
 class Job(SQLModel, table=True):
     """One problem to be measured once, for every tuning that refers to it. `in_flight` is the request's key
     until the job has ended, so that equal requests share the job; `attempt` counts its starts and fences off
-    a worker that was taken for dead; `enqueued` says whether the job engine's queue has the job."""
+    a worker that was taken for dead; `enqueued` says whether the job engine's queue has the job. `retries`
+    counts how often it was queued again after a failure, and `earlier_attempts` its starts before the last
+    of these; `broken`: it failed for another reason than the problem, which fails its tunings."""
 
     __tablename__ = "jobs"
     __table_args__ = (Index("ix_jobs_queue", "device_class_id", "status", "priority", "number"),)
@@ -333,6 +335,9 @@ class Job(SQLModel, table=True):
     error: str | None = Field(default=None, sa_column=Column(Text))
     evidence: Any = _json(nullable=True)
     enqueued: bool = Field(default=True, sa_column=Column(Boolean, nullable=False, server_default=true()))
+    retries: int = Field(default=0, sa_column=Column(Integer, nullable=False, server_default="0"))
+    earlier_attempts: int = Field(default=0, sa_column=Column(Integer, nullable=False, server_default="0"))
+    broken: bool = Field(default=False, sa_column=Column(Boolean, nullable=False, server_default=false()))
     created_at: str
     started_at: str | None = None
     ended_at: str | None = None
@@ -369,7 +374,8 @@ class Worker(SQLModel, table=True):
     """A worker process of one device. Status: idle | measuring | stopped | dead. `beat` increments while the
     worker lives; `seen_at` is the database's time of the last heartbeat. `lock` names the lock file that only
     one living worker can hold (service.device_lock). `counts` has what the worker has counted since its
-    start: jobs by status, their seconds, and outcomes by status."""
+    start: jobs by status, their seconds, and outcomes by status. `failure` is what failed last: when, the job
+    if it was one, and the reason; `version` is gemmtune's."""
 
     __tablename__ = "workers"
 
@@ -387,6 +393,8 @@ class Worker(SQLModel, table=True):
     started_at: str
     seen_at: str
     counts: Any = _json(nullable=True)
+    version: str | None = None
+    failure: Any = _json(nullable=True)
 
 
 class ApiKey(SQLModel, table=True):

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Select, and_, case, func, select
 
 from db import models
-from db.liveness import alive, database_now
+from db.liveness import alive
 from db.values import among, chunks, table
 
 _class = table(models.DeviceClass)
@@ -76,12 +76,6 @@ def environments(
     if device_class_id is not None:
         query = query.where(_environment.c.device_class_id == device_class_id)
     return _rows(connection, query.limit(limit))
-
-
-def workers(connection: Connection, limit: int = 100) -> list[Row]:
-    """The latest workers, newest first. `alive`: whether it beat within the window."""
-    query = select(_worker, alive(connection).label("alive"), database_now(connection).label("now"))
-    return _rows(connection, query.order_by(_worker.c.number.desc()).limit(limit))
 
 
 # ---- problems and what was measured --------------------------------------------------------------

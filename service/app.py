@@ -42,6 +42,7 @@ from service.routes import (
     describe,
     devices,
     exports,
+    fleet,
     health,
     imports,
     login,
@@ -61,10 +62,12 @@ _TAGS = [
     {"name": "files", "description": "Files of other tools, taken in and written."},
     {"name": "reports", "description": "What tuning is worth, and what has changed."},
     {"name": "devices", "description": "Where problems are measured."},
+    {"name": "fleet", "description": "Workers and jobs."},
     {"name": "operations", "description": "Is the service well?"},
 ]
 _ROUTES = (
-    best, tunings, problems, binaries, bundles, imports, exports, reports, provenance, devices, login, health,
+    best, tunings, problems, binaries, bundles, imports, exports, reports, provenance, devices, fleet,
+    login, health,
 )  # fmt: skip
 _DESCRIPTION = (
     "Which way of running this GEMM is fastest and right on this device? Errors are RFC 9457 problem "

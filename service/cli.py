@@ -71,6 +71,17 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Run a worker: it owns one device of this machine, the first of its class that no other "
         "process uses, and measures the jobs of the class.",
     ),
+    "workers": (
+        "fleet",
+        "List the latest worker of each device: where it runs, whether it lives, its job, and what failed "
+        "last. A silent worker has not beaten for half a minute.",
+    ),
+    "jobs": ("fleet", "List the jobs of all tunings, newest first, with the reason of each failure."),
+    "retry": (
+        "fleet",
+        "Queue a failed job again, or every failed one. It is measured anew, and its tunings run again. Exit "
+        "code 3: some jobs were refused.",
+    ),
     "demo": (
         "run",
         "Go the whole way once: serve, import FILE, tune through HTTP, ask for the best, export, stop.",

@@ -54,7 +54,10 @@ def _rewrite_pickles(connection: Connection) -> None:
         "AND (serialization IS NULL OR serialization <> :json)"
     )
     ours = {"name": _WORKFLOW, "json": DBOSPortableJSON.name()}
-    rows = [{**ours, "id": job_id, "inputs": _inputs(job_id)} for job_id in connection.scalars(found, ours)]
+    rows = [
+        {**ours, "id": job_id, "inputs": _inputs(_job_of(job_id))}
+        for job_id in connection.scalars(found, ours)
+    ]
     if rows:
         connection.execute(
             text(
@@ -66,6 +69,11 @@ def _rewrite_pickles(connection: Connection) -> None:
         # Inputs are in either table; those of the other one come first.
         inputs = text(f"DELETE FROM {schema}workflow_input WHERE workflow_uuid = :id")
         connection.execute(inputs, [{"id": row["id"]} for row in rows])
+
+
+def _job_of(call: str) -> str:
+    """The job of a call, see db.tunings.call_of()."""
+    return call.partition(".")[0]
 
 
 def _inputs(job_id: str) -> str:
@@ -119,26 +127,27 @@ class JobQueue:
         with translated():
             self._client.register_queue(queue, worker_concurrency=1, polling_interval_sec=POLL_SECONDS)
 
-    def put(self, connection: Connection, queue: str, job_ids: Sequence[str], priority: int) -> None:
-        """Queues jobs within the caller's transaction. Priority 1 runs first; equal priorities in order."""
-        for job_id in job_ids:
+    def put(self, connection: Connection, queue: str, calls: Sequence[str], priority: int) -> None:
+        """Queues calls of jobs (db.tunings.call_of) within the caller's transaction. Priority 1 runs first;
+        equal priorities in order."""
+        for call in calls:
             self._client.enqueue_in_transaction(
                 connection,
                 {
                     "workflow_name": _WORKFLOW,
                     "queue_name": queue,
-                    "workflow_id": job_id,
+                    "workflow_id": call,
                     "priority": priority,
                     "app_version": _VERSION,
                 },
-                job_id,
+                _job_of(call),
             )
 
-    def drop(self, job_ids: Sequence[str]) -> None:
-        """Removes jobs from their queue; jobs that have ended stay as they are."""
+    def drop(self, calls: Sequence[str]) -> None:
+        """Removes calls from their queue; those that have ended stay as they are."""
         with translated():
-            for start in range(0, len(job_ids), _CHUNK):
-                self._client.cancel_workflows(list(job_ids[start : start + _CHUNK]))
+            for start in range(0, len(calls), _CHUNK):
+                self._client.cancel_workflows(list(calls[start : start + _CHUNK]))
 
     def holders(self) -> set[str]:
         """The ids of the executors that hold jobs, alive or not. Raises DatabaseUnavailable."""
@@ -147,7 +156,7 @@ class JobQueue:
         return {str(workflow.executor_id) for workflow in pending}
 
     def hand_on(self, executor_ids: Sequence[str]) -> list[str]:
-        """Requeues the jobs that these executors hold; returns the jobs' ids. The executors must not run the
+        """Requeues the jobs that these executors hold; returns their calls. The executors must not run the
         jobs any more: a requeued job starts elsewhere at once. Raises DatabaseUnavailable."""
         system = self._client._sys_db
         with translated():

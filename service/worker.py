@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from importlib.metadata import version
 from typing import Any
 
 from sqlalchemy import Connection, Engine
@@ -53,6 +54,7 @@ _log = logging.getLogger(__name__)
 #: peer is dead if its counter has not changed for DEAD_SECONDS of our own clock.
 LOOK_SECONDS, BEAT_SECONDS, REAP_SECONDS, DEAD_SECONDS = 0.25, 1.0, 5.0, WINDOW_SECONDS
 PRUNE_SECONDS = 600.0
+VERSION = version("gemmtune")
 #: How long a stopping worker waits for its job, which ends after its current outcome; one that hangs is left
 #: to the next worker.
 STOP_SECONDS = 20.0
@@ -143,7 +145,7 @@ class Worker:
             with writing(self._engine) as connection:
                 workers.register(
                     connection, self.id, socket.gethostname(), os.getpid(), self.environment, self._lock.name,
-                    silent,
+                    silent, VERSION,
                 )  # fmt: skip
 
         patiently(self._stop, once)
@@ -168,16 +170,16 @@ class Worker:
                 return
         with writing(self._engine) as connection:
             found = jobs.next_to_enqueue(connection, name, AHEAD)
-            for job_id, priority in found:
-                self._queue.put(connection, name, [job_id], priority)
-            jobs.mark_enqueued(connection, [job_id for job_id, _ in found])
+            for job in found:
+                self._queue.put(connection, name, [job.call_id], job.priority)
+            jobs.mark_enqueued(connection, [job.id for job in found])
 
     def _beat(self) -> None:
         job = self._job
         with writing(self._engine) as connection:
             alive = workers.beat(
                 connection, self.id, "measuring" if job else "idle", job.id if job is not None else None,
-                self._counts.to_dict(),
+                self._counts.to_dict(), self._counts.failure,
             )  # fmt: skip
         if not alive:
             _log.error("worker %s was taken for dead and its job handed on; it ends: start another", self.id)
@@ -226,7 +228,7 @@ class Worker:
         try:
             self._queue.hand_on([self.id])
             with writing(self._engine) as connection:
-                workers.mark(connection, [self.id], "stopped")
+                workers.mark(connection, [self.id], "stopped", self._counts.failure)
         except DatabaseUnavailable as error:
             _log.warning(
                 "the database is away; the job is handed on when a worker finds this one gone: %s", error
@@ -268,6 +270,7 @@ class Worker:
             self._give_back(job_id, str(error))
         except Exception:  # the job's end could not be stored: another start must end it
             _log.exception("job %s could not be ended; this worker ends", job_id)
+            self._counts.failed(None, f"job {job_id} could not be ended")
             self.failed = True
             self._stop.set()
         finally:
@@ -291,6 +294,7 @@ class Worker:
         fault, so this start does not count."""
         with about(job_id=job_id):
             _log.critical(message)
+        self._counts.failed(None, message)
         self.failed = True
         self._stop.set()
         job = self._job
@@ -316,7 +320,7 @@ class Worker:
         if job.stop_requested:
             self._end(job, "cancelled", "every tuning that asked for it was cancelled")
             return
-        if job.attempt > MAX_ATTEMPTS:
+        if job.starts > MAX_ATTEMPTS:
             evidence = {
                 "attempts": MAX_ATTEMPTS,
                 "last_worker": job.earlier["worker_id"],
@@ -386,6 +390,8 @@ class Worker:
 
         self._write(end)
         self._counts.jobs[status] += 1
+        if status == "failed":
+            self._counts.failed(job.id, error)
 
     def _write(self, action: Callable[[Connection], None]) -> None:
         def once() -> None:

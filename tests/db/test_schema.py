@@ -19,7 +19,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, inspect, text
 
-from db import exported, queries, schema
+from db import exported, fleet, queries, schema
 from db.best import rebuild_best
 from db.engine import DatabaseBroken, open_engine, reading, writing
 from db.schema import StaleSchema
@@ -215,7 +215,7 @@ def test_a_released_file_holds_what_it_held(released: Engine) -> None:
         assert {row["id"] for row in queries.problems(connection, 0, 10)} == {FIRST.id, SECOND.id, REFUSED.id}
         (found,) = queries.device_classes(connection)
         assert (found["id"], found["workers"], found["environments"]) == (samples.CLASS, 0, 2)
-        assert [row["status"] for row in queries.workers(connection)] == ["stopped"]
+        assert [row["status"] for row in fleet.workers(connection, None, 100)] == ["stopped"]
         contents = queries.environment_contents(connection, [samples.HERE.id])
         assert contents == {samples.HERE.id: samples.HERE.to_dict()}
         assert queries.policy_content(connection, samples.POLICY.id) == samples.POLICY.to_dict()

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Connection, Engine, update
 
 from backends.errors import AmbiguousDevice
-from db import classes, environments, gauges, liveness, models, queries, workers
+from db import classes, environments, fleet, gauges, liveness, models, queries, workers
 from db.engine import writing
 from db.lookup import open_lookup
 from db.values import table
@@ -20,7 +20,7 @@ OTHER = replace(HERE, uuid="CPU-2")
 
 
 def rows(connection: Connection) -> dict[str, dict[str, object]]:
-    return {row["id"]: row for row in queries.workers(connection)}
+    return {row["id"]: row for row in fleet.workers(connection, None, 100)}
 
 
 def test_a_worker_beats_until_it_is_marked(engine: Engine) -> None:

@@ -17,7 +17,7 @@ from sqlalchemy import Engine, select
 
 from backends.errors import DeviceError, DeviceLost
 from backends.problem import GemmProblem, from_linear
-from db import models, queries, sessions
+from db import fleet, models, queries, sessions
 from db.engine import DatabaseUnavailable, reading
 from db.jobs import MAX_ATTEMPTS
 from db.values import table
@@ -112,7 +112,7 @@ class Bench:
     def workers(self) -> dict[int, str]:
         """Process id -> status."""
         with reading(self.engine) as connection:
-            return {row["pid"]: row["status"] for row in queries.workers(connection)}
+            return {row["pid"]: row["status"] for row in fleet.workers(connection, None, 100)}
 
 
 @pytest.fixture
