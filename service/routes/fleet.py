@@ -19,6 +19,8 @@ from service.routes.views import fleet_job_view, worker_view
 
 router = APIRouter(tags=["fleet"], dependencies=STRICT)
 _JOB_ID = "/v1/jobs/{job_id}"
+#: The list's name in cursors: a tuning's jobs are another list.
+_JOBS = "fleet-jobs"
 
 Device = Annotated[str | None, Query(max_length=200, description="A device selector.")]
 
@@ -67,9 +69,9 @@ def list_jobs(
     if tuning is not None:
         name = identifier("tuning", tuning)
         number = found("tuning", name, service.read(queries.tuning, name))["number"]
-    before = None if page.cursor is None else page.after("jobs")
+    before = None if page.cursor is None else page.after(_JOBS)
     rows = service.read(fleet.jobs, before, page.limit + 1, state, class_id, number)
-    shown = page_of("jobs", rows, page.limit, lambda row: row["number"])
+    shown = page_of(_JOBS, rows, page.limit, lambda row: row["number"])
     return answer({**shown, "items": [fleet_job_view(row) for row in shown["items"]]})
 
 

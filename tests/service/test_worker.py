@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from sqlalchemy import Engine, select
 from backends.errors import DeviceError, DeviceLost
 from backends.problem import GemmProblem, from_linear
 from db import fleet, models, queries, sessions
-from db.engine import DatabaseUnavailable, reading
+from db.engine import DatabaseUnavailable, reading, writing
 from db.jobs import MAX_ATTEMPTS
+from db.retries import retry_job
 from db.values import table
 from service.jobs import JobQueue
 from service.tunings import Tunings
@@ -218,6 +220,17 @@ def test_a_fault_of_ours_ends_its_job_and_the_queue_goes_on(bench: Bench, worker
     assert "worker_program" in first["evidence"]["traceback"]
     assert (second["status"], second["judgement"]) == ("succeeded", "TIE")
     assert [row["status"] for row in bench.sessions()] == ["failed", "succeeded"]
+    with writing(bench.engine) as connection:
+        (worker,) = fleet.workers(connection, None, 10)
+        assert (worker["failure"]["job_id"], worker["failure"]["reason"]) == (first["id"], first["error"])
+        assert worker["version"] == version("gemmtune")
+        assert retry_job(connection, first["id"])
+    bench.wait_for(name, "succeeded", workers)  # by the same worker, although the engine ran the job before
+    assert [job["status"] for job in bench.jobs(name)] == ["succeeded", "succeeded"]
+    failed, _, again = bench.sessions()
+    assert (failed["status"], again["status"]) == ("failed", "succeeded")
+    assert again["id"] != failed["id"], "it is measured anew"
+    assert again["counts"]["replayed"] == 0
 
 
 @ON_SQLITE
