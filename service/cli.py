@@ -99,7 +99,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "kernels": ("kernels", "Our own kernel families."),
     "provenance": ("provenance", "Imported files: list them, and remove what one brought."),
     "keys": ("keys", "API keys of the service: make, list and revoke them."),
-    "db": ("run", "Look after the database."),
+    "db": ("database", "Look after the database."),
 }
 _SETTINGS: Mapping[str, Any] = {
     "no_args_is_help": True, "add_completion": False, "pretty_exceptions_enable": False,

@@ -13,9 +13,9 @@ from typing import Any
 
 from dbos import DBOS, DBOSClient, DBOSConfig
 from dbos._serialization import DBOSPortableJSON, DefaultSerializer  # private: see tests/service/test_jobs.py
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Engine, text
 
-from db.engine import POSTGRES_OPTIONS, parse_url, translated
+from db.engine import POSTGRES_OPTIONS, parse_url, reading, translated
 
 #: Fixed: DBOS's default is a hash of the code, with which a newer gemmtune would strand an older one's jobs.
 _VERSION = "1"
@@ -45,10 +45,22 @@ def migrate(url: str) -> None:
             system.destroy()
 
 
+def has_calls(engine: Engine) -> bool:
+    """Whether the engine's tables hold any call of a job, whatever became of it."""
+    with reading(engine) as connection:
+        query = text(f"SELECT 1 FROM {_prefix(connection)}workflow_status LIMIT 1")
+        return connection.execute(query).first() is not None
+
+
+def _prefix(connection: Connection) -> str:
+    """What the names of the engine's tables begin with."""
+    return "dbos." if connection.dialect.name == "postgresql" else ""
+
+
 def _rewrite_pickles(connection: Connection) -> None:
     """Writes the inputs of an earlier version's jobs as JSON: an input is the job's id, which is the
     workflow's, so that no pickle is read."""
-    schema = "dbos." if connection.dialect.name == "postgresql" else ""
+    schema = _prefix(connection)
     found = text(
         f"SELECT workflow_uuid FROM {schema}workflow_status WHERE name = :name "
         "AND (serialization IS NULL OR serialization <> :json)"

@@ -11,7 +11,7 @@ from db import jobs, queries
 from db.engine import reading, writing
 from db.retries import JobNotRetried, retry_job
 from tests.db.samples import CLASS, request, submit
-from tests.db.steps import A, B, begin, cancel, end, job, jobs_of, told, together, tuning
+from tests.db.steps import A, B, begin, cancel, end, job, jobs_of, together, told, tuning
 
 
 def retried(engine: Engine, job_id: str) -> bool:

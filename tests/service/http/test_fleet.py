@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -206,10 +205,10 @@ def test_reading_and_retrying_need_their_scopes(
 @pytest.fixture(params=["here", "there"])
 def place(
     request: pytest.FixtureRequest, client: httpx.Client, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[str, ...]]:
+) -> tuple[str, ...]:
     """The options for the database of `client`: through it, or directly."""
     monkeypatch.setenv("GEMMTUNE_DATABASE_URL", settings.database_url)
-    yield ("--server", str(client.base_url)) if request.param == "there" else ()
+    return ("--server", str(client.base_url)) if request.param == "there" else ()
 
 
 def call(*arguments: str) -> Done:
@@ -227,9 +226,9 @@ def test_commands_list_and_retry(
     assert "idle" in shown
     found = json.loads(call("jobs", "--state", "failed", "--device", "cpu", "--json", *place).stdout)["jobs"]
     assert [records.Job.model_validate(one).id for one in found] == ids
-    shown = call("jobs", "--tuning", tuning, "--limit", "2", *place)
-    assert "no default computes it" in shown.stdout
-    assert "the newest 2 are listed" in shown.stderr
+    two = call("jobs", "--tuning", tuning, "--limit", "2", *place)
+    assert "no default computes it" in two.stdout
+    assert "the newest 2 are listed" in two.stderr
     done = call("retry", ids[0], *place)
     assert (done.exit_code, done.stderr) == (0, "1 of 1 failed jobs are queued again\n")
     again = call("retry", ids[0], *place).exception
@@ -248,7 +247,7 @@ def test_commands_list_and_retry(
 def test_what_cannot_be_retried_is_told(
     place: tuple[str, ...], failed: tuple[str, list[str]], client: httpx.Client
 ) -> None:
-    tuning, ids = failed
+    tuning, _ = failed
     client.delete(f"/v1/tunings/{tuning}")
     done = call("retry", "--failed", *place)
     assert done.exit_code == 3
