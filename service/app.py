@@ -35,6 +35,7 @@ from service.hosts import AllowedHosts, is_loopback, listed, origins
 from service.keys import Keyring
 from service.metrics import Metrics
 from service.middleware import Compressed, Observed
+from service.retention import keep_pruned
 from service.routes import (
     best,
     binaries,
@@ -102,9 +103,13 @@ def create_app(
         poll, most = settings.events_poll_seconds, settings.max_event_streams
         app.state.events = EventHub(service.read, lambda: service.closing, poll, most)
         app.state.exports = asyncio.Semaphore(settings.max_exports)
+        pruning = asyncio.create_task(keep_pruned(settings, service.engine, lambda: service.closing))
         try:
             yield
         finally:
+            service.closing = True
+            pruning.cancel()
+            await asyncio.gather(pruning, return_exceptions=True)
             await app.state.events.close()
             if uploads is None:
                 await run_in_threadpool(app.state.uploads.close)

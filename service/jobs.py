@@ -52,6 +52,14 @@ def has_calls(engine: Engine) -> bool:
         return connection.execute(query).first() is not None
 
 
+def _ended(connection: Connection) -> str:
+    """The clauses of a query for the calls that have ended before :before, in milliseconds."""
+    return (
+        f"FROM {_prefix(connection)}workflow_status WHERE status IN ('SUCCESS', 'ERROR', 'CANCELLED', "
+        "'MAX_RECOVERY_ATTEMPTS_EXCEEDED') AND updated_at < :before"
+    )
+
+
 def _prefix(connection: Connection) -> str:
     """What the names of the engine's tables begin with."""
     return "dbos." if connection.dialect.name == "postgresql" else ""
@@ -166,6 +174,23 @@ class JobQueue:
         with translated():
             pending = self._client.list_workflows(status="PENDING", load_input=False, load_output=False)
         return {str(workflow.executor_id) for workflow in pending}
+
+    def count_ended(self, connection: Connection, before: float) -> int:
+        """How many calls ended before a time, in seconds since 1970."""
+        query = f"SELECT count(*) {_ended(connection)}"
+        return int(connection.execute(text(query), {"before": int(before * 1000)}).scalar_one())
+
+    def ended_calls(self, connection: Connection, before: float, most: int) -> list[str]:
+        """At most `most` of them."""
+        query = f"SELECT workflow_uuid {_ended(connection)} LIMIT :most"
+        values = {"before": int(before * 1000), "most": most}
+        return list(connection.scalars(text(query), values))
+
+    def forget(self, calls: Sequence[str]) -> None:
+        """Deletes calls that have ended from the engine's tables. Raises DatabaseUnavailable."""
+        if calls:
+            with translated():
+                self._client.delete_workflows(list(calls))
 
     def hand_on(self, executor_ids: Sequence[str]) -> list[str]:
         """Requeues the jobs that these executors hold; returns their calls. The executors must not run the

@@ -64,7 +64,7 @@ Phase = Literal["screen", "final", "proof"]
 
 
 class Measurement(Answer):
-    """What became of one candidate; `samples` are seconds a call."""
+    """What became of one candidate; `samples` are seconds a call, empty once retention cleared them."""
 
     number: int
     session_id: str

@@ -149,6 +149,24 @@ class Settings(BaseSettings):
         default=2, ge=1, description="Kernels compiled for requests at a time; one more is answered 503."
     )
     max_bundle_rows: int = Field(default=10_000, ge=1, description="Rows of a bundle, at most.")
+    retain_engine_days: int = Field(
+        default=30,
+        ge=0,
+        le=36500,
+        description="Days that calls of the job engine are kept once they ended; 0: forever.",
+    )
+    retain_events_days: int = Field(
+        default=30,
+        ge=0,
+        le=36500,
+        description="Days that a tuning's events are kept once it ended, the last one forever; 0: forever.",
+    )
+    retain_samples_days: int = Field(
+        default=0,
+        ge=0,
+        le=36500,
+        description="Days that samples are kept from which no verdict can be derived; 0: forever.",
+    )
     compress_bytes: int = Field(
         default=1024,
         ge=0,

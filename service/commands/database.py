@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from db.engine import writing
 from service.backup import backup
 from service.commands.common import Json, out, print_json
 from service.copying import copy_database
+from service.retention import count_old, prune
 from service.settings import Settings
 from service.startup import install_tables, open_database, upgrade
 from service.targets import derive_targets
@@ -67,6 +69,31 @@ def db_copy(
             out.print(f"{count:>10} {name}", markup=False, highlight=False)
     text = f"{sum(done.rows.values())} rows copied in {done.seconds:.1f} s at schema {schema.head()}"
     out.print(text, markup=False, highlight=False)
+
+
+@database.command(name="prune")
+def db_prune(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what would be deleted.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Delete what is older than GEMMTUNE_RETAIN_ENGINE_DAYS, _EVENTS_DAYS and _SAMPLES_DAYS, as servers do
+    every hour. Best rows, verdicts and reports stay as they are."""
+    settings = Settings()
+    engine = open_database(settings)
+    found = count_old(settings, engine) if dry_run else prune(settings, engine)
+    engine.dispose()
+    if not dry_run:
+        said = " ".join(f"{name}={count}" for name, count in found.items())
+        logging.getLogger("gemmtune.audit").info("change=prune %s", said)
+    if as_json:
+        print_json({"dry_run": dry_run, **found})
+        return
+    verb = "would be" if dry_run else "were"
+    out.print(
+        f"{found['engine']} calls of the job engine and {found['events']} events {verb} deleted, the samples "
+        f"of {found['samples']} measurements {verb} cleared",
+        markup=False, highlight=False,
+    )  # fmt: skip
 
 
 def add_to(app: typer.Typer) -> None:
