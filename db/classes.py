@@ -112,7 +112,7 @@ def forget(connection: Connection, class_id: str) -> bool:
         raise ClassInUse(f"{class_id} has a worker; stop it first")
     found = connection.execute(update(_class).where(_class.c.id == class_id).values(registered=False))
     referring = (models.Environment, models.Session, models.Verdict, models.Best, models.Claim,
-                 models.Tuning, models.Job, models.Worker)  # fmt: skip
+                 models.Tuning, models.Job, models.Worker, models.OutlierDevice)  # fmt: skip
     used = [exists().where(table(kind).c.device_class_id == class_id) for kind in referring]
     connection.execute(delete(_class).where(_class.c.id == class_id, *(~each for each in used)))
     return found.rowcount == 1

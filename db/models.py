@@ -17,6 +17,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    String,
     Text,
     UniqueConstraint,
     false,
@@ -50,7 +51,7 @@ class DeviceClass(SQLModel, table=True):
 
 class Environment(SQLModel, table=True):
     """A device with its driver and libraries; `number` gives the order in which environments were first
-    stored."""
+    stored. `software` is equal for environments that differ in the device alone."""
 
     __tablename__ = "environments"
 
@@ -59,6 +60,7 @@ class Environment(SQLModel, table=True):
     device_class_id: str = Field(foreign_key="device_classes.id", index=True)
     uuid: str
     content: Any = _json()
+    software: str = Field(default="", sa_column=Column(String, nullable=False, server_default=""))
     created_at: str
 
 
@@ -140,6 +142,7 @@ class Session(SQLModel, table=True):
     stopped."""
 
     __tablename__ = "sessions"
+    __table_args__ = (Index("ix_sessions_environment", "environment_id", "number"),)
 
     number: int | None = Field(default=None, sa_column=Column(_NUMBER, primary_key=True))
     id: str = Field(unique=True)
@@ -395,6 +398,21 @@ class Worker(SQLModel, table=True):
     counts: Any = _json(nullable=True)
     version: str | None = None
     failure: Any = _json(nullable=True)
+
+
+class OutlierDevice(SQLModel, table=True):
+    """A device on which the default takes another time than on the others of its class (`differs`), or did.
+    Best rows show no verdict of one that differs; `applied` says whether all of them follow. `content` has
+    the comparison."""
+
+    __tablename__ = "outlier_devices"
+
+    device_class_id: str = Field(foreign_key="device_classes.id", primary_key=True)
+    uuid: str = Field(primary_key=True)
+    differs: bool
+    applied: bool
+    content: Any = _json()
+    since: str
 
 
 class ApiKey(SQLModel, table=True):

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, and_, case, func, select
 
-from db import models
+from db import models, outliers
 from db.liveness import alive
 from db.values import among, chunks, table
 
@@ -46,13 +46,17 @@ def _one(connection: Connection, query: Select[Any]) -> Row | None:
 
 
 def device_classes(connection: Connection) -> list[Row]:
-    """Every class with its numbers of live workers and of environments."""
+    """Every class with its numbers of live workers and of environments, and the devices that differ."""
     live = select(func.count()).where(_worker.c.device_class_id == _class.c.id, alive(connection))
     met = select(func.count()).where(_environment.c.device_class_id == _class.c.id)
     query = select(
         _class, live.scalar_subquery().label("workers"), met.scalar_subquery().label("environments")
     ).order_by(_class.c.id)
-    return _rows(connection, query)
+    differing = [row for row in outliers.rows(connection) if row["differs"]]
+    return [
+        {**row, "outliers": [one for one in differing if one["device_class_id"] == row["id"]]}
+        for row in _rows(connection, query)
+    ]
 
 
 def largest_memory(connection: Connection, device_class_id: str) -> int | None:

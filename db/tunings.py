@@ -33,6 +33,7 @@ _link = table(models.TuningJob)
 _event = table(models.Event)
 _session = table(models.Session)
 _worker = table(models.Worker)
+_outlier = table(models.OutlierDevice)
 
 
 @dataclass(frozen=True)
@@ -195,8 +196,14 @@ def lock_submissions(connection: Connection) -> None:
 
 def _known(connection: Connection, request: Request, keys: Sequence[str]) -> dict[str, int]:
     """The latest job of each key with a verdict from an environment of the class's live workers (if none
-    lives, of its newest worker). Devices of one class differ in UUID, so a class has several environments."""
-    of_class = _worker.c.device_class_id == request.device_class_id
+    lives, of its newest worker). Devices of one class differ in UUID, so a class has several environments;
+    what a device measured that differs from its class is not known of the class."""
+    outlier = exists().where(
+        _outlier.c.device_class_id == _worker.c.device_class_id,
+        _outlier.c.uuid == _worker.c.device_uuid,
+        _outlier.c.differs,
+    )
+    of_class = and_(_worker.c.device_class_id == request.device_class_id, ~outlier)
     live = select(_worker.c.environment_id).where(of_class, alive(connection))
     newest = select(_worker.c.environment_id).where(of_class).order_by(_worker.c.number.desc()).limit(1)
     present = connection.scalars(live).all() or connection.scalars(newest).all()

@@ -56,7 +56,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "devices": (
         "look",
-        "List the devices of this machine, what runs on them, and their measured ceilings.",
+        "List the devices of this machine, what runs on them, their measured ceilings, and which of them "
+        "differ from their class.",
     ),
     "problems": (
         "look",

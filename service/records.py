@@ -125,8 +125,21 @@ class Leaderboard(Answer):
     items: list[Ranked]
 
 
+class Outlier(Answer):
+    """A device on which the default takes another time than on the others of its class: the median `ratio`
+    over `shapes`, and the `p_value` of a rank test. Its results are in no best row until it agrees."""
+
+    uuid: str
+    ratio: float
+    shapes: int
+    p_value: float
+    reason: str
+    since: str
+
+
 class DeviceClass(Answer):
-    """Results move only within a class; `workers` are those that live."""
+    """Results move only within a class; `workers` are those that live, `outliers` the devices that differ
+    from their class."""
 
     id: str
     vendor: str
@@ -137,6 +150,7 @@ class DeviceClass(Answer):
     revision: int
     workers: int
     environments: int
+    outliers: list[Outlier]
 
 
 class ProvenanceRow(Answer):

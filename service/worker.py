@@ -33,6 +33,7 @@ from db.liveness import WINDOW_SECONDS
 from service.device_lock import DeviceLock, locks_folder
 from service.jobs import AHEAD, Executor, JobQueue
 from service.logs import about
+from service.outliers import compare_later
 from service.portfolio import Warming
 from service.requests import read_request
 from service.revalidation import queue_revalidation
@@ -40,6 +41,7 @@ from service.settings import Settings
 from service.store import JobStore, Stopping, WorkerCounts, patiently
 from service.tunings import Tunings
 from service.worker_lease import hold_lease
+from service.worker_peers import Peers
 from tuners.campaign import check_known
 from tuners.ceilings import CeilingStore
 from tuners.device_client import DeviceClient
@@ -92,8 +94,7 @@ class Worker:
         self._turn = threading.Lock()
         self._job: StartedJob | None = None
         self._session: RecordedSession | None = None
-        self._peers: dict[str, tuple[int, float]] = {}
-        self._looked = 0.0
+        self._peers = Peers(self.id)
         self._held_idle = 0
         self._counts = WorkerCounts()
         self._queue = JobQueue(settings.database_url)
@@ -191,17 +192,7 @@ class Worker:
         holders = self._queue.holders()
         with reading(self._engine) as connection:
             beats = workers.beats(connection)
-        now = time.monotonic()
-        if now - self._looked > 2 * REAP_SECONDS + BEAT_SECONDS:
-            # The database was unreachable, or this process slept: heartbeats were not written, or not seen.
-            self._peers.clear()
-        self._looked = now
-        self._peers = {
-            name: self._peers[name] if name in self._peers and self._peers[name][0] == count else (count, now)
-            for name, count in beats.items()
-            if name != self.id
-        }
-        dead = [name for name, (_, since) in self._peers.items() if now - since >= DEAD_SECONDS]
+        dead = self._peers.dead(beats, DEAD_SECONDS, 2 * REAP_SECONDS + BEAT_SECONDS)
         if dead:
             _log.warning("workers are dead: %s", ", ".join(dead))
             with writing(self._engine) as connection:
@@ -277,6 +268,8 @@ class Worker:
             self._counts.job_seconds += time.monotonic() - begin
             self._job = self._session = None
             self._prune()
+            if not self._stop.is_set():
+                compare_later(self._engine, self.environment)
             self._idle.set()
         if self._stop.is_set():
             self._never()

@@ -27,9 +27,10 @@ Times = Mapping[str, Mapping[str, tuple[int, float]]]
 
 @dataclass(frozen=True)
 class Agreement:
-    """How a device compares with the others of its class. `differs` is None where too few shapes were
-    measured on it and on another. `ratio`: median over shapes of its seconds divided by the others' median;
-    `p_value` of the rank test."""
+    """How a device compares with the others of its class. `differs` is False for one within the margin, and
+    None where nothing is decided: too few shapes were measured on it and on another, or the median is beyond
+    the margin, but may be so by chance. `ratio`: median over shapes of its seconds divided by the others'
+    median; `p_value` of the rank test."""
 
     differs: bool | None
     shapes: int
@@ -92,8 +93,9 @@ def _compare(times: Times, device: str, among: Sequence[str]) -> Agreement:
     ratios = [mine / median(theirs) for _, mine, theirs in shared]
     spread = [seconds / median(theirs) for _, _, theirs in shared for seconds in theirs]
     ratio, p_value = median(ratios), rank_test(ratios, spread)
-    beyond = max(ratio, 1 / ratio) > 1 + MARGIN
-    return Agreement(beyond and p_value <= SIGNIFICANCE, len(shared), ratio, p_value)
+    if max(ratio, 1 / ratio) <= 1 + MARGIN:
+        return Agreement(False, len(shared), ratio, p_value)
+    return Agreement(True if p_value <= SIGNIFICANCE else None, len(shared), ratio, p_value)
 
 
 def rank_test(first: Sequence[float], second: Sequence[float]) -> float:

@@ -130,7 +130,13 @@ def session_view(row: Row) -> dict[str, Any]:
 def device_view(row: Row) -> dict[str, Any]:
     """records.DeviceClass."""
     names = ("id", "vendor", "arch", "product", "units", "registered", "revision", "workers", "environments")
-    return {name: row[name] for name in names}
+    return {**{name: row[name] for name in names}, "outliers": [outlier_view(one) for one in row["outliers"]]}
+
+
+def outlier_view(row: Row) -> dict[str, Any]:
+    """records.Outlier."""
+    names = ("ratio", "shapes", "p_value", "reason")
+    return {"uuid": row["uuid"], **{name: row["content"][name] for name in names}, "since": row["since"]}
 
 
 def provenance_view(row: Row) -> dict[str, Any]:

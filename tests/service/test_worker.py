@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, select, update
 
 from backends.errors import DeviceError, DeviceLost
 from backends.problem import GemmProblem, from_linear
-from db import fleet, models, queries, sessions
+from db import fleet, models, outliers, queries, sessions
 from db.engine import DatabaseUnavailable, reading, writing
 from db.jobs import MAX_ATTEMPTS
 from db.retries import retry_job
@@ -498,6 +498,33 @@ def test_two_devices_share_the_queue_and_each_job_is_measured_once(bench: Bench,
     lines = (workers.folder / "calls").read_text().splitlines()
     assert len({line.split()[0] for line in lines}) == 2, "both worked"
     assert [job["attempt"] for job in bench.jobs(name)] == [1] * 8
+
+
+@ON_SQLITE
+def test_a_device_that_differs_is_set_apart_by_whoever_measures(bench: Bench, workers: Workers) -> None:
+    ks = range(16, 20)
+    first = bench.submit(*ks)
+    process = workers.start()
+    bench.wait_for(first, "succeeded", workers)
+    send(process, signal.SIGTERM)
+    assert ended(process) == 0
+    verdict = table(models.Verdict)
+    with writing(bench.engine) as connection:  # as if the device had been throttled
+        connection.execute(update(verdict).values(baseline_seconds=2 * verdict.c.baseline_seconds))
+        assert outliers.rows(connection) == []
+    again = bench.submit(*ks, force=True)
+    process = workers.start(environment=OTHER_DEVICE)
+    bench.wait_for(again, "succeeded", workers)
+
+    def applied() -> bool:
+        with reading(bench.engine) as connection:
+            return [row["applied"] for row in outliers.rows(connection)] == [True]
+
+    wait(applied, workers.log)
+    with reading(bench.engine) as connection:
+        (odd,) = outliers.rows(connection)
+    assert (odd["uuid"], odd["differs"]) == (ENVIRONMENT.uuid, True)
+    assert odd["content"]["ratio"] == pytest.approx(2.0, rel=0.2)
 
 
 @ON_SQLITE

@@ -108,6 +108,13 @@ def test_three_shapes_of_two_devices_are_no_proof_and_four_are() -> None:
     assert apart(made({"a": 1.0, "b": 0.8}, 4)) == {"a"}, "of two the slower one"
 
 
+def test_what_may_be_chance_is_not_decided() -> None:
+    """A device that was set apart agrees once it is within the margin, not once the proof is gone."""
+    found = agreements(made({"a": 1.0, "b": 1.2}, 3))
+    assert {one.differs for one in found.values()} == {None}
+    assert {one.differs for one in agreements(made({"a": 1.0, "b": 1.01}, 3)).values()} == {False}
+
+
 def test_several_that_differ_are_set_apart_one_after_the_other() -> None:
     assert apart(made({"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.1, "e": 1.5}, 5, 0.002)) == {"d", "e"}
     assert apart(made({"a": 1.0, "b": 1.0, "c": 1.1, "d": 1.1}, 5, 0.002)) == {"c", "d"}

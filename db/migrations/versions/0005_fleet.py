@@ -1,9 +1,13 @@
-"""Retried jobs; what a worker failed at last, and its version"""
+"""Retried jobs; what a worker failed at last; devices that differ from their class"""
 
 from __future__ import annotations
 
+import json
+
 import sqlalchemy as sa
 from alembic import op
+
+from backends.canonical import short_hash
 
 revision = "0005"
 down_revision = "0004"
@@ -22,3 +26,25 @@ def upgrade() -> None:
     )
     op.add_column("workers", sa.Column("version", sa.String(), nullable=True))
     op.add_column("workers", sa.Column("failure", sa.JSON(), nullable=True))
+    op.add_column("environments", sa.Column("software", sa.String(), nullable=False, server_default=""))
+    connection = op.get_bind()
+    for number, text in connection.execute(sa.text("SELECT number, content FROM environments")).all():
+        content = json.loads(text) if isinstance(text, str) else text
+        named = {name: content.get(name, "") for name in ("partition", "driver", "runtime")}
+        software = short_hash({**named, **content.get("libraries", {})})
+        connection.execute(
+            sa.text("UPDATE environments SET software = :software WHERE number = :number"),
+            {"software": software, "number": number},
+        )
+    op.create_index("ix_sessions_environment", "sessions", ["environment_id", "number"], unique=False)
+    op.create_table(
+        "outlier_devices",
+        sa.Column("device_class_id", sa.String(), nullable=False),
+        sa.Column("uuid", sa.String(), nullable=False),
+        sa.Column("differs", sa.Boolean(), nullable=False),
+        sa.Column("applied", sa.Boolean(), nullable=False),
+        sa.Column("content", sa.JSON(), nullable=False),
+        sa.Column("since", sa.String(), nullable=False),
+        sa.ForeignKeyConstraint(["device_class_id"], ["device_classes.id"]),
+        sa.PrimaryKeyConstraint("device_class_id", "uuid"),
+    )
