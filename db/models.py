@@ -381,6 +381,7 @@ class Worker(SQLModel, table=True):
     if it was one, and the reason; `version` is gemmtune's."""
 
     __tablename__ = "workers"
+    __table_args__ = (Index("ix_workers_device", "device_class_id", "device_uuid", "number"),)
 
     number: int | None = Field(default=None, sa_column=Column(_NUMBER, primary_key=True))
     id: str = Field(unique=True)

@@ -173,6 +173,8 @@ def test_a_service_lists_it(fleet: Engine, database_url: str) -> None:
         assert (odd["uuid"], odd["shapes"]) == (ODD.uuid, 4)
         assert odd["ratio"] == pytest.approx(1.2, rel=0.01)
         assert "19.8% slower" in odd["reason"]
+        metric = f'gemmtune_outlier_devices{{device_class="{GPU_CLASS}"}} 1.0'
+        assert metric in client.get("/metrics").text
         asked = {
             "m": "256", "n": "64", "k": "128", "dtype": "bf16", "trans_b": "true",
             "policy": samples.POLICY.id,

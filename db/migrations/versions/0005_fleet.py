@@ -26,6 +26,9 @@ def upgrade() -> None:
     )
     op.add_column("workers", sa.Column("version", sa.String(), nullable=True))
     op.add_column("workers", sa.Column("failure", sa.JSON(), nullable=True))
+    op.create_index(
+        "ix_workers_device", "workers", ["device_class_id", "device_uuid", "number"], unique=False
+    )
     op.add_column("environments", sa.Column("software", sa.String(), nullable=False, server_default=""))
     connection = op.get_bind()
     for number, text in connection.execute(sa.text("SELECT number, content FROM environments")).all():
