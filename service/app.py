@@ -53,6 +53,7 @@ from service.routes import (
     tunings,
 )
 from service.settings import Settings
+from service.tracing import open_tracing
 from service.tunings import open_tunings
 from service.uploads import Uploads
 
@@ -94,6 +95,8 @@ def create_app(
     workers beside it that end again and again. `uploads`: the processes of several applications, which their
     caller closes."""
 
+    tracing = open_tracing(settings, "server")
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.openapi()  # built now, or the first bad request would hold up all others for it
@@ -114,6 +117,7 @@ def create_app(
             if uploads is None:
                 await run_in_threadpool(app.state.uploads.close)
             await run_in_threadpool(app.state.bundles.close)
+            await run_in_threadpool(tracing.close)
             await app.state.service.close()
 
     app = FastAPI(
@@ -156,6 +160,7 @@ def create_app(
         metrics=app.state.metrics,
         access_log=settings.access_log,
         retry_after=settings.retry_after_seconds,
+        tracing=tracing,
     )
     _document(app)
     return app

@@ -175,4 +175,9 @@ class Settings(BaseSettings):
     log_json: bool = Field(
         default=False, description="Whether servers and workers log lines of JSON instead of text."
     )
+    otel: bool = Field(
+        default=False,
+        description="Whether servers and workers send traces by OpenTelemetry (extra `otel`); its own "
+        "variables, `OTEL_*`, name the collector and the sampler.",
+    )
     access_log: bool = Field(default=True, description="Whether each request is logged, in one line.")

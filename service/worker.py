@@ -39,6 +39,7 @@ from service.requests import read_request
 from service.revalidation import queue_revalidation
 from service.settings import Settings
 from service.store import JobStore, Stopping, WorkerCounts, patiently
+from service.tracing import open_tracing
 from service.tunings import Tunings
 from service.worker_lease import hold_lease
 from service.worker_peers import Peers
@@ -97,6 +98,7 @@ class Worker:
         self._peers = Peers(self.id)
         self._held_idle = 0
         self._counts = WorkerCounts()
+        self._tracing = open_tracing(settings, "worker")
         self._queue = JobQueue(settings.database_url)
         queue = str(self.environment.device_class)
         self._executor = Executor(settings.database_url, queue, self.id, self._take)
@@ -228,7 +230,8 @@ class Worker:
             self.close()
 
     def close(self) -> None:
-        """Ends the device process."""
+        """Ends the device process, and sends what is left of traces."""
+        self._tracing.close()
         runner, self._runner = self._runner, None
         if runner is not None:
             runner.close()
@@ -326,7 +329,9 @@ class Worker:
             self._end(job, "failed", message, evidence, broken=True)
             return
         try:
-            with about(job_id=job.id, problem_id=job.problem_id), self._warming.job():
+            ids = {"job_id": job.id, "problem_id": job.problem_id}
+            span = self._tracing.job({**ids, "attempt": job.attempt, "device": self.environment.uuid})
+            with span as trace, about(**ids, **trace), self._warming.job():
                 _log.info("attempt %d starts", job.attempt)
                 self._measure(job)
         except (jobs.Fenced, Stopping, StorageError, DeviceLost):
