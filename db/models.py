@@ -416,6 +416,24 @@ class OutlierDevice(SQLModel, table=True):
     since: str
 
 
+class DeviceCheck(SQLModel, table=True):
+    """How long the default of a problem that another device of the class measured takes on a device: timed
+    between two jobs, only to compare the devices. `seconds` is null where it could not be timed;
+    `after_verdict` is the number of the latest verdict before it, by which it is ordered among verdicts."""
+
+    __tablename__ = "device_checks"
+    __table_args__ = (Index("ix_device_checks_environment", "environment_id"),)
+
+    number: int | None = Field(default=None, sa_column=Column(_NUMBER, primary_key=True))
+    environment_id: str = Field(foreign_key="environments.id")
+    problem_id: str = Field(foreign_key="problems.id")
+    policy_id: str = Field(foreign_key="policies.id")
+    baseline_id: str
+    seconds: float | None = None
+    after_verdict: int = Field(sa_column=Column(BigInteger, nullable=False))
+    created_at: str
+
+
 class ApiKey(SQLModel, table=True):
     """An API key, or a browser's login with one (`login_of`). Only a hash of the secret is stored. `limits`
     replace the settings' for this key."""

@@ -145,6 +145,11 @@ class Settings(BaseSettings):
         description="Winners of another environment that a starting worker has measured again, at most; "
         "0: none.",
     )
+    device_checks: bool = Field(
+        default=True,
+        description="Whether workers time defaults between jobs, a second each, to compare the devices of a "
+        "class.",
+    )
     max_compiles: int = Field(
         default=2, ge=1, description="Kernels compiled for requests at a time; one more is answered 503."
     )

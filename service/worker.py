@@ -30,10 +30,10 @@ from db import jobs, sessions, tunings, workers
 from db.engine import DatabaseUnavailable, reading, writing
 from db.jobs import MAX_ATTEMPTS, StartedJob
 from db.liveness import WINDOW_SECONDS
+from service.between_jobs import BetweenJobs
 from service.device_lock import DeviceLock, locks_folder
 from service.jobs import AHEAD, Executor, JobQueue
 from service.logs import about
-from service.outliers import compare_later
 from service.portfolio import Warming
 from service.requests import read_request
 from service.revalidation import queue_revalidation
@@ -56,8 +56,6 @@ _log = logging.getLogger(__name__)
 #: How often the worker checks whether its job was cancelled, sends a heartbeat, and looks for dead peers; a
 #: peer is dead if its counter has not changed for DEAD_SECONDS of our own clock.
 LOOK_SECONDS, BEAT_SECONDS, REAP_SECONDS, DEAD_SECONDS = 0.25, 1.0, 5.0, WINDOW_SECONDS
-PRUNE_SECONDS = 600.0
-VERSION = version("gemmtune")
 #: How long a stopping worker waits for its job, which ends after its current outcome; one that hangs is left
 #: to the next worker.
 STOP_SECONDS = 20.0
@@ -81,7 +79,7 @@ class Worker:
         self._engine, self._settings = engine, settings
         self._lock = lock or DeviceLock(locks_folder(settings), device)
         self._cache = BinaryCache(settings.cache_dir / "kernels")
-        self._cache_bytes, self._pruned = settings.kernel_cache_bytes, float("-inf")
+        self._between = BetweenJobs(settings, engine, self.environment, self._cache)
         self._ceilings = CeilingStore(settings.cache_dir / "ceilings")
         self._make_runner = make_runner
         self._warming = Warming(self.environment, self._cache, lambda: not self._idle.is_set())
@@ -148,7 +146,7 @@ class Worker:
             with writing(self._engine) as connection:
                 workers.register(
                     connection, self.id, socket.gethostname(), os.getpid(), self.environment, self._lock.name,
-                    silent, VERSION,
+                    silent, version("gemmtune"),
                 )  # fmt: skip
 
         patiently(self._stop, once)
@@ -251,6 +249,8 @@ class Worker:
         begin = time.monotonic()
         try:
             self._one(job_id)
+            self._job = self._session = None
+            self._check_device()
         except jobs.Fenced:
             _log.warning("job %s is another worker's by now", job_id)
         except Stopping:
@@ -270,20 +270,22 @@ class Worker:
         finally:
             self._counts.job_seconds += time.monotonic() - begin
             self._job = self._session = None
-            self._prune()
             if not self._stop.is_set():
-                compare_later(self._engine, self.environment)
+                self._between.tidy()
             self._idle.set()
         if self._stop.is_set():
             self._never()
 
-    def _prune(self) -> None:
-        """Keeps the cache of kernels within its limit; looks once in PRUNE_SECONDS, between two jobs."""
-        if time.monotonic() - self._pruned >= PRUNE_SECONDS:
-            self._pruned = time.monotonic()
-            removed = self._cache.prune(self._cache_bytes)
-            if removed:
-                _log.info("%d bytes of compiled kernels that were not used for longest are removed", removed)
+    def _check_device(self) -> None:
+        if self._runner is not None and not self._stop.is_set():
+            with self._warming.job():
+                self._between.check(self._runner, self._hold)
+
+    def _hold(self, session: RecordedSession) -> None:
+        """Makes stop() end the session, even if it came before there was one."""
+        self._session = session
+        if self._stop.is_set():
+            session.stop()
 
     def _give_back(self, job_id: str, message: str) -> None:
         """Releases the job, if the database answers, and ends the worker: the failure was not the job's
@@ -361,10 +363,8 @@ class Worker:
             runner, problem, settings, store,
             self._ceilings.of(self.environment, runner.ceilings),
         )  # fmt: skip
-        self._session = session
-        if self._stop.is_set():  # stop() came before there was a session to stop
-            session.stop()
-        else:
+        self._hold(session)
+        if not session.stopped:
             for _ in session.run(session.open()):
                 pass
         if session.result is not None:

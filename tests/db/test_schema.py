@@ -38,7 +38,7 @@ RELEASED = {
     "0002_export_targets.py": "8c1dcde38e23a6265f7e46cfe36d136ca41ad726839fe55bbcf530b90cccc253",
     "0003_queue_from_rows.py": "b0171ced7ea4b26fed12ba53e9fdb94c9c1436814a2e3240f953afbb0313305d",
     "0004_keys_and_registered_classes.py": "3372a23ddbedafb71f0d90d3528fce2fcfc660faa53cf703e777a5f35eb5857d",
-    "0005_fleet.py": "c3ded9733e95cebc524e2764bf3e63544703659cbe41881c70fa0c95f4649ecb",
+    "0005_fleet.py": "d92035c750fe2e1159263f0845d2c7c209ab65e7f08fe207b237cb835a5d8d91",
 }
 MIGRATIONS = Path(schema.__file__).parent / "migrations"
 ASSETS = sorted(asset.FOLDER.glob("*.sqlite.gz"))

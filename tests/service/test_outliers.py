@@ -165,6 +165,53 @@ def test_what_it_measured_is_not_known_to_a_tuning(fleet: Engine) -> None:
     assert submit().known == 0
 
 
+def test_checks_compare_devices_that_measured_different_problems(engine: Engine) -> None:
+    measured(engine, GPUS[0], SHAPES)
+    measured(engine, ODD, [ALONE], 1.3, tile=16)
+
+    def due() -> outliers.Shape | None:
+        with reading(engine) as connection:
+            return outliers.next_shape(connection, ODD, outliers.default_times(connection, ODD))
+
+    order = []
+    for seconds in (None, 3.9e-6, 3.9e-6, 3.9e-6):
+        shape = due()
+        assert shape is not None
+        assert (shape.policy, shape.problem["dtype_a"]) == (samples.POLICY.to_dict(), "bf16")
+        order.append(shape.problem_id)
+        with writing(engine) as connection:
+            outliers.put_check(connection, ODD.id, shape, BASELINE.id, seconds)
+    assert order == [of.id for of in reversed(SHAPES)], "the latest first, and none twice"
+    assert due() is None
+    compare_devices(engine, ODD)
+    assert apart(engine) == {}, "of two devices three shapes are no proof"
+    extra = problem(512)
+    measured(engine, GPUS[0], [extra])
+    shape = due()
+    assert shape is not None
+    assert shape.problem_id == extra.id
+    with writing(engine) as connection:
+        outliers.put_check(connection, ODD.id, shape, BASELINE.id, 3.9e-6)
+    compare_devices(engine, ODD)
+    assert apart(engine) == {ODD.uuid: True}
+    assert ALONE.n not in winners(engine)
+    with writing(engine) as connection:  # it is repaired: newer checks of the same shapes count
+        for of in (*SHAPES[:3], extra):
+            again = outliers.Shape(of.id, {}, samples.POLICY.id, {})
+            outliers.put_check(connection, ODD.id, again, BASELINE.id, 3e-6)
+    compare_devices(engine, ODD)
+    assert apart(engine) == {ODD.uuid: False}
+    assert ALONE.n in winners(engine)
+
+
+def test_a_device_alone_is_not_checked(engine: Engine) -> None:
+    measured(engine, ODD, SHAPES)
+    with reading(engine) as connection:
+        times = outliers.default_times(connection, ODD)
+        assert times == {}
+        assert outliers.next_shape(connection, ODD, times) is None
+
+
 def test_a_service_lists_it(fleet: Engine, database_url: str) -> None:
     compare_devices(fleet, GPUS[0])
     with serving(Settings(database_url=database_url, device=GPU_CLASS)) as client:

@@ -93,6 +93,9 @@ def test_they_are_enough_for_a_tuning(
             assert outliers.apply(connection, samples.CLASS, HERE.uuid, ("", ""), 10) is None
             found = queries.best_documents(connection, [problem().id], samples.CLASS, samples.POLICY.id)
             assert bool(found) is not differs
+    with writing(engines["worker"]) as connection:
+        shape = outliers.Shape(problem().id, {}, samples.POLICY.id, {})
+        outliers.put_check(connection, HERE.id, shape, samples.BASELINE.id, 1e-6)
     compare_devices(engines["worker"], HERE)
     tunings.cancel(created.id)
     tunings.close()

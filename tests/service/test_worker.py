@@ -512,8 +512,9 @@ def test_a_device_that_differs_is_set_apart_by_whoever_measures(bench: Bench, wo
     with writing(bench.engine) as connection:  # as if the device had been throttled
         connection.execute(update(verdict).values(baseline_seconds=2 * verdict.c.baseline_seconds))
         assert outliers.rows(connection) == []
-    again = bench.submit(*ks, force=True)
-    process = workers.start(environment=OTHER_DEVICE)
+    known = len(bench.sessions())
+    again = bench.submit(*range(40, 45))  # other problems: only checks compare the devices
+    workers.start(environment=OTHER_DEVICE, device_checks=True)
     bench.wait_for(again, "succeeded", workers)
 
     def applied() -> bool:
@@ -525,6 +526,7 @@ def test_a_device_that_differs_is_set_apart_by_whoever_measures(bench: Bench, wo
         (odd,) = outliers.rows(connection)
     assert (odd["uuid"], odd["differs"]) == (ENVIRONMENT.uuid, True)
     assert odd["content"]["ratio"] == pytest.approx(2.0, rel=0.2)
+    assert len(bench.sessions()) == known + 5, "checks are no sessions"
 
 
 @ON_SQLITE

@@ -51,3 +51,20 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["device_class_id"], ["device_classes.id"]),
         sa.PrimaryKeyConstraint("device_class_id", "uuid"),
     )
+    number = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+    op.create_table(
+        "device_checks",
+        sa.Column("number", number, nullable=False),
+        sa.Column("environment_id", sa.String(), nullable=False),
+        sa.Column("problem_id", sa.String(), nullable=False),
+        sa.Column("policy_id", sa.String(), nullable=False),
+        sa.Column("baseline_id", sa.String(), nullable=False),
+        sa.Column("seconds", sa.Float(), nullable=True),
+        sa.Column("after_verdict", sa.BigInteger(), nullable=False),
+        sa.Column("created_at", sa.String(), nullable=False),
+        sa.ForeignKeyConstraint(["environment_id"], ["environments.id"]),
+        sa.ForeignKeyConstraint(["problem_id"], ["problems.id"]),
+        sa.ForeignKeyConstraint(["policy_id"], ["policies.id"]),
+        sa.PrimaryKeyConstraint("number"),
+    )
+    op.create_index("ix_device_checks_environment", "device_checks", ["environment_id"], unique=False)
