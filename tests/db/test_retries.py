@@ -12,6 +12,7 @@ from db.engine import reading, writing
 from db.retries import JobNotRetried, retry_job
 from tests.db.samples import CLASS, request, submit
 from tests.db.steps import A, B, begin, cancel, end, job, jobs_of, together, told, tuning
+from tests.postgres import ON_SQLITE
 
 
 def retried(engine: Engine, job_id: str) -> bool:
@@ -63,6 +64,7 @@ def test_of_several_retries_at_once_one_counts(engine: Engine) -> None:
     assert tuning(engine, created)["failed"] == 0
 
 
+@ON_SQLITE
 def test_only_a_failed_job_is_retried(engine: Engine) -> None:
     assert not retried(engine, "job-unknown")
     created = submit(engine, [A])
@@ -78,6 +80,7 @@ def test_only_a_failed_job_is_retried(engine: Engine) -> None:
         retried(engine, name)
 
 
+@ON_SQLITE
 def test_a_failure_that_no_tuning_waits_for_is_not_retried(engine: Engine) -> None:
     created = submit(engine, [A, B])
     (name, _) = created.new_jobs
@@ -88,6 +91,7 @@ def test_a_failure_that_no_tuning_waits_for_is_not_retried(engine: Engine) -> No
     assert tuning(engine, created)["failed"] == 1
 
 
+@ON_SQLITE
 def test_a_job_whose_twin_is_queued_is_not_retried(engine: Engine) -> None:
     (name,) = submit(engine, [A]).new_jobs
     end(engine, begin(engine, name), "failed")
@@ -110,6 +114,7 @@ def test_every_tuning_of_the_job_runs_again_and_a_cancelled_one_does_not(engine:
     assert [tuning(engine, one)["failed"] for one in (first, second)] == [0, 0]
 
 
+@ON_SQLITE
 def test_a_cancelled_retry_names_its_call(engine: Engine) -> None:
     created = submit(engine, [A])
     (name,) = created.new_jobs
@@ -118,6 +123,7 @@ def test_a_cancelled_retry_names_its_call(engine: Engine) -> None:
     assert cancel(engine, created) == [f"{name}.1"]
 
 
+@ON_SQLITE
 def test_deaths_before_a_retry_do_not_count_after_it(engine: Engine) -> None:
     created = submit(engine, [A])
     (name,) = created.new_jobs

@@ -28,6 +28,7 @@ from service.targets import derive_targets
 from tests.db import samples
 from tests.db.samples import BASELINE, candidate, problem
 from tests.fleet import GPU_CLASS, GPUS
+from tests.postgres import ON_SQLITE
 from tests.service.http.serving import serving
 from tests.service.http.shapes import fits
 
@@ -110,6 +111,7 @@ def test_it_is_merged_again_once_it_agrees(fleet: Engine) -> None:
     assert after["applied"]
 
 
+@ON_SQLITE
 def test_a_comparison_that_was_cut_short_is_completed(fleet: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     class Killed(Exception):
         pass
@@ -133,6 +135,7 @@ def test_a_comparison_that_was_cut_short_is_completed(fleet: Engine, monkeypatch
     assert winners(fleet) == {of.n: candidate(8).id for of in SHAPES}
 
 
+@ON_SQLITE
 def test_other_software_or_too_few_shapes_compare_nothing(engine: Engine) -> None:
     updated = replace(ODD, driver="590.1")
     measured(engine, GPUS[0], SHAPES)
@@ -143,6 +146,7 @@ def test_other_software_or_too_few_shapes_compare_nothing(engine: Engine) -> Non
     assert apart(engine) == {}
 
 
+@ON_SQLITE
 def test_what_it_measured_is_not_known_to_a_tuning(fleet: Engine) -> None:
     asked = replace(samples.request(), device_class_id=GPU_CLASS)
     job, session = table(models.Job), table(models.Session)
@@ -204,6 +208,7 @@ def test_checks_compare_devices_that_measured_different_problems(engine: Engine)
     assert ALONE.n in winners(engine)
 
 
+@ON_SQLITE
 def test_a_device_alone_is_not_checked(engine: Engine) -> None:
     measured(engine, ODD, SHAPES)
     with reading(engine) as connection:
@@ -212,6 +217,7 @@ def test_a_device_alone_is_not_checked(engine: Engine) -> None:
         assert outliers.next_shape(connection, ODD, times) is None
 
 
+@ON_SQLITE
 def test_a_service_lists_it(fleet: Engine, database_url: str) -> None:
     compare_devices(fleet, GPUS[0])
     with serving(Settings(database_url=database_url, device=GPU_CLASS)) as client:
@@ -236,6 +242,7 @@ def test_a_service_lists_it(fleet: Engine, database_url: str) -> None:
         assert len(queries.device_classes(connection)) == 1
 
 
+@ON_SQLITE
 def test_devices_tell_it(
     fleet: Engine, database_url: str, three_gpus: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

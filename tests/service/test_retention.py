@@ -24,6 +24,7 @@ from service.settings import Settings
 from service.targets import derive_targets
 from tests.db.samples import submit
 from tests.db.steps import A, B, C, begin, cancel, end
+from tests.postgres import ON_SQLITE
 from tests.service.http.conftest import PROBLEMS
 from tests.service.http.filled import CLASS, fill
 from tests.service.http.serving import serving
@@ -113,6 +114,7 @@ def test_what_goes_and_what_stays(settings: Settings, engine: Engine) -> None:
     assert {row.seconds is None for row in rows if row.status == "ok" and row.phase != "proof"} == {False}
 
 
+@ON_SQLITE
 def test_a_follower_hears_of_the_end_and_a_failure_is_retried(settings: Settings, engine: Engine) -> None:
     prune(settings, engine)
     with reading(engine) as connection:
@@ -135,6 +137,7 @@ def test_what_a_command_may_resume_stays_whole(settings: Settings, engine: Engin
         assert retention.old_samples(connection, 36500) == 0
 
 
+@ON_SQLITE
 def test_zero_days_are_forever(settings: Settings, engine: Engine) -> None:
     forever = settings.model_copy(
         update={"retain_engine_days": 0, "retain_events_days": 0, "retain_samples_days": 0}
@@ -144,6 +147,7 @@ def test_zero_days_are_forever(settings: Settings, engine: Engine) -> None:
     assert Settings().retain_samples_days == 0
 
 
+@ON_SQLITE
 def test_pieces_are_bounded(settings: Settings, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = count_old(settings, engine)
     monkeypatch.setattr(pruning, "PIECE", 2)
@@ -155,6 +159,7 @@ def test_pieces_are_bounded(settings: Settings, engine: Engine, monkeypatch: pyt
     assert done["samples"] + rest["samples"] == whole["samples"]
 
 
+@ON_SQLITE
 def test_a_server_prunes_by_itself(
     settings: Settings, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +187,7 @@ def environment(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEMMTUNE_RETAIN_SAMPLES_DAYS", "90")
 
 
+@ON_SQLITE
 @pytest.mark.usefixtures("environment")
 def test_the_command_counts_before_it_deletes(settings: Settings, engine: Engine) -> None:
     whole = count_old(settings, engine)

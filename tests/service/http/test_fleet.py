@@ -107,9 +107,9 @@ def test_workers_are_paged(client: httpx.Client, engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("query", ["state=alive", "latest=maybe", "status=idle", "cursor=x", "limit=0"])
-def test_bad_questions_for_workers(client: httpx.Client, query: str) -> None:
-    fault_of(client.get(f"/v1/workers?{query}"), 422)
-    fault_of(client.get("/v1/workers?device=hip"), 404)
+def test_bad_questions_for_workers(filled: httpx.Client, query: str) -> None:
+    fault_of(filled.get(f"/v1/workers?{query}"), 422)
+    fault_of(filled.get("/v1/workers?device=hip"), 404)
 
 
 # ---- jobs --------------------------------------------------------------------------------------
