@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from db import fleet, queries
@@ -16,6 +16,7 @@ from service.pages import PageDep, page_of
 from service.routes import describe
 from service.routes.examples import JOB, WORKER
 from service.routes.views import fleet_job_view, worker_view
+from service.shares import share_of
 
 router = APIRouter(tags=["fleet"], dependencies=STRICT)
 _JOB_ID = "/v1/jobs/{job_id}"
@@ -92,11 +93,15 @@ def get_job(service: ServiceDep, job_id: str) -> Response:
         **describe.refuses(404, 409),
     },
 )
-def retry(service: ServiceDep, job_id: str) -> Response:
+def retry(request: Request, service: ServiceDep, job_id: str) -> Response:
     """Queue a failed job again. It is measured anew, and its tunings that had ended run again. A job that is
     not failed is a 409 that says its state, so that a request that is sent twice queues it once."""
     name = identifier("job", job_id)
+    share = share_of(request.scope, service.settings)
     with writing(service.engine) as connection:
+        row = None if share is None else fleet.job(connection, name)
+        if share is not None and row is not None:
+            share.check(connection, row["priority"], 1)
         done = retry_job(connection, name)
     if not done:
         raise errors.not_found("job", name)

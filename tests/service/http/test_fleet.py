@@ -177,6 +177,7 @@ def test_reading_and_retrying_need_their_scopes(
     register(engine, ENVIRONMENT)
     with writing(engine) as connection:
         made = {scope: keys.create(connection, scope, [scope], None) for scope in ("read", "tune", "import")}
+        made["full"] = keys.create(connection, "full", ["tune"], None, {"queued_jobs": 0})
     caplog.set_level(logging.INFO, "gemmtune.audit")
     with serving(settings.model_copy(update={"keys": True})) as client:
 
@@ -193,9 +194,11 @@ def test_reading_and_retrying_need_their_scopes(
         path = f"/v1/jobs/{job['id']}/retry"
         for scope in ("read", "import"):
             assert fault_of(client.post(path, headers=headers(scope)), 403)["scope"] == "tune"
+        fault = fault_of(client.post(path, headers=headers("full")), 429)
+        assert "may have 0, not 1 more" in fault["detail"]
         assert client.post(path, headers=headers("tune")).status_code == 202
     lines = [record.getMessage() for record in caplog.records if path in record.getMessage()]
-    assert [line.split("status=")[1][:3] for line in lines] == ["403", "403", "202"]
+    assert [line.split("status=")[1][:3] for line in lines] == ["403", "403", "429", "202"]
     assert "name='tune'" in lines[-1]
 
 
