@@ -24,6 +24,7 @@ from backends.outcome import Outcome, Phase, Status
 from backends.protocol import DeviceListedFamily, NeighbouredFamily
 from backends.registry import BACKENDS, FoundDevice, backend
 from backends.solution import Solution
+from backends.user_kernels.source import UserKernel
 from tuners import device_calls
 from tuners.baselines import TWIN
 from tuners.ceilings import Ceilings
@@ -61,10 +62,12 @@ class DeviceClient:
         cache: BinaryCache,
         hang_seconds: float = HANG_SECONDS,
         setup_seconds: float = SETUP_SECONDS,
+        kernels: Sequence[UserKernel] = (),
     ) -> None:
+        """`kernels`: users' kernels that the device process runs beside its backend's families."""
         self.device = device
         self.environment = device.environment
-        self.backend = backend(device.backend)
+        self.backend = backend(device.backend, kernels)
         self.cache = cache
         self._hang, self._setup_seconds = hang_seconds, setup_seconds
         self._folder = ProcessFolder()
@@ -78,6 +81,7 @@ class DeviceClient:
             dict(BACKENDS),
             str(cache.root),
             str(self._folder.log),
+            tuple(kernels),
         )
         self._pool = ProcessPool(
             max_workers=1,
