@@ -67,7 +67,9 @@ def _refusal(family: object, shipped: Collection[str], found: dict[str, tuple[st
     """Why a family is left out, or None."""
     name = getattr(family, "name", None)
     if not isinstance(name, str) or not name or name != slug(name):
-        return f"{type(family).__name__} is left out: its name is {name!r}, and may hold letters, digits, . _ -"
+        return (
+            f"{type(family).__name__} is left out: its name is {name!r}, and may hold letters, digits, . _ -"
+        )
     if name in shipped:
         return f"family {name!r} is left out: gemmtune has a family of this name; call yours another"
     if name.startswith(PREFIX):
@@ -77,5 +79,7 @@ def _refusal(family: object, shipped: Collection[str], found: dict[str, tuple[st
     methods = ("unavailable", "supports", "solutions", "illegal", "compile", "load")
     lacks = [one for one in methods if not callable(getattr(family, one, None))]
     if lacks or not isinstance(getattr(family, "compiles", None), bool):
-        return f"family {name!r} is left out: it lacks {', '.join(lacks or ['compiles'])} (backends/protocol.py)"
+        return (
+            f"family {name!r} is left out: it lacks {', '.join(lacks or ['compiles'])} (backends/protocol.py)"
+        )
     return None

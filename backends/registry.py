@@ -48,7 +48,9 @@ def backend(name: str, kernels: Sequence[UserKernel] = ()) -> Backend:
     added = list(plugins(name, tuple(made.families())).families)
     for kernel in kernels:
         if not isinstance(made, RunsUserKernels):
-            raise ReadError(f"the {name} backend runs no kernels of users: {kernel.file} cannot be judged there")
+            raise ReadError(
+                f"the {name} backend runs no kernels of users: {kernel.file} cannot be judged there"
+            )
         added.append(made.user_family(kernel))
     return ExtendedBackend(made, added) if added else made
 

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, and_, bindparam, delete, exists, select, upda
 from backends.problem import GemmProblem
 from backends.wire import problem_to_wire
 from db import models
+from db.judged import unjudged
 from db.targets import Derive, rebuild_targets
 from db.values import CHUNK, among, bucket_of, chunks, insert_new, measured_workspace, table
 
@@ -24,7 +25,7 @@ _target = table(models.TargetVerdict)
 
 
 def refresh_best(connection: Connection, problem_id: str, device_class_id: str, policy_id: str) -> None:
-    """Rebuilds one best row from its verdicts; at least one must exist."""
+    """Rebuilds one best row from its verdicts; at least one must exist that is of no judged kernel."""
     mine = (
         _best.c.problem_id == problem_id,
         _best.c.device_class_id == device_class_id,
@@ -103,17 +104,21 @@ def refresh_winners(connection: Connection, solution_ids: Sequence[str]) -> None
 
 
 def _weights_query() -> Any:
-    return select(
-        _verdict.c.number,
-        _verdict.c.problem_id,
-        _verdict.c.device_class_id,
-        _verdict.c.policy_id,
-        _verdict.c.restricted,
-        _verdict.c.budget_seconds,
-        _session.c.environment_id,
-        _session.c.provenance_number,
-        exists().where(_target.c.verdict_number == _verdict.c.number).label("has_targets"),
-    ).join(_session, _session.c.id == _verdict.c.session_id)
+    return (
+        select(
+            _verdict.c.number,
+            _verdict.c.problem_id,
+            _verdict.c.device_class_id,
+            _verdict.c.policy_id,
+            _verdict.c.restricted,
+            _verdict.c.budget_seconds,
+            _session.c.environment_id,
+            _session.c.provenance_number,
+            exists().where(_target.c.verdict_number == _verdict.c.number).label("has_targets"),
+        )
+        .join(_session, _session.c.id == _verdict.c.session_id)
+        .where(unjudged())
+    )
 
 
 def _choose(weights: Sequence[Any]) -> tuple[int, int | None]:

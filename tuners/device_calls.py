@@ -33,8 +33,8 @@ from backends.outcome import Outcome, Phase, Status
 from backends.protocol import Bandwidths, DeviceListedFamily
 from backends.solution import Solution
 from tuners import evaluate
-from tuners.judge import limits
 from tuners.device_process import Binaries, DeviceProcess, DeviceProcessSettings, Task
+from tuners.judge import limits
 from tuners.measure import Rotation
 from tuners.space import Space, search_space
 

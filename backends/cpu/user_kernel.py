@@ -33,7 +33,9 @@ def user_family(kernel: UserKernel) -> UserFamily:
         return PythonKernel(kernel)
     if kernel.language == "c++":
         return NativeUserKernel(kernel)
-    raise ReadError(f"{kernel.file} is CUDA source, which no CPU runs; judge it with --device cuda, or as .cpp")
+    raise ReadError(
+        f"{kernel.file} is CUDA source, which no CPU runs; judge it with --device cuda, or as .cpp"
+    )
 
 
 class PythonKernel(UserFamily):
