@@ -70,7 +70,8 @@ class AuditRequest:
 class AuditReport:
     """The outputs, as the bytes of D: right after the timed launches, after the window where that differs,
     and of the first set after one element was replaced. `fresh` and `repeated`: seconds per launch on
-    contents that were never seen, and on unchanged ones. `replaced`: functions that the user's code
+    contents that were never seen, and on unchanged ones; `repeatable`: whether these gave the same bits.
+    `replaced`: functions that the user's code
     replaced."""
 
     early: tuple[Bytes, ...]
@@ -78,6 +79,7 @@ class AuditReport:
     changed: Bytes | None
     fresh: tuple[float, ...] = ()
     repeated: tuple[float, ...] = ()
+    repeatable: bool | None = None
     replaced: tuple[str, ...] = ()
 
 
@@ -163,43 +165,50 @@ def _audited(
             early = tuple(map(bench.output, range(len(request.then))))
             _sleep(request.window)
             late = tuple(map(bench.output, range(len(request.then))))
+            differ = [not np.array_equal(a, b) for a, b in zip(early, late, strict=True)]
             changed = None
-            if request.changed is not None:
+            if request.changed is not None and not any(differ):
                 bench.fill(0, request.changed.inputs(problem))
                 series.sample(warm=False)
                 changed = bench.output(0)
         finally:
             series.close()
-        fresh, repeated = _compared(device, kernel, bench, request) if request.pairs else ((), ())
+        fresh, repeated, repeatable = (), (), None
+        if request.pairs and not any(differ):
+            fresh, repeated, repeatable = _compared(device, kernel, bench, request)
         references = references_of(path)
         return AuditReport(
             early,
-            tuple(None if np.array_equal(a, b) else b for a, b in zip(early, late, strict=True)),
-            changed, fresh, repeated, () if references is None else tuple(references.replaced()),
+            tuple(b if other else None for b, other in zip(late, differ, strict=True)),
+            changed, fresh, repeated, repeatable, () if references is None else tuple(references.replaced()),
         )  # fmt: skip
     finally:
+        _sleep(request.window)  # a thread that is late writes to memory that is still there
         bench.free()
 
 
 def _compared(
     device: Device, kernel: Kernel, bench: _Bench, request: AuditRequest
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
+) -> tuple[tuple[float, ...], tuple[float, ...], bool]:
     """Seconds of a launch on contents that were never seen, and of the next one on the same contents, written
     again: both begin in the same state of the caches. The last set's launch before each wakes threads."""
     problem, fresh, repeated = request.problem, list[float](), list[float]()
     inputs = request.then[0].inputs(problem)
     rows, depth = as_product(problem, inputs["a"], inputs["b"])[0].shape[1:]
-    rng = np.random.default_rng(request.then[0].seed)
+    rng, repeatable = np.random.default_rng(request.then[0].seed), True
     series = device.series(kernel, bench.launches[:1], request.mode, bench.launches[-1])
     try:
         for _ in range(request.pairs):
             change_one(problem, inputs, (int(rng.integers(rows)), int(rng.integers(depth))))
+            outputs = []
             for taken in (fresh, repeated):
                 bench.fill(0, inputs)
                 taken.append(series.sample().seconds)
+                outputs.append(bench.output(0))
+            repeatable = repeatable and bool(np.array_equal(*outputs))
     finally:
         series.close()
-    return tuple(fresh), tuple(repeated)
+    return tuple(fresh), tuple(repeated), repeatable
 
 
 def clocked(task: Task, solution: Solution, binaries: Binaries, launches: int) -> Outcome:

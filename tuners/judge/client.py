@@ -61,6 +61,7 @@ class JudgeClient(DeviceClient):
         self._seeds = seeds
         self._proof: Outcome | None = None
         self._failed: Outcome | None = None
+        self._repeatable: bool | None = None
 
     def space(self, task: Task, families: Sequence[str] | None) -> Space:
         """The defaults, and the user's kernel as the only candidate."""
@@ -68,7 +69,7 @@ class JudgeClient(DeviceClient):
 
     def open(self, task: Task) -> Any:
         """See Runner."""
-        self._proof = self._failed = None
+        self._proof = self._failed = self._repeatable = None
         return super().open(task)
 
     def printed(self) -> Printed:
@@ -115,13 +116,16 @@ class JudgeClient(DeviceClient):
         # A wrong result may be a cheat's: the audit names it.
         found = self._audited(solution, outcome) if outcome.status in (*_TIMED, Status.WRONG_RESULT) else []
         if isinstance(found, Outcome):
-            outcome = replace(outcome, status=found.status)
-            evidence |= dict(found.evidence)
+            if outcome.status in _TIMED:  # else what the verifier said stands
+                outcome = replace(outcome, status=found.status)
+                evidence |= dict(found.evidence)
         elif found:
             wrong = evidence.get("wrong")
             outcome = replace(outcome, status=Status.WRONG_RESULT)
             evidence |= {"cheats": [cheat.name for cheat in found], "wrong": checks.joined(found)}
             evidence |= {"verifier": wrong} if wrong else {}
+        if self._repeatable is not None and evidence.get("repeatable") is not False:
+            evidence["repeatable"] = self._repeatable
         printed = self.printed()
         if printed.bytes:
             evidence["printed"] = {"bytes": printed.bytes, "first": printed.first}
@@ -183,11 +187,15 @@ class JudgeClient(DeviceClient):
     def _report(self, solution: Solution, request: audit.AuditRequest) -> audit.AuditReport | Outcome:
         """The report, or the outcome of a kernel that failed in the audit."""
         outcome = self._candidate(audit.audit, Phase.SCREEN, solution, request)
+        if outcome.status is Status.CRASH:  # perhaps of what an earlier launch left running
+            outcome = self._candidate(audit.audit, Phase.SCREEN, solution, request)
         if outcome.status is not Status.OK:
             return outcome
         report = outcome.evidence.get(audit.REPORT)
         if not isinstance(report, audit.AuditReport) or len(report.early) != len(request.then):
             return replace(outcome, status=Status.WRONG_RESULT, evidence={"wrong": "an audit has no report"})
+        if report.repeatable is not None:
+            self._repeatable = report.repeatable and self._repeatable is not False
         return report
 
     def _clock(self, solution: Solution) -> Cheat | Outcome | None:

@@ -11,7 +11,7 @@ from backends.export_targets import ExportTarget
 from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem
 from backends.solution import Solution
-from tuners.decide import Judgement
+from tuners.decide import Judgement, TargetVerdict
 from tuners.intervals import Interval, paired
 from tuners.judge.client import failure_text
 from tuners.session_store import Result
@@ -115,7 +115,7 @@ def judged(
         default = Compared(
             verdict.baseline_name, verdict.baseline, target.baseline_seconds, target.speedup, target.judgement
         )
-        seconds, text = target.seconds, target.reason
+        seconds, text = target.seconds, _reason(target)
     else:
         default = _screened(verdict.baseline_name, screened, first.get(verdict.baseline))
         seconds, text = screened.seconds or 0.0, "compared by its screening: it is too slow for the race"
@@ -128,6 +128,11 @@ def judged(
         result.problem, "right", text, seconds, default, known, evidence=screened.evidence,
         deterministic=screened.evidence.get("repeatable"), notes=result.notes,
     )  # fmt: skip
+
+
+def _reason(target: TargetVerdict) -> str:
+    """The judgement's reason, as of one candidate."""
+    return "it was shown slower than the default" if target.judgement is Judgement.LOSS else target.reason
 
 
 def _last(outcomes: Sequence[Outcome], solution: Solution, phase: Phase) -> Outcome | None:

@@ -9,8 +9,8 @@ TYPES = ("fp32", "fp16", "bf16")
 
 
 @triton.jit
-def tile(a, b, out, m, n, k, a_row, a_column, b_row, b_column, row, column,
-         TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr):  # fmt: skip
+def tile(a, b, out, m, n, a_row, a_column, b_row, b_column, row, column,
+         k: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr):  # fmt: skip
     rows = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M)
     columns = tl.program_id(1) * TILE_N + tl.arange(0, TILE_N)
     steps = tl.arange(0, TILE_K)
@@ -36,4 +36,4 @@ def gemm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """Writes a [m, k] times b [k, n] to out [m, n]."""
     (m, k), n = a.shape, b.shape[1]
     grid = (triton.cdiv(m, 64), triton.cdiv(n, 64))
-    tile[grid](a, b, out, m, n, k, *a.stride(), *b.stride(), *out.stride(), 64, 64, 32)
+    tile[grid](a, b, out, m, n, *a.stride(), *b.stride(), *out.stride(), k, 64, 64, 32)
