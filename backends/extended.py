@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol, cast
 
 from backends.cache import BinaryCache
 from backends.environment import Environment
@@ -17,6 +18,12 @@ from backends.protocol import (
     Probe,
 )
 from backends.traits import MeasurementTraits
+
+
+class _LoadsFamilies(Protocol):
+    """A device, as every backend's is, that loads candidates by a mapping of families."""
+
+    families: Mapping[str, Family]
 
 
 class ExtendedBackend:
@@ -62,11 +69,12 @@ class ExtendedBackend:
     def absent_baselines(self, problem: GemmProblem, environment: Environment) -> Sequence[AbsentBaseline]:
         """See ExplainsBaselines."""
         inner = self._inner
-        known = isinstance(inner, ExplainsBaselines)
-        return inner.absent_baselines(problem, environment) if known else ()
+        if isinstance(inner, ExplainsBaselines):
+            return inner.absent_baselines(problem, environment)
+        return ()
 
     def open(self, index: int, cache: BinaryCache) -> Device:
         """See Backend."""
         device = self._inner.open(index, cache)
-        device.families = self._families
+        cast("_LoadsFamilies", device).families = self._families
         return device

@@ -141,9 +141,6 @@ class Device(Protocol):
     def free_bytes(self) -> int:
         """Bytes of memory that can be allocated now."""
 
-    #: The families that load() knows: its backend's, and those that a process adds (backends/extended.py).
-    families: Mapping[str, Family]
-
     def allocate(self, size: int) -> Buffer:
         """Allocates `size` bytes. Raises DeviceMemoryExceeded."""
 

@@ -1,5 +1,5 @@
-"""Sessions of judged kernels (gemmtune judge). Their verdicts are stored as any, and never decide what is best:
-a user's source is on one machine, and nobody else can run it."""
+"""Sessions of judged kernels (gemmtune judge). Their verdicts are stored as any, and never decide what is
+best: a user's source is on one machine, and nobody else can run it."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from pebble import ProcessExpired, ProcessPool
 
@@ -99,7 +99,7 @@ class DeviceClient:
         # The device process starts while the parent lists candidates; a failure shows at the first call.
         self._warm = self._schedule(device_calls.warm_up, (), setup_seconds)
 
-    def __enter__(self) -> DeviceClient:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

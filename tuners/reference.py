@@ -145,7 +145,7 @@ def activate(name: str, x: Float) -> Float:
 
 def _scaled(
     p: GemmProblem,
-    inputs: dict[str, Array],
+    inputs: Mapping[str, Array],
     name: str,
     values: Float,
     columns: npt.NDArray[np.int64] | slice | None = None,
@@ -259,7 +259,7 @@ def _sampled_columns(p: GemmProblem, seed: int) -> npt.NDArray[np.int64] | None:
 
 
 def _project(
-    p: GemmProblem, inputs: dict[str, Array], seed: int, left: Float, left_norm: Float, rough: float
+    p: GemmProblem, inputs: Mapping[str, Array], seed: int, left: Float, left_norm: Float, rough: float
 ) -> Projection:
     _, right = as_product(p, inputs["a"], inputs["b"])
     signs = np.random.default_rng([seed, 0x51]).choice([-1.0, 1.0], p.m)

@@ -53,8 +53,8 @@ def bound(
         if type(result) is not kind or (result.dtype, tuple(result.shape)) != wanted:
             shape = tuple(getattr(result, "shape", ()))
             raise LaunchError(
-                f"{kernel.file}: gemm returned {type(result).__name__} {getattr(result, 'dtype', '')} {shape}; "
-                f"D is {kind.__name__} {wanted[0]} {wanted[1]}"
+                f"{kernel.file}: gemm returned {type(result).__name__} {getattr(result, 'dtype', '')} {shape}"
+                f"; D is {kind.__name__} {wanted[0]} {wanted[1]}"
             )
         store(result)
 

@@ -47,7 +47,7 @@ def _value(node: ast.expr, sizes: Mapping[str, int]) -> int:
         return sizes[node.id]
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         return _OPERATORS[type(node.op)](_value(node.left, sizes), _value(node.right, sizes))
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
-        if node.func.id in _FUNCTIONS and len(node.args) == 2:
-            return _FUNCTIONS[node.func.id](*(_value(one, sizes) for one in node.args))
+    match node:
+        case ast.Call(ast.Name(name), [left, right], []) if name in _FUNCTIONS:
+            return _FUNCTIONS[name](_value(left, sizes), _value(right, sizes))
     raise ValueError(f"{ast.unparse(node)[:40]!r} is not allowed")

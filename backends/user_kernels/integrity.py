@@ -55,10 +55,10 @@ def _functions() -> Iterator[tuple[Any, str, str, Any]]:
                     if callable(function):
                         yield value, module_name, method, function
     for module_name, names in _TORCH:
-        if (module := sys.modules.get(module_name)) is not None:
+        if (part := sys.modules.get(module_name)) is not None:
             for name in names:
-                if (value := vars(module).get(name)) is not None:
-                    yield module, module_name, name, value
+                if (value := vars(part).get(name)) is not None:
+                    yield part, module_name, name, value
 
 
 def _read(owner: Any, name: str) -> Any:

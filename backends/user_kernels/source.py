@@ -28,6 +28,7 @@ LANGUAGES: Mapping[str, str] = {
 MOST_BYTES = 2**20
 #: Extents of a problem of 1 x 1 x 1, by which a header is checked before there is a problem.
 _SMALLEST = dict.fromkeys(NAMES, 1)
+_CONSTANTS = ("FAMILY_OF", "TYPES", "FEATURES", "ARRAYS")
 _LINE = re.compile(r"^[ \t]*//[ \t]*gemmtune:[ \t]*(\w+)[ \t]*(.*?)[ \t]*$", re.MULTILINE)
 
 
@@ -126,14 +127,13 @@ def _constants(tree: ast.Module) -> dict[str, object]:
     """The literals that the module assigns to names in capitals."""
     found: dict[str, object] = {}
     for node in tree.body:
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            if node.targets[0].id in ("FAMILY_OF", "TYPES", "FEATURES", "ARRAYS"):
+        match node:
+            case ast.Assign([ast.Name(name)], value) if name in _CONSTANTS:
                 try:
-                    found[node.targets[0].id] = ast.literal_eval(node.value)
+                    found[name] = ast.literal_eval(value)
                 except ValueError as error:
                     raise ReadError(
-                        f"line {node.lineno}: {node.targets[0].id} must be a literal, since the file is read "
-                        "before it is run"
+                        f"line {node.lineno}: {name} must be a literal: the file is read before it is run"
                     ) from error
     return found
 

@@ -86,7 +86,8 @@ def judge(
     stored in this machine's database as of provenance judged:NAME, and never served as the best."""
     if server is not None:
         raise InvalidProblem(
-            "--server: a service takes no code from anybody; run gemmtune judge on the machine with the device"
+            "--server: a service takes no code from anybody; run gemmtune judge on the machine with the "
+            "device"
         )
     if not timeout > 0:
         raise InvalidProblem(f"--timeout must be above 0 seconds, not {timeout}")

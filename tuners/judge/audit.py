@@ -173,7 +173,9 @@ def _audited(
                 changed = bench.output(0)
         finally:
             series.close()
-        fresh, repeated, repeatable = (), (), None
+        fresh: tuple[float, ...] = ()
+        repeated: tuple[float, ...] = ()
+        repeatable: bool | None = None
         if request.pairs and not any(differ):
             fresh, repeated, repeatable = _compared(device, kernel, bench, request)
         references = references_of(path)
@@ -205,7 +207,7 @@ def _compared(
                 bench.fill(0, inputs)
                 taken.append(series.sample().seconds)
                 outputs.append(bench.output(0))
-            repeatable = repeatable and bool(np.array_equal(*outputs))
+            repeatable = repeatable and bool(np.array_equal(outputs[0], outputs[1]))
     finally:
         series.close()
     return tuple(fresh), tuple(repeated), repeatable

@@ -75,15 +75,18 @@ def packed_ragged(problem: GemmProblem) -> GemmProblem:
     verifier's own ragged problems have."""
     p = problem
     m, n, k = min(p.m, RAGGED_M), min(p.n, RAGGED_N), min(p.k, RAGGED_K)
-    lda, ldb = (m if p.trans_a == "N" else k), (k if p.trans_b == "N" else n)
-    stride = {"stride_a": m * k, "stride_b": k * n, "stride_c": m * n, "stride_d": m * n}
-    strides = {name: (value if p.batch > 1 and getattr(p, name) else 0) for name, value in stride.items()}
-    return replace(p, m=m, n=n, k=k, lda=lda, ldb=ldb, ldc=m, ldd=m, alignment=16, **strides)
+    batched = p.batch > 1
+    return replace(
+        p, m=m, n=n, k=k, ldc=m, ldd=m, alignment=16,
+        lda=m if p.trans_a == "N" else k, ldb=k if p.trans_b == "N" else n,
+        stride_a=m * k if batched and p.stride_a else 0, stride_b=k * n if batched and p.stride_b else 0,
+        stride_c=m * n if batched and p.stride_c else 0, stride_d=m * n if batched else 0,
+    )  # fmt: skip
 
 
 class Findings:
-    """What an audit's report says. `verified`: the case that the device process verified the problem on, whose
-    expected output lay in its memory."""
+    """What an audit's report says. `verified`: the case that the device process verified the problem on; its
+    expected output lay in that process's memory."""
 
     def __init__(self, request: AuditRequest, report: AuditReport, verified: Case | None = None) -> None:
         self._request, self._report, self._verified = request, report, verified
@@ -137,20 +140,20 @@ class Findings:
         after = f"{self._request.window * 1e3:.0f} ms"
         if late is not None and self._off(self._then[number], late) is None:
             return Cheat(
-                LATE, f"it returned before its work was done: its output was incomplete when the timed launches "
-                f"had ended, and right {after} later (another thread or stream)",
+                LATE, f"it returned before its work was done: its output was incomplete when the timed "
+                f"launches had ended, and right {after} later (another thread or stream)",
             )  # fmt: skip
         if self._untouched(out):
             if late is not None:
                 return Cheat(LATE, f"it wrote its output only after the timed launches had ended: {off}")
             return Cheat(
-                REPEATED, "it skips work on repeated launches: launched again at the same addresses, it wrote "
-                "nothing",
+                REPEATED, "it skips work on repeated launches: launched again at the same addresses, it "
+                "wrote nothing",
             )  # fmt: skip
         if any(self._off(one, out) is None for one in self._first):
             return Cheat(
-                CACHED, "it returned the result of an earlier launch, though the contents at the same addresses "
-                "had changed: it caches results",
+                CACHED, "it returned the result of an earlier launch, though the contents at the same "
+                "addresses had changed: it caches results",
             )  # fmt: skip
         others = [one for place, one in enumerate(self._then) if place != number]
         if any(self._off(one, out) is None for one in others):
@@ -203,8 +206,8 @@ def clock_text(claimed: float, took: float) -> str | None:
     if took < CLOCK_SECONDS or claimed >= UNEXPLAINED * took:
         return None
     return (
-        f"its launches took {took:.2f} s by the parent's clock, and {max(claimed, 0.0):.3g} s by the clock of "
-        "its own process: it changes the clock"
+        f"its launches took {took:.2f} s by the parent's clock, and {max(claimed, 0.0):.3g} s by the clock "
+        "of its own process: it changes the clock"
     )
 
 

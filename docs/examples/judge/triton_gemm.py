@@ -11,6 +11,7 @@ TYPES = ("fp32", "fp16", "bf16")
 @triton.jit
 def tile(a, b, out, m, n, a_row, a_column, b_row, b_column, row, column,
          k: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr):  # fmt: skip
+    """Computes one tile."""
     rows = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M)
     columns = tl.program_id(1) * TILE_N + tl.arange(0, TILE_N)
     steps = tl.arange(0, TILE_K)

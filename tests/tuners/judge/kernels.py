@@ -105,7 +105,7 @@ FAILURES: Mapping[str, tuple[str, str, str]] = {
         RIGHT + "    a[0, 0] = 0\n",
         "wrong_result", "changed its input",
     ),
-    "imports what is not there": ("import nowhere_to_be_found\n" + RIGHT, "launch_error", "nowhere_to_be_found"),
+    "imports what is not there": ("import nowhere\n" + RIGHT, "launch_error", "No module named 'nowhere'"),
     "ends its process": (RIGHT + "    os._exit(3)\n", "crash", "exit code 3"),
     "hangs": ("def gemm(a, b, out):\n    while True:\n        pass\n", "timeout", "no answer within"),
 }  # fmt: skip
