@@ -30,7 +30,7 @@ PAIRS = 7
 #: Least ratio of their medians that is a suspicion.
 SKIPS = 1.3
 #: The window after which outputs are read again: seconds at least and at most, and in launches.
-LEAST_WINDOW, MOST_WINDOW, WINDOW_LAUNCHES = 0.05, 1.0, 50
+LEAST_WINDOW, MOST_WINDOW, WINDOW_LAUNCHES = 0.05, 1.0, 10
 #: The clock's check: the parent's seconds that launches should take, at least; the share of them that the
 #: device process may leave unexplained; and the most launches.
 CLOCK_SECONDS, UNEXPLAINED, MOST_LAUNCHES = 0.3, 0.5, 2**18

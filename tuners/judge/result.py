@@ -18,6 +18,8 @@ from tuners.session_store import Result
 
 #: The confidence of a ratio that the session's own decision does not have.
 CONFIDENCE = 0.99
+#: Time of the default in the race over its time in its screening, from which on a note says so.
+SLOWED = 1.5
 JUDGED, BEST_KNOWN = "judged", "best-known"
 
 
@@ -124,10 +126,21 @@ def judged(
         known = _paired(times[solution.id], times[best.id], margin)
     elif best is not None and best.id in first:
         known = _screened(best.family, screened, first[best.id])
+    notes = [*result.notes, *_slowed(first.get(verdict.baseline), times.get(verdict.baseline))]
     return Judged(
         result.problem, "right", text, seconds, default, known, evidence=screened.evidence,
-        deterministic=screened.evidence.get("repeatable"), notes=result.notes,
+        deterministic=screened.evidence.get("repeatable"), notes=tuple(notes),
     )  # fmt: skip
+
+
+def _slowed(before: Outcome | None, raced: Outcome | None) -> list[str]:
+    """A note where the default is much slower in the race than it was before the kernel was loaded."""
+    if before is None or raced is None or median(raced.samples) < SLOWED * median(before.samples):
+        return []
+    return [
+        f"the default took {median(before.samples) * 1e6:.3g} us before the kernel was loaded and "
+        f"{median(raced.samples) * 1e6:.3g} us in the race: the kernel, or another process, slows it down"
+    ]
 
 
 def _reason(target: TargetVerdict) -> str:

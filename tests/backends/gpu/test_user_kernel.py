@@ -33,8 +33,8 @@ def test_the_example_compiles_and_an_error_has_its_log(cache: BinaryCache, tmp_p
     assert binary.read_bytes()[:4] == b"\x7fELF"
     broken = tmp_path / "broken.cu"
     broken.write_text(TILE.read_text().replace("float total = 0.0f;", ""))
+    other = family(broken)
     with pytest.raises(CompileError, match="total") as raised:
-        other = family(broken)
         other.compile(PROBLEM, other.solution, ENVIRONMENT, cache)
     assert raised.value.log
 

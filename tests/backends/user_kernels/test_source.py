@@ -12,7 +12,11 @@ from backends.problem import from_bmm, from_linear, from_mm
 from backends.user_kernels.extents import evaluate
 from backends.user_kernels.source import read_kernel
 
-CUDA = "// gemmtune: types fp32\n// gemmtune: grid cdiv(n, 16)\n// gemmtune: block 16\nvoid gemm(GemmCall c) {}\n"
+CUDA = """// gemmtune: types fp32
+// gemmtune: grid cdiv(n, 16)
+// gemmtune: block 16
+void gemm(GemmCall call) {}
+"""
 
 
 def written(folder: Path, name: str, text: str) -> Path:
