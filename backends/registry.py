@@ -55,6 +55,11 @@ def backend(name: str, kernels: Sequence[UserKernel] = ()) -> Backend:
     return ExtendedBackend(made, added) if added else made
 
 
+def plugin_notes(name: str) -> tuple[str, ...]:
+    """What was left out of the plug-ins for a backend, and why."""
+    return plugins(name, tuple(_shipped(name).families())).notes
+
+
 def _shipped(name: str) -> Backend:
     """The backend without what others add."""
     make = cast("type[Backend]", load_object(BACKENDS[name]))
@@ -74,7 +79,7 @@ def devices(only: str | None = None) -> tuple[list[FoundDevice], list[str]]:
             os.environ.setdefault(variable, value)
         probe = asked.probe()
         found += [FoundDevice(name, index, env) for index, env in enumerate(probe.devices)]
-        notes += [f"{name}: {note}" for note in (*probe.notes, *plugins(name, tuple(asked.families())).notes)]
+        notes += [f"{name}: {note}" for note in (*probe.notes, *plugin_notes(name))]
     return found, notes
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -89,3 +90,12 @@ def test_of_two_plugins_with_one_name_the_first_is_taken(install: Install) -> No
     assert "einsum" in registry.backend("cpu").families()
     _, notes = registry.devices("cpu")
     assert any("has one of this name" in note for note in notes)
+
+
+def test_what_the_guide_quotes_is_in_the_example() -> None:
+    guide = (EXAMPLE.parents[1] / "extending" / "plugin.md").read_text()
+    sources = "".join(path.read_text() for path in sorted(EXAMPLE.iterdir()) if path.is_file())
+    quotes = re.findall(r"^```(?:python|toml)\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    assert len(quotes) == 3
+    for quote in quotes:
+        assert quote in sources

@@ -20,6 +20,7 @@ from tuners.device_process import Task
 from tuners.inputs import Case, applicable
 from tuners.judge import audit, checks
 from tuners.judge.checks import Cheat, Findings
+from tuners.judge.limits import MOST_FILE_BYTES
 from tuners.space import Space
 
 #: Time limit of a call in which the user's code may hang, in seconds.
@@ -129,6 +130,8 @@ class JudgeClient(DeviceClient):
         printed = self.printed()
         if printed.bytes:
             evidence["printed"] = {"bytes": printed.bytes, "first": printed.first}
+        if printed.bytes >= MOST_FILE_BYTES and evidence.get("error"):
+            evidence["error"] += f" (it printed {MOST_FILE_BYTES // 2**20} MiB, the most that it may)"
         outcome = replace(outcome, evidence=evidence)
         if outcome.status not in _TIMED:
             self._failed = outcome
