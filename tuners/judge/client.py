@@ -162,7 +162,7 @@ class JudgeClient(DeviceClient):
                 return ragged
             found = Findings(request, ragged).cheats()
         if not found:
-            clock = self._clock(solution)
+            clock = self._clock(solution, seconds)
             if isinstance(clock, Outcome):
                 return clock
             found = [clock] if clock is not None else []
@@ -181,7 +181,8 @@ class JudgeClient(DeviceClient):
 
     def _audit(self, solution: Solution, seconds: float, verified: Case) -> list[Cheat] | Outcome:
         task = self._opened()
-        request = checks.new_request(task.problem, task.policy.mode, seconds)
+        pairs = checks.PAIRS if seconds <= checks.PAIRED_SECONDS else 0
+        request = checks.new_request(task.problem, task.policy.mode, seconds, pairs)
         report = self._report(solution, request)
         if isinstance(report, Outcome):
             return report
@@ -201,23 +202,25 @@ class JudgeClient(DeviceClient):
             self._repeatable = report.repeatable and self._repeatable is not False
         return report
 
-    def _clock(self, solution: Solution) -> Cheat | Outcome | None:
-        """Times launches by this process's clock and by the device process's."""
-        launches, text = 16, None
-        while True:
+    def _clock(self, solution: Solution, seconds: float) -> Cheat | Outcome | None:
+        """Times launches by this process's clock and by the device process's. A call's own cost does not grow
+        with the launches; time that a clock hides does."""
+        launches, before = max(1, min(16, int(checks.CLOCK_SECONDS / max(seconds, 1e-9)))), None
+        while launches <= 2 * checks.MOST_LAUNCHES:
             begin = time.monotonic()
             outcome = self._candidate(audit.clocked, Phase.SCREEN, solution, launches)
             took = time.monotonic() - begin
             if outcome.status is not Status.OK:
                 return outcome
             claimed = float(outcome.evidence["claimed"])
-            said = checks.clock_text(claimed, took)
-            if said is not None and text is not None:  # twice
+            said, hidden = checks.clock_text(claimed, took), took - claimed
+            if said is not None and before is not None and hidden >= checks.GROWS * before:
                 return Cheat(checks.CLOCK, said)
             if said is None and (took >= checks.CLOCK_SECONDS or launches >= checks.MOST_LAUNCHES):
                 return None
-            text = said
+            before = hidden if said is not None else None
             launches = checks.more_launches(launches, took)
+        return None
 
     def _opened(self) -> Task:
         if self._task is None:
