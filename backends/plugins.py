@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import cast
 
 from backends.canonical import slug
-from backends.protocol import Family
+from backends.protocol import Backend, Family
 from backends.user_kernels.source import PREFIX
 
 GROUP = "gemmtune.families"
+
+
+#: Vendor -> what was found.
+_found: dict[str, Plugins] = {}
 
 
 @dataclass(frozen=True)
@@ -27,22 +30,27 @@ class Plugins:
     notes: tuple[str, ...]
 
 
-def plugins(vendor: str, shipped: Collection[str]) -> Plugins:
-    """The plug-ins' families for a vendor's devices, which must not have a name in `shipped`. Found once a
-    process."""
-    return _plugins(vendor, tuple(shipped))
+def plugins(vendor: str, backend: Backend) -> Plugins:
+    """The plug-ins' families for a vendor's devices, which must not have a name of the backend's own. Found
+    once a process."""
+    if vendor not in _found:
+        _found[vendor] = _look_for(vendor, backend)
+    return _found[vendor]
 
 
 def forget() -> None:
     """Has plug-ins looked for again, after distributions were installed or removed."""
-    _plugins.cache_clear()
+    _found.clear()
 
 
-@lru_cache(maxsize=16)
-def _plugins(vendor: str, shipped: tuple[str, ...]) -> Plugins:
+def _look_for(vendor: str, backend: Backend) -> Plugins:
+    entries = sorted(entry_points(group=GROUP), key=lambda one: (one.name, one.value))
+    if not entries:  # a backend's families take a while to import
+        return Plugins((), ())
+    shipped = backend.families()
     found: dict[str, tuple[str, Family]] = {}
     notes: list[str] = []
-    for entry in sorted(entry_points(group=GROUP), key=lambda one: (one.name, one.value)):
+    for entry in entries:
         told = _told(entry)
         try:
             make = cast("Callable[[str], Iterable[Family]]", entry.load())

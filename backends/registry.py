@@ -45,7 +45,7 @@ def backend(name: str, kernels: Sequence[UserKernel] = ()) -> Backend:
     """The backend called `name`, with the families of plug-ins and of users' `kernels`. Raises KeyError for a
     name that is not registered, ReadError for a kernel that its devices do not run."""
     made = _shipped(name)
-    added = list(plugins(name, tuple(made.families())).families)
+    added = list(plugins(name, made).families)
     for kernel in kernels:
         if not isinstance(made, RunsUserKernels):
             raise ReadError(
@@ -57,7 +57,7 @@ def backend(name: str, kernels: Sequence[UserKernel] = ()) -> Backend:
 
 def plugin_notes(name: str) -> tuple[str, ...]:
     """What was left out of the plug-ins for a backend, and why."""
-    return plugins(name, tuple(_shipped(name).families())).notes
+    return plugins(name, _shipped(name)).notes
 
 
 def _shipped(name: str) -> Backend:
