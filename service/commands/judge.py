@@ -18,6 +18,7 @@ from backends.user_kernels.source import read_kernel
 from backends.wire import problem_to_wire
 from service import report
 from service.commands.common import (
+    BAD_INPUT,
     FAILED,
     INTERRUPTED,
     OK,
@@ -143,10 +144,13 @@ def judge(
 
 
 def _code(done: list[Judged]) -> int:
-    """FAILED for a problem on which the kernel is not right, PARTLY for one that it does not take."""
+    """FAILED for a problem on which the kernel is not right, PARTLY for one that it does not take, BAD_INPUT
+    if it takes none."""
     statuses = {one.status for one in done}
-    if statuses & {"wrong", "failed"} or "right" not in statuses:
+    if statuses & {"wrong", "failed"}:
         return FAILED
+    if statuses == {"unsupported"}:
+        return BAD_INPUT
     return PARTLY if "unsupported" in statuses else OK
 
 

@@ -123,6 +123,7 @@ def test_a_cheat_is_exit_code_1_and_its_name_is_told(here: Here) -> None:
 
 
 def test_a_problem_that_the_kernel_does_not_take_is_told(here: Here) -> None:
+    assert here.run("judge", str(EXAMPLES / "rows.cpp"), "--shapes", "llama3", "--device", "cpu")[0] == 2
     with (here.folder / "shapes.jsonl").open("a") as file:
         file.write('{"m":8,"n":8,"k":8,"dtype":"bf16"}\n')
     code, answer = here.judge(EXAMPLES / "rows.cpp")
