@@ -17,7 +17,7 @@ from tuners.device_process import Task
 from tuners.judge.client import JudgeClient
 from tuners.policy import MeasurementPolicy
 
-#: In the words of device/portable.h, which the emulator compiles; CUDA's own are in docs/examples/judge/tile.cu.
+#: In the words of device/portable.h, which the emulator compiles; docs/examples/judge/tile.cu has CUDA's own.
 SOURCE = """
 // gemmtune: types fp32
 // gemmtune: features padded
