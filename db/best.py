@@ -12,6 +12,7 @@ from sqlalchemy import Connection, and_, bindparam, delete, exists, select, upda
 from backends.problem import GemmProblem
 from backends.wire import problem_to_wire
 from db import models
+from db.judged import unjudged
 from db.targets import Derive, rebuild_targets
 from db.values import CHUNK, among, bucket_of, chunks, insert_new, measured_workspace, table
 
@@ -114,7 +115,7 @@ def refresh_winners(connection: Connection, solution_ids: Sequence[str]) -> None
 
 
 def _weights_query() -> Any:
-    """The verdicts that best rows may show: those of devices that agree with their class."""
+    """The verdicts that best rows may show: not of judged kernels, nor of devices apart from their class."""
     outlier = exists().where(
         _outlier.c.device_class_id == _verdict.c.device_class_id,
         _outlier.c.uuid == _environment.c.uuid,
@@ -134,7 +135,7 @@ def _weights_query() -> Any:
     return (
         query.join(_session, _session.c.id == _verdict.c.session_id)
         .join(_environment, _environment.c.id == _session.c.environment_id)
-        .where(~outlier)
+        .where(~outlier, unjudged())
     )
 
 

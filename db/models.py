@@ -93,8 +93,9 @@ class Problem(SQLModel, table=True):
 
 class Provenance(SQLModel, table=True):
     """Where imported rows came from. kind: node (gemmtune's own measurements on a bare node), pretuned
-    (claims of a pre-tuned table) or imported (claims of another tool, or of another gemmtune). Importing the
-    same content again changes nothing."""
+    (claims of a pre-tuned table), imported (claims of another tool, or of another gemmtune) or judged
+    (sessions of a user's kernel, which never decide what is best). Importing the same content again changes
+    nothing."""
 
     __tablename__ = "provenance"
     __table_args__ = (UniqueConstraint("kind", "format", "sha256", "device_class_id"),)

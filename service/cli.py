@@ -28,6 +28,11 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Tune a model's linear layers and write the file that its program loads: what is unknown is tuned, "
         "and the lines to paste and the expected gain are printed.",
     ),
+    "judge": (
+        "judge",
+        "Judge a kernel of your own: verified on every problem as our own are, checked for cheats, and raced "
+        "against the default and the best known solution. Exit code 0: right on every problem.",
+    ),
     "best": ("data", "Show the best known way to run a problem. Exit code 1: nothing is known."),
     "report": (
         "reports",

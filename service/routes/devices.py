@@ -75,7 +75,7 @@ def _backend(name: str) -> dict[str, Any]:
             "devices": [str(environment.device_class) for environment in probe.devices],
             "families": list(backend.families()),
             "modes": list(backend.traits.modes),
-            "notes": list(probe.notes),
+            "notes": [*probe.notes, *registry.plugin_notes(name)],
         }
     except Exception as error:  # a failing driver or binding must not fail the list
         notes = [f"{type(error).__name__}: {error}"[:500]]
