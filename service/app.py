@@ -45,6 +45,7 @@ from service.routes import (
     health,
     imports,
     login,
+    measurements,
     problems,
     provenance,
     reports,
@@ -64,7 +65,8 @@ _TAGS = [
     {"name": "operations", "description": "Is the service well?"},
 ]
 _ROUTES = (
-    best, tunings, problems, binaries, bundles, imports, exports, reports, provenance, devices, login, health,
+    best, tunings, problems, measurements, binaries, bundles, imports, exports, reports, provenance, devices,
+    login, health,
 )  # fmt: skip
 _DESCRIPTION = (
     "Which way of running this GEMM is fastest and right on this device? Errors are RFC 9457 problem "
@@ -77,7 +79,10 @@ _BODIES: tuple[type[BaseModel], ...] = (
 #: What pages of GEMMTUNE_CORS_ORIGINS may send and read.
 _CORS_METHODS = ("GET", "HEAD", "POST", "DELETE")
 _CORS_HEADERS = ("Authorization", "Content-Type", "If-None-Match", "Last-Event-ID", "X-Request-Id")
-_CORS_SHOWN = ("Content-Disposition", "ETag", "Location", "Retry-After", "X-Bundle-Digest", "X-Request-Id")
+_CORS_SHOWN = (
+    "Content-Disposition", "ETag", "Location", "Retry-After", "X-Bundle-Digest",
+    "X-Last-Measurement", "X-Request-Id",
+)  # fmt: skip
 
 
 def create_app(
