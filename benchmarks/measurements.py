@@ -139,7 +139,7 @@ def stalled(address: str) -> int:
         next(answer.iter_raw(_HEAD))
         time.sleep(3)  # sockets are full, and the service waits
         text = httpx.get(f"{address}/metrics").text
-    line = next(line for line in text.splitlines() if line.startswith("gemmtune_database_connections"))
+    line = next(line for line in text.splitlines() if line.startswith("gemmtune_pool_connections_in_use"))
     return int(float(line.split()[-1]))
 
 

@@ -51,7 +51,7 @@ def calls_by_problem(device_class_id: str, problems: ProblemList | None = None) 
     return _most(parts)
 
 
-def calls_of(connection: Connection, device_class_id: str, problem_ids: Sequence[str]) -> dict[str, int]:
+def count_calls(connection: Connection, device_class_id: str, problem_ids: Sequence[str]) -> dict[str, int]:
     """Problem id -> calls of these problems on the class; a problem that nothing counted is left out."""
     found: dict[str, int] = {}
     for part in chunks(problem_ids):

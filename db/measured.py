@@ -65,9 +65,9 @@ class Wanted:
             found.append(or_(_session.c.job_id.in_(mine[0]), _session.c.id.in_(mine[1])))
         return found
 
-    def of_measurements(self) -> list[ColumnElement[bool]]:
-        """Conditions on measurements joined with their solutions."""
-        found = [_measurement.c.number <= self.last]
+    def of_measurements(self, number: ColumnElement[int] | None = None) -> list[ColumnElement[bool]]:
+        """Conditions on measurements joined with their solutions; `number` in place of the column."""
+        found = [(_measurement.c.number if number is None else number) <= self.last]
         if self.since is not None:
             found.append(_measurement.c.created_at >= self.since)
         if self.family is not None:
@@ -113,6 +113,8 @@ def measurement_part(
     """The next measurements of these sessions after a number: number, session_id, solution_id, phase, take,
     status, seconds, samples and evidence as JSON text, workspace_bytes, created_at."""
     names = ("number", "session_id", "solution_id", "phase", "take", "status", "seconds")
+    # A sum is in no index: rows are found by their sessions, not by reading every number up to them.
+    number = _measurement.c.number + 0
     query = (
         select(
             *(_measurement.c[name] for name in names), cast(_measurement.c.samples, Text).label("samples"),
@@ -120,10 +122,10 @@ def measurement_part(
             _measurement.c.created_at,
         )
         .where(
-            among(connection, _measurement.c.session_id, session_ids), _measurement.c.number > after,
-            *wanted.of_measurements(),
+            among(connection, _measurement.c.session_id, session_ids), number > after,
+            *wanted.of_measurements(number),
         )
-        .order_by(_measurement.c.number)
+        .order_by(number)
         .limit(limit)
     )  # fmt: skip
     if wanted.family is not None:

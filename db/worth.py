@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Select, select
+from sqlalchemy import Connection, Select, Subquery, select
 
 from db import models
-from db.calls import ProblemList, calls_by_problem
+from db.calls import ProblemList, calls_by_problem, find_list
 from db.values import among, chunks, table
+
+__all__ = ["ProblemList", "Scope", "calls_of", "find_list", "problem_contents", "tuned", "untuned"]
 
 _best = table(models.Best)
 _problem = table(models.Problem)
@@ -41,7 +43,7 @@ def tuned(connection: Connection, scope: Scope) -> Sequence[Any]:
     """A row for each best row: the problem's id, kind, dtype, m, n, k, batch, calls (None: not counted);
     judgement, seconds, baseline_seconds, baseline_name, roofline_share, binds, speedup (the median of paired
     ratios), environment_id, and the winner's family and version."""
-    calls = calls_by_problem(scope.device_class_id, scope.problems)
+    calls = calls_of(scope)
     query = (
         select(
             _best.c.problem_id, _best.c.kind, _problem.c.dtype,
@@ -66,7 +68,7 @@ def untuned(connection: Connection, scope: Scope) -> Sequence[Any]:
     There is none where a family is asked for."""
     if scope.family is not None:
         return []
-    calls = calls_by_problem(scope.device_class_id, scope.problems)
+    calls = calls_of(scope)
     mine = (
         _best.c.problem_id == calls.c.problem_id,
         _best.c.device_class_id == scope.device_class_id,
@@ -78,6 +80,12 @@ def untuned(connection: Connection, scope: Scope) -> Sequence[Any]:
         .where(~select(_best.c.problem_id).where(*mine).exists())
     )
     return connection.execute(_of_type(query, scope)).all()
+
+
+def calls_of(scope: Scope) -> Subquery:
+    """Problem id -> calls, for the problems of the scope's list, else for all that were counted for the
+    class."""
+    return calls_by_problem(scope.device_class_id, scope.problems)
 
 
 def problem_contents(connection: Connection, problem_ids: Sequence[str]) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def create_app(
     app.router.routes.append(best.hot_route())  # first: routes are matched in order
     for routes in _ROUTES:
         app.include_router(routes.router)
-    plain = frozenset({best.PATH, bundles.PATH})
+    plain = frozenset({best.PATH, bundles.PATH, measurements.PATH})
     app.add_middleware(Compressed, minimum_size=settings.compress_bytes, plain=plain)
     app.add_middleware(Headed)
     rules = _rules(app, settings)

@@ -53,7 +53,7 @@ _LICENCE = """\
 
 The licence of gemmtune (MIT) covers the program. It does not cover this data, which belongs to whoever
 measured it. **State a licence here before you publish the file.** Timings of a vendor's library may be
-subject to that library's terms. The card names no device's UUID; the hash in an environment's id depends on it.
+subject to that library's terms. The card names no device's UUID; an environment's id has a hash of it.
 """
 
 

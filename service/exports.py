@@ -21,7 +21,7 @@ from backends.environment import DeviceClass, Environment
 from backends.problem import GemmProblem
 from backends.solution import Solution
 from db import exported, queries
-from db.calls import calls_of, calls_state
+from db.calls import calls_state, count_calls
 from db.engine import reading
 from service.formats import WRITERS, ExportOptions, ExportRefused, ExportReport, ExportRow, Writer
 from service.formats.core.export import IMPORTED, MEASURED, TargetRow
@@ -228,7 +228,7 @@ def _keys(
 ) -> dict[str, tuple[tuple[str, ...], int]]:
     """Problem id -> the tool's own keys in these formats, and the calls on the class that any file or tuning
     counted."""
-    counted = calls_of(connection, str(device), ids)
+    counted = count_calls(connection, str(device), ids)
     keyed: dict[str, tuple[tuple[str, ...], int]] = {name: ((), calls) for name, calls in counted.items()}
     for name in formats:
         for problem_id, keys in exported.problem_keys(connection, name, ids).items():

@@ -17,14 +17,14 @@ from sqlalchemy import Connection, Engine
 
 from backends.errors import InvalidProblem
 from db import measured, queries
-from db.calls import calls_of
+from db.calls import count_calls
 from db.engine import reading
 from db.measured import Wanted
 from service.exports import stored_problem
 from service.formats.core.row_text import dumps, problem_wire
 
 #: Rows of one part, at most.
-ROWS = 16_384
+ROWS = 10_000
 #: Solutions that are remembered from one part to the next.
 _REMEMBERED = 50_000
 
@@ -178,7 +178,7 @@ def _calls(connection: Connection, found: Sequence[Any]) -> dict[tuple[str, str]
     return {
         (device_class_id, problem_id): calls
         for device_class_id, of in ids.items()
-        for problem_id, calls in calls_of(connection, device_class_id, of).items()
+        for problem_id, calls in count_calls(connection, device_class_id, of).items()
     }
 
 

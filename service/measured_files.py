@@ -29,6 +29,7 @@ class FileKind:
     name: str
     suffix: str
     media_type: str
+    is_text: bool
     check: Callable[[], None]
     write: Callable[[Parts, Mapping[str, str]], Pieces]
 
@@ -117,7 +118,7 @@ def check_parquet() -> None:
 
 
 def _parquet(parts: Parts, about: Mapping[str, str]) -> Pieces:
-    """A row group for every ROWS rows."""
+    """A row group for ROWS rows or a little less."""
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415
 
@@ -130,7 +131,7 @@ def _parquet(parts: Parts, about: Mapping[str, str]) -> Pieces:
         for part in parts:
             held.append(_batch(pa, schema, part))
             rows += len(part.rows)
-            if rows >= ROWS:  # parts are smaller where a filter leaves few rows of a session
+            if rows >= ROWS // 2:  # parts are small where a filter leaves few rows of a session
                 writer.write_table(pa.Table.from_batches(held, schema))
                 held, rows = [], 0
                 yield sink.taken()
@@ -215,8 +216,8 @@ def _samples(texts: Any) -> list[list[float]]:
 KINDS: Mapping[str, FileKind] = {
     one.name: one
     for one in (
-        FileKind("jsonl", ".jsonl", "application/x-ndjson", lambda: None, _json_lines),
-        FileKind("csv", ".csv", "text/csv", lambda: None, _csv),
-        FileKind("parquet", ".parquet", "application/vnd.apache.parquet", check_parquet, _parquet),
+        FileKind("jsonl", ".jsonl", "application/x-ndjson", True, lambda: None, _json_lines),
+        FileKind("csv", ".csv", "text/csv", True, lambda: None, _csv),
+        FileKind("parquet", ".parquet", "application/vnd.apache.parquet", False, check_parquet, _parquet),
     )
 }

@@ -14,7 +14,18 @@ from backends.errors import ReadError
 from db.classes import classes
 from db.engine import reading
 from service import pretuned as tables
-from service.commands.common import BAD_INPUT, PARTLY, Device, Json, Server, err, out, print_json, tell
+from service.commands.common import (
+    FAILED,
+    Device,
+    Json,
+    Server,
+    err,
+    input_path,
+    out,
+    print_json,
+    tell,
+    tell_rejected,
+)
 from service.commands.export import write_file
 from service.formats.core.export import ExportRefused, ExportRow
 from service.model.rows import HereRows, ThereRows
@@ -65,7 +76,9 @@ def install(
 ) -> None:
     """Make tables known to the database: as claims, which are served where asked for (best --imported) and
     never as measurements, and which a tuning of their problems on their device class tries early."""
-    paths = [tables.named(name) for name in names or ()] or tables.shipped_files()
+    paths = [
+        input_path(Path("-")) if name == "-" else tables.named(name) for name in names or ()
+    ] or tables.shipped_files()
     if not paths:
         raise ReadError("no table is shipped with this gemmtune: name a file that `pretuned export` wrote")
     answers = []
@@ -82,8 +95,11 @@ def install(
     else:
         for one in answers:
             _show(one)
-    if any(one["rejected"] for one in answers):
-        raise typer.Exit(PARTLY if any(one["stored"] or one["known"] for one in answers) else BAD_INPUT)
+    rejected = {one["name"]: len(one["rejected"]) for one in answers if one["rejected"]}
+    for name, count in rejected.items():
+        tell_rejected(count, name)
+    if rejected and not any(one["stored"] or one["known"] for one in answers):
+        raise typer.Exit(FAILED)
 
 
 def _kept(answer: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import typer
 
 from backends.errors import InvalidProblem
 from db import worth
-from db.calls import find_list
 from db.classes import classes
 from db.engine import reading
 from service.commands.common import Device, Json, Server, print_json
@@ -95,7 +94,7 @@ def _report_here(
         device = classes(connection).resolve(selector)
         problems = None
         if list_name is not None:
-            problems = find_list(connection, list_name)
+            problems = worth.find_list(connection, list_name)
             if problems is None:
                 raise InvalidProblem(
                     f"there is no list {list_name!r}: give the name under which a file was imported, or a "

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Generator, Mapping
+import zlib
+from collections.abc import AsyncIterator, Mapping
+from contextlib import closing
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
@@ -17,11 +19,12 @@ from db.measured import Wanted
 from service import data_card, errors, schemas
 from service.deps import STRICT, Service, ServiceDep
 from service.measured import Asked, parts, wanted_of
-from service.measured_files import KINDS
+from service.measured_files import KINDS, Pieces
 from service.routes import describe
 from service.routes.exports import ClosedStream
 
 router = APIRouter(tags=["files"], dependencies=STRICT)
+PATH = "/v1/measurements"
 #: The header with the number up to which a file has measurements.
 LAST_HEADER = "X-Last-Measurement"
 _CARD_TYPE = "text/markdown"
@@ -69,7 +72,7 @@ _LAST = {
 
 
 @router.get(
-    "/v1/measurements",
+    PATH,
     response_class=Response,
     responses={
         200: {
@@ -104,11 +107,17 @@ def export_measurements(
     wanted = service.read(_wanted, service, asked)
     about = {"measurements": str(wanted.last), "selection": str(_given(asked)), "written_at": now()}
     pieces = kind.write(parts(service.engine, wanted), about)
+    packed = {}
+    if kind.is_text:
+        packed["Vary"] = "Accept-Encoding"
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            pieces, packed["Content-Encoding"] = _gzipped(pieces), "gzip"
     # Read here: an error of the database is still an answer of its own.
     first = next(pieces, b"")
     headers = {
         LAST_HEADER: str(wanted.last),
         "Cache-Control": "no-store",
+        **packed,
         "Content-Disposition": f'attachment; filename="gemmtune-measurements{kind.suffix}"',
     }
     stream = _sent(request.app.state.exports, first, pieces)
@@ -116,7 +125,7 @@ def export_measurements(
 
 
 @router.get(
-    "/v1/measurements/card",
+    f"{PATH}/card",
     response_class=Response,
     responses={
         200: {
@@ -151,9 +160,16 @@ def _wanted(connection: Connection, service: Service, asked: Asked) -> Wanted:
     return found
 
 
-async def _sent(
-    places: asyncio.Semaphore, first: bytes, pieces: Generator[bytes, None, None]
-) -> AsyncIterator[bytes]:
+def _gzipped(pieces: Pieces) -> Pieces:
+    """Packed where the pieces are made: a file of this size would keep the event loop busy."""
+    packer = zlib.compressobj(5, wbits=31)
+    with closing(pieces):
+        for piece in pieces:
+            yield packer.compress(piece)
+    yield packer.flush()
+
+
+async def _sent(places: asyncio.Semaphore, first: bytes, pieces: Pieces) -> AsyncIterator[bytes]:
     """The pieces. A place is held while one is made, and none while the client reads it."""
     try:
         piece: bytes | None = first

@@ -8,7 +8,6 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from db import worth
-from db.calls import find_list
 from service import deps, report_answers
 from service.deps import STRICT, ServiceDep, answer
 from service.diff import Fate, compare_named
@@ -58,7 +57,7 @@ def report_worth(
     found = service.read(service.device_class, service.selector(device))
     problems = None
     if list_name is not None:
-        problems = deps.found("list", list_name, service.read(find_list, list_name))
+        problems = deps.found("list", list_name, service.read(worth.find_list, list_name))
     policy_id = policy_of(policy, None, None, found.vendor)
     scope = worth.Scope(str(found), policy_id, problems, family, dtype)
     return answer(service.read(worth_report, scope, limit))

@@ -130,9 +130,9 @@ def test_a_list_is_a_file_or_a_tuning(filled: Engine) -> None:
     with writing(filled) as connection:
         listed(connection, "one.csv", {problem(16): 4}, key="one")
         made = tunings.create_tuning(connection, request(), [(problem(32), 6), (problem(128), 1)])
-        of_file = find_list(connection, "one.csv")
-        of_tuning = find_list(connection, made.id)
-        assert find_list(connection, "none.csv") is None
+        of_file = worth.find_list(connection, "one.csv")
+        of_tuning = worth.find_list(connection, made.id)
+        assert worth.find_list(connection, "none.csv") is None
     found = report(filled, problems=of_file)
     assert (found["list"], found["problems"]["tuned"], found["problems"]["untuned"]) == ("one.csv", 1, 0)
     assert found["seconds"]["baseline"] == pytest.approx(4 * 3e-6)
