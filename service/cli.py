@@ -169,8 +169,8 @@ class LazyGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def main(
-        self, args: Sequence[str] | None = None, prog_name: str | None = None, complete_var: str | None = None,
-        standalone_mode: bool = True, *rest: Any, **named: Any,
+        self, args: Sequence[str] | None = None, prog_name: str | None = None,
+        complete_var: str | None = None, standalone_mode: bool = True, *rest: Any, **named: Any,
     ) -> Any:  # fmt: skip
         """Runs a command line. With --json a usage error is also a JSON document on standard output."""
         given = sys.argv[1:] if args is None else args

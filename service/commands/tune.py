@@ -30,6 +30,7 @@ from service.commands.common import (
     Tp,
     err,
     imported_json,
+    input_path,
     out,
     print_json,
     read_input,
@@ -160,6 +161,7 @@ def tune(
     asked = Asked(
         read, device or settings.device, index, mode, policy, budget, search, rule, level.name, force, output,
         total_seconds, max_gflop, silent=not progress or as_json, campaign_seconds=campaign_seconds,
+        source=None if file is None else input_path(file).name,
     )  # fmt: skip
     done = tune_here(settings, asked) if server is None else tune_there(server, asked)
     _show(read, done, as_json)
