@@ -1,5 +1,5 @@
-"""What pictures of the report of worth need: the distribution of speed-ups, fast_p as a curve, the roofline, the
-largest gains, and the environments of the verdicts."""
+"""What pictures of the report of worth need: the distribution of speed-ups, fast_p as a curve, the roofline,
+the largest gains, and the environments of the verdicts."""
 
 from __future__ import annotations
 

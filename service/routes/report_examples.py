@@ -54,7 +54,9 @@ WORTH: dict[str, Any] = {
         ],
     },
     "detail": {
-        "distribution": [{"low": 1.0, "high": 1.02, "problems": 1}, {"low": 1.02, "high": None, "problems": 3}],
+        "distribution": [
+            {"low": 1.0, "high": 1.02, "problems": 1}, {"low": 1.02, "high": None, "problems": 3},
+        ],
         "curve": [{"p": 1.0, "share": 1.0, "time_share": 1.0}, {"p": 2.0, "share": 0.25, "time_share": 0.4}],
         "roofline": {
             "bytes_per_second": 4.2e12,
