@@ -13,9 +13,7 @@ from shutil import copyfileobj
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from backends.errors import InvalidProblem, ReadError
 from backends.wire import problem_to_wire
@@ -100,15 +98,6 @@ def compile_progress(first: str, *, silent: bool = False) -> Iterator[Callable[[
         return
     with err.status(first) as status:
         yield lambda done, total: status.update(f"{done} of {total} rows compiled")
-
-
-def plain_table(*columns: str, title: str | None = None, right: tuple[str, ...] = ()) -> Table:
-    """A table in the style of every command: a line under the heads and no other, columns of `right` aligned
-    there. Cells wrap, and ids break anywhere, so that a table fits 80 columns."""
-    made = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left")
-    for name in columns:
-        made.add_column(name, justify="right" if name in right else "left", overflow="fold")
-    return made
 
 
 @cache

@@ -19,7 +19,6 @@ from service.commands.common import (
     MaxWorkspace,
     Server,
     out,
-    plain_table,
     print_json,
     tell,
     workspace_limit,
@@ -29,6 +28,7 @@ from service.installed_torch import InstalledTorch, ask
 from service.remote import Remote
 from service.settings import Settings
 from service.startup import open_database
+from service.text_table import plain_table
 from tuners.policy import MeasurementPolicy
 
 Here = Annotated[

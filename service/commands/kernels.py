@@ -24,6 +24,7 @@ from service.commands.common import FAILED, Json, err, out, print_json
 from service.commands.space import space
 from service.settings import Settings
 from service.startup import open_database
+from service.text_table import plain_table
 
 kernels = typer.Typer(help="Our own kernel families.")
 
@@ -212,19 +213,15 @@ def _print(text: str, style: str | None = None) -> None:
 
 def _families_table(entries: Sequence[Entry]) -> Table:
     """One row per family; `space` counts the combinations of its parameters' values, legal or not."""
-    table = Table(title="Kernel families", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("family", no_wrap=True)
-    for name in ("what it is", "vendors", "input types"):
-        table.add_column(name)
-    for name in ("parameters", "space"):
-        table.add_column(name, justify="right")
-    table.add_column("source", overflow="fold")
+    table = plain_table("family", "what it is", title="Kernel families")
     for entry in entries:
-        space = "" if entry.space is None else f"{entry.space:,}"
-        table.add_row(
-            entry.name, entry.description, " ".join(entry.vendors), " ".join(entry.input_types),
-            str(len(entry.parameters)), space, "\n".join(entry.files),
+        space = "" if entry.space is None else f", {entry.space:,} combinations"
+        facts = (
+            entry.name, " ".join(entry.vendors), " ".join(entry.input_types),
+            f"{len(entry.parameters)} parameters{space}",
         )  # fmt: skip
+        table.add_row("\n".join(facts), "\n".join([entry.description, *entry.files]))
+        table.add_section()
     return table
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from backends.environment import DeviceClass
 from backends.errors import ReadError
@@ -32,6 +31,7 @@ from service.model.rows import HereRows, ThereRows
 from service.remote import Remote, class_of
 from service.settings import Settings
 from service.startup import open_database
+from service.text_table import plain_table
 from tuners.policy import MeasurementPolicy
 
 pretuned = typer.Typer(
@@ -48,17 +48,18 @@ def list_tables(as_json: Json = False) -> None:
     if as_json:
         print_json({"shipped": here, "installed": there})
         return
-    shown = Table("table", "device class", "rows", "measured with", "made", "commit", title="Shipped")
+    shown = plain_table("table", "device class", "rows", "made", "commit", title="Shipped")
     for row in here:
         shown.add_row(
-            row["name"], row["device_class"], f"{row['rows']} ({row['wins']} WIN)", row["libraries"],
+            row["name"], row["device_class"], f"{row['rows']} ({row['wins']} WIN)",
             row["made_at"][:10], row["commit"][:12],
         )  # fmt: skip
     out.print(shown)
     for row in here:
+        out.print(f"{row['name']}: measured with {row['libraries']}", markup=False, highlight=False)
         if row["note"]:
-            out.print(f"{row['name']}: {row['note']}", markup=False, highlight=False, soft_wrap=True)
-    known = Table("table", "device class", "rows", "made", "commit", "installed", title="Installed")
+            out.print(f"{row['name']}: {row['note']}", markup=False, highlight=False)
+    known = plain_table("table", "device class", "rows", "made", "commit", "installed", title="Installed")
     for row in there:
         made = (row["made_at"][:10], row["commit"][:12], row["installed_at"][:10])
         known.add_row(row["name"], row["device_class"], str(row["rows"]), *made)

@@ -15,12 +15,13 @@ from db.engine import reading
 from db.gauges import gauges
 from db.tunings import ACTIVE
 from service import errors
-from service.commands.common import FAILED, Json, Server, out, plain_table, print_json, tell
+from service.commands.common import FAILED, Json, Server, out, print_json, tell
 from service.pages import Page, page_of
 from service.remote import Remote, ServiceAway
 from service.routes.views import tuning_view, worker_view
 from service.settings import Settings
 from service.startup import open_database
+from service.text_table import plain_table
 
 _STATUSES = ("queued", "running", "succeeded", "failed", "cancelled")
 #: Statuses of a worker that lives.
