@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import orjson
@@ -43,7 +45,7 @@ def _json_lines(parts: Parts, _about: Mapping[str, str]) -> Pieces:
         sessions = [_members(one.values, SESSION_COLUMNS) for one in part.sessions]
         yield from _pieces(
             f'{{"number":{row.number},"phase":"{row.phase}","take":{row.take},"status":"{row.status}",'
-            f'"seconds":{_figure(row.seconds)},"samples":{row.samples},"evidence":{row.evidence},'
+            f'"seconds":{_figure(row.seconds)},"samples":{_valid(row.samples)},"evidence":{_valid(row.evidence)},'
             f'"workspace_bytes":{row.workspace_bytes},"created_at":"{row.created_at}",'
             f'"baseline":{_is(row, part.sessions[session].baseline_id, "null")},'
             f'"winner":{_is(row, part.sessions[session].winner_id, "null")},'
@@ -61,8 +63,15 @@ def _members(values: Mapping[str, Any], columns: tuple[Any, ...]) -> str:
     return orjson.dumps(made).decode()[1:-1]
 
 
-def _figure(value: float | None) -> str:
-    return "null" if value is None else repr(value)
+def _figure(value: float | None, unknown: str = "null") -> str:
+    return unknown if value is None or not isfinite(value) else repr(value)
+
+
+def _valid(text: str) -> str:
+    """Stored JSON, with null for numbers that JSON does not have: SQLite keeps Infinity and NaN."""
+    if "Infinity" not in text and "NaN" not in text:
+        return text
+    return json.dumps(json.loads(text, parse_constant=lambda _: None))
 
 
 def _is(row: Any, solution_id: str | None, unknown: str) -> str:
@@ -92,7 +101,7 @@ def _csv(parts: Parts, _about: Mapping[str, str]) -> Pieces:
         sessions = [_cells(one.values, SESSION_COLUMNS) for one in part.sessions]
         yield from _pieces(
             f"{row.number},{row.phase},{row.take},{row.status},"
-            f"{'' if row.seconds is None else row.seconds},{cell(row.samples)},{cell(row.evidence)},"
+            f"{_figure(row.seconds, '')},{cell(_valid(row.samples))},{cell(_valid(row.evidence))},"
             f"{row.workspace_bytes},{row.created_at},"
             f"{_is(row, part.sessions[session].baseline_id, '')},"
             f"{_is(row, part.sessions[session].winner_id, '')},{solutions[solution]},{sessions[session]}\n"
@@ -124,8 +133,7 @@ def _parquet(parts: Parts, about: Mapping[str, str]) -> Pieces:
 
     schema = _schema(pa).with_metadata({f"gemmtune.{name}": text for name, text in about.items()})
     sink = _Sink()
-    made: Any = pq.ParquetWriter
-    with made(sink, schema, compression="zstd") as writer:
+    with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
         held: list[Any] = []
         rows = 0
         for part in parts:
@@ -186,7 +194,11 @@ def _batch(pa: Any, schema: Any, part: Part) -> Any:
     solution_ids = columns["solution_id"]
     sessions, solutions = (pa.array(places, pa.int32()) for places in zip(*part.places, strict=True))
     made = {name: columns[name] for name in _ROW_COLUMNS if name != "samples"}
-    made["samples"] = _samples(columns["samples"])
+    made["samples"] = orjson.loads(f"[{','.join(map(_valid, columns['samples']))}]")
+    made["evidence"] = [_valid(text) for text in columns["evidence"]]
+    made["seconds"] = [
+        None if value is None or not isfinite(value) else value for value in columns["seconds"]
+    ]
     verdicts = [(one.baseline_id, one.winner_id) for one in part.sessions]
     for place, name in enumerate(("baseline", "winner")):
         ids = [verdicts[session][place] for session, _ in part.places]
@@ -203,14 +215,6 @@ def _batch(pa: Any, schema: Any, part: Part) -> Any:
             once = pa.array([values[column.name] for values in of], schema.field(column.name).type)
             arrays[column.name] = once.take(places)
     return pa.record_batch([arrays[one.name] for one in COLUMNS], schema=schema)
-
-
-def _samples(texts: Any) -> list[list[float]]:
-    """The samples of every row. A value that is not finite is stored as a text."""
-    found: list[list[float]] = orjson.loads(f"[{','.join(texts)}]")
-    if any(isinstance(value, str) for row in found for value in row):
-        return [[float(value) for value in row] for row in found]
-    return found
 
 
 KINDS: Mapping[str, FileKind] = {

@@ -125,8 +125,13 @@ def bars(
     text: Callable[[float], str] = "{:g}".format,
 ) -> str:
     """A bar chart of named values, with each value above its bar."""
+    whole = all(value == int(value) for _, value in values)
     most = max((value for _, value in values), default=0.0) or 1.0
-    chart = Chart(title, Axis(0, max(len(values), 1), across, ()), Axis(0, most * 1.1, label, ticks_of(most)))
+    chart = Chart(
+        title,
+        Axis(0, max(len(values), 1), across, ()),
+        Axis(0, most * 1.1, label, [tick for tick in ticks_of(most) if not whole or tick == int(tick)]),
+    )
     bottom = chart.height - _BOTTOM
     for place, (name, value) in enumerate(values):
         left, right = chart._x(place + 0.12), chart._x(place + 0.88)
@@ -142,7 +147,7 @@ def bars(
     return str(chart)
 
 
-def ticks_of(most: float, count: int = 4) -> list[float]:
+def ticks_of(most: float, count: int = 5) -> list[float]:
     """About `count` round values from 0 to `most`."""
     raw = most / count
     size = 10 ** math.floor(math.log10(raw))
