@@ -183,6 +183,7 @@ def _written(report: dict[str, Any]) -> str:
 
 
 def _export_here(settings: Settings, format_name: str, output: Path | None, asked: dict[str, Any]) -> Any:
+    exports.writer(format_name)  # a misspelt format is named before a device is looked for
     engine = open_database(settings)
     validators = validators_of(asked["validator"] or ())
     with reading(engine) as connection:
