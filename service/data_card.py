@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from db import measured
 from db.measured import Wanted
 from service.formats.core.base import printable
-from service.measured import COLUMNS
+from service.measured import COLUMNS, Column
 
 #: Values that a list of counts names; the rest is added up.
 _NAMED = 40
@@ -88,13 +88,15 @@ def card(connection: Connection, wanted: Wanted, selection: Mapping[str, Any], a
     ):  # fmt: skip
         lines += [f"| {title} | measurements |", "|---|---:|", *_count_rows(counts[name]), ""]
     lines += ["## Columns", "", "| column | type | unit | meaning |", "|---|---|---|---|"]
-    lines += [f"| `{one.name}` | {_type(one.kind)} | {one.unit} | {one.meaning} |" for one in COLUMNS]
+    lines += [column_row(one) for one in COLUMNS]
     lines += ["", *_environments(environments, counts["environment"]), "", *_policies(policies)]
     return "\n".join([*lines, "", _HOW, _READ, _LICENCE])
 
 
-def _type(kind: str) -> str:
-    return {"json": "JSON", "floats": "list of float"}.get(kind, kind)
+def column_row(column: Column) -> str:
+    """A column's row of a table in Markdown."""
+    kind = {"json": "JSON", "floats": "list of float"}.get(column.kind, column.kind)
+    return f"| `{column.name}` | {kind} | {column.unit} | {column.meaning} |"
 
 
 def _selection(selection: Mapping[str, Any], wanted: Wanted) -> Iterator[str]:

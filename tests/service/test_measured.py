@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from itertools import pairwise
+from pathlib import Path
 
 import orjson
 import pyarrow.parquet as pq
@@ -16,7 +17,8 @@ from backends.errors import InvalidProblem
 from db.engine import reading, writing
 from db.measured import Wanted, last_number
 from service import measured, measured_files
-from service.measured import parse_since, parts
+from service.data_card import column_row
+from service.measured import COLUMNS, parse_since, parts
 from service.measured_files import KINDS
 from tests.db.samples import candidate, problem, screened, start, store_session
 
@@ -134,3 +136,10 @@ def test_what_is_no_time_is_named(text: str) -> None:
         parse_since(text)
     assert repr(text) in str(raised.value)
     assert raised.value.field == "since"
+
+
+def test_the_document_has_every_column_as_it_is() -> None:
+    rows = (Path(__file__).parents[2] / "docs" / "data.md").read_text().splitlines()
+    assert [row for row in rows if row.startswith("| `") and row.count("|") == 5] == [
+        column_row(column) for column in COLUMNS
+    ]
