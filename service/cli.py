@@ -34,6 +34,11 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "and the lines to paste and the expected gain are printed.",
     ),
     "best": ("data", "Show the best known way to run a problem. Exit code 1: nothing is known."),
+    "leaderboard": (
+        "leaderboard",
+        "List tuned problems with their default, their best known way, the ratio and the verdict: those that "
+        "save most of all calls first.",
+    ),
     "report": (
         "reports",
         "Show what tuning is worth on a device class: seconds saved, speed-ups, what to tune next, and rows "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 from rich.table import Table
 from rich.text import Text
@@ -46,8 +47,9 @@ def time_text(seconds: float) -> str:
 
 def winner_text(solution_id: str) -> str:
     """A solution's family and threads; its whole id is in the JSON."""
-    family, *parameters = solution_id.split("-")
-    threads = next((p.removeprefix("threads_") for p in parameters if p.startswith("threads_")), "")
+    *parts, _ = solution_id.split("-")  # the last is a hash
+    family = "-".join(takewhile(lambda part: "_" not in part, parts))  # parameters are NAME_VALUE
+    threads = next((p.removeprefix("threads_") for p in parts if p.startswith("threads_")), "")
     return f"{family}, {threads} threads" if threads else family
 
 
