@@ -51,14 +51,14 @@ STARTING = (
     "service/test_tunings.py", "service/test_worker.py", "tuners/",
 )  # fmt: skip
 #: Grids of which `make test` takes one combination in so many, and `make exhaustive` all: of planted mistakes
-#: one in MISTAKES. Tests with few combinations are taken whole.
+#: one in MISTAKES. Of tests with few combinations two or three are taken.
 SAMPLED = {
     "backends/kernels/emulator/test_families.py": 5, "backends/kernels/families/": 6,
     "backends/kernels/test_compile.py": 4, "backends/kernels/triton/test_arithmetic.py": 4,
     "backends/gpu/test_padded.py": 4, "backends/gpu/test_device_reference.py": 3,
-    "backends/cpu/test_kernels_abi.py": 5, "tuners/test_verify_device.py": 3,
+    "backends/cpu/test_kernels_abi.py": 5, "tuners/test_inputs.py": 4, "tuners/test_verify_device.py": 3,
 }  # fmt: skip
-MISTAKES, _FEW = 4, 5
+MISTAKES, _FEW = 4, 3
 
 
 @functools.cache
@@ -85,6 +85,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 among = MISTAKES if "mistake" in name else every
                 groups.setdefault((item.path, name, among), []).append(item)
     for (_, _, every), group in groups.items():
+        every = min(every, len(group) // 2)
         for number, item in enumerate(group):
             if len(group) > _FEW and number % every:
                 item.add_marker(pytest.mark.exhaustive)
