@@ -207,11 +207,6 @@ def malformed(detail: str) -> Refused:
     return Refused(Fault(400, "malformed-body", "The body is no JSON", detail))
 
 
-def usage(detail: str) -> Refused:
-    """400: a command line that is not valid, or a setting; only commands answer it."""
-    return Refused(Fault(400, "usage", "The command line is not valid", detail))
-
-
 def unsupported_type(detail: str, accepted: Sequence[str]) -> Refused:
     """415, which names what is accepted."""
     accept = ", ".join(accepted)

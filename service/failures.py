@@ -17,12 +17,15 @@ def wants_json(arguments: Sequence[str]) -> bool:
 def error_document(error: Exception) -> dict[str, Any]:
     """{"error": {"type", "title", "status", "detail", ...}}. A service's refusal keeps the service's own
     document."""
-    from service.errors import fault_of, usage  # noqa: PLC0415  (loads the web framework)
+    from service.errors import Fault, fault_of  # noqa: PLC0415  (loads the web framework)
     from service.remote import ServiceError  # noqa: PLC0415
 
     if isinstance(error, ServiceError) and error.document is not None:
         return {"error": error.document}
-    fault = fault_of(error) if isinstance(error, GemmtuneError) else usage(_said(error)).fault
+    if isinstance(error, GemmtuneError):
+        fault = fault_of(error)
+    else:  # of the command line's parser, or of the settings
+        fault = Fault(400, "usage", "The command line is not valid", _said(error))
     return {
         "error": {
             "type": f"urn:gemmtune:{fault.name}",
