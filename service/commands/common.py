@@ -143,7 +143,8 @@ def input_code(read: Imported) -> int:
 def tell_rejected(count: int, source: object) -> None:
     """Says on standard error how many lines of the input were rejected."""
     if count:
-        tell(f"{count} {'line' if count == 1 else 'lines'} of {source} rejected", "yellow")
+        named = "standard input" if str(source) == "-" else source
+        tell(f"{count} {'line' if count == 1 else 'lines'} of {named} rejected", "yellow")
 
 
 def token_counts(text: str | None) -> tuple[int, ...]:

@@ -66,7 +66,8 @@ def report(
             answer = remote.get("/v1/reports/worth", device=device, **asked)
     if output is not None:
         write_file(output, iter([worth_page(answer, now()).encode()]))
-        tell(f"wrote {output}, {output.stat().st_size:,} bytes" if str(output) != "-" else "wrote it")
+        if str(output) != "-":
+            tell(f"wrote {output}, {output.stat().st_size:,} bytes")
     if as_json:
         print_json(answer)
     elif output is None:

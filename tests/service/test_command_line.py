@@ -185,6 +185,7 @@ def test_a_file_is_read_from_standard_input(run: Run) -> None:
     assert json.loads(done.stdout) == json.loads(run("problems", str(EXAMPLE), "--json").stdout)
     answer = json.loads(run("import", "-", "--json", text=data).stdout)
     assert (len(answer["problems"]), answer["provenance"]["source"]) == (35, "standard input")
+    assert "1 line of standard input rejected" in run("import", "-", text=GOOD + BAD).stderr
     assert run("lint", "aiter", "-", text=b"M,N,K\n").exit_code in (0, 1)
 
 
