@@ -38,20 +38,25 @@ def url(tmp_path_factory: pytest.TempPathFactory, sqlite_template: Path) -> str:
     return made
 
 
+@pytest.fixture(scope="module")
+def address(url: str) -> Iterator[str]:
+    """A service on the database."""
+    with serving(Settings(database_url=url)) as client:
+        yield str(client.base_url)
+
+
 @pytest.fixture(params=["database", "service"])
-def run(url: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+def run(url: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs a command on the database, or through a service on it."""
     monkeypatch.setenv("GEMMTUNE_DATABASE_URL", url)
     monkeypatch.delenv("GEMMTUNE_SERVER", raising=False)
+    if request.param == "service":
+        monkeypatch.setenv("GEMMTUNE_SERVER", request.getfixturevalue("address"))
 
     def command(*arguments: str) -> Result:
         return CliRunner().invoke(app, ["leaderboard", *arguments])
 
-    if request.param == "database":
-        yield command
-        return
-    with serving(Settings(database_url=url)) as client:
-        monkeypatch.setenv("GEMMTUNE_SERVER", str(client.base_url))
-        yield command
+    return command
 
 
 def board(done: Result) -> dict[str, Any]:
