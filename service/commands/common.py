@@ -6,7 +6,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from shutil import copyfileobj
@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from backends.errors import InvalidProblem, ReadError
+from backends.errors import InvalidProblem, ReadError, StorageError
 from backends.wire import problem_to_wire
 from service.formats import FORMATS, READERS, ReadOptions, read_file
 from service.formats.core.base import TOKENS, Imported
@@ -122,6 +122,26 @@ _FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
 def input_path(file: Path) -> Path:
     """The file, or a copy of standard input for -. Raises ReadError."""
     return _standard_input() if str(file) == "-" else file
+
+
+def write_file(output: Path | None, pieces: Iterator[bytes]) -> None:
+    """Writes to a file, whole or not at all, or to standard output."""
+    if output is None or str(output) == "-":
+        for piece in pieces:
+            sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()
+        return
+    fresh = output.with_name(f".{output.name}.part")
+    try:
+        with fresh.open("wb") as file:
+            for piece in pieces:
+                file.write(piece)
+        fresh.replace(output)
+    except OSError as error:
+        raise StorageError(f"cannot write {output}: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):
+            fresh.unlink(missing_ok=True)
 
 
 def imported_json(read: Imported) -> dict[str, Any]:

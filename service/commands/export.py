@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from backends.errors import InvalidProblem, StorageError
+from backends.errors import InvalidProblem
 from db.classes import classes
 from db.engine import reading
 from service import exports
@@ -22,9 +21,12 @@ from service.commands.common import (
     print_json,
     tell,
     workspace_limit,
+    write_file,
 )
+from service.commands.measurements import export_measurements
 from service.formats import WRITERS, ExportRefused
 from service.installed_torch import InstalledTorch, ask
+from service.measured import Asked
 from service.remote import Remote
 from service.settings import Settings
 from service.startup import open_database
@@ -93,9 +95,6 @@ def export(
         unused = {"--target": target, "--validator": validator, "--max-workspace": max_workspace,
                   "--imported": imported, "--here": here, "--python": python}  # fmt: skip
         _refuse(unused, "it is for files that a framework loads, not for measurements")
-        from service.commands.measurements import export_measurements  # noqa: PLC0415  (it imports this)
-        from service.measured import Asked  # noqa: PLC0415
-
         asked_for = Asked(device=device, policy=policy, **chosen)
         export_measurements(file_format, output, asked_for, server, as_json)
         return
@@ -205,26 +204,6 @@ def _export_here(settings: Settings, format_name: str, output: Path | None, aske
 
     write_file(output, pieces())
     return made.report.figures()
-
-
-def write_file(output: Path | None, pieces: Iterator[bytes]) -> None:
-    """Writes to a file, whole or not at all, or to standard output."""
-    if output is None or str(output) == "-":
-        for piece in pieces:
-            sys.stdout.buffer.write(piece)
-        sys.stdout.buffer.flush()
-        return
-    fresh = output.with_name(f".{output.name}.part")
-    try:
-        with fresh.open("wb") as file:
-            for piece in pieces:
-                file.write(piece)
-        fresh.replace(output)
-    except OSError as error:
-        raise StorageError(f"cannot write {output}: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            fresh.unlink(missing_ok=True)
 
 
 def _list_formats(as_json: bool) -> None:

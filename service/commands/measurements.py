@@ -12,8 +12,7 @@ from db.classes import classes
 from db.engine import now, reading
 from db.measured import Wanted
 from service import data_card, errors
-from service.commands.common import print_json, tell
-from service.commands.export import write_file
+from service.commands.common import print_json, tell, write_file
 from service.measured import Asked, parts, wanted_of
 from service.measured_files import KINDS
 from service.remote import Remote

@@ -24,8 +24,8 @@ from service.commands.common import (
     print_json,
     tell,
     tell_rejected,
+    write_file,
 )
-from service.commands.export import write_file
 from service.formats.core.export import ExportRefused, ExportRow
 from service.model.rows import HereRows, ThereRows
 from service.remote import Remote, class_of

@@ -11,8 +11,7 @@ from backends.errors import InvalidProblem
 from db import worth
 from db.classes import classes
 from db.engine import now, reading
-from service.commands.common import Device, Json, Server, print_json, tell
-from service.commands.export import write_file
+from service.commands.common import Device, Json, Server, print_json, tell, write_file
 from service.diff import compare_named
 from service.remote import Remote
 from service.settings import Settings
