@@ -25,7 +25,7 @@ from starlette.middleware.cors import CORSMiddleware
 from db import gauges, keys
 from db.engine import open_engine
 from db.lookup import open_lookup
-from service import errors, records, schemas
+from service import errors, measured, records, schemas
 from service.binaries import Binaries
 from service.bundle_builds import BundleBuilds
 from service.deps import Operations, Service, TuningService
@@ -138,7 +138,7 @@ def create_app(
     app.router.routes.append(best.hot_route())  # first: routes are matched in order
     for routes in _ROUTES:
         app.include_router(routes.router)
-    plain = frozenset({best.PATH, bundles.PATH, measurements.PATH})
+    plain = frozenset({best.PATH, bundles.PATH, measured.PATH})
     app.add_middleware(Compressed, minimum_size=settings.compress_bytes, plain=plain)
     app.add_middleware(Headed)
     rules = _rules(app, settings)

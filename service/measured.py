@@ -23,6 +23,8 @@ from db.measured import Wanted
 from service.exports import stored_problem
 from service.formats.core.row_text import dumps, problem_wire
 
+#: The address of the data set, and the header with the number up to which a file has measurements.
+PATH, LAST_HEADER = "/v1/measurements", "X-Last-Measurement"
 #: Rows of one part, at most.
 ROWS = 10_000
 #: Solutions that are remembered from one part to the next.

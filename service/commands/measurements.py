@@ -11,12 +11,11 @@ from backends.errors import InvalidProblem
 from db.classes import classes
 from db.engine import now, reading
 from db.measured import Wanted
-from service import data_card, errors
+from service import data_card
 from service.commands.common import print_json, tell, write_file
-from service.measured import Asked, parts, wanted_of
+from service.measured import LAST_HEADER, PATH, Asked, parts, wanted_of
 from service.measured_files import KINDS
 from service.remote import Remote
-from service.routes.measurements import LAST_HEADER, PATH
 from service.settings import Settings
 from service.startup import open_database
 
@@ -78,6 +77,8 @@ def _here(kind_name: str, output: Path | None, asked: Asked) -> Written:
         known = classes(connection)
         wanted = wanted_of(connection, asked, lambda name: str(known.resolve(name)))
     if not isinstance(wanted, Wanted):
+        from service import errors  # noqa: PLC0415  (loads the web framework)
+
         raise errors.not_found(wanted, getattr(asked, wanted)[:100])
     about = {"measurements": str(wanted.last), "selection": json.dumps(given), "written_at": now()}
     with closing(KINDS[kind_name].write(parts(engine, wanted), about)) as pieces:

@@ -18,15 +18,12 @@ from db.engine import now
 from db.measured import Wanted
 from service import data_card, errors, schemas
 from service.deps import STRICT, Service, ServiceDep
-from service.measured import Asked, parts, wanted_of
+from service.measured import LAST_HEADER, PATH, Asked, parts, wanted_of
 from service.measured_files import KINDS, Pieces
 from service.routes import describe
 from service.routes.exports import ClosedStream
 
 router = APIRouter(tags=["files"], dependencies=STRICT)
-PATH = "/v1/measurements"
-#: The header with the number up to which a file has measurements.
-LAST_HEADER = "X-Last-Measurement"
 _CARD_TYPE = "text/markdown"
 _EXAMPLES = {
     "jsonl": '{"number":1,"phase":"screen","take":0,"status":"ok","seconds":1.7e-05,...}\n',
