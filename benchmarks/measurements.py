@@ -117,9 +117,15 @@ def _peak(pid: int) -> int:
     return int(line.split()[1]) * 1024
 
 
+def _cpu(pid: int) -> float:
+    """Processor seconds of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def read(address: str, pid: int, kind: str) -> dict[str, Any]:
-    """Seconds until the first byte and the last, bytes, and the server's peak."""
-    begin, first, size = time.perf_counter(), 0.0, 0
+    """Seconds until the first byte and the last, the server's processor seconds and peak, and bytes."""
+    begin, first, size, cpu = time.perf_counter(), 0.0, 0, _cpu(pid)
     with httpx.stream("GET", f"{address}/v1/measurements?format={kind}", timeout=600) as answer:
         answer.raise_for_status()
         for piece in answer.iter_raw(1 << 20):
@@ -128,6 +134,7 @@ def read(address: str, pid: int, kind: str) -> dict[str, Any]:
     return {
         "seconds": time.perf_counter() - begin,
         "first_byte_seconds": first,
+        "server_cpu_seconds": _cpu(pid) - cpu,
         "bytes": size,
         "server_peak_bytes": _peak(pid),
     }

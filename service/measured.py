@@ -8,7 +8,7 @@ built once for a part.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -112,15 +112,17 @@ class Session:
     winner_id: str | None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Part:
-    """Rows with what they share. `rows` are those of db.measured.measurement_part(); `places` of each the
-    index of its session and of its solution."""
+    """Rows with what they share. `rows` are those of db.measured.measurement_part(), `columns` their values
+    by name. The places are each row's index of its session and of its solution."""
 
     rows: Sequence[Any]
-    sessions: list[Session] = field(default_factory=list)
-    solutions: list[Values] = field(default_factory=list)
-    places: list[tuple[int, int]] = field(default_factory=list)
+    columns: Mapping[str, Sequence[Any]]
+    sessions: Sequence[Session]
+    session_places: Sequence[int]
+    solutions: Sequence[Values]
+    solution_places: Sequence[int]
 
 
 def parse_since(text: str) -> str:
@@ -196,10 +198,20 @@ class _Reader:
         while True:
             with reading(self._engine) as connection:
                 rows = measured.measurement_part(connection, self._wanted, ids, after, ROWS)
-                self._look_up(connection, {row.solution_id for row in rows})
-            if rows:
-                yield self._part(rows, sessions, calls)
-                after = rows[-1].number
+                if not rows:
+                    return
+                columns = dict(zip(rows[0]._fields, zip(*rows, strict=True), strict=True))
+                self._look_up(connection, set(columns["solution_id"]))
+            solutions = _places(columns["solution_id"])
+            found = _places(columns["session_id"])
+            yield Part(
+                rows, columns,
+                [_session(sessions[name], calls) for name in found],
+                [found[name] for name in columns["session_id"]],
+                [self._solutions[name] for name in solutions],
+                [solutions[name] for name in columns["solution_id"]],
+            )  # fmt: skip
+            after = rows[-1].number
             if len(rows) < ROWS:
                 return
 
@@ -216,23 +228,10 @@ class _Reader:
                 "build": row.build or "",
             }
 
-    def _part(
-        self, rows: Sequence[Any], sessions: Mapping[str, Any], calls: Mapping[tuple[str, str], int]
-    ) -> Part:
-        part = Part(rows)
-        session_places: dict[str, int] = {}
-        solution_places: dict[str, int] = {}
-        for row in rows:
-            session = session_places.get(row.session_id)
-            if session is None:
-                session = session_places[row.session_id] = len(part.sessions)
-                part.sessions.append(_session(sessions[row.session_id], calls))
-            solution = solution_places.get(row.solution_id)
-            if solution is None:
-                solution = solution_places[row.solution_id] = len(part.solutions)
-                part.solutions.append(self._solutions[row.solution_id])
-            part.places.append((session, solution))
-        return part
+
+def _places(names: Sequence[str]) -> dict[str, int]:
+    """Name -> its place among the distinct names, in the order of their first appearance."""
+    return {name: place for place, name in enumerate(dict.fromkeys(names))}
 
 
 def _session(row: Any, calls: Mapping[tuple[str, str], int]) -> Session:

@@ -50,8 +50,13 @@ def _json_lines(parts: Parts, _about: Mapping[str, str]) -> Pieces:
             f'"baseline":{_is(row, part.sessions[session].baseline_id, "null")},'
             f'"winner":{_is(row, part.sessions[session].winner_id, "null")},'
             f"{solutions[solution]},{sessions[session]}}}\n"
-            for row, (session, solution) in zip(part.rows, part.places, strict=True)
+            for row, session, solution in _rows(part)
         )
+
+
+def _rows(part: Part) -> Iterator[tuple[Any, int, int]]:
+    """Each row with the places of its session and its solution."""
+    return zip(part.rows, part.session_places, part.solution_places, strict=True)
 
 
 def _members(values: Mapping[str, Any], columns: tuple[Any, ...]) -> str:
@@ -105,7 +110,7 @@ def _csv(parts: Parts, _about: Mapping[str, str]) -> Pieces:
             f"{row.workspace_bytes},{row.created_at},"
             f"{_is(row, part.sessions[session].baseline_id, '')},"
             f"{_is(row, part.sessions[session].winner_id, '')},{solutions[solution]},{sessions[session]}\n"
-            for row, (session, solution) in zip(part.rows, part.places, strict=True)
+            for row, session, solution in _rows(part)
         )
 
 
@@ -190,10 +195,9 @@ def _schema(pa: Any) -> Any:
 
 def _batch(pa: Any, schema: Any, part: Part) -> Any:
     """A part as Arrow's columns: what rows share is repeated by Arrow, not row by row."""
-    columns: dict[str, Any] = dict(zip(part.rows[0]._fields, zip(*part.rows, strict=True), strict=True))
-    solution_ids = columns["solution_id"]
-    sessions, solutions = (pa.array(places, pa.int32()) for places in zip(*part.places, strict=True))
-    made = {name: columns[name] for name in _ROW_COLUMNS if name != "samples"}
+    columns, solution_ids = part.columns, part.columns["solution_id"]
+    sessions, solutions = (pa.array(p, pa.int32()) for p in (part.session_places, part.solution_places))
+    made: dict[str, Any] = {name: columns[name] for name in _ROW_COLUMNS}
     made["samples"] = orjson.loads(f"[{','.join(map(_valid, columns['samples']))}]")
     made["evidence"] = [_valid(text) for text in columns["evidence"]]
     made["seconds"] = [
@@ -201,7 +205,7 @@ def _batch(pa: Any, schema: Any, part: Part) -> Any:
     ]
     verdicts = [(one.baseline_id, one.winner_id) for one in part.sessions]
     for place, name in enumerate(("baseline", "winner")):
-        ids = [verdicts[session][place] for session, _ in part.places]
+        ids = [verdicts[session][place] for session in part.session_places]
         made[name] = [
             None if wanted is None else found == wanted
             for found, wanted in zip(solution_ids, ids, strict=True)

@@ -55,10 +55,10 @@ def test_parts_are_bounded_and_sessions_stay_together(
     assert changes == 9, "no session's rows are apart"
     for part in found:
         assert len(part.sessions) == len({row.session_id for row in part.rows}), "each is built once"
-        assert [part.sessions[place].values["session_id"] for place, _ in part.places] == [
+        assert [part.sessions[place].values["session_id"] for place in part.session_places] == [
             row.session_id for row in part.rows
         ]
-        assert [part.solutions[place]["solution_id"] for _, place in part.places] == [
+        assert [part.solutions[place]["solution_id"] for place in part.solution_places] == [
             row.solution_id for row in part.rows
         ]
 
