@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Text, and_, cast, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Text, cast, func, or_, select
 
 from db import models
 from db.values import among, chunks, table
@@ -26,6 +26,9 @@ _provenance = table(models.Provenance)
 _session = table(models.Session)
 _solution = table(models.Solution)
 _verdict = table(models.Verdict)
+
+#: The type of A as people write the problem: the stored one is its column-major twin.
+_dtype = _problem.c.content["dtype_b"].as_string()
 
 #: Sessions that are looked at in one statement.
 _SESSIONS = 500
@@ -53,7 +56,7 @@ class Wanted:
                 (_session.c.device_class_id, self.device_class_id),
                 (_session.c.policy_id, self.policy_id),
                 (_session.c.problem_id, self.problem_id),
-                (_problem.c.dtype, self.dtype),
+                (_dtype, self.dtype),
             )
             if value is not None
         ]
@@ -147,50 +150,54 @@ def solutions_of(connection: Connection, solution_ids: Sequence[str]) -> dict[st
 
 # ---- summaries -----------------------------------------------------------------------------------
 
-#: What measurements are counted by, and the name of each count.
-_COUNTED: Mapping[str, Any] = {
+#: What measurements are counted by beside family, phase and status, and the name of each count.
+_OF_SESSIONS: Mapping[str, Any] = {
     "device_class": _session.c.device_class_id,
     "environment": _session.c.environment_id,
     "policy": _session.c.policy_id,
-    "dtype": _problem.c.dtype,
+    "dtype": _dtype,
     "provenance": func.coalesce(_provenance.c.kind, "measured"),
-    "family": _solution.c.family,
-    "phase": _measurement.c.phase,
-    "status": _measurement.c.status,
 }
 
 
 def measurement_counts(connection: Connection, wanted: Wanted) -> dict[str, dict[str, int]]:
     """Name -> value -> measurements, for device_class, environment, policy, dtype, provenance, family, phase
     and status; "all" -> measurements, sessions, problems and solutions."""
-    conditions = and_(*wanted.of_sessions(), *wanted.of_measurements())
-    joined = (
-        _measurement.join(_session, _session.c.id == _measurement.c.session_id)
-        .join(_problem, _problem.c.id == _session.c.problem_id)
-        .join(_solution, _solution.c.id == _measurement.c.solution_id)
-        .outerjoin(_provenance, _provenance.c.number == _session.c.provenance_number)
-    )
-    # One pass over the measurements: the groups are few, and are added up by each name.
+    of_sessions = wanted.of_sessions()
+    sessions = select(_session.c.id).join(_problem, _problem.c.id == _session.c.problem_id)
+    kept = wanted.of_measurements()
+    if of_sessions:
+        kept.append(_measurement.c.session_id.in_(sessions.where(*of_sessions)))
+    joined = _measurement.join(_solution, _solution.c.id == _measurement.c.solution_id)
+    # First within a session, whose other values are then looked up for these few rows.
+    each = (_measurement.c.session_id, _measurement.c.phase, _measurement.c.status, _solution.c.family)
+    inner = select(*each, func.count().label("rows")).select_from(joined).where(*kept).group_by(*each)
+    counted = inner.subquery()
+    columns = {**_OF_SESSIONS, **{name: counted.c[name] for name in ("family", "phase", "status")}}
     grouped = (
-        select(*(column.label(name) for name, column in _COUNTED.items()), func.count().label("rows"))
-        .select_from(joined)
-        .where(conditions)
-        .group_by(*_COUNTED.values())
+        select(*(one.label(name) for name, one in columns.items()), func.sum(counted.c.rows).label("rows"))
+        .join_from(counted, _session, _session.c.id == counted.c.session_id)
+        .join(_problem, _problem.c.id == _session.c.problem_id)
+        .outerjoin(_provenance, _provenance.c.number == _session.c.provenance_number)
+        .group_by(*columns.values())
     )
-    found: dict[str, dict[str, int]] = {name: {} for name in _COUNTED}
+    found: dict[str, dict[str, int]] = {name: {} for name in columns}
     total = 0
     for group in connection.execute(grouped).mappings():
-        total += group["rows"]
-        for name in _COUNTED:
-            found[name][group[name]] = found[name].get(group[name], 0) + group["rows"]
-    distinct = select(
-        *(
-            func.count(column.distinct())
-            for column in (_session.c.id, _session.c.problem_id, _measurement.c.solution_id)
-        )
+        rows = int(group["rows"])  # PostgreSQL's sums of counts are numeric
+        total += rows
+        for name in columns:
+            found[name][group[name]] = found[name].get(group[name], 0) + rows
+    measured_ones = select(_measurement.c.session_id).select_from(joined).where(*kept).distinct().subquery()
+    distinct = select(func.count(), func.count(_session.c.problem_id.distinct())).join_from(
+        measured_ones, _session, _session.c.id == measured_ones.c.session_id
     )
-    row = connection.execute(distinct.select_from(joined).where(conditions)).one()
-    every = {"measurements": total, "sessions": row[0], "problems": row[1], "solutions": row[2]}
+    solutions = select(func.count(_measurement.c.solution_id.distinct())).select_from(joined).where(*kept)
+    row = connection.execute(distinct).one()
+    every = {
+        "measurements": total, "sessions": row[0], "problems": row[1],
+        "solutions": connection.execute(solutions).scalar_one(),
+    }  # fmt: skip
     ordered = {
         name: dict(sorted(of.items(), key=lambda one: (-one[1], one[0]))) for name, of in found.items()
     }
