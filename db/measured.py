@@ -188,9 +188,9 @@ def measurement_counts(connection: Connection, wanted: Wanted) -> dict[str, dict
         total += rows
         for name in columns:
             found[name][group[name]] = found[name].get(group[name], 0) + rows
-    measured_ones = select(_measurement.c.session_id).select_from(joined).where(*kept).distinct().subquery()
+    each_once = select(_measurement.c.session_id).select_from(joined).where(*kept).distinct().subquery()
     distinct = select(func.count(), func.count(_session.c.problem_id.distinct())).join_from(
-        measured_ones, _session, _session.c.id == measured_ones.c.session_id
+        each_once, _session, _session.c.id == each_once.c.session_id
     )
     solutions = select(func.count(_measurement.c.solution_id.distinct())).select_from(joined).where(*kept)
     row = connection.execute(distinct).one()
