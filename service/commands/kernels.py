@@ -211,17 +211,34 @@ def _print(text: str, style: str | None = None) -> None:
     out.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
+#: Columns of a console from which a family is one line.
+_WIDE = 120
+
+
 def _families_table(entries: Sequence[Entry]) -> Table:
-    """One row per family; `space` counts the combinations of its parameters' values, legal or not."""
-    table = plain_table("family", "what it is", title="Kernel families")
+    """One row per family; `space` counts the combinations of its parameters' values, legal or not. Where the
+    console is narrow, what a family runs on is below its name."""
+    if out.width < _WIDE:
+        table = plain_table("family", "what it is", title="Kernel families")
+        for entry in entries:
+            space = "" if entry.space is None else f", {entry.space:,} combinations"
+            facts = (" ".join(entry.vendors), " ".join(entry.input_types))
+            counted = f"{len(entry.parameters)} parameters{space}"
+            name = "\n".join((entry.name, *facts, counted))
+            table.add_row(name, "\n".join([entry.description, *entry.files]))
+            table.add_section()
+        return table
+    table = plain_table(
+        "family", "what it is", "vendors", "input types", "parameters", "space", "source",
+        title="Kernel families", right=("parameters", "space"),
+    )  # fmt: skip
+    table.columns[0].no_wrap = True
     for entry in entries:
-        space = "" if entry.space is None else f", {entry.space:,} combinations"
-        facts = (
-            entry.name, " ".join(entry.vendors), " ".join(entry.input_types),
-            f"{len(entry.parameters)} parameters{space}",
+        space = "" if entry.space is None else f"{entry.space:,}"
+        table.add_row(
+            entry.name, entry.description, " ".join(entry.vendors), " ".join(entry.input_types),
+            str(len(entry.parameters)), space, "\n".join(entry.files),
         )  # fmt: skip
-        table.add_row("\n".join(facts), "\n".join([entry.description, *entry.files]))
-        table.add_section()
     return table
 
 
