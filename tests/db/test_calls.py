@@ -5,9 +5,11 @@ from __future__ import annotations
 from sqlalchemy import Engine
 
 from db import tunings
-from db.calls import calls_state, count_calls
+from db.calls import calls_state, count_calls, find_list
 from db.engine import reading, writing
 from db.values import put_device_class
+from service.formats import Imported, ImportedProblem
+from service.imports import keep_counts
 from tests.db.samples import CLASS, HERE, problem, request
 from tests.service.test_worth import listed
 
@@ -39,3 +41,14 @@ def test_a_tuning_that_counts_more_is_believed_and_the_state_changes(engine: Eng
     assert found == {problem(1).id: 32, problem(2).id: 3}
     assert elsewhere == {problem(1).id: 5}
     assert before != imported != after
+
+
+def test_a_file_that_is_tuned_keeps_its_counts_once(engine: Engine) -> None:
+    items = [ImportedProblem(problem(1), 7, ("its key",)), ImportedProblem(problem(2), 1, ())]
+    read = Imported("csv", items, [], 2)
+    for _ in range(2):
+        keep_counts(engine, read, "app.csv")
+    with reading(engine) as connection:
+        found = count_calls(connection, CLASS, [problem(1).id, problem(2).id])
+        assert find_list(connection, "app.csv") is not None
+    assert found == {problem(1).id: 7, problem(2).id: 1}
