@@ -25,7 +25,7 @@ from starlette.middleware.cors import CORSMiddleware
 from db import gauges, keys
 from db.engine import open_engine
 from db.lookup import open_lookup
-from service import errors, records, schemas
+from service import errors, measured, records, schemas
 from service.binaries import Binaries
 from service.bundle_builds import BundleBuilds
 from service.deps import Operations, Service, TuningService
@@ -47,6 +47,7 @@ from service.routes import (
     health,
     imports,
     login,
+    measurements,
     problems,
     provenance,
     reports,
@@ -68,7 +69,8 @@ _TAGS = [
     {"name": "operations", "description": "Is the service well?"},
 ]
 _ROUTES = (
-    best, tunings, problems, binaries, bundles, imports, exports, reports, provenance, devices, fleet,
+    best, tunings, problems, measurements, binaries, bundles, imports, exports, reports, provenance, devices,
+    fleet,
     login, health,
 )  # fmt: skip
 _DESCRIPTION = (
@@ -82,7 +84,10 @@ _BODIES: tuple[type[BaseModel], ...] = (
 #: What pages of GEMMTUNE_CORS_ORIGINS may send and read.
 _CORS_METHODS = ("GET", "HEAD", "POST", "DELETE")
 _CORS_HEADERS = ("Authorization", "Content-Type", "If-None-Match", "Last-Event-ID", "X-Request-Id")
-_CORS_SHOWN = ("Content-Disposition", "ETag", "Location", "Retry-After", "X-Bundle-Digest", "X-Request-Id")
+_CORS_SHOWN = (
+    "Content-Disposition", "ETag", "Location", "Retry-After", "X-Bundle-Digest",
+    "X-Last-Measurement", "X-Request-Id",
+)  # fmt: skip
 
 
 def create_app(
@@ -145,7 +150,7 @@ def create_app(
     app.router.routes.append(best.hot_route())  # first: routes are matched in order
     for routes in _ROUTES:
         app.include_router(routes.router)
-    plain = frozenset({best.PATH, bundles.PATH})
+    plain = frozenset({best.PATH, bundles.PATH, measured.PATH})
     app.add_middleware(Compressed, minimum_size=settings.compress_bytes, plain=plain)
     app.add_middleware(Headed)
     rules = _rules(app, settings)
