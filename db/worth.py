@@ -61,7 +61,7 @@ def tuned(connection: Connection, scope: Scope) -> Sequence[Any]:
     """A row for each best row: the problem's id, kind, dtype, m, n, k, batch, calls (None: not counted);
     judgement, baseline_seconds, speedup (the median of paired ratios), environment_id, and the winner's
     family and version."""
-    calls = _calls(scope)
+    calls = calls_of(scope)
     query = (
         select(
             _best.c.problem_id, _best.c.kind, _problem.c.dtype,
@@ -86,7 +86,7 @@ def untuned(connection: Connection, scope: Scope) -> Sequence[Any]:
     There is none where a family is asked for."""
     if scope.family is not None:
         return []
-    calls = _calls(scope)
+    calls = calls_of(scope)
     mine = (
         _best.c.problem_id == calls.c.problem_id,
         _best.c.device_class_id == scope.device_class_id,
@@ -113,7 +113,7 @@ def _of_type(query: Select[Any], scope: Scope) -> Select[Any]:
     return query if scope.dtype is None else query.where(_problem.c.dtype == scope.dtype)
 
 
-def _calls(scope: Scope) -> Subquery:
+def calls_of(scope: Scope) -> Subquery:
     """Problem id -> calls, for the problems of the list, else for all that were counted for the class."""
     found = scope.problems
     parts = []

@@ -44,7 +44,9 @@ from service.routes import (
     exports,
     health,
     imports,
+    leaderboard,
     login,
+    pages,
     problems,
     provenance,
     reports,
@@ -64,7 +66,8 @@ _TAGS = [
     {"name": "operations", "description": "Is the service well?"},
 ]
 _ROUTES = (
-    best, tunings, problems, binaries, bundles, imports, exports, reports, provenance, devices, login, health,
+    best, tunings, problems, binaries, bundles, imports, exports, reports, leaderboard, provenance, devices,
+    login, health, pages,
 )  # fmt: skip
 _DESCRIPTION = (
     "Which way of running this GEMM is fastest and right on this device? Errors are RFC 9457 problem "
@@ -115,6 +118,7 @@ def create_app(
         openapi_tags=_TAGS,
         lifespan=lifespan,
         redirect_slashes=False,
+        docs_url=None,  # pages of our own show it, without another host
         redoc_url=None,
         generate_unique_id_function=lambda route: route.name,
     )
@@ -136,6 +140,7 @@ def create_app(
     plain = frozenset({best.PATH, bundles.PATH})
     app.add_middleware(Compressed, minimum_size=settings.compress_bytes, plain=plain)
     app.add_middleware(Headed)
+    app.state.keys_required = keys_required(settings)
     rules = _rules(app, settings)
     app.add_middleware(Guarded, rules=rules, retry_after=settings.retry_after_seconds)
     if rules.origins:
