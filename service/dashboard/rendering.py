@@ -26,10 +26,9 @@ _POLICY = {
 
 def headers(**more: str) -> dict[str, str]:
     """Of a page: what it may load and who may show it. `more` adds sources to a directive (style_src)."""
-    policy = {name: value + " " + more.get(name.replace("-", "_"), "") for name, value in _POLICY.items()}
-    policy |= {name.replace("_", "-"): value for name, value in more.items() if name.replace("_", "-") not in policy}
+    policy = [f"{name} {value} {more.get(name.replace('-', '_'), '')}".strip() for name, value in _POLICY.items()]
     return {
-        "Content-Security-Policy": "; ".join(f"{name} {value}".strip() for name, value in policy.items()),
+        "Content-Security-Policy": "; ".join(policy),
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "same-origin",
         "Cache-Control": "private, no-cache",

@@ -45,7 +45,7 @@ function drawFilters(ask, types, given) {
     filters.choice("list", "Model or list", [["", "all problems"], ...options.lists.map((name) => [name, name])], ask.list, set),
     filters.choice("dtype", "Type of A", [["", "all"], ...types.map((g) => [g.name, `${g.name} (${g.problems.all})`])], ask.dtype, set),
     filters.choice("shown", "Points", [["", "winners"], ["both", "winners and defaults"]], given.shown, set),
-    given.problem ? h("button", { type: "button", onclick: () => { const { problem, session, ...values } = filters.given(); filters.write(values); load(); } }, "All problems") : null);
+    ...(given.problem ? [h("button", { type: "button", onclick: () => { const { problem, session, ...values } = filters.given(); filters.write(values); load(); } }, "All problems")] : []));
   places.filters.elements[focus]?.focus();
 }
 

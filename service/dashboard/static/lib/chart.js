@@ -4,12 +4,26 @@ import { download, h } from "./dom.js";
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const SUPERS = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
+const plain = (value) => (value >= 0.001 && value < 1e5 ? String(value) : value.toExponential(0).replace("e+", "e"));
+
+/** A logarithmic axis' lines: 1 to 9 times each power of ten. */
+function decades(low, high) {
+  const found = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high) && found.length < 300; power++) {
+    for (let lead = 1; lead < 10; lead++) {
+      const value = Number(`${lead}e${power}`);
+      if (value >= low && value <= high) found.push(value);
+    }
+  }
+  return found;
+}
+
 /** A logarithmic axis' label: powers of ten, and 2 and 5 times them where the axis is `narrow`. */
 const power = (value, narrow) => {
   const exponent = Math.round(Math.log10(value));
   if (Math.abs(value / 10 ** exponent - 1) > 1e-6) {
     const lead = Math.round(value / 10 ** Math.floor(Math.log10(value) + 1e-9));
-    return narrow && (lead === 2 || lead === 5) ? value.toExponential(0).replace("e+", "e") : "";
+    return narrow && (lead === 2 || lead === 5) ? plain(value) : "";
   }
   return exponent >= -2 && exponent <= 4 ? String(10 ** exponent).replace("0.0001", "10⁻⁴") : `10${String(exponent).replace(/./g, (c) => SUPERS[c])}`;
 };
@@ -117,8 +131,9 @@ export function chart({ title, label, x, y, points = [], lines = [], curves = []
   const axis = (text, logarithmic, format) => ({
     label: text, labelSize: 18, labelFont: "12px system-ui, sans-serif", font: "11px system-ui, sans-serif", stroke: css("dim"), size: 52,
     grid: { stroke: css("soft"), width: 1 }, ticks: { stroke: css("line"), width: 1, size: 4 }, gap: 3,
+    ...(logarithmic ? { splits: (u, i, low, high) => decades(low, high) } : {}),
     filter: (_, splits) => splits, // all: which are labelled is said below
-    values: (_, found) => found.map((value) => (value === null ? "" : logarithmic ? power(value, found.at(-1) / found[0] < 150) : format ? format(value) : String(+value.toPrecision(6)))),
+    values: (_, found) => found.map((value) => (value === null ? "" : logarithmic ? power(value, found.at(-1) / found[0] < 80) : format ? format(value) : String(+value.toPrecision(6)))),
   });
 
   function build() {

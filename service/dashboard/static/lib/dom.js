@@ -50,7 +50,7 @@ export const tag = (word, title) => h("span", { class: `tag ${String(word).toLow
 /** Facts in a row: [name, value, small print]. */
 export function facts(rows) {
   return h("dl", { class: "facts" }, rows.map(([name, value, small]) =>
-    h("div", {}, h("dt", {}, name), h("dd", {}, value, small ? h("small", {}, ` ${small}`) : null))));
+    h("div", {}, h("dt", {}, name), h("dd", {}, value, small instanceof Node ? small : small ? h("small", {}, ` ${small}`) : null))));
 }
 
 /** A share of one as a bar. */
