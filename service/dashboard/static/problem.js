@@ -6,7 +6,7 @@ import * as filters from "./lib/filters.js";
 import * as f from "./lib/format.js";
 
 const id = decodeURIComponent(location.pathname.split("/").pop());
-const WIDTH = 220, HEIGHT = 22;
+const WIDTH = 170, HEIGHT = 22;
 
 function set(name, value) {
   filters.write({ ...filters.given(), [name]: value });
@@ -113,8 +113,8 @@ function candidates(board, given) {
         { name: "Over default", kind: "n", title: "The default's time over this one's; exact for finals alone", cell: (r) => f.ratio(base && r.seconds ? base / r.seconds : null), value: (r) => (base && r.seconds ? base / r.seconds : null) },
         { name: "Samples", cell: (r) => spread(r, low, high, base), hint: (r) => `${r.samples.length} samples` },
         { name: "Phase", cell: (r) => r.phase, value: (r) => r.phase },
-        { name: "Outcome", cell: (r) => (r.status === "ok" ? "ok" : tag(r.status.replaceAll("_", " "))), value: (r) => r.status },
         { name: "Why", kind: "words", cell: (r) => r.reason, value: (r) => r.reason },
+        { name: "Outcome", cell: (r) => (r.status === "ok" ? "ok" : tag(r.status.replaceAll("_", " "))), value: (r) => r.status },
         { name: "Resources", kind: "words", cell: resource, value: resource },
         { name: "Deterministic", cell: (r) => (r.solution.deterministic === null ? "unknown" : r.solution.deterministic ? "yes" : "no"), value: (r) => r.solution.deterministic },
       ],

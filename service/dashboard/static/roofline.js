@@ -106,7 +106,7 @@ function roof(ceilings, drawn) {
   const top = levels.at(-1)?.[1] ?? (bandwidth ? bandwidth * high : null);
   if (bandwidth) {
     const end = top / bandwidth;
-    lines.push({ from: [low, bandwidth * low], to: [end, top], colour: "dim", label: `memory ${f.si(bandwidth, "B/s")}`, at: [Math.sqrt(low * end), bandwidth * Math.sqrt(low * end)], align: "right" });
+    lines.push({ from: [low, bandwidth * low], to: [end, top], colour: "dim", label: `memory ${f.si(bandwidth, "B/s")}`, at: [Math.sqrt(low * end), bandwidth * Math.sqrt(low * end)], align: "left", rise: -16 });
   }
   return { lines, x: [low, high], top };
 }

@@ -78,7 +78,7 @@ export function chart({ title, label, x, y, points = [], lines = [], curves = []
         const [lx, ly] = line.at ?? line.to;
         ctx.font = `${11 * ratio}px system-ui, sans-serif`;
         ctx.textAlign = line.align ?? "right";
-        ctx.fillText(line.label, Math.min(px(lx), bbox.left + bbox.width - 4 * ratio), Math.max(py(ly) - 5 * ratio, bbox.top + 12 * ratio));
+        ctx.fillText(line.label, Math.min(px(lx), bbox.left + bbox.width - 4 * ratio), Math.max(py(ly) - (line.rise ?? 5) * ratio, bbox.top + 12 * ratio));
       }
     }
     ctx.setLineDash([]);
