@@ -1,4 +1,4 @@
-"""Reads behind the leaderboard of problems: verdicts filtered, aggregated, grouped and ordered by the database.
+"""Reads behind the leaderboard of problems: the database filters, sums, groups and orders the verdicts.
 
 A board is the class's best rows, or, as of a time or within some environments, the verdict of each problem
 that best rows would have shown then. Where the default stays, a problem's speed-up is 1.

@@ -88,9 +88,7 @@ class Guarded:
             await self._check(scope, method, path)
         except GemmtuneError as error:
             fault = fault_of(error)
-            response: Response = problem_response(
-                fault, path, scope.get("request_id", ""), self._retry_after
-            )
+            response: Response = problem_response(fault, path, scope.get("request_id", ""), self._retry_after)
             if fault.status == 401 and _is_shown(scope):
                 query = scope["query_string"].decode("latin-1")
                 response = RedirectResponse(login_address(path, query), 303, {"Cache-Control": "no-store"})

@@ -46,7 +46,9 @@ def confidence_of(request: Mapping[str, Any] | None) -> float:
     return given if isinstance(given, float) else DecisionRule().confidence
 
 
-def standing(row: Row, verdict: Row | None, winner_seconds: Mapping[str, float | None]) -> tuple[Standing, str]:
+def standing(
+    row: Row, verdict: Row | None, winner_seconds: Mapping[str, float | None]
+) -> tuple[Standing, str]:
     """A candidate's standing, and the reason in words. `winner_seconds`: phase -> what the winner took."""
     name, status = row["solution_id"], row["status"]
     proof = row["phases"].get("proof")
@@ -85,7 +87,9 @@ def _dropped(row: Row, winner_seconds: Mapping[str, float | None]) -> str:
     best = row["evidence"].get("best_seconds")
     if row["status"] == "pruned" and isinstance(best, float) and best > 0:
         return f"dropped from the screening: {row['seconds'] / best:.2f}x the fastest then"
-    return _behind(row["seconds"], winner_seconds.get("screen"), "in the screening, and did not reach the final")
+    return _behind(
+        row["seconds"], winner_seconds.get("screen"), "in the screening, and did not reach the final"
+    )
 
 
 def _behind(seconds: float, winner: float | None, where: str) -> str:
@@ -94,6 +98,8 @@ def _behind(seconds: float, winner: float | None, where: str) -> str:
     ratio = seconds / winner
     if ratio >= 1:
         return f"{ratio - 1:.1%} slower than the winner {where}"
-    return f"{1 - ratio:.1%} faster than the winner {where}; the heats dropped it" if "reach" in where else (
-        f"{1 - ratio:.1%} faster than the winner {where}; not preferred"
+    return (
+        f"{1 - ratio:.1%} faster than the winner {where}; the heats dropped it"
+        if "reach" in where
+        else (f"{1 - ratio:.1%} faster than the winner {where}; not preferred")
     )

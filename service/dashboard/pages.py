@@ -31,8 +31,7 @@ PAGES = (
 #: Pages of the interface's documentation.
 DOCS, REDOC = "/docs", "/redoc"
 _PATHS = re.compile(
-    "|".join(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(page.path)) for page in PAGES)
-    + f"|{DOCS}|{REDOC}"
+    "|".join(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(page.path)) for page in PAGES) + f"|{DOCS}|{REDOC}"
 )
 
 

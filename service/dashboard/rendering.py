@@ -26,7 +26,9 @@ _POLICY = {
 
 def headers(**more: str) -> dict[str, str]:
     """Of a page: what it may load and who may show it. `more` adds sources to a directive (style_src)."""
-    policy = [f"{name} {value} {more.get(name.replace('-', '_'), '')}".strip() for name, value in _POLICY.items()]
+    policy = [
+        f"{name} {value} {more.get(name.replace('-', '_'), '')}".strip() for name, value in _POLICY.items()
+    ]
     return {
         "Content-Security-Policy": "; ".join(policy),
         "X-Content-Type-Options": "nosniff",

@@ -64,7 +64,9 @@ def rank_problems(
     ] = None,
     until: Annotated[
         str | None,
-        Query(max_length=40, description="As of this time: 2026-01-31 (its end, UTC) or 2026-01-31T12:00:00Z."),
+        Query(
+            max_length=40, description="As of this time: 2026-01-31 (its end, UTC) or 2026-01-31T12:00:00Z."
+        ),
     ] = None,
     sort: Annotated[
         board_answers.Sort,
@@ -111,9 +113,7 @@ def measured_ceilings(service: ServiceDep, device: Selector = None, policy: Poli
     """The measured ceilings that a device class's verdicts were compared with: bytes per second of reading,
     and operations per second by input type."""
     found = service.read(service.device_class, service.selector(device))
-    return answer(
-        service.read(ceilings, str(found), policy_of(policy, None, None, found.vendor))
-    )
+    return answer(service.read(ceilings, str(found), policy_of(policy, None, None, found.vendor)))
 
 
 def _environments(connection: Connection, name: str, device_class_id: str) -> tuple[str, ...]:

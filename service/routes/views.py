@@ -117,7 +117,9 @@ def leaderboard_view(
     """records.Leaderboard."""
     names = ("solution", "phase", "status", "seconds", "samples", "evidence", "phases")
     confidence = confidence_of(None if session is None else session["request"])
-    winner = next((row for row in rows if verdict is not None and row["solution_id"] == verdict["winner"]), None)
+    winner = next(
+        (row for row in rows if verdict is not None and row["solution_id"] == verdict["winner"]), None
+    )
     taken = {} if winner is None else {n: one["seconds"] for n, one in winner["phases"].items()}
     items = []
     for rank, row in enumerate(rows, 1):

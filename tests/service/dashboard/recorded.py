@@ -81,9 +81,7 @@ def _filled(engine: Engine, settings: Settings) -> Recorded:
     calls = {row["problem"]: 32 for row in rows if row["problem"].dtype_a == "bf16"}
     import_file(engine, _list(calls), "llama-3-8b.jsonl")
     import_file(engine, _list(dict.fromkeys(list(calls)[:5], 7)), MARKUP)
-    return Recorded(
-        settings, first["problem"].id, first["id"], running, ended, (before.id, later.id)
-    )
+    return Recorded(settings, first["problem"].id, first["id"], running, ended, (before.id, later.id))
 
 
 def _list(calls: Mapping[GemmProblem, int]) -> io.BytesIO:
@@ -137,7 +135,9 @@ def again(connection: Connection, rows: list[dict[str, Any]], environment: Envir
         sessions.end_session(connection, start, _result(row, scaled(row["verdict"], factor)))
 
 
-def _start(of: GemmProblem, environment: Environment, origin: str, job: str | None = None) -> sessions.SessionStart:
+def _start(
+    of: GemmProblem, environment: Environment, origin: str, job: str | None = None
+) -> sessions.SessionStart:
     return sessions.SessionStart(
         of, environment, POLICY.id, POLICY.to_dict(), _request(), job_id=job, origin=origin
     )
@@ -163,16 +163,18 @@ def _result(row: Mapping[str, Any], verdict: Mapping[str, Any]) -> dict[str, Any
 def _workers(connection: Connection, before: Environment, later: Environment) -> None:
     for number, (environment, uuid) in enumerate(((later, "GPU-0"), (later, "GPU-1"), (before, "GPU-2"))):
         workers.register(
-            connection, f"worker-{number}", f"node-{number // 2}", 4000 + number, replace(environment, uuid=uuid)
+            connection,
+            f"worker-{number}",
+            f"node-{number // 2}",
+            4000 + number,
+            replace(environment, uuid=uuid),
         )
     workers.register(connection, "worker-cpu", "build-<b>1</b>", 77, ENVIRONMENT)
     gone = _worker.c.id == "worker-2"
     connection.execute(update(_worker).where(gone).values(seen_at="2026-01-31T12:00:00.000Z"))
 
 
-def _tunings(
-    connection: Connection, rows: list[dict[str, Any]], environment: Environment
-) -> tuple[str, str]:
+def _tunings(connection: Connection, rows: list[dict[str, Any]], environment: Environment) -> tuple[str, str]:
     """A tuning that runs, one that ended, and one that failed; the ids of the first two."""
     ended = _tuning(connection, rows[:3], 20)
     for row, name in zip(rows[:3], ended.new_jobs, strict=True):
@@ -198,7 +200,11 @@ def _tuning(connection: Connection, rows: list[dict[str, Any]], priority: int) -
 
 
 def _measure(
-    connection: Connection, job_id: str, row: Mapping[str, Any], environment: Environment, complete: bool = True
+    connection: Connection,
+    job_id: str,
+    row: Mapping[str, Any],
+    environment: Environment,
+    complete: bool = True,
 ) -> None:
     """Runs a job as a worker does: its session, events, and its end."""
     job = jobs.start_job(connection, job_id, "worker-0")
@@ -210,7 +216,9 @@ def _measure(
     if not complete:
         outcomes = [one for one in outcomes if one.phase is Phase.SCREEN][:40]
         first = outcomes[0]
-        outcomes[7] = Outcome(outcomes[7].solution, Phase.SCREEN, Status.WRONG_RESULT, (), {"wrong": "element [3, 5]"})
+        outcomes[7] = Outcome(
+            outcomes[7].solution, Phase.SCREEN, Status.WRONG_RESULT, (), {"wrong": "element [3, 5]"}
+        )
         assert first.seconds is not None
     sessions.append_outcomes(connection, session_id, outcomes, 1, Counter())
     seen = Counter(str(one.status) for one in outcomes)
