@@ -66,7 +66,7 @@ def make_cursor(kind: str, number: int) -> str:
 
 
 def make_place(kind: str, value: float, number: int) -> str:
-    """A cursor of a list that is ordered by a value: for the page after the row with this value and number."""
+    """A cursor of a list that is ordered by a value, for the page after the row with these two."""
     return base64.urlsafe_b64encode(orjson.dumps([kind, number, value])).decode().rstrip("=")
 
 

@@ -87,19 +87,13 @@ def _dropped(row: Row, winner_seconds: Mapping[str, float | None]) -> str:
     best = row["evidence"].get("best_seconds")
     if row["status"] == "pruned" and isinstance(best, float) and best > 0:
         return f"dropped from the screening: {row['seconds'] / best:.2f}x the fastest then"
-    return _behind(
-        row["seconds"], winner_seconds.get("screen"), "in the screening, and did not reach the final"
-    )
+    return f"{_behind(row['seconds'], winner_seconds.get('screen'), 'in the screening')}; not in the final"
 
 
 def _behind(seconds: float, winner: float | None, where: str) -> str:
     if not winner:
-        return f"slower {where}"
+        return f"timed {where}"
     ratio = seconds / winner
     if ratio >= 1:
         return f"{ratio - 1:.1%} slower than the winner {where}"
-    return (
-        f"{1 - ratio:.1%} faster than the winner {where}; the heats dropped it"
-        if "reach" in where
-        else (f"{1 - ratio:.1%} faster than the winner {where}; not preferred")
-    )
+    return f"{1 - ratio:.1%} faster than the winner {where}"

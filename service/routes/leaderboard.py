@@ -58,8 +58,8 @@ def rank_problems(
         Query(
             min_length=1,
             max_length=250,
-            description="Only verdicts of this environment (its id, or the hash at its end) and of those with "
-            "the same software.",
+            description="Only verdicts of this environment (its id, or the hash at its end) and of those "
+            "with the same software.",
         ),
     ] = None,
     until: Annotated[

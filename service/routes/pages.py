@@ -38,10 +38,9 @@ def _add(kind: PageKind) -> None:
     async def page(request: Request) -> Response:
         # Addresses that another version of the service may lack: pages use them where they are.
         operations = request.app.openapi()["paths"]
-        html = render(
-            "page.html", page=kind, pages=PAGES, has_fleet="/v1/workers" in operations and "/v1/jobs" in operations,
-            keyed=request.app.state.keys_required,
-        )  # fmt: skip
+        has_fleet = "/v1/workers" in operations and "/v1/jobs" in operations
+        keyed = request.app.state.keys_required
+        html = render("page.html", page=kind, pages=PAGES, has_fleet=has_fleet, keyed=keyed)
         return _page(request, html)
 
     router.add_api_route(kind.path, page, methods=["GET"], name=f"page {kind.title.lower()}")

@@ -1,5 +1,5 @@
-"""A database for the pages: the recorded H200 sessions, some of them again in a later environment, a CPU, lists,
-workers of every state, and tunings that run, ended and failed."""
+"""A database for the pages: the recorded H200 sessions, some of them again in a later environment, a CPU,
+lists, workers of every state, and tunings that run, ended and failed."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def _list(calls: Mapping[GemmProblem, int]) -> io.BytesIO:
 def _recorded(connection: Connection) -> list[dict[str, Any]]:
     """The recorded sessions: id, problem, environment, verdict, outcomes' owner, share of the roofline."""
     query = (
-        select(_session.c.id, _problem.c.content.label("problem"), _environment.c.content.label("environment"),
-               _verdict.c.content.label("verdict"), _verdict.c.roofline_share, _verdict.c.binds)
+        select(_session.c.id, _problem.c.content.label("problem"),
+               _environment.c.content.label("environment"), _verdict.c.content.label("verdict"), _verdict.c.roofline_share, _verdict.c.binds)
         .join(_verdict, _verdict.c.session_id == _session.c.id)
         .join(_problem, _problem.c.id == _session.c.problem_id)
         .join(_environment, _environment.c.id == _session.c.environment_id)
@@ -215,11 +215,9 @@ def _measure(
     outcomes = sessions.stored_outcomes(connection, row["id"])
     if not complete:
         outcomes = [one for one in outcomes if one.phase is Phase.SCREEN][:40]
-        first = outcomes[0]
         outcomes[7] = Outcome(
             outcomes[7].solution, Phase.SCREEN, Status.WRONG_RESULT, (), {"wrong": "element [3, 5]"}
         )
-        assert first.seconds is not None
     sessions.append_outcomes(connection, session_id, outcomes, 1, Counter())
     seen = Counter(str(one.status) for one in outcomes)
     fastest = min((one for one in outcomes if one.seconds), key=lambda one: one.seconds or 0.0)
