@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import random
 import tempfile
 import time
 from pathlib import Path
@@ -25,7 +26,6 @@ import httpx
 from backends.registry import find_device
 from benchmarks import report
 from benchmarks.api import resident, serving
-from benchmarks.rebuild import POLICY
 from benchmarks.worth import fill
 from db import tunings
 from db.engine import writing
@@ -37,8 +37,10 @@ from tests.service.formats.contract_inputs import H200
 from tests.service.http.filled import problem
 from tuners.budget import Budget, Search
 from tuners.decide import DecisionRule
+from tuners.policy import MeasurementPolicy
 
 CLASS = str(H200.device_class)
+POLICY = MeasurementPolicy.of("cuda")
 REPEATS, OPEN = 9, 200
 DEVICE = f"device={quote(CLASS)}"
 
@@ -48,7 +50,7 @@ def make(url: str, rows: int, measurements: int) -> None:
     settings = Settings(database_url=url)
     upgrade(settings)
     engine = open_database(settings)
-    fill(engine, rows, measurements)
+    fill(engine, rows, measurements, POLICY)
     content = request_content(Budget(), Search(), DecisionRule())
     request = tunings.Request(CLASS, POLICY.id, POLICY.to_dict(), content, 10, True)
     with writing(engine) as connection:
@@ -129,6 +131,7 @@ async def with_open_pages(base: str, tuning_id: str, asked: list[str]) -> dict[s
                     pass
 
         async def poll() -> None:
+            await asyncio.sleep(random.uniform(0, 5))  # pages are not opened all at once
             while True:
                 await asyncio.gather(
                     client.get("/v1/devices"), client.get("/v1/tunings?limit=8"), client.get("/metrics")
@@ -136,7 +139,7 @@ async def with_open_pages(base: str, tuning_id: str, asked: list[str]) -> dict[s
                 await asyncio.sleep(5)
 
         tasks = [asyncio.create_task(call()) for _ in range(OPEN) for call in (follow, poll)]
-        await asyncio.sleep(6)
+        await asyncio.sleep(10)
         found = {}
         for address in asked:
             times = []

@@ -31,14 +31,16 @@ from sqlalchemy import (
 
 from db import models
 from db.values import among, chunks, table
-from db.worth import Scope, calls_of
+from db.worth import Scope, calls_of, calls_of_problem
 
 _best = table(models.Best)
+_class = table(models.DeviceClass)
 _key = table(models.ProblemKey)
 _problem = table(models.Problem)
 _provenance = table(models.Provenance)
 _session = table(models.Session)
 _solution = table(models.Solution)
+_tuning = table(models.Tuning)
 _verdict = table(models.Verdict)
 
 #: fast_p, KernelBench's measure, as a curve: the share of problems with a speed-up of at least p.
@@ -46,7 +48,14 @@ CURVE = (1.0, 1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 1.75, 2.0, 2.5, 3.0, 4.
 #: A larger speed-up is a damaged row's: the problem counts as 1.
 _MOST = 1e9
 #: What a board is ordered by, and whether the largest comes first.
-SORTS = {"saved": True, "speedup": True, "seconds": False, "roofline": True, "decided": True}
+SORTS = {
+    "saved": True,
+    "speedup": True,
+    "seconds": False,
+    "roofline": True,
+    "decided": True,
+    "problem": False,
+}
 #: What a board is grouped by.
 GROUPS = ("family", "dtype", "judgement", "list")
 #: Groups of an answer; verdicts of one type and binding ceiling that the ceilings are taken from.
@@ -78,7 +87,7 @@ def board(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Aggregates of the whole board, and its rows after a place; both of one statement, so that each verdict
     is read once. Rows have their place's `value`."""
-    rows = _rows(connection, asked)
+    rows = _rows(connection, asked, sort=sort)
     value = _value(rows, sort)
     page = select(rows, value.label("value"))
     if after is not None:
@@ -98,7 +107,7 @@ def board(
 def groups(connection: Connection, asked: Board, by: str) -> list[dict[str, Any]]:
     """The board's aggregates by family, type, judgement, or list (the source of imported files), the most
     problems first."""
-    rows = _rows(connection, asked)
+    rows = _rows(connection, asked, by)
     if by == "list":
         named = (
             select(_provenance.c.source.label("name"), _key.c.problem_id)
@@ -116,17 +125,29 @@ def groups(connection: Connection, asked: Board, by: str) -> list[dict[str, Any]
     return [dict(row) for row in connection.execute(query).mappings()]
 
 
-def contents(connection: Connection, numbers: Sequence[int]) -> dict[int, tuple[str, Any]]:
-    """Verdict's number -> its session's environment, and its values."""
-    found: dict[int, tuple[str, Any]] = {}
+def verdicts(connection: Connection, numbers: Sequence[int]) -> dict[int, Mapping[str, Any]]:
+    """Number -> the verdict, with its winner's family and its session's environment."""
+    names = ("number", "session_id", "winner_id", "baseline_name", "content", "created_at")
+    found: dict[int, Mapping[str, Any]] = {}
     for part in chunks(numbers):
         query = (
-            select(_verdict.c.number, _session.c.environment_id, _verdict.c.content)
+            select(*(_verdict.c[name] for name in names), _solution.c.family, _session.c.environment_id)
+            .join(_solution, _solution.c.id == _verdict.c.winner_id)
             .join(_session, _session.c.id == _verdict.c.session_id)
             .where(_verdict.c.number.in_(list(part)))
         )
-        found |= {row.number: (row.environment_id, row.content) for row in connection.execute(query)}
+        found |= {row["number"]: dict(row) for row in connection.execute(query).mappings()}
     return found
+
+
+def stamp(connection: Connection, device_class_id: str) -> tuple[int, ...]:
+    """Changes whenever a board of the class may: with a best row, an imported file, or a tuning's counts."""
+    revision = select(_class.c.revision).where(_class.c.id == device_class_id).scalar_subquery()
+    files = select(func.count()).select_from(_provenance).scalar_subquery()
+    last = select(func.max(_provenance.c.number)).scalar_subquery()
+    tuning = select(func.max(_tuning.c.number)).scalar_subquery()
+    row = connection.execute(select(revision, files, last, tuning)).one()
+    return tuple(value or 0 for value in row)
 
 
 def bound_verdicts(connection: Connection, device_class_id: str, policy_id: str) -> list[Mapping[str, Any]]:
@@ -151,30 +172,39 @@ def bound_verdicts(connection: Connection, device_class_id: str, policy_id: str)
     return [dict(row) for row in connection.execute(query).mappings()]
 
 
-def _rows(connection: Connection, asked: Board) -> CTE:
-    """A row for each problem of the board: what is shown, filtered and summed."""
-    scope, calls = asked.scope, calls_of(asked.scope)
+def _rows(connection: Connection, asked: Board, by: str | None = None, sort: str | None = None) -> CTE:
+    """A row for each problem of the board: what is summed and ordered. The problem's type and the winner's
+    family are joined only where a filter or a group needs them."""
+    scope = asked.scope
     mid = cast(_verdict.c.content[("speedup", "mid")].as_float(), Float)
     speedup = case((and_(_verdict.c.judgement == "WIN", mid > 0, mid < _MOST), mid), else_=1.0)
-    query = (
-        select(
-            _verdict.c.number, _verdict.c.problem_id, _verdict.c.session_id, _verdict.c.judgement,
-            _verdict.c.winner_id, _verdict.c.baseline_name, _verdict.c.seconds, _verdict.c.baseline_seconds,
-            _verdict.c.roofline_share, _verdict.c.binds, _verdict.c.created_at,
-            _problem.c.dtype, _solution.c.family, calls.c.calls, speedup.label("speedup"),
-        )
-        .join(_problem, _problem.c.id == _verdict.c.problem_id)
-        .join(_solution, _solution.c.id == _verdict.c.winner_id)
-        .join(calls, calls.c.problem_id == _verdict.c.problem_id, isouter=scope.problems is None)
-    )  # fmt: skip
+    names = ("number", "problem_id", "judgement", "seconds", "baseline_seconds", "roofline_share", "binds")
+    columns: list[ColumnElement[Any]] = [*(_verdict.c[name] for name in names), speedup.label("speedup")]
+    wanted = [(_verdict.c.judgement, asked.judgement), (_verdict.c.binds, asked.binds)]
+    joins: list[tuple[Any, ColumnElement[bool]]] = []
+    if scope.dtype is not None or by == "dtype" or sort == "problem":
+        columns += [_problem.c.dtype, _problem.c.number.label("met")]
+        joins.append((_problem, _problem.c.id == _verdict.c.problem_id))
+        wanted.append((_problem.c.dtype, scope.dtype))
+    if scope.family is not None or by == "family":
+        columns.append(_solution.c.family)
+        joins.append((_solution, _solution.c.id == _verdict.c.winner_id))
+        wanted.append((_solution.c.family, scope.family))
+    if scope.problems is None:
+        columns.append(calls_of_problem(scope.device_class_id, _verdict).label("calls"))
+    else:
+        calls = calls_of(scope)
+        columns.append(calls.c.calls)
+        joins.append((calls, calls.c.problem_id == _verdict.c.problem_id))
+    query = select(*columns)
+    for other, condition in joins:
+        query = query.join(other, condition)
     query = query.where(_verdict.c.number.in_(_chosen(connection, asked)))
-    for column, wanted in (
-        (_solution.c.family, scope.family), (_problem.c.dtype, scope.dtype),
-        (_verdict.c.judgement, asked.judgement), (_verdict.c.binds, asked.binds),
-    ):  # fmt: skip
-        if wanted is not None:
-            query = query.where(column == wanted)
-    return query.cte("board")
+    for column, value in wanted:
+        if value is not None:
+            query = query.where(column == value)
+    # Else its expressions would be read again for every sum.
+    return query.cte("board").prefix_with("MATERIALIZED")
 
 
 def _chosen(connection: Connection, asked: Board) -> Select[Any]:
@@ -207,6 +237,8 @@ def _saved(rows: CTE) -> ColumnElement[float]:
 
 
 def _value(rows: CTE, sort: str) -> ColumnElement[float]:
+    if sort == "problem":
+        return cast(rows.c.met, Float)
     values: dict[str, ColumnElement[Any]] = {
         "saved": _saved(rows),
         "speedup": rows.c.speedup,

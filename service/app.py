@@ -27,6 +27,7 @@ from db.engine import open_engine
 from db.lookup import open_lookup
 from service import errors, records, schemas
 from service.binaries import Binaries
+from service.board_cache import BoardCache
 from service.bundle_builds import BundleBuilds
 from service.deps import Operations, Service, TuningService
 from service.event_hub import EventHub
@@ -132,6 +133,7 @@ def create_app(
     app.state.keyring = Keyring(lambda: app.state.service.read(keys.valid))
     app.state.uploads = Uploads(settings) if uploads is None else uploads
     app.state.binaries = Binaries(settings)
+    app.state.boards = BoardCache()
     app.state.bundles = BundleBuilds(settings, app.state.binaries)
     errors.install(app, settings.retry_after_seconds, app.state.operations.allowed)
     app.router.routes.append(best.hot_route())  # first: routes are matched in order

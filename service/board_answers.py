@@ -89,7 +89,7 @@ class BoardItem(Answer):
     decided_at: str
 
 
-Sort = Literal["saved", "speedup", "seconds", "roofline", "decided"]
+Sort = Literal["saved", "speedup", "seconds", "roofline", "decided", "problem"]
 
 
 class Board(_Sums):

@@ -102,28 +102,26 @@ def _curve(sums: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _items(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     contents = worth.problem_contents(connection, [row["problem_id"] for row in rows])
-    verdicts = leaderboard.contents(connection, [row["number"] for row in rows])
-    return [_item(row, contents[row["problem_id"]], *verdicts[row["number"]]) for row in rows]
+    verdicts = leaderboard.verdicts(connection, [row["number"] for row in rows])
+    return [_item(row, contents[row["problem_id"]], verdicts[row["number"]]) for row in rows]
 
 
-def _item(
-    row: Mapping[str, Any], content: Mapping[str, Any], environment_id: str, verdict: Mapping[str, Any]
-) -> dict[str, Any]:
-    problem = stored_problem(row["problem_id"], content)
-    names = ("problem_id", "calls", "judgement", "winner_id", "family", "seconds", "baseline_name",
-             "baseline_seconds", "roofline_share", "binds", "session_id")  # fmt: skip
+def _item(row: Mapping[str, Any], content: Mapping[str, Any], verdict: Mapping[str, Any]) -> dict[str, Any]:
+    problem, values = stored_problem(row["problem_id"], content), verdict["content"]
+    names = ("problem_id", "calls", "judgement", "seconds", "baseline_seconds", "roofline_share", "binds")
+    more = ("winner_id", "family", "baseline_name", "session_id", "environment_id")
     calls = 1 if row["calls"] is None else row["calls"]
     return {
         **{name: row[name] for name in names},
+        **{name: verdict[name] for name in more},
         "problem": problem_wire(problem),
-        "speedup": {name: _finite(verdict["speedup"].get(name)) for name in ("low", "mid", "high")},
-        "tied": verdict.get("tied", len(verdict["tie_set"])),
-        "rounds": verdict["rounds"],
+        "speedup": {name: _finite(values["speedup"].get(name)) for name in ("low", "mid", "high")},
+        "tied": values.get("tied", len(values["tie_set"])),
+        "rounds": values["rounds"],
         "saved_seconds": calls * row["baseline_seconds"] * (1 - 1 / row["speedup"]),
         "flops": problem.flops,
         "bytes": problem.bytes_read + problem.bytes_written,
-        "environment_id": environment_id,
-        "decided_at": row["created_at"],
+        "decided_at": verdict["created_at"],
     }
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from sqlalchemy import Connection
 from starlette.responses import Response
 
@@ -13,11 +14,13 @@ from backends.dtypes import DTYPES
 from db import leaderboard, worth
 from service import board_answers, deps, errors
 from service.answers import Judgement
-from service.deps import STRICT, ServiceDep, answer
+from service.board_cache import BoardCache
+from service.deps import STRICT, Service, ServiceDep, json_bytes
 from service.diff import find_group
 from service.leaderboard import ceilings, ranked
 from service.pages import Cursor, LimitDep
 from service.routes import describe
+from service.routes.best import is_known
 from service.routes.board_examples import BOARD, CEILINGS
 from service.routes.question import policy_of
 from service.routes.reports import Policy, Selector
@@ -25,12 +28,22 @@ from service.routes.reports import Policy, Selector
 router = APIRouter(tags=["reports"], dependencies=STRICT)
 
 
+def _tagged(example: Any) -> dict[int | str, dict[str, Any]]:
+    """Responses of an answer with an ETag."""
+    tag = {"description": "Of the answer.", "schema": {"type": "string"}}
+    return {
+        200: {**describe.gives(example), "headers": {"ETag": tag}},
+        304: {"description": "What If-None-Match names is still the answer"},
+    }
+
+
 @router.get(
     "/v1/leaderboard",
     response_model=board_answers.Board,
-    responses={200: describe.gives(BOARD), **describe.refuses(404, 409)},
+    responses={**_tagged(BOARD), **describe.refuses(404, 409)},
 )
 def rank_problems(
+    request: Request,
     service: ServiceDep,
     limit: LimitDep,
     cursor: Cursor = None,
@@ -70,7 +83,9 @@ def rank_problems(
     ] = None,
     sort: Annotated[
         board_answers.Sort,
-        Query(description="saved: seconds of all calls; roofline: the share reached; decided: the time."),
+        Query(
+            description="saved: seconds of all calls; roofline: the share reached; decided: the time; problem: in the order met."
+        ),
     ] = "saved",
     order: Annotated[
         Literal["asc", "desc"] | None,
@@ -101,19 +116,36 @@ def rank_problems(
         None if until is None else _time(until),
     )
     descending = leaderboard.SORTS[sort] if order is None else order == "desc"
-    return answer(service.read(ranked, asked, sort, descending, cursor, limit, by))
+    how = (sort, descending, cursor, limit, by)
+    return _kept(request, service, (asked, how), str(found), lambda: service.read(ranked, asked, *how))
 
 
 @router.get(
     "/v1/ceilings",
     response_model=board_answers.Ceilings,
-    responses={200: describe.gives(CEILINGS), **describe.refuses(404, 409)},
+    responses={**_tagged(CEILINGS), **describe.refuses(404, 409)},
 )
-def measured_ceilings(service: ServiceDep, device: Selector = None, policy: Policy = None) -> Response:
+def measured_ceilings(
+    request: Request, service: ServiceDep, device: Selector = None, policy: Policy = None
+) -> Response:
     """The measured ceilings that a device class's verdicts were compared with: bytes per second of reading,
     and operations per second by input type."""
     found = service.read(service.device_class, service.selector(device))
-    return answer(service.read(ceilings, str(found), policy_of(policy, None, None, found.vendor)))
+    asked = (str(found), policy_of(policy, None, None, found.vendor))
+    return _kept(request, service, ("ceilings", asked), str(found), lambda: service.read(ceilings, *asked))
+
+
+def _kept(
+    request: Request, service: Service, question: Hashable, device_class_id: str, make: Callable[[], Any]
+) -> Response:
+    """The answer to a question about a class, kept until a row changes that it is made of, with its ETag."""
+    stamp = service.read(leaderboard.stamp, device_class_id)
+    cache: BoardCache = request.app.state.boards
+    kept = cache.get(question, stamp, lambda: json_bytes(make()))
+    headers = {"ETag": kept.tag, "Cache-Control": "no-cache"}
+    if is_known(request, kept.tag):
+        return Response(status_code=304, headers=headers)
+    return Response(kept.body, 200, headers, "application/json")
 
 
 def _environments(connection: Connection, name: str, device_class_id: str) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import { facts, fault, h, show, table, tag } from "./lib/dom.js";
 import * as filters from "./lib/filters.js";
 import * as f from "./lib/format.js";
 
-const MOST = 5000;
+const MOST = 1000;
 /** Times that differ by less are the same: the margin of a WIN. */
 const MARGIN = 0.02;
 const places = { filters: h("form", { class: "filters", "aria-label": "What is compared", onsubmit: (event) => event.preventDefault() }), body: h("div") };
@@ -42,7 +42,7 @@ async function load() {
   }
 }
 
-const side = (device, given, name) => ({ device, environment: given[`${name}_environment`], until: given[`${name}_until`], list: given.list, dtype: given.dtype, sort: "decided", order: "asc" });
+const side = (device, given, name) => ({ device, environment: given[`${name}_environment`], until: given[`${name}_until`], list: given.list, dtype: given.dtype, sort: "problem" });
 
 /** What became of the winners of one environment in another, where two of one class are compared. */
 async function fates(a, b, given) {
@@ -75,7 +75,9 @@ function join(before, after, found) {
     if (known) known.b = row; else rows.set(row.problem_id, { problem_id: row.problem_id, problem: row.problem, a: null, b: row });
   }
   const fate = new Map((found?.items ?? []).map((one) => [one.problem_id, one]));
-  return [...rows.values()].map((row) => {
+  // Where a side has more problems than were read, one that a side lacks may be among the rest.
+  const whole = !before.more && !after.more;
+  return [...rows.values()].filter((row) => whole || (row.a && row.b)).map((row) => {
     const ratio = row.a && row.b ? (relative ? speedup(row.b) / speedup(row.a) : row.a.seconds / row.b.seconds) : null;
     const change = !row.b ? "lost" : !row.a ? "new" : ratio > 1 + MARGIN ? "better" : ratio < 1 / (1 + MARGIN) ? "worse" : "same";
     return { ...row, ratio, change, fate: fate.get(row.problem_id) ?? null };
@@ -99,7 +101,7 @@ function draw(rows, before, after) {
       ["On both sides", f.count(both.length), `${f.count(before.problems.all)} in A, ${f.count(after.problems.all)} in B`], ["Better", f.count(count("better")), `by over ${MARGIN * 100}%`], ["Worse", f.count(count("worse"))],
       ["The same", f.count(count("same"))], ["Lost", f.count(count("lost")), "no verdict in B"], ["New", f.count(count("new")), "no verdict in A"], ["B over A", f.ratio(mean), "geometric mean"],
     ]),
-    before.more || after.more ? h("p", { class: "warn" }, `Only the first ${f.count(MOST)} problems of each side are compared; choose a list.`) : "",
+    before.more || after.more ? h("p", { class: "warn" }, `Only problems that are among the first ${f.count(MOST)} of both sides are compared, and none counts as lost or new. Choose a list to see all of it.`) : "",
     drawn.length ? chart({
       title: "A and B", note: by === "speedup" ? "above the line B gains more" : "below the line B is faster", file: "compare", height: 320, label: "A and B; arrow keys step through the problems",
       x: { label: `A: ${unit}` }, y: { label: `B: ${unit}` }, log: { x: true, y: true }, range: { x: [low / 1.3, high * 1.3], y: [low / 1.3, high * 1.3] },

@@ -6,7 +6,7 @@ import { facts, fault, h, meter, show, table, tag } from "./lib/dom.js";
 import * as filters from "./lib/filters.js";
 import * as f from "./lib/format.js";
 
-const MOST = 2000;
+const MOST = 1000;
 const COLOURS = ["s1", "s2", "s3", "s4", "s5", "s6"];
 const places = { filters: h("form", { class: "filters", "aria-label": "Filters", onsubmit: (event) => event.preventDefault() }), body: h("div") };
 let options = null;

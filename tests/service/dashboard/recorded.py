@@ -93,7 +93,8 @@ def _recorded(connection: Connection) -> list[dict[str, Any]]:
     """The recorded sessions: id, problem, environment, verdict, outcomes' owner, share of the roofline."""
     query = (
         select(_session.c.id, _problem.c.content.label("problem"),
-               _environment.c.content.label("environment"), _verdict.c.content.label("verdict"), _verdict.c.roofline_share, _verdict.c.binds)
+               _environment.c.content.label("environment"), _verdict.c.content.label("verdict"),
+               _verdict.c.roofline_share, _verdict.c.binds)
         .join(_verdict, _verdict.c.session_id == _session.c.id)
         .join(_problem, _problem.c.id == _session.c.problem_id)
         .join(_environment, _environment.c.id == _session.c.environment_id)

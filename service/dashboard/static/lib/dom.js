@@ -1,5 +1,7 @@
 /* Elements, tables, and files of what is shown. Text is always set as text: a name with markup stays a name. */
 
+/** Rows of a table that are drawn before all are asked for: a browser lays thousands out for seconds. */
+const MOST_ROWS = 200;
 const SVG = "http://www.w3.org/2000/svg";
 
 /** An element with attributes and children; null children are left out. */
@@ -79,7 +81,7 @@ export function split(problems, width = 90) {
  */
 export function table({ caption, heading = caption, columns, rows, sorted, onsort, empty = "Nothing yet.", marked, tall = false, tools = [], file, bar = true }) {
   let order = sorted ?? { key: null, descending: false };
-  const body = h("tbody");
+  const body = h("tbody"), most = { rows: MOST_ROWS };
   const heads = columns.map((column) => {
     const key = onsort ? column.sort : column.value && column.kind !== "words" ? column.name : null;
     const cell = h("th", { scope: "col", class: column.kind === "n" ? "n" : null, title: column.title });
@@ -109,8 +111,13 @@ export function table({ caption, heading = caption, columns, rows, sorted, onsor
     for (const { cell, key } of heads) {
       if (key) cell.setAttribute("aria-sort", key !== order.key ? "none" : order.descending ? "descending" : "ascending");
     }
-    body.replaceChildren(...inOrder().map((row) => h("tr", { class: marked?.(row) ? "marked" : null }, columns.map((column) =>
+    const ordered = inOrder();
+    body.replaceChildren(...ordered.slice(0, most.rows).map((row) => h("tr", { class: marked?.(row) ? "marked" : null }, columns.map((column) =>
       h("td", { class: column.kind ?? null, title: column.hint?.(row) }, column.cell(row))))));
+    if (ordered.length > most.rows) {
+      const rest = h("button", { type: "button", onclick: () => { most.rows = Infinity; draw(); } }, `Show all ${ordered.length} rows`);
+      body.append(h("tr", {}, h("td", { class: "none", colspan: columns.length }, rest)));
+    }
     if (!rows.length) body.append(h("tr", {}, h("td", { class: "none", colspan: columns.length }, empty)));
   }
   draw();
