@@ -103,17 +103,15 @@ def in_browser(base: str, problem_id: str) -> dict[str, Any]:
             for _ in range(3):
                 context = browser.new_context()
                 page = context.new_page()
-                sent: list[int] = []
-                page.on(
-                    "requestfinished", lambda one, sent=sent: sent.append(one.sizes()["responseBodySize"])
-                )
+                sent: list[Any] = []
+                page.on("requestfinished", sent.append)
                 begin = time.perf_counter()
                 page.goto(base + address, wait_until="commit")
                 page.locator("main .facts, main table").first.wait_for()
                 page.locator("main table").first.wait_for()
                 times.append(time.perf_counter() - begin)
                 page.wait_for_load_state("networkidle")
-                size = sum(sent)
+                size = sum(one.sizes()["responseBodySize"] for one in sent)
                 context.close()
             found[name] = {"seconds": min(times), "all_seconds": times, "bytes": size}
         browser.close()

@@ -34,7 +34,8 @@ class VendorError(Exception):
 def target(package: dict[str, Any], name: str) -> Path:
     """Where a file of a package is kept. A licence is named so that it is served as text."""
     base = name.rpartition("/")[2]
-    return ROOT / package["folder"] / (base if "." in base else f"{base}.txt")
+    folder: str = package["folder"]
+    return ROOT / folder / (base if "." in base else f"{base}.txt")
 
 
 def check(record: dict[str, Any]) -> list[str]:

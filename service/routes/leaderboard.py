@@ -84,7 +84,8 @@ def rank_problems(
     sort: Annotated[
         board_answers.Sort,
         Query(
-            description="saved: seconds of all calls; roofline: the share reached; decided: the time; problem: in the order met."
+            description="saved: seconds of all calls; roofline: the share reached; decided: the time; "
+            "problem: the order in which problems were first stored."
         ),
     ] = "saved",
     order: Annotated[

@@ -107,17 +107,18 @@ def test_it_is_sorted_as_it_says(pages: httpx.Client, sort: str, value: Any) -> 
     assert turned == sorted(values, reverse=True)
 
 
+def filtered(row: dict[str, Any], name: str) -> Any:
+    """What a filter compares of a row."""
+    return row["problem"].get("dtype") if name == "dtype" else row[name]
+
+
 def test_filters(pages: httpx.Client) -> None:
     rows = everything(pages, **CUDA)
-    for name, pick in (
-        ("family", lambda row: row["family"]), ("judgement", lambda row: row["judgement"]),
-        ("binds", lambda row: row["binds"]), ("dtype", lambda row: row["problem"].get("dtype")),
-    ):  # fmt: skip
-        for wanted in {pick(row) for row in rows} - {None}:
+    for name in ("family", "judgement", "binds", "dtype"):
+        for wanted in {filtered(row, name) for row in rows} - {None}:
             found = everything(pages, **CUDA, **{name: wanted})
-            assert {row["problem_id"] for row in found} == {
-                row["problem_id"] for row in rows if pick(row) == wanted
-            }
+            left = {row["problem_id"] for row in rows if filtered(row, name) == wanted}
+            assert {row["problem_id"] for row in found} == left
     named = everything(pages, **CUDA, list=MARKUP)
     assert len(named) == 5
     assert {row["calls"] for row in named} == {7}
