@@ -30,6 +30,8 @@ ADDRESSES = {
     "/v1/imports/{format_name}": {"post"},
     "/v1/exports/{format_name}": {"get"},
     "/v1/reports/worth": {"get"},
+    "/v1/leaderboard": {"get"},
+    "/v1/ceilings": {"get"},
     "/v1/diff": {"get"},
     "/v1/devices": {"get"},
     "/v1/environments": {"get"},
