@@ -1,7 +1,7 @@
 /* Machines and their devices: who lives, who was silent, what failed last; and jobs by state. */
 
 import { age, get, metrics, repeat } from "./lib/api.js";
-import { facts, fault, h, main, show, table, tag } from "./lib/dom.js";
+import { facts, fault, h, main, refresh, show, table, tag } from "./lib/dom.js";
 import * as filters from "./lib/filters.js";
 import * as f from "./lib/format.js";
 
@@ -9,8 +9,11 @@ const LATE_SECONDS = 30;
 const STATES = ["queued", "running", "succeeded", "failed", "cancelled"];
 /** Whether this service lists workers and jobs by themselves. */
 const listed = main.dataset.fleet === "yes";
-const places = { facts: h("div"), workers: h("div"), jobs: h("div") };
-show(places.facts, places.workers, places.jobs);
+const places = {
+  facts: h("div"), workers: h("div"), form: h("form", { class: "filters", "aria-label": "Jobs", onsubmit: (event) => event.preventDefault() }), jobs: h("div"),
+};
+show(...Object.values(places));
+if (listed) drawForm();
 
 async function round() {
   const { state, device } = filters.given();
@@ -22,7 +25,7 @@ async function round() {
   const workers = fleet?.items ?? latest(devices.workers);
   drawFacts(workers, found);
   drawWorkers(workers);
-  if (listed) drawJobs(jobs, found, state ?? "failed", device); else drawFailed(jobs.items);
+  if (listed) drawJobs(jobs, state ?? "failed"); else drawFailed(jobs.items);
   fault(null);
 }
 
@@ -42,7 +45,7 @@ const lives = (worker) => ["idle", "measuring"].includes(worker.status);
 function drawFacts(workers, found) {
   const jobs = byStatus(found, "gemmtune_jobs");
   const hosts = new Set(workers.filter(lives).map((one) => one.host));
-  places.facts.replaceChildren(facts([
+  refresh(places.facts, facts([
     ["Machines that live", f.count(hosts.size), `of ${new Set(workers.map((one) => one.host)).size}`],
     ["Devices that live", f.count(workers.filter(lives).length), `of ${workers.length}`],
     ["Silent", f.count(workers.filter((one) => one.status === "silent").length), `over ${LATE_SECONDS} s`],
@@ -52,7 +55,7 @@ function drawFacts(workers, found) {
 
 function drawWorkers(workers) {
   const rows = [...workers].sort((a, b) => a.host.localeCompare(b.host) || a.device_class.localeCompare(b.device_class) || a.device_uuid.localeCompare(b.device_uuid));
-  places.workers.replaceChildren(table({
+  refresh(places.workers, table({
     caption: "Machines and devices", rows, file: "fleet", empty: "No worker has registered yet: `gemmtune worker` starts one.", marked: (r) => r.status === "silent",
     columns: [
       { name: "Machine", kind: "name", cell: (r) => r.host, value: (r) => r.host },
@@ -71,13 +74,15 @@ function drawWorkers(workers) {
   }));
 }
 
-function drawJobs(jobs, found, state, device) {
-  const counts = byStatus(found, "gemmtune_jobs");
-  const focus = document.activeElement?.name;
-  const form = h("form", { class: "filters", "aria-label": "Jobs", onsubmit: (event) => event.preventDefault() },
-    filters.choice("state", "Jobs", STATES.map((one) => [one, `${one} (${counts[one] ?? 0})`]), state, set),
+function drawForm() {
+  const { state, device } = filters.given();
+  places.form.replaceChildren(
+    filters.choice("state", "Jobs", STATES.map((one) => [one, one]), state ?? "failed", set),
     filters.entry("device", "Device", device, set));
-  places.jobs.replaceChildren(form, table({
+}
+
+function drawJobs(jobs, state) {
+  refresh(places.jobs, table({
     caption: `Jobs ${state}`, heading: `Jobs ${state}${jobs.next_cursor ? ", the latest 100" : ""}`, rows: jobs.items, file: `jobs-${state}`, empty: `No job is ${state}.`, tall: true,
     columns: [
       { name: "Job", kind: "id", cell: (r) => r.id, value: (r) => r.id, hint: (r) => r.id },
@@ -91,7 +96,6 @@ function drawJobs(jobs, found, state, device) {
       { name: "Evidence", kind: "words", cell: evidence, value: (r) => r.error },
     ],
   }));
-  form.elements[focus]?.focus();
 }
 
 function evidence(row) {
@@ -101,7 +105,7 @@ function evidence(row) {
 }
 
 function drawFailed(tunings) {
-  places.jobs.replaceChildren(table({
+  refresh(places.jobs, table({
     caption: "Tunings that failed", rows: tunings, file: "failed", empty: "No tuning has failed.",
     columns: [
       { name: "Tuning", kind: "name", cell: (r) => h("a", { href: `/tunings/${encodeURIComponent(r.id)}` }, r.id), value: (r) => r.id },
@@ -117,5 +121,5 @@ function set(name, value) {
   round().catch(fault);
 }
 
-filters.onback(() => round().catch(fault));
+filters.onback(() => { if (listed) drawForm(); round().catch(fault); });
 repeat(5, round, fault);

@@ -1,7 +1,7 @@
 /* What lives, what waits, what is tuned now, and what tuning has gained. */
 
 import { age, get, left, metrics, repeat } from "./lib/api.js";
-import { facts, fault, h, meter, show, split, table, tag } from "./lib/dom.js";
+import { facts, fault, h, meter, refresh, show, split, table, tag } from "./lib/dom.js";
 import * as f from "./lib/format.js";
 
 const SECONDS = 5;
@@ -64,7 +64,7 @@ function drawFacts(rows, running, queued) {
   const etas = rows.filter((row) => row.queued).map((row) => row.eta);
   const eta = !etas.length ? "–" : etas.includes(null) ? "unknown" : f.duration(Math.max(...etas));
   const tuned = rows.reduce((sum, row) => sum + (row.board?.problems.all ?? 0), 0);
-  places.facts.replaceChildren(facts([
+  refresh(places.facts, facts([
     ["Workers that live", f.count(live), `${busy} measuring`],
     ["Device classes", f.count(rows.length), `${rows.filter((row) => row.live.length).length} with a worker`],
     ["Queue", f.count(waits), waits === 1 ? "job" : "jobs"],
@@ -75,7 +75,7 @@ function drawFacts(rows, running, queued) {
 }
 
 function drawDevices(rows) {
-  places.devices.replaceChildren(table({
+  refresh(places.devices, table({
     caption: "Devices", rows, file: "devices", empty: "No device class is known: start `gemmtune serve` or `gemmtune worker` where the devices are.",
     columns: [
       { name: "Device class", kind: "name", cell: (r) => h("a", { href: `/leaderboard?device=${encodeURIComponent(r.id)}` }, r.id), value: (r) => r.id },
@@ -94,7 +94,7 @@ function drawDevices(rows) {
 
 function drawTunings(active, latest) {
   const shown = active.length ? active : latest;
-  places.tunings.replaceChildren(table({
+  refresh(places.tunings, table({
     caption: active.length ? "Tunings now" : "Latest tunings", rows: shown, file: "tunings", empty: "Nothing was tuned yet. POST /v1/tunings, or `gemmtune tune --server`, starts one.",
     tools: [h("a", { class: "button", href: "/tunings" }, "All tunings")],
     columns: [
@@ -115,7 +115,7 @@ function drawGain(boards) {
   const whole = { name: null, cells: used.map((one) => one.board) };
   const rows = [whole, ...names.map((name) => ({ name, cells: used.map((one) => one.board.groups.find((g) => g.name === name) ?? null) }))];
   const link = (r, i) => `/leaderboard?device=${encodeURIComponent(used[i].device)}${r.name ? `&list=${encodeURIComponent(r.name)}` : ""}`;
-  places.gain.replaceChildren(table({
+  refresh(places.gain, table({
     caption: "Gain by list and device class", file: "gain", rows: used.length ? rows : [], empty: "No verdict yet.",
     heading: "Gain by model or list, and device class: geometric mean of speed-ups (problems)",
     columns: [

@@ -2,7 +2,7 @@
 
 import { age, get, left, remove } from "./lib/api.js";
 import { chart } from "./lib/chart.js";
-import { facts, fault, h, main, meter, show, table, tag } from "./lib/dom.js";
+import { facts, fault, h, main, meter, refresh, show, table, tag } from "./lib/dom.js";
 import * as filters from "./lib/filters.js";
 import * as f from "./lib/format.js";
 
@@ -39,7 +39,7 @@ function soon() {
 function draw() {
   const done = tuning.succeeded + tuning.failed;
   const wins = jobs.filter((job) => job.verdict?.judgement === "WIN").length;
-  places.facts.replaceChildren(facts([
+  refresh(places.facts, facts([
     ["Status", tag(tuning.status)],
     ["Problems", `${f.count(done)} of ${f.count(tuning.total)}`, meter(done / tuning.total, "Share that has ended", 70)],
     ["Left", ACTIVE.includes(tuning.status) ? f.duration(left(tuning)) : "–", "by those that ended"],
@@ -50,7 +50,7 @@ function draw() {
   ]));
   const cancel = ACTIVE.includes(tuning.status) ? h("button", { type: "button", class: "danger", onclick: ask }, "Cancel tuning") : null;
   const shown = selected();
-  places.jobs.replaceChildren(table({
+  refresh(places.jobs, table({
     caption: "Problems", heading: `Problems${more ? `: the first ${f.count(jobs.length)} of ${f.count(tuning.total)}` : ""}`, rows: jobs, file: id, tall: true, marked: (r) => r.id === shown?.id, tools: [cancel].filter(Boolean),
     columns: [
       { name: "#", kind: "n", cell: (r) => String(r.position + 1), value: (r) => r.position + 1 },
@@ -95,7 +95,7 @@ function select(job) {
 /** The best so far over the candidates that were screened, as they were stored. */
 async function curve(now) {
   const job = selected();
-  if (!job?.session_id) { if (job) refresh(job); return; }
+  if (!job?.session_id) { if (job) reread(job); return; }
   if (!now && drawn === job.id && Date.now() - drawnAt < CURVE_SECONDS * 1000) return;
   [drawn, drawnAt] = [job.id, Date.now()];
   let rows = [], cursor = null;
@@ -123,7 +123,7 @@ async function curve(now) {
 
 let asking = false;
 /** Reads the tuning's rows of one job again: it has a session by now. */
-async function refresh(job) {
+async function reread(job) {
   if (asking || !told.get(job.id)?.outcomes) return;
   asking = true;
   const page = await get(path, { limit: 500 }).catch(() => null);

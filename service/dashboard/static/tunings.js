@@ -1,7 +1,7 @@
 /* All tunings, newest first. */
 
 import { age, get, repeat } from "./lib/api.js";
-import { fault, h, meter, show, table, tag } from "./lib/dom.js";
+import { fault, h, meter, refresh, show, table, tag } from "./lib/dom.js";
 import * as filters from "./lib/filters.js";
 import * as f from "./lib/format.js";
 
@@ -22,7 +22,7 @@ async function round() {
     const states = ["queued", "running", "succeeded", "failed", "cancelled"].map((one) => [one, one]);
     form.append(filters.choice("status", "Status", [["", "any"], ...states], status, (name, value) => { filters.write({ ...filters.given(), [name]: value }); pages = 1; round().catch(fault); }));
   }
-  place.replaceChildren(table({
+  refresh(place, table({
     caption: "Tunings", rows, file: "tunings", empty: "No such tuning. POST /v1/tunings, or `gemmtune tune --server`, starts one.",
     tools: cursor ? [h("button", { type: "button", onclick: () => { pages += 1; round().catch(fault); } }, "Show more")] : [],
     columns: [

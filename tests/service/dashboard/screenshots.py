@@ -1,6 +1,6 @@
 """Makes the pictures of docs/pages.md from the recorded database.
 
-    python -m tests.service.dashboard.screenshots [FOLDER]
+python -m tests.service.dashboard.screenshots [FOLDER]
 """
 
 from __future__ import annotations

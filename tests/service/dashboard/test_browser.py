@@ -270,8 +270,12 @@ def test_a_tuning_is_followed_live_and_cancelled(
     job = pages.get(f"/v1/tunings/{recorded.running}").json()["jobs"]["items"][4]
     row = page.get_by_role("region", name="Problems").locator("tbody tr").nth(4)
     expect(row).to_contain_text("1 failed")
+    heading = page.get_by_role("region", name="Problems").get_by_role("button", name="Calls", exact=True)
+    heading.click()  # all are equal: the order stays, and newer data keeps it
     measured(engine, job["id"], 421)
     expect(row).to_contain_text("421")
+    expect(page.locator("th[aria-sort=descending]")).to_have_text("Calls")
+    expect(heading).to_be_focused()
     expect(page.locator(".chart")).to_be_visible()
     watched.check()
     context.set_offline(True)  # the stream breaks; what happens meanwhile is told afterwards

@@ -2,6 +2,8 @@
 
 /** Rows of a table that are drawn before all are asked for: a browser lays thousands out for seconds. */
 const MOST_ROWS = 200;
+/** Caption -> what was chosen of a table. */
+const CHOSEN = new Map();
 const SVG = "http://www.w3.org/2000/svg";
 
 /** An element with attributes and children; null children are left out. */
@@ -31,6 +33,20 @@ export const main = document.getElementById("main");
 export function show(...children) {
   const heading = main.querySelector(".heading");
   main.replaceChildren(heading, ...children.filter(Boolean));
+}
+
+const FOCUSABLE = "a[href], button, input, select, summary, [tabindex]";
+
+/** Replaces what a place shows by newer data. Focus, scrolling and opened details stay where they were. */
+export function refresh(place, ...children) {
+  const all = (selector) => [...place.querySelectorAll(selector)];
+  const focus = all(FOCUSABLE).indexOf(document.activeElement);
+  const open = all("details").map((one) => one.open);
+  const scrolled = all(".scroll").map((one) => [one.scrollLeft, one.scrollTop]);
+  place.replaceChildren(...children);
+  all("details").forEach((one, i) => { one.open = open[i] ?? false; });
+  all(".scroll").forEach((one, i) => { [one.scrollLeft, one.scrollTop] = scrolled[i] ?? [0, 0]; });
+  if (focus >= 0) all(FOCUSABLE)[focus]?.focus({ preventScroll: true });
 }
 
 /** Shows a fault above everything else; null takes it away. */
@@ -80,8 +96,11 @@ export function split(problems, width = 90) {
  * the bar; a CSV of all columns with a `value` is one of them.
  */
 export function table({ caption, heading = caption, columns, rows, sorted, onsort, empty = "Nothing yet.", marked, tall = false, tools = [], file, bar = true }) {
-  let order = sorted ?? { key: null, descending: false };
-  const body = h("tbody"), most = { rows: MOST_ROWS };
+  // A table that is made again, of newer data, keeps the order and the length that were chosen.
+  const chosen = CHOSEN.get(caption) ?? { order: null, rows: MOST_ROWS };
+  CHOSEN.set(caption, chosen);
+  let order = (onsort ? null : chosen.order) ?? sorted ?? { key: null, descending: false };
+  const body = h("tbody");
   const heads = columns.map((column) => {
     const key = onsort ? column.sort : column.value && column.kind !== "words" ? column.name : null;
     const cell = h("th", { scope: "col", class: column.kind === "n" ? "n" : null, title: column.title });
@@ -93,7 +112,7 @@ export function table({ caption, heading = caption, columns, rows, sorted, onsor
     const again = order.key === key;
     order = { key, descending: again ? !order.descending : column.first !== "asc" && column.kind === "n" };
     if (onsort) onsort(order.key, order.descending);
-    else draw();
+    else { chosen.order = order; draw(); }
   }
   function inOrder() {
     const column = onsort ? null : columns.find((one) => one.name === order.key);
@@ -112,10 +131,10 @@ export function table({ caption, heading = caption, columns, rows, sorted, onsor
       if (key) cell.setAttribute("aria-sort", key !== order.key ? "none" : order.descending ? "descending" : "ascending");
     }
     const ordered = inOrder();
-    body.replaceChildren(...ordered.slice(0, most.rows).map((row) => h("tr", { class: marked?.(row) ? "marked" : null }, columns.map((column) =>
+    body.replaceChildren(...ordered.slice(0, chosen.rows).map((row) => h("tr", { class: marked?.(row) ? "marked" : null }, columns.map((column) =>
       h("td", { class: column.kind ?? null, title: column.hint?.(row) }, column.cell(row))))));
-    if (ordered.length > most.rows) {
-      const rest = h("button", { type: "button", onclick: () => { most.rows = Infinity; draw(); } }, `Show all ${ordered.length} rows`);
+    if (ordered.length > chosen.rows) {
+      const rest = h("button", { type: "button", onclick: () => { chosen.rows = Infinity; draw(); } }, `Show all ${ordered.length} rows`);
       body.append(h("tr", {}, h("td", { class: "none", colspan: columns.length }, rest)));
     }
     if (!rows.length) body.append(h("tr", {}, h("td", { class: "none", colspan: columns.length }, empty)));
