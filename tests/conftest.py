@@ -50,15 +50,15 @@ STARTING = (
     "service/test_serve.py", "service/test_several_devices.py", "service/test_store.py",
     "service/test_tunings.py", "service/test_worker.py", "tuners/",
 )  # fmt: skip
-#: Grids of which `make test` takes one combination in so many, and `make exhaustive` all. Tests of planted
-#: mistakes, and tests with few combinations, are taken whole.
+#: Grids of which `make test` takes one combination in so many, and `make exhaustive` all: of planted mistakes
+#: one in MISTAKES. Of tests with few combinations two or three are taken.
 SAMPLED = {
-    "backends/kernels/emulator/test_families.py": 5, "backends/kernels/families/": 5,
+    "backends/kernels/emulator/test_families.py": 5, "backends/kernels/families/": 6,
     "backends/kernels/test_compile.py": 4, "backends/kernels/triton/test_arithmetic.py": 4,
     "backends/gpu/test_padded.py": 4, "backends/gpu/test_device_reference.py": 3,
-    "backends/cpu/test_kernels_abi.py": 5, "tuners/test_verify_device.py": 3,
+    "backends/cpu/test_kernels_abi.py": 5, "tuners/test_inputs.py": 4, "tuners/test_verify_device.py": 3,
 }  # fmt: skip
-_FEW = 5
+MISTAKES, _FEW = 4, 3
 
 
 @functools.cache
@@ -81,9 +81,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.process)
         for place, every in SAMPLED.items():
             name = item.name.partition("[")[0]
-            if _of(item, (place,)) and "mistake" not in name and item.get_closest_marker("cuda") is None:
-                groups.setdefault((item.path, name, every), []).append(item)
+            if _of(item, (place,)) and item.get_closest_marker("cuda") is None:
+                among = MISTAKES if "mistake" in name else every
+                groups.setdefault((item.path, name, among), []).append(item)
     for (_, _, every), group in groups.items():
+        every = min(every, len(group) // 2)
         for number, item in enumerate(group):
             if len(group) > _FEW and number % every:
                 item.add_marker(pytest.mark.exhaustive)

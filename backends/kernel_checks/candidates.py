@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 
 from backends import resources
 from backends.archs import GPU_TARGETS
@@ -87,14 +87,21 @@ def default(family: GpuFamily, environment: Environment) -> Candidate | None:
     return None if first is None else _candidate(family, *first, environment)
 
 
-def sampled(family: GpuFamily, environment: Environment) -> Iterator[Candidate]:
-    """Candidates with pairwise different code, the same on every call, ordered so that the first few cover as
-    many traits as possible."""
+def sampled(family: GpuFamily, arch: str) -> tuple[Candidate, ...]:
+    """Candidates with pairwise different code for an architecture, the same on every call, ordered so that
+    the first few cover as many traits as possible."""
+    return _sample(family, arch, _build(family, environment_of(arch)))
+
+
+@lru_cache(maxsize=None)
+def _sample(family: GpuFamily, arch: str, build: str | None) -> tuple[Candidate, ...]:
+    # Families whose candidates are rare draw thousands: a sample is made once.
+    environment = environment_of(arch)
     pool: dict[str, Candidate] = {}
-    for problem, solution in drawn(family, environment, _build(family, environment)):
+    for problem, solution in drawn(family, environment, build):
         one = _candidate(family, problem, solution, environment)
         pool.setdefault(one.text, one)
-    yield from spread(list(pool.values()), lambda one: one.traits)
+    return tuple(spread(list(pool.values()), lambda one: one.traits))
 
 
 def same_code(candidate: Candidate, problem: GemmProblem) -> Candidate | None:

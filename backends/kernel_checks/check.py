@@ -135,23 +135,23 @@ def plan(arch: str, families: Sequence[str] = (), limit: int = LIMIT) -> Plan:
     _known("family", families, GPU_FAMILIES)
     environment = environment_of(arch)
     reasons: dict[str, str] = {}
-    pools = {}
+    usable: list[str] = []
     for name in dict.fromkeys(families or GPU_FAMILIES):
         why = missing(GPU_FAMILIES[name], environment.vendor, arch)
         if why is None:
-            pools[name] = sampled(GPU_FAMILIES[name], environment)
+            usable.append(name)
         elif families or environment.vendor in vendors(GPU_FAMILIES[name]):
             reasons[name] = why
-    if not pools:
+    if not usable:
         raise CompilerMissing(
             f"nothing can be compiled for {arch}: {'; '.join(dict.fromkeys(reasons.values()))}"
         )
-    if limit < len(pools):
+    if limit < len(usable):
         raise InvalidProblem(
-            f"limit {limit} is less than a compile for each of {len(pools)} families; raise it, or name some",
+            f"limit {limit} is less than a compile for each of {len(usable)} families; raise it, or name some",
             "limit",
         )
-    taken = _take_turns(pools, limit)
+    taken = _take_turns({name: iter(sampled(GPU_FAMILIES[name], arch)) for name in usable}, limit)
     reasons |= dict.fromkeys(
         (name for name, found in taken.items() if not found), "no legal candidate was found"
     )

@@ -65,7 +65,7 @@ EVERYWHERE = ("cpu", "null", ON_HOST)
 #: At most so many candidates of a family that its library lists, and of one's neighbours; of our own kernels
 #: for a GPU, whose lists are samples of a space that suites of their own go through. Of the CPU's, each of
 #: which is compiled, at most so many instantiations, from all over the list.
-LISTED, NEAR, COMPILED = 6, 2, 3
+LISTED, NEAR, COMPILED = 6, 2, 2
 #: Families of our own that are compiled for a problem on the host's HIP.
 HOST_FAMILIES = 1
 #: The registered backends, the shared GPU layer without a GPU, and the HIP backend on libraries of our own.

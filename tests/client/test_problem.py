@@ -62,7 +62,7 @@ def _of_client(values: dict[str, Any]) -> dict[str, Any] | None:
         return None
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(WIRE)
 def test_every_wire_form_is_read_as_the_service_reads_it(values: dict[str, Any]) -> None:
     assert _of_client(values) == _of_service(values), values

@@ -67,14 +67,14 @@ def rule_broken(problem: GemmProblem, solution: Solution, environment: Environme
 
 def sample_of(name: str, arch: str) -> Solution | None:
     """The candidate of a family that shows the most of its code, None where it has none."""
-    found = next(sampled(FAMILIES[name], environment_of(arch)), None)
+    found = next(iter(sampled(FAMILIES[name], arch)), None)
     return None if found is None else found.solution
 
 
 def code_of(name: str, arch: str, cache: BinaryCache) -> bytes | None:
     """The binary of a family's first sample for an architecture."""
     environment = environment_of(arch)
-    found = next(sampled(FAMILIES[name], environment), None)
+    found = next(iter(sampled(FAMILIES[name], arch)), None)
     if found is None:
         return None
     config = FAMILIES[name].config(found.problem, found.solution.parameters, arch_of(environment))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Collection
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -42,11 +43,11 @@ def builds() -> dict[str, str | None]:
     return {"nvrtc": access.nvrtc_build(), "clang": access.clang_build()}
 
 
-def digests(arch: str, cache: BinaryCache) -> dict[str, list[str]]:
-    """Family -> [its sample's id, the digest of its code]."""
+def digests(arch: str, cache: BinaryCache, names: Collection[str] = ()) -> dict[str, list[str]]:
+    """Family (of `names`, or all) -> [its sample's id, the digest of its code]."""
     found = {}
     for name in access.families_of(arch):
-        if name in access.FAMILIES:
+        if name in access.FAMILIES and (not names or name in names):
             solution, binary = access.sample_of(name, arch), access.code_of(name, arch, cache)
             if solution is not None and binary is not None:
                 found[name] = [solution.id, text_digest(binary)]

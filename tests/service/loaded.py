@@ -1,20 +1,21 @@
 """A program: the command line in processes that are forked from this one, which has loaded it: of many short
 commands starting is all that takes time.
 
-Each line of standard input is a list of arguments; one line comes back for each: [exit code, standard output,
-standard error].
+Each line of standard input is [arguments, environment]; one line comes back for each: [exit code, standard
+output, standard error].
 """
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -24,29 +25,36 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 class Loaded:
-    """The program, as its users see it."""
+    """The program, as its users see it, in an environment of theirs."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str], environment: Mapping[str, str]) -> None:
         self._process = process
+        self._environment = dict(environment)
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
         """A command's exit code and what it printed."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(arguments) + "\n")
+        self._process.stdin.write(json.dumps([arguments, self._environment]) + "\n")
         self._process.stdin.flush()
         code, out, err = json.loads(self._process.stdout.readline())
         return code, out, err
 
 
-@contextmanager
-def loaded(environment: Mapping[str, str]) -> Iterator[Loaded]:
+def loaded(environment: Mapping[str, str]) -> Loaded:
     """The program in this environment."""
-    with subprocess.Popen(
+    return Loaded(_process(), environment)
+
+
+@cache
+def _process() -> subprocess.Popen[str]:
+    """One for all tests of this process."""
+    process = subprocess.Popen(
         [sys.executable, "-m", __name__],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment,
-    ) as process:  # fmt: skip
-        yield Loaded(process)
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+    )  # fmt: skip
+    atexit.register(process.communicate)  # closes its input, and waits for its end
+    return process
 
 
 def main() -> None:
@@ -61,7 +69,10 @@ def main() -> None:
                 with open(os.devnull, "rb") as nothing:
                     for file, number in ((nothing, 0), (out, 1), (err, 2)):
                         os.dup2(file.fileno(), number)
-                sys.argv[1:] = json.loads(line)
+                arguments, environment = json.loads(line)
+                os.environ.clear()
+                os.environ.update(environment)
+                sys.argv[1:] = arguments
                 cli.main()
                 sys.exit()
             code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])

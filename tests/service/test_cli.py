@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,10 +61,9 @@ def kernels(tmp_path_factory: pytest.TempPathFactory, cache: BinaryCache) -> Bin
 
 
 @pytest.fixture(scope="module")
-def command(kernels: BinaryCache) -> Iterator[Loaded]:
+def command(kernels: BinaryCache) -> Loaded:
     """For commands that do nothing but complain."""
-    with loaded(settings(kernels)) as found:
-        yield found
+    return loaded(settings(kernels))
 
 
 #: Few candidates: each is compiled.

@@ -37,11 +37,7 @@ class Home:
         }
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "service.cli", *arguments],
-            capture_output=True, text=True, cwd=ROOT, env=self.environment, timeout=200, check=False,
-        )  # fmt: skip
-        return done.returncode, done.stdout, done.stderr
+        return loaded(self.environment).run(*arguments)
 
     def json(self, *arguments: str) -> Any:
         code, out, err = self.run(*arguments, "--json")
@@ -61,10 +57,9 @@ def tuned(home: Home) -> Any:
 
 
 @pytest.fixture(scope="module")
-def command(home: Home, tuned: Any) -> Iterator[Loaded]:
+def command(home: Home, tuned: Any) -> Loaded:
     """Where something is known, for commands that do nothing but complain."""
-    with loaded(home.environment) as found:
-        yield found
+    return loaded(home.environment)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,8 @@ from tests.service.loaded import Loaded, loaded
 
 
 @pytest.fixture(scope="module")
-def command() -> Iterator[Loaded]:
-    with loaded(os.environ) as found:
-        yield found
+def command() -> Loaded:
+    return loaded(os.environ)
 
 
 @pytest.fixture

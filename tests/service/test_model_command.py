@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +47,8 @@ def tuned(home: Home, config: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def command(home: Home, tuned: Any) -> Iterator[Loaded]:
-    with loaded(home.environment) as found:
-        yield found
+def command(home: Home, tuned: Any) -> Loaded:
+    return loaded(home.environment)
 
 
 def test_a_model_is_tuned_written_and_weighed_on_a_cpu(tuned: Any) -> None:

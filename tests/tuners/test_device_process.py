@@ -57,8 +57,11 @@ def asked(monkeypatch: pytest.MonkeyPatch, cache: BinaryCache) -> Iterator[Devic
 
 
 @pytest.fixture
-def planting(planted: FoundDevice, cache: BinaryCache) -> Iterator[DeviceClient]:
+def planting(
+    planted: FoundDevice, cache: BinaryCache, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[DeviceClient]:
     """A runner of planted candidates that knows how long one takes."""
+    monkeypatch.setattr("tuners.device_client.LONG", 1.0)  # ten times as long is minutes on a busy machine
     with DeviceClient(planted, cache, hang_seconds=2.0) as runner:
         runner.open(HALF)
         (first,) = runner.screen([kind(runner, "right")], None)

@@ -160,7 +160,7 @@ MATRICES = st.tuples(
 
 
 def test_any_operands_give_torchs_result(table: Table) -> None:
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=80, deadline=None)
     @given(MATRICES)
     def check(case: tuple[Any, ...]) -> None:
         m, n, k, transposed_a, transposed_b, padding, offset, dtype = case

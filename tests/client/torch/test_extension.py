@@ -148,7 +148,7 @@ def test_it_launches_exactly_what_the_python_path_launches(table: Table) -> None
     with gemmtune.torch.enable(table) as handle:
         handle.load()
 
-        @settings(max_examples=120, deadline=None)
+        @settings(max_examples=60, deadline=None)
         @given(case)
         def check(one: tuple[Any, ...]) -> None:
             m, n, k, transposed_a, transposed_b, padding, offset, added, dtype = one

@@ -280,7 +280,7 @@ def test_a_workspace_limit_that_is_given() -> None:
 # ---- anything --------------------------------------------------------------------------------------
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(st.lists(problems(), max_size=8))
 def test_what_is_written_is_what_is_read(drawn: list[GemmProblem]) -> None:
     made = [on_mi300x(problem) for problem in drawn]
@@ -293,7 +293,7 @@ def test_what_is_written_is_what_is_read(drawn: list[GemmProblem]) -> None:
     assert len(imported.claims) == report.written
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(st.lists(rows(), max_size=6), st.integers(1, 5000), st.integers(1, 5000))
 def test_no_row_breaks_the_table(drawn: list[ExportRow], m: int, n: int) -> None:
     good = on_mi300x(from_linear(m, n, 64, "bf16"))

@@ -128,7 +128,7 @@ def test_problems_without_a_key_have_a_reason(problem: GemmProblem, grammar: Gra
         build_key(problem, grammar)
 
 
-@settings(max_examples=700, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(problems())
 @example(from_blas(64, 1, 1, trans_a="T"))
 @example(from_blas(4, 5, 6, "fp8_e4m3", fast_accumulation=True))

@@ -229,7 +229,7 @@ def mutants(draw: st.DrawFn) -> str:
     return text[: draw(st.integers(0, len(text)))] if draw(st.integers(0, 4)) == 0 else text
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(mutants())
 @example("GemmTunableOp_Half_TN,tn_1_1_1,BLAS_PARAMS:")
 @example("\tGemmTunableOp_Half_TN,tn_1_1_1 ")
