@@ -122,4 +122,4 @@ function set(name, value) {
 }
 
 filters.onback(() => { if (listed) drawForm(); round().catch(fault); });
-repeat(5, round, fault);
+repeat(10, round, fault);

@@ -4,7 +4,7 @@ import { age, get, left, metrics, repeat } from "./lib/api.js";
 import { facts, fault, h, meter, refresh, show, split, table, tag } from "./lib/dom.js";
 import * as f from "./lib/format.js";
 
-const SECONDS = 5;
+const SECONDS = 10;
 /** Groups read at a time, and how long they are kept: gains change seldom. */
 const GAIN_SECONDS = 60;
 let gains = { at: -Infinity, rows: [] };
@@ -35,10 +35,10 @@ async function gain(classes) {
 }
 
 async function round() {
-  const [devices, found, running, queued, latest] = await Promise.all([
-    get("/v1/devices"), metrics(), get("/v1/tunings", { status: "running", limit: 50 }),
-    get("/v1/tunings", { status: "queued", limit: 50 }), get("/v1/tunings", { limit: 8 }),
+  const [devices, found, running, latest] = await Promise.all([
+    get("/v1/devices"), metrics(), get("/v1/tunings", { status: "running", limit: 50 }), get("/v1/tunings", { limit: 20 }),
   ]);
+  const queued = latest.items.filter((one) => one.status === "queued");
   const boards = await gain(devices.classes);
   const queues = byClass(found, "gemmtune_queue_jobs"), ages = byClass(found, "gemmtune_queue_age_seconds");
   const jobs = byClass(found, "gemmtune_jobs_ended_total"), seconds = byClass(found, "gemmtune_job_seconds_total");
@@ -50,9 +50,9 @@ async function round() {
       board: boards.find((b) => b.device === one.id)?.board ?? null,
     };
   });
-  drawFacts(rows, running.items, queued.items);
+  drawFacts(rows, running.items, queued);
   drawDevices(rows);
-  drawTunings([...running.items, ...queued.items], latest.items);
+  drawTunings([...running.items, ...queued], latest.items.slice(0, 8));
   drawGain(boards);
   fault(null);
 }
@@ -69,7 +69,7 @@ function drawFacts(rows, running, queued) {
     ["Device classes", f.count(rows.length), `${rows.filter((row) => row.live.length).length} with a worker`],
     ["Queue", f.count(waits), waits === 1 ? "job" : "jobs"],
     ["Queue empty in", eta],
-    ["Tunings now", f.count(running.length), `${queued.length} queued`],
+    ["Tunings now", f.count(running.length), `${queued.length} of the latest wait`],
     ["Problems tuned", f.count(tuned)],
   ]));
 }

@@ -41,4 +41,4 @@ async function round() {
 }
 
 filters.onback(() => { form.replaceChildren(); round().catch(fault); });
-repeat(5, round, fault);
+repeat(10, round, fault);
