@@ -7,8 +7,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from playwright.sync_api import Browser, BrowserContext, sync_playwright
 
 from tests.service.dashboard.recorded import Recorded, recorded_database
+from tests.service.dashboard.showing import CHROMIUM, DESK, PATIENCE_MS, Watched
 from tests.service.http.serving import serving
 
 
@@ -24,3 +26,27 @@ def pages(recorded: Recorded) -> Iterator[httpx.Client]:
     quick = {"events_poll_seconds": 0.05}
     with serving(recorded.settings.model_copy(update=quick)) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """The browser of all tests."""
+    with sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def context(browser: Browser, pages: httpx.Client) -> Iterator[BrowserContext]:
+    """A window of its own; its pages may be given by their address alone."""
+    made = browser.new_context(viewport=DESK, base_url=str(pages.base_url), accept_downloads=True)
+    made.set_default_timeout(PATIENCE_MS)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def watched(context: BrowserContext) -> Watched:
+    """A page that is watched."""
+    return Watched(context)

@@ -13,7 +13,7 @@ from typing import Literal
 from playwright.sync_api import expect, sync_playwright
 
 from tests.service.dashboard.recorded import recorded_database
-from tests.service.dashboard.test_browser import CHROMIUM, SHOWN, address_of
+from tests.service.dashboard.showing import CHROMIUM, SHOWN, address_of
 from tests.service.http.serving import serving
 
 FOLDER = Path(__file__).parent.parent.parent.parent / "docs" / "images"

@@ -14,13 +14,10 @@ from pathlib import Path
 import httpx
 import pytest
 from playwright.sync_api import (
-    Browser,
     BrowserContext,
-    Page,
     Route,
     ViewportSize,
     expect,
-    sync_playwright,
 )
 from sqlalchemy import Engine
 
@@ -30,17 +27,15 @@ from db.values import table
 from service import keys
 from service.settings import Settings
 from tests.service.dashboard.recorded import H200, MARKUP, Recorded
+from tests.service.dashboard.showing import SHOWN, Watched, address_of
 from tests.service.dashboard.test_leaderboard import spoil
 from tests.service.http.filled import CLASS, filled_database, new_database, problem
 from tests.service.http.serving import serving
 
 pytestmark = pytest.mark.browser
 
-CHROMIUM = "/usr/bin/chromium"
 AXE = Path(__file__).parent.parent.parent / "data" / "axe" / "axe.min.js"
-PHONE, DESK = ViewportSize(width=390, height=844), ViewportSize(width=1360, height=900)
-#: A page's data is there within this time on a busy machine; else it never comes.
-PATIENCE_MS = 15_000
+PHONE = ViewportSize(width=390, height=844)
 _RUN_AXE = """async () => {
   const found = await axe.run(document, {resultTypes: ["violations"]});
   return found.violations.filter(v => ["serious", "critical"].includes(v.impact))
@@ -50,77 +45,6 @@ _CONTRAST = """async () => {
   const found = await axe.run(document, {runOnly: ["color-contrast"], resultTypes: ["violations"]});
   return found.violations.flatMap(v => v.nodes).map(n => n.target.join(" ") + n.any.map(a => a.message));
 }"""
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    """The browser of all tests."""
-    with sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield made
-        made.close()
-
-
-@pytest.fixture
-def context(browser: Browser, pages: httpx.Client) -> Iterator[BrowserContext]:
-    """A window of its own; its pages may be given by their address alone."""
-    made = browser.new_context(viewport=DESK, base_url=str(pages.base_url), accept_downloads=True)
-    made.set_default_timeout(PATIENCE_MS)
-    yield made
-    made.close()
-
-
-class Watched:
-    """A page, what its console said, and the hosts that it asked."""
-
-    def __init__(self, context: BrowserContext) -> None:
-        self.page = context.new_page()
-        self.said: list[str] = []
-        self.asked: set[str] = set()
-        self.page.on(
-            "console", lambda m: self.said.append(m.text) if m.type in ("error", "warning") else None
-        )
-        self.page.on("pageerror", lambda error: self.said.append(str(error)))
-        self.page.on("request", lambda request: self.asked.add(httpx.URL(request.url).netloc.decode()))
-
-    def show(self, address: str) -> Page:
-        """Opens an address and waits for its data."""
-        self.page.goto(address)
-        expect(self.page.locator("main")).not_to_contain_text("Loading…")
-        return self.page
-
-    def check(self) -> None:
-        """No error was said and no other host asked."""
-        assert self.said == []
-        hosts = {host for host in self.asked if host}
-        assert hosts == {httpx.URL(self.page.url).netloc.decode()}
-
-
-@pytest.fixture
-def watched(context: BrowserContext) -> Watched:
-    return Watched(context)
-
-
-def address_of(name: str, recorded: Recorded) -> str:
-    """A page of the recorded database."""
-    before, after = recorded.environments
-    return {
-        "overview": "/", "leaderboard": f"/leaderboard?device={H200}",
-        "problem": f"/leaderboard/{recorded.problem_id}?device={H200}",
-        "roofline": f"/roofline?device={H200}&shown=both",
-        "candidates": f"/roofline?device={H200}&problem={recorded.problem_id}",
-        "tunings": "/tunings", "tuning": f"/tunings/{recorded.ended}",
-        "compare": f"/compare?a={H200}&b={H200}&a_environment={before}&b_environment={after}",
-        "fleet": "/fleet", "login": "/login",
-    }[name]  # fmt: skip
-
-
-#: Words that a page shows once its data is there.
-SHOWN = {
-    "overview": "llama-3-8b.jsonl", "leaderboard": "36 of 36", "problem": "the fastest first",
-    "roofline": "801 TFLOP/s", "candidates": "Candidates of", "tunings": "running", "tuning": "Best so far",
-    "compare": "A's winner in B", "fleet": "node-1", "login": "needs no key",
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SHOWN)
