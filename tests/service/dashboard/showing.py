@@ -1,4 +1,4 @@
-"""A page that a browser shows: its address, the words of its data, what its console said and whom it asked."""
+"""A page that a browser shows: its address, the words of its data, what its console said, whom it asked."""
 
 from __future__ import annotations
 
