@@ -82,6 +82,12 @@ class Environment:
         """Device class and a hash of every field."""
         return f"{self.device_class}-{short_hash(self.to_dict())}"
 
+    @property
+    def software_id(self) -> str:
+        """Equal for devices of a class that differ only in themselves: a hash of partition, driver, runtime
+        and libraries."""
+        return short_hash(self._software())
+
     def changes(self, later: Environment) -> list[str]:
         """What differs in `later` of all that a result depends on besides the device itself: partition,
         driver, runtime and libraries, each as a phrase such as "driver 570.1 is now 575.2"."""

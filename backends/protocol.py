@@ -22,6 +22,7 @@ from backends.problem import GemmProblem
 from backends.reference_protocol import DeviceReference
 from backends.solution import Solution
 from backends.traits import MeasurementTraits
+from backends.user_kernels.source import UserKernel
 
 
 @dataclass(frozen=True)
@@ -309,6 +310,14 @@ class AbsentBaseline:
 
     name: str
     reason: str
+
+
+@runtime_checkable
+class RunsUserKernels(Protocol):
+    """A backend that runs kernels which its users wrote (gemmtune judge)."""
+
+    def user_family(self, kernel: UserKernel) -> Family:
+        """The kernel as a family. Raises ReadError for a language that its devices do not run."""
 
 
 @runtime_checkable

@@ -9,8 +9,11 @@ from importlib import import_module
 from typing import cast
 
 from backends.environment import Environment, selects
-from backends.errors import AmbiguousDevice, UnknownDevice
-from backends.protocol import Backend
+from backends.errors import AmbiguousDevice, ReadError, UnknownDevice
+from backends.extended import ExtendedBackend
+from backends.plugins import plugins
+from backends.protocol import Backend, RunsUserKernels
+from backends.user_kernels.source import UserKernel
 
 #: name -> module:class. A new backend is a folder and a line here.
 BACKENDS: dict[str, str] = {
@@ -38,8 +41,27 @@ def load_object(path: str) -> object:
     return getattr(import_module(module), name)
 
 
-def backend(name: str) -> Backend:
-    """The backend called `name`. Raises KeyError for a name that is not registered."""
+def backend(name: str, kernels: Sequence[UserKernel] = ()) -> Backend:
+    """The backend called `name`, with the families of plug-ins and of users' `kernels`. Raises KeyError for a
+    name that is not registered, ReadError for a kernel that its devices do not run."""
+    made = _shipped(name)
+    added = list(plugins(name, made).families)
+    for kernel in kernels:
+        if not isinstance(made, RunsUserKernels):
+            raise ReadError(
+                f"the {name} backend runs no kernels of users: {kernel.file} cannot be judged there"
+            )
+        added.append(made.user_family(kernel))
+    return ExtendedBackend(made, added) if added else made
+
+
+def plugin_notes(name: str) -> tuple[str, ...]:
+    """What was left out of the plug-ins for a backend, and why."""
+    return plugins(name, _shipped(name)).notes
+
+
+def _shipped(name: str) -> Backend:
+    """The backend without what others add."""
     make = cast("type[Backend]", load_object(BACKENDS[name]))
     return make()
 
@@ -52,12 +74,12 @@ def devices(only: str | None = None) -> tuple[list[FoundDevice], list[str]]:
     found: list[FoundDevice] = []
     notes: list[str] = []
     for name in BACKENDS if only is None else [only]:
-        asked = backend(name)
+        asked = _shipped(name)
         for variable, value in asked.process_variables.items():
             os.environ.setdefault(variable, value)
         probe = asked.probe()
         found += [FoundDevice(name, index, env) for index, env in enumerate(probe.devices)]
-        notes += [f"{name}: {note}" for note in probe.notes]
+        notes += [f"{name}: {note}" for note in (*probe.notes, *plugin_notes(name))]
     return found, notes
 
 

@@ -170,11 +170,13 @@ def compare(
             prior = PriorKnowledge(history(table, recorded.problem), portfolio(table, recorded.problem))
             for name in names:
                 searched[name] += [search(table, recorded, name, prior, seed) for seed in range(seeds)]
-    figures: dict[str, dict[str, object]] = {}
-    for name, searches in searched.items():
-        at = {str(step): _figures([one[i] for one in searches]) for i, step in enumerate(STEPS)}
-        figures[name] = {**at[str(STEPS[-1])], "at": at}
-    return figures
+    return {name: figures_of(searches) for name, searches in searched.items()}
+
+
+def figures_of(searches: Sequence[Sequence[Finding]]) -> dict[str, object]:
+    """The figures of a strategy's searches, each looked at after each of STEPS."""
+    at = {str(step): _figures([one[i] for one in searches]) for i, step in enumerate(STEPS)}
+    return {**at[str(STEPS[-1])], "at": at}
 
 
 def _figures(found: Sequence[Finding]) -> dict[str, float]:

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, delete, exists, select, update
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, delete, exists, select, update
 
 from backends.problem import GemmProblem
 from backends.wire import problem_to_wire
 from db import models
+from db.judged import unjudged
 from db.targets import Derive, rebuild_targets
 from db.values import CHUNK, among, bucket_of, chunks, insert_new, measured_workspace, table
 
@@ -21,10 +22,12 @@ _verdict = table(models.Verdict)
 _best = table(models.Best)
 _solution = table(models.Solution)
 _target = table(models.TargetVerdict)
+_environment = table(models.Environment)
+_outlier = table(models.OutlierDevice)
 
 
 def refresh_best(connection: Connection, problem_id: str, device_class_id: str, policy_id: str) -> None:
-    """Rebuilds one best row from its verdicts; at least one must exist."""
+    """Rebuilds one best row from its verdicts. Without a verdict that a best row may show there is none."""
     mine = (
         _best.c.problem_id == problem_id,
         _best.c.device_class_id == device_class_id,
@@ -36,15 +39,24 @@ def refresh_best(connection: Connection, problem_id: str, device_class_id: str, 
         _verdict.c.policy_id == policy_id,
     )
 
-    def derived() -> dict[str, Any]:
-        number, with_targets = _choose(connection.execute(query).all())
+    def derived() -> dict[str, Any] | None:
+        weights = connection.execute(query).all()
+        if not weights:
+            return None
+        number, with_targets = _choose(weights)
         chosen = _best_query().where(_verdict.c.number == number)
         return best_row(connection.execute(chosen).mappings().one(), with_targets)
 
-    insert_new(connection, models.Best, [derived()])
+    first = derived()
+    if first is not None:
+        insert_new(connection, models.Best, [first])
     # Two sessions of one problem may end at once: whichever locks the row second sees both verdicts.
     connection.execute(select(_best.c.problem_id).where(*mine).with_for_update()).all()
-    connection.execute(update(_best).where(*mine).values(derived()))
+    row = derived()
+    if row is None:
+        connection.execute(delete(_best).where(*mine))
+    else:
+        connection.execute(update(_best).where(*mine).values(row))
     touch(connection, device_class_id)
 
 
@@ -102,18 +114,33 @@ def refresh_winners(connection: Connection, solution_ids: Sequence[str]) -> None
         touch(connection, class_id)
 
 
+def of_outlier() -> ColumnElement[bool]:
+    """The condition that a verdict's environment is of a device apart from its class."""
+    return exists().where(
+        _outlier.c.device_class_id == _verdict.c.device_class_id,
+        _outlier.c.uuid == _environment.c.uuid,
+        _outlier.c.differs,
+    )
+
+
 def _weights_query() -> Any:
-    return select(
+    """The verdicts that best rows may show: not of judged kernels, nor of devices apart from their class."""
+    query = select(
         _verdict.c.number,
         _verdict.c.problem_id,
         _verdict.c.device_class_id,
         _verdict.c.policy_id,
         _verdict.c.restricted,
         _verdict.c.budget_seconds,
-        _session.c.environment_id,
+        _environment.c.software,
         _session.c.provenance_number,
         exists().where(_target.c.verdict_number == _verdict.c.number).label("has_targets"),
-    ).join(_session, _session.c.id == _verdict.c.session_id)
+    )
+    return (
+        query.join(_session, _session.c.id == _verdict.c.session_id)
+        .join(_environment, _environment.c.id == _session.c.environment_id)
+        .where(~of_outlier(), unjudged())
+    )
 
 
 def _choose(weights: Sequence[Any]) -> tuple[int, int | None]:
@@ -122,7 +149,8 @@ def _choose(weights: Sequence[Any]) -> tuple[int, int | None]:
     # What was measured here outranks whatever an imported file says.
     weights = [row for row in weights if row.provenance_number is None] or weights
     newest = max(weights, key=lambda row: row.number)
-    present = [row for row in weights if row.environment_id == newest.environment_id]
+    # Of all devices of the class: each verdict is a ratio to the default on the same device.
+    present = [row for row in weights if row.software == newest.software]
     present.sort(key=lambda row: (not row.restricted, row.budget_seconds, row.number), reverse=True)
     with_targets = next((int(row.number) for row in present if row.has_targets), None)
     return int(present[0].number), with_targets

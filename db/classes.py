@@ -6,23 +6,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, delete, exists, select, text, update
+from sqlalchemy import Connection, Select, delete, exists, make_url, select, update
 
 from backends.environment import DeviceClass, resolve
 from backends.errors import AmbiguousDevice, GemmtuneError, UnknownDevice
 from db import models
-from db.liveness import LIVE
+from db.liveness import alive, alive_on
 from db.values import table
 
 _class = table(models.DeviceClass)
 _worker = table(models.Worker)
 
-#: id, whether it is registered, whether a worker lives, whether it has best rows; the same on both databases.
-CLASSES = (
-    "SELECT c.id, c.registered, "
-    "EXISTS (SELECT 1 FROM workers w WHERE w.device_class_id = c.id AND w.status IN ('idle', 'measuring')), "
-    "EXISTS (SELECT 1 FROM best b WHERE b.device_class_id = c.id) FROM device_classes c ORDER BY c.id"
-)
+_best = table(models.Best)
+_DRIVERS = {"sqlite": "sqlite://", "postgresql": "postgresql+psycopg://"}
 
 
 class ClassInUse(GemmtuneError):
@@ -52,7 +48,7 @@ class Classes:
 
     @classmethod
     def of(cls, rows: Iterable[tuple[Any, ...]]) -> Classes:
-        """From the rows of CLASSES."""
+        """From the rows of classes_sql()."""
         found = [(DeviceClass.parse(row[0]), bool(row[1]), bool(row[2]), bool(row[3])) for row in rows]
         return cls(
             tuple(name for name, registered, _, _ in found if registered),
@@ -89,21 +85,34 @@ class Classes:
         return Classes(self.registered, (), self.live, measured).resolve(selector)
 
 
+def _query(dialect: str) -> Select[Any]:
+    """id, whether it is registered, whether a worker lives, whether it has best rows."""
+    live = exists().where(_worker.c.device_class_id == _class.c.id, alive_on(dialect))
+    measured = exists().where(_best.c.device_class_id == _class.c.id)
+    return select(_class.c.id, _class.c.registered, live, measured).order_by(_class.c.id)
+
+
+def classes_sql(dialect: str) -> str:
+    """The statement behind classes() as text without parameters, for sqlite or postgresql."""
+    made = make_url(_DRIVERS[dialect]).get_dialect()()
+    return str(_query(dialect).compile(dialect=made, compile_kwargs={"literal_binds": True}))
+
+
 def classes(connection: Connection) -> Classes:
     """The database's device classes."""
-    return Classes.of(tuple(row) for row in connection.execute(text(CLASSES)))
+    return Classes.of(tuple(row) for row in connection.execute(_query(connection.dialect.name)))
 
 
 def forget(connection: Connection, class_id: str) -> bool:
     """Makes a class unregistered, as if no worker had ever registered it; removes it if no row refers to it.
     What was measured on it stays, and a worker registers it again. False for an unknown class. Raises
     ClassInUse."""
-    live = exists().where(_worker.c.device_class_id == class_id, _worker.c.status.in_(LIVE))
+    live = exists().where(_worker.c.device_class_id == class_id, alive(connection))
     if connection.execute(select(live)).scalar():
         raise ClassInUse(f"{class_id} has a worker; stop it first")
     found = connection.execute(update(_class).where(_class.c.id == class_id).values(registered=False))
     referring = (models.Environment, models.Session, models.Verdict, models.Best, models.Claim,
-                 models.Tuning, models.Job, models.Worker)  # fmt: skip
+                 models.Tuning, models.Job, models.Worker, models.OutlierDevice)  # fmt: skip
     used = [exists().where(table(kind).c.device_class_id == class_id) for kind in referring]
     connection.execute(delete(_class).where(_class.c.id == class_id, *(~each for each in used)))
     return found.rowcount == 1

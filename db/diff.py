@@ -9,6 +9,7 @@ from sqlalchemy import Connection, select
 
 from backends.canonical import short_hash
 from db import models
+from db.judged import unjudged
 from db.values import among, chunks, table
 
 _environment = table(models.Environment)
@@ -49,7 +50,8 @@ def verdicts(
         .join(_session, _session.c.id == _verdict.c.session_id)
         .join(_solution, _solution.c.id == _verdict.c.winner_id)
         .where(
-            among(connection, _session.c.environment_id, environment_ids), _verdict.c.policy_id == policy_id
+            among(connection, _session.c.environment_id, environment_ids), _verdict.c.policy_id == policy_id,
+            unjudged(),
         )
         .order_by(_verdict.c.restricted.desc(), _verdict.c.budget_seconds, _verdict.c.number)
     )  # fmt: skip

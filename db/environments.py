@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from db import models
-from db.liveness import LIVE
+from db.liveness import alive
 from db.values import table
 
 _environment = table(models.Environment)
@@ -27,7 +27,7 @@ def present_environments(connection: Connection, device_class_id: str) -> list[s
     """Ids of the environments of the class's live workers. If none lives, of the class's newest verdict; none
     for a class without verdicts."""
     live = select(_worker.c.environment_id).distinct()
-    live = live.where(_worker.c.device_class_id == device_class_id, _worker.c.status.in_(LIVE))
+    live = live.where(_worker.c.device_class_id == device_class_id, alive(connection))
     found = sorted(connection.scalars(live))
     if found:
         return found

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Select, and_, exists, func, select, update
 
 from db import models
 from db.engine import now
-from db.tunings import ACTIVE, emit
+from db.tunings import ACTIVE, call_of, emit
 from db.values import chunks, storable, table
 
 #: A job fails once its worker has died this many times.
@@ -34,7 +34,8 @@ class Fenced(Exception):
 
 @dataclass(frozen=True)
 class StartedJob:
-    """What a worker needs to run a job; `attempt` is the ticket that every later write must show."""
+    """What a worker needs to run a job; `attempt` is the ticket that every later write must show, `starts` of
+    them since the last retry."""
 
     number: int
     id: str
@@ -46,6 +47,8 @@ class StartedJob:
     request: Mapping[str, Any]
     session_id: str | None
     stop_requested: bool = False
+    retries: int = 0
+    starts: int = 1
     earlier: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -75,7 +78,7 @@ def start_job(connection: Connection, job_id: str, worker_id: str) -> StartedJob
             started_at=func.coalesce(_job.c.started_at, now()),
         )
     )
-    first = row["started_at"] is None
+    first = row["started_at"] is None and not row["retries"]
     content = {"job_id": job_id, "problem_id": row["problem_id"], "attempt": attempt, "worker_id": worker_id}
     for tuning_number in [] if again else _followers(connection, row["number"]):
         started = _tuning.c.started + (1 if first else 0)
@@ -94,6 +97,8 @@ def start_job(connection: Connection, job_id: str, worker_id: str) -> StartedJob
         request=row["request"],
         session_id=row["session_id"],
         stop_requested=row["stop_requested"],
+        retries=row["retries"],
+        starts=attempt - row["earlier_attempts"],
         earlier={"worker_id": row["worker_id"], "evidence": row["evidence"]},
     )
 
@@ -104,11 +109,24 @@ def has_waiting(connection: Connection, device_class_id: str, priority: int = IN
     return connection.execute(query).first() is not None
 
 
-def next_to_enqueue(connection: Connection, device_class_id: str, ahead: int) -> list[tuple[str, int]]:
-    """The ids and priorities of those among the class's first `ahead` queued jobs that the engine's queue
-    does not have. Jobs that another transaction holds are left out."""
+@dataclass(frozen=True)
+class QueuedJob:
+    """A job that the engine's queue is to have, as the call `call_id`."""
+
+    id: str
+    call_id: str
+    priority: int
+
+
+def next_to_enqueue(connection: Connection, device_class_id: str, ahead: int) -> list[QueuedJob]:
+    """Those among the class's first `ahead` queued jobs that the engine's queue does not have. Jobs that
+    another transaction holds are left out."""
     query = _in_order(device_class_id).limit(ahead).with_for_update(of=_job, skip_locked=True)
-    return [(row.id, row.priority) for row in connection.execute(query) if not row.enqueued]
+    return [
+        QueuedJob(row.id, call_of(row.id, row.retries), row.priority)
+        for row in connection.execute(query)
+        if not row.enqueued
+    ]
 
 
 def mark_enqueued(connection: Connection, job_ids: Sequence[str]) -> None:
@@ -125,7 +143,7 @@ def _in_order(device_class_id: str) -> Select[Any]:
         _tuning.c.status.in_(ACTIVE),
     )
     return (
-        select(_job.c.id, _job.c.priority, _job.c.enqueued)
+        select(_job.c.id, _job.c.priority, _job.c.enqueued, _job.c.retries)
         .where(_job.c.device_class_id == device_class_id, _job.c.status == "queued", wanted)
         .order_by(_job.c.priority, _job.c.number)
     )
@@ -157,6 +175,7 @@ def end_job(
         in_flight=None,
         error=storable(error),
         evidence=storable(evidence),
+        broken=broken,
         ended_at=now(),
     )
     content = {"job_id": job.id, "problem_id": job.problem_id, "status": status, "error": error, **summary}

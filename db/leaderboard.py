@@ -30,11 +30,14 @@ from sqlalchemy import (
 )
 
 from db import models
+from db.best import of_outlier
+from db.judged import unjudged
 from db.values import among, chunks, table
 from db.worth import Scope, calls_of, calls_of_problem
 
 _best = table(models.Best)
 _class = table(models.DeviceClass)
+_environment = table(models.Environment)
 _key = table(models.ProblemKey)
 _problem = table(models.Problem)
 _provenance = table(models.Provenance)
@@ -219,13 +222,21 @@ def _chosen(connection: Connection, asked: Board) -> Select[Any]:
         partition_by=_verdict.c.problem_id,
         order_by=(_verdict.c.restricted, _verdict.c.budget_seconds.desc(), _verdict.c.number.desc()),
     )
-    query = select(_verdict.c.number, order.label("place")).where(
-        _verdict.c.device_class_id == scope.device_class_id, _verdict.c.policy_id == scope.policy_id
+    query = (
+        select(_verdict.c.number, order.label("place"))
+        .join(_session, _session.c.id == _verdict.c.session_id)
+        .join(_environment, _environment.c.id == _session.c.environment_id)
+        .where(
+            _verdict.c.device_class_id == scope.device_class_id,
+            _verdict.c.policy_id == scope.policy_id,
+            unjudged(),
+        )
     )
     if asked.until is not None:
         query = query.where(_verdict.c.created_at <= asked.until)
-    if asked.environment_ids is not None:
-        query = query.join(_session, _session.c.id == _verdict.c.session_id)
+    if asked.environment_ids is None:
+        query = query.where(~of_outlier())
+    else:
         query = query.where(among(connection, _session.c.environment_id, asked.environment_ids))
     ranked = query.subquery()
     return select(ranked.c.number).where(ranked.c.place == 1)

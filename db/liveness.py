@@ -23,7 +23,11 @@ _worker = table(models.Worker)
 
 def database_now(connection: Connection, ahead: float = 0.0) -> ColumnElement[str]:
     """The database's time, `ahead` seconds later, in the form of db.engine.now()."""
-    if connection.dialect.name == "postgresql":
+    return _now_of(connection.dialect.name, ahead)
+
+
+def _now_of(dialect: str, ahead: float) -> ColumnElement[str]:
+    if dialect == "postgresql":
         at: Any = func.timezone("UTC", func.clock_timestamp()) + text(f"interval '{ahead:.3f} seconds'")
         return func.to_char(at, 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')
     return func.strftime("%Y-%m-%dT%H:%M:%fZ", "now", f"{ahead:+.3f} seconds")
@@ -31,10 +35,15 @@ def database_now(connection: Connection, ahead: float = 0.0) -> ColumnElement[st
 
 def alive(connection: Connection) -> ColumnElement[bool]:
     """The condition that a row of `workers` is a live worker's."""
+    return alive_on(connection.dialect.name)
+
+
+def alive_on(dialect: str) -> ColumnElement[bool]:
+    """As alive(), for statements that are compiled without a connection."""
     return and_(
         _worker.c.status.in_(LIVE),
-        _worker.c.seen_at > database_now(connection, -WINDOW_SECONDS),
-        _worker.c.seen_at < database_now(connection, WINDOW_SECONDS),  # else the clock was set back
+        _worker.c.seen_at > _now_of(dialect, -WINDOW_SECONDS),
+        _worker.c.seen_at < _now_of(dialect, WINDOW_SECONDS),  # else the clock was set back
     )
 
 

@@ -18,7 +18,7 @@ from urllib.parse import quote
 import psycopg
 from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError
 
-from db.classes import CLASSES, Classes
+from db.classes import Classes, classes_sql
 from db.engine import DatabaseUnavailable, parse_url, translate
 
 #: Readers of a WAL file wait only for a recovery; even then the event loop must not block for long.
@@ -58,7 +58,7 @@ class SqliteLookup:
         self._path = path
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
-        self._sql = _DOCUMENT.format("?")
+        self._sql, self._classes = _DOCUMENT.format("?"), classes_sql("sqlite")
 
     async def document(self, problem_id: str, device_class_id: str, policy_id: str) -> str | None:
         """See Lookup."""
@@ -68,7 +68,7 @@ class SqliteLookup:
     async def classes(self) -> Classes:
         """See Lookup."""
         self._check_file()
-        return Classes.of(self._read(CLASSES, ()))
+        return Classes.of(self._read(self._classes, ()))
 
     async def close(self) -> None:
         """See Lookup."""
@@ -123,7 +123,7 @@ class PostgresLookup:
         self._url = url
         self._idle: list[psycopg.AsyncConnection[Any]] = []
         self._places = asyncio.Semaphore(_CONNECTIONS)
-        self._sql = _DOCUMENT.format("%s")
+        self._sql, self._classes = _DOCUMENT.format("%s"), classes_sql("postgresql")
 
     async def document(self, problem_id: str, device_class_id: str, policy_id: str) -> str | None:
         """See Lookup."""
@@ -132,7 +132,7 @@ class PostgresLookup:
 
     async def classes(self) -> Classes:
         """See Lookup."""
-        return Classes.of(await self._read(CLASSES, ()))
+        return Classes.of(await self._read(self._classes, ()))
 
     async def close(self) -> None:
         """See Lookup."""

@@ -17,6 +17,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    String,
     Text,
     UniqueConstraint,
     false,
@@ -50,7 +51,7 @@ class DeviceClass(SQLModel, table=True):
 
 class Environment(SQLModel, table=True):
     """A device with its driver and libraries; `number` gives the order in which environments were first
-    stored."""
+    stored. `software` is equal for environments that differ in the device alone."""
 
     __tablename__ = "environments"
 
@@ -59,6 +60,7 @@ class Environment(SQLModel, table=True):
     device_class_id: str = Field(foreign_key="device_classes.id", index=True)
     uuid: str
     content: Any = _json()
+    software: str = Field(default="", sa_column=Column(String, nullable=False, server_default=""))
     created_at: str
 
 
@@ -91,8 +93,9 @@ class Problem(SQLModel, table=True):
 
 class Provenance(SQLModel, table=True):
     """Where imported rows came from. kind: node (gemmtune's own measurements on a bare node), pretuned
-    (claims of a pre-tuned table) or imported (claims of another tool, or of another gemmtune). Importing the
-    same content again changes nothing."""
+    (claims of a pre-tuned table), imported (claims of another tool, or of another gemmtune) or judged
+    (sessions of a user's kernel, which never decide what is best). Importing the same content again changes
+    nothing."""
 
     __tablename__ = "provenance"
     __table_args__ = (UniqueConstraint("kind", "format", "sha256", "device_class_id"),)
@@ -140,6 +143,7 @@ class Session(SQLModel, table=True):
     stopped."""
 
     __tablename__ = "sessions"
+    __table_args__ = (Index("ix_sessions_environment", "environment_id", "number"),)
 
     number: int | None = Field(default=None, sa_column=Column(_NUMBER, primary_key=True))
     id: str = Field(unique=True)
@@ -311,7 +315,9 @@ class Tuning(SQLModel, table=True):
 class Job(SQLModel, table=True):
     """One problem to be measured once, for every tuning that refers to it. `in_flight` is the request's key
     until the job has ended, so that equal requests share the job; `attempt` counts its starts and fences off
-    a worker that was taken for dead; `enqueued` says whether the job engine's queue has the job."""
+    a worker that was taken for dead; `enqueued` says whether the job engine's queue has the job. `retries`
+    counts how often it was queued again after a failure, and `earlier_attempts` its starts before the last
+    of these; `broken`: it failed for another reason than the problem, which fails its tunings."""
 
     __tablename__ = "jobs"
     __table_args__ = (Index("ix_jobs_queue", "device_class_id", "status", "priority", "number"),)
@@ -333,6 +339,9 @@ class Job(SQLModel, table=True):
     error: str | None = Field(default=None, sa_column=Column(Text))
     evidence: Any = _json(nullable=True)
     enqueued: bool = Field(default=True, sa_column=Column(Boolean, nullable=False, server_default=true()))
+    retries: int = Field(default=0, sa_column=Column(Integer, nullable=False, server_default="0"))
+    earlier_attempts: int = Field(default=0, sa_column=Column(Integer, nullable=False, server_default="0"))
+    broken: bool = Field(default=False, sa_column=Column(Boolean, nullable=False, server_default=false()))
     created_at: str
     started_at: str | None = None
     ended_at: str | None = None
@@ -369,9 +378,11 @@ class Worker(SQLModel, table=True):
     """A worker process of one device. Status: idle | measuring | stopped | dead. `beat` increments while the
     worker lives; `seen_at` is the database's time of the last heartbeat. `lock` names the lock file that only
     one living worker can hold (service.device_lock). `counts` has what the worker has counted since its
-    start: jobs by status, their seconds, and outcomes by status."""
+    start: jobs by status, their seconds, and outcomes by status. `failure` is what failed last: when, the job
+    if it was one, and the reason; `version` is gemmtune's."""
 
     __tablename__ = "workers"
+    __table_args__ = (Index("ix_workers_device", "device_class_id", "device_uuid", "number"),)
 
     number: int | None = Field(default=None, sa_column=Column(_NUMBER, primary_key=True))
     id: str = Field(unique=True)
@@ -387,6 +398,41 @@ class Worker(SQLModel, table=True):
     started_at: str
     seen_at: str
     counts: Any = _json(nullable=True)
+    version: str | None = None
+    failure: Any = _json(nullable=True)
+
+
+class OutlierDevice(SQLModel, table=True):
+    """A device on which the default takes another time than on the others of its class (`differs`), or did.
+    Best rows show no verdict of one that differs; `applied` says whether all of them follow. `content` has
+    the comparison."""
+
+    __tablename__ = "outlier_devices"
+
+    device_class_id: str = Field(foreign_key="device_classes.id", primary_key=True)
+    uuid: str = Field(primary_key=True)
+    differs: bool
+    applied: bool
+    content: Any = _json()
+    since: str
+
+
+class DeviceCheck(SQLModel, table=True):
+    """How long the default of a problem that another device of the class measured takes on a device: timed
+    between two jobs, only to compare the devices. `seconds` is null where it could not be timed;
+    `after_verdict` is the number of the latest verdict before it, by which it is ordered among verdicts."""
+
+    __tablename__ = "device_checks"
+    __table_args__ = (Index("ix_device_checks_environment", "environment_id"),)
+
+    number: int | None = Field(default=None, sa_column=Column(_NUMBER, primary_key=True))
+    environment_id: str = Field(foreign_key="environments.id")
+    problem_id: str = Field(foreign_key="problems.id")
+    policy_id: str = Field(foreign_key="policies.id")
+    baseline_id: str
+    seconds: float | None = None
+    after_verdict: int = Field(sa_column=Column(BigInteger, nullable=False))
+    created_at: str
 
 
 class ApiKey(SQLModel, table=True):

@@ -11,6 +11,7 @@ from backends.environment import Environment
 from backends.problem import GemmProblem
 from backends.solution import Solution
 from db import models
+from db.judged import unjudged
 from db.sessions import solution_values
 from db.values import CHUNK, table
 
@@ -40,7 +41,7 @@ def observed(connection: Connection, device_class_id: str) -> Iterator[ObservedP
         .join(_verdict, _verdict.c.session_id == _session.c.id)
         .join(_problem, _problem.c.id == _session.c.problem_id)
         .join(_environment, _environment.c.id == _session.c.environment_id)
-        .where(_session.c.device_class_id == device_class_id)
+        .where(_session.c.device_class_id == device_class_id, unjudged())
         .order_by(_verdict.c.number)
     )  # fmt: skip
     known: dict[str, Solution] = {}

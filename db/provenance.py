@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import Connection, delete, func, select
 
 from db import models
 from db.best import refresh_best, touch
-from db.values import table
+from db.engine import now
+from db.judged import unjudged
+from db.values import insert_new, table
 
 _provenance = table(models.Provenance)
 _session = table(models.Session)
@@ -38,6 +41,16 @@ def provenances(connection: Connection, after: int, limit: int) -> list[dict[str
         .limit(limit)
     )
     return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def put(connection: Connection, row: Mapping[str, Any]) -> tuple[int, bool]:
+    """Stores a provenance; returns its number, and whether it is new."""
+    made = insert_new(connection, models.Provenance, [{**row, "created_at": now()}], "number")
+    if made:
+        return made[0][0], True
+    names = ("kind", "format", "sha256", "device_class_id")
+    query = select(_provenance.c.number).where(*(_provenance.c[name] == row[name] for name in names))
+    return connection.execute(query).scalar_one(), False
 
 
 def remove(connection: Connection, number: int) -> bool:
@@ -72,7 +85,9 @@ def remove(connection: Connection, number: int) -> bool:
             _verdict.c.problem_id == problem_id,
             _verdict.c.device_class_id == class_id,
             _verdict.c.policy_id == policy_id,
+            unjudged(),
         )
+        left = left.join(_session, _session.c.id == _verdict.c.session_id)
         if connection.execute(left.limit(1)).first() is not None:
             refresh_best(connection, problem_id, class_id, policy_id)
     for class_id in sorted(touched):

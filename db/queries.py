@@ -8,8 +8,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, and_, case, func, select
 
-from db import models
-from db.liveness import alive, database_now
+from db import models, outliers
+from db.liveness import alive
 from db.values import among, chunks, table
 
 _class = table(models.DeviceClass)
@@ -46,13 +46,17 @@ def _one(connection: Connection, query: Select[Any]) -> Row | None:
 
 
 def device_classes(connection: Connection) -> list[Row]:
-    """Every class with its numbers of live workers and of environments."""
+    """Every class with its numbers of live workers and of environments, and the devices that differ."""
     live = select(func.count()).where(_worker.c.device_class_id == _class.c.id, alive(connection))
     met = select(func.count()).where(_environment.c.device_class_id == _class.c.id)
     query = select(
         _class, live.scalar_subquery().label("workers"), met.scalar_subquery().label("environments")
     ).order_by(_class.c.id)
-    return _rows(connection, query)
+    differing = [row for row in outliers.rows(connection) if row["differs"]]
+    return [
+        {**row, "outliers": [one for one in differing if one["device_class_id"] == row["id"]]}
+        for row in _rows(connection, query)
+    ]
 
 
 def largest_memory(connection: Connection, device_class_id: str) -> int | None:
@@ -76,12 +80,6 @@ def environments(
     if device_class_id is not None:
         query = query.where(_environment.c.device_class_id == device_class_id)
     return _rows(connection, query.limit(limit))
-
-
-def workers(connection: Connection, limit: int = 100) -> list[Row]:
-    """The latest workers, newest first. `alive`: whether it beat within the window."""
-    query = select(_worker, alive(connection).label("alive"), database_now(connection).label("now"))
-    return _rows(connection, query.order_by(_worker.c.number.desc()).limit(limit))
 
 
 # ---- problems and what was measured --------------------------------------------------------------

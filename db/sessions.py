@@ -20,6 +20,7 @@ from backends.solution import Solution
 from db import models
 from db.best import refresh_best, refresh_winners
 from db.engine import now
+from db.judged import is_judged, unjudged
 from db.targets import put_targets
 from db.values import insert_new, put_environment, put_policy, put_problems, put_solutions, storable, table
 
@@ -136,11 +137,13 @@ def winners(
     latest = func.max(_verdict.c.number).label("latest")
     won = (
         select(_verdict.c.winner_id, latest)
+        .join(_session, _session.c.id == _verdict.c.session_id)
         .where(
             _verdict.c.problem_id == problem_id,
             _verdict.c.device_class_id == device_class_id,
             _verdict.c.policy_id == policy_id,
             _verdict.c.judgement == "WIN",
+            unjudged(),
         )
         .group_by(_verdict.c.winner_id)
         .subquery()
@@ -233,7 +236,8 @@ def end_session(connection: Connection, start: SessionStart, result: Mapping[str
     }
     for (number,) in insert_new(connection, models.Verdict, [row], "number"):
         put_targets(connection, {number: row["content"].get("targets", {})})
-    refresh_best(connection, start.problem.id, row["device_class_id"], start.policy_id)
+    if not is_judged(connection, start.provenance_number):
+        refresh_best(connection, start.problem.id, row["device_class_id"], start.policy_id)
 
 
 def close(connection: Connection, job_id: str, status: str, error: str | None) -> None:

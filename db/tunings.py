@@ -33,6 +33,7 @@ _link = table(models.TuningJob)
 _event = table(models.Event)
 _session = table(models.Session)
 _worker = table(models.Worker)
+_outlier = table(models.OutlierDevice)
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,12 @@ def new_id(kind: str) -> str:
     return f"{kind}-{secrets.token_hex(8)}"
 
 
+def call_of(job_id: str, retries: int) -> str:
+    """The id of a job's call in the engine's queue. The engine makes a call of one id only once, so that each
+    retry is a call of its own."""
+    return f"{job_id}.{retries}" if retries else job_id
+
+
 # ---- submitting ----------------------------------------------------------------------------------
 
 
@@ -93,7 +100,7 @@ def stage_jobs(
 ) -> dict[str, Staged]:
     """Stores some problems of a tuning, and the jobs that it will need, ahead of create_tuning(). Returns the
     new jobs by request key. If no tuning follows, discard_unlinked() removes them."""
-    _lock_submissions(connection)
+    lock_submissions(connection)
     put_policy(connection, request.policy_id, request.policy)
     put_problems(connection, problems)
     keys = {request_key(problem.id, request): problem.id for problem in problems}
@@ -113,7 +120,7 @@ def create_tuning(
     """Stores a tuning of distinct problems with their call counts. Jobs in flight are shared. Without
     `force`, problems that the same request has measured in a current environment of the class are not
     measured again. `staged`: what stage_jobs() has stored for all of these problems."""
-    _lock_submissions(connection)
+    lock_submissions(connection)
     put_policy(connection, request.policy_id, request.policy)
     if staged is None:
         staged = {}
@@ -180,7 +187,7 @@ def discard_unlinked(connection: Connection) -> int:
     return done.rowcount
 
 
-def _lock_submissions(connection: Connection) -> None:
+def lock_submissions(connection: Connection) -> None:
     """Lets one transaction at a time insert jobs, so that jobs get their numbers in the order of their tuning
     and two transactions cannot deadlock. SQLite has a single writer anyway."""
     if connection.dialect.name == "postgresql":
@@ -189,8 +196,14 @@ def _lock_submissions(connection: Connection) -> None:
 
 def _known(connection: Connection, request: Request, keys: Sequence[str]) -> dict[str, int]:
     """The latest job of each key with a verdict from an environment of the class's live workers (if none
-    lives, of its newest worker). Devices of one class differ in UUID, so a class has several environments."""
-    of_class = _worker.c.device_class_id == request.device_class_id
+    lives, of its newest worker). Devices of one class differ in UUID, so a class has several environments;
+    what a device measured that differs from its class is not known of the class."""
+    outlier = exists().where(
+        _outlier.c.device_class_id == _worker.c.device_class_id,
+        _outlier.c.uuid == _worker.c.device_uuid,
+        _outlier.c.differs,
+    )
+    of_class = and_(_worker.c.device_class_id == request.device_class_id, ~outlier)
     live = select(_worker.c.environment_id).where(of_class, alive(connection))
     newest = select(_worker.c.environment_id).where(of_class).order_by(_worker.c.number.desc()).limit(1)
     present = connection.scalars(live).all() or connection.scalars(newest).all()
@@ -302,8 +315,8 @@ def emit(connection: Connection, tuning_number: int, kind: str, content: Mapping
 
 
 def cancel_tuning(connection: Connection, tuning_id: str) -> list[str] | None:
-    """Detaches the tuning from its jobs. Returns the ids of queued jobs that no other active tuning refers to
-    (they are cancelled; running ones are asked to stop), or None for an unknown tuning. A tuning that has
+    """Detaches the tuning from its jobs. Returns the calls of queued jobs that no other active tuning refers
+    to (they are cancelled; running ones are asked to stop), or None for an unknown tuning. A tuning that has
     ended stays as it is."""
     row = connection.execute(
         select(_tuning.c.number, _tuning.c.status).where(_tuning.c.id == tuning_id)
@@ -336,6 +349,6 @@ def cancel_tuning(connection: Connection, tuning_id: str) -> list[str] | None:
         update(_job)
         .where(orphan, _job.c.status == "queued")
         .values(status="cancelled", in_flight=None, ended_at=now())
-        .returning(_job.c.id)
+        .returning(_job.c.id, _job.c.retries)
     )
-    return list(gone.scalars())
+    return [call_of(row.id, row.retries) for row in gone]

@@ -115,6 +115,7 @@ def put_environment(connection: Connection, environment: Environment, registered
         "device_class_id": class_id,
         "uuid": environment.uuid,
         "content": environment.to_dict(),
+        "software": environment.software_id,
         "created_at": now(),
     }
     insert_new(connection, models.Environment, [row])

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, or_, select, update
+from sqlalchemy import Connection, and_, null, or_, select, update
 
 from backends.environment import Environment
 from backends.errors import GemmtuneError
 from db import models
 from db.engine import now
 from db.liveness import LIVE, database_now, read_now
-from db.values import insert_new, put_environment, table
+from db.values import insert_new, put_environment, storable, table
 
 _worker = table(models.Worker)
 
@@ -41,10 +41,12 @@ def register(
     environment: Environment,
     lock: str | None = None,
     silent: Collection[str] = (),
+    version: str | None = None,
 ) -> list[str]:
     """Adds a worker that holds `lock` (default: the device's UUID); the device is leased to it until it stops
     or is declared dead. Returns the ids of earlier workers that must be dead, and are marked so: those that
-    held the lock, and `silent` ones. Raises DeviceLeased if another worker has the device."""
+    held the lock, and `silent` ones. `version`: gemmtune's. Raises DeviceLeased if another worker has the
+    device."""
     environment_id = put_environment(connection, environment, registered=True)
     # One registration of a class at a time, on PostgreSQL too.
     device_class = table(models.DeviceClass)
@@ -78,6 +80,7 @@ def register(
         "beat": 0,
         "started_at": now(),
         "seen_at": read_now(connection),
+        "version": version,
     }
     insert_new(connection, models.Worker, [row])
     return list(dead)
@@ -89,8 +92,10 @@ def beat(
     status: str,
     job_id: str | None,
     counts: Mapping[str, Any] | None = None,
+    failure: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Records a heartbeat and what the worker has counted; False if the worker is marked dead or stopped."""
+    """Records a heartbeat, what the worker has counted, and what it failed at last; False if the worker is
+    marked dead or stopped."""
     done = connection.execute(
         update(_worker)
         .where(_worker.c.id == worker_id, _worker.c.status.in_(LIVE))
@@ -100,6 +105,7 @@ def beat(
             job_id=job_id,
             seen_at=database_now(connection),
             counts=None if counts is None else dict(counts),
+            failure=null() if failure is None else storable(failure),
         )
     )
     return done.rowcount == 1
@@ -111,8 +117,14 @@ def beats(connection: Connection) -> Mapping[str, int]:
     return {row.id: row.beat for row in rows}
 
 
-def mark(connection: Connection, worker_ids: Sequence[str], status: str) -> None:
-    """Sets the workers' status: stopped or dead."""
-    connection.execute(
-        update(_worker).where(_worker.c.id.in_(list(worker_ids))).values(status=status, job_id=None)
-    )
+def mark(
+    connection: Connection,
+    worker_ids: Sequence[str],
+    status: str,
+    failure: Mapping[str, Any] | None = None,
+) -> None:
+    """Sets the workers' status, stopped or dead, and what they failed at last, if they did."""
+    values: dict[str, Any] = {"status": status, "job_id": None}
+    if failure is not None:
+        values["failure"] = storable(failure)
+    connection.execute(update(_worker).where(_worker.c.id.in_(list(worker_ids))).values(values))

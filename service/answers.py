@@ -162,7 +162,7 @@ class Tuning(TuningSummary):
 
 
 class Event(Answer):
-    """queued, started, measured, finished, ended: what happened, numbered from 1."""
+    """queued, started, measured, finished, retried, ended: what happened, numbered from 1."""
 
     number: int
     kind: str

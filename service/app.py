@@ -36,6 +36,7 @@ from service.hosts import AllowedHosts, is_loopback, listed, origins
 from service.keys import Keyring
 from service.metrics import Metrics
 from service.middleware import Compressed, Observed
+from service.retention import keep_pruned
 from service.routes import (
     best,
     binaries,
@@ -43,6 +44,7 @@ from service.routes import (
     describe,
     devices,
     exports,
+    fleet,
     health,
     imports,
     leaderboard,
@@ -54,6 +56,7 @@ from service.routes import (
     tunings,
 )
 from service.settings import Settings
+from service.tracing import open_tracing
 from service.tunings import open_tunings
 from service.uploads import Uploads
 
@@ -64,11 +67,12 @@ _TAGS = [
     {"name": "files", "description": "Files of other tools, taken in and written."},
     {"name": "reports", "description": "What tuning is worth, and what has changed."},
     {"name": "devices", "description": "Where problems are measured."},
+    {"name": "fleet", "description": "Workers and jobs."},
     {"name": "operations", "description": "Is the service well?"},
 ]
 _ROUTES = (
     best, tunings, problems, binaries, bundles, imports, exports, reports, leaderboard, provenance, devices,
-    login, health, pages,
+    fleet, login, health, pages,
 )  # fmt: skip
 _DESCRIPTION = (
     "Which way of running this GEMM is fastest and right on this device? Errors are RFC 9457 problem "
@@ -94,6 +98,8 @@ def create_app(
     workers beside it that end again and again. `uploads`: the processes of several applications, which their
     caller closes."""
 
+    tracing = open_tracing(settings, "server")
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.openapi()  # built now, or the first bad request would hold up all others for it
@@ -103,13 +109,18 @@ def create_app(
         poll, most = settings.events_poll_seconds, settings.max_event_streams
         app.state.events = EventHub(service.read, lambda: service.closing, poll, most)
         app.state.exports = asyncio.Semaphore(settings.max_exports)
+        pruning = asyncio.create_task(keep_pruned(settings, service.engine, lambda: service.closing))
         try:
             yield
         finally:
+            service.closing = True
+            pruning.cancel()
+            await asyncio.gather(pruning, return_exceptions=True)
             await app.state.events.close()
             if uploads is None:
                 await run_in_threadpool(app.state.uploads.close)
             await run_in_threadpool(app.state.bundles.close)
+            await run_in_threadpool(tracing.close)
             await app.state.service.close()
 
     app = FastAPI(
@@ -155,6 +166,7 @@ def create_app(
         metrics=app.state.metrics,
         access_log=settings.access_log,
         retry_after=settings.retry_after_seconds,
+        tracing=tracing,
     )
     _document(app)
     return app

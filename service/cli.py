@@ -28,6 +28,11 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Tune a model's linear layers and write the file that its program loads: what is unknown is tuned, "
         "and the lines to paste and the expected gain are printed.",
     ),
+    "judge": (
+        "judge",
+        "Judge a kernel of your own: verified on every problem as our own are, checked for cheats, and raced "
+        "against the default and the best known solution. Exit code 0: right on every problem.",
+    ),
     "best": ("data", "Show the best known way to run a problem. Exit code 1: nothing is known."),
     "report": (
         "reports",
@@ -56,7 +61,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "devices": (
         "look",
-        "List the devices of this machine, what runs on them, and their measured ceilings.",
+        "List the devices of this machine, what runs on them, their measured ceilings, and which of them "
+        "differ from their class.",
     ),
     "problems": (
         "look",
@@ -70,6 +76,17 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "run",
         "Run a worker: it owns one device of this machine, the first of its class that no other "
         "process uses, and measures the jobs of the class.",
+    ),
+    "workers": (
+        "fleet",
+        "List the latest worker of each device: where it runs, whether it lives, its job, and what failed "
+        "last. A silent worker has not beaten for half a minute.",
+    ),
+    "jobs": ("fleet", "List the jobs of all tunings, newest first, with the reason of each failure."),
+    "retry": (
+        "fleet",
+        "Queue a failed job again, or every failed one. It is measured anew, and its tunings run again. Exit "
+        "code 3: some jobs were refused.",
     ),
     "demo": (
         "run",
@@ -88,7 +105,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "kernels": ("kernels", "Our own kernel families."),
     "provenance": ("provenance", "Imported files: list them, and remove what one brought."),
     "keys": ("keys", "API keys of the service: make, list and revoke them."),
-    "db": ("run", "Look after the database."),
+    "db": ("database", "Look after the database."),
 }
 _SETTINGS: Mapping[str, Any] = {
     "no_args_is_help": True, "add_completion": False, "pretty_exceptions_enable": False,

@@ -30,6 +30,7 @@ from backends.errors import (
     UnsupportedProblem,
 )
 from db.engine import DatabaseBroken, DatabaseUnavailable, translate
+from db.retries import JobNotRetried
 from db.schema import StaleSchema
 from service.formats.core.export import ExportRefused
 
@@ -265,6 +266,10 @@ def _ambiguous(error: AmbiguousDevice) -> Fault:
     )
 
 
+def _not_retried(error: JobNotRetried) -> Fault:
+    return Fault(409, "not-retried", "The job is not queued again", str(error), {"job_status": error.status})
+
+
 def _compile_error(error: CompileError) -> Fault:
     log = error.log.partition("Traceback (most recent call last)")[0]  # Triton's own: no use to clients
     return Fault(
@@ -282,6 +287,7 @@ _KNOWN: tuple[tuple[type[GemmtuneError], Callable[[Any], Fault]], ...] = (
     (InvalidProblem, _invalid_problem),
     (UnknownDevice, _unknown_device),
     (AmbiguousDevice, _ambiguous),
+    (JobNotRetried, _not_retried),
     (UnsupportedProblem, _plain(422, "unsupported-problem", "The problem is not supported")),
     (IllegalSolution, _plain(422, "illegal-solution", "The solution is not legal there")),
     (NoBinary, _plain(409, "no-binary", "The solution has no binary")),

@@ -52,7 +52,7 @@ def needed_scope(method: str, path: str) -> str:
     """The scope that a request needs."""
     if method in _SAFE or path in _ASKING:
         return READ
-    if path == "/v1/tunings" or path.startswith("/v1/tunings/"):
+    if path == "/v1/tunings" or path.startswith(("/v1/tunings/", "/v1/jobs/")):
         return TUNE
     if path.startswith("/v1/imports/"):
         return IMPORT

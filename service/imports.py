@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Connection, Engine, select, update
+from sqlalchemy import Connection, Engine, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from backends.canonical import short_hash
@@ -22,11 +22,11 @@ from backends.environment import DeviceClass
 from backends.errors import UnknownDevice
 from backends.problem import GemmProblem
 from db import models, queries, sessions
+from db import provenance as provenance_rows
 from db.best import touch
 from db.classes import classes
-from db.engine import now, writing
+from db.engine import writing
 from db.values import (
-    insert_new,
     put_device_class,
     put_problems,
     storable,
@@ -113,7 +113,7 @@ def import_file(
         "device_class_id": "" if device_class is None else str(device_class),
     }
     with writing(engine) as connection:
-        number, new = _put_provenance(connection, {**provenance, "header": storable(dict(read.header))})
+        number, new = provenance_rows.put(connection, {**provenance, "header": storable(dict(read.header))})
     for part in parts(read.problems):
         with writing(engine) as connection:
             put_problems(connection, [item.problem for item in part])
@@ -172,17 +172,6 @@ class _Hashed:
 
 
 # ---- provenance and keys -------------------------------------------------------------------------
-
-
-def _put_provenance(connection: Connection, row: Mapping[str, Any]) -> tuple[int, bool]:
-    """Stores the row; returns its number, and whether it is new."""
-    made = insert_new(connection, models.Provenance, [{**row, "created_at": now()}], "number")
-    if made:
-        return made[0][0], True
-    target = table(models.Provenance)
-    names = ("kind", "format", "sha256", "device_class_id")
-    query = select(target.c.number).where(*(target.c[name] == row[name] for name in names))
-    return connection.execute(query).scalar_one(), False
 
 
 def _put_keys(

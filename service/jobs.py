@@ -13,9 +13,9 @@ from typing import Any
 
 from dbos import DBOS, DBOSClient, DBOSConfig
 from dbos._serialization import DBOSPortableJSON, DefaultSerializer  # private: see tests/service/test_jobs.py
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Engine, text
 
-from db.engine import POSTGRES_OPTIONS, parse_url, translated
+from db.engine import POSTGRES_OPTIONS, parse_url, reading, translated
 
 #: Fixed: DBOS's default is a hash of the code, with which a newer gemmtune would strand an older one's jobs.
 _VERSION = "1"
@@ -45,16 +45,39 @@ def migrate(url: str) -> None:
             system.destroy()
 
 
+def has_calls(engine: Engine) -> bool:
+    """Whether the engine's tables hold any call of a job, whatever became of it."""
+    with reading(engine) as connection:
+        query = text(f"SELECT 1 FROM {_prefix(connection)}workflow_status LIMIT 1")
+        return connection.execute(query).first() is not None
+
+
+def _ended(connection: Connection) -> str:
+    """The clauses of a query for the calls that have ended before :before, in milliseconds."""
+    return (
+        f"FROM {_prefix(connection)}workflow_status WHERE status IN ('SUCCESS', 'ERROR', 'CANCELLED', "
+        "'MAX_RECOVERY_ATTEMPTS_EXCEEDED') AND updated_at < :before"
+    )
+
+
+def _prefix(connection: Connection) -> str:
+    """What the names of the engine's tables begin with."""
+    return "dbos." if connection.dialect.name == "postgresql" else ""
+
+
 def _rewrite_pickles(connection: Connection) -> None:
     """Writes the inputs of an earlier version's jobs as JSON: an input is the job's id, which is the
     workflow's, so that no pickle is read."""
-    schema = "dbos." if connection.dialect.name == "postgresql" else ""
+    schema = _prefix(connection)
     found = text(
         f"SELECT workflow_uuid FROM {schema}workflow_status WHERE name = :name "
         "AND (serialization IS NULL OR serialization <> :json)"
     )
     ours = {"name": _WORKFLOW, "json": DBOSPortableJSON.name()}
-    rows = [{**ours, "id": job_id, "inputs": _inputs(job_id)} for job_id in connection.scalars(found, ours)]
+    rows = [
+        {**ours, "id": job_id, "inputs": _inputs(_job_of(job_id))}
+        for job_id in connection.scalars(found, ours)
+    ]
     if rows:
         connection.execute(
             text(
@@ -66,6 +89,11 @@ def _rewrite_pickles(connection: Connection) -> None:
         # Inputs are in either table; those of the other one come first.
         inputs = text(f"DELETE FROM {schema}workflow_input WHERE workflow_uuid = :id")
         connection.execute(inputs, [{"id": row["id"]} for row in rows])
+
+
+def _job_of(call: str) -> str:
+    """The job of a call, see db.tunings.call_of()."""
+    return call.partition(".")[0]
 
 
 def _inputs(job_id: str) -> str:
@@ -119,26 +147,27 @@ class JobQueue:
         with translated():
             self._client.register_queue(queue, worker_concurrency=1, polling_interval_sec=POLL_SECONDS)
 
-    def put(self, connection: Connection, queue: str, job_ids: Sequence[str], priority: int) -> None:
-        """Queues jobs within the caller's transaction. Priority 1 runs first; equal priorities in order."""
-        for job_id in job_ids:
+    def put(self, connection: Connection, queue: str, calls: Sequence[str], priority: int) -> None:
+        """Queues calls of jobs (db.tunings.call_of) within the caller's transaction. Priority 1 runs first;
+        equal priorities in order."""
+        for call in calls:
             self._client.enqueue_in_transaction(
                 connection,
                 {
                     "workflow_name": _WORKFLOW,
                     "queue_name": queue,
-                    "workflow_id": job_id,
+                    "workflow_id": call,
                     "priority": priority,
                     "app_version": _VERSION,
                 },
-                job_id,
+                _job_of(call),
             )
 
-    def drop(self, job_ids: Sequence[str]) -> None:
-        """Removes jobs from their queue; jobs that have ended stay as they are."""
+    def drop(self, calls: Sequence[str]) -> None:
+        """Removes calls from their queue; those that have ended stay as they are."""
         with translated():
-            for start in range(0, len(job_ids), _CHUNK):
-                self._client.cancel_workflows(list(job_ids[start : start + _CHUNK]))
+            for start in range(0, len(calls), _CHUNK):
+                self._client.cancel_workflows(list(calls[start : start + _CHUNK]))
 
     def holders(self) -> set[str]:
         """The ids of the executors that hold jobs, alive or not. Raises DatabaseUnavailable."""
@@ -146,8 +175,25 @@ class JobQueue:
             pending = self._client.list_workflows(status="PENDING", load_input=False, load_output=False)
         return {str(workflow.executor_id) for workflow in pending}
 
+    def count_ended(self, connection: Connection, before: float) -> int:
+        """How many calls ended before a time, in seconds since 1970."""
+        query = f"SELECT count(*) {_ended(connection)}"
+        return int(connection.execute(text(query), {"before": int(before * 1000)}).scalar_one())
+
+    def ended_calls(self, connection: Connection, before: float, most: int) -> list[str]:
+        """At most `most` of them."""
+        query = f"SELECT workflow_uuid {_ended(connection)} LIMIT :most"
+        values = {"before": int(before * 1000), "most": most}
+        return list(connection.scalars(text(query), values))
+
+    def forget(self, calls: Sequence[str]) -> None:
+        """Deletes calls that have ended from the engine's tables. Raises DatabaseUnavailable."""
+        if calls:
+            with translated():
+                self._client.delete_workflows(list(calls))
+
     def hand_on(self, executor_ids: Sequence[str]) -> list[str]:
-        """Requeues the jobs that these executors hold; returns the jobs' ids. The executors must not run the
+        """Requeues the jobs that these executors hold; returns their calls. The executors must not run the
         jobs any more: a requeued job starts elsewhere at once. Raises DatabaseUnavailable."""
         system = self._client._sys_db
         with translated():

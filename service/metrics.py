@@ -110,7 +110,13 @@ class _Gauges(Collector):
         )  # fmt: skip
         for labels, seconds in sorted(found["heartbeats"].items()):
             beats.add_metric(labels, seconds)
-        yield from (length, age, beats)
+        outliers = GaugeMetricFamily(
+            "gemmtune_outlier_devices", "Devices that differ from their class and are set apart.",
+            labels=["device_class"],
+        )  # fmt: skip
+        for device_class, count in sorted(found["outliers"].items()):
+            outliers.add_metric([device_class], count)
+        yield from (length, age, beats, outliers)
         yield from _counted(found["counts"])
 
 

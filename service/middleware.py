@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import UNEXPECTED, problem_response
 from service.metrics import Metrics
+from service.tracing import RequestSpan, Tracing
 
 _access = logging.getLogger("gemmtune.access")
 _log = logging.getLogger(__name__)
@@ -30,8 +31,10 @@ _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 class Observed:
     """Our outermost layer: request ids, access log, metrics, and 500 without a traceback."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, access_log: bool, retry_after: int) -> None:
-        self._app, self._metrics = app, metrics
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, access_log: bool, retry_after: int, tracing: Tracing
+    ) -> None:
+        self._app, self._metrics, self._tracing = app, metrics, tracing
         self._access_log, self._retry_after = access_log, retry_after
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,7 +47,7 @@ class Observed:
         request_id = _request_id(scope)
         scope["request_id"] = request_id
         header = (b"x-request-id", request_id.encode())
-        status = 0
+        status, span = 0, self._tracing.request(scope)
 
         async def sender(message: Message) -> None:
             nonlocal status
@@ -64,12 +67,17 @@ class Observed:
             response = problem_response(UNEXPECTED, scope["path"], request_id, self._retry_after)
             await response(scope, receive, sender)
         finally:
-            self._count(scope, status, time.perf_counter() - begin, request_id)
+            self._count(scope, status, time.perf_counter() - begin, request_id, span)
 
-    def _count(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
+    def _count(
+        self, scope: Scope, status: int, seconds: float, request_id: str, span: RequestSpan | None
+    ) -> None:
         route = getattr(scope.get("route"), "path_format", UNMATCHED)
         method = scope["method"]
-        self._metrics.observe(route, method if method in _METHODS else "OTHER", status, seconds)
+        named = method if method in _METHODS else "OTHER"
+        self._metrics.observe(route, named, status, seconds)
+        if span is not None:
+            span.end(named, route, status, request_id)
         if self._access_log and _access.isEnabledFor(logging.INFO):
             _access.info(
                 "method=%s path=%s status=%d ms=%.2f request_id=%s",

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from service.answers import SEARCH_ENDED, Answer, Solution, TuningLinks, Verdict
+from service.answers import SEARCH_ENDED, Answer, Solution, Status, TuningLinks, Verdict
 from service.schemas import CountedProblem
 from service.standing import Standing
 
@@ -65,7 +65,7 @@ Phase = Literal["screen", "final", "proof"]
 
 
 class Measurement(Answer):
-    """What became of one candidate; `samples` are seconds a call."""
+    """What became of one candidate; `samples` are seconds a call, empty once retention cleared them."""
 
     number: int
     session_id: str
@@ -141,8 +141,21 @@ class Leaderboard(Answer):
     items: list[Ranked]
 
 
+class Outlier(Answer):
+    """A device on which the default takes another time than on the others of its class: the median `ratio`
+    over `shapes`, and the `p_value` of a rank test. Its results are in no best row until it agrees."""
+
+    uuid: str
+    ratio: float
+    shapes: int
+    p_value: float
+    reason: str
+    since: str
+
+
 class DeviceClass(Answer):
-    """Results move only within a class; `workers` are those that live."""
+    """Results move only within a class; `workers` are those that live, `outliers` the devices that differ
+    from their class."""
 
     id: str
     vendor: str
@@ -153,6 +166,7 @@ class DeviceClass(Answer):
     revision: int
     workers: int
     environments: int
+    outliers: list[Outlier]
 
 
 class ProvenanceRow(Answer):
@@ -170,8 +184,19 @@ class ProvenanceRow(Answer):
     created_at: str
 
 
+class Failure(Answer):
+    """What a worker failed: a job, or (`job_id` null) to go on."""
+
+    at: str
+    job_id: str | None
+    reason: str
+
+
+WorkerState = Literal["idle", "measuring", "silent", "stopped", "dead"]
+
+
 class Worker(Answer):
-    """A process that owns a device."""
+    """A process that owns a device. `silent`: it has not beaten for half a minute."""
 
     id: str
     host: str
@@ -179,10 +204,37 @@ class Worker(Answer):
     device_class: str
     environment_id: str
     device_uuid: str
-    status: Literal["idle", "measuring", "silent", "stopped", "dead"]
+    status: WorkerState
     job_id: str | None
+    heartbeat_age_seconds: float = Field(description="By the database's clock.")
+    last_failure: Failure | None
+    version: str | None = Field(description="gemmtune's; null for a worker of an earlier version.")
     started_at: str
     seen_at: str
+
+
+class Job(Answer):
+    """One problem to be measured for every tuning that asked for it. `error` and `evidence` say why it
+    failed; `attempt` counts its starts, `retries` how often it was queued again after a failure."""
+
+    id: str
+    status: Status
+    attempt: int
+    retries: int
+    priority: int
+    problem: dict[str, Any]
+    problem_id: str
+    device_class: str
+    policy_id: str
+    worker_id: str | None
+    session_id: str | None
+    error: str | None
+    evidence: Any
+    tunings: list[str]
+    age_seconds: float = Field(description="Since it was submitted.")
+    created_at: str
+    started_at: str | None
+    ended_at: str | None
 
 
 class Devices(Answer):

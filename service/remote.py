@@ -28,6 +28,10 @@ class ServiceError(GemmtuneError):
     """The service refused the request, for the reason that the message gives, or does not answer."""
 
 
+class ServiceRefused(ServiceError):
+    """The service answered with a 4xx."""
+
+
 class ServiceAway(ServiceError):
     """The service does not answer, or the connection broke: the same request may succeed later."""
 
@@ -48,6 +52,10 @@ class Remote:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections."""
         self._client.close()
 
     def get(self, path: str, **parameters: Any) -> Any:
@@ -200,16 +208,17 @@ def _given(parameters: Mapping[str, Any]) -> httpx.QueryParams:
 
 
 def _refused(answer: httpx.Response) -> ServiceError:
+    kind = ServiceRefused if answer.status_code < 500 else ServiceError
     try:
         problem = answer.json()
         text = str(problem["detail"])
         parts = problem.get("errors") or []
     except (ValueError, KeyError, TypeError, AttributeError):
-        return ServiceError(f"the service answered {answer.status_code}: {answer.text[:300]}")
+        return kind(f"the service answered {answer.status_code}: {answer.text[:300]}")
     for part in parts[:5]:
         if str(part.get("detail", "")) not in text:
             text += f"; {part.get('pointer') or part.get('parameter', '')}: {part.get('detail', '')}"
-    return ServiceError(text)
+    return kind(text)
 
 
 def _events(lines: Iterator[str]) -> Iterator[dict[str, Any] | None]:

@@ -145,10 +145,33 @@ class Settings(BaseSettings):
         description="Winners of another environment that a starting worker has measured again, at most; "
         "0: none.",
     )
+    device_checks: bool = Field(
+        default=True,
+        description="Whether workers time defaults between jobs, a second each, to compare the devices of a "
+        "class.",
+    )
     max_compiles: int = Field(
         default=2, ge=1, description="Kernels compiled for requests at a time; one more is answered 503."
     )
     max_bundle_rows: int = Field(default=10_000, ge=1, description="Rows of a bundle, at most.")
+    retain_engine_days: int = Field(
+        default=30,
+        ge=0,
+        le=36500,
+        description="Days that calls of the job engine are kept once they ended; 0: forever.",
+    )
+    retain_events_days: int = Field(
+        default=30,
+        ge=0,
+        le=36500,
+        description="Days that a tuning's events are kept once it ended, the last one forever; 0: forever.",
+    )
+    retain_samples_days: int = Field(
+        default=0,
+        ge=0,
+        le=36500,
+        description="Days that samples are kept from which no verdict can be derived; 0: forever.",
+    )
     compress_bytes: int = Field(
         default=1024,
         ge=0,
@@ -156,5 +179,10 @@ class Settings(BaseSettings):
     )
     log_json: bool = Field(
         default=False, description="Whether servers and workers log lines of JSON instead of text."
+    )
+    otel: bool = Field(
+        default=False,
+        description="Whether servers and workers send traces by OpenTelemetry (extra `otel`); its own "
+        "variables, `OTEL_*`, name the collector and the sampler.",
     )
     access_log: bool = Field(default=True, description="Whether each request is logged, in one line.")

@@ -19,7 +19,7 @@ from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem
 from backends.solution import Solution
 from db import exported, history, jobs, sessions
-from db.engine import DatabaseUnavailable, writing
+from db.engine import DatabaseUnavailable, now, writing
 from db.jobs import StartedJob
 from service.requests import request_content
 from tuners.session_store import Result, SessionSpec, StoredSession
@@ -48,6 +48,12 @@ class WorkerCounts:
         self.outcomes = {status.value: 0 for status in Status}
         self.candidates = 0
         self.job_seconds = 0.0
+        #: What failed last: when, the job (None: the worker itself), and the reason.
+        self.failure: dict[str, Any] | None = None
+
+    def failed(self, job_id: str | None, reason: str | None) -> None:
+        """Notes a failure."""
+        self.failure = {"at": now(), "job_id": job_id, "reason": reason or "no reason given"}
 
     def outcome(self, outcome: Outcome) -> None:
         """Counts an outcome; those of screening are candidates."""
@@ -179,8 +185,9 @@ class JobStore:
         self.job = job
         self._counts = counts or WorkerCounts()
         self.session = sessions.SessionStart(
-            problem, environment, job.policy_id, job.policy, job.request, job_id=job.id
-        )
+            problem, environment, job.policy_id, job.policy, job.request, job_id=job.id,
+            origin=f"retry {job.retries}" if job.retries else "",
+        )  # fmt: skip
         self._engine, self._stop, self._clock = engine, stop, clock
         self._seen: Counter[str] = Counter()
         self._first_take = 0
@@ -248,6 +255,8 @@ class JobStore:
 
         self._write(end)
         self._counts.jobs[status] += 1
+        if verdict is None:
+            self._counts.failed(self.job.id, result.error)
 
     def _count(self, outcome: Outcome) -> None:
         self._statuses[str(outcome.status)] += 1

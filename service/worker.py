@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from importlib.metadata import version
 from typing import Any
 
 from sqlalchemy import Connection, Engine
@@ -29,6 +30,7 @@ from db import jobs, sessions, tunings, workers
 from db.engine import DatabaseUnavailable, reading, writing
 from db.jobs import MAX_ATTEMPTS, StartedJob
 from db.liveness import WINDOW_SECONDS
+from service.between_jobs import BetweenJobs
 from service.device_lock import DeviceLock, locks_folder
 from service.jobs import AHEAD, Executor, JobQueue
 from service.logs import about
@@ -37,8 +39,10 @@ from service.requests import read_request
 from service.revalidation import queue_revalidation
 from service.settings import Settings
 from service.store import JobStore, Stopping, WorkerCounts, patiently
+from service.tracing import open_tracing
 from service.tunings import Tunings
 from service.worker_lease import hold_lease
+from service.worker_peers import Peers
 from tuners.campaign import check_known
 from tuners.ceilings import CeilingStore
 from tuners.device_client import DeviceClient
@@ -52,7 +56,6 @@ _log = logging.getLogger(__name__)
 #: How often the worker checks whether its job was cancelled, sends a heartbeat, and looks for dead peers; a
 #: peer is dead if its counter has not changed for DEAD_SECONDS of our own clock.
 LOOK_SECONDS, BEAT_SECONDS, REAP_SECONDS, DEAD_SECONDS = 0.25, 1.0, 5.0, WINDOW_SECONDS
-PRUNE_SECONDS = 600.0
 #: How long a stopping worker waits for its job, which ends after its current outcome; one that hangs is left
 #: to the next worker.
 STOP_SECONDS = 20.0
@@ -76,7 +79,7 @@ class Worker:
         self._engine, self._settings = engine, settings
         self._lock = lock or DeviceLock(locks_folder(settings), device)
         self._cache = BinaryCache(settings.cache_dir / "kernels")
-        self._cache_bytes, self._pruned = settings.kernel_cache_bytes, float("-inf")
+        self._between = BetweenJobs(settings, engine, self.environment, self._cache)
         self._ceilings = CeilingStore(settings.cache_dir / "ceilings")
         self._make_runner = make_runner
         self._warming = Warming(self.environment, self._cache, lambda: not self._idle.is_set())
@@ -90,10 +93,10 @@ class Worker:
         self._turn = threading.Lock()
         self._job: StartedJob | None = None
         self._session: RecordedSession | None = None
-        self._peers: dict[str, tuple[int, float]] = {}
-        self._looked = 0.0
+        self._peers = Peers(self.id)
         self._held_idle = 0
         self._counts = WorkerCounts()
+        self._tracing = open_tracing(settings, "worker")
         self._queue = JobQueue(settings.database_url)
         queue = str(self.environment.device_class)
         self._executor = Executor(settings.database_url, queue, self.id, self._take)
@@ -143,7 +146,7 @@ class Worker:
             with writing(self._engine) as connection:
                 workers.register(
                     connection, self.id, socket.gethostname(), os.getpid(), self.environment, self._lock.name,
-                    silent,
+                    silent, version("gemmtune"),
                 )  # fmt: skip
 
         patiently(self._stop, once)
@@ -168,16 +171,16 @@ class Worker:
                 return
         with writing(self._engine) as connection:
             found = jobs.next_to_enqueue(connection, name, AHEAD)
-            for job_id, priority in found:
-                self._queue.put(connection, name, [job_id], priority)
-            jobs.mark_enqueued(connection, [job_id for job_id, _ in found])
+            for job in found:
+                self._queue.put(connection, name, [job.call_id], job.priority)
+            jobs.mark_enqueued(connection, [job.id for job in found])
 
     def _beat(self) -> None:
         job = self._job
         with writing(self._engine) as connection:
             alive = workers.beat(
                 connection, self.id, "measuring" if job else "idle", job.id if job is not None else None,
-                self._counts.to_dict(),
+                self._counts.to_dict(), self._counts.failure,
             )  # fmt: skip
         if not alive:
             _log.error("worker %s was taken for dead and its job handed on; it ends: start another", self.id)
@@ -189,17 +192,7 @@ class Worker:
         holders = self._queue.holders()
         with reading(self._engine) as connection:
             beats = workers.beats(connection)
-        now = time.monotonic()
-        if now - self._looked > 2 * REAP_SECONDS + BEAT_SECONDS:
-            # The database was unreachable, or this process slept: heartbeats were not written, or not seen.
-            self._peers.clear()
-        self._looked = now
-        self._peers = {
-            name: self._peers[name] if name in self._peers and self._peers[name][0] == count else (count, now)
-            for name, count in beats.items()
-            if name != self.id
-        }
-        dead = [name for name, (_, since) in self._peers.items() if now - since >= DEAD_SECONDS]
+        dead = self._peers.dead(beats, DEAD_SECONDS, 2 * REAP_SECONDS + BEAT_SECONDS)
         if dead:
             _log.warning("workers are dead: %s", ", ".join(dead))
             with writing(self._engine) as connection:
@@ -226,7 +219,7 @@ class Worker:
         try:
             self._queue.hand_on([self.id])
             with writing(self._engine) as connection:
-                workers.mark(connection, [self.id], "stopped")
+                workers.mark(connection, [self.id], "stopped", self._counts.failure)
         except DatabaseUnavailable as error:
             _log.warning(
                 "the database is away; the job is handed on when a worker finds this one gone: %s", error
@@ -235,7 +228,8 @@ class Worker:
             self.close()
 
     def close(self) -> None:
-        """Ends the device process."""
+        """Ends the device process, and sends what is left of traces."""
+        self._tracing.close()
         runner, self._runner = self._runner, None
         if runner is not None:
             runner.close()
@@ -255,6 +249,8 @@ class Worker:
         begin = time.monotonic()
         try:
             self._one(job_id)
+            self._job = self._session = None
+            self._check_device()
         except jobs.Fenced:
             _log.warning("job %s is another worker's by now", job_id)
         except Stopping:
@@ -268,29 +264,35 @@ class Worker:
             self._give_back(job_id, str(error))
         except Exception:  # the job's end could not be stored: another start must end it
             _log.exception("job %s could not be ended; this worker ends", job_id)
+            self._counts.failed(None, f"job {job_id} could not be ended")
             self.failed = True
             self._stop.set()
         finally:
             self._counts.job_seconds += time.monotonic() - begin
             self._job = self._session = None
-            self._prune()
+            if not self._stop.is_set():
+                self._between.tidy()
             self._idle.set()
         if self._stop.is_set():
             self._never()
 
-    def _prune(self) -> None:
-        """Keeps the cache of kernels within its limit; looks once in PRUNE_SECONDS, between two jobs."""
-        if time.monotonic() - self._pruned >= PRUNE_SECONDS:
-            self._pruned = time.monotonic()
-            removed = self._cache.prune(self._cache_bytes)
-            if removed:
-                _log.info("%d bytes of compiled kernels that were not used for longest are removed", removed)
+    def _check_device(self) -> None:
+        if self._runner is not None and not self._stop.is_set():
+            with self._warming.job():
+                self._between.check(self._runner, self._hold)
+
+    def _hold(self, session: RecordedSession) -> None:
+        """Makes stop() end the session, even if it came before there was one."""
+        self._session = session
+        if self._stop.is_set():
+            session.stop()
 
     def _give_back(self, job_id: str, message: str) -> None:
         """Releases the job, if the database answers, and ends the worker: the failure was not the job's
         fault, so this start does not count."""
         with about(job_id=job_id):
             _log.critical(message)
+        self._counts.failed(None, message)
         self.failed = True
         self._stop.set()
         job = self._job
@@ -316,7 +318,7 @@ class Worker:
         if job.stop_requested:
             self._end(job, "cancelled", "every tuning that asked for it was cancelled")
             return
-        if job.attempt > MAX_ATTEMPTS:
+        if job.starts > MAX_ATTEMPTS:
             evidence = {
                 "attempts": MAX_ATTEMPTS,
                 "last_worker": job.earlier["worker_id"],
@@ -329,7 +331,9 @@ class Worker:
             self._end(job, "failed", message, evidence, broken=True)
             return
         try:
-            with about(job_id=job.id, problem_id=job.problem_id), self._warming.job():
+            ids = {"job_id": job.id, "problem_id": job.problem_id}
+            span = self._tracing.job({**ids, "attempt": job.attempt, "device": self.environment.uuid})
+            with span as trace, about(**ids, **trace), self._warming.job():
                 _log.info("attempt %d starts", job.attempt)
                 self._measure(job)
         except (jobs.Fenced, Stopping, StorageError, DeviceLost):
@@ -359,10 +363,8 @@ class Worker:
             runner, problem, settings, store,
             self._ceilings.of(self.environment, runner.ceilings),
         )  # fmt: skip
-        self._session = session
-        if self._stop.is_set():  # stop() came before there was a session to stop
-            session.stop()
-        else:
+        self._hold(session)
+        if not session.stopped:
             for _ in session.run(session.open()):
                 pass
         if session.result is not None:
@@ -386,6 +388,8 @@ class Worker:
 
         self._write(end)
         self._counts.jobs[status] += 1
+        if status == "failed":
+            self._counts.failed(job.id, error)
 
     def _write(self, action: Callable[[Connection], None]) -> None:
         def once() -> None:

@@ -35,17 +35,19 @@ COMPILING = (
     "backends/kernels/triton/test_arithmetic.py", "backends/packages/", "backends/test_contract.py",
     "backends/toolchains/", "golden/", "service/http/test_binaries.py", "service/http/test_bundles.py",
     "service/model/test_bundle_outputs.py", "service/test_bundle_command.py",
-    "service/test_kernels_command.py", "service/test_selftest_command.py",
+    "service/test_judge.py", "service/test_kernels_command.py", "service/test_selftest_command.py",
     "tuners/test_compiling.py", "tuners/test_selftest_hip.py", "tuners/test_verify_device.py",
 )  # fmt: skip
 STARTING = (
     "backends/test_cache.py", "backends/test_layers.py", "backends/test_registry.py", "benchmarks/",
-    "backends/test_catalogue.py", "db/test_engine.py", "db/test_schema.py", "docker/",
+    "backends/test_catalogue.py", "backends/test_plugins.py", "db/test_engine.py", "db/test_schema.py",
+    "docker/",
     "service/http/test_database_faults.py", "service/http/test_events.py", "service/http/test_on_postgres.py",
     "service/http/test_operations.py", "service/http/test_schemathesis.py", "service/http/test_tunings.py",
     "service/test_bundle_command.py", "service/test_cli.py", "service/test_commands.py",
     "service/test_crashes.py",
-    "service/test_hip_on_host.py", "service/test_jobs.py", "service/test_lint_command.py",
+    "service/test_hip_on_host.py", "service/test_jobs.py", "service/test_judge.py",
+    "service/test_lint_command.py",
     "service/test_model_command.py", "service/test_pretuned.py", "service/test_selftest_command.py",
     "service/test_serve.py", "service/test_several_devices.py", "service/test_store.py",
     "service/test_tunings.py", "service/test_worker.py", "tuners/",
@@ -85,9 +87,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 among = MISTAKES if "mistake" in name else every
                 groups.setdefault((item.path, name, among), []).append(item)
     for (_, _, every), group in groups.items():
-        every = min(every, len(group) // 2)
+        step = min(every, len(group) // 2)
         for number, item in enumerate(group):
-            if len(group) > _FEW and number % every:
+            if len(group) > _FEW and number % step:
                 item.add_marker(pytest.mark.exhaustive)
 
 

@@ -34,6 +34,7 @@ from backends.protocol import Bandwidths, DeviceListedFamily
 from backends.solution import Solution
 from tuners import evaluate
 from tuners.device_process import Binaries, DeviceProcess, DeviceProcessSettings, Task
+from tuners.judge import limits
 from tuners.measure import Rotation
 from tuners.space import Space, search_space
 
@@ -62,6 +63,8 @@ def start(settings: DeviceProcessSettings) -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
     log = os.open(settings.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 2)
+    if settings.kernels:
+        limits.confine(log)
     os.close(log)
     registry.BACKENDS.update(settings.backends)
     # Binding candidates to operand sets creates tens of thousands of objects without cycles. A full
@@ -93,6 +96,11 @@ def _ending_if_lost() -> Iterator[None]:
     except ContextLost as error:
         print(f"the device's context is lost: {error}", file=sys.stderr, flush=True)
         os._exit(LOST_EXIT_CODE)
+
+
+def opened(task: Task) -> DeviceProcess:
+    """The device process with the task's operands laid out."""
+    return _state().open(task)
 
 
 def warm_up() -> None:
@@ -170,7 +178,7 @@ def screen(
         ) -> Outcome:
             return evaluate.screen(_state().open(task), solution, binaries, best, twins)
 
-        outcome = _guarded(Phase.SCREEN, solution, one)
+        outcome = guarded(Phase.SCREEN, solution, one)
         found.append(outcome)
         if best is not None and outcome.status is Status.OK and outcome.seconds is not None:
             best = min(best, outcome.seconds)
@@ -180,7 +188,7 @@ def screen(
 def sample(task: Task, solution: Solution, binaries: Binaries, again: bool) -> Outcome:
     """Takes one sample for a race. A disturbed one is returned as unstable; with `again`, only after a few
     repetitions."""
-    return _guarded(
+    return guarded(
         Phase.FINAL, solution, lambda: evaluate.sample(_state().open(task), solution, binaries, again)
     )
 
@@ -191,10 +199,10 @@ def prove(task: Task, solution: Solution, binaries: Binaries, seeds: int, twins:
     def run() -> Outcome:
         return evaluate.prove(_state().open(task), solution, binaries, seeds, twins)
 
-    return _guarded(Phase.PROOF, solution, run)
+    return guarded(Phase.PROOF, solution, run)
 
 
-def _guarded(phase: Phase, solution: Solution, run: Any) -> Outcome:
+def guarded(phase: Phase, solution: Solution, run: Any) -> Outcome:
     """Runs `run` and turns exceptions that the candidate caused into its outcome."""
     try:
         with _ending_if_lost():

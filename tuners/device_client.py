@@ -12,7 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from pebble import ProcessExpired, ProcessPool
 
@@ -24,6 +24,7 @@ from backends.outcome import Outcome, Phase, Status
 from backends.protocol import DeviceListedFamily, NeighbouredFamily
 from backends.registry import BACKENDS, FoundDevice, backend
 from backends.solution import Solution
+from backends.user_kernels.source import UserKernel
 from tuners import device_calls
 from tuners.baselines import TWIN
 from tuners.ceilings import Ceilings
@@ -61,10 +62,12 @@ class DeviceClient:
         cache: BinaryCache,
         hang_seconds: float = HANG_SECONDS,
         setup_seconds: float = SETUP_SECONDS,
+        kernels: Sequence[UserKernel] = (),
     ) -> None:
+        """`kernels`: users' kernels that the device process runs beside its backend's families."""
         self.device = device
         self.environment = device.environment
-        self.backend = backend(device.backend)
+        self.backend = backend(device.backend, kernels)
         self.cache = cache
         self._hang, self._setup_seconds = hang_seconds, setup_seconds
         self._folder = ProcessFolder()
@@ -78,6 +81,7 @@ class DeviceClient:
             dict(BACKENDS),
             str(cache.root),
             str(self._folder.log),
+            tuple(kernels),
         )
         self._pool = ProcessPool(
             max_workers=1,
@@ -95,7 +99,7 @@ class DeviceClient:
         # The device process starts while the parent lists candidates; a failure shows at the first call.
         self._warm = self._schedule(device_calls.warm_up, (), setup_seconds)
 
-    def __enter__(self) -> DeviceClient:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -21,6 +21,7 @@ from backends.family_space import FamilySpace
 from backends.problem import GemmProblem
 from backends.protocol import Backend, Buffer, Device, Family, Kernel
 from backends.solution import Solution
+from backends.user_kernels.source import UserKernel
 from tuners.family_spaces import family_space
 from tuners.inputs import Case, screening_cases
 from tuners.measure import OperandSets, Timer
@@ -45,6 +46,8 @@ class DeviceProcessSettings:
     backends: Mapping[str, str]
     cache: str
     log: str
+    #: Users' kernels that are judged; a process with some keeps what they print.
+    kernels: tuple[UserKernel, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class DeviceProcess:
     """The open device, with the operands, kernels and verifier of the current task."""
 
     def __init__(self, settings: DeviceProcessSettings) -> None:
-        self.backend: Backend = registry.backend(settings.backend)
+        self.backend: Backend = registry.backend(settings.backend, settings.kernels)
         self.cache = BinaryCache(Path(settings.cache))
         self.device: Device = self.backend.open(settings.index, self.cache)
         found = self.device.environment.uuid

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from backends.errors import DeviceLost, GemmtuneError, StorageError
+from backends.export_targets import ExportTarget
 from backends.outcome import Outcome
 from backends.problem import GemmProblem
 from tuners.ceilings import CeilingsOf
@@ -20,7 +21,7 @@ from tuners.tuning_settings import TuningSettings
 
 class RecordedSession:
     """Tunes one problem on a device and keeps the session in `store`. `ceilings` gives the roofline for the
-    result's share; without it the result has none.
+    result's share; without it the result has none. `targets`: as Session takes them.
 
     Call open(), then iterate run(). `result` is set when the session has ended with a verdict or with an
     error of its problem, but not if stop() ended it.
@@ -33,7 +34,9 @@ class RecordedSession:
         settings: TuningSettings,
         store: SessionStore,
         ceilings: CeilingsOf | None = None,
+        targets: Sequence[ExportTarget] | None = None,
     ) -> None:
+        self._targets = targets
         self._runner, self._store, self._ceilings = runner, store, ceilings
         self._spec = SessionSpec(problem, runner.environment, settings)
         self._session: Session | None = None
@@ -63,7 +66,7 @@ class RecordedSession:
         bound_seconds, notes = self._bound_seconds()
         session = Session(
             self._runner, self._spec.problem, self._spec.settings, stored.outcomes, stored.warm_start,
-            bound_seconds=bound_seconds, winners=stored.winners,
+            targets=self._targets, bound_seconds=bound_seconds, winners=stored.winners,
             prior=known_of(self._spec.problem, self._runner, stored.history),
         )  # fmt: skip
         session.notes += notes

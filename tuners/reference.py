@@ -15,6 +15,7 @@ device's own reference uses the same.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,8 +71,13 @@ class Reference:
 
 def make_reference(case: Case) -> tuple[Reference, dict[str, Array]]:
     """The reference of a case, and its inputs. Raises DeviceError if numpy's float64 GEMM is wrong."""
+    inputs = host_inputs(case.problem, case.seed, case.distribution)
+    return reference_of(case, inputs), inputs
+
+
+def reference_of(case: Case, inputs: Mapping[str, Array]) -> Reference:
+    """The reference of a case for these inputs. Raises DeviceError if numpy's float64 GEMM is wrong."""
     p = case.problem
-    inputs = host_inputs(p, case.seed, case.distribution)
     left, right = as_product(p, inputs["a"], inputs["b"])
     columns = _sampled_columns(p, case.seed)
     chosen = right if columns is None else right[:, :, columns]
@@ -116,7 +122,7 @@ def make_reference(case: Case) -> tuple[Reference, dict[str, Array]]:
     sums_up = p.dtype_d != "int8" and (_is_exact(p) or DTYPES[p.dtype_d].kind != INTEGER)
     if columns is not None and p.activation == "none" and sums_up:
         projection = _project(p, inputs, case.seed, left64, left_norm, bound.rough)
-    return Reference(case, columns, expected, tolerance, projection), inputs
+    return Reference(case, columns, expected, tolerance, projection)
 
 
 def _steps(p: GemmProblem) -> int:
@@ -139,7 +145,7 @@ def activate(name: str, x: Float) -> Float:
 
 def _scaled(
     p: GemmProblem,
-    inputs: dict[str, Array],
+    inputs: Mapping[str, Array],
     name: str,
     values: Float,
     columns: npt.NDArray[np.int64] | slice | None = None,
@@ -253,7 +259,7 @@ def _sampled_columns(p: GemmProblem, seed: int) -> npt.NDArray[np.int64] | None:
 
 
 def _project(
-    p: GemmProblem, inputs: dict[str, Array], seed: int, left: Float, left_norm: Float, rough: float
+    p: GemmProblem, inputs: Mapping[str, Array], seed: int, left: Float, left_norm: Float, rough: float
 ) -> Projection:
     _, right = as_product(p, inputs["a"], inputs["b"])
     signs = np.random.default_rng([seed, 0x51]).choice([-1.0, 1.0], p.m)

@@ -13,11 +13,13 @@ from backends.cpu.compiler import find_compiler, missing
 from backends.cpu.driver import read_cpu
 from backends.cpu.families import PackedFamily, StreamFamily
 from backends.cpu.torch_gemm import TorchMatmul, torch_build
+from backends.cpu.user_kernel import user_family
 from backends.environment import Environment
 from backends.errors import DeviceLost, UnsupportedProblem
 from backends.problem import GemmProblem, from_mm
 from backends.protocol import AbsentBaseline, Baseline, Device, Family, Probe
 from backends.traits import HOST_TRAITS
+from backends.user_kernels.source import UserKernel
 
 #: The families in the order in which a search takes turns: the most frequent winners first.
 _FAMILIES = (StreamFamily, PackedFamily, TorchMatmul, OpenBlas, OpenBlasUpcast)
@@ -99,6 +101,10 @@ class CpuBackend:
             if problem.dtype_a in kinds
         ]
         return [AbsentBaseline(name, reason) for name, reason in found if reason is not None]
+
+    def user_family(self, kernel: UserKernel) -> Family:
+        """See RunsUserKernels."""
+        return user_family(kernel)
 
     def open(self, index: int, cache: BinaryCache) -> Device:
         """See Backend."""

@@ -26,14 +26,16 @@ def torch_build() -> str | None:
         return None
 
 
-def _import() -> Any:
-    import torch  # noqa: PLC0415  (takes seconds to import, so only in the device process)
+def import_torch() -> Any:
+    """torch. Takes seconds: only the process that owns the device imports it."""
+    import torch  # noqa: PLC0415
 
     return torch
 
 
-def _set_threads(count: int) -> None:
-    torch = _import()
+def set_torch_threads(count: int) -> None:
+    """Sets torch's thread count, where it differs."""
+    torch = import_torch()
     if torch.get_num_threads() != count:
         torch.set_num_threads(count)
 
@@ -73,12 +75,12 @@ class TorchMatmul(LibraryFamily):
         """The call, ready to bind."""
 
         def make(o: HostOperands, _operands: Operands, _workspace: int) -> Launch:
-            return _launch(_import(), problem, o)
+            return _launch(import_torch(), problem, o)
 
-        return LibraryKernel(problem, _set_threads, int(solution.parameters["threads"] or 1), make)
+        return LibraryKernel(problem, set_torch_threads, int(solution.parameters["threads"] or 1), make)
 
 
-def _tensor(torch: Any, array: Any) -> Any:
+def tensor(torch: Any, array: Any) -> Any:
     """A tensor that shares the array's memory. bf16 is passed as int16, which numpy and torch both have."""
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
@@ -99,8 +101,8 @@ def _launch(torch: Any, p: GemmProblem, o: HostOperands) -> Launch:
     batched = p.batch > 1
 
     def shaped(array: Any) -> Any:
-        tensor = _tensor(torch, array)
-        return tensor.expand(p.batch, -1, -1) if batched else tensor[0]
+        found = tensor(torch, array)
+        return found.expand(p.batch, -1, -1) if batched else found[0]
 
     left, right, d = shaped(o.left), shaped(o.right), shaped(o.d)
     c = None if o.c is None else shaped(o.c)

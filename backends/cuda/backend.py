@@ -23,6 +23,7 @@ from backends.gpu.device import GpuDevice
 from backends.gpu.padded_family import padded_wgmma
 from backends.gpu.torch_gemm import TorchMatmul, import_torch, torch_build
 from backends.gpu.triton_family import block_fp8_baseline, triton_families
+from backends.gpu.user_kernel import user_family
 from backends.kernels.families import FAMILIES
 from backends.problem import GemmProblem, from_linear
 from backends.protocol import AbsentBaseline, Baseline, Device, Family, Probe
@@ -30,6 +31,7 @@ from backends.solution import Solution
 from backends.toolchains.nvrtc import Nvrtc, nvrtc_build
 from backends.toolchains.triton import Triton, usable_build
 from backends.traits import GPU_TRAITS
+from backends.user_kernels.source import UserKernel
 
 #: Variables that change what the libraries and torch do: where they are set they are part of the environment.
 SETTINGS = (
@@ -107,6 +109,10 @@ class CudaBackend:
             if reason:
                 found.append(AbsentBaseline(name, reason))
         return found
+
+    def user_family(self, kernel: UserKernel) -> Family:
+        """See RunsUserKernels."""
+        return user_family(kernel, Nvrtc(), "cuda")
 
     def open(self, index: int, cache: BinaryCache) -> Device:
         """See Backend. Imports torch where the environment has it, so that no candidate pays for that."""

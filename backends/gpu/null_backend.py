@@ -16,12 +16,14 @@ from backends.gpu.compiled_family import CompiledFamily
 from backends.gpu.device import GpuDevice
 from backends.gpu.null import NullDriver, NullTelemetry
 from backends.gpu.padded_family import padded_wgmma
+from backends.gpu.user_kernel import user_family
 from backends.kernels.families import FAMILIES
 from backends.problem import GemmProblem, from_linear
 from backends.protocol import Baseline, Device, Family, Probe
 from backends.solution import Solution
 from backends.toolchains.emulator import Emulator
 from backends.traits import GPU_TRAITS
+from backends.user_kernels.source import UserKernel
 
 #: A family of each kind: a thread an element, tiles in shared memory, batches, few columns, tensor cores,
 #: clusters and the copy engine. The first is the baseline.
@@ -63,6 +65,10 @@ class NullBackend:
         if why is not None:
             raise UnsupportedProblem(f"the null backend has no kernel for {problem.slug}: {why}")
         return [Baseline(naive.name, solution)]
+
+    def user_family(self, kernel: UserKernel) -> Family:
+        """See RunsUserKernels."""
+        return user_family(kernel, Emulator(), "cuda")
 
     def open(self, index: int, cache: BinaryCache) -> Device:
         """See Backend."""

@@ -119,7 +119,7 @@ class TorchMatmul(LibraryFamily):
         self, problem: GemmProblem, solution: Solution, binary: Path | None, device: GpuContext
     ) -> TorchKernel:
         """The call on the device; torch's runtime on its stream is made once a process."""
-        runtime = device.keep("torch", lambda: _Runtime(device))
+        runtime = device.keep("torch", lambda: TorchRuntime(device))
         return TorchKernel(problem, device, runtime)
 
 
@@ -156,7 +156,7 @@ def import_torch() -> Any:
     return torch
 
 
-class _Runtime:
+class TorchRuntime:
     """torch made ready in this process: its current stream is ours, gradients are off."""
 
     def __init__(self, device: GpuContext) -> None:
@@ -223,7 +223,7 @@ class TorchKernel:
 
     workspace_bytes = 0
 
-    def __init__(self, problem: GemmProblem, device: GpuContext, runtime: _Runtime) -> None:
+    def __init__(self, problem: GemmProblem, device: GpuContext, runtime: TorchRuntime) -> None:
         self._problem, self._device, self._runtime = problem, device, runtime
         self.partial_sums = untold_partial_sums(problem)
 

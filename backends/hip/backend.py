@@ -18,6 +18,7 @@ from backends.gpu.compiled_family import compiled_families
 from backends.gpu.device import GpuDevice
 from backends.gpu.torch_gemm import TorchMatmul, import_torch, torch_build
 from backends.gpu.triton_family import block_fp8_baseline, triton_families
+from backends.gpu.user_kernel import user_family
 from backends.hip.driver import HipDriver
 from backends.hip.hipblaslt import HipblasLt, HipblasLtHeuristic, first_heuristic
 from backends.hip.rocblas import Rocblas, RocblasDefault, default_solution
@@ -31,6 +32,7 @@ from backends.toolchains.rocm import find_library, why_missing
 from backends.toolchains.toolchain import CompileUnit, Toolchain
 from backends.toolchains.triton import Triton, usable_build
 from backends.traits import GPU_TRAITS
+from backends.user_kernels.source import UserKernel
 
 #: Variables that change what the libraries and torch do: where they are set they are part of the environment.
 SETTINGS = (
@@ -111,6 +113,10 @@ class HipBackend:
             )
             for one in looked_for
         ]
+
+    def user_family(self, kernel: UserKernel) -> Family:
+        """See RunsUserKernels."""
+        return user_family(kernel, toolchain(), "hip")
 
     def open(self, index: int, cache: BinaryCache) -> Device:
         """See Backend. Imports torch where the environment has it, so that no candidate pays for that."""

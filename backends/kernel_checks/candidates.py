@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cache, partial
 
 from backends import resources
 from backends.archs import GPU_TARGETS
@@ -93,7 +93,7 @@ def sampled(family: GpuFamily, arch: str) -> tuple[Candidate, ...]:
     return _sample(family, arch, _build(family, environment_of(arch)))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _sample(family: GpuFamily, arch: str, build: str | None) -> tuple[Candidate, ...]:
     # Families whose candidates are rare draw thousands: a sample is made once.
     environment = environment_of(arch)

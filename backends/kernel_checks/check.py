@@ -148,7 +148,8 @@ def plan(arch: str, families: Sequence[str] = (), limit: int = LIMIT) -> Plan:
         )
     if limit < len(usable):
         raise InvalidProblem(
-            f"limit {limit} is less than a compile for each of {len(usable)} families; raise it, or name some",
+            f"limit {limit} is less than a compile for each of {len(usable)} families; "
+            "raise it, or name some",
             "limit",
         )
     taken = _take_turns({name: iter(sampled(GPU_FAMILIES[name], arch)) for name in usable}, limit)

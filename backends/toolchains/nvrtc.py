@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,19 @@ def nvrtc_build() -> str | None:
     return f"{major}.{minor}"
 
 
+@lru_cache(maxsize=1)
+def header_folders() -> tuple[str, ...]:
+    """Folders with CUDA's own headers: the toolkit's, those of NVIDIA's wheels, Triton's copy."""
+    roots = [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    folders = [root / "include" for root in (*roots, Path("/usr/local/cuda"))]
+    for package in ("nvidia", "triton"):
+        spec = find_spec(package)
+        for root in map(Path, (spec.submodule_search_locations or ()) if spec is not None else ()):
+            found = [*root.glob("*/include"), *root.glob("backends/nvidia/include")]
+            folders += [one for one in sorted(found) if (one / "cuda_fp16.h").exists()]
+    return tuple(str(one) for one in folders if one.is_dir())
+
+
 class Nvrtc:
     """NVRTC as a Toolchain: compiles CompileUnits for sm_* architectures."""
 
@@ -78,6 +93,8 @@ class Nvrtc:
         texts = {**unit.headers(), UNIT: unit.text}
         flags = [f"--gpu-architecture={unit.arch}", *_FLAGS, _TELL]
         flags += [f"--define-macro={name}={value}" for name, value in unit.defines]
+        if unit.vendor_headers:
+            flags += [f"--include-path={folder}" for folder in header_folders()]
         key = BinaryCache.key(texts, unit.arch, f"nvrtc {nvrtc_build()}", flags)
         found = cache.get(key, ".cubin")
         if found is not None and cache.get(key, resources.SUFFIX) is not None:

@@ -17,12 +17,14 @@ Unit_contra = TypeVar("Unit_contra", contravariant=True)
 @dataclass(frozen=True)
 class CompileUnit:
     """A C++ translation unit for one architecture (sm_90, sm_90a, gfx942). Includes are searched for in
-    `roots`, in order; `defines` are (macro, value) in order."""
+    `roots`, in order; `defines` are (macro, value) in order. `vendor_headers`: whether it may include headers
+    of the vendor's toolkit, such as <cuda_fp16.h>, where they are installed."""
 
     text: str
     arch: str
     roots: tuple[Path, ...] = (headers.ROOT,)
     defines: tuple[tuple[str, str], ...] = ()
+    vendor_headers: bool = False
 
     @property
     def vendor(self) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from backends.cache import BinaryCache
+from backends.errors import GemmtuneError
+from backends.registry import FoundDevice
 from backends.registry import devices as find_devices
 from service import report
 from service.commands.common import (
@@ -41,7 +44,8 @@ def devices(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """List the devices of this machine, what runs on them, and their measured ceilings."""
+    """List the devices of this machine, what runs on them, their measured ceilings, and which of them differ
+    from their class."""
     if context.invoked_subcommand is not None:
         return
     settings = Settings()
@@ -55,6 +59,8 @@ def devices(
                 known = store.get(device.environment)
                 store.put(device.environment, fresh if known is None else known.merged(fresh))
         ceilings[row] = store.get(device.environment)
+    outliers, unread = _outliers(settings, found)
+    notes = [*notes, *unread]
     if as_json:
         rows = [
             {
@@ -63,14 +69,29 @@ def devices(
                 "environment_id": device.environment.id,
                 "environment": device.environment.to_dict(),
                 "ceilings": None if ceilings[row] is None else vars(ceilings[row]),
+                "outlier": outliers.get(device.environment.uuid),
             }
             for row, device in enumerate(found)
         ]
         print_json({"devices": rows, "notes": notes})
         return
     out.print(report.devices_table(found, ceilings))
+    for uuid, one in outliers.items():
+        notes.append(f"{uuid}: {one['reason']}; its results are kept apart since {one['since']}")
     for note in notes:
         out.print(f"note: {note}", style="yellow", markup=False)
+
+
+def _outliers(
+    settings: Settings, found: Sequence[FoundDevice]
+) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """The devices that differ from their class, and a note if the database could not be asked for them."""
+    from service.outliers import outliers_here  # noqa: PLC0415  (a database, which not every machine has)
+
+    try:
+        return outliers_here(settings, [device.environment for device in found]), []
+    except GemmtuneError as error:
+        return {}, [f"whether a device differs from its class is not known: {error}"]
 
 
 @commands.command()

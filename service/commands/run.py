@@ -1,4 +1,4 @@
-"""Commands that run the service and maintain its database: serve, worker, demo, db."""
+"""Commands that run the service: serve, worker, demo."""
 
 from __future__ import annotations
 
@@ -9,18 +9,11 @@ from typing import Annotated
 import typer
 
 from backends.registry import matching_devices
-from db import schema
-from db.best import rebuild_best
-from db.engine import writing
-from service.backup import backup
 from service.commands.common import Device, Index, OwnDevice, out
 from service.device_lock import DeviceLock, locks_folder
 from service.logs import log_to_stderr
 from service.settings import Settings
-from service.startup import install_tables, open_database, upgrade
-from service.targets import derive_targets
-
-database = typer.Typer(help="Look after the database.", no_args_is_help=True)
+from service.startup import open_database
 
 
 def serve(
@@ -114,36 +107,8 @@ def demo(
     run(file, folder, device or settings.device, max_gflop, budget, out)
 
 
-@database.command(name="upgrade")
-def db_upgrade() -> None:
-    """Bring the database's schema up to date (idempotent; safe while others run the same). The shipped
-    pre-tuned tables are installed as claims, unless GEMMTUNE_PRETUNED=0."""
-    settings = Settings()
-    out.print(f"the database's schema is at {upgrade(settings)}", markup=False, highlight=False)
-    install_tables(settings)
-
-
-@database.command(name="rebuild")
-def db_rebuild() -> None:
-    """Derive every best row anew from the stored verdicts."""
-    engine = open_database(Settings())
-    with writing(engine) as connection:
-        count = rebuild_best(connection, derive_targets)
-    out.print(f"{count} best rows at schema {schema.head()}", markup=False, highlight=False)
-
-
-@database.command(name="backup")
-def db_backup(
-    file: Annotated[Path, typer.Argument(help="Where the copy is written; it must not exist.")],
-) -> None:
-    """Copy a SQLite database, with what is in its write-ahead log, into FILE while the service runs."""
-    size = backup(Settings(), file)
-    out.print(f"{file}: {size} bytes", markup=False, highlight=False)
-
-
 def add_to(app: typer.Typer) -> None:
     """Adds these commands."""
     app.command()(serve)
     app.command()(worker)
     app.command()(demo)
-    app.add_typer(database, name="db")

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from backends import registry
-from db import queries
+from db import fleet, queries
 from service import answers, records
 from service.deps import STRICT, ServiceDep, answer
 from service.pages import PageDep, page_of
@@ -17,6 +17,8 @@ from service.routes.examples import BACKENDS, DEVICES, ENVIRONMENT
 from service.routes.views import device_view, environment_view, worker_view
 
 router = APIRouter(tags=["devices"], dependencies=STRICT)
+#: The latest workers, which the list of device classes has beside them; /v1/workers has all.
+_WORKERS = 100
 
 
 @router.get(
@@ -27,7 +29,7 @@ router = APIRouter(tags=["devices"], dependencies=STRICT)
 def list_devices(service: ServiceDep) -> Response:
     """The device classes that a selector may name, and the latest workers."""
     classes = service.read(queries.device_classes)
-    workers = service.read(queries.workers)
+    workers = service.read(fleet.workers, None, _WORKERS)
     return answer(
         {"classes": [device_view(row) for row in classes], "workers": [worker_view(row) for row in workers]}
     )
@@ -73,7 +75,7 @@ def _backend(name: str) -> dict[str, Any]:
             "devices": [str(environment.device_class) for environment in probe.devices],
             "families": list(backend.families()),
             "modes": list(backend.traits.modes),
-            "notes": list(probe.notes),
+            "notes": [*probe.notes, *registry.plugin_notes(name)],
         }
     except Exception as error:  # a failing driver or binding must not fail the list
         notes = [f"{type(error).__name__}: {error}"[:500]]

@@ -229,6 +229,45 @@ LEADERBOARD: dict[str, Any] = {
         }
     ],
 }
+WORKER: dict[str, Any] = {
+    "id": "worker-0123456789abcdef",
+    "host": "node-1",
+    "pid": 4711,
+    "device_class": DEVICE_CLASS,
+    "environment_id": _MEASURED["environment_id"],
+    "device_uuid": "CPU-876cd4af",
+    "status": "measuring",
+    "job_id": "job-0123456789abcdef",
+    "heartbeat_age_seconds": 0.4,
+    "last_failure": {
+        "at": "2025-01-01T11:59:30.000Z",
+        "job_id": "job-fedcba9876543210",
+        "reason": "no default of this problem could be measured: numpy: timeout",
+    },
+    "version": "0.5.0",
+    "started_at": "2025-01-01T11:59:00.000Z",
+    "seen_at": "2025-01-01T12:00:00.000Z",
+}
+JOB: dict[str, Any] = {
+    "id": "job-fedcba9876543210",
+    "status": "failed",
+    "attempt": 1,
+    "retries": 0,
+    "priority": 10,
+    "problem": PROBLEM,
+    "problem_id": PROBLEM_ID,
+    "device_class": DEVICE_CLASS,
+    "policy_id": POLICY_ID,
+    "worker_id": WORKER["id"],
+    "session_id": "tn_4096x16x4096_bf16-0123456789abcdef",
+    "error": WORKER["last_failure"]["reason"],
+    "evidence": None,
+    "tunings": [TUNING_ID],
+    "age_seconds": 42.5,
+    "created_at": "2025-01-01T11:58:00.000Z",
+    "started_at": "2025-01-01T11:59:20.000Z",
+    "ended_at": "2025-01-01T11:59:30.000Z",
+}
 DEVICES: dict[str, Any] = {
     "classes": [
         {
@@ -241,22 +280,20 @@ DEVICES: dict[str, Any] = {
             "revision": 35,
             "workers": 1,
             "environments": 1,
+            "outliers": [
+                {
+                    "uuid": "CPU-0c9e1b7a",
+                    "ratio": 1.187,
+                    "shapes": 8,
+                    "p_value": 0.0001,
+                    "reason": "the default is 18.7% slower than on the other devices of the class (median "
+                    "of 8 shapes, rank test p = 0.0001)",
+                    "since": "2025-01-01T11:00:00.000Z",
+                }
+            ],
         }
     ],
-    "workers": [
-        {
-            "id": "worker-0123456789abcdef",
-            "host": "node-1",
-            "pid": 4711,
-            "device_class": DEVICE_CLASS,
-            "environment_id": _MEASURED["environment_id"],
-            "device_uuid": "CPU-876cd4af",
-            "status": "measuring",
-            "job_id": "job-0123456789abcdef",
-            "started_at": "2025-01-01T11:59:00.000Z",
-            "seen_at": "2025-01-01T12:00:00.000Z",
-        }
-    ],
+    "workers": [WORKER],
 }
 ENVIRONMENT: dict[str, Any] = {
     "id": _MEASURED["environment_id"],

@@ -28,7 +28,7 @@ async def healthz() -> Response:
     "/readyz",
     response_model=answers.Ready,
     responses={
-        200: describe.gives({"status": "ready", "schema": "0003", "workers": 1}),
+        200: describe.gives({"status": "ready", "schema": "0005", "workers": 1}),
         **describe.refuses(),
     },
 )

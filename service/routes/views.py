@@ -105,10 +105,7 @@ def measurement_view(row: Row) -> dict[str, Any]:
     """records.Measurement."""
     names = ("number", "session_id", "policy_id", "environment_id", "solution", "phase", "take", "status",
              "seconds", "samples", "evidence", "created_at")  # fmt: skip
-    status = "silent" if row["status"] in LIVE and not row["alive"] else row["status"]
-    return {
-        **{name: row[name] for name in names}, "status": status, "device_class": row["device_class_id"],
-    }  # fmt: skip
+    return {**{name: row[name] for name in names}, "device_class": row["device_class_id"]}
 
 
 def leaderboard_view(
@@ -153,7 +150,13 @@ def session_view(row: Row) -> dict[str, Any]:
 def device_view(row: Row) -> dict[str, Any]:
     """records.DeviceClass."""
     names = ("id", "vendor", "arch", "product", "units", "registered", "revision", "workers", "environments")
-    return {name: row[name] for name in names}
+    return {**{name: row[name] for name in names}, "outliers": [outlier_view(one) for one in row["outliers"]]}
+
+
+def outlier_view(row: Row) -> dict[str, Any]:
+    """records.Outlier."""
+    names = ("ratio", "shapes", "p_value", "reason")
+    return {"uuid": row["uuid"], **{name: row["content"][name] for name in names}, "since": row["since"]}
 
 
 def provenance_view(row: Row) -> dict[str, Any]:
@@ -164,22 +167,28 @@ def provenance_view(row: Row) -> dict[str, Any]:
 
 def worker_view(row: Row) -> dict[str, Any]:
     """records.Worker. A worker that should live but has not beaten for half a minute is silent."""
-    names = (
-        "id",
-        "host",
-        "pid",
-        "environment_id",
-        "device_uuid",
-        "job_id",
-        "started_at",
-        "seen_at",
-    )
+    names = ("id", "host", "pid", "environment_id", "device_uuid", "job_id", "started_at", "seen_at",
+             "version")  # fmt: skip
     silent = row["status"] in LIVE and not row["alive"]
-    status = "silent" if silent else row["status"]
     return {
         **{name: row[name] for name in names},
-        "status": status,
+        "status": "silent" if silent else row["status"],
         "device_class": row["device_class_id"],
+        "heartbeat_age_seconds": row["beat_age"],
+        "last_failure": row["failure"],
+    }
+
+
+def fleet_job_view(row: Row) -> dict[str, Any]:
+    """records.Job."""
+    names = ("id", "status", "attempt", "retries", "priority", "problem_id", "policy_id", "worker_id",
+             "session_id", "error", "evidence", "tunings", "created_at", "started_at",
+             "ended_at")  # fmt: skip
+    return {
+        **{name: row[name] for name in names},
+        "problem": wire_of(row["problem_id"], row["problem"]),
+        "device_class": row["device_class_id"],
+        "age_seconds": row["age"],
     }
 
 

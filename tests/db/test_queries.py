@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine, insert
 
 from backends.outcome import Status
 from backends.problem import GemmProblem, from_blas, from_bmm, from_linear
-from db import gauges, models, queries, sessions, tunings, workers
+from db import fleet, gauges, models, queries, sessions, tunings, workers
 from db.classes import Classes, classes
 from db.engine import reading, writing
 from db.values import (
@@ -295,4 +295,4 @@ def test_device_classes_with_their_workers(engine: Engine) -> None:
         assert (known.live, known.measured) == ((HERE.device_class,), ())
         rows = queries.environments(connection, 0, 10, str(other.device_class))
         assert [row["content"] for row in rows] == [other.to_dict()]
-        assert [row["id"] for row in queries.workers(connection, 1)] == ["two"]
+        assert [row["id"] for row in fleet.workers(connection, None, 1)] == ["two"]

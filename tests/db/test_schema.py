@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, inspect, text
 
-from db import exported, queries, schema
+from db import exported, fleet, queries, schema
 from db.best import rebuild_best
 from db.engine import DatabaseBroken, open_engine, reading, writing
 from db.schema import StaleSchema
@@ -36,6 +38,7 @@ RELEASED = {
     "0002_export_targets.py": "8c1dcde38e23a6265f7e46cfe36d136ca41ad726839fe55bbcf530b90cccc253",
     "0003_queue_from_rows.py": "b0171ced7ea4b26fed12ba53e9fdb94c9c1436814a2e3240f953afbb0313305d",
     "0004_keys_and_registered_classes.py": "3372a23ddbedafb71f0d90d3528fce2fcfc660faa53cf703e777a5f35eb5857d",
+    "0005_fleet.py": "d92035c750fe2e1159263f0845d2c7c209ab65e7f08fe207b237cb835a5d8d91",
 }
 MIGRATIONS = Path(schema.__file__).parent / "migrations"
 ASSETS = sorted(asset.FOLDER.glob("*.sqlite.gz"))
@@ -108,6 +111,63 @@ def test_upgrading_again_changes_nothing(empty_url: str) -> None:
     with reading(engine) as connection:
         assert differences(connection) == []
         assert len(queries.problems(connection, 0, 10)) == 1
+    engine.dispose()
+
+
+def _upgrade_to(engine: Engine, revision: str) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    with writing(engine) as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, revision)
+
+
+def test_rows_of_before_get_the_columns_of_0005(empty_url: str) -> None:
+    engine = open_engine(empty_url)
+    _upgrade_to(engine, "0004")
+    environment = samples.HERE
+    names = ("id", "problem_id", "device_class_id", "policy_id", "request", "request_key", "priority")
+    common = ", ".join(f":{name}" for name in names)
+    with writing(engine) as connection:
+        for statement in (
+            "INSERT INTO device_classes (id, vendor, arch, product, units, revision, registered) "
+            "VALUES ('c', 'cpu', 'x', 'y', 1, 0, (1 = 1))",
+            "INSERT INTO policies (id, content) VALUES ('p', '{}')",
+            "INSERT INTO problems (id, slug, m, n, k, batch, dtype, kind, content, created_at) "
+            "VALUES ('q', 's', 1, 1, 1, 1, 'fp32', 'k', '{}', '')",
+        ):
+            connection.execute(text(statement))
+        connection.execute(
+            text(
+                "INSERT INTO environments (id, device_class_id, uuid, content, created_at) "
+                "VALUES (:id, 'c', :uuid, :content, '')"
+            ),
+            {"id": "e", "uuid": environment.uuid, "content": json.dumps(environment.to_dict())},
+        )
+        for job_id, status, evidence in (
+            ("ours", "failed", '{"traceback": "x"}'), ("null", "failed", "null"), ("none", "failed", None),
+            ("ended", "succeeded", None),
+        ):  # fmt: skip
+            values = dict(zip(names, (job_id, "q", "c", "p", "{}", job_id, 10), strict=True))
+            connection.execute(
+                text(
+                    f"INSERT INTO jobs ({', '.join(names)}, status, attempt, stop_requested, evidence, "
+                    f"created_at) VALUES ({common}, :status, 1, (1 = 0), :evidence, '')"
+                ),
+                {**values, "status": status, "evidence": evidence},
+            )
+    _upgrade_to(engine, "head")
+    with reading(engine) as connection:
+        assert connection.scalars(text("SELECT software FROM environments")).all() == [
+            environment.software_id
+        ]
+        rows = connection.execute(
+            text("SELECT id, broken, retries, earlier_attempts FROM jobs ORDER BY number")
+        )
+        assert [(row[0], bool(row[1]), row[2], row[3]) for row in rows] == [
+            ("ours", True, 0, 0), ("null", False, 0, 0), ("none", False, 0, 0), ("ended", False, 0, 0),
+        ]  # fmt: skip
+        assert differences(connection) == []
     engine.dispose()
 
 
@@ -215,9 +275,11 @@ def test_a_released_file_holds_what_it_held(released: Engine) -> None:
         assert {row["id"] for row in queries.problems(connection, 0, 10)} == {FIRST.id, SECOND.id, REFUSED.id}
         (found,) = queries.device_classes(connection)
         assert (found["id"], found["workers"], found["environments"]) == (samples.CLASS, 0, 2)
-        assert [row["status"] for row in queries.workers(connection)] == ["stopped"]
+        assert [row["status"] for row in fleet.workers(connection, None, 100)] == ["stopped"]
         contents = queries.environment_contents(connection, [samples.HERE.id])
         assert contents == {samples.HERE.id: samples.HERE.to_dict()}
+        software = connection.scalars(text("SELECT software FROM environments")).all()
+        assert set(software) == {samples.HERE.software_id}
         assert queries.policy_content(connection, samples.POLICY.id) == samples.POLICY.to_dict()
 
         shared, whole = queries.tunings(connection, None, 10)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import replace
 
 import pytest
 from sqlalchemy import Connection, Engine, update
 
-from db import gauges, liveness, models, queries, workers
+from backends.errors import AmbiguousDevice
+from db import classes, environments, fleet, gauges, liveness, models, queries, workers
 from db.engine import writing
+from db.lookup import open_lookup
 from db.values import table
 from tests.db.samples import CLASS, HERE, UPDATED
 
@@ -17,7 +20,7 @@ OTHER = replace(HERE, uuid="CPU-2")
 
 
 def rows(connection: Connection) -> dict[str, dict[str, object]]:
-    return {row["id"]: row for row in queries.workers(connection)}
+    return {row["id"]: row for row in fleet.workers(connection, None, 100)}
 
 
 def test_a_worker_beats_until_it_is_marked(engine: Engine) -> None:
@@ -111,6 +114,37 @@ def test_only_workers_that_beat_within_the_window_count(
         assert not rows(connection)["one"]["alive"]
         workers.beat(connection, "one", "measuring", "job-1")
         assert gauges.live_workers(connection) == 1
+
+
+def test_a_silent_worker_is_no_live_worker_of_its_class(engine: Engine, database_url: str) -> None:
+    """Whoever counts workers counts heartbeats: selectors, lookups, staleness, and forgetting a class."""
+
+    def looked_up() -> classes.Classes:
+        async def read() -> classes.Classes:
+            lookup = open_lookup(database_url)
+            try:
+                return await lookup.classes()
+            finally:
+                await lookup.close()
+
+        return asyncio.run(read())
+
+    with writing(engine) as connection:
+        workers.register(connection, "one", "host", 1, HERE)
+    assert looked_up().live == (HERE.device_class,)
+    with writing(engine) as connection:
+        assert classes.classes(connection).resolve(None) == HERE.device_class
+        assert environments.present_environments(connection, CLASS) == [HERE.id]
+        with pytest.raises(classes.ClassInUse):
+            classes.forget(connection, CLASS)
+        long_ago = {"seen_at": "2020-01-01T00:00:00.000Z"}
+        connection.execute(update(table(models.Worker)).values(long_ago))
+    assert looked_up().live == ()
+    with writing(engine) as connection:
+        with pytest.raises(AmbiguousDevice):
+            classes.classes(connection).resolve(None)
+        assert environments.present_environments(connection, CLASS) == []
+        assert classes.forget(connection, CLASS)
 
 
 def test_a_clock_that_was_set_back_makes_nobody_live(engine: Engine) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,14 @@ from sqlalchemy import Engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ProgrammingError
 
-from db import jobs, provenance, sessions, workers
+from db import jobs, outliers, provenance, queries, retention, sessions, workers
 from db import keys as key_rows
 from db.engine import open_engine, reading, writing
+from db.retries import retry_job
 from service import imports, keys
+from service.jobs import JobQueue
+from service.outliers import compare_devices
+from service.retention import prune
 from service.settings import Settings
 from service.startup import open_database, upgrade
 from service.tunings import open_tunings
@@ -82,8 +87,34 @@ def test_they_are_enough_for_a_tuning(
         samples.store_session(connection, begun, candidate(8), 1e-6, [])
         jobs.end_job(connection, job, "succeeded", {"session_id": begun.id, "verdict": None, "outcomes": {}})
         assert workers.beat(connection, "worker-1", "idle", None)
+    for differs in (True, False):  # the device is set apart, its best row goes and comes again
+        with writing(engines["worker"]) as connection:
+            outliers.put(connection, samples.CLASS, HERE.uuid, differs, {})
+            assert outliers.apply(connection, samples.CLASS, HERE.uuid, ("", ""), 10) is None
+            found = queries.best_documents(connection, [problem().id], samples.CLASS, samples.POLICY.id)
+            assert bool(found) is not differs
+    with writing(engines["worker"]) as connection:
+        shape = outliers.Shape(problem().id, {}, samples.POLICY.id, {})
+        outliers.put_check(connection, HERE.id, shape, samples.BASELINE.id, 1e-6)
+    compare_devices(engines["worker"], HERE)
     tunings.cancel(created.id)
     tunings.close()
+
+
+def test_they_are_enough_for_retries_and_retention(roles: dict[str, str], engines: dict[str, Engine]) -> None:
+    created = samples.submit(engines["server"], [problem(2)], samples.request())
+    with writing(engines["worker"]) as connection:
+        job = jobs.start_job(connection, created.new_jobs[0], "worker-1")
+        assert job is not None
+        jobs.end_job(connection, job, "failed", {}, "planted", broken=True)
+    settings = Settings(database_url=roles["server"], retain_samples_days=1)
+    prune(settings, engines["server"])
+    with writing(engines["server"]) as connection:
+        retention.delete_events(connection, -1, 10)
+        retention.clear_samples(connection, -1, 0, 10)
+        assert retry_job(connection, created.new_jobs[0])
+    with closing(JobQueue(roles["server"])) as queue:
+        queue.forget(created.new_jobs)
 
 
 def test_they_are_enough_for_keys_and_imports(engines: dict[str, Engine]) -> None:

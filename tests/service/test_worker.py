@@ -9,17 +9,19 @@ import time
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, select, update
 
 from backends.errors import DeviceError, DeviceLost
 from backends.problem import GemmProblem, from_linear
-from db import models, queries, sessions
-from db.engine import DatabaseUnavailable, reading
+from db import fleet, models, outliers, queries, sessions
+from db.engine import DatabaseUnavailable, reading, writing
 from db.jobs import MAX_ATTEMPTS
+from db.retries import retry_job
 from db.values import table
 from service.jobs import JobQueue
 from service.tunings import Tunings
@@ -112,7 +114,7 @@ class Bench:
     def workers(self) -> dict[int, str]:
         """Process id -> status."""
         with reading(self.engine) as connection:
-            return {row["pid"]: row["status"] for row in queries.workers(connection)}
+            return {row["pid"]: row["status"] for row in fleet.workers(connection, None, 100)}
 
 
 @pytest.fixture
@@ -218,6 +220,17 @@ def test_a_fault_of_ours_ends_its_job_and_the_queue_goes_on(bench: Bench, worker
     assert "worker_program" in first["evidence"]["traceback"]
     assert (second["status"], second["judgement"]) == ("succeeded", "TIE")
     assert [row["status"] for row in bench.sessions()] == ["failed", "succeeded"]
+    with writing(bench.engine) as connection:
+        (worker,) = fleet.workers(connection, None, 10)
+        assert (worker["failure"]["job_id"], worker["failure"]["reason"]) == (first["id"], first["error"])
+        assert worker["version"] == version("gemmtune")
+        assert retry_job(connection, first["id"])
+    bench.wait_for(name, "succeeded", workers)  # by the same worker, although the engine ran the job before
+    assert [job["status"] for job in bench.jobs(name)] == ["succeeded", "succeeded"]
+    failed, _, again = bench.sessions()
+    assert (failed["status"], again["status"]) == ("failed", "succeeded")
+    assert again["id"] != failed["id"], "it is measured anew"
+    assert again["counts"]["replayed"] == 0
 
 
 @ON_SQLITE
@@ -485,6 +498,35 @@ def test_two_devices_share_the_queue_and_each_job_is_measured_once(bench: Bench,
     lines = (workers.folder / "calls").read_text().splitlines()
     assert len({line.split()[0] for line in lines}) == 2, "both worked"
     assert [job["attempt"] for job in bench.jobs(name)] == [1] * 8
+
+
+@ON_SQLITE
+def test_a_device_that_differs_is_set_apart_by_whoever_measures(bench: Bench, workers: Workers) -> None:
+    ks = range(16, 20)
+    first = bench.submit(*ks)
+    process = workers.start()
+    bench.wait_for(first, "succeeded", workers)
+    send(process, signal.SIGTERM)
+    assert ended(process) == 0
+    verdict = table(models.Verdict)
+    with writing(bench.engine) as connection:  # as if the device had been throttled
+        connection.execute(update(verdict).values(baseline_seconds=2 * verdict.c.baseline_seconds))
+        assert outliers.rows(connection) == []
+    known = len(bench.sessions())
+    again = bench.submit(*range(40, 45))  # other problems: only checks compare the devices
+    workers.start(environment=OTHER_DEVICE, device_checks=True)
+    bench.wait_for(again, "succeeded", workers)
+
+    def applied() -> bool:
+        with reading(bench.engine) as connection:
+            return [row["applied"] for row in outliers.rows(connection)] == [True]
+
+    wait(applied, workers.log)
+    with reading(bench.engine) as connection:
+        (odd,) = outliers.rows(connection)
+    assert (odd["uuid"], odd["differs"]) == (ENVIRONMENT.uuid, True)
+    assert odd["content"]["ratio"] == pytest.approx(2.0, rel=0.2)
+    assert len(bench.sessions()) == known + 5, "checks are no sessions"
 
 
 @ON_SQLITE

@@ -63,6 +63,7 @@ class Plan:
     crashes: tuple[str, int] | None = None
     timing: Mapping[str, float] = field(default_factory=dict)
     clock_jumps: bool = False
+    device_checks: bool = False
 
     @property
     def device(self) -> FoundDevice:
@@ -72,7 +73,7 @@ class Plan:
     @property
     def settings(self) -> Settings:
         """The worker's settings."""
-        return Settings(database_url=self.url, cache_dir=self.folder)
+        return Settings(database_url=self.url, cache_dir=self.folder, device_checks=self.device_checks)
 
 
 class PlannedRunner(RecordedRunner):

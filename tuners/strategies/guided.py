@@ -14,7 +14,7 @@ import numpy as np
 from backends.family_space import FamilySpace
 from backends.outcome import Outcome, Status
 from backends.solution import Parameter, Solution
-from tuners.strategies.context import SearchContext
+from tuners.strategies.context import SearchContext, near
 from tuners.strategies.forest import Matrix, forest
 from tuners.strategies.options import StrategyOptions, option
 from tuners.strategies.ranking import fused, modelled, voted
@@ -32,16 +32,16 @@ class GuidedOptions(StrategyOptions):
         10.0, "Constant of the rank fusion: the smaller, the more the first places count.", 0, 1000
     )
     fused_turns: int = option(
-        4, "After the opening one candidate of so many is the next of the fused order.", 1, 10_000
+        6, "After the opening one candidate of so many is the next of the fused order.", 1, 10_000
     )
     near_turns: int = option(
-        2, "After the opening one candidate of so many is a neighbour of the fastest ones.", 1, 10_000
+        1, "Of the model's choices one of so many is a neighbour of the fastest ones.", 1, 10_000
     )
     trees: int = option(12, "Trees of the model.", 1, 1000)
     optimism: float = option(
         0.5, "Standard deviations of the trees' answers that are taken off a predicted time.", 0, 10
     )
-    leaders: int = option(5, "Fastest candidates whose neighbours the model may choose.", 0, 1000)
+    leaders: int = option(3, "Fastest candidates whose neighbours the model may choose.", 0, 1000)
     drawn: int = option(128, "Members of the families' spaces that are drawn each time the model learns.", 0,
                         100_000)  # fmt: skip
     learn_every: int = option(8, "Told outcomes after which the model may learn again.", 1, 10_000)
@@ -135,9 +135,9 @@ class Guided:
             self._learn()
             of_order = self._left and self._turns % self._options.fused_turns == 0
             if self._scores and not of_order:
-                near = self._near & self._scores.keys()
-                nearest = near and self._turns % self._options.near_turns == 0
-                name = min(near if nearest else self._scores, key=self._scores.__getitem__)
+                close = self._near & self._scores.keys()
+                nearest = close and self._turns % self._options.near_turns == 0
+                name = min(close if nearest else self._scores, key=self._scores.__getitem__)
                 return self._left.get(name) or self._others[name]
         if self._left:
             return next(iter(self._left.values()))
@@ -176,10 +176,10 @@ class Guided:
         fastest = nsmallest(self._options.leaders, self._timed.items(), key=lambda row: (row[1][0], row[0]))
         for name, (_, solution) in fastest:
             if name not in self._neighbours:
-                self._neighbours[name] = list(self._context.neighbours(solution))
-        near = [neighbour for name, _ in fastest for neighbour in self._neighbours[name]]
-        self._near = {one.id for one in near}
-        for one in chain(near, islice(self._draws, self._options.drawn)):
+                self._neighbours[name] = list(near(self._context, solution))
+        around = [neighbour for name, _ in fastest for neighbour in self._neighbours[name]]
+        self._near = {one.id for one in around}
+        for one in chain(around, islice(self._draws, self._options.drawn)):
             if one.id not in self._asked and one.id not in self._left:
                 self._others.setdefault(one.id, one)
 

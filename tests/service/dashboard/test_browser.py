@@ -42,7 +42,8 @@ _RUN_AXE = """async () => {
     .map(v => `${v.id}: ${v.nodes.map(n => n.target.join(" ")).slice(0, 3).join(", ")}`);
 }"""
 _CONTRAST = """async () => {
-  const found = await axe.run({exclude: [".spread *"]}, {runOnly: ["color-contrast"], resultTypes: ["violations"]});
+  const which = {runOnly: ["color-contrast"], resultTypes: ["violations"]};
+  const found = await axe.run({exclude: [".spread *"]}, which);
   return found.violations.flatMap(v => v.nodes).map(n => n.target.join(" ") + n.any.map(a => a.message));
 }"""
 

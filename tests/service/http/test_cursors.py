@@ -11,7 +11,11 @@ import pytest
 from service.pages import make_cursor
 from tests.service.http.shapes import fault_of
 
-LISTS = {"tunings": "/v1/tunings", "problems": "/v1/problems", "environments": "/v1/environments"}
+LISTS = {
+    "tunings": "/v1/tunings", "problems": "/v1/problems", "environments": "/v1/environments",
+    "workers": "/v1/workers", "fleet-jobs": "/v1/jobs",
+}  # fmt: skip
+NEWEST_FIRST = ("tunings", "workers", "fleet-jobs")
 
 
 def packed(value: object) -> str:
@@ -41,10 +45,9 @@ def test_a_cursor_is_of_one_list(filled: httpx.Client, kind: str) -> None:
         assert response.status_code == (200 if name == kind else 422)
 
 
-@pytest.mark.parametrize("url", LISTS.values(), ids=LISTS)
-def test_beyond_the_end_is_an_empty_page(filled: httpx.Client, url: str) -> None:
-    kind = url.rsplit("/", 1)[1]
-    number = 0 if kind == "tunings" else 2**63 - 1
+@pytest.mark.parametrize(("kind", "url"), LISTS.items(), ids=LISTS)
+def test_beyond_the_end_is_an_empty_page(filled: httpx.Client, kind: str, url: str) -> None:
+    number = 0 if kind in NEWEST_FIRST else 2**63 - 1
     page = filled.get(url, params={"cursor": make_cursor(kind, number)}).json()
     assert page == {"items": [], "next_cursor": None}
 

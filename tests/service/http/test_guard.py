@@ -251,7 +251,7 @@ def test_every_change_is_a_line_of_the_audit_log(
 
 
 @pytest.mark.parametrize(
-    "url", [BEST, "/healthz", "/v1/devices", f"/v1/exports/jsonl?device={CLASS}", "/v1/x"]
+    "url", [BEST, "/healthz", "/v1/environments", f"/v1/exports/jsonl?device={CLASS}", "/v1/x"]
 )
 def test_head_is_get_without_the_body(filled: httpx.Client, url: str) -> None:
     got, headed = filled.get(url), filled.head(url)

@@ -10,7 +10,6 @@ import json
 import os
 import sys
 import tempfile
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +69,7 @@ def _compile(arch: str, cache: BinaryCache) -> dict[str, Any]:
     for name, family in FAMILIES.items():
         if "hip" not in family.vendors:
             continue
-        sample = list(islice(candidates.sampled(family, environment), SAMPLES))
+        sample = candidates.sampled(family, arch)[:SAMPLES]
         if not sample:
             without.append(name)
         for one in sample:
