@@ -301,6 +301,16 @@ def test_names_with_markup_are_names(watched: Watched, recorded: Recorded) -> No
     watched.check()
 
 
+def test_a_failed_job_shows_its_evidence(watched: Watched) -> None:
+    page = watched.show("/fleet")
+    page.get_by_text("the device process ended: crash").click()
+    expect(page.get_by_text("cudaErrorIllegalAddress")).to_be_visible()
+    page.locator("select[name=state]").select_option("queued")
+    expect(page).to_have_url(re.compile("state=queued"))
+    expect(page.get_by_role("region", name="Jobs queued")).to_contain_text("bf16")
+    watched.check()
+
+
 def test_what_does_not_exist_is_said(watched: Watched) -> None:
     for address in (
         "/leaderboard/none",
