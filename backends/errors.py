@@ -102,3 +102,7 @@ class StorageError(GemmtuneError, OSError):
 
 class ReadError(GemmtuneError, ValueError):
     """An input file cannot be read at all (single malformed lines are reported, not raised)."""
+
+
+class MissingExtra(GemmtuneError):
+    """An optional package is not installed; the message says how to install it."""

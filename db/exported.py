@@ -138,15 +138,13 @@ def claim_rows(
             yield {**row, **{n: said[n] for n in ("workspace_bytes", "deterministic") if n in said}}
 
 
-def problem_keys(
-    connection: Connection, fmt: str, problem_ids: Sequence[str]
-) -> dict[str, list[tuple[str, int]]]:
-    """Problem id -> the format's own (key, call count) pairs."""
-    found: dict[str, list[tuple[str, int]]] = {}
+def problem_keys(connection: Connection, fmt: str, problem_ids: Sequence[str]) -> dict[str, list[str]]:
+    """Problem id -> the format's own keys."""
+    found: dict[str, list[str]] = {}
     for part in chunks(problem_ids):
-        query = select(_key.c.problem_id, _key.c.key, _key.c.count).where(
+        query = select(_key.c.problem_id, _key.c.key).where(
             _key.c.format == fmt, among(connection, _key.c.problem_id, part)
         )
-        for problem_id, key, count in connection.execute(query.order_by(_key.c.problem_id, _key.c.key)):
-            found.setdefault(problem_id, []).append((key, count))
+        for problem_id, key in connection.execute(query.order_by(_key.c.problem_id, _key.c.key)):
+            found.setdefault(problem_id, []).append(key)
     return found

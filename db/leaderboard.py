@@ -31,9 +31,10 @@ from sqlalchemy import (
 
 from db import models
 from db.best import of_outlier
+from db.calls import calls_of_problem
 from db.judged import unjudged
 from db.values import among, chunks, table
-from db.worth import Scope, calls_of, calls_of_problem
+from db.worth import Scope, calls_of
 
 _best = table(models.Best)
 _class = table(models.DeviceClass)

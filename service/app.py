@@ -25,7 +25,7 @@ from starlette.middleware.cors import CORSMiddleware
 from db import gauges, keys
 from db.engine import open_engine
 from db.lookup import open_lookup
-from service import errors, records, schemas
+from service import errors, measured, records, schemas
 from service.binaries import Binaries
 from service.board_cache import BoardCache
 from service.bundle_builds import BundleBuilds
@@ -49,6 +49,7 @@ from service.routes import (
     imports,
     leaderboard,
     login,
+    measurements,
     pages,
     problems,
     provenance,
@@ -71,8 +72,8 @@ _TAGS = [
     {"name": "operations", "description": "Is the service well?"},
 ]
 _ROUTES = (
-    best, tunings, problems, binaries, bundles, imports, exports, reports, leaderboard, provenance, devices,
-    fleet, login, health, pages,
+    best, tunings, problems, measurements, binaries, bundles, imports, exports, reports, leaderboard,
+    provenance, devices, fleet, login, health, pages,
 )  # fmt: skip
 _DESCRIPTION = (
     "Which way of running this GEMM is fastest and right on this device? Errors are RFC 9457 problem "
@@ -85,7 +86,10 @@ _BODIES: tuple[type[BaseModel], ...] = (
 #: What pages of GEMMTUNE_CORS_ORIGINS may send and read.
 _CORS_METHODS = ("GET", "HEAD", "POST", "DELETE")
 _CORS_HEADERS = ("Authorization", "Content-Type", "If-None-Match", "Last-Event-ID", "X-Request-Id")
-_CORS_SHOWN = ("Content-Disposition", "ETag", "Location", "Retry-After", "X-Bundle-Digest", "X-Request-Id")
+_CORS_SHOWN = (
+    "Content-Disposition", "ETag", "Location", "Retry-After", "X-Bundle-Digest",
+    "X-Last-Measurement", "X-Request-Id",
+)  # fmt: skip
 
 
 def create_app(
@@ -150,7 +154,7 @@ def create_app(
     app.router.routes.append(best.hot_route())  # first: routes are matched in order
     for routes in _ROUTES:
         app.include_router(routes.router)
-    plain = frozenset({best.PATH, bundles.PATH})
+    plain = frozenset({best.PATH, bundles.PATH, measured.PATH})
     app.add_middleware(Compressed, minimum_size=settings.compress_bytes, plain=plain)
     app.add_middleware(Headed)
     app.state.keys_required = keys_required(settings)

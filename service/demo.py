@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -24,6 +25,10 @@ from service import follow, report
 from service.remote import Remote
 
 _STOP_SECONDS = 40
+#: The service's log, in the folder of the demo.
+LOG = "service.log"
+#: What the service's log says when a worker beside it ends.
+_WORKER_ENDED = re.compile(r"the worker of .+ ended \((.+)\); it starts again")
 
 
 @contextmanager
@@ -34,7 +39,8 @@ def running(folder: Path, device: str) -> Iterator[str]:
         "GEMMTUNE_DATABASE_URL": f"sqlite:///{(folder / 'gemmtune.sqlite').absolute()}",
     }
     command = [sys.executable, "-P", "-m", "service.entry", "serve", "--port", "0", "--device", device]
-    log = folder / "service.log"
+    log = folder / LOG
+    begun = log.stat().st_size if log.exists() else 0
     with log.open("ab") as errors:
         process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
@@ -44,7 +50,7 @@ def running(folder: Path, device: str) -> Iterator[str]:
             line = process.stdout.readline()
             words = [word for word in line.split() if word.startswith("http")]
             if not words:
-                raise DeviceError(f"the service did not start; {log} says why:\n{log.read_text()[-2000:]}")
+                raise DeviceError(f"the service did not start: {_reason(log, begun)} (all of it: {log})")
             yield words[0]
         finally:
             process.send_signal(signal.SIGTERM)
@@ -69,6 +75,8 @@ def demo(
     def say(text: str) -> None:
         out.print(text, markup=False, highlight=False, soft_wrap=True)
 
+    log = folder / LOG
+    begun = log.stat().st_size if log.exists() else 0
     with running(folder, device) as address, Remote(address) as remote:
         say(f"the service listens at {address}; its database: {folder / 'gemmtune.sqlite'}")
         answer = remote.upload("/v1/imports/auto", file, source=file.name)
@@ -80,7 +88,7 @@ def demo(
         say(
             f"tuning {len(kept)} of them through HTTP ({len(items) - len(kept)} are over {max_gflop:g} GFLOP)"
         )
-        wait_for_worker(remote, device)
+        wait_for_worker(remote, device, log, begun)
         options = {"device": device, "budget": {"seconds_per_problem": seconds}}
         results = follow.follow(remote, follow.submit(remote, kept, options), say)
         counts = {problem.id: count for problem, count in kept}
@@ -94,20 +102,38 @@ def demo(
                     stream.write(piece)
             say(f"exported {path}  (GET {address}/v1/exports/{name}?device={device})")
     say(f"stopped; everything is in {folder}/: database, exports, service.log")
-    say(f"go on: {_command(folder)}")
+    say(f"go on: {_command(folder, 'serve')}")
+    say(f"copy the database, also while a service runs: {_command(folder, 'db backup copy.sqlite')}")
 
 
 def _wire(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name not in ("id", "count")}
 
 
-def wait_for_worker(remote: Remote, device: str) -> None:
-    """Waits until a worker has registered its device class. Raises DeviceError after a minute."""
+def wait_for_worker(remote: Remote, device: str, log: Path, begun: int) -> None:
+    """Waits until a worker has registered its device class. `begun`: bytes of the log that were there before.
+    Raises DeviceError after a minute, and at once if the worker ends."""
     for _ in range(600):
         if any(row["workers"] for row in remote.get("/v1/devices")["classes"]):
             return
+        if _WORKER_ENDED.search(_written(log, begun)):
+            raise DeviceError(f"the worker cannot start: {_reason(log, begun)} (all of it: {log})")
         time.sleep(0.1)
-    raise DeviceError(f"no worker for {device!r} came up within a minute; see service.log")
+    raise DeviceError(f"no worker for {device!r} came up within a minute: {_reason(log, begun)} ({log})")
+
+
+def _written(log: Path, begun: int) -> str:
+    with log.open("rb") as file:
+        file.seek(begun)
+        return file.read().decode(errors="replace")
+
+
+def _reason(log: Path, begun: int) -> str:
+    """What a process that ended said last: its error, else its last line."""
+    lines = [line.strip() for line in _written(log, begun).splitlines() if line.strip()]
+    own = [line for line in lines if not _WORKER_ENDED.search(line)]
+    errors = [line for line in own if line.startswith("error:")]
+    return (errors or own or lines or ["its log is empty"])[-1].removeprefix("error:").strip()
 
 
 def _ask(remote: Remote, address: str, wire: dict[str, Any], device: str, say: Callable[[str], None]) -> None:
@@ -125,6 +151,6 @@ def _ask(remote: Remote, address: str, wire: dict[str, Any], device: str, say: C
         say(f"  {answer['match']}: {answer['solution']['id']}, {took}, {answer['judgement']}")
 
 
-def _command(folder: Path) -> str:
+def _command(folder: Path, command: str) -> str:
     url = f"sqlite:///{(folder / 'gemmtune.sqlite').absolute()}"
-    return f"GEMMTUNE_DATABASE_URL={shlex.quote(url)} {shlex.quote(sys.argv[0])} serve"
+    return f"GEMMTUNE_DATABASE_URL={shlex.quote(url)} {shlex.quote(sys.argv[0])} {command}"

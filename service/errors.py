@@ -23,6 +23,7 @@ from backends.errors import (
     GemmtuneError,
     IllegalSolution,
     InvalidProblem,
+    MissingExtra,
     NoBinary,
     ReadError,
     StorageError,
@@ -299,6 +300,7 @@ _KNOWN: tuple[tuple[type[GemmtuneError], Callable[[Any], Fault]], ...] = (
     (DatabaseUnavailable, _plain(503, "database-unavailable", "The database does not answer")),
     (DatabaseBroken, _plain(503, "database-broken", "The database cannot be used")),
     (StorageError, _plain(503, "storage-failed", "A file could not be written")),
+    (MissingExtra, _plain(501, "not-installed", "The service has not what this needs")),
     (GemmtuneError, _plain(500, "failed", "The request failed")),
 )
 

@@ -21,6 +21,7 @@ from backends.environment import DeviceClass, Environment
 from backends.problem import GemmProblem
 from backends.solution import Solution
 from db import exported, queries
+from db.calls import calls_state, count_calls
 from db.engine import reading
 from service.formats import WRITERS, ExportOptions, ExportRefused, ExportReport, ExportRow, Writer
 from service.formats.core.export import IMPORTED, MEASURED, TargetRow
@@ -82,6 +83,7 @@ def export_tag(connection: Connection, format_name: str, chosen: Selection) -> s
         version("gemmtune"),
         format_name,
         queries.revision(connection, class_id),
+        calls_state(connection),
         class_id,
         chosen.policy_id,
         chosen.imported,
@@ -179,7 +181,7 @@ def read_rows(
         written: set[str] = set()
         measured = exported.export_rows(connection, str(chosen.device), chosen.policy_id, problem_ids)
         while part := list(islice(measured, _ROWS)):
-            keys = _keys(connection, key_formats, [row["problem_id"] for row in part])
+            keys = _keys(connection, chosen.device, key_formats, [row["problem_id"] for row in part])
             numbers = [row["targets_verdict_number"] for row in part if row["targets_verdict_number"]]
             targets = exported.target_rows(connection, numbers)
             for row in part:
@@ -210,7 +212,7 @@ def _claims(
         if row["policy_id"] in ("", chosen.policy_id)
     )
     while part := list(islice(claims, _ROWS)):
-        keys = _keys(connection, key_formats, [row["problem_id"] for row in part])
+        keys = _keys(connection, chosen.device, key_formats, [row["problem_id"] for row in part])
         for row in part:
             if row["problem_id"] in written:
                 continue
@@ -222,16 +224,17 @@ def _claims(
 
 
 def _keys(
-    connection: Connection, formats: Sequence[str], ids: Sequence[str]
+    connection: Connection, device: DeviceClass, formats: Sequence[str], ids: Sequence[str]
 ) -> dict[str, tuple[tuple[str, ...], int]]:
-    """Problem id -> the tool's own keys and the call count."""
-    found: dict[str, tuple[tuple[str, ...], int]] = {}
+    """Problem id -> the tool's own keys in these formats, and the calls on the class that any file or tuning
+    counted."""
+    counted = count_calls(connection, str(device), ids)
+    keyed: dict[str, tuple[tuple[str, ...], int]] = {name: ((), calls) for name, calls in counted.items()}
     for name in formats:
-        for problem_id, pairs in exported.problem_keys(connection, name, ids).items():
-            texts, count = found.get(problem_id, ((), 0))
-            new = tuple(key for key, _ in pairs if key and key not in texts)
-            found[problem_id] = (texts + new, count + sum(calls for _, calls in pairs))
-    return found
+        for problem_id, keys in exported.problem_keys(connection, name, ids).items():
+            texts, count = keyed.get(problem_id, ((), 0))
+            keyed[problem_id] = (texts + tuple(key for key in keys if key and key not in texts), count)
+    return keyed
 
 
 def stored_problem(problem_id: str, values: Mapping[str, Any]) -> GemmProblem:

@@ -223,8 +223,8 @@ def build_bundle(
 
 def write_table(name: str, device: DeviceClass, rows: Iterable[ExportRow], note: str = "") -> Iterator[str]:
     """The text of a table in pieces: a line for the header and one for each measured row. A row loses the
-    tools' own keys and the card's UUID. `note`: what was searched. Raises InvalidProblem for a name that is
-    no file's name, and for a note that is no line of text."""
+    tools' own keys, the calls counted here and the card's UUID. `note`: what was searched. Raises
+    InvalidProblem for a name that is no file's name, and for a note that is no line of text."""
     if not name or name != slug(name):
         raise InvalidProblem(f"--name {name[:80]!r} may hold letters, digits, '.', '_' and '-' only")
     if len(note) > _LONGEST_NOTE or not note.isprintable():
@@ -247,7 +247,8 @@ def _pieces(name: str, device: DeviceClass, rows: Iterable[ExportRow], note: str
     texts = RowTexts()
     for row in rows:
         if row.provenance == MEASURED and unwritten(row, None) is None:
-            yield texts.text(replace(row, keys=(), environment=replace(row.environment, uuid=""))) + "\n"
+            anywhere = replace(row.environment, uuid="")
+            yield texts.text(replace(row, keys=(), count=0, environment=anywhere)) + "\n"
 
 
 def commit() -> str:

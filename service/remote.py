@@ -25,7 +25,12 @@ _AWAY, _AGAIN_SECONDS = (502, 503, 504), 0.5
 
 
 class ServiceError(GemmtuneError):
-    """The service refused the request, for the reason that the message gives, or does not answer."""
+    """The service refused the request, for the reason that the message gives, or does not answer. `document`
+    is the service's problem document, if it sent one."""
+
+    def __init__(self, message: str, document: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.document = document
 
 
 class ServiceRefused(ServiceError):
@@ -218,7 +223,7 @@ def _refused(answer: httpx.Response) -> ServiceError:
     for part in parts[:5]:
         if str(part.get("detail", "")) not in text:
             text += f"; {part.get('pointer') or part.get('parameter', '')}: {part.get('detail', '')}"
-    return kind(text)
+    return kind(text, problem)
 
 
 def _events(lines: Iterator[str]) -> Iterator[dict[str, Any] | None]:

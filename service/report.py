@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -13,6 +13,7 @@ from backends.problem import GemmProblem
 from backends.registry import FoundDevice
 from backends.wire import problem_to_wire
 from service.formats.core.base import ImportedProblem, Rejected
+from service.text_table import plain_table
 from tuners.baselines import TriedBaseline
 from tuners.ceilings import Ceilings
 from tuners.decide import Judgement
@@ -46,36 +47,33 @@ def time_text(seconds: float) -> str:
 
 def winner_text(solution_id: str) -> str:
     """A solution's family and threads; its whole id is in the JSON."""
-    family, *parameters = solution_id.split("-")
-    threads = next((p.removeprefix("threads_") for p in parameters if p.startswith("threads_")), "")
+    *parts, _ = solution_id.split("-")  # the last is a hash
+    family = "-".join(takewhile(lambda part: "_" not in part, parts))  # parameters are NAME_VALUE
+    threads = next((p.removeprefix("threads_") for p in parts if p.startswith("threads_")), "")
     return f"{family}, {threads} threads" if threads else family
 
 
 def devices_table(found: Sequence[FoundDevice], ceilings: Mapping[int, Ceilings | None]) -> Table:
     """One row per device; index and UUID distinguish devices of the same class."""
-    table = Table(title="Devices")
-    table.add_column("index")
-    table.add_column("device class, UUID", no_wrap=True)
-    for name in ("memory, driver", "ISA or partition", "libraries", "measured ceilings"):
-        table.add_column(name)
+    table = plain_table("index", "device class, UUID", "what it has", title="Devices")
+    table.columns[1].no_wrap = True
     for row, device in enumerate(found):
-        env, measured = device.environment, ceilings.get(row)
-        memory = f"{env.memory_bytes / 2**30:.1f} GiB"
-        table.add_row(
-            str(device.index),
-            f"{env.device_class}\n{env.uuid}",
-            "\n".join(filter(None, (memory, env.driver, env.runtime))),
-            env.partition,
-            "\n".join(f"{name}: {build}" for name, build in sorted(env.libraries.items())),
-            ceilings_text(measured),
-        )
+        env = device.environment
+        facts = {
+            "memory": f"{env.memory_bytes / 2**30:.1f} GiB", "driver": env.driver, "runtime": env.runtime,
+            "ISA or partition": env.partition, **dict(sorted(env.libraries.items())),
+            "ceilings": ceilings_text(ceilings.get(row)),
+        }  # fmt: skip
+        lines = [f"{name}: {value}" for name, value in facts.items() if value]
+        table.add_row(str(device.index), f"{env.device_class}\n{env.uuid}", "\n".join(lines))
+        table.add_section()
     return table
 
 
 def ceilings_text(ceilings: Ceilings | None) -> str:
     """The ceilings, one per line: reading, copying, and multiplying in every measured type."""
     if ceilings is None:
-        return "not measured yet\n(devices --measure)"
+        return "not measured yet (devices --measure)"
     lines = [
         f"read {ceilings.read_bytes_per_second / 1e9:.1f} GB/s",
         f"copy {ceilings.copy_bytes_per_second / 1e9:.1f} GB/s (read + written)",
@@ -86,7 +84,10 @@ def ceilings_text(ceilings: Ceilings | None) -> str:
 
 def problems_table(problems: Sequence[ImportedProblem]) -> Table:
     """One row per distinct problem."""
-    table = Table("problem (row-major m x n x k)", "calls", "GFLOP", "MiB", "id", title="Problems")
+    table = plain_table(
+        "problem (row-major m x n x k)", "calls", "GFLOP", "MiB", "id", title="Problems",
+        right=("calls", "GFLOP", "MiB"),
+    )  # fmt: skip
     for item in problems:
         p = item.problem
         size = (p.bytes_read + p.bytes_written) / 2**20
@@ -96,7 +97,7 @@ def problems_table(problems: Sequence[ImportedProblem]) -> Table:
 
 def rejected_table(rejected: Sequence[Rejected], most: int = 20) -> Table:
     """The first `most` rejected lines, each with its reason."""
-    table = Table("line", "reason", "text", title=f"{len(rejected)} lines rejected")
+    table = plain_table("line", "reason", "text", title=f"{len(rejected)} lines rejected")
     for item in rejected[:most]:
         table.add_row(str(item.line), item.reason, Text(item.text[:60], overflow="ellipsis"))
     if len(rejected) > most:
@@ -105,27 +106,24 @@ def rejected_table(rejected: Sequence[Rejected], most: int = 20) -> Table:
 
 
 def verdicts_table(results: Sequence[Result], counts: Mapping[str, int]) -> Table:
-    """One row per problem: times are medians of the final, the interval is the speed-up's, and the share of
-    the roofline is the winner's, with the ceiling that binds."""
-    table = Table(title="Verdicts", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for name in ("problem (row-major m x n x k)", "winner"):
-        table.add_column(name, justify="left")
-    for name in ("calls", "baseline", "best", "speed-up", "interval"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    table.add_column("of roofline", justify="right", no_wrap=True)
+    """One row per problem, with its winner: times are medians of the final, the interval is the speed-up's,
+    and the share of the roofline is the winner's, with the ceiling that binds."""
+    table = plain_table(
+        "problem (row-major m x n x k), winner", "calls", "baseline", "best", "speed-up", "verdict",
+        "of roofline", title="Verdicts", right=("calls", "baseline", "best", "speed-up"),
+    )  # fmt: skip
     for result in results:
         p, verdict = result.problem, result.verdict
         calls = str(counts.get(p.id, 1))
         if verdict is None:
-            table.add_row(problem_text(p), result.error, calls, "", "", "", "", Text("none", "red"), "")
+            table.add_row(f"{problem_text(p)}\n{result.error}", calls, "", "", "", Text("none", "red"), "")
             continue
         gain = verdict.speedup
-        interval = f"{gain.low:.2f}-{gain.high:.2f}" if verdict.judgement is Judgement.WIN else ""
+        interval = f"\n{gain.low:.2f}-{gain.high:.2f}" if verdict.judgement is Judgement.WIN else ""
         share = "" if result.roofline_share is None else f"{result.roofline_share:.0%} {result.binds}"
         table.add_row(
-            problem_text(p), winner_text(verdict.winner), calls,
-            time_text(verdict.baseline_seconds), time_text(verdict.seconds), f"{gain.mid:.2f}x", interval,
+            f"{problem_text(p)}\n{winner_text(verdict.winner)}", calls,
+            time_text(verdict.baseline_seconds), time_text(verdict.seconds), f"{gain.mid:.2f}x{interval}",
             Text(verdict.judgement.value, _COLORS[verdict.judgement]), share,
         )  # fmt: skip
     return table

@@ -94,6 +94,77 @@ class StaleRows(Answer):
     items: list[StaleRow]
 
 
+class SpeedupClass(Answer):
+    """Tuned problems with a speed-up from `low` to below `high`; the first class: the default stays."""
+
+    low: float
+    high: float | None
+    problems: int
+
+
+class CurvePoint(Answer):
+    """fast_p: the share of tuned problems with a speed-up of at least `p`, each counted once, and weighted by
+    the time of all its calls with the default."""
+
+    p: float
+    share: float
+    time_share: float
+
+
+class RooflineProblem(Answer):
+    """A tuned problem in a roofline's plane: `intensity` in operations per byte."""
+
+    problem_id: str
+    dtype: str
+    intensity: float
+    flops_per_second: float
+    baseline_flops_per_second: float
+    share: float
+    binds: str | None
+
+
+class Roofline(Answer):
+    """The ceilings that the verdicts were compared with, and the tuned problems that take most time."""
+
+    bytes_per_second: float | None
+    flops_per_second: dict[str, float]
+    problems: list[RooflineProblem]
+
+
+class ProblemGain(Answer):
+    """What a winner saves: `saved_seconds` of all calls."""
+
+    problem_id: str
+    problem: dict[str, Any]
+    calls: int
+    baseline_name: str
+    baseline_seconds: float
+    family: str
+    seconds: float
+    speedup: float
+    saved_seconds: float
+    roofline_share: float | None
+
+
+class WorthEnvironment(Answer):
+    """Where verdicts were measured; `present`: a worker has it now."""
+
+    environment_id: str
+    problems: int
+    present: bool
+    environment: dict[str, Any]
+
+
+class WorthDetail(Answer):
+    """What pictures of the report need."""
+
+    distribution: list[SpeedupClass]
+    curve: list[CurvePoint]
+    roofline: Roofline
+    gains: list[ProblemGain]
+    environments: list[WorthEnvironment]
+
+
 class Worth(Answer):
     """What tuning is worth on a device class. Where the default stays, the speed-up is 1. `fast_p`,
     `percentiles` and `geometric_mean` count each tuned problem once."""
@@ -111,6 +182,7 @@ class Worth(Answer):
     percentiles: list[Percentile]
     next: list[NextProblem]
     stale: StaleRows
+    detail: WorthDetail | None = Field(description="With detail=true.")
 
 
 class DiffSide(Answer):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from db.worth import Scope
 from service.exports import stored_problem
 from service.formats.core.row_text import problem_wire
 from service.freshness import Freshness
+from service.worth_detail import Tuned, worth_detail
 from tuners.expected_gain import Estimator, Expected, Shape, TunedProblem
 
 #: fast_p, KernelBench's measure: the share of problems with a speed-up of at least p.
@@ -28,33 +28,17 @@ PERCENTILES = (5, 25, 50, 75, 95)
 LISTED = 20
 
 
-@dataclass(frozen=True)
-class _Tuned:
-    """A best row as the report reads it; `stale` says why it is, "" if it is not."""
-
-    problem_id: str
-    calls: int
-    judgement: str
-    baseline_seconds: float
-    speedup: float
-    environment_id: str
-    stale: str
-
-    @property
-    def saved_seconds(self) -> float:
-        """Of all its calls."""
-        return self.calls * self.baseline_seconds * (1 - 1 / self.speedup)
-
-
 def tuned_row(row: Any) -> TunedProblem:
     """A row of db.worth.tuned() as estimates read it."""
     shape = Shape(row.kind, row.dtype, row.m, row.n, row.k, row.batch)
     return TunedProblem(shape, row.baseline_seconds, row.speedup if row.judgement == "WIN" else 1.0)
 
 
-def worth_report(connection: Connection, scope: Scope, listed: int = LISTED) -> dict[str, Any]:
-    """The report as plain JSON values (records.Worth). At most `listed` untuned problems and stale rows are
-    listed."""
+def worth_report(
+    connection: Connection, scope: Scope, listed: int = LISTED, detail: bool = False
+) -> dict[str, Any]:
+    """The report as plain JSON values (report_answers.Worth). At most `listed` untuned problems, stale rows
+    and, with `detail`, gains are listed."""
     freshness = Freshness.of(connection, scope.device_class_id)
     rows = worth.tuned(connection, scope)
     found = [_tuned(row, freshness) for row in rows]
@@ -81,11 +65,12 @@ def worth_report(connection: Connection, scope: Scope, listed: int = LISTED) -> 
         **_speedups(found),
         "next": _next(connection, others, expected, listed),
         "stale": _stale(found, listed),
+        "detail": worth_detail(connection, found, freshness.present, listed) if detail else None,
     }
 
 
-def _tuned(row: Any, freshness: Freshness) -> _Tuned:
-    return _Tuned(
+def _tuned(row: Any, freshness: Freshness) -> Tuned:
+    return Tuned(
         row.problem_id,
         row.calls or 1,
         row.judgement,
@@ -93,11 +78,12 @@ def _tuned(row: Any, freshness: Freshness) -> _Tuned:
         tuned_row(row).speedup,
         row.environment_id,
         freshness.stale(row.environment_id, row.family, row.version) or "",
+        row,
     )
 
 
 def _seconds(
-    found: Sequence[_Tuned], calls: Sequence[int], expected: Sequence[Expected | None]
+    found: Sequence[Tuned], calls: Sequence[int], expected: Sequence[Expected | None]
 ) -> dict[str, Any]:
     """Call-weighted sums. The share that is tuned is None where the rest cannot be estimated."""
     before = sum(one.calls * one.baseline_seconds for one in found)
@@ -113,7 +99,7 @@ def _seconds(
     }
 
 
-def _speedups(found: Sequence[_Tuned]) -> dict[str, Any]:
+def _speedups(found: Sequence[Tuned]) -> dict[str, Any]:
     """The distribution of speed-ups over tuned problems, each counted once."""
     values = np.array([one.speedup for one in found], dtype=np.float64)
     if not len(values):
@@ -153,7 +139,7 @@ def _next(
     ]
 
 
-def _stale(found: Sequence[_Tuned], listed: int) -> dict[str, Any]:
+def _stale(found: Sequence[Tuned], listed: int) -> dict[str, Any]:
     """Stale rows: by reason, and those that save the most seconds."""
     stale = sorted((one for one in found if one.stale), key=lambda one: (-one.saved_seconds, one.problem_id))
     reasons = Counter(one.stale for one in stale)

@@ -45,7 +45,7 @@ STARTING = (
     "service/http/test_database_faults.py", "service/http/test_events.py", "service/http/test_on_postgres.py",
     "service/http/test_operations.py", "service/http/test_schemathesis.py", "service/http/test_tunings.py",
     "service/test_bundle_command.py", "service/test_cli.py", "service/test_commands.py",
-    "service/test_crashes.py",
+    "service/test_command_line.py", "service/test_crashes.py",
     "service/test_hip_on_host.py", "service/test_jobs.py", "service/test_judge.py",
     "service/test_lint_command.py",
     "service/test_model_command.py", "service/test_pretuned.py", "service/test_selftest_command.py",

@@ -29,13 +29,15 @@ from service.commands.common import (
     Server,
     compile_progress,
     input_code,
+    input_path,
     out,
     print_json,
     tell,
+    tell_rejected,
     token_counts,
 )
 from service.formats import ReadOptions, read_file
-from service.formats.core.base import Imported
+from service.formats.core.base import DEFAULTS, Imported
 from service.formats.model.config import ModelConfig
 from service.remote import Remote, ServiceError
 from service.settings import Settings
@@ -152,8 +154,12 @@ def _inputs(
     problems: Path | None, format_name: str | None, model: Path | None, options: ReadOptions
 ) -> list[Imported]:
     """The problems that were asked for, file by file."""
-    found = [] if problems is None else [read_file(problems, format_name)]
-    return found if model is None else [*found, read_file(model, ModelConfig.name, options)]
+    found = []
+    for file, name, told in ((problems, format_name, DEFAULTS), (model, ModelConfig.name, options)):
+        if file is not None:
+            found.append(read_file(input_path(file), name, told))
+            tell_rejected(len(found[-1].rejected) + found[-1].rejected_more, file)
+    return found
 
 
 def _here(settings: Settings, asked: _Asked) -> _Done:

@@ -14,7 +14,7 @@ from backends.registry import FoundDevice, matching_devices
 from db import environments, worth
 from db.engine import reading
 from db.tunings import new_id
-from service import follow
+from service import follow, imports
 from service.commands.common import err
 from service.device_lock import DeviceLock, locks_folder
 from service.formats.core.base import Imported
@@ -33,14 +33,15 @@ from tuners.device_client import DeviceClient
 from tuners.expected_gain import Estimator
 from tuners.journal import Journal
 from tuners.policy import MeasurementPolicy
-from tuners.session_store import Result
+from tuners.session_store import Result, SessionStore
 from tuners.tuning_settings import TuningSettings
 
 
 @dataclass(frozen=True)
 class Asked:
     """What is to be tuned, and how; `options` are the policy's options other than its mode. `output`: the
-    file that keeps the outcomes in place of the database."""
+    file that keeps the outcomes in place of the database. `source`: the name of the file of problems, whose
+    call counts the database keeps; None for problems of no file."""
 
     read: Imported
     device: str
@@ -57,6 +58,7 @@ class Asked:
     max_gflop: float | None
     silent: bool
     campaign_seconds: float | None = None
+    source: str | None = None
 
     def policy(self, vendor: str) -> MeasurementPolicy:
         """The policy on a device of this vendor."""
@@ -88,7 +90,14 @@ def _on(found: FoundDevice, settings: Settings, asked: Asked, policy: Measuremen
     ceilings = CeilingStore(settings.cache_dir / "ceilings")
     problems = [item.problem for item in asked.read.problems]
     journal = Journal(asked.output) if asked.output else None
-    store = journal or DirectStore(open_database(settings), new_id("forced") if asked.force else "")
+    store: SessionStore
+    if journal is None:
+        engine = open_database(settings)
+        if asked.source is not None:  # exports and reports weigh problems by their calls
+            imports.keep_counts(engine, asked.read, asked.source)
+        store = DirectStore(engine, new_id("forced") if asked.force else "")
+    else:
+        store = journal
     tuning = TuningSettings(policy, asked.budget, asked.search, asked.rule)
     shares = None
     if asked.campaign_seconds is not None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
+from shutil import copyfileobj
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from backends.errors import InvalidProblem
+from backends.errors import InvalidProblem, ReadError, StorageError
 from backends.wire import problem_to_wire
 from service.formats import FORMATS, READERS, ReadOptions, read_file
 from service.formats.core.base import TOKENS, Imported
@@ -97,6 +100,50 @@ def compile_progress(first: str, *, silent: bool = False) -> Iterator[Callable[[
         yield lambda done, total: status.update(f"{done} of {total} rows compiled")
 
 
+@cache
+def _standard_input() -> Path:
+    """Standard input as a file, which is removed when the program ends."""
+    if sys.stdin is None or sys.stdin.closed:
+        raise ReadError("- names standard input, which is closed; name a file")
+    if sys.stdin.isatty():
+        tell("reading standard input; end it with Ctrl-D")
+    folder = tempfile.TemporaryDirectory(prefix="gemmtune-")
+    _FOLDERS.append(folder)
+    made = Path(folder.name) / "standard input"
+    with made.open("wb") as file:
+        copyfileobj(sys.stdin.buffer, file)
+    return made
+
+
+#: A folder is removed with its object.
+_FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def input_path(file: Path) -> Path:
+    """The file, or a copy of standard input for -. Raises ReadError."""
+    return _standard_input() if str(file) == "-" else file
+
+
+def write_file(output: Path | None, pieces: Iterator[bytes]) -> None:
+    """Writes to a file, whole or not at all, or to standard output."""
+    if output is None or str(output) == "-":
+        for piece in pieces:
+            sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()
+        return
+    fresh = output.with_name(f".{output.name}.part")
+    try:
+        with fresh.open("wb") as file:
+            for piece in pieces:
+                file.write(piece)
+        fresh.replace(output)
+    except OSError as error:
+        raise StorageError(f"cannot write {output}: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):
+            fresh.unlink(missing_ok=True)
+
+
 def imported_json(read: Imported) -> dict[str, Any]:
     """What a file held, as plain JSON values."""
     return {
@@ -109,10 +156,15 @@ def imported_json(read: Imported) -> dict[str, Any]:
 
 
 def input_code(read: Imported) -> int:
-    """PARTLY if some lines were rejected, BAD_INPUT if no problem was left, else OK."""
-    if not read.rejected:
-        return OK
-    return PARTLY if read.problems else BAD_INPUT
+    """FAILED if every line was rejected, else OK."""
+    return FAILED if read.rejected and not read.problems else OK
+
+
+def tell_rejected(count: int, source: object) -> None:
+    """Says on standard error how many lines of the input were rejected."""
+    if count:
+        named = "standard input" if str(source) == "-" else source
+        tell(f"{count} {'line' if count == 1 else 'lines'} of {named} rejected", "yellow")
 
 
 def token_counts(text: str | None) -> tuple[int, ...]:
@@ -132,7 +184,7 @@ def read_input(
     """Reads a file of problems with the options that were given. Raises ReadError for a file that cannot be
     read, InvalidProblem for an option that this file's format has no use for."""
     options = ReadOptions("", 1 if tp is None else tp, token_counts(tokens), dtype, layers or "fused")
-    read = read_file(file, format_name, options)
+    read = read_file(input_path(file), format_name, options)
     used = READERS[read.format].declares.options
     given = {
         "tensor_parallel": ("--tp", tp), "tokens": ("--tokens", tokens), "dtype": ("--dtype", dtype),

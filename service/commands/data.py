@@ -10,16 +10,16 @@ import orjson
 import typer
 from rich.table import Table
 
+from backends.environment import DeviceClass
+from backends.errors import UnknownDevice
 from backends.wire import problem_from_wire
 from db import queries
-from db.classes import classes
+from db.classes import Classes, classes
 from db.engine import reading
 from service import best as lookups
 from service import imports, report
 from service.commands.common import (
-    BAD_INPUT,
     FAILED,
-    PARTLY,
     Device,
     Json,
     Layers,
@@ -28,9 +28,11 @@ from service.commands.common import (
     Server,
     Tokens,
     Tp,
+    input_path,
     out,
     print_json,
     tell,
+    tell_rejected,
     token_counts,
     workspace_limit,
 )
@@ -146,7 +148,7 @@ def _show_best(answer: dict[str, Any]) -> None:
 
 
 def import_file(
-    file: Annotated[Path, typer.Argument(help="The file.")],
+    file: Annotated[Path, typer.Argument(help="The file; - reads standard input.")],
     format_name: Annotated[
         str | None, typer.Option("--format", help=f"One of {', '.join(READERS)}; found out if not given.")
     ] = None,
@@ -166,8 +168,10 @@ def import_file(
     server: Server = None,
     as_json: Json = False,
 ) -> None:
-    """Store a file's problems, and what it claims or measured. Exit code 3: some lines were rejected."""
+    """Store a file's problems, and what it claims or measured. Exit code 1: every line was rejected."""
     ladder = token_counts(tokens)
+    shown, file = file, input_path(file)
+    waiting = None
     if server is not None:
         with Remote(server) as remote:
             answer = remote.upload(
@@ -175,23 +179,45 @@ def import_file(
                 source=file.name, tensor_parallel=tp,
                 tokens=None if tokens is None else list(ladder), dtype=dtype, layers=layers,
             )  # fmt: skip
+            if tune and (answer.get("tuning") or {}).get("id"):
+                waiting = _idle_class(remote.get(f"/v1/tunings/{answer['tuning']['id']}"), remote)
     else:
         options = ReadOptions(file.name, tp or 1, ladder, dtype, layers or "fused")
-        answer = _import_here(file, format_name, device, tune, options)
+        answer, waiting = _import_here(file, format_name, device, tune, options)
     if as_json:
         print_json(answer)
     else:
         _show_import(answer)
+    if waiting is not None:
+        tell(
+            f"no worker serves {waiting}: jobs wait for one (gemmtune worker --device {waiting})",
+            "yellow",
+        )
     if answer["rejected"]:
-        kept = answer["problems"] or answer["claims"]["stored"] or answer["sessions"]["stored"]
-        raise typer.Exit(PARTLY if kept else BAD_INPUT)
+        tell_rejected(len(answer["rejected"]) + answer["rejected_more"], shown)
+        if not (answer["problems"] or answer["claims"]["stored"] or answer["sessions"]["stored"]):
+            raise typer.Exit(FAILED)
+
+
+def _idle_class(tuning: Any, remote: Remote) -> str | None:
+    """The tuning's device class, if the service says that none of its workers lives."""
+    name = str(tuning["device_class"])
+    rows = remote.get("/v1/devices")["classes"]
+    return None if any(row["id"] == name and row["workers"] for row in rows) else name
 
 
 def _import_here(
     file: Path, format_name: str | None, device: str | None, tune: bool, options: ReadOptions
-) -> Any:
+) -> tuple[Any, str | None]:
+    """The answer, and the class that the tuning waits for, if no worker serves it."""
     settings = Settings()
     engine = open_database(settings)
+    waiting = None
+    if tune:  # before anything is stored
+        with reading(engine) as connection:
+            known = classes(connection)
+        target = _workable(known, device or settings.device)
+        waiting = None if target in known.live else str(target)
     with told(printable(str(file))):
         stream = file.open("rb")
     with stream:
@@ -201,8 +227,6 @@ def _import_here(
         from service.tunings import open_tunings  # noqa: PLC0415  (the job engine)
 
         tunings = open_tunings(engine, settings)
-        with reading(engine) as connection:
-            target = classes(connection).workable(device or settings.device)
         created = tunings.submit(
             target,
             TuningSettings(
@@ -214,7 +238,20 @@ def _import_here(
         )  # fmt: skip
         tunings.close()
         answer["tuning"] = {"id": created.id, "total": created.total}
-    return answer
+    return answer, waiting
+
+
+def _workable(known: Classes, selector: str) -> DeviceClass:
+    """The class whose workers tune. Raises UnknownDevice, which says that there is no worker."""
+    try:
+        return known.workable(selector)
+    except UnknownDevice as error:
+        said = UnknownDevice(selector, error.available)
+        said.args = (
+            f"no worker serves {selector!r}, nothing was imported: start one (gemmtune worker --device "
+            f"{selector}), or tune on this machine without one (gemmtune tune FILE)",
+        )
+        raise said from error
 
 
 def _show_import(answer: dict[str, Any]) -> None:
@@ -228,10 +265,6 @@ def _show_import(answer: dict[str, Any]) -> None:
                 f"{what}: {kept['stored']} stored, {kept['known']} known already, {kept['skipped']} left out"
             )
             out.print("; ".join([words, *kept["reasons"]]), markup=False)
-    if answer["rejected"]:
-        count = len(answer["rejected"]) + answer["rejected_more"]
-        more = f"; the first {_SHOWN} are listed" if count > _SHOWN else ""
-        out.print(f"{count} lines rejected{more}", style="yellow", markup=False)
     if (answer.get("tuning") or {}).get("id"):
         out.print(f"tuning {answer['tuning']['id']}: {answer['tuning']['total']} problems", markup=False)
 

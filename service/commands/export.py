@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
-from backends.errors import InvalidProblem, StorageError
+from backends.errors import InvalidProblem
 from db.classes import classes
 from db.engine import reading
 from service import exports
-from service.commands.common import Device, MaxWorkspace, Server, out, print_json, tell, workspace_limit
+from service.commands.common import (
+    Device,
+    MaxWorkspace,
+    Server,
+    out,
+    print_json,
+    tell,
+    workspace_limit,
+    write_file,
+)
+from service.commands.measurements import export_measurements
 from service.formats import WRITERS, ExportRefused
 from service.installed_torch import InstalledTorch, ask
+from service.measured import Asked
 from service.remote import Remote
 from service.settings import Settings
 from service.startup import open_database
+from service.text_table import plain_table
 from tuners.policy import MeasurementPolicy
 
 Here = Annotated[
@@ -49,17 +59,47 @@ def export(
     imported: Annotated[bool, typer.Option("--imported", help="Also what imported files claim.")] = False,
     here: Here = False,
     python: Python = None,
+    file_format: Annotated[
+        str | None,
+        typer.Option(
+            "--format", help="Of measurements: jsonl (default), csv or parquet; else by FILE's name."
+        ),
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="Of measurements: with A of this type.")] = None,
+    problem: Annotated[str | None, typer.Option(help="Of measurements: of the problem with this id.")] = None,
+    family: Annotated[str | None, typer.Option(help="Of measurements: of this family.")] = None,
+    tuning: Annotated[str | None, typer.Option(help="Of measurements: of the tuning with this id.")] = None,
+    since: Annotated[
+        str | None, typer.Option(help="Of measurements: stored at this date or time (ISO 8601) or later.")
+    ] = None,
     formats: Annotated[bool, typer.Option("--list", help="List the formats and their targets.")] = False,
     server: Server = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print list or report as JSON.")] = False,
 ) -> None:
     """Write the best known solutions of a device class as a file that a framework loads. What was written,
-    and what was left out and why, is reported on standard error."""
+    and what was left out and why, is reported on standard error.
+
+    `gemmtune export measurements -o FILE.parquet` writes every stored outcome of every candidate instead, for
+    analysis, and a data card beside it (FILE.parquet.md); without --device of every class."""
     if formats:
         _list_formats(as_json)
         return
     if format_name is None:
-        raise InvalidProblem(f"name a format: {', '.join(WRITERS)}; --list tells what each is for")
+        raise InvalidProblem(
+            f"name a format: {', '.join(WRITERS)}, or measurements; --list tells what each is for"
+        )
+    chosen: dict[str, Any] = {
+        "dtype": dtype, "problem": problem, "family": family, "tuning": tuning, "since": since,
+    }  # fmt: skip
+    if format_name == "measurements":
+        unused = {"--target": target, "--validator": validator, "--max-workspace": max_workspace,
+                  "--imported": imported, "--here": here, "--python": python}  # fmt: skip
+        _refuse(unused, "it is for files that a framework loads, not for measurements")
+        asked_for = Asked(device=device, policy=policy, **chosen)
+        export_measurements(file_format, output, asked_for, server, as_json)
+        return
+    _refuse({"--format": file_format, **{f"--{name}": value for name, value in chosen.items()}},
+            "it is for measurements (gemmtune export measurements)")  # fmt: skip
     settings = Settings()
     given = validators_of(validator or ())
     torch = installed_torch(format_name, here, python, target)
@@ -93,6 +133,13 @@ def export(
         )
     if report["one_seed"]:
         tell(f"{report['one_seed']} written on the evidence of one seed: tune again (tune --force)", "yellow")
+
+
+def _refuse(options: Mapping[str, object], why: str) -> None:
+    """Raises InvalidProblem for an option that was given and has no use."""
+    for name, value in options.items():
+        if value:
+            raise InvalidProblem(f"leave {name} out: {why}")
 
 
 def validators_of(texts: Iterable[str]) -> dict[str, str]:
@@ -135,6 +182,7 @@ def _written(report: dict[str, Any]) -> str:
 
 
 def _export_here(settings: Settings, format_name: str, output: Path | None, asked: dict[str, Any]) -> Any:
+    exports.writer(format_name)  # a misspelt format is named before a device is looked for
     engine = open_database(settings)
     validators = validators_of(asked["validator"] or ())
     with reading(engine) as connection:
@@ -158,35 +206,19 @@ def _export_here(settings: Settings, format_name: str, output: Path | None, aske
     return made.report.figures()
 
 
-def write_file(output: Path | None, pieces: Iterator[bytes]) -> None:
-    """Writes to a file, whole or not at all, or to standard output."""
-    if output is None:
-        for piece in pieces:
-            sys.stdout.buffer.write(piece)
-        sys.stdout.buffer.flush()
-        return
-    fresh = output.with_name(f".{output.name}.part")
-    try:
-        with fresh.open("wb") as file:
-            for piece in pieces:
-                file.write(piece)
-        fresh.replace(output)
-    except OSError as error:
-        raise StorageError(f"cannot write {output}: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            fresh.unlink(missing_ok=True)
-
-
 def _list_formats(as_json: bool) -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"name": w.name, "description": w.description, "targets": list(w.targets), "media_type": w.media_type}
         for w in WRITERS.values()
     ]
+    rows.append(
+        {"name": "measurements", "description": "Every stored outcome of every candidate, for analysis",
+         "targets": [], "media_type": "application/x-ndjson"}
+    )  # fmt: skip
     if as_json:
         print_json({"formats": rows})
         return
-    table = Table("format", "what it is", "targets")
+    table = plain_table("format", "what it is", "targets")
     for row in rows:
         table.add_row(str(row["name"]), str(row["description"]), "\n".join(row["targets"]))
     out.print(table)

@@ -24,6 +24,7 @@ from service.commands.common import FAILED, Json, err, out, print_json
 from service.commands.space import space
 from service.settings import Settings
 from service.startup import open_database
+from service.text_table import plain_table
 
 kernels = typer.Typer(help="Our own kernel families.")
 
@@ -210,15 +211,28 @@ def _print(text: str, style: str | None = None) -> None:
     out.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
+#: Columns of a console from which a family is one line.
+_WIDE = 120
+
+
 def _families_table(entries: Sequence[Entry]) -> Table:
-    """One row per family; `space` counts the combinations of its parameters' values, legal or not."""
-    table = Table(title="Kernel families", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("family", no_wrap=True)
-    for name in ("what it is", "vendors", "input types"):
-        table.add_column(name)
-    for name in ("parameters", "space"):
-        table.add_column(name, justify="right")
-    table.add_column("source", overflow="fold")
+    """One row per family; `space` counts the combinations of its parameters' values, legal or not. Where the
+    console is narrow, what a family runs on is below its name."""
+    if out.width < _WIDE:
+        table = plain_table("family", "what it is", title="Kernel families")
+        for entry in entries:
+            space = "" if entry.space is None else f", {entry.space:,} combinations"
+            facts = (" ".join(entry.vendors), " ".join(entry.input_types))
+            counted = f"{len(entry.parameters)} parameters{space}"
+            name = "\n".join((entry.name, *facts, counted))
+            table.add_row(name, "\n".join([entry.description, *entry.files]))
+            table.add_section()
+        return table
+    table = plain_table(
+        "family", "what it is", "vendors", "input types", "parameters", "space", "source",
+        title="Kernel families", right=("parameters", "space"),
+    )  # fmt: skip
+    table.columns[0].no_wrap = True
     for entry in entries:
         space = "" if entry.space is None else f"{entry.space:,}"
         table.add_row(

@@ -6,7 +6,6 @@ import logging
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from db import keys as rows
 from db.engine import reading, writing
@@ -14,6 +13,7 @@ from service import keys
 from service.commands.common import Json, out, print_json, tell
 from service.settings import Settings
 from service.startup import open_database
+from service.text_table import plain_table
 from tuners.policy import read_bytes
 
 commands = typer.Typer(help="API keys of the service: make, list and revoke them.", no_args_is_help=True)
@@ -73,12 +73,10 @@ def list_keys(as_json: Json = False) -> None:
         names = ("id", "name", "scopes", "limits", "created_at", "expires_at", "revoked_at")
         print_json({"keys": [{name: row[name] for name in names} for row in found]})
         return
-    table = Table("id", "name", "scopes", "created", "expires", "revoked")
+    table = plain_table("id", "name", "scopes", "created", "expires", "revoked")
     for row in found:
-        table.add_row(
-            row["id"], row["name"], ", ".join(row["scopes"]), row["created_at"], row["expires_at"] or "never",
-            row["revoked_at"] or "",
-        )  # fmt: skip
+        times = (row["created_at"], row["expires_at"] or "never", row["revoked_at"] or "")
+        table.add_row(row["id"], row["name"], ", ".join(row["scopes"]), *(text[:16] for text in times))
     out.print(table)
 
 

@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from backends.errors import InvalidProblem, ReadError
-from service.commands.common import FAILED, OK, Json, out, print_json, tell
-from service.commands.export import write_file
+from service.commands.common import FAILED, OK, Json, input_path, out, print_json, tell, write_file
 from service.formats.aiter.lint import Finding, Tables
 from service.formats.core.base import printable, split_lines
 from service.formats.core.reading import told
@@ -80,7 +79,7 @@ def lint_aiter(
 def _read(files: list[Path]) -> Tables:
     tables = Tables()
     for file in dict.fromkeys(files):
-        with told(printable(str(file))), file.open("rb") as stream:
+        with told(printable(str(file))), input_path(file).open("rb") as stream:
             tables.add(str(file), split_lines(stream))
     return tables
 

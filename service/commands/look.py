@@ -27,6 +27,7 @@ from service.commands.common import (
     print_json,
     read_input,
     tell,
+    tell_rejected,
 )
 from service.settings import Settings
 from tuners.ceilings import CeilingStore
@@ -116,7 +117,7 @@ def forget(
 
 
 def problems(
-    file: Annotated[Path, typer.Argument(help="A file of problems.")],
+    file: Annotated[Path, typer.Argument(help="A file of problems; - reads standard input.")],
     format_name: FormatName = None,
     tp: Tp = None,
     tokens: Tokens = None,
@@ -136,6 +137,7 @@ def problems(
         if read.rejected:
             out.print(report.rejected_table(read.rejected))
         out.print(f"{len(read.problems)} problems in {read.lines} lines of {read.format}")
+    tell_rejected(len(read.rejected) + read.rejected_more, file)
     raise typer.Exit(input_code(read))
 
 

@@ -25,7 +25,6 @@ from service.commands.common import (
     FAILED,
     INTERRUPTED,
     OK,
-    PARTLY,
     Effort,
     Index,
     Json,
@@ -36,9 +35,11 @@ from service.commands.common import (
     Tp,
     compile_progress,
     err,
+    input_path,
     out,
     print_json,
     tell,
+    tell_rejected,
     token_counts,
     workspace_limit,
 )
@@ -48,7 +49,7 @@ from service.formats.core.export import ExportRefused, ExportReport, ExportRow
 from service.installed_torch import ask
 from service.model.gain import TokenGain, gains_of
 from service.model.outputs import OUTPUTS, output_for
-from service.model.plan import ModelPlan, read_model
+from service.model.plan import ModelPlan, check_not_hub, read_model
 from service.model.request import Fetch, Output, Request, Written, check_folder
 from service.model.rows import HereRows, RowSource, ThereRows, measured_here
 from service.progress import duration_text
@@ -60,8 +61,19 @@ from tuners.effort import effort_of
 from tuners.policy import MeasurementPolicy
 
 
+def _checked(config: Path) -> Path:
+    check_not_hub(config)
+    return config
+
+
 def model(
-    config: Annotated[Path, typer.Argument(help="A model's config.json, or the folder that holds it.")],
+    config: Annotated[
+        Path,
+        typer.Argument(
+            help="A model's config.json, or the folder that holds it; - reads standard input.",
+            callback=_checked,  # before a missing option is: it says what to do instead
+        ),
+    ],
     output: Annotated[str, typer.Option("--for", help=f"What loads the file: {', '.join(OUTPUTS)}.")],
     folder: Annotated[
         Path, typer.Option("-o", "--output", help="The folder that the files are written to.")
@@ -113,6 +125,7 @@ def model(
     settings = Settings()
     if layers is None:
         layers = OUTPUTS[output].layers if output in OUTPUTS else "fused"
+    config = input_path(config)
     plan = read_model(config, ReadOptions("", 1 if tp is None else tp, token_counts(tokens), dtype, layers))
     limit = workspace_limit(max_workspace)
     options = _Options(
@@ -161,7 +174,8 @@ def model(
         if done is not None and done.lost:
             tell(f"error: {done.lost}; what was measured is kept: run the same command again to go on", "red")
         raise typer.Exit(FAILED)
-    raise typer.Exit(PARTLY if plan.read.rejected else OK)
+    tell_rejected(len(plan.read.rejected), config)
+    raise typer.Exit(OK)
 
 
 #: Statuses of a worker that takes jobs.

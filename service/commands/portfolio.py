@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 from sqlalchemy import select
 
 from backends.environment import DeviceClass, selects
@@ -21,6 +20,7 @@ from service.commands.common import Device, Json, out, print_json, tell
 from service.pretuned import commit
 from service.settings import Settings
 from service.startup import open_database
+from service.text_table import plain_table
 from tuners.portfolio import file
 from tuners.portfolio.cover import WITHIN
 from tuners.portfolio.values import Group, Portfolio
@@ -88,7 +88,7 @@ def _tell(groups: Sequence[Group], as_json: bool) -> None:
     if as_json:
         print_json({"groups": rows})
         return
-    shown = Table("target", "types", "members", "problems", "within", "sources", title="Portfolio")
+    shown = plain_table("target", "types", "members", "problems", "within", "sources", title="Portfolio")
     for row in rows:
         shown.add_row(
             row["target"], row["types"], str(row["members"]), str(row["problems"]), f"{row['within']:.1%}",

@@ -7,20 +7,31 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from backends.environment import DeviceClass
 from backends.errors import ReadError
 from db.classes import classes
 from db.engine import reading
 from service import pretuned as tables
-from service.commands.common import BAD_INPUT, PARTLY, Device, Json, Server, err, out, print_json, tell
-from service.commands.export import write_file
+from service.commands.common import (
+    FAILED,
+    Device,
+    Json,
+    Server,
+    err,
+    input_path,
+    out,
+    print_json,
+    tell,
+    tell_rejected,
+    write_file,
+)
 from service.formats.core.export import ExportRefused, ExportRow
 from service.model.rows import HereRows, ThereRows
 from service.remote import Remote, class_of
 from service.settings import Settings
 from service.startup import open_database
+from service.text_table import plain_table
 from tuners.policy import MeasurementPolicy
 
 pretuned = typer.Typer(
@@ -37,17 +48,18 @@ def list_tables(as_json: Json = False) -> None:
     if as_json:
         print_json({"shipped": here, "installed": there})
         return
-    shown = Table("table", "device class", "rows", "measured with", "made", "commit", title="Shipped")
+    shown = plain_table("table", "device class", "rows", "made", "commit", title="Shipped")
     for row in here:
         shown.add_row(
-            row["name"], row["device_class"], f"{row['rows']} ({row['wins']} WIN)", row["libraries"],
+            row["name"], row["device_class"], f"{row['rows']} ({row['wins']} WIN)",
             row["made_at"][:10], row["commit"][:12],
         )  # fmt: skip
     out.print(shown)
     for row in here:
+        out.print(f"{row['name']}: measured with {row['libraries']}", markup=False, highlight=False)
         if row["note"]:
-            out.print(f"{row['name']}: {row['note']}", markup=False, highlight=False, soft_wrap=True)
-    known = Table("table", "device class", "rows", "made", "commit", "installed", title="Installed")
+            out.print(f"{row['name']}: {row['note']}", markup=False, highlight=False)
+    known = plain_table("table", "device class", "rows", "made", "commit", "installed", title="Installed")
     for row in there:
         made = (row["made_at"][:10], row["commit"][:12], row["installed_at"][:10])
         known.add_row(row["name"], row["device_class"], str(row["rows"]), *made)
@@ -65,7 +77,9 @@ def install(
 ) -> None:
     """Make tables known to the database: as claims, which are served where asked for (best --imported) and
     never as measurements, and which a tuning of their problems on their device class tries early."""
-    paths = [tables.named(name) for name in names or ()] or tables.shipped_files()
+    paths = [
+        input_path(Path("-")) if name == "-" else tables.named(name) for name in names or ()
+    ] or tables.shipped_files()
     if not paths:
         raise ReadError("no table is shipped with this gemmtune: name a file that `pretuned export` wrote")
     answers = []
@@ -82,8 +96,11 @@ def install(
     else:
         for one in answers:
             _show(one)
-    if any(one["rejected"] for one in answers):
-        raise typer.Exit(PARTLY if any(one["stored"] or one["known"] for one in answers) else BAD_INPUT)
+    rejected = {one["name"]: len(one["rejected"]) for one in answers if one["rejected"]}
+    for name, count in rejected.items():
+        tell_rejected(count, name)
+    if rejected and not any(one["stored"] or one["known"] for one in answers):
+        raise typer.Exit(FAILED)
 
 
 def _kept(answer: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import logging
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from db import provenance as rows
 from db.engine import reading, writing
@@ -15,6 +14,7 @@ from service.remote import Remote
 from service.routes.views import provenance_view
 from service.settings import Settings
 from service.startup import open_database
+from service.text_table import plain_table
 
 commands = typer.Typer(help="Imported files: list them, and remove what one brought.", no_args_is_help=True)
 _audit = logging.getLogger("gemmtune.audit")
@@ -36,22 +36,13 @@ def list_provenance(server: Server = None, as_json: Json = False) -> None:
     if as_json:
         print_json({"provenance": found})
         return
-    table = Table(
-        "number", "kind", "format", "source", "device class", "sessions", "claims", "names", "first import"
-    )
+    table = plain_table("number", "source", "kind, format", "device class", "brought", "first import")
     for row in found:
-        names = (
-            "number",
-            "kind",
-            "format",
-            "source",
-            "device_class",
-            "sessions",
-            "claims",
-            "keys",
-            "created_at",
-        )
-        table.add_row(*("" if row[name] is None else str(row[name]) for name in names))
+        counts = (("sessions", row["sessions"]), ("claims", row["claims"]), ("names", row["keys"]))
+        table.add_row(
+            str(row["number"]), row["source"], f"{row['kind']}, {row['format']}", row["device_class"] or "",
+            ", ".join(f"{count} {what}" for what, count in counts if count), row["created_at"][:10],
+        )  # fmt: skip
     out.print(table)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -9,13 +10,14 @@ import typer
 from backends.errors import InvalidProblem
 from db import worth
 from db.classes import classes
-from db.engine import reading
-from service.commands.common import Device, Json, Server, print_json
+from db.engine import now, reading
+from service.commands.common import Device, Json, Server, print_json, tell, write_file
 from service.diff import compare_named
 from service.remote import Remote
 from service.settings import Settings
 from service.startup import open_database
 from service.worth import LISTED, worth_report
+from service.worth_page import worth_page
 from service.worth_text import diff_text, worth_text
 from tuners.policy import MeasurementPolicy
 
@@ -39,6 +41,10 @@ def report(
     limit: Annotated[
         int, typer.Option(min=1, help="Untuned problems and stale rows that are listed.")
     ] = LISTED,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write it as one HTML file with charts, such as report.html."),
+    ] = None,
     server: Server = None,
     as_json: Json = False,
 ) -> None:
@@ -49,14 +55,21 @@ def report(
     estimates."""
     if server is None:
         settings = Settings()
-        answer = _report_here(settings, device or settings.device, list_name, family, dtype, policy, limit)
+        answer = _report_here(
+            settings, device or settings.device, list_name, family, dtype, policy, limit, output is not None
+        )
     else:
         asked = {"list": list_name, "family": family, "dtype": dtype, "policy": policy, "limit": limit}
+        asked["detail"] = output is not None or None
         with Remote(server) as remote:
             answer = remote.get("/v1/reports/worth", device=device, **asked)
+    if output is not None:
+        write_file(output, iter([worth_page(answer, now()).encode()]))
+        if str(output) != "-":
+            tell(f"wrote {output}, {output.stat().st_size:,} bytes")
     if as_json:
         print_json(answer)
-    else:
+    elif output is None:
         typer.echo(worth_text(answer))
 
 
@@ -88,7 +101,7 @@ def diff(
 
 def _report_here(
     settings: Settings, selector: str, list_name: str | None, family: str | None, dtype: str | None,
-    policy: str | None, limit: int,
+    policy: str | None, limit: int, detail: bool,
 ) -> dict[str, Any]:  # fmt: skip
     with reading(open_database(settings)) as connection:
         device = classes(connection).resolve(selector)
@@ -101,7 +114,9 @@ def _report_here(
                     "tuning's id"
                 )
         policy_id = policy or MeasurementPolicy.of(device.vendor).id
-        return worth_report(connection, worth.Scope(str(device), policy_id, problems, family, dtype), limit)
+        return worth_report(
+            connection, worth.Scope(str(device), policy_id, problems, family, dtype), limit, detail
+        )
 
 
 def add_to(app: typer.Typer) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from backends.registry import matching_devices
-from service.commands.common import Device, Index, OwnDevice, out
+from service.commands.common import Device, Index, OwnDevice, input_path, out
 from service.device_lock import DeviceLock, locks_folder
 from service.logs import log_to_stderr
 from service.settings import Settings
@@ -93,7 +93,7 @@ def worker(
 
 
 def demo(
-    file: Annotated[Path, typer.Argument(help="A captured file of problems.")],
+    file: Annotated[Path, typer.Argument(help="A captured file of problems; - reads standard input.")],
     folder: Annotated[Path, typer.Option(help="Where database, exports and log are kept.")] = Path(".demo"),
     device: Device = None,
     max_gflop: Annotated[float, typer.Option(help="Leave out problems over this many GFLOP.")] = 2.5,
@@ -104,7 +104,7 @@ def demo(
 
     settings = Settings()
     budget = settings.seconds_per_problem if seconds is None else seconds
-    run(file, folder, device or settings.device, max_gflop, budget, out)
+    run(input_path(file), folder, device or settings.device, max_gflop, budget, out)
 
 
 def add_to(app: typer.Typer) -> None:

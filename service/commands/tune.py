@@ -14,6 +14,7 @@ from service.commands.campaigns import Asked, Done, tune_here, tune_there
 from service.commands.common import (
     FAILED,
     INTERRUPTED,
+    OK,
     Effort,
     FormatName,
     Index,
@@ -29,10 +30,11 @@ from service.commands.common import (
     Tp,
     err,
     imported_json,
-    input_code,
+    input_path,
     out,
     print_json,
     read_input,
+    tell_rejected,
     workspace_limit,
 )
 from service.formats.core.base import Imported, ImportedProblem
@@ -44,7 +46,8 @@ from tuners.strategies import STRATEGIES
 
 def tune(
     file: Annotated[
-        Path | None, typer.Argument(help="A file of problems; without it, give --m --n --k.")
+        Path | None,
+        typer.Argument(help="A file of problems (- reads standard input); without it, give --m --n --k."),
     ] = None,
     m: Annotated[int | None, typer.Option(help="Rows of the row-major output.")] = None,
     n: Annotated[int | None, typer.Option(help="Columns of the row-major output.")] = None,
@@ -130,11 +133,15 @@ def tune(
     }  # fmt: skip
     given = {name: value for name, value in one.items() if value is not None}
     read = _input(file, format_name, given, tp, tokens, layers)
-    if not read.problems:
+    rejected = len(read.rejected) + read.rejected_more
+    if not read.problems and rejected:
         if as_json:
             print_json(imported_json(read))
-        elif read.rejected:
+        else:
             out.print(report.rejected_table(read.rejected))
+        tell_rejected(rejected, file)
+        raise typer.Exit(FAILED)
+    if not read.problems:
         raise InvalidProblem(f"no problem to tune in {file}")
     if campaign_seconds is not None and (output is not None or seconds is not None):
         raise InvalidProblem(
@@ -154,9 +161,11 @@ def tune(
     asked = Asked(
         read, device or settings.device, index, mode, policy, budget, search, rule, level.name, force, output,
         total_seconds, max_gflop, silent=not progress or as_json, campaign_seconds=campaign_seconds,
+        source=None if file is None else input_path(file).name,
     )  # fmt: skip
     done = tune_here(settings, asked) if server is None else tune_there(server, asked)
     _show(read, done, as_json)
+    tell_rejected(rejected, file)
     if done.lost is not None:
         err.print(f"error: {done.lost}", style="red", highlight=False, markup=False, soft_wrap=True)
         err.print("what was measured is kept: run the same command again to go on", markup=False)
@@ -165,7 +174,7 @@ def tune(
         err.print(f"interrupted; {done.interrupted}", style="yellow", markup=False)
         raise typer.Exit(INTERRUPTED)
     failed = any(result.verdict is None for result in done.results)
-    raise typer.Exit(FAILED if failed else input_code(read))
+    raise typer.Exit(FAILED if failed else OK)
 
 
 def _input(

@@ -36,6 +36,9 @@ mislead are omitted; the export reports their number by reason: a TIE or a LOSS 
 good), a solution that the target cannot name, another build, a row that the target cannot tell from another
 one (the report names the one that stands). An export that makes no sense as asked is refused.
 
+`json`, `jsonl` and `csv` have the call count of each problem, as imported files and tunings counted it.
+`gemmtune export measurements` writes every stored outcome of every candidate instead: [data](data.md).
+
 | format | read | written | what |
 |---|---|---|---|
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,9 @@ from backends.problem import GemmProblem
 from service.formats import ReadOptions, read_file
 from service.formats.core.base import Imported, ImportedProblem, printable
 from service.formats.model.config import Merge, merges_of
+
+#: What a model is called on a hub: OWNER/NAME.
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 #: The format of a model's description.
 FORMAT = "model-config"
@@ -62,6 +66,7 @@ class ModelPlan:
 def read_model(path: Path, options: ReadOptions) -> ModelPlan:
     """The model of a config.json, or of the folder that holds one. Raises ReadError for a file that is none,
     for an architecture or a quantisation that is not supported, and for devices that do not divide it."""
+    check_not_hub(path)
     file = path / "config.json" if path.is_dir() else path
     read = read_file(file, FORMAT, options)
     if not read.problems:
@@ -74,3 +79,16 @@ def read_model(path: Path, options: ReadOptions) -> ModelPlan:
         ways = {way: read_model(path, replace(options, layers=way)) for way in ("fused", "split")}
         merges = merges_of(json.loads(file.read_bytes()), options)
     return ModelPlan(name or "model", options.tensor_parallel, read, options.layers, ways, merges)
+
+
+def check_not_hub(path: Path) -> None:
+    """Raises ReadError for a model's name on a hub, such as meta-llama/Llama-3-8B, in place of a file."""
+    name = str(path)
+    if path.suffix == ".json" or not _HUB_NAME.fullmatch(name) or path.exists():
+        return
+    folder = name.rpartition("/")[2]
+    raise ReadError(
+        f"there is no file or folder {name}. If it is a model's name on a hub: gemmtune uses no network. "
+        f"Download the model's config.json, a few kB without weights (hf download {name} config.json "
+        f"--local-dir {folder}), and name its folder: gemmtune model {folder} --for ..."
+    )

@@ -63,6 +63,11 @@ _FAULTS: dict[int, tuple[str, str, str, str, dict[str, Any]]] = {
         "Unexpected; the service's log has the request's id", "unexpected", "Unexpected error",
         "the service's log tells more under this request's id", {},
     ),
+    501: (
+        "The service has not what writes such a file", "not-installed",
+        "The service has not what this needs",
+        "Parquet is written with pyarrow, which is not installed: pip install 'gemmtune[parquet]'", {},
+    ),
     503: (
         "The database does not answer (Retry-After), or its schema is another version's",
         "database-unavailable", "The database does not answer",

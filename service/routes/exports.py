@@ -141,10 +141,10 @@ def _file(
         raise errors.nothing_to_export(reason, _report(format_name, chosen, made.report))
     named = {"Content-Disposition": f'attachment; filename="{made.name}"'}
     pieces = Spool(begun, made.pieces).pieces(place.release)
-    return _File(pieces, headers={**headers, **named}, media_type=made.media_type)
+    return ClosedStream(pieces, headers={**headers, **named}, media_type=made.media_type)
 
 
-class _File(StreamingResponse):
+class ClosedStream(StreamingResponse):
     """A stream whose iterator is closed with the response, not when it is collected."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -53,7 +53,36 @@ WORTH: dict[str, Any] = {
             }
         ],
     },
-}
+    "detail": {
+        "distribution": [
+            {"low": 1.0, "high": 1.02, "problems": 1}, {"low": 1.02, "high": None, "problems": 3},
+        ],
+        "curve": [{"p": 1.0, "share": 1.0, "time_share": 1.0}, {"p": 2.0, "share": 0.25, "time_share": 0.4}],
+        "roofline": {
+            "bytes_per_second": 4.2e12,
+            "flops_per_second": {"bf16": 7.8e14},
+            "problems": [
+                {
+                    "problem_id": PROBLEM_ID, "dtype": "bf16", "intensity": 15.9, "flops_per_second": 5.1e13,
+                    "baseline_flops_per_second": 3.4e13, "share": 0.76, "binds": "memory",
+                }
+            ],
+        },
+        "gains": [
+            {
+                "problem_id": PROBLEM_ID, "problem": PROBLEM, "calls": 32, "baseline_name": "torch",
+                "baseline_seconds": 1.6e-05, "family": "gemv", "seconds": 1.1e-05, "speedup": 1.45,
+                "saved_seconds": 0.00016, "roofline_share": 0.76,
+            }
+        ],
+        "environments": [
+            {
+                "environment_id": _ENVIRONMENT, "problems": 4, "present": True,
+                "environment": {"product": "AMD EPYC 9B14", "libraries": {"blas": "openblas 0.3.31"}},
+            }
+        ],
+    },
+}  # fmt: skip
 
 DIFF: dict[str, Any] = {
     "device_class": DEVICE_CLASS,

@@ -50,17 +50,22 @@ def report_worth(
     ] = None,
     dtype: Annotated[str | None, Query(min_length=1, max_length=40, description="Of A.")] = None,
     policy: Policy = None,
+    detail: Annotated[
+        bool,
+        Query(description="Also the distribution, the curve of fast_p, the roofline, the largest gains."),
+    ] = False,
 ) -> Response:
     """What tuning is worth on a device class: call-weighted seconds saved, the shares of problems with a
     speed-up of at least p (fast_p), the problems to tune next with their expected saving, and rows that are
-    stale. `limit` is the number of untuned problems and of stale rows that are listed."""
+    stale. `limit` is the number of untuned problems, of stale rows and of gains that are
+    listed."""
     found = service.read(service.device_class, service.selector(device))
     problems = None
     if list_name is not None:
         problems = deps.found("list", list_name, service.read(worth.find_list, list_name))
     policy_id = policy_of(policy, None, None, found.vendor)
     scope = worth.Scope(str(found), policy_id, problems, family, dtype)
-    return answer(service.read(worth_report, scope, limit))
+    return answer(service.read(worth_report, scope, limit, detail))
 
 
 _ENVIRONMENT = Query(min_length=1, max_length=250, description="An environment's id, or the hash at its end.")

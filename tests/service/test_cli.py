@@ -111,7 +111,8 @@ def test_a_file_with_bad_lines_is_tuned_and_the_exit_code_says_so(
         b"GemmTunableOp_float_N"
     )
     code, out, err = run(kernels, "tune", str(path), *FEW, "--max-gflop", "1", "--json")
-    assert code == 3, err
+    assert code == 0, err
+    assert "2 lines of" in err
     answer = json.loads(out)
     assert answer["format"] == "tunableop-untuned"
     assert [(p["m"], p["n"], p["k"], p["count"]) for p in answer["problems"]] == [

@@ -11,7 +11,7 @@ import pytest
 from backends.problem import GemmProblem, from_linear
 from backends.wire import problem_from_wire
 from service import follow
-from service.demo import running, wait_for_worker
+from service.demo import LOG, running, wait_for_worker
 from service.remote import Remote
 from tests.backends.hip.on_host.build import variables
 from tests.service.worker_program import wait
@@ -41,7 +41,7 @@ def service(rocm: Path, folder: Path) -> Iterator[Remote]:
             patch.setenv(name, value)
         patch.setenv("GEMMTUNE_CACHE_DIR", str(folder / "cache"))
         with running(folder, "hip") as address, Remote(address) as remote:
-            wait_for_worker(remote, "hip")
+            wait_for_worker(remote, "hip", folder / LOG, 0)
             yield remote
 
 

@@ -357,23 +357,21 @@ class _ResultCells:
     """A row's cells in the order of RESULT_COLUMNS; the cells of values that rows share are made once."""
 
     def __init__(self) -> None:
-        self._environments: Texts[Environment] = Texts(
-            lambda e: f"{_cell(str(e.device_class))},{_cell(e.id)}"
-        )
-        self._policies: Texts[MeasurementPolicy] = Texts(lambda policy: _cell(policy.id))
+        self._environments: Texts[Environment] = Texts(lambda e: f"{cell(str(e.device_class))},{cell(e.id)}")
+        self._policies: Texts[MeasurementPolicy] = Texts(lambda policy: cell(policy.id))
         self._solutions: Texts[Solution] = Texts(_solution_cells)
-        self._baselines: Texts[Solution] = Texts(lambda solution: _cell(solution.id))
+        self._baselines: Texts[Solution] = Texts(lambda solution: cell(solution.id))
 
     def of(self, row: ExportRow) -> str:
         """The cells of a row."""
         low, mid, high = map(_figure, row.speedup or (None, None, None))
         baseline = "" if row.baseline is None else self._baselines.of(row.baseline)
         return (
-            f"{row.count},{_cell(problem_text(row.problem)[0])},{self._environments.of(row.environment)},"
+            f"{row.count},{cell(problem_text(row.problem)[0])},{self._environments.of(row.environment)},"
             f"{self._policies.of(row.policy)},{self._solutions.of(row.solution)},"
-            f"{baseline},{_cell(row.baseline_name)},{row.judgement},"
+            f"{baseline},{cell(row.baseline_name)},{row.judgement},"
             f"{_figure(row.seconds)},{_figure(row.baseline_seconds)},{low},{mid},{high},{row.rounds},"
-            f"{_cell(row.session or '')},{_cell(row.decided_at or '')},{row.provenance},{_cell(row.source)}"
+            f"{cell(row.session or '')},{cell(row.decided_at or '')},{row.provenance},{cell(row.source)}"
         )
 
 
@@ -386,10 +384,10 @@ def _solution_cells(solution: Solution) -> str:
     deterministic = "" if solution.deterministic is None else str(solution.deterministic).lower()
     texts = (solution.family, str(solution.version), dumps(dict(solution.parameters)), solution.build or "")
     cells = (*texts, solution.id, str(solution.workspace_bytes), deterministic)
-    return ",".join(map(_cell, cells))
+    return ",".join(map(cell, cells))
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
     """A text as a cell: no formula, no line break, quoted where necessary."""
     if not text.isprintable():
         text = "".join(c if c.isprintable() else " " for c in text)

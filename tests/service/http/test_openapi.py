@@ -29,6 +29,8 @@ ADDRESSES = {
     "/v1/problems/{problem_id}/measurements": {"get"},
     "/v1/imports/{format_name}": {"post"},
     "/v1/exports/{format_name}": {"get"},
+    "/v1/measurements": {"get"},
+    "/v1/measurements/card": {"get"},
     "/v1/reports/worth": {"get"},
     "/v1/leaderboard": {"get"},
     "/v1/ceilings": {"get"},
