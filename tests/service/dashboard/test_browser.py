@@ -305,9 +305,9 @@ def test_a_failed_job_shows_its_evidence(watched: Watched) -> None:
     page = watched.show("/fleet")
     page.get_by_text("the device process ended: crash").click()
     expect(page.get_by_text("cudaErrorIllegalAddress")).to_be_visible()
-    page.locator("select[name=state]").select_option("queued")
-    expect(page).to_have_url(re.compile("state=queued"))
-    expect(page.get_by_role("region", name="Jobs queued")).to_contain_text("bf16")
+    page.locator("select[name=state]").select_option("succeeded")
+    expect(page).to_have_url(re.compile("state=succeeded"))
+    expect(page.get_by_role("region", name="Jobs succeeded")).to_contain_text("bf16")
     watched.check()
 
 
