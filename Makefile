@@ -31,7 +31,7 @@ test: dev
 
 # The inner loop: no compiler, no processes, SQLite only.
 quick: dev
-	@PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest $(SIDE_BY_SIDE) -q -m "not cuda and not hip and not exhaustive and not compiler and not process and not postgres and not image and not torch and not mounts and not clang"
+	@PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest $(SIDE_BY_SIDE) -q -m "not cuda and not hip and not exhaustive and not compiler and not process and not postgres and not image and not browser and not torch and not mounts and not clang"
 
 # Runs in full the grids that `make test` samples; records the date and the commit of a run that passed.
 exhaustive: dev

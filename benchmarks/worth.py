@@ -28,17 +28,18 @@ from service.startup import open_database, upgrade
 from service.worth import worth_report
 from tests.postgres import PostgresServer
 from tests.service.formats.contract_inputs import H200, TORCH
+from tuners.policy import MeasurementPolicy
 
 REPEATS = 5
 
 
-def fill(engine: Engine, rows: int, measurements: int) -> None:
+def fill(engine: Engine, rows: int, measurements: int, policy: MeasurementPolicy = POLICY) -> None:
     """Best rows with their measurements, as many problems without one, and the calls of all in one file."""
     rest = problems()
     tuned, untuned = list(islice(rest, rows)), list(islice(rest, rows))
     with writing(engine) as connection:
         put_solutions(connection, [TORCH, WINNER, OTHER])
-    stored.fill_class(engine, H200, tuned, WINNER, POLICY, baseline=TORCH)
+    stored.fill_class(engine, H200, tuned, WINNER, policy, baseline=TORCH)
     choose, at = random.Random(0), now()
     made = {
         "kind": "imported",

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, delete, exists, select, update
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, delete, exists, select, update
 
 from backends.problem import GemmProblem
 from backends.wire import problem_to_wire
@@ -114,13 +114,17 @@ def refresh_winners(connection: Connection, solution_ids: Sequence[str]) -> None
         touch(connection, class_id)
 
 
-def _weights_query() -> Any:
-    """The verdicts that best rows may show: not of judged kernels, nor of devices apart from their class."""
-    outlier = exists().where(
+def of_outlier() -> ColumnElement[bool]:
+    """The condition that a verdict's environment is of a device apart from its class."""
+    return exists().where(
         _outlier.c.device_class_id == _verdict.c.device_class_id,
         _outlier.c.uuid == _environment.c.uuid,
         _outlier.c.differs,
     )
+
+
+def _weights_query() -> Any:
+    """The verdicts that best rows may show: not of judged kernels, nor of devices apart from their class."""
     query = select(
         _verdict.c.number,
         _verdict.c.problem_id,
@@ -135,7 +139,7 @@ def _weights_query() -> Any:
     return (
         query.join(_session, _session.c.id == _verdict.c.session_id)
         .join(_environment, _environment.c.id == _session.c.environment_id)
-        .where(~outlier, unjudged())
+        .where(~of_outlier(), unjudged())
     )
 
 

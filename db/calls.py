@@ -11,7 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Select, Subquery, case, func, select, union_all
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    FromClause,
+    Select,
+    Subquery,
+    case,
+    func,
+    select,
+    union_all,
+)
 
 from db import models
 from db.values import among, chunks, table
@@ -49,6 +59,27 @@ def calls_by_problem(device_class_id: str, problems: ProblemList | None = None) 
     if problems is None or problems.tuning_number is not None:
         parts.append(_tuned(device_class_id, problems))
     return _most(parts)
+
+
+def calls_of_problem(device_class_id: str, verdicts: FromClause) -> ColumnElement[int]:
+    """calls_by_problem() without a list, for the problem of each row of a query over `verdicts`."""
+    counted = func.sum(_key.c.count)
+    imported = (
+        select(case((counted > 0, counted), else_=1).label("calls"))
+        .join(_provenance, _provenance.c.number == _key.c.provenance_number)
+        .where(_key.c.problem_id == verdicts.c.problem_id)
+        .where(_provenance.c.device_class_id.in_(("", device_class_id)))
+        .group_by(_key.c.format)
+        .correlate(verdicts)
+    )
+    tuned = (
+        select(func.max(_link.c.count))
+        .join(_job, _job.c.number == _link.c.job_number)
+        .where(_job.c.problem_id == verdicts.c.problem_id, _job.c.device_class_id == device_class_id)
+        .correlate(verdicts)
+    )
+    both = union_all(imported, tuned).subquery()
+    return select(func.max(both.c.calls)).scalar_subquery()
 
 
 def count_calls(connection: Connection, device_class_id: str, problem_ids: Sequence[str]) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
 import threading
@@ -167,6 +168,7 @@ def _prepare_sqlite(engine: Engine, file: SqliteFile) -> None:
         _use_wal(connection)
         connection.execute("PRAGMA synchronous=FULL")  # acknowledged commits survive a power failure
         connection.execute("PRAGMA foreign_keys=ON")
+        _add_logarithm(connection)
         file.opened()
         record.info["file"] = file
 
@@ -175,6 +177,14 @@ def _prepare_sqlite(engine: Engine, file: SqliteFile) -> None:
         # A writer takes the write lock at BEGIN: a transaction that has already read cannot wait for it.
         write = connection.get_execution_options().get("gemmtune_write")
         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+
+def _add_logarithm(connection: Any) -> None:
+    """ln(), where this SQLite was built without mathematical functions."""
+    try:
+        connection.execute("SELECT ln(1.0)").fetchone()
+    except sqlite3.OperationalError:
+        connection.create_function("ln", 1, math.log, deterministic=True)
 
 
 def _use_wal(connection: Any) -> None:

@@ -131,8 +131,9 @@ def measurements(
 
 
 def leaderboard(connection: Connection, session_id: str) -> list[Row]:
-    """One row per solution of a session: its last outcome of each phase, the fastest first (finals before
-    screenings, because finalists were raced side by side), failures last."""
+    """One row per solution of a session: its last outcome of each phase. Ordered by the seconds that are
+    shown, the fastest first, whether they are of the final or of the screening; failures, those of a proof
+    too, last."""
     query = (
         select(_measurement, *_solution_columns())
         .join(_solution, _solution.c.id == _measurement.c.solution_id)
@@ -143,15 +144,21 @@ def leaderboard(connection: Connection, session_id: str) -> list[Row]:
     for row in _rows(connection, query):
         seen = rows.setdefault(row["solution_id"], {**_with_solution(row), "phases": {}})
         seen["phases"][row["phase"]] = {n: row[n] for n in ("status", "seconds", "take")}
+        if row["evidence"].get("resources"):
+            seen["resources"] = row["evidence"]["resources"]
         if row["phase"] != "proof":
             seen.update({n: row[n] for n in ("phase", "status", "seconds", "samples", "evidence")})
-    order = {"final": 0, "screen": 1}
 
     def place(row: Row) -> tuple[Any, ...]:
-        timed = row["seconds"] is not None and row["status"] in ("ok", "pruned", "unstable")
-        return (not timed, order.get(row["phase"], 2), row["seconds"] or 0.0, row["solution_id"])
+        right = all(one["status"] in ("ok", "pruned", "unstable") for one in row["phases"].values())
+        return (row["seconds"] is None or not right, row["seconds"] or 0.0, row["solution_id"])
 
     return sorted(rows.values(), key=place)
+
+
+def session_verdict(connection: Connection, session_id: str) -> Any | None:
+    """The values of a session's verdict."""
+    return connection.execute(select(_verdict.c.content).where(_verdict.c.session_id == session_id)).scalar()
 
 
 def session(connection: Connection, session_id: str) -> Row | None:

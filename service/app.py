@@ -27,6 +27,7 @@ from db.engine import open_engine
 from db.lookup import open_lookup
 from service import errors, measured, records, schemas
 from service.binaries import Binaries
+from service.board_cache import BoardCache
 from service.bundle_builds import BundleBuilds
 from service.deps import Operations, Service, TuningService
 from service.event_hub import EventHub
@@ -46,8 +47,10 @@ from service.routes import (
     fleet,
     health,
     imports,
+    leaderboard,
     login,
     measurements,
+    pages,
     problems,
     provenance,
     reports,
@@ -69,9 +72,8 @@ _TAGS = [
     {"name": "operations", "description": "Is the service well?"},
 ]
 _ROUTES = (
-    best, tunings, problems, measurements, binaries, bundles, imports, exports, reports, provenance, devices,
-    fleet,
-    login, health,
+    best, tunings, problems, measurements, binaries, bundles, imports, exports, reports, leaderboard,
+    provenance, devices, fleet, login, health, pages,
 )  # fmt: skip
 _DESCRIPTION = (
     "Which way of running this GEMM is fastest and right on this device? Errors are RFC 9457 problem "
@@ -132,6 +134,7 @@ def create_app(
         openapi_tags=_TAGS,
         lifespan=lifespan,
         redirect_slashes=False,
+        docs_url=None,  # pages of our own show it, without another host
         redoc_url=None,
         generate_unique_id_function=lambda route: route.name,
     )
@@ -145,6 +148,7 @@ def create_app(
     app.state.keyring = Keyring(lambda: app.state.service.read(keys.valid))
     app.state.uploads = Uploads(settings) if uploads is None else uploads
     app.state.binaries = Binaries(settings)
+    app.state.boards = BoardCache()
     app.state.bundles = BundleBuilds(settings, app.state.binaries)
     errors.install(app, settings.retry_after_seconds, app.state.operations.allowed)
     app.router.routes.append(best.hot_route())  # first: routes are matched in order
@@ -153,6 +157,7 @@ def create_app(
     plain = frozenset({best.PATH, bundles.PATH, measured.PATH})
     app.add_middleware(Compressed, minimum_size=settings.compress_bytes, plain=plain)
     app.add_middleware(Headed)
+    app.state.keys_required = keys_required(settings)
     rules = _rules(app, settings)
     app.add_middleware(Guarded, rules=rules, retry_after=settings.retry_after_seconds)
     if rules.origins:

@@ -338,8 +338,12 @@ def pointer(*path: str | int) -> str:
 
 def answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A JSON response. Infinities and NaN become null."""
+    return Response(json_bytes(value), status, headers, "application/json")
+
+
+def json_bytes(value: Any) -> bytes:
+    """A value as JSON. Infinities and NaN become null."""
     try:
-        text = orjson.dumps(value)
+        return orjson.dumps(value)
     except TypeError:  # an integer beyond 64 bits, in a candidate's evidence
-        text = json.dumps(value).encode()
-    return Response(text, status, headers, "application/json")
+        return json.dumps(value).encode()

@@ -13,10 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from starlette.requests import cookie_parser
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from backends.errors import GemmtuneError
 from service import errors
+from service.dashboard.assets import PREFIX
+from service.dashboard.pages import is_page, login_address
 from service.errors import fault_of, problem_response
 from service.hosts import AllowedHosts, is_same_origin
 from service.keys import ADMIN, IMPORT, READ, TUNE, Key, Keyring, Rate
@@ -85,7 +88,10 @@ class Guarded:
             await self._check(scope, method, path)
         except GemmtuneError as error:
             fault = fault_of(error)
-            response = problem_response(fault, path, scope.get("request_id", ""), self._retry_after)
+            response: Response = problem_response(fault, path, scope.get("request_id", ""), self._retry_after)
+            if fault.status == 401 and _is_shown(scope):
+                query = scope["query_string"].decode("latin-1")
+                response = RedirectResponse(login_address(path, query), 303, {"Cache-Control": "no-store"})
             await response(scope, receive, send)
             if changes:
                 _tell(scope, fault.status)
@@ -149,7 +155,7 @@ class Guarded:
         another site can set. Raises Refused."""
         path, keyring = scope["path"], self._rules.keyring
         assert keyring is not None
-        if path == LOGIN:
+        if path == LOGIN or (scope["method"] in _SAFE and path.startswith(PREFIX)):
             return False
         login = None
         key = None if authorization is None else keyring.known(authorization)
@@ -181,6 +187,12 @@ class Guarded:
         if path != LOGOUT and not key.may(needed):
             raise errors.out_of_scope(needed, key.scopes)
         return login is None
+
+
+def _is_shown(scope: Scope) -> bool:
+    """Whether a browser asks for a page, to show it."""
+    accepted = next((value for name, value in scope["headers"] if name == b"accept"), b"")
+    return scope["method"] in _SAFE and b"text/html" in accepted and is_page(scope["path"])
 
 
 def _tell(scope: Scope, status: int) -> None:

@@ -65,17 +65,41 @@ def make_cursor(kind: str, number: int) -> str:
     return base64.urlsafe_b64encode(orjson.dumps([kind, number])).decode().rstrip("=")
 
 
+def make_place(kind: str, value: float, number: int) -> str:
+    """A cursor of a list that is ordered by a value, for the page after the row with these two."""
+    return base64.urlsafe_b64encode(orjson.dumps([kind, number, value])).decode().rstrip("=")
+
+
+def read_place(text: str, kind: str, parameter: str = "cursor") -> tuple[float, int]:
+    """The value and the number of make_place(). Raises 422 for a cursor that is not of this list."""
+    parts = _decoded(text)
+    if len(parts) == 3 and parts[0] == kind and _is_number(parts[1]) and isinstance(parts[2], float):
+        return parts[2], parts[1]
+    raise _no_cursor(parameter)
+
+
 def _read_cursor(text: str, kind: str, parameter: str) -> int:
+    parts = _decoded(text)
+    if len(parts) == 2 and parts[0] == kind and _is_number(parts[1]):
+        return int(parts[1])
+    raise _no_cursor(parameter)
+
+
+def _decoded(text: str) -> list[Any]:
     try:
         padded = text.encode("ascii") + b"=" * (-len(text) % 4)
         value = orjson.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
     except (ValueError, binascii.Error):
-        value = None
-    if isinstance(value, list) and len(value) == 2 and value[0] == kind:
-        number = value[1]
-        if isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= _LARGEST:
-            return number
-    raise errors.bad_parameter(
+        return []
+    return value if isinstance(value, list) else []
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST
+
+
+def _no_cursor(parameter: str) -> errors.Refused:
+    return errors.bad_parameter(
         parameter, "this is no cursor of this list; take next_cursor of a page as it is"
     )
 

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from service.answers import SEARCH_ENDED, Answer, Solution, Status, TuningLinks, Verdict
 from service.schemas import CountedProblem
+from service.standing import Standing
 
 # ---- what is stored ------------------------------------------------------------------------------
 
@@ -105,15 +106,29 @@ class PhaseResult(Answer):
     take: int
 
 
+class SampleInterval(Answer):
+    """The median of a candidate's samples with its interval; an end that they do not bound is null."""
+
+    low: float | None
+    mid: float
+    high: float | None
+
+
 class Ranked(Answer):
-    """A candidate's place: finals before screenings, failures last."""
+    """A candidate's place by `seconds`, the fastest first, failures last. `phase` says where they were
+    taken: only times of finals are of interleaved rounds. `reason` says why it did not win. `resources` are
+    the compiled kernel's."""
 
     rank: int
     solution: Solution
+    standing: Literal[tuple(Standing)]  # type: ignore[valid-type]
+    reason: str
     phase: Phase
     status: OutcomeStatus
     seconds: float | None
+    interval: SampleInterval | None = Field(description="At the session's confidence.")
     samples: list[float]
+    resources: dict[str, Any] | None
     evidence: dict[str, Any]
     phases: dict[str, PhaseResult]
 
@@ -122,6 +137,7 @@ class Leaderboard(Answer):
     """Every candidate of a session once; the session is null where the problem was never measured."""
 
     session: Session | None
+    verdict: Verdict | None
     items: list[Ranked]
 
 

@@ -207,14 +207,19 @@ LEADERBOARD: dict[str, Any] = {
         "created_at": "2025-01-01T12:00:00.000Z",
         "ended_at": "2025-01-01T12:00:04.000Z",
     },
+    "verdict": _VERDICT,
     "items": [
         {
             "rank": 1,
             "solution": SOLUTION,
+            "standing": "winner",
+            "reason": _VERDICT["reason"],
             "phase": "final",
             "status": "ok",
             "seconds": 0.00079,
+            "interval": {"low": None, "mid": 0.00079, "high": None},
             "samples": [0.00079],
+            "resources": {"registers": 64, "shared_bytes": 0, "threads": 128},
             "evidence": {},
             "phases": {
                 "screen": {"status": "ok", "seconds": 0.0008, "take": 0},

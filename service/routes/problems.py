@@ -99,7 +99,8 @@ def get_measurements(
     ] = "outcomes",
 ) -> Response:
     """Every outcome of a problem in the order stored: what was right and how fast, what failed and why. Or
-    the leaderboard of a session: every candidate once, the fastest first."""
+    the leaderboard of a session: every candidate once, the fastest first, with its interval and the reason
+    why it did not win."""
     name = identifier("problem", problem_id)
     found("problem", name, service.read(queries.problem, name))
     class_id = None if device is None else str(service.read(service.device_class, device))
@@ -128,5 +129,7 @@ def _leaderboard(
         row = service.read(queries.session, session)
         if row is None or row["problem_id"] != problem_id:
             raise errors.not_found("session of the problem", session)
-    rows = [] if row is None else service.read(queries.leaderboard, row["id"])
-    return leaderboard_view(row, rows)
+    if row is None:
+        return leaderboard_view(None, [])
+    rows = service.read(queries.leaderboard, row["id"])
+    return leaderboard_view(row, rows, service.read(queries.session_verdict, row["id"]))

@@ -8,6 +8,7 @@ from typing import Any
 from db.liveness import LIVE
 from service.exports import stored_problem
 from service.formats.core.row_text import problem_wire
+from service.standing import confidence_of, interval, standing
 from tuners.budget import StopReason
 
 Row = Mapping[str, Any]
@@ -107,13 +108,32 @@ def measurement_view(row: Row) -> dict[str, Any]:
     return {**{name: row[name] for name in names}, "device_class": row["device_class_id"]}
 
 
-def leaderboard_view(session: Row | None, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def leaderboard_view(
+    session: Row | None, rows: list[dict[str, Any]], verdict: Row | None = None
+) -> dict[str, Any]:
     """records.Leaderboard."""
     names = ("solution", "phase", "status", "seconds", "samples", "evidence", "phases")
+    confidence = confidence_of(None if session is None else session["request"])
+    winner = next(
+        (row for row in rows if verdict is not None and row["solution_id"] == verdict["winner"]), None
+    )
+    taken = {} if winner is None else {n: one["seconds"] for n, one in winner["phases"].items()}
+    items = []
+    for rank, row in enumerate(rows, 1):
+        stands, reason = standing(row, verdict, taken)
+        items.append(
+            {
+                "rank": rank,
+                **{name: row[name] for name in names},
+                "interval": interval(row["samples"], confidence),
+                "standing": stands.value,
+                "reason": reason,
+                "resources": row.get("resources"),
+            }
+        )
     return {
-        "session": None if session is None else session_view(session),
-        "items": [{"rank": rank, **{name: row[name] for name in names}} for rank, row in enumerate(rows, 1)],
-    }
+        "session": None if session is None else session_view(session), "verdict": verdict, "items": items,
+    }  # fmt: skip
 
 
 def session_view(row: Row) -> dict[str, Any]:

@@ -257,6 +257,6 @@ def test_alternatives_are_timed_finalists_first_without_failed_ones(engine: Engi
         ("screen", FAST.id), ("screen", BASELINE.id), ("screen", slow.id),
     ]  # fmt: skip
     order = [row["solution_id"] for row in board]
-    assert order[1:4] == [FAST.id, BASELINE.id, slow.id]
-    assert set(order[4:]) == {candidate(3).id}
-    assert set(board[1]["phases"]) == {"screen", "final", "proof"}
+    assert order[:3] == [FAST.id, BASELINE.id, slow.id]
+    assert set(order[3:]) == {liar.id, candidate(3).id}
+    assert set(board[0]["phases"]) == {"screen", "final", "proof"}

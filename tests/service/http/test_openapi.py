@@ -32,6 +32,8 @@ ADDRESSES = {
     "/v1/measurements": {"get"},
     "/v1/measurements/card": {"get"},
     "/v1/reports/worth": {"get"},
+    "/v1/leaderboard": {"get"},
+    "/v1/ceilings": {"get"},
     "/v1/diff": {"get"},
     "/v1/devices": {"get"},
     "/v1/environments": {"get"},

@@ -1,0 +1,234 @@
+"""How long the pages take on a large database: 20,000 best rows, a million measurements, 200 pages open.
+
+    python -m benchmarks.pages [--rows 20000] [--measurements 1000000] [--database URL] [--postgres] [--no-browser]
+
+The server is a process of its own, as `gemmtune serve --no-worker` runs it. First byte: of each address that a
+page asks. Interactive: from the navigation until a page shows its data, in Debian's Chromium, with an empty
+cache. `open`: so many clients that follow a tuning's events while the addresses are asked again. Bytes of a page
+are those that come over the network. --database keeps the filled SQLite file for another run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import os
+import random
+import re
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from backends.registry import find_device
+from benchmarks import report
+from benchmarks.api import resident, serving
+from benchmarks.worth import fill
+from db import tunings
+from db.engine import writing
+from service.requests import request_content
+from service.settings import Settings
+from service.startup import open_database, upgrade
+from tests.postgres import PostgresServer
+from tests.service.formats.contract_inputs import H200
+from tests.service.http.filled import problem
+from tuners.budget import Budget, Search
+from tuners.decide import DecisionRule
+from tuners.policy import MeasurementPolicy
+
+CLASS = str(H200.device_class)
+POLICY = MeasurementPolicy.of("cuda")
+REPEATS, OPEN, POLL_SECONDS = 9, 200, 10
+#: What an overview asks each time.
+POLLED = ("/v1/devices", "/metrics", "/v1/tunings?status=running&limit=50", "/v1/tunings?limit=20")
+DEVICE = f"device={quote(CLASS)}"
+
+
+def make(url: str, rows: int, measurements: int) -> None:
+    """Fills a new database, with a tuning that waits."""
+    settings = Settings(database_url=url)
+    upgrade(settings)
+    engine = open_database(settings)
+    fill(engine, rows, measurements, POLICY)
+    content = request_content(Budget(), Search(), DecisionRule())
+    request = tunings.Request(CLASS, POLICY.id, POLICY.to_dict(), content, 10, True)
+    with writing(engine) as connection:
+        tunings.create_tuning(connection, request, [(problem(), 1)])
+    engine.dispose()
+
+
+def first_bytes(client: httpx.Client, address: str) -> dict[str, float]:
+    """Median and worst seconds until the headers and first byte of an answer, and its bytes."""
+    times, size = [], 0
+    for _ in range(REPEATS):
+        begin = time.perf_counter()
+        with client.stream("GET", address) as response:
+            response.raise_for_status()
+            parts = response.iter_raw()
+            size = len(next(parts))
+            times.append(time.perf_counter() - begin)
+            size += sum(map(len, parts))
+    return {"median": median(times), "worst": max(times), "bytes": size}
+
+
+def addresses(client: httpx.Client) -> list[str]:
+    """Pages, and what they ask for."""
+    board = client.get(f"/v1/leaderboard?{DEVICE}&limit=1").json()
+    problem_id = board["items"][0]["problem_id"]
+    return [
+        "/", "/leaderboard", "/roofline",
+        f"/v1/leaderboard?{DEVICE}&limit=100", f"/v1/leaderboard?{DEVICE}&limit=100&sort=speedup",
+        f"/v1/leaderboard?{DEVICE}&limit=1&by=family", f"/v1/leaderboard?{DEVICE}&limit=1&by=list",
+        f"/v1/leaderboard?{DEVICE}&limit=100&list=app.csv", f"/v1/leaderboard?{DEVICE}&limit=1000",
+        f"/v1/leaderboard?{DEVICE}&limit=100&until=2100-01-01", f"/v1/ceilings?{DEVICE}",
+        f"/v1/problems/{problem_id}/measurements?view=leaderboard",
+    ]  # fmt: skip
+
+
+def in_browser(base: str, problem_id: str) -> dict[str, Any]:
+    """Page -> seconds until it shows its data, and bytes over the network."""
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415  (a package of the tests)
+
+    pages = {
+        "overview": "/", "leaderboard": f"/leaderboard?{DEVICE}", "problem": f"/leaderboard/{problem_id}?{DEVICE}",
+        "roofline": f"/roofline?{DEVICE}", "tunings": "/tunings",
+        "compare": f"/compare?a={quote(CLASS)}&b={quote(CLASS)}&b_until=2100-01-01&list=app.csv", "fleet": "/fleet",
+    }  # fmt: skip
+    found: dict[str, Any] = {}
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        for name, address in pages.items():
+            shown = [_shown(browser, base + address) for _ in range(3)]
+            times = [seconds for seconds, _ in shown]
+            found[name] = {"seconds": min(times), "all_seconds": times, "bytes": shown[-1][1]}
+        browser.close()
+    return found
+
+
+def _shown(browser: Any, address: str) -> tuple[float, int]:
+    """Seconds until a page shows its data, with an empty cache, and bytes over the network."""
+    context = browser.new_context()
+    page = context.new_page()
+    sent: list[Any] = []
+    page.on("requestfinished", lambda one: sent.append(one))  # noqa: PLW0108  (of a bound method it asks more)
+    begin = time.perf_counter()
+    page.goto(address, wait_until="commit")
+    page.locator("main table").first.wait_for()
+    seconds = time.perf_counter() - begin
+    page.wait_for_load_state("networkidle")
+    size = sum(one.sizes()["responseBodySize"] for one in sent)
+    context.close()
+    return seconds, size
+
+
+async def _page(host: str, port: int, tuning_id: str) -> None:
+    """An open page: a stream of events, and what an overview asks, again and again. By hand: a client's pool
+    takes longer for hundreds of connections than the server."""
+
+    async def connected() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection(host, port)
+
+    def ask(path: str) -> bytes:
+        return f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode()
+
+    async def follow() -> None:
+        reader, writer = await connected()
+        writer.write(ask(f"/v1/tunings/{tuning_id}/events"))
+        while await reader.read(65536):
+            pass
+
+    async def poll() -> None:
+        await asyncio.sleep(random.uniform(0, POLL_SECONDS))  # pages are not opened all at once
+        while True:
+            for path in POLLED:
+                reader, writer = await connected()
+                writer.write(ask(path))
+                await reader.read(-1)
+                writer.close()
+            await asyncio.sleep(POLL_SECONDS)
+
+    await asyncio.gather(follow(), poll())
+
+
+def open_pages(base: str, tuning_id: str) -> None:
+    """Keeps pages open until the process ends."""
+    url = httpx.URL(base)
+
+    async def all_pages() -> None:
+        await asyncio.gather(*(_page(url.host, url.port or 80, tuning_id) for _ in range(OPEN)))
+
+    asyncio.run(all_pages())
+
+
+def with_open_pages(base: str, tuning_id: str, asked: list[str]) -> dict[str, Any]:
+    """First bytes while pages are open, which another process holds."""
+    process = multiprocessing.get_context("spawn").Process(target=open_pages, args=(base, tuning_id))
+    process.start()
+    time.sleep(2 * POLL_SECONDS)
+    try:
+        with httpx.Client(base_url=base, timeout=60) as client:
+            streams = re.search(r"^gemmtune_event_streams (\S+)", client.get("/metrics").text, re.MULTILINE)
+            found: dict[str, Any] = {address: first_bytes(client, address) for address in asked}
+    finally:
+        process.terminate()
+        process.join()
+    assert streams is not None
+    return {"streams": float(streams.group(1)), **found}
+
+
+def timed(url: str, browser: bool) -> dict[str, Any]:
+    """All figures of one database."""
+    with serving(url) as (base, process):
+        with httpx.Client(base_url=base, timeout=60) as client:
+            client.get("/openapi.json")
+            before = resident(process)
+            asked = addresses(client)
+            figures: dict[str, Any] = {
+                "first_byte": {address: first_bytes(client, address) for address in asked}
+            }
+            problem_id = asked[-1].split("/")[3]
+            tuning_id = client.get("/v1/tunings?limit=1").json()["items"][0]["id"]
+        figures["server_mib"] = {"started": before, "asked": resident(process)}
+        if browser:
+            figures["interactive"] = in_browser(base, problem_id)
+        figures["open"] = with_open_pages(base, tuning_id, [*POLLED, asked[3]])
+        figures["server_mib"]["open"] = resident(process)
+    return figures
+
+
+def main() -> None:
+    """Measures and writes pages.json."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--measurements", type=int, default=1_000_000)
+    parser.add_argument("--database", type=Path, help="a SQLite file, filled if it does not exist")
+    parser.add_argument("--postgres", action="store_true", help="on a PostgreSQL server of its own as well")
+    parser.add_argument("--no-browser", action="store_true")
+    given = parser.parse_args()
+    figures: dict[str, Any] = {"rows": given.rows, "measurements": given.measurements, "open_pages": OPEN}
+    with tempfile.TemporaryDirectory() as folder:
+        path = given.database or Path(folder) / "gemmtune.sqlite"
+        url = f"sqlite:///{path.absolute()}"
+        if not path.exists():
+            make(url, given.rows, given.measurements)
+        figures["load"] = os.getloadavg()
+        figures["sqlite"] = timed(url, not given.no_browser)
+    if given.postgres:
+        postgres = PostgresServer()
+        try:
+            postgres.start()
+            url = postgres.url(postgres.create())
+            make(url, given.rows, given.measurements)
+            figures["postgresql"] = timed(url, False)
+        finally:
+            postgres.remove()
+    report.write("pages", find_device("cpu").environment, figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,293 @@
+"""Reads behind the leaderboard of problems: the database filters, sums, groups and orders the verdicts.
+
+A board is the class's best rows, or, as of a time or within some environments, the verdict of each problem
+that best rows would have shown then. Where the default stays, a problem's speed-up is 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import (
+    CTE,
+    ColumnElement,
+    Connection,
+    Float,
+    Integer,
+    Select,
+    and_,
+    case,
+    cast,
+    false,
+    func,
+    literal,
+    or_,
+    select,
+    true,
+)
+
+from db import models
+from db.best import of_outlier
+from db.calls import calls_of_problem
+from db.judged import unjudged
+from db.values import among, chunks, table
+from db.worth import Scope, calls_of
+
+_best = table(models.Best)
+_class = table(models.DeviceClass)
+_environment = table(models.Environment)
+_key = table(models.ProblemKey)
+_problem = table(models.Problem)
+_provenance = table(models.Provenance)
+_session = table(models.Session)
+_solution = table(models.Solution)
+_tuning = table(models.Tuning)
+_verdict = table(models.Verdict)
+
+#: fast_p, KernelBench's measure, as a curve: the share of problems with a speed-up of at least p.
+CURVE = (1.0, 1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0)
+#: A larger speed-up is a damaged row's: the problem counts as 1.
+_MOST = 1e9
+#: What a board is ordered by, and whether the largest comes first.
+SORTS = {
+    "saved": True,
+    "speedup": True,
+    "seconds": False,
+    "roofline": True,
+    "decided": True,
+    "problem": False,
+}
+#: What a board is grouped by.
+GROUPS = ("family", "dtype", "judgement", "list")
+#: Groups of an answer; verdicts of one type and binding ceiling that the ceilings are taken from.
+_MOST_GROUPS, _VERDICTS = 200, 32
+
+
+@dataclass(frozen=True)
+class Board:
+    """Which problems are ranked. `environment_ids`: only verdicts of these environments. `until`: as of this
+    time, a UTC time in text."""
+
+    scope: Scope
+    judgement: str | None = None
+    binds: str | None = None
+    environment_ids: tuple[str, ...] | None = None
+    until: str | None = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """A row's place in an order: its value, and its verdict's number among equal values."""
+
+    value: float
+    number: int
+
+
+def board(
+    connection: Connection, asked: Board, sort: str, descending: bool, after: Place | None, limit: int
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Aggregates of the whole board, and its rows after a place; both of one statement, so that each verdict
+    is read once. Rows have their place's `value`."""
+    rows = _rows(connection, asked, sort=sort)
+    value = _value(rows, sort)
+    page = select(rows, value.label("value"))
+    if after is not None:
+        beyond = value < after.value if descending else value > after.value
+        page = page.where(or_(beyond, and_(value == after.value, rows.c.number > after.number)))
+    page = page.order_by(value.desc() if descending else value, rows.c.number).limit(limit)
+    shown, sums = page.subquery("page"), _aggregates(rows).subquery("sums")
+    query = select(*sums.c, *shown.c).select_from(sums.join(shown, true(), isouter=True))
+    order = shown.c.value.desc() if descending else shown.c.value
+    found = [dict(row) for row in connection.execute(query.order_by(order, shown.c.number)).mappings()]
+    names = set(shown.c.keys())
+    aggregates = {name: found[0][name] for name in found[0] if name not in names}
+    items = [{name: row[name] for name in names} for row in found if row["number"] is not None]
+    return aggregates, items
+
+
+def groups(connection: Connection, asked: Board, by: str) -> list[dict[str, Any]]:
+    """The board's aggregates by family, type, judgement, or list (the source of imported files), the most
+    problems first."""
+    rows = _rows(connection, asked, by)
+    if by == "list":
+        named = (
+            select(_provenance.c.source.label("name"), _key.c.problem_id)
+            .join(_provenance, _provenance.c.number == _key.c.provenance_number)
+            .distinct()
+            .subquery()
+        )
+        name: ColumnElement[Any] = named.c.name
+        query = select(name.label("name"), *_sums(rows))
+        query = query.join(named, named.c.problem_id == rows.c.problem_id)
+    else:
+        name = rows.c[by]
+        query = select(name.label("name"), *_sums(rows))
+    query = query.group_by(name).order_by(func.count().desc(), name).limit(_MOST_GROUPS)
+    return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def verdicts(connection: Connection, numbers: Sequence[int]) -> dict[int, Mapping[str, Any]]:
+    """Number -> the verdict, with its winner's family and its session's environment."""
+    names = ("number", "session_id", "winner_id", "baseline_name", "content", "created_at")
+    found: dict[int, Mapping[str, Any]] = {}
+    for part in chunks(numbers):
+        query = (
+            select(*(_verdict.c[name] for name in names), _solution.c.family, _session.c.environment_id)
+            .join(_solution, _solution.c.id == _verdict.c.winner_id)
+            .join(_session, _session.c.id == _verdict.c.session_id)
+            .where(_verdict.c.number.in_(list(part)))
+        )
+        found |= {row["number"]: dict(row) for row in connection.execute(query).mappings()}
+    return found
+
+
+def stamp(connection: Connection, device_class_id: str) -> tuple[int, ...]:
+    """Changes whenever a board of the class may: with a best row, an imported file, or a tuning's counts."""
+    revision = select(_class.c.revision).where(_class.c.id == device_class_id).scalar_subquery()
+    files = select(func.count()).select_from(_provenance).scalar_subquery()
+    last = select(func.max(_provenance.c.number)).scalar_subquery()
+    tuning = select(func.max(_tuning.c.number)).scalar_subquery()
+    row = connection.execute(select(revision, files, last, tuning)).one()
+    return tuple(value or 0 for value in row)
+
+
+def bound_verdicts(connection: Connection, device_class_id: str, policy_id: str) -> list[Mapping[str, Any]]:
+    """Verdicts that know what share of the roofline their winner reached, in the environment of the class's
+    newest best row: the latest of each type of A and binding ceiling, with their problems."""
+    mine = and_(_best.c.device_class_id == device_class_id, _best.c.policy_id == policy_id)
+    newest = select(_best.c.environment_id).where(mine).order_by(_best.c.verdict_number.desc()).limit(1)
+    order = func.row_number().over(
+        partition_by=(_problem.c.dtype, _verdict.c.binds), order_by=_verdict.c.number.desc()
+    )
+    ranked = (
+        select(
+            _verdict.c.number, _best.c.environment_id, _problem.c.id, _problem.c.content, _verdict.c.binds,
+            _verdict.c.seconds, _verdict.c.roofline_share, order.label("place"),
+        )
+        .join(_verdict, _verdict.c.number == _best.c.verdict_number)
+        .join(_problem, _problem.c.id == _best.c.problem_id)
+        .where(mine, _best.c.environment_id == newest.scalar_subquery(), _verdict.c.roofline_share > 0)
+        .subquery()
+    )  # fmt: skip
+    query = select(ranked).where(ranked.c.place <= _VERDICTS).order_by(ranked.c.number)
+    return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def _rows(connection: Connection, asked: Board, by: str | None = None, sort: str | None = None) -> CTE:
+    """A row for each problem of the board: what is summed and ordered. The problem's type and the winner's
+    family are joined only where a filter or a group needs them."""
+    scope = asked.scope
+    mid = cast(_verdict.c.content[("speedup", "mid")].as_float(), Float)
+    speedup = case((and_(_verdict.c.judgement == "WIN", mid > 0, mid < _MOST), mid), else_=1.0)
+    names = ("number", "problem_id", "judgement", "seconds", "baseline_seconds", "roofline_share", "binds")
+    columns: list[ColumnElement[Any]] = [*(_verdict.c[name] for name in names), speedup.label("speedup")]
+    wanted = [(_verdict.c.judgement, asked.judgement), (_verdict.c.binds, asked.binds)]
+    joins: list[tuple[Any, ColumnElement[bool]]] = []
+    if scope.dtype is not None or by == "dtype" or sort == "problem":
+        columns += [_problem.c.dtype, _problem.c.number.label("met")]
+        joins.append((_problem, _problem.c.id == _verdict.c.problem_id))
+        wanted.append((_problem.c.dtype, scope.dtype))
+    if scope.family is not None or by == "family":
+        columns.append(_solution.c.family)
+        joins.append((_solution, _solution.c.id == _verdict.c.winner_id))
+        wanted.append((_solution.c.family, scope.family))
+    if scope.problems is None:
+        columns.append(calls_of_problem(scope.device_class_id, _verdict).label("calls"))
+    else:
+        calls = calls_of(scope)
+        columns.append(calls.c.calls)
+        joins.append((calls, calls.c.problem_id == _verdict.c.problem_id))
+    query = select(*columns)
+    for other, condition in joins:
+        query = query.join(other, condition)
+    query = query.where(_verdict.c.number.in_(_chosen(connection, asked)))
+    for column, value in wanted:
+        if value is not None:
+            query = query.where(column == value)
+    # Else its expressions would be read again for every sum.
+    return query.cte("board").prefix_with("MATERIALIZED")
+
+
+def _chosen(connection: Connection, asked: Board) -> Select[Any]:
+    """The numbers of the verdicts that are shown, one for each problem."""
+    scope = asked.scope
+    if asked.until is None and asked.environment_ids is None:
+        return select(_best.c.verdict_number).where(
+            _best.c.device_class_id == scope.device_class_id, _best.c.policy_id == scope.policy_id
+        )
+    # The preference among verdicts of db.best: unrestricted searches, larger budgets, the latest.
+    order = func.row_number().over(
+        partition_by=_verdict.c.problem_id,
+        order_by=(_verdict.c.restricted, _verdict.c.budget_seconds.desc(), _verdict.c.number.desc()),
+    )
+    query = (
+        select(_verdict.c.number, order.label("place"))
+        .join(_session, _session.c.id == _verdict.c.session_id)
+        .join(_environment, _environment.c.id == _session.c.environment_id)
+        .where(
+            _verdict.c.device_class_id == scope.device_class_id,
+            _verdict.c.policy_id == scope.policy_id,
+            unjudged(),
+        )
+    )
+    if asked.until is not None:
+        query = query.where(_verdict.c.created_at <= asked.until)
+    if asked.environment_ids is None:
+        query = query.where(~of_outlier())
+    else:
+        query = query.where(among(connection, _session.c.environment_id, asked.environment_ids))
+    ranked = query.subquery()
+    return select(ranked.c.number).where(ranked.c.place == 1)
+
+
+def _saved(rows: CTE) -> ColumnElement[float]:
+    calls = func.coalesce(rows.c.calls, 1)
+    return calls * rows.c.baseline_seconds * (1.0 - 1.0 / rows.c.speedup)
+
+
+def _value(rows: CTE, sort: str) -> ColumnElement[float]:
+    if sort == "problem":
+        return cast(rows.c.met, Float)
+    values: dict[str, ColumnElement[Any]] = {
+        "saved": _saved(rows),
+        "speedup": rows.c.speedup,
+        "seconds": rows.c.seconds,
+        "roofline": func.coalesce(rows.c.roofline_share, literal(-1.0)),
+        "decided": cast(rows.c.number, Float),
+    }
+    return values[sort]
+
+
+def _aggregates(rows: CTE) -> Select[Any]:
+    at_least = [_count(rows.c.speedup >= p).label(f"at_least_{place}") for place, p in enumerate(CURVE)]
+    uncounted = _count(rows.c.calls.is_(None)).label("uncounted")
+    bound = [_count(rows.c.binds == name).label(f"bound_{name}") for name in ("compute", "memory")]
+    return select(*_sums(rows), *at_least, *bound, uncounted)
+
+
+def _sums(rows: CTE) -> list[ColumnElement[Any]]:
+    calls = func.coalesce(rows.c.calls, 1)
+    judged = [
+        _count(rows.c.judgement == name).label(f"count_{name.lower()}") for name in ("WIN", "TIE", "LOSS")
+    ]
+    return [
+        func.count(rows.c.number).label("problems"),
+        *judged,
+        func.sum(func.ln(rows.c.speedup)).label("log_speedup"),
+        func.sum(calls * rows.c.baseline_seconds).label("total_baseline"),
+        func.sum(_saved(rows)).label("total_saved"),
+        func.avg(rows.c.roofline_share).label("mean_roofline"),
+        func.count(rows.c.roofline_share).label("with_roofline"),
+    ]
+
+
+def _count(condition: ColumnElement[bool]) -> ColumnElement[int]:
+    return func.coalesce(func.sum(cast(func.coalesce(condition, false()), Integer)), 0)
+
+
+def geometric_mean(log_sum: float | None, count: int) -> float | None:
+    """Of `count` values from the sum of their logarithms; None without a value."""
+    return math.exp(log_sum / count) if count and log_sum is not None else None

@@ -1,0 +1,52 @@
+/* Filters that live in the page's address, so that every view is a link. */
+
+import { get } from "./api.js";
+import { h } from "./dom.js";
+
+/** The filters of the address. */
+export function given() {
+  return Object.fromEntries(new URLSearchParams(location.search));
+}
+
+/** Writes filters into the address; empty ones are left out. */
+export function write(values, push = true) {
+  const kept = Object.entries(values).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const text = new URLSearchParams(kept).toString();
+  const url = location.pathname + (text ? `?${text}` : "");
+  if (url !== location.pathname + location.search) history[push ? "pushState" : "replaceState"](null, "", url);
+}
+
+/** A labelled choice; options are [value, text]. A value that is no option is kept as one. */
+export function choice(name, label, options, value, onchange) {
+  const known = options.some(([one]) => one === value);
+  const all = known || !value ? options : [...options, [value, value]];
+  return h("label", {}, label, h("select", { name, onchange: (event) => onchange(name, event.target.value) },
+    all.map(([one, text]) => h("option", { value: one, selected: one === (value ?? "") }, text))));
+}
+
+/** A labelled line of text; it counts once it is left, or with Enter. */
+export function entry(name, label, value, onchange, type = "text") {
+  return h("label", {}, label, h("input", { name, type, value: value ?? "", onchange: (event) => onchange(name, event.target.value) }));
+}
+
+/** Device classes with results first, as options. */
+export async function classes() {
+  const { classes: found } = await get("/v1/devices");
+  return found.sort((a, b) => (b.revision > 0) - (a.revision > 0) || b.workers - a.workers || a.id.localeCompare(b.id));
+}
+
+/** The class that the address names, or the first with results; null without any. */
+export function chosen(found, name) {
+  return name || found[0]?.id || null;
+}
+
+/** Sources of imported files: the names of lists. */
+export async function lists() {
+  const page = await get("/v1/provenance", { limit: 1000 });
+  return [...new Set(page.items.filter((one) => one.keys > 0).map((one) => one.source))].sort();
+}
+
+/** Calls when the address changes by the browser's buttons. */
+export function onback(call) {
+  window.addEventListener("popstate", call);
+}
