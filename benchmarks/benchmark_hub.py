@@ -5,8 +5,8 @@
 FOLDER holds the files of FILES, from the repository benchmark_hub of the AutoTuning Association (MIT licence);
 `--fetch` downloads what is missing there. Each file has every legal configuration (on one GPU 10,000 of them)
 of one kernel for one problem, 4096 x 4096 x 4096 in fp32, with 32 runs of each. A search sees the first 16 runs
-and is judged by the other 16. It is given what the other GPUs' fastest configurations were, and of its own a
-list of LISTED members in an order that says nothing: no portfolio, no model of the kernel. Figures as in
+and is judged by the other 16. It is given what the other GPUs' fastest configurations were, and nothing of its
+own: no list, no portfolio, no model of the kernel. (`local` begins with a list, and is left out.) Figures as in
 benchmarks/strategies.py.
 """
 
@@ -19,7 +19,7 @@ import json
 import urllib.request
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from benchmarks.strategies import QUICK_SEEDS, REMEMBERED, SEEDS, Finding, figur
 from tuners.policy import MeasurementPolicy
 from tuners.recorded_table import RecordedProblem, RecordedTable, Row
 from tuners.strategies import STRATEGIES, PriorKnowledge, PriorResult
+from tuners.strategies.options import OptionValue
 
 COMMIT = "8eeb99e7179e6838af95d392ac6c60cebfd8c434"
 SOURCE = (
@@ -41,8 +42,10 @@ SOURCE = (
 )
 PROBLEM = from_mm(4096, 4096, 4096, "fp32")
 FAMILY = "clblast-xgemm"
-#: Members of the space that are listed; searches find the others by themselves.
-LISTED = 0
+#: What is compared, with the options that let a search do without a list.
+COMPARED: Mapping[str, Mapping[str, OptionValue]] = {
+    name: {"whole": True} if name == "random" else {} for name in STRATEGIES if name != "local"
+}
 #: CLBlast's default for devices that it does not know.
 DEFAULT: Mapping[str, int] = {
     "MWG": 64, "NWG": 64, "KWG": 32, "MDIMC": 16, "NDIMC": 16, "MDIMA": 16, "NDIMB": 16, "KWI": 2,
@@ -109,7 +112,7 @@ def read(path: Path, environment: Environment) -> RecordedTable:
     try:
         with gzip.open(path) as file:
             content = json.load(file)
-        rows = _listed([_row(content["tune_params_keys"], one) for one in content["cache"].values()])
+        rows = tuple(_row(content["tune_params_keys"], one) for one in content["cache"].values())
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ReadError(f"cannot read {path} as a cache of Kernel Tuner: {error!r}") from error
     timed = [row for row in rows if row.seconds is not None]
@@ -132,12 +135,6 @@ def _row(names: Sequence[str], content: Mapping[str, Any]) -> Row:
     seconds = [float(one) / 1e3 for one in content["times"]]
     half = len(seconds) // 2
     return Row(solution, Status.OK, tuple(seconds[:half]), tuple(seconds[half:]))
-
-
-def _listed(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """The rows in the order of a hash, which says nothing of their times; the first ones are listed."""
-    ordered = sorted(rows, key=lambda row: hashlib.sha256(row.solution.id.encode()).digest())
-    return tuple(replace(row, listed=place if place < LISTED else None) for place, row in enumerate(ordered))
 
 
 def fastest_elsewhere(tables: Sequence[RecordedTable], own: RecordedTable) -> tuple[PriorResult, ...]:
@@ -165,7 +162,9 @@ def compare(
     for table in tables:
         prior = PriorKnowledge(fastest_elsewhere(tables, table))
         searched[table.environment.product] = {
-            name: [search(table, table.problems[0], name, prior, seed) for seed in range(seeds)]
+            name: [
+                search(table, table.problems[0], name, prior, seed, COMPARED[name]) for seed in range(seeds)
+            ]
             for name in names
         }
     everywhere = {name: [one for found in searched.values() for one in found[name]] for name in names}
@@ -181,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", type=Path, help="folder with the files")
     parser.add_argument("--fetch", action="store_true", help="download the files that are missing")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_SEEDS} searches a GPU, not {SEEDS}")
-    parser.add_argument("--strategy", action="append", choices=list(STRATEGIES), help="default: all")
+    parser.add_argument("--strategy", action="append", choices=list(COMPARED), help="default: all")
     parser.add_argument("--record", action="store_true", help="write benchmarks/results/benchmark-hub.json")
     given = parser.parse_args(arguments)
     missing = [name for name in FILES if not (given.folder / name).exists()]
@@ -189,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"{given.folder} lacks {', '.join(missing)}; --fetch downloads them")
     paths = fetch(given.folder)
     tables = [read(path, FILES[path.name].environment) for path in paths]
-    names = given.strategy or list(STRATEGIES)
+    names = given.strategy or list(COMPARED)
     figures = compare(tables, names, QUICK_SEEDS if given.quick else SEEDS)
     if given.record:
         document = {

@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import log2
 from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 
 import numpy as np
 
@@ -37,6 +38,7 @@ from tuners.portfolio.values import Observed, Portfolio, target_of
 from tuners.recorded import RecordedDevice, regret, steadied
 from tuners.recorded_table import RecordedProblem, RecordedTable
 from tuners.strategies import STRATEGIES, PriorKnowledge, PriorResult, SearchContext
+from tuners.strategies.options import OptionValue
 
 TABLES = Path(__file__).parent / "recorded"
 #: Numbers of candidates after which a search is looked at.
@@ -108,9 +110,14 @@ def portfolio(table: RecordedTable, problem: GemmProblem) -> tuple[Solution, ...
 
 
 def search(
-    table: RecordedTable, recorded: RecordedProblem, name: str, prior: PriorKnowledge, seed: int
+    table: RecordedTable,
+    recorded: RecordedProblem,
+    name: str,
+    prior: PriorKnowledge,
+    seed: int,
+    options: Mapping[str, OptionValue] = MappingProxyType({}),
 ) -> list[Finding]:
-    """The search of a problem by a strategy, looked at after each of STEPS."""
+    """The search of a problem by a strategy with its options, looked at after each of STEPS."""
     device = RecordedDevice(table, recorded, seed)
     task = Task(recorded.problem, table.policy, seed)
     space = device.space(task, None)
@@ -121,7 +128,7 @@ def search(
     )
     context = SearchContext(
         space.candidates, recorded.problem, table.environment, lambda origin: device.neighbours(task, origin),
-        spaces, prior.history, prior.portfolio, {}, seed,
+        spaces, prior.history, prior.portfolio, options, seed,
     )  # fmt: skip
     strategy = STRATEGIES[name](context)
     final, told = steadied(recorded, second=False), list[tuple[float, Solution]]()

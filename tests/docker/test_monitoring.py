@@ -24,6 +24,7 @@ def names_of_metrics() -> set[str]:
     gauges = {
         "jobs": {"queued": 1}, "workers": {"idle": 1}, "queues": {"cpu": (1, 2.0)},
         "heartbeats": {("cpu", "one"): 1.0}, "counts": [("cpu", WorkerCounts().to_dict())],
+        "outliers": {"cpu": 1},
     }  # fmt: skip
     process = {"event_streams": 0, "connections_in_use": 0, "failing_workers": 0}
     metrics = Metrics(lambda: gauges, lambda: process)

@@ -28,9 +28,10 @@ def pages(recorded: Recorded) -> Iterator[httpx.Client]:
         yield made
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """The browser of all tests."""
+    """The browser of a suite. Playwright's event loop runs in this thread until the suite's end, so that no
+    other suite could run one."""
     with sync_playwright() as playwright:
         made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield made
