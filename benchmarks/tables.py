@@ -123,6 +123,7 @@ def document() -> str:
         service(),
         tables_formats.section(RESULTS, source),
         tables_strategies.section(RESULTS),
+        tables_strategies.hub_section(RESULTS),
     ]
     return "\n".join([head, *cpu, *tables_cuda.sections(RESULTS)])
 

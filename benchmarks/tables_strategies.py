@@ -45,6 +45,32 @@ def section(results: Path) -> str:
     return "\n".join([*lines, "", told, ""])
 
 
+def hub_section(results: Path) -> str:
+    """The part about the spaces of benchmark_hub: regret after some candidates on every GPU."""
+    document: Document = json.loads((results / "benchmark-hub.json").read_text())
+    gpus: Mapping[str, Document] = document["strategies"]
+    steps = _steps({"strategies": gpus["all"]})
+    lines = [
+        "### On spaces that others measured\n",
+        "CLBlast's Xgemm, 4096 x 4096 x 4096 in fp32, from benchmark_hub of the AutoTuning Association: "
+        + ", ".join(
+            f"{rows:,} configurations ({name.split('.')[0]})" for name, rows in document["rows"].items()
+        )
+        + ". A search knows the fastest configurations of the other GPUs, and nothing of its own. Mean and 95th "
+        "percentile of the regret on all GPUs, and the mean after "
+        f"{steps[-1]} candidates on each.\n",
+        f"| strategy | {' | '.join(f'{step} candidates' for step in steps)} | "
+        f"{' | '.join(name for name in gpus if name != 'all')} |",
+        f"|---|{'---|' * (len(steps) + len(gpus) - 1)}",
+    ]
+    for name, found in _by_regret({"strategies": gpus["all"]}):
+        cells = [f"{at['mean_regret']:.2%} ({at['p95_regret']:.1%})" for at in found["at"].values()]
+        cells += [f"{by[name]['mean_regret']:.2%}" for gpu, by in gpus.items() if gpu != "all"]
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    told = f"`{document['command']}`, {document['measured_at'][:10]}, commit {document['commit'][:12]}"
+    return "\n".join([*lines, "", told, ""])
+
+
 def picture(results: Path) -> str:
     """The mean regrets as lines over the number of candidates timed, as SVG."""
     document = read(results)

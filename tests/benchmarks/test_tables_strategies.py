@@ -8,7 +8,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from benchmarks.report import RESULTS
-from benchmarks.tables_strategies import picture, section
+from benchmarks.tables_strategies import hub_section, picture, section
 from tuners.strategies import STRATEGIES
 
 
@@ -54,6 +54,22 @@ def test_a_line_of_the_picture_falls_where_its_regret_does(tmp_path: Path) -> No
     heights = [[float(point.split(",")[1]) for point in points] for points in lines]
     assert heights[0][0] > heights[1][0], "quick lies below slow"
     assert heights[1][1] > heights[1][0], "less regret after more candidates"
+
+
+def test_the_hubs_gpus_have_a_column_each(tmp_path: Path) -> None:
+    one, two = {"slow": found(0.04, 0.02)}, {"slow": found(0.4, 0.1)}
+    document = {
+        "rows": {"RTX_one.json.gz": 17956, "RTX_two.json.gz": 10000},
+        "strategies": {"all": {"slow": found(0.22, 0.06)}, "RTX one": one, "RTX two": two},
+        "command": "python -m benchmarks.benchmark_hub",
+        "measured_at": "2026-01-02T03:04",
+        "commit": "d" * 40,
+    }
+    (tmp_path / "benchmark-hub.json").write_text(json.dumps(document))
+    text = hub_section(tmp_path)
+    assert "17,956 configurations (RTX_one), 10,000 configurations (RTX_two)" in text
+    assert "| strategy | 20 candidates | 40 candidates | RTX one | RTX two |\n|---|---|---|---|---|\n" in text
+    assert "| `slow` | 22.00% (66.0%) | 6.00% (18.0%) | 2.00% | 10.00% |\n" in text
 
 
 def test_the_kept_result_is_of_strategies_that_exist() -> None:

@@ -32,7 +32,7 @@ class GuidedOptions(StrategyOptions):
         10.0, "Constant of the rank fusion: the smaller, the more the first places count.", 0, 1000
     )
     fused_turns: int = option(
-        6, "After the opening one candidate of so many is the next of the fused order.", 1, 10_000
+        8, "After the opening one candidate of so many is the next of the fused order.", 1, 10_000
     )
     near_turns: int = option(
         1, "Of the model's choices one of so many is a neighbour of the fastest ones.", 1, 10_000
@@ -135,15 +135,20 @@ class Guided:
             self._learn()
             of_order = self._left and self._turns % self._options.fused_turns == 0
             if self._scores and not of_order:
-                close = self._near & self._scores.keys()
-                nearest = close and self._turns % self._options.near_turns == 0
-                name = min(close if nearest else self._scores, key=self._scores.__getitem__)
+                name = self._likeliest(among_near=self._turns % self._options.near_turns == 0)
                 return self._left.get(name) or self._others[name]
         if self._left:
             return next(iter(self._left.values()))
         if self._others:
             return next(iter(self._others.values()))
         return next((one for one in self._draws if one.id not in self._asked), None)
+
+    def _likeliest(self, among_near: bool) -> str:
+        """The id with the least score, with `among_near` of the neighbours of the fastest, if any is left.
+        Equal seeds choose equally: the scores are in order, and no set is gone through."""
+        close = (name for name in self._scores if name in self._near)
+        best = next(iter(self._scores))
+        return next(close, best) if among_near else best
 
     # ---- the model ------------------------------------------------------------------------------
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from backends.outcome import Outcome, Phase, Status
@@ -10,6 +16,7 @@ from tests.tuners.strategies.contexts import context
 from tuners.strategies import STRATEGIES, Strategy
 
 CANDIDATES = [Solution("family", 1, {"tile": tile, "unroll": 2}) for tile in range(40)]
+ROOT = Path(__file__).parents[3]
 STRANGER = Solution("stranger", 1, {"tile": 0})
 #: Strategies that leave the space's own order, and so must use their seed.
 SHUFFLING = [name for name, make in STRATEGIES.items() if make(context(CANDIDATES)).ask(40) != CANDIDATES]
@@ -63,6 +70,31 @@ def test_candidates_come_without_their_outcomes_being_told(name: str) -> None:
 def test_equal_seeds_give_equal_orders(name: str, seed: int) -> None:
     first, second = (drain(STRATEGIES[name](context(CANDIDATES, seed)), 7) for _ in range(2))
     assert first == second
+
+
+def orders() -> str:
+    """What every strategy asks, one at a time, where many candidates are equally fast."""
+    found = {}
+    for name, make in STRATEGIES.items():
+        strategy, asked = make(context(CANDIDATES, 1, neighbours=lambda origin: CANDIDATES)), []
+        while batch := strategy.ask(1):
+            asked.append(batch[0].parameters["tile"])
+            strategy.tell(outcome(batch[0], 1.0 + int(batch[0].parameters["tile"] or 0) % 3))
+        found[name] = asked
+    return json.dumps(found)
+
+
+def test_an_order_depends_on_no_process() -> None:
+    """Sets of texts are in another order in each process."""
+    program = "from tests.tuners.strategies.test_contract import orders; print(orders())"
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed}, cwd=ROOT,
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]  # fmt: skip
+    assert said[0] == said[1]
 
 
 def test_the_shuffle_is_among_those_that_use_their_seed() -> None:
