@@ -25,7 +25,7 @@ from db.values import table
 
 #: Rows that are read, or written to SQLite, at a time.
 BATCH = 2000
-#: Seconds that are waited for whoever has a SQLite file open for a moment only.
+#: Seconds to wait for another process that has a SQLite file open for a moment only.
 _MOMENT = 0.5
 
 _worker = table(models.Worker)

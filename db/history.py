@@ -12,7 +12,7 @@ from backends.environment import DeviceClass, Environment
 from backends.problem import GemmProblem
 from backends.problem_distance import size_distance
 from backends.solution import Solution
-from db import models, queries
+from db import models, neighbours
 from db.sessions import solution_values
 from db.values import among, neighbour_buckets, table
 
@@ -72,7 +72,7 @@ def _near(
     """(distance, problem's id, class) of a class's best rows near the problem, the nearest first."""
     sizes = {"m": problem.m, "n": problem.n, "k": problem.k}
     buckets = neighbour_buckets(problem.m, problem.n, problem.k, _REACH)
-    rows = queries.near(connection, class_id, policy_id, problem.kind, sizes, buckets, _COMPARED)
+    rows = neighbours.near(connection, class_id, policy_id, problem.kind, sizes, buckets, _COMPARED)
     distances = {row["problem_id"]: size_distance(problem, _Sizes(row), device_class.units) for row in rows}
     return sorted((distance, name, class_id) for name, distance in distances.items())
 

@@ -165,7 +165,7 @@ def apply(
 ) -> tuple[str, str] | None:
     """Derives at most `most` best rows again that have a verdict of the device, beginning after a problem and
     policy; returns the last of them, None once all are derived. A crash in between leaves `applied` false:
-    whoever looks next begins again."""
+    the next look begins again."""
     key = (_verdict.c.problem_id, _verdict.c.policy_id)
     later = or_(key[0] > after[0], and_(key[0] == after[0], key[1] > after[1]))
     query = (

@@ -43,7 +43,7 @@ def old_events(connection: Connection, days: float) -> int:
 
 def delete_events(connection: Connection, days: float, most: int) -> int:
     """Deletes at most `most` events of tunings that ended more than `days` ago; returns how many. The last
-    event of each stays: it tells whoever follows the tuning that it has ended."""
+    event of each stays: it tells clients that follow the tuning that it has ended."""
     keys = [tuple(row) for row in connection.execute(_events(connection, days).limit(most))]
     if keys:
         connection.execute(delete(_event).where(tuple_(_event.c.tuning_number, _event.c.number).in_(keys)))

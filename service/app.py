@@ -25,7 +25,7 @@ from starlette.middleware.cors import CORSMiddleware
 from db import gauges, keys
 from db.engine import open_engine
 from db.lookup import open_lookup
-from service import errors, measured, records, schemas
+from service import error_answers, measured, records, schemas
 from service.binaries import Binaries
 from service.board_cache import BoardCache
 from service.bundle_builds import BundleBuilds
@@ -150,7 +150,7 @@ def create_app(
     app.state.binaries = Binaries(settings)
     app.state.boards = BoardCache()
     app.state.bundles = BundleBuilds(settings, app.state.binaries)
-    errors.install(app, settings.retry_after_seconds, app.state.operations.allowed)
+    error_answers.install(app, settings.retry_after_seconds, app.state.operations.allowed)
     app.router.routes.append(best.hot_route())  # first: routes are matched in order
     for routes in _ROUTES:
         app.include_router(routes.router)

@@ -25,7 +25,7 @@ from backends.problem import GemmProblem
 from backends.protocol import Family
 from backends.solution import Solution
 from backends.wire import problem_from_wire
-from db import exported, queries
+from db import exported, neighbours, queries
 from db.values import neighbour_buckets
 from service.formats.core.row_text import problem_wire
 from service.freshness import Freshness
@@ -284,7 +284,7 @@ class _Search:
 
     def _near_by(self, reach: int) -> dict[str, float]:
         p = self._problem
-        rows = queries.near(
+        rows = neighbours.near(
             self._connection,
             str(self._asked.device),
             self._asked.policy_id,
@@ -318,7 +318,7 @@ class _Search:
     def _regret(self, solution_id: str, problem_ids: list[str]) -> dict[str, Any] | None:
         """By what share the solution was slower than the best in sessions of near problems; None if it was
         not measured there."""
-        rows = queries.transfer(
+        rows = neighbours.transfer(
             self._connection, solution_id, problem_ids, str(self._asked.device), self._asked.policy_id
         )
         regrets = [row["seconds"] / row["best"] - 1 for row in rows if row["best"]]

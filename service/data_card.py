@@ -51,8 +51,8 @@ _READ = """\
 _LICENCE = """\
 ## Licence
 
-The licence of gemmtune (MIT) covers the program. It does not cover this data, which belongs to whoever
-measured it. **State a licence here before you publish the file.** Timings of a vendor's library may be
+The licence of gemmtune (MIT) covers the program. It does not cover this data, which belongs to those
+who measured it. **State a licence here before you publish the file.** Timings of a vendor's library may be
 subject to that library's terms. The card names no device's UUID; an environment's id has a hash of it.
 """
 

@@ -1,4 +1,4 @@
-"""Turns every error into an RFC 9457 problem+json answer; no other module does."""
+"""Every error as a fault: the members of its RFC 9457 problem document (error_answers.py sends it)."""
 
 from __future__ import annotations
 
@@ -6,15 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import quote
 
-import orjson
-from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from sqlalchemy.exc import DataError, DBAPIError
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
 
 from backends.errors import (
     AmbiguousDevice,
@@ -36,8 +31,7 @@ from db.schema import StaleSchema
 from service.formats.core.export import ExportRefused
 
 MEDIA_TYPE = "application/problem+json"
-#: Longest detail, and longest detail of one part, in characters: messages may quote the request.
-_LONGEST_DETAIL = 2000
+#: Longest detail of one part, in characters: messages may quote the request.
 _LONGEST_PART = 500
 #: Characters of a compiler's log that an answer has.
 _LONGEST_LOG = 8000
@@ -358,45 +352,3 @@ def _part(item: Mapping[str, Any]) -> Part:
     if isinstance(value, str | int | float | None):
         detail = f"{detail} (it is {value!r})"
     return {"parameter" if place != "body" else "pointer": name, "detail": detail}
-
-
-# ---- answers -------------------------------------------------------------------------------------
-
-
-def problem_response(fault: Fault, request_path: str, request_id: str, retry_after: int) -> Response:
-    """The problem document as a response; a 503 has Retry-After."""
-    document = {
-        "type": f"urn:gemmtune:{fault.name}",
-        "title": fault.title,
-        "status": fault.status,
-        "detail": fault.detail[:_LONGEST_DETAIL],
-        "instance": quote(request_path, safe="/:@!$&'()*+,;=~-._"),
-        "request_id": request_id,
-        **fault.members,
-    }
-    headers = dict(fault.headers)
-    if fault.status == 503:
-        headers.setdefault("Retry-After", str(retry_after))
-    text = orjson.dumps(document, default=str)
-    return Response(text, fault.status, headers, MEDIA_TYPE)
-
-
-def install(
-    app: FastAPI, retry_after: int, allowed: Callable[[str], Sequence[str]] = lambda path: ()
-) -> None:
-    """Makes every error of the app a problem document. `allowed` lists the methods of a path."""
-
-    async def answer(request: Request, error: Exception) -> Response:
-        fault = fault_of(error)
-        if fault is UNEXPECTED:
-            raise error  # the outermost layer logs it with its traceback
-        methods = allowed(str(request.scope["path"])) if fault.status == 405 else ()
-        if methods:
-            listed = ", ".join(methods)
-            fault = replace(fault, detail=f"this address takes {listed}", headers={"Allow": listed})
-        return problem_response(
-            fault, str(request.scope["path"]), str(request.scope.get("request_id", "")), retry_after
-        )
-
-    for kind in (GemmtuneError, RequestValidationError, HTTPException, DBAPIError):
-        app.add_exception_handler(kind, answer)

@@ -20,7 +20,8 @@ from backends.errors import GemmtuneError
 from service import errors
 from service.dashboard.assets import PREFIX
 from service.dashboard.pages import is_page, login_address
-from service.errors import fault_of, problem_response
+from service.error_answers import problem_response
+from service.errors import fault_of
 from service.hosts import AllowedHosts, is_same_origin
 from service.keys import ADMIN, IMPORT, READ, TUNE, Key, Keyring, Rate
 

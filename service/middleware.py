@@ -14,7 +14,8 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import UNEXPECTED, problem_response
+from service.error_answers import problem_response
+from service.errors import UNEXPECTED
 from service.metrics import Metrics
 from service.tracing import RequestSpan, Tracing
 

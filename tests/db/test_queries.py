@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine, insert
 
 from backends.outcome import Status
 from backends.problem import GemmProblem, from_blas, from_bmm, from_linear
-from db import fleet, gauges, models, queries, sessions, tunings, workers
+from db import fleet, gauges, models, neighbours, queries, sessions, tunings, workers
 from db.classes import Classes, classes
 from db.engine import reading, writing
 from db.values import (
@@ -244,7 +244,7 @@ def test_near_problems_are_of_one_kind_class_and_policy(engine: Engine) -> None:
         def near(m: int, n: int, k: int, policy_id: str = POLICY.id) -> set[int]:
             cells = neighbour_buckets(m, n, k)
             asked = {"m": m, "n": n, "k": k}
-            return {row["n"] for row in queries.near(connection, CLASS, policy_id, kind, asked, cells)}
+            return {row["n"] for row in neighbours.near(connection, CLASS, policy_id, kind, asked, cells)}
 
         assert near(16, 90, 128) == set(sizes[:15]), "the next eight on each side"
         assert near(17, 90, 200) == {32, 64, 100, 128, 200}, "of another m and k the cells around alone"
@@ -266,11 +266,11 @@ def test_the_regret_of_a_transfer_compares_within_one_session(engine: Engine) ->
             outcomes += [screened(candidate(3), status=Status.CRASH), raced(slow, 1e-9)]
             sessions.append_outcomes(connection, begun.id, outcomes, 1, Counter())
         ids = [problem(32).id, problem(64).id]
-        rows = queries.transfer(connection, slow.id, ids, CLASS, POLICY.id)
+        rows = neighbours.transfer(connection, slow.id, ids, CLASS, POLICY.id)
         found = {row["problem_id"]: row["seconds"] / row["best"] for row in rows}
         assert found == pytest.approx({ids[0]: 1.5, ids[1]: 1.5})
-        assert queries.transfer(connection, candidate(9).id, ids, CLASS, POLICY.id) == []
-        assert queries.transfer(connection, slow.id, ids, CLASS, "another") == []
+        assert neighbours.transfer(connection, candidate(9).id, ids, CLASS, POLICY.id) == []
+        assert neighbours.transfer(connection, slow.id, ids, CLASS, "another") == []
 
 
 # ---- devices, imports --------------------------------------------------------------------------

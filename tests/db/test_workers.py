@@ -117,7 +117,7 @@ def test_only_workers_that_beat_within_the_window_count(
 
 
 def test_a_silent_worker_is_no_live_worker_of_its_class(engine: Engine, database_url: str) -> None:
-    """Whoever counts workers counts heartbeats: selectors, lookups, staleness, and forgetting a class."""
+    """What counts workers counts heartbeats: selectors, lookups, staleness, and forgetting a class."""
 
     def looked_up() -> classes.Classes:
         async def read() -> classes.Classes:
