@@ -184,6 +184,14 @@ def in_fp32(model: Any, batches: Sequence[int], device: Any) -> dict[int, list[A
     return found
 
 
+def outside_torch(device: Any) -> int:
+    """Bytes of the device that are in use and not of torch's allocator; 0 on a CPU."""
+    if device.type == "cpu":
+        return 0
+    free, total = torch.cuda.mem_get_info(device)
+    return int(total - free - torch.cuda.memory_reserved(device))
+
+
 def measured(name: str, table: Any, device: Any, options: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for every batch: times and distances of each way."""
     model = build(name, device)
@@ -204,6 +212,7 @@ def measured(name: str, table: Any, device: Any, options: argparse.Namespace) ->
         for batch in options.batch:
             values: dict[str, Any] = {"model": name, "batch": batch}
             for way, used, mode in ways:
+                before = outside_torch(device)
                 with used() as handle, gemmtune.torch.report() as count:
                     if mode is not None:
                         with compiled(model, mode) as call:
@@ -212,11 +221,16 @@ def measured(name: str, table: Any, device: Any, options: argparse.Namespace) ->
                     else:
                         taken = milliseconds(Step(model, batch, device), device)
                         logits = [] if options.no_fp32 else logits_of(model, batch, device)
+                    held, taken_outside = count.report().memory, outside_torch(device) - before
                 values[way] = {"milliseconds": taken, "to_fp32": distance(logits, exact.get(batch))}
                 if handle is not None:
                     lines = [line for line in count.report().lines if line.hit and line.m == batch]
                     values[way] |= {
                         "modules": handle.modules, "fused": handle.fused,
+                        "memory_bytes": {
+                            "binaries": held.modules, "workspaces": held.workspaces,
+                            "argument_blocks": held.argument_blocks, "device": taken_outside,
+                        },
                         "hits": [[line.n, line.k, line.speedup] for line in lines],
                     }  # fmt: skip
                 gc.collect()
