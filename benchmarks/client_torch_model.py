@@ -3,7 +3,8 @@
     python -m benchmarks.client_torch_model BUNDLE [--model llama-3-8b qwen3-14b] [--batch 1 8] [--compile default]
 
 Random bf16 weights, a StaticCache, one decode step captured in a CUDA graph; replays are timed by events. Ways:
-torch, apply(), apply(fuse=True) and torch again; with --compile also torch.compile in each of the named modes, by itself and under apply().
+torch, apply(), apply(fuse=True) and torch again; with --compile also torch.compile in each of the named modes,
+by itself, under apply() and under apply(fuse=True).
 Ways are timed one after another, each with a graph of its own: fused weights lie elsewhere, and a graph must
 not outlive what it reads. Logits are compared with those of the same weights in fp32 (--no-fp32 leaves that
 out: it takes twice the model's memory). `--model tiny` on a CPU tries the script, without graphs.
@@ -206,6 +207,7 @@ def measured(name: str, table: Any, device: Any, options: argparse.Namespace) ->
         ways += [
             (f"torch.compile, {mode}", nullcontext, mode),
             (f"torch.compile, {mode}, apply", lambda: gemmtune.torch.apply(model, table), mode),
+            (f"torch.compile, {mode}, fused", lambda: gemmtune.torch.apply(model, table, fuse=True), mode),
         ]
     with torch.no_grad():
         exact = {} if options.no_fp32 else in_fp32(model, options.batch, device)

@@ -117,9 +117,7 @@ class Service:
     def selector(self, given: str | None) -> str | None:
         """The given selector, or the service's default; None where no device was set: Classes.resolve() says
         what is meant then."""
-        if given is None and "device" in self.settings.model_fields_set:
-            return self.settings.device
-        return given
+        return self.settings.chosen_device if given is None else given
 
     def classes_are_fresh(self) -> bool:
         """Whether the known classes were looked up less than a second ago."""

@@ -187,12 +187,15 @@ def _credentials(server: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key.get_secret_value()}"}
 
 
-def class_of(selector: str, rows: Iterable[Mapping[str, Any]]) -> DeviceClass:
-    """The class that a selector names among those of /v1/devices. Raises UnknownDevice, AmbiguousDevice."""
-    found = [(DeviceClass.parse(row["id"]), row.get("registered", True)) for row in rows]
+def class_of(selector: str | None, rows: Iterable[Mapping[str, Any]]) -> DeviceClass:
+    """The class that a selector names among those of /v1/devices; None: see Classes.resolve(). Raises
+    UnknownDevice, AmbiguousDevice."""
+    found = [(DeviceClass.parse(row["id"]), row) for row in rows]
     return Classes(
-        tuple(name for name, registered in found if registered),
-        tuple(name for name, registered in found if not registered),
+        tuple(name for name, row in found if row.get("registered", True)),
+        tuple(name for name, row in found if not row.get("registered", True)),
+        tuple(name for name, row in found if row.get("workers")),
+        tuple(name for name, row in found if row.get("revision")),
     ).resolve(selector)
 
 

@@ -69,8 +69,8 @@ class Settings(BaseSettings):
     )
     device: str = Field(
         default="cpu",
-        description="Device selector used where a command names none, and, if it is set, where a request "
-        "names none.",
+        description="Device selector of commands that measure and name none. If it is set, also of requests "
+        "and of commands that read results; else they take the only class that has a live worker, or results.",
     )
     seconds_per_problem: float = Field(
         default=2.0, gt=0, description="Measuring budget of one problem, in seconds."
@@ -186,3 +186,8 @@ class Settings(BaseSettings):
         "variables, `OTEL_*`, name the collector and the sampler.",
     )
     access_log: bool = Field(default=True, description="Whether each request is logged, in one line.")
+
+    @property
+    def chosen_device(self) -> str | None:
+        """The device selector, None where nobody set one."""
+        return self.device if "device" in self.model_fields_set else None

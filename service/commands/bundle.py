@@ -166,7 +166,7 @@ def _here(settings: Settings, asked: _Asked) -> _Done:
     """From this machine's database."""
     engine = open_database(settings)
     with reading(engine) as connection:
-        found = classes(connection).resolve(asked.device or settings.device)
+        found = classes(connection).resolve(asked.device or settings.chosen_device)
     policy = asked.policy or MeasurementPolicy.of(found.vendor).id
     chosen = Selection(found, policy, target_of(found, asked.target), asked.problems)
     with _workshop(settings) as workshop:
@@ -201,7 +201,7 @@ def _there(server: str, settings: Settings, asked: _Asked) -> _Done:
     """From a service: the class's bundle, of which the asked problems' rows are taken here."""
     with Remote(server) as remote, compile_progress("reading the rows") as progress:
         digest = fetch(
-            remote, asked.output, progress, asked.problems, device=asked.device or settings.device,
+            remote, asked.output, progress, asked.problems, device=asked.device or settings.chosen_device,
             target=asked.target, policy=asked.policy, digest=asked.digest,
         )  # fmt: skip
         try:

@@ -83,7 +83,7 @@ def best(
     filters = lookups.Filters(limit, deterministic, frozenset(family) if family else None)
     settings = Settings()
     if server is None:
-        answer = _best_here(settings, wire, device or settings.device, mode, cache, filters, imported)
+        answer = _best_here(settings, wire, device or settings.chosen_device, mode, cache, filters, imported)
     else:
         with Remote(server) as remote:
             answer = remote.get(
@@ -102,7 +102,7 @@ def best(
 def _best_here(
     settings: Settings,
     wire: dict[str, Any],
-    selector: str,
+    selector: str | None,
     mode: str | None,
     cache: str | None,
     filters: lookups.Filters,

@@ -107,7 +107,7 @@ def export(
         target, given = torch.target, {**torch.validators_for(format_name), **given}
         tell(f"for {torch.text}")
     asked = {
-        "device": device or settings.device, "target": target, "ties": ties, "policy": policy,
+        "device": device or settings.chosen_device, "target": target, "ties": ties, "policy": policy,
         "validator": [f"{key}:{value}" for key, value in given.items()] or None, "imported": imported or None,
         "max_workspace": workspace_limit(max_workspace),
     }  # fmt: skip

@@ -78,7 +78,7 @@ def leaderboard(
         tell_rejected(len(read.rejected) + read.rejected_more, file)
         counts = {item.problem.id: item.count for item in read.problems}
     settings = Settings()
-    selector = device or settings.device
+    selector = device or settings.chosen_device
     if server is None:
         engine = open_database(settings)
         with reading(engine) as connection:

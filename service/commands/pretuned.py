@@ -132,7 +132,7 @@ def export(
     """Write what was measured on a device class as a table that others can install. The card's UUID is left
     out."""
     settings = Settings()
-    selector = device or settings.device
+    selector = device or settings.chosen_device
     if server is None:
         engine = open_database(settings)
         with reading(engine) as connection:

@@ -56,7 +56,7 @@ def report(
     if server is None:
         settings = Settings()
         answer = _report_here(
-            settings, device or settings.device, list_name, family, dtype, policy, limit, output is not None
+            settings, device or settings.chosen_device, list_name, family, dtype, policy, limit, output is not None
         )
     else:
         asked = {"list": list_name, "family": family, "dtype": dtype, "policy": policy, "limit": limit}
@@ -100,7 +100,7 @@ def diff(
 
 
 def _report_here(
-    settings: Settings, selector: str, list_name: str | None, family: str | None, dtype: str | None,
+    settings: Settings, selector: str | None, list_name: str | None, family: str | None, dtype: str | None,
     policy: str | None, limit: int, detail: bool,
 ) -> dict[str, Any]:  # fmt: skip
     with reading(open_database(settings)) as connection:

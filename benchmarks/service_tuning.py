@@ -1,0 +1,325 @@
+"""Tunings through the service: wall clock of each problem, the first hour, repeatability, and regret.
+
+    python -m benchmarks.service_tuning [--device cuda] [--problems 40] [--rounds 4] [--first 10]
+        [--thorough 8] [--thorough-seconds 10] [--dtype bf16] [--lists decode_m1 ...]
+
+Problems are spread evenly over the fixed lists. In order: (1) `first`: a bare service with an empty cache tunes some
+problems at effort normal; (2) the portfolio is compiled into an empty cache, timed; (3) a second service with that
+cache and a new database tunes all problems at effort quick, --rounds times (force), which is asking again and again;
+(4) every few problems are tuned thoroughly; (5) all winners of a problem and its default are timed in one final, in
+a process that searched nothing: regret is a round's winner's time over the fastest's there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from math import ceil
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import httpx
+
+from backends.cache import BinaryCache
+from backends.problem import GemmProblem
+from backends.registry import FoundDevice
+from backends.solution import Solution
+from benchmarks.cuda_tuned import machine, read_shapes, say
+from benchmarks.report import RESULTS, geometric_mean, write
+from service.formats.core.row_text import problem_wire
+from tuners.device_client import DeviceClient
+from tuners.device_process import Task
+from tuners.policy import MeasurementPolicy
+
+#: Samples of each solution in the common final.
+SAMPLES = 30
+
+
+def free_port() -> int:
+    """A port of loopback that was free a moment ago."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return int(bound.getsockname()[1])
+
+
+@contextmanager
+def service(folder: Path, cache: Path, device: str) -> Iterator[httpx.Client]:
+    """A service with its workers on a new database in `folder`; a client once a worker lives."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    port = free_port()
+    environment = {
+        **os.environ,
+        "GEMMTUNE_DATABASE_URL": f"sqlite:///{folder / 'gemmtune.sqlite'}",
+        "GEMMTUNE_CACHE_DIR": str(cache),
+    }
+    command = [sys.executable, "-m", "service.entry", "serve", "--device", device, "--port", str(port)]
+    with (folder / "log").open("w") as log:
+        server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            wait_for_worker(client, server, folder / "log")
+            yield client
+    finally:
+        server.terminate()
+        try:
+            server.wait(30)
+        except subprocess.TimeoutExpired:
+            server.kill()
+
+
+def wait_for_worker(client: httpx.Client, server: subprocess.Popen[bytes], log: Path) -> None:
+    """Returns once a class has a worker. Raises SystemExit with the log's end if none comes within 90 s."""
+    ends = time.monotonic() + 90
+    while time.monotonic() < ends and server.poll() is None:
+        try:
+            if any(row["workers"] for row in client.get("/v1/devices").json()["classes"]):
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.2)
+    sys.exit(f"no worker came:\n{log.read_text()[-3000:]}")
+
+
+def tuned(client: httpx.Client, problems: Sequence[GemmProblem], budget: Mapping[str, Any]) -> dict[str, Any]:
+    """Tunes the problems in one tuning: its seconds from the request to its end, and its jobs by problem id."""
+    body = {"problems": [problem_wire(one) for one in problems], "budget": dict(budget), "force": True}
+    start = time.monotonic()
+    answer = client.post("/v1/tunings", json=body)
+    answer.raise_for_status()
+    address = f"/v1/tunings/{answer.json()['id']}"
+    while (found := client.get(address).json())["ended_at"] is None:
+        time.sleep(0.1)
+    seconds = time.monotonic() - start
+    jobs: list[dict[str, Any]] = []
+    cursor = None
+    while True:
+        page = client.get(
+            address, params={"limit": 500} | ({} if cursor is None else {"cursor": cursor})
+        ).json()["jobs"]
+        jobs += page["items"]
+        if (cursor := page["next_cursor"]) is None:
+            break
+    failed = [job["error"] for job in jobs if job["verdict"] is None]
+    if failed:
+        say(f"{len(failed)} of {len(jobs)} jobs have no verdict: {failed[0]}")
+    return {"seconds": seconds, "status": found["status"], "jobs": {job["problem_id"]: job for job in jobs}}
+
+
+def wall(job: Mapping[str, Any]) -> float:
+    """Seconds from a job's start to its end."""
+    start, end = (datetime.fromisoformat(job[name]) for name in ("started_at", "ended_at"))
+    return (end - start).total_seconds()
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, 95th percentile and most."""
+    ordered = sorted(values)
+    return {"median": median(ordered), "p95": ordered[ceil(0.95 * len(ordered)) - 1], "most": ordered[-1]}
+
+
+def solutions_of(client: httpx.Client, names: Sequence[str]) -> dict[str, Solution]:
+    """Solutions by id."""
+    fields = ("id", "family", "version", "parameters", "build", "workspace_bytes", "deterministic")
+    answers = {name: client.get(f"/v1/solutions/{name}").json() for name in names}
+    return {name: Solution.from_dict({key: row[key] for key in fields}) for name, row in answers.items()}
+
+
+def final(
+    runner: DeviceClient, problem: GemmProblem, solutions: Sequence[Solution], policy: MeasurementPolicy
+) -> dict[str, float]:
+    """Solution id -> median seconds of interleaved samples, in a process that only screens these."""
+    task = Task(problem, policy, 0)
+    runner.open(task)
+    runner.begin(task, solutions)
+    while waiting := [one for one in solutions if not runner.ready(one)]:
+        runner.await_any(waiting, 1.0)
+    samples: dict[str, list[float]] = {}
+    for one in solutions:
+        outcome = runner.screen([one], None)[0]
+        if outcome.samples:
+            samples[one.id] = []
+    for _ in range(SAMPLES):
+        for one in solutions:
+            if one.id in samples:
+                samples[one.id] += runner.sample(one).samples
+    return {name: median(taken) for name, taken in samples.items() if taken}
+
+
+def regrets(
+    device: FoundDevice, cache: Path, problems: Sequence[GemmProblem], rounds: Sequence[Mapping[str, Any]],
+    known: Mapping[str, Solution], names: Mapping[str, Sequence[str]],
+) -> list[dict[str, Any]]:  # fmt: skip
+    """A row for each problem: each round's winner's time over the fastest's of the common final, less 1."""
+    rows = []
+    policy = MeasurementPolicy.of(device.environment.vendor)
+    with DeviceClient(device, BinaryCache(cache / "kernels")) as runner:
+        for problem in problems:
+            times = final(runner, problem, [known[name] for name in names[problem.id]], policy)
+            best = min(times.values())
+            chosen = [one["jobs"][problem.id]["verdict"] for one in rounds if problem.id in one["jobs"]]
+            winners = [verdict["winner"] for verdict in chosen if verdict is not None]
+            defaults = [verdict["baseline"] for verdict in chosen if verdict is not None]
+            rows.append({
+                "problem": problem.id,
+                "microseconds": {name: seconds * 1e6 for name, seconds in times.items()},
+                "regret": [times[name] / best - 1 for name in winners if name in times],
+                "speedup": [times[default] / times[name] for name, default in zip(winners, defaults, strict=True)
+                            if name in times and default in times],
+            })  # fmt: skip
+    return rows
+
+
+def agreement(rounds: Sequence[Mapping[str, Any]], problems: Sequence[GemmProblem]) -> dict[str, Any]:
+    """How often pairs of rounds name the same winner, and the same or one of the other's tie set."""
+    same = tie = pairs = 0
+    for problem in problems:
+        found = [v for one in rounds if (job := one["jobs"].get(problem.id)) and (v := job["verdict"])]
+        for at, first in enumerate(found):
+            for second in found[at + 1 :]:
+                pairs += 1
+                same += first["winner"] == second["winner"]
+                tie += second["winner"] in first["tie_set"] or first["winner"] in second["tie_set"]
+    return {"pairs": pairs, "same": same / max(pairs, 1), "same_or_tie": tie / max(pairs, 1)}
+
+
+def by_list(
+    names: Mapping[str, str], rows: Sequence[Mapping[str, Any]], rounds: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Geometric means of verdicts' speed-ups (1 where the default stays) of each round, and of the final's."""
+    found: dict[str, Any] = {}
+    for which in dict.fromkeys(names.values()):
+        mine = [name for name, of in names.items() if of == which]
+        each = []
+        for one in rounds:
+            verdicts = [one["jobs"][name]["verdict"] for name in mine if name in one["jobs"]]
+            each.append(
+                geometric_mean(
+                    [v["speedup"]["mid"] if v and v["judgement"] == "WIN" else 1.0 for v in verdicts]
+                )
+            )
+        raced = [max(row["speedup"][0], 1e-9) for row in rows if row["problem"] in mine and row["speedup"]]
+        found[which] = {
+            "problems": len(mine), "rounds": each,
+            "raced": geometric_mean(raced) if raced else None,
+        }  # fmt: skip
+    return found
+
+
+def precompiled(cache: Path, arch: str) -> dict[str, Any]:
+    """Compiles the portfolio into an empty cache."""
+    command = [sys.executable, "-m", "service.entry", "kernels", "precompile", "--portfolio", "--arch", arch]
+    environment = {**os.environ, "GEMMTUNE_CACHE_DIR": str(cache)}
+    start = time.monotonic()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    seconds = time.monotonic() - start
+    say(f"precompile: {seconds:.1f} s, exit code {done.returncode}; {done.stdout[-300:]}{done.stderr[-300:]}")
+    return {"seconds": seconds, "processors": os.cpu_count(), "exit_code": done.returncode}
+
+
+def quick_figures(rounds: Sequence[Mapping[str, Any]], problems: Sequence[GemmProblem]) -> dict[str, Any]:
+    """Of the rounds at effort quick: wall clock, verdicts, agreement."""
+    jobs = [list(one["jobs"].values()) for one in rounds]
+    judgements = [[v["judgement"] for job in each if (v := job["verdict"])] for each in jobs]
+    return {
+        "rounds": len(rounds),
+        "seconds_a_problem": [one["seconds"] / len(problems) for one in rounds],
+        "wall": spread([wall(job) for each in jobs for job in each if job["ended_at"]]),
+        "judgements": [{kind: each.count(kind) for kind in ("WIN", "TIE", "LOSS")} for each in judgements],
+        "agreement": agreement(rounds, problems),
+    }
+
+
+def named(every: Sequence[Mapping[str, Any]], problems: Sequence[GemmProblem]) -> dict[str, list[str]]:
+    """Problem id -> ids of all its winners and defaults."""
+    found: dict[str, dict[str, None]] = {problem.id: {} for problem in problems}
+    for one in every:
+        for name, job in one["jobs"].items():
+            if (verdict := job["verdict"]) is not None:
+                found[name] |= {verdict["winner"]: None, verdict["baseline"]: None}
+    return {name: list(ids) for name, ids in found.items()}
+
+
+def regret_figures(
+    rows: Sequence[Mapping[str, Any]], deep: Sequence[GemmProblem], seconds: float
+) -> dict[str, Any]:
+    """Over all problems, and over those that were also tuned thoroughly."""
+    regret = [value for row in rows for value in row["regret"]]
+    deepest = {problem.id for problem in deep}
+    against = [value for row in rows if row["problem"] in deepest for value in row["regret"]]
+    return {
+        "against": "the fastest of all winners of the problem, raced in one final of another process",
+        "mean": mean(regret), **spread(regret),
+        "thorough": {"problems": len(deep), "seconds": seconds, **({"mean": mean(against), **spread(against)} if against else {})},
+    }  # fmt: skip
+
+
+def spaced(problems: Sequence[Any], count: int) -> list[Any]:
+    """`count` of the problems, evenly spread."""
+    step = max(len(problems) / max(count, 1), 1.0)
+    return [problems[int(at * step)] for at in range(min(count, len(problems)))]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dtype", default="bf16")
+    parser.add_argument(
+        "--lists", nargs="+", default=["decode_m1", "decode_small", "decode_large", "prefill"]
+    )
+    parser.add_argument("--problems", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--first", type=int, default=10, help="problems of the bare service; 0: leave it out")
+    parser.add_argument("--thorough", type=int, default=8, help="problems that are tuned thoroughly")
+    parser.add_argument("--thorough-seconds", type=float, default=10.0)
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the result")
+    options = parser.parse_args(arguments)
+    device = machine(options.device.split(":")[0], 1)[0]
+    shapes = [(shape.problem(options.dtype), shape.list) for shape in read_shapes(lists=options.lists)]
+    chosen = spaced(shapes, options.problems)
+    problems, lists = [problem for problem, _ in chosen], {problem.id: which for problem, which in chosen}
+    deep = spaced(problems, options.thorough)
+    figures: dict[str, Any] = {
+        "what": "tunings through the service: seconds of wall clock a job; regret as a share of the time",
+        "dtype": options.dtype, "problems": len(problems),
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        if options.first:
+            some = spaced(problems, options.first)
+            with service(folder / "bare", folder / "bare-cache", options.device) as client:
+                jobs = tuned(client, some, {"effort": "normal"})["jobs"]
+            figures["first"] = {"effort": "normal", "wall": [wall(jobs[problem.id]) for problem in some]}
+            say(f"first: {figures['first']}")
+        cache = folder / "cache"
+        vendor, arch = device.environment.vendor, device.environment.arch
+        figures["precompile"] = precompiled(cache, "cpu" if vendor == "cpu" else arch)
+        rounds: list[dict[str, Any]] = []
+        with service(folder / "warm", cache, options.device) as client:
+            for number in range(options.rounds):
+                rounds.append(tuned(client, problems, {"effort": "quick"}))
+                say(f"round {number}: {rounds[-1]['seconds'] / len(problems):.2f} s a problem")
+            figures["quick"] = quick_figures(rounds, problems)
+            say(json.dumps(figures["quick"]))
+            budget = {"effort": "thorough", "seconds_per_problem": options.thorough_seconds}
+            every = [*rounds, tuned(client, deep, budget)] if deep else rounds
+            names = named(every, problems)
+            known = solutions_of(client, sorted({name for each in names.values() for name in each}))
+        rows = regrets(device, cache, [one for one in problems if names[one.id]], rounds, known, names)
+        figures["regret"] = regret_figures(rows, deep, options.thorough_seconds)
+        figures["lists"], figures["rows"] = by_list(lists, rows, rounds), rows
+    write("service-tuning", device.environment, figures, options.output)
+
+
+if __name__ == "__main__":
+    main()
