@@ -20,8 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from math import ceil
 from pathlib import Path
@@ -52,67 +51,106 @@ def free_port() -> int:
         return int(bound.getsockname()[1])
 
 
-@contextmanager
-def service(folder: Path, cache: Path, device: str) -> Iterator[httpx.Client]:
-    """A service with its workers on a new database in `folder`; a client once a worker lives."""
-    folder.mkdir(mode=0o700, exist_ok=True)
-    port = free_port()
-    environment = {
-        **os.environ,
-        "GEMMTUNE_DATABASE_URL": f"sqlite:///{folder / 'gemmtune.sqlite'}",
-        "GEMMTUNE_CACHE_DIR": str(cache),
-    }
-    command = [sys.executable, "-m", "service.entry", "serve", "--device", device, "--port", str(port)]
-    with (folder / "log").open("w") as log:
-        server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-            wait_for_worker(client, server, folder / "log")
-            yield client
-    finally:
-        server.terminate()
+class Serving:
+    """A service with its workers on a database in `folder`: its process, and a client. Starting it returns
+    once `workers` of them live; SystemExit with the log's end if they do not within 90 s."""
+
+    def __init__(self, folder: Path, cache: Path, device: str, *options: str, workers: int = 1) -> None:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        port = free_port()
+        environment = {
+            **os.environ,
+            "GEMMTUNE_DATABASE_URL": f"sqlite:///{folder / 'gemmtune.sqlite'}",
+            "GEMMTUNE_CACHE_DIR": str(cache),
+        }
+        self._log = folder / "log"
+        command = [
+            sys.executable,
+            "-m",
+            "service.entry",
+            "serve",
+            "--device",
+            device,
+            "--port",
+            str(port),
+            *options,
+        ]
+        with self._log.open("a") as log:
+            self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
+        self._wait(workers)
+
+    def __enter__(self) -> httpx.Client:
+        return self.client
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def living(self) -> list[dict[str, Any]]:
+        """The workers that live."""
+        rows = self.client.get("/v1/workers").json()["items"]
+        return [row for row in rows if row["status"] in ("idle", "measuring")]
+
+    def stop(self) -> None:
+        """Ends the service and its workers."""
+        self.client.close()
+        self.process.terminate()
         try:
-            server.wait(30)
+            self.process.wait(30)
         except subprocess.TimeoutExpired:
-            server.kill()
+            self.process.kill()
+
+    def kill(self) -> None:
+        """Kills the service's process."""
+        self.client.close()
+        self.process.kill()
+        self.process.wait()
+
+    def _wait(self, workers: int) -> None:
+        ends = time.monotonic() + 90
+        while time.monotonic() < ends and self.process.poll() is None:
+            try:
+                if len(self.living()) >= workers:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.2)
+        self.process.kill()
+        sys.exit(f"{workers} workers did not come:\n{self._log.read_text()[-3000:]}")
 
 
-def wait_for_worker(client: httpx.Client, server: subprocess.Popen[bytes], log: Path) -> None:
-    """Returns once a class has a worker. Raises SystemExit with the log's end if none comes within 90 s."""
-    ends = time.monotonic() + 90
-    while time.monotonic() < ends and server.poll() is None:
-        try:
-            if any(row["workers"] for row in client.get("/v1/devices").json()["classes"]):
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.2)
-    sys.exit(f"no worker came:\n{log.read_text()[-3000:]}")
+def submit(client: httpx.Client, problems: Sequence[GemmProblem], budget: Mapping[str, Any]) -> str:
+    """Requests one tuning of the problems; returns its address."""
+    body = {"problems": [problem_wire(one) for one in problems], "budget": dict(budget), "force": True}
+    answer = client.post("/v1/tunings", json=body)
+    answer.raise_for_status()
+    return f"/v1/tunings/{answer.json()['id']}"
+
+
+def jobs_of(client: httpx.Client, address: str) -> list[dict[str, Any]]:
+    """All jobs of a tuning."""
+    jobs: list[dict[str, Any]] = []
+    cursor: dict[str, str] = {}
+    while True:
+        page = client.get(address, params={"limit": 500, **cursor}).json()["jobs"]
+        jobs += page["items"]
+        if page["next_cursor"] is None:
+            return jobs
+        cursor = {"cursor": page["next_cursor"]}
 
 
 def tuned(client: httpx.Client, problems: Sequence[GemmProblem], budget: Mapping[str, Any]) -> dict[str, Any]:
     """Tunes the problems in one tuning: its seconds from the request to its end, and its jobs by problem id."""
-    body = {"problems": [problem_wire(one) for one in problems], "budget": dict(budget), "force": True}
     start = time.monotonic()
-    answer = client.post("/v1/tunings", json=body)
-    answer.raise_for_status()
-    address = f"/v1/tunings/{answer.json()['id']}"
-    while (found := client.get(address).json())["ended_at"] is None:
+    address = submit(client, problems, budget)
+    while client.get(address, params={"limit": 1}).json()["ended_at"] is None:
         time.sleep(0.1)
     seconds = time.monotonic() - start
-    jobs: list[dict[str, Any]] = []
-    cursor = None
-    while True:
-        page = client.get(
-            address, params={"limit": 500} | ({} if cursor is None else {"cursor": cursor})
-        ).json()["jobs"]
-        jobs += page["items"]
-        if (cursor := page["next_cursor"]) is None:
-            break
+    jobs = jobs_of(client, address)
     failed = [job["error"] for job in jobs if job["verdict"] is None]
     if failed:
         say(f"{len(failed)} of {len(jobs)} jobs have no verdict: {failed[0]}")
-    return {"seconds": seconds, "status": found["status"], "jobs": {job["problem_id"]: job for job in jobs}}
+    return {"seconds": seconds, "jobs": {job["problem_id"]: job for job in jobs}}
 
 
 def wall(job: Mapping[str, Any]) -> float:
@@ -297,7 +335,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         folder = Path(made)
         if options.first:
             some = spaced(problems, options.first)
-            with service(folder / "bare", folder / "bare-cache", options.device) as client:
+            with Serving(folder / "bare", folder / "bare-cache", options.device) as client:
                 jobs = tuned(client, some, {"effort": "normal"})["jobs"]
             figures["first"] = {"effort": "normal", "wall": [wall(jobs[problem.id]) for problem in some]}
             say(f"first: {figures['first']}")
@@ -305,7 +343,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         vendor, arch = device.environment.vendor, device.environment.arch
         figures["precompile"] = precompiled(cache, "cpu" if vendor == "cpu" else arch)
         rounds: list[dict[str, Any]] = []
-        with service(folder / "warm", cache, options.device) as client:
+        with Serving(folder / "warm", cache, options.device) as client:
             for number in range(options.rounds):
                 rounds.append(tuned(client, problems, {"effort": "quick"}))
                 say(f"round {number}: {rounds[-1]['seconds'] / len(problems):.2f} s a problem")
