@@ -4,8 +4,8 @@
 
 FILE is of any format (llama3-8b-untuned.csv, say). In order: (1) with nothing compiled its problems are tuned by two
 workers; once a quarter of the jobs has ended one worker is killed (-9), at half of them the server, which is started
-again: every job must end once; (2) all are tuned again by two workers, and (3) by one: the speed of two over one,
-jobs and idle share of each device; (4) the defaults of the two are compared as the service does; (5) beside a busy
+again: every job must end once; (2) all are tuned again by two workers that have run before, and (3) by one: the speed
+of two over one, jobs and idle share of each device; (4) the defaults of the two are compared as the service does; (5) beside a busy
 loop on the second device all are tuned again: it must be set apart.
 """
 
@@ -38,6 +38,7 @@ from service.formats import read_file
 from tuners.device_agreement import agreements
 
 WORKERS = 2
+PARTS = ("cold", "throttled")
 #: Keeps a device busy until it is killed; its index is the argument.
 _BUSY = """
 import sys, torch
@@ -88,9 +89,7 @@ def killed(
         query = select(_session.c.problem_id, func.count()).join(
             _verdict, _verdict.c.session_id == _session.c.id
         )
-        verdicts: dict[str, int] = dict(
-            connection.execute(query.group_by(_session.c.problem_id)).tuples().all()
-        )
+        verdicts: dict[str, int] = dict(connection.execute(query.group_by(_session.c.problem_id)).all())
     return {
         "seconds": seconds, "kills": kills, "jobs": len(jobs),
         "ended": dict(Counter(job["status"] for job in jobs)),
@@ -127,7 +126,7 @@ def merged(folder: Path) -> dict[str, Any]:
         query = query.join(_environment, _environment.c.id == _best.c.environment_id).group_by(
             _environment.c.uuid
         )
-        found: dict[str, int] = dict(connection.execute(query).tuples().all())
+        found: dict[str, int] = dict(connection.execute(query).all())
     return {"best_rows": sum(found.values()), "of_device": found}
 
 
@@ -174,6 +173,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seconds", type=float, default=2.0, help="of measuring a problem")
+    parser.add_argument(
+        "--parts", nargs="*", choices=PARTS, default=PARTS, help="parts beside the warm rounds"
+    )
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the result")
     options = parser.parse_args(arguments)
     devices = machine(options.device.split(":")[0], 2)
@@ -187,21 +189,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as made:
         folder, cache = Path(made) / "data", Path(made) / "cache"
-        figures["cold"] = killed(folder, cache, options.device, problems, budget)
-        say(f"cold: {figures['cold']}")
-        # Workers compare their devices' defaults in the first jobs after the cold round; the warm ones are free of that.
+        if "cold" in options.parts:
+            figures["cold"] = killed(folder, cache, options.device, problems, budget)
+            say(f"cold: {figures['cold']}")
         with Serving(folder, cache, options.device, workers=WORKERS) as client:
+            tuned(client, problems, budget)  # compiles, and the workers compare their devices' defaults
             since = now()
             figures["warm_two"] = {"seconds": tuned(client, problems, budget)["seconds"]}
         figures["warm_two"]["devices"] = used(folder, since)
         with Serving(folder, cache, options.device, "--workers", "1") as client:
+            tuned(client, problems[:WORKERS], budget)  # the worker's processes start
             figures["warm_one"] = {"seconds": tuned(client, problems, budget)["seconds"]}
         figures["faster"] = figures["warm_one"]["seconds"] / figures["warm_two"]["seconds"]
         say(f"two workers: {figures['faster']:.2f} times as fast as one")
         figures["merged"] = merged(folder)
         figures["defaults"] = compared(folder, devices[0].environment)
-        figures["throttled"] = throttled(folder, cache, options.device, problems, budget, devices[1].index)
-        say(f"throttled {devices[1].environment.uuid}: {figures['throttled']}")
+        if "throttled" in options.parts:
+            figures["throttled"] = throttled(
+                folder, cache, options.device, problems, budget, devices[1].index
+            )
+            say(f"throttled {devices[1].environment.uuid}: {figures['throttled']}")
     write("two-devices", [device.environment for device in devices], figures, options.output)
 
 
