@@ -13,7 +13,6 @@ a process that searched nothing: regret is a round's winner's time over the fast
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import socket
 import subprocess
@@ -331,6 +330,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "what": "tunings through the service: seconds of wall clock a job; regret as a share of the time",
         "dtype": options.dtype, "problems": len(problems),
     }  # fmt: skip
+
+    def keep() -> None:
+        """Writes what there is, so that a run that is cut short is not lost."""
+        write("service-tuning", device.environment, figures, options.output)
+
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         if options.first:
@@ -338,17 +342,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
             with Serving(folder / "bare", folder / "bare-cache", options.device) as client:
                 jobs = tuned(client, some, {"effort": "normal"})["jobs"]
             figures["first"] = {"effort": "normal", "wall": [wall(jobs[problem.id]) for problem in some]}
-            say(f"first: {figures['first']}")
+            keep()
         cache = folder / "cache"
         vendor, arch = device.environment.vendor, device.environment.arch
         figures["precompile"] = precompiled(cache, "cpu" if vendor == "cpu" else arch)
+        keep()
         rounds: list[dict[str, Any]] = []
         with Serving(folder / "warm", cache, options.device) as client:
             for number in range(options.rounds):
                 rounds.append(tuned(client, problems, {"effort": "quick"}))
                 say(f"round {number}: {rounds[-1]['seconds'] / len(problems):.2f} s a problem")
-            figures["quick"] = quick_figures(rounds, problems)
-            say(json.dumps(figures["quick"]))
+                figures["quick"] = quick_figures(rounds, problems)
+                keep()
             budget = {"effort": "thorough", "seconds_per_problem": options.thorough_seconds}
             every = [*rounds, tuned(client, deep, budget)] if deep else rounds
             names = named(every, problems)
@@ -356,7 +361,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows = regrets(device, cache, [one for one in problems if names[one.id]], rounds, known, names)
         figures["regret"] = regret_figures(rows, deep, options.thorough_seconds)
         figures["lists"], figures["rows"] = by_list(lists, rows, rounds), rows
-    write("service-tuning", device.environment, figures, options.output)
+        keep()
 
 
 if __name__ == "__main__":
