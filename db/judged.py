@@ -15,6 +15,19 @@ _session = table(models.Session)
 JUDGED = "judged"
 
 
+def source_of(name: str) -> str:
+    """The source, as provenance has it, of a judged kernel's sessions."""
+    return f"{JUDGED}:{name}"
+
+
+def is_judged_kernel(connection: Connection, name: str) -> bool:
+    """Whether a kernel of this name was judged."""
+    query = select(_provenance.c.number).where(
+        _provenance.c.kind == JUDGED, _provenance.c.source == source_of(name)
+    )
+    return connection.execute(query.limit(1)).first() is not None
+
+
 def unjudged() -> ColumnElement[bool]:
     """The condition that a session is none of a judged kernel."""
     number = _session.c.provenance_number

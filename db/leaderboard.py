@@ -1,7 +1,9 @@
 """Reads behind the leaderboard of problems: the database filters, sums, groups and orders the verdicts.
 
 A board is the class's best rows, or, as of a time or within some environments, the verdict of each problem
-that best rows would have shown then. Where the default stays, a problem's speed-up is 1.
+that best rows would have shown then. Where the default stays, a problem's speed-up is 1. The board of a
+judged kernel (gemmtune judge) is its latest verdict on each problem, and speed-ups are as measured, slower or
+not.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from sqlalchemy import (
 from db import models
 from db.best import of_outlier
 from db.calls import calls_of_problem
-from db.judged import unjudged
+from db.judged import JUDGED, source_of, unjudged
 from db.values import among, chunks, table
 from db.worth import Scope, calls_of
 
@@ -44,6 +46,7 @@ _problem = table(models.Problem)
 _provenance = table(models.Provenance)
 _session = table(models.Session)
 _solution = table(models.Solution)
+_target = table(models.TargetVerdict)
 _tuning = table(models.Tuning)
 _verdict = table(models.Verdict)
 
@@ -69,13 +72,14 @@ _MOST_GROUPS, _VERDICTS = 200, 32
 @dataclass(frozen=True)
 class Board:
     """Which problems are ranked. `environment_ids`: only verdicts of these environments. `until`: as of this
-    time, a UTC time in text."""
+    time, a UTC time in text. `judged`: the verdicts of this judged kernel, in place of winners'."""
 
     scope: Scope
     judgement: str | None = None
     binds: str | None = None
     environment_ids: tuple[str, ...] | None = None
     until: str | None = None
+    judged: str | None = None
 
 
 @dataclass(frozen=True)
@@ -144,13 +148,15 @@ def verdicts(connection: Connection, numbers: Sequence[int]) -> dict[int, Mappin
     return found
 
 
-def stamp(connection: Connection, device_class_id: str) -> tuple[int, ...]:
-    """Changes whenever a board of the class may: with a best row, an imported file, or a tuning's counts."""
+def stamp(connection: Connection, device_class_id: str, judged: bool = False) -> tuple[int, ...]:
+    """Changes whenever a board of the class may: with a best row, an imported file, or a tuning's counts;
+    that of a judged kernel with every verdict."""
     revision = select(_class.c.revision).where(_class.c.id == device_class_id).scalar_subquery()
     files = select(func.count()).select_from(_provenance).scalar_subquery()
     last = select(func.max(_provenance.c.number)).scalar_subquery()
     tuning = select(func.max(_tuning.c.number)).scalar_subquery()
-    row = connection.execute(select(revision, files, last, tuning)).one()
+    verdict = select(func.max(_verdict.c.number) if judged else literal(0)).scalar_subquery()
+    row = connection.execute(select(revision, files, last, tuning, verdict)).one()
     return tuple(value or 0 for value in row)
 
 
@@ -180,19 +186,32 @@ def _rows(connection: Connection, asked: Board, by: str | None = None, sort: str
     """A row for each problem of the board: what is summed and ordered. The problem's type and the winner's
     family are joined only where a filter or a group needs them."""
     scope = asked.scope
+    shown: Any = _verdict
+    judgement, joins = _verdict.c.judgement, list[tuple[Any, ColumnElement[bool]]]()
+    share: ColumnElement[Any] = _verdict.c.roofline_share
+    winner = _verdict.c.winner_id
     mid = cast(_verdict.c.content[("speedup", "mid")].as_float(), Float)
-    speedup = case((and_(_verdict.c.judgement == "WIN", mid > 0, mid < _MOST), mid), else_=1.0)
-    names = ("number", "problem_id", "judgement", "seconds", "baseline_seconds", "roofline_share", "binds")
-    columns: list[ColumnElement[Any]] = [*(_verdict.c[name] for name in names), speedup.label("speedup")]
-    wanted = [(_verdict.c.judgement, asked.judgement), (_verdict.c.binds, asked.binds)]
-    joins: list[tuple[Any, ColumnElement[bool]]] = []
+    speedup = case((and_(judgement == "WIN", mid > 0, mid < _MOST), mid), else_=1.0)
+    if asked.judged is not None:
+        shown, judgement, winner = _target, _target.c.judgement, _target.c.solution_id
+        joins.append(
+            (_target, and_(_target.c.verdict_number == _verdict.c.number, _target.c.target == JUDGED))
+        )
+        speedup = case((and_(_target.c.mid > 0, _target.c.mid < _MOST), _target.c.mid), else_=1.0)
+        # The verdict's share is its winner's.
+        share = _verdict.c.roofline_share * _verdict.c.seconds / _target.c.seconds
+    columns: list[ColumnElement[Any]] = [
+        _verdict.c.number, _verdict.c.problem_id, judgement, shown.c.seconds, shown.c.baseline_seconds,
+        share.label("roofline_share"), _verdict.c.binds, speedup.label("speedup"),
+    ]  # fmt: skip
+    wanted = [(judgement, asked.judgement), (_verdict.c.binds, asked.binds)]
     if scope.dtype is not None or by == "dtype" or sort == "problem":
         columns += [_problem.c.dtype, _problem.c.number.label("met")]
         joins.append((_problem, _problem.c.id == _verdict.c.problem_id))
         wanted.append((_problem.c.dtype, scope.dtype))
     if scope.family is not None or by == "family":
         columns.append(_solution.c.family)
-        joins.append((_solution, _solution.c.id == _verdict.c.winner_id))
+        joins.append((_solution, _solution.c.id == winner))
         wanted.append((_solution.c.family, scope.family))
     if scope.problems is None:
         columns.append(calls_of_problem(scope.device_class_id, _verdict).label("calls"))
@@ -214,6 +233,8 @@ def _rows(connection: Connection, asked: Board, by: str | None = None, sort: str
 def _chosen(connection: Connection, asked: Board) -> Select[Any]:
     """The numbers of the verdicts that are shown, one for each problem."""
     scope = asked.scope
+    if asked.judged is not None:
+        return _latest_judged(scope, asked.judged)
     if asked.until is None and asked.environment_ids is None:
         return select(_best.c.verdict_number).where(
             _best.c.device_class_id == scope.device_class_id, _best.c.policy_id == scope.policy_id
@@ -241,6 +262,22 @@ def _chosen(connection: Connection, asked: Board) -> Select[Any]:
         query = query.where(among(connection, _session.c.environment_id, asked.environment_ids))
     ranked = query.subquery()
     return select(ranked.c.number).where(ranked.c.place == 1)
+
+
+def _latest_judged(scope: Scope, name: str) -> Select[Any]:
+    """The numbers of the latest verdicts on a judged kernel."""
+    return (
+        select(func.max(_verdict.c.number))
+        .join(_session, _session.c.id == _verdict.c.session_id)
+        .join(_provenance, _provenance.c.number == _session.c.provenance_number)
+        .where(
+            _provenance.c.kind == JUDGED,
+            _provenance.c.source == source_of(name),
+            _verdict.c.device_class_id == scope.device_class_id,
+            _verdict.c.policy_id == scope.policy_id,
+        )
+        .group_by(_verdict.c.problem_id)
+    )
 
 
 def _saved(rows: CTE) -> ColumnElement[float]:

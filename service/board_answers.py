@@ -98,6 +98,7 @@ class Board(_Sums):
     device_class: str
     policy_id: str
     problem_list: str | None = Field(alias="list")
+    judged: str | None = Field(description="The judged kernel whose verdicts these are.")
     sort: Sort
     order: Literal["asc", "desc"]
     uncounted: int

@@ -17,7 +17,7 @@ from backends.solution import Solution
 from backends.user_kernels.source import UserKernel
 from db import models, provenance, sessions
 from db.engine import reading, writing
-from db.judged import JUDGED
+from db.judged import JUDGED, source_of
 from db.tunings import new_id
 from db.values import storable, table
 from service.requests import request_content
@@ -48,7 +48,7 @@ class JudgedStore:
         device_class = str(spec.environment.device_class)
         known = best_known(self._engine, spec.problem, device_class, asked.policy.id)
         row = {
-            "kind": JUDGED, "format": FORMAT, "source": f"{JUDGED}:{kernel.name}", "sha256": kernel.digest,
+            "kind": JUDGED, "format": FORMAT, "source": source_of(kernel.name), "sha256": kernel.digest,
             "device_class_id": device_class, "header": {"file": kernel.file, "language": kernel.language},
         }  # fmt: skip
         with writing(self._engine) as connection:

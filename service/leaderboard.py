@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from db import leaderboard, worth
+from db.judged import JUDGED
 from db.leaderboard import CURVE, Board, Place, geometric_mean
 from service.exports import stored_problem
 from service.formats.core.row_text import problem_wire
@@ -29,6 +30,7 @@ def ranked(
         "device_class": scope.device_class_id,
         "policy_id": scope.policy_id,
         "list": None if scope.problems is None else scope.problems.name,
+        "judged": asked.judged,
         "sort": sort,
         "order": "desc" if descending else "asc",
         **_sums(sums),
@@ -36,7 +38,7 @@ def ranked(
         "binds": {name: sums[f"bound_{name}"] for name in ("compute", "memory")},
         "fast_p": _curve(sums),
         "groups": [] if by is None else _groups(leaderboard.groups(connection, asked, by)),
-        "items": _items(connection, items),
+        "items": _items(connection, items, asked.judged),
         "next_cursor": None if last is None else make_place(kind, float(last["value"]), last["number"]),
     }
 
@@ -100,10 +102,28 @@ def _curve(sums: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _items(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _items(
+    connection: Connection, rows: Sequence[Mapping[str, Any]], judged: str | None
+) -> list[dict[str, Any]]:
     contents = worth.problem_contents(connection, [row["problem_id"] for row in rows])
     verdicts = leaderboard.verdicts(connection, [row["number"] for row in rows])
+    if judged is not None:
+        verdicts = {number: _of_judged(verdict, judged) for number, verdict in verdicts.items()}
     return [_item(row, contents[row["problem_id"]], verdicts[row["number"]]) for row in rows]
+
+
+def _of_judged(verdict: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A verdict with the judged kernel in the winner's place."""
+    content = verdict["content"]
+    own = content["targets"][JUDGED]
+    tied = sum(one == own["solution"] for one in content["tie_set"])
+    shown = {
+        **content,
+        "speedup": own["speedup"],
+        "rounds": own["rounds"],
+        "tied": tied * len(content["tie_set"]),
+    }
+    return {**verdict, "winner_id": own["solution"], "family": name, "content": shown}
 
 
 def _item(row: Mapping[str, Any], content: Mapping[str, Any], verdict: Mapping[str, Any]) -> dict[str, Any]:

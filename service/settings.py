@@ -70,7 +70,7 @@ class Settings(BaseSettings):
     device: str = Field(
         default="cpu",
         description="Device selector of commands that measure and name none. If it is set, also of requests "
-        "and of commands that read results; else they take the only class that has a live worker, or results.",
+        "and of commands that read results; else these take the only class that has a worker or results.",
     )
     seconds_per_problem: float = Field(
         default=2.0, gt=0, description="Measuring budget of one problem, in seconds."

@@ -56,7 +56,14 @@ def report(
     if server is None:
         settings = Settings()
         answer = _report_here(
-            settings, device or settings.chosen_device, list_name, family, dtype, policy, limit, output is not None
+            settings,
+            device or settings.chosen_device,
+            list_name,
+            family,
+            dtype,
+            policy,
+            limit,
+            output is not None,
         )
     else:
         asked = {"list": list_name, "family": family, "dtype": dtype, "policy": policy, "limit": limit}

@@ -18,6 +18,7 @@ BOARD: dict[str, Any] = {
     "device_class": DEVICE_CLASS,
     "policy_id": POLICY_ID,
     "list": None,
+    "judged": None,
     "sort": "saved",
     "order": "desc",
     **_SUMS,

@@ -12,10 +12,11 @@ from starlette.responses import Response
 
 from backends.dtypes import DTYPES
 from db import leaderboard, worth
+from db.judged import is_judged_kernel
 from service import board_answers, deps, errors
 from service.answers import Judgement
 from service.board_cache import BoardCache
-from service.deps import STRICT, Service, ServiceDep, json_bytes
+from service.deps import STRICT, ServiceDep, json_bytes
 from service.diff import find_group
 from service.leaderboard import ceilings, ranked
 from service.pages import Cursor, LimitDep
@@ -81,6 +82,15 @@ def rank_problems(
             max_length=40, description="As of this time: 2026-01-31 (its end, UTC) or 2026-01-31T12:00:00Z."
         ),
     ] = None,
+    judged: Annotated[
+        str | None,
+        Query(
+            min_length=1,
+            max_length=80,
+            description="The verdicts of this judged kernel (gemmtune judge), in place of the winners'; its "
+            "speed-up is what was measured, slower or not.",
+        ),
+    ] = None,
     sort: Annotated[
         board_answers.Sort,
         Query(
@@ -115,10 +125,17 @@ def rank_problems(
         binds,
         None if environment is None else service.read(_environments, environment, str(found)),
         None if until is None else _time(until),
+        judged,
     )
+    if judged is not None:
+        if environment is not None or until is not None:
+            raise errors.bad_parameter("judged", "it cannot be combined with environment or until")
+        if not service.read(is_judged_kernel, judged):
+            raise errors.not_found("judged kernel", judged)
     descending = leaderboard.SORTS[sort] if order is None else order == "desc"
     how = (sort, descending, cursor, limit, by)
-    return _kept(request, service, (asked, how), str(found), lambda: service.read(ranked, asked, *how))
+    stamp = service.read(leaderboard.stamp, str(found), judged is not None)
+    return _kept(request, (asked, how), stamp, lambda: service.read(ranked, asked, *how))
 
 
 @router.get(
@@ -133,14 +150,12 @@ def measured_ceilings(
     and operations per second by input type."""
     found = service.read(service.device_class, service.selector(device))
     asked = (str(found), policy_of(policy, None, None, found.vendor))
-    return _kept(request, service, ("ceilings", asked), str(found), lambda: service.read(ceilings, *asked))
+    stamp = service.read(leaderboard.stamp, str(found))
+    return _kept(request, ("ceilings", asked), stamp, lambda: service.read(ceilings, *asked))
 
 
-def _kept(
-    request: Request, service: Service, question: Hashable, device_class_id: str, make: Callable[[], Any]
-) -> Response:
-    """The answer to a question about a class, kept until a row changes that it is made of, with its ETag."""
-    stamp = service.read(leaderboard.stamp, device_class_id)
+def _kept(request: Request, question: Hashable, stamp: Hashable, make: Callable[[], Any]) -> Response:
+    """The answer to a question, kept while the stamp of the rows that it is made of stays, with its ETag."""
     cache: BoardCache = request.app.state.boards
     kept = cache.get(question, stamp, lambda: json_bytes(make()))
     headers = {"ETag": kept.tag, "Cache-Control": "no-cache"}

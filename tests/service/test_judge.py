@@ -18,9 +18,12 @@ from backends.problem import from_mm
 from db import provenance, queries, sessions
 from db.engine import open_engine, reading, writing
 from service import cli
+from service.board_answers import Board
 from service.settings import Settings
 from service.startup import open_database
 from tests.db.samples import CONTENT, store_session
+from tests.service.http.serving import serving
+from tests.service.http.shapes import fault_of, fits
 from tests.tuners.judge.kernels import CHEATS, HEAD
 from tuners.policy import MeasurementPolicy
 
@@ -110,6 +113,30 @@ def test_a_cpp_kernel_races_the_default_and_the_best_known(here: Here, engine: E
     with reading(engine) as connection:  # the best is what it was
         found = queries.best_documents(connection, [PROBLEM.id], str(environment.device_class), policy.id)
         assert json.loads(found[PROBLEM.id])["solution"]["id"] == best.id
+    on_the_board(result, policy.id)
+
+
+def on_the_board(result: dict[str, Any], policy: str) -> None:
+    """The leaderboard has the kernel's own verdict where it is asked for, and the winner's else."""
+    with serving(Settings()) as client:
+        asked = {"device": "cpu", "policy": policy}
+        board = fits(
+            Board, client.get("/v1/leaderboard", params={**asked, "judged": "user.rows", "by": "family"})
+        )
+        (item,) = board["items"]
+        verdict = result["default"]
+        assert board["judged"] == item["family"] == "user.rows"
+        assert (item["judgement"], item["speedup"]) == (verdict["judgement"], verdict["speedup"])
+        assert board["problems"][verdict["judgement"].lower()] == board["problems"]["all"] == 1
+        assert board["geometric_mean"] == pytest.approx(verdict["speedup"]["mid"])
+        assert item["winner_id"].startswith("user.rows-source_")
+        assert [group["name"] for group in board["groups"]] == ["user.rows"]
+        (other,) = fits(Board, client.get("/v1/leaderboard", params=asked))["items"]
+        assert other["family"] == "openblas"
+        gone = fault_of(client.get("/v1/leaderboard", params={**asked, "judged": "user.none"}), 404)
+        assert gone["detail"] == "there is no judged kernel 'user.none'"
+        both = client.get("/v1/leaderboard", params={**asked, "judged": "user.rows", "until": "2026-01-01"})
+        assert fault_of(both, 422)["detail"] == "judged: it cannot be combined with environment or until"
 
 
 def test_a_cheat_is_exit_code_1_and_its_name_is_told(here: Here) -> None:

@@ -35,3 +35,10 @@ def test_the_document_has_no_setting_that_is_gone() -> None:
 def test_the_environment_sets_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEMMTUNE_SECONDS_PER_PROBLEM", "3.5")
     assert Settings().seconds_per_problem == 3.5
+
+
+def test_a_device_is_chosen_only_by_somebody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GEMMTUNE_DEVICE", raising=False)
+    assert (Settings().device, Settings().chosen_device) == ("cpu", None)
+    monkeypatch.setenv("GEMMTUNE_DEVICE", "cuda:sm_90")
+    assert Settings().chosen_device == "cuda:sm_90"

@@ -7,14 +7,14 @@ import * as filters from "./lib/filters.js";
 import * as f from "./lib/format.js";
 
 const PAGE = 100;
-const NAMES = ["device", "list", "dtype", "family", "judgement", "binds", "policy", "sort", "order"];
+const NAMES = ["device", "list", "dtype", "family", "judgement", "binds", "judged", "policy", "sort", "order"];
 const places = { filters: h("form", { class: "filters", "aria-label": "Filters", onsubmit: (event) => event.preventDefault() }), facts: h("div"), charts: h("div", { class: "columns" }), table: h("div") };
 let options = null, asked = null;
 show(...Object.values(places));
 
 function set(name, value) {
   const values = { ...filters.given(), [name]: value };
-  if (name === "device") delete values.policy;
+  if (name === "device") { delete values.policy; delete values.judged; }
   filters.write(values);
   load();
 }
@@ -29,12 +29,13 @@ async function load() {
     if (!device) { places.table.replaceChildren(h("p", { class: "dim" }, "No device class is known yet: nothing was measured or imported.")); return; }
     const query = Object.fromEntries(NAMES.map((name) => [name, given[name]]));
     const ask = { ...query, device };
-    const [board, families, types] = await Promise.all([
+    const [board, families, types, judged] = await Promise.all([
       get("/v1/leaderboard", { ...ask, limit: PAGE }, { signal }),
       get("/v1/leaderboard", { ...ask, family: null, limit: 1, by: "family" }, { signal }),
       get("/v1/leaderboard", { ...ask, dtype: null, limit: 1, by: "dtype" }, { signal }),
+      filters.judged(device),
     ]);
-    drawFilters(ask, families.groups, types.groups);
+    drawFilters(ask, families.groups, types.groups, judged);
     drawFacts(board);
     drawCharts(board, families.groups, ask);
     drawTable(board, ask);
@@ -44,7 +45,7 @@ async function load() {
   }
 }
 
-function drawFilters(ask, families, types) {
+function drawFilters(ask, families, types, judged) {
   const focus = document.activeElement?.name;
   const counted = (groups) => groups.map((g) => [g.name, `${g.name} (${g.problems.all})`]);
   places.filters.replaceChildren(
@@ -54,6 +55,7 @@ function drawFilters(ask, families, types) {
     filters.choice("family", "Winner's family", [["", "all"], ...counted(families)], ask.family, set),
     filters.choice("judgement", "Verdict", [["", "all"], ["WIN", "WIN"], ["TIE", "TIE"], ["LOSS", "LOSS"]], ask.judgement, set),
     filters.choice("binds", "Bound by", [["", "all"], ["memory", "memory"], ["compute", "compute"]], ask.binds, set),
+    ...(judged.length || ask.judged ? [filters.choice("judged", "Verdicts of", [["", "winners"], ...judged.map((name) => [name, `${name} (judged)`])], ask.judged, set)] : []),
   );
   places.filters.elements[focus]?.focus();
 }
@@ -80,7 +82,7 @@ function drawCharts(board, families, ask) {
     points: curve.map((one) => ({ x: one.p, y: one.share, colour: "s1", line: [`p = ${one.p}×`, `${f.percent(one.share, 1)} of problems (${f.count(one.problems)})`] })),
   });
   const table_ = table({
-    caption: "Families of the winners", rows: families, file: "families", empty: "No verdict with these filters.",
+    caption: ask.judged ? "Families" : "Families of the winners", rows: families, file: "families", empty: "No verdict with these filters.",
     columns: [
       { name: "Family", kind: "name", cell: (r) => h("button", { type: "button", class: "plain", onclick: () => set("family", r.name === ask.family ? "" : r.name) }, r.name), value: (r) => r.name },
       { name: "Problems", kind: "n", cell: (r) => f.count(r.problems.all), value: (r) => r.problems.all },
@@ -117,7 +119,7 @@ function drawTable(board, ask) {
         { name: "#", kind: "n", cell: (r) => String(r.rank), value: (r) => r.rank },
         { name: "Problem", kind: "name", cell: (r) => h("a", { href: link(r, ask.device) }, f.problem(r.problem)), value: (r) => r.problem_id },
         { name: "Verdict", cell: (r) => tag(r.judgement), value: (r) => r.judgement },
-        { name: "Speed-up", kind: "n", sort: "speedup", title: "Default's time over the winner's, with its interval", value: (r) => r.speedup.mid,
+        { name: "Speed-up", kind: "n", sort: "speedup", title: `Default's time over the ${board.judged ? "kernel" : "winner"}'s, with its interval`, value: (r) => r.speedup.mid,
           cell: (r) => [f.ratio(r.speedup.mid), h("small", {}, ` ${f.between(r.speedup.low, r.speedup.high, f.digits)}`)] },
         { name: "Time", kind: "n", sort: "seconds", first: "asc", cell: (r) => f.time(r.seconds), value: (r) => r.seconds },
         { name: "Default", kind: "n", cell: (r) => f.time(r.baseline_seconds), value: (r) => r.baseline_seconds, hint: (r) => r.baseline_name },
@@ -126,7 +128,7 @@ function drawTable(board, ask) {
         { name: "Rate", kind: "n", title: "Operations per second", cell: (r) => f.si(r.flops / r.seconds, "FLOP/s"), value: (r) => r.flops / r.seconds },
         { name: "Roofline", kind: "n", sort: "roofline", cell: (r) => [f.percent(r.roofline_share), r.roofline_share === null ? null : meter(r.roofline_share, `bound by ${r.binds}`, 40)], value: (r) => r.roofline_share },
         { name: "Bound by", cell: (r) => r.binds ?? "–", value: (r) => r.binds },
-        { name: "Winner", kind: "id", cell: (r) => r.winner_id, value: (r) => r.winner_id, hint: (r) => r.winner_id },
+        { name: board.judged ? "Kernel" : "Winner", kind: "id", cell: (r) => r.winner_id, value: (r) => r.winner_id, hint: (r) => r.winner_id },
         { name: "Tied", kind: "n", cell: (r) => f.count(r.tied), value: (r) => r.tied, title: "Candidates that tie with the winner" },
         { name: "Decided", kind: "n", sort: "decided", cell: (r) => f.when(r.decided_at), value: (r) => r.decided_at },
       ],

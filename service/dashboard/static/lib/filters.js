@@ -46,6 +46,13 @@ export async function lists() {
   return [...new Set(page.items.filter((one) => one.keys > 0).map((one) => one.source))].sort();
 }
 
+/** Names of kernels that were judged on a device class (gemmtune judge). */
+export async function judged(device) {
+  const page = await get("/v1/provenance", { limit: 1000 });
+  const found = page.items.filter((one) => one.kind === "judged" && one.device_class === device);
+  return [...new Set(found.map((one) => one.source.replace(/^judged:/, "")))].sort();
+}
+
 /** Calls when the address changes by the browser's buttons. */
 export function onback(call) {
   window.addEventListener("popstate", call);
