@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from heapq import nlargest
 from math import exp, fsum, log
 from pathlib import Path
@@ -13,8 +14,11 @@ import typer
 
 from backends.environment import DeviceClass
 from backends.errors import InvalidProblem
+from backends.wire import problem_from_wire
 from db.classes import classes
 from db.engine import reading
+from db.leaderboard import Board
+from db.worth import Scope
 from service import report
 from service.commands.common import (
     Device,
@@ -31,7 +35,8 @@ from service.commands.common import (
 )
 from service.formats.core.export import ExportRow
 from service.formats.core.row_text import problem_wire
-from service.model.rows import HereRows, RowSource, ThereRows
+from service.leaderboard import ranked
+from service.model.rows import HereRows, ThereRows
 from service.remote import Remote, class_of
 from service.settings import Settings
 from service.startup import open_database
@@ -40,6 +45,8 @@ from tuners.policy import MeasurementPolicy
 
 #: What a board is ordered by, and whether the largest comes first.
 _SORTS = {"saved": True, "speedup": True, "seconds": False, "decided": True}
+#: Rows of a page of a service: what services send by default.
+_PAGE = 100
 _JUDGEMENTS = ("WIN", "TIE", "LOSS")
 
 
@@ -78,57 +85,97 @@ def leaderboard(
         tell_rejected(len(read.rejected) + read.rejected_more, file)
         counts = {item.problem.id: item.count for item in read.problems}
     settings = Settings()
-    selector = device or settings.chosen_device
-    if server is None:
-        engine = open_database(settings)
-        with reading(engine) as connection:
-            found = classes(connection).resolve(selector)
-        answer = _board(HereRows(engine), found, policy, counts, dtype, family, judgement, sort, limit)
-    else:
-        with Remote(server) as remote:
-            found = class_of(selector, remote.get("/v1/devices")["classes"])
-            answer = _board(ThereRows(remote), found, policy, counts, dtype, family, judgement, sort, limit)
+    asked = _Asked(
+        device or settings.chosen_device, policy, dtype, family, judgement and judgement.upper(), sort, limit
+    )
+    answer = _here(settings, asked, counts) if server is None else _there(server, asked, counts)
     if as_json:
-        print_json({**answer, "items": [_item(row) for row in answer["items"]]})
+        print_json(answer)
     else:
         _show(answer)
 
 
-def _board(
-    source: RowSource, device: DeviceClass, policy: str | None, counts: dict[str, int] | None,
-    dtype: str | None, family: str | None, judgement: str | None, sort: str, limit: int,
-) -> dict[str, Any]:  # fmt: skip
-    """Aggregates of all problems of the filters, and the first rows in their order."""
-    policy_id = policy or MeasurementPolicy.of(device.vendor).id
-    rows = source.every(device, policy_id) if counts is None else source.rows(device, policy_id, counts)
+@dataclass(frozen=True)
+class _Asked:
+    """The options of the command."""
+
+    selector: str | None
+    policy: str | None
+    dtype: str | None
+    family: str | None
+    judgement: str | None
+    sort: str
+    limit: int
+
+
+def _here(settings: Settings, asked: _Asked, counts: dict[str, int] | None) -> dict[str, Any]:
+    """Of this machine's database."""
+    engine = open_database(settings)
+    with reading(engine) as connection:
+        found = classes(connection).resolve(asked.selector)
+        policy_id = asked.policy or MeasurementPolicy.of(found.vendor).id
+        if counts is None:
+            board = Board(
+                Scope(str(found), policy_id, None, asked.family, asked.dtype),
+                asked.judgement,
+            )
+            return ranked(connection, board, asked.sort, _SORTS[asked.sort], None, asked.limit, None)
+    return _of_file(HereRows(engine).rows(found, policy_id, counts), found, policy_id, asked)
+
+
+def _there(server: str, asked: _Asked, counts: dict[str, int] | None) -> dict[str, Any]:
+    """Of a service, whose pages are joined."""
+    with Remote(server) as remote:
+        if counts is not None:
+            found = class_of(asked.selector, remote.get("/v1/devices")["classes"])
+            policy_id = asked.policy or MeasurementPolicy.of(found.vendor).id
+            return _of_file(ThereRows(remote).rows(found, policy_id, counts), found, policy_id, asked)
+        query = {
+            "device": asked.selector, "policy": asked.policy, "dtype": asked.dtype, "family": asked.family,
+            "judgement": asked.judgement, "sort": asked.sort,
+        }  # fmt: skip
+        answer: dict[str, Any] = remote.get("/v1/leaderboard", **query, limit=min(asked.limit, _PAGE))
+        items, cursor = answer["items"], answer["next_cursor"]
+        while cursor is not None and len(items) < asked.limit:
+            page = min(asked.limit - len(items), _PAGE)
+            more = remote.get("/v1/leaderboard", **query, limit=page, cursor=cursor)
+            items, cursor = items + more["items"], more["next_cursor"]
+        return {**answer, "items": items, "next_cursor": cursor}
+
+
+def _of_file(rows: Iterable[ExportRow], device: DeviceClass, policy_id: str, asked: _Asked) -> dict[str, Any]:
+    """Aggregates of a file's problems, and the first rows in their order."""
     judged = Counter[str]()
     ratios: list[float] = []
 
     def kept() -> Iterable[ExportRow]:
         for row in rows:
-            if dtype not in (None, row.problem.dtype_b) or family not in (None, row.solution.family):
+            if asked.dtype not in (None, row.problem.dtype_b):
                 continue
-            if judgement is not None and row.judgement != judgement.upper():
+            if asked.family not in (None, row.solution.family) or asked.judgement not in (
+                None,
+                row.judgement,
+            ):
                 continue
             judged[row.judgement] += 1
             ratios.append(_ratio(row))
             yield row
 
-    sign = 1 if _SORTS[sort] else -1
+    sign = 1 if _SORTS[asked.sort] else -1
 
     def place(row: ExportRow) -> Any:
-        if sort == "decided":
+        if asked.sort == "decided":
             return row.decided_at or ""
-        return sign * {"saved": _saved, "speedup": _ratio, "seconds": _seconds}[sort](row)
+        return sign * {"saved": _saved, "speedup": _ratio, "seconds": _seconds}[asked.sort](row)
 
-    items = nlargest(limit, kept(), key=place)
+    items = nlargest(asked.limit, kept(), key=place)
     return {
         "device_class": str(device),
         "policy_id": policy_id,
-        "sort": sort,
+        "sort": asked.sort,
         "problems": {"all": len(ratios), **{name.lower(): judged[name] for name in _JUDGEMENTS}},
         "geometric_mean": exp(fsum(map(log, ratios)) / len(ratios)) if ratios else None,
-        "items": items,
+        "items": [_item(row) for row in items],
     }
 
 
@@ -176,11 +223,12 @@ def _show(answer: dict[str, Any]) -> None:
         right=("calls", "ratio"),
     )  # fmt: skip
     for row in answer["items"]:
+        ratio = row["speedup"]["mid"] if row["judgement"] == "WIN" else 1.0
         table.add_row(
-            report.problem_text(row.problem), str(row.count or ""),
-            f"{report.time_text(row.baseline_seconds)}\n{row.baseline_name}",
-            f"{report.time_text(row.seconds)}\n{report.winner_text(row.solution.id)}",
-            f"{_ratio(row):.2f}x", row.judgement,
+            report.problem_text(problem_from_wire(row["problem"])), str(row["calls"] or ""),
+            f"{report.time_text(row['baseline_seconds'])}\n{row['baseline_name']}",
+            f"{report.time_text(row['seconds'])}\n{report.winner_text(row['winner_id'])}",
+            f"{ratio or 1.0:.2f}x", row["judgement"],
         )  # fmt: skip
     out.print(table, markup=False)
     judged = ", ".join(f"{problems[name.lower()]} {name}" for name in _JUDGEMENTS)
