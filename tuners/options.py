@@ -93,6 +93,10 @@ class RaceOptions:
     target_share: float = 0.2
     #: Number of an export target's candidates that enter the heats if none of them is near the fastest.
     target_entrants: int = 3
+    #: A second process times the winner and the default for at most this many seconds, or this share of the
+    #: budget if that is less. Slower ones get the rounds that a decision needs.
+    confirm_seconds: float = 0.15
+    confirm_share: float = 0.15
     #: Number of input seeds on which the winner is proven, and each export target's winner.
     proof_seeds: int = 5
 

@@ -19,6 +19,7 @@ from backends.solution import Solution
 from tuners.device_process import Task
 from tuners.measure import Rotation
 from tuners.recorded_table import RecordedProblem, RecordedTable, Row
+from tuners.retiming import Retimed, RetimingPlan, retime
 from tuners.space import Space
 
 #: Neighbours of a member in a space that is a sample: at least so many, the nearest ones.
@@ -144,6 +145,13 @@ class RecordedDevice:
     def prove(self, solution: Solution, seeds: int) -> Outcome:
         """See Runner: as the screening found it."""
         return self._outcome(solution, Phase.PROOF, 0)
+
+    def prepare_retiming(self) -> None:
+        """Nothing is started."""
+
+    def retime(self, task: Task, solutions: Sequence[Solution], plan: RetimingPlan) -> Retimed:
+        """Fresh samples of the first pass: a table has one process."""
+        return retime(self.sample, solutions, plan, self.clock)
 
     def _outcome(self, solution: Solution, phase: Phase, count: int) -> Outcome:
         row = self._rows.get(solution.id)

@@ -16,6 +16,7 @@ from backends.solution import Solution
 from tuners.device_process import Task
 from tuners.family_spaces import family_space
 from tuners.measure import Rotation
+from tuners.retiming import Retimed, RetimingPlan, retime
 from tuners.space import Space, search_space
 
 NOISE = Path(__file__).parent.parent / "data" / "noise-cpu.json"
@@ -123,6 +124,18 @@ class RecordedRunner:
 
     def prove(self, solution: Solution, seeds: int) -> Outcome:
         return self._answer(solution, Phase.PROOF, 0)
+
+    def prepare_retiming(self) -> None:
+        self.calls.append(("start", "second process"))
+
+    def retime(self, task: Task, solutions: Sequence[Solution], plan: RetimingPlan) -> Retimed:
+        return retime(self.sample_again, solutions, plan, self.clock)
+
+    def sample_again(self, solution: Solution, again: bool) -> Outcome:
+        """A sample in the second process."""
+        name = str(solution.parameters["name"])
+        self.calls.append(("confirm", name))
+        return Outcome(solution, Phase.FINAL, Status.OK, (self._next(name),))
 
 
 class DeadRunner(RecordedRunner):
