@@ -1,4 +1,4 @@
-"""How the time that is left after a search is shared: among entrants, heats, the final and its confirmation."""
+"""How the time that a search leaves is shared: among entrants, heats, the final and its confirmation."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def places(
     timed: Sequence[Outcome], baselines: Sequence[Outcome], settings: TuningSettings, spent: float
 ) -> int:
     """How many candidates near the best may enter the race; `timed`: the fastest first; `spent`: seconds of
-    the budget. Up to the number of finalists, the rounds that a decision needs must fit in the remaining time;
-    beyond that, the heats must fit in their share of it. All heats together cost twice the first."""
+    the budget. Up to the number of finalists, the rounds that a decision needs must fit in the remaining
+    time; beyond that, the heats must fit in their share of it. All heats together cost twice the first."""
     budget, race = settings.budget, settings.options.race
     remaining = max(budget.seconds - spent, budget.seconds * 0.1)
     most = (1.0 if budget.bounded else 1.5) * remaining
@@ -47,9 +47,9 @@ def short_seconds(settings: TuningSettings) -> float:
 def confirming_seconds(
     baseline: Outcome, winner: Sequence[Outcome], settings: TuningSettings, spent: float
 ) -> float:
-    """The part of the budget that is reserved for timing a winner, `winner` if there is any, again in a second
-    process. Under a bounded budget it suffices for the rounds that a decision needs, but takes no more than
-    half of what is left."""
+    """The part of the budget that is reserved for timing a winner, `winner` if there is any, again in a
+    second process. Under a bounded budget it suffices for the rounds that a decision needs, but takes no more
+    than half of what is left."""
     budget = settings.budget
     if not budget.bounded or not winner:
         return short_seconds(settings)

@@ -33,7 +33,7 @@ class SecondProcess:
 
     def start(self) -> None:
         """Starts the process unless it stands already; a failure shows in retime()."""
-        if self._pool is None:
+        if self._pool is None and not self._closed:
             self._pool = self._make()
             self._pool.start()
 

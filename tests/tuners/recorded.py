@@ -43,7 +43,8 @@ def space_of(*names: str) -> Space:
 
 class RecordedRunner:
     """`speed` scales a candidate's samples (1.0: a clone of the baseline). `fails` gives a status instead,
-    in the phase named. Time passes by what the samples say, on `clock`."""
+    in the phase named. Time passes by what the samples say, on `clock`. `there`: the factors that take the
+    place of `speed` in the second process; None: the candidate is refused there."""
 
     environment = ENVIRONMENT
 
@@ -53,6 +54,7 @@ class RecordedRunner:
         start: int = 0,
         speed: Mapping[str, float] | None = None,
         fails: Mapping[tuple[str, Phase], Status] | None = None,
+        there: Mapping[str, float | None] | None = None,
     ) -> None:
         self.backend: Backend = CpuBackend()
         self.now = 0.0
@@ -60,7 +62,7 @@ class RecordedRunner:
         self.on_sample: Callable[[int], None] = lambda _: None
         self._samples = 0
         self._series, self._at = series, start
-        self._speed, self._fails = speed or {}, fails or {}
+        self._speed, self._fails, self._there = speed or {}, fails or {}, there or {}
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -135,7 +137,11 @@ class RecordedRunner:
         """A sample in the second process."""
         name = str(solution.parameters["name"])
         self.calls.append(("confirm", name))
-        return Outcome(solution, Phase.FINAL, Status.OK, (self._next(name),))
+        factor = self._there.get(name, self._speed.get(name, 1.0))
+        if factor is None:
+            return Outcome(solution, Phase.FINAL, Status.LAUNCH_ERROR, (), {"error": "planted"})
+        seconds = self._next(name) / self._speed.get(name, 1.0) * factor
+        return Outcome(solution, Phase.FINAL, Status.OK, (seconds,))
 
 
 class DeadRunner(RecordedRunner):
