@@ -47,12 +47,11 @@ def short_seconds(settings: TuningSettings) -> float:
 def confirming_seconds(
     baseline: Outcome, winner: Sequence[Outcome], settings: TuningSettings, spent: float
 ) -> float:
-    """The part of the budget that is reserved for timing a winner, `winner` if there is any, again in a
-    second process. Under a bounded budget it suffices for the rounds that a decision needs, but takes no more
+    """The part of the budget that is reserved for timing a winner, about as fast as `winner`, again in a
+    second process: twice the rounds that a decision needs if they are short, else those rounds, but no more
     than half of what is left."""
-    budget = settings.budget
-    if not budget.bounded or not winner:
-        return short_seconds(settings)
-    needed = settings.rule.rounds_needed(1) + 1
-    pair = sample_cost(baseline) + sample_cost(winner[0])
-    return max(short_seconds(settings), min(needed * pair, max(0.0, budget.seconds - spent) / 2))
+    if not winner:
+        return 0.0
+    rounds = (settings.rule.rounds_needed(1) + 1) * (sample_cost(baseline) + sample_cost(winner[0]))
+    wanted = min(2 * rounds, max(short_seconds(settings), rounds))
+    return min(wanted, max(0.0, settings.budget.seconds - spent) / 2)

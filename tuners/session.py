@@ -178,10 +178,11 @@ class Session:
         pruned = [o for o in ranked if self._worth_judging(o, screened[fixed[0].id])]
         while self.verdict is None and not self._stopped:
             spent = self.counts.measuring_seconds
-            entrants = timed[: places(timed, [screened[one.id] for one in fixed], self.settings, spent)]
+            defaults = [screened[one.id] for one in fixed]
+            confirming = confirming_seconds(defaults[0], timed[:1], self.settings, spent)
+            entrants = timed[: places(timed, defaults, self.settings, spent + confirming)]
             race = self._race_of(fixed, entrants, [*timed, *pruned])
             self.runner.compile(task, list(race.solutions.values()))
-            confirming = confirming_seconds(screened[fixed[0].id], entrants[:1], self.settings, spent)
             for outcome in self._run(race, [s.id for s in fixed], confirming):
                 self._count(outcome)
                 yield outcome
