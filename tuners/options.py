@@ -44,7 +44,14 @@ class ScreeningOptions:
     #: long_seconds.
     min_samples: int = 3
     long_seconds: float = 0.1
-    #: A candidate slower than the best by this factor is pruned: after one sample, and after three.
+    #: A candidate is pruned once its samples show, at this confidence, that it is slower than the best. The
+    #: device's noise is known after so many samples' deviations from their medians.
+    drop_confidence: float = 0.99
+    noise_deviations: int = 60
+    #: A screening takes as many samples as bring the median's standard error below this share of it.
+    precision: float = 0.02
+    #: Before that, a candidate slower than the best by this factor is pruned: after one sample, and after
+    #: three.
     prune_after_one: float = 2.0
     prune_after_three: float = 1.6
     #: On a device with its own clock, a candidate is pruned by the launches that size its samples if they are
