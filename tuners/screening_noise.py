@@ -23,15 +23,15 @@ class ScreeningNoise:
 
     def __init__(self, options: ScreeningOptions, traits: MeasurementTraits) -> None:
         self._options, self._traits = options, traits
-        #: Samples over their candidate's median, in order.
+        #: Samples over the median of their candidate's others, in order.
         self._deviations: list[float] = []
 
     def add(self, samples: Sequence[float]) -> None:
         """Learns from the undisturbed samples of a candidate; fewer than three say nothing."""
         if len(samples) >= 3 and len(self._deviations) < _KEPT:
-            mid = median(samples)
-            for value in samples:
-                insort(self._deviations, value / mid)
+            for place, value in enumerate(samples):
+                others = [*samples[:place], *samples[place + 1 :]]  # the median of all would be one of them
+                insort(self._deviations, value / median(others))
 
     @property
     def known(self) -> bool:
