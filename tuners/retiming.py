@@ -14,11 +14,16 @@ from tuners.decide import DecisionRule, Final, Judgement, TargetVerdict, Verdict
 from tuners.options import RaceOptions
 from tuners.race import BaselineFailed, Race
 
+#: Candidates whose medians show the gain get this many times the rounds that a decision needs: among the
+#: fewest rounds that can decide, a single disturbed one hides any gain.
+HOPEFUL = 3
+
 
 @dataclass(frozen=True)
 class RetimingPlan:
     """`baseline`: the default's solution id. Rounds end as soon as every candidate's WIN is shown again, or
-    after `seconds`. The rounds that a decision needs may take longer, but no more than `most_seconds`."""
+    after `seconds`. The rounds that a decision needs, and HOPEFUL times as many where the medians show the
+    WIN, may take longer, but no more than `most_seconds`."""
 
     baseline: str
     rule: DecisionRule
@@ -51,21 +56,25 @@ def retime(
     """Samples the solutions, the default among them, in interleaved rounds. `sample`: as Race takes it."""
     race = Race(sample, {one.id: one for one in solutions}, plan.baseline, plan.options, clock=clock)
     race.start_final()
-    begin, longest = clock(), 0.0
+    begin, longest, hopeful = clock(), 0.0, False
     failed: dict[str, str] = {}
     needed = plan.rule.rounds_needed(len(solutions) - 1)
     try:
         while race.rounds < plan.rule.max_rounds and len(race.times) > 1:
             spent = clock() - begin
-            if spent + longest > plan.most_seconds or (race.rounds >= needed and spent >= plan.seconds):
+            late = spent >= plan.seconds and race.rounds >= (HOPEFUL * needed if hopeful else needed)
+            if late or spent + longest > plan.most_seconds:
                 break
             for outcome in race.round(hurried=spent > plan.seconds):
                 failed[outcome.solution.id] = _failure(outcome)
             longest = max(longest, clock() - begin - spent)
             if race.rounds >= needed:
                 final = Final(race.times, plan.baseline, plan.rule)
-                if all(final.wins(name) for name in race.times if name != plan.baseline):
+                others = [name for name in race.times if name != plan.baseline]
+                if all(final.wins(name) for name in others):
                     break
+                most = 1 - plan.rule.margin
+                hopeful = all(final.against_base[name].mid <= most for name in others)
     except BaselineFailed as error:
         return Retimed(seconds=clock() - begin, error=f"the default failed there: {_failure(error.args[0])}")
     times = {name: tuple(values) for name, values in race.times.items() if values}
@@ -157,7 +166,7 @@ def notes_of(verdict: Verdict, again: Retimed, plan: RetimingPlan) -> list[str]:
         seconds, here = median(there), verdict.baseline_seconds
         if abs(seconds / here - 1) > plan.rule.margin:
             notes.append(
-                f"the default took {seconds * 1e6:.4g} us in a second process and {here * 1e6:.4g} us in the "
-                "one that searched"
+                f"the default took {seconds * 1e6:,.1f} us in a second process and {here * 1e6:,.1f} us in "
+                "the one that searched"
             )
     return notes
