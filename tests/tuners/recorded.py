@@ -75,8 +75,12 @@ class RecordedRunner:
         self.now += value
         return value
 
+    def name_of(self, candidate: Solution) -> str:
+        """The candidate's name in `speed`."""
+        return str(candidate.parameters["name"])
+
     def _answer(self, candidate: Solution, phase: Phase, samples: int) -> Outcome:
-        name = str(candidate.parameters["name"])
+        name = self.name_of(candidate)
         self.calls.append((phase.value, name))
         status = self._fails.get((name, phase))
         if status is not None:
@@ -135,7 +139,7 @@ class RecordedRunner:
 
     def sample_again(self, solution: Solution, again: bool) -> Outcome:
         """A sample in the second process."""
-        name = str(solution.parameters["name"])
+        name = self.name_of(solution)
         self.calls.append(("confirm", name))
         factor = self._there.get(name, self._speed.get(name, 1.0))
         if factor is None:
