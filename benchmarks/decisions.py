@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from statistics import mean, median
 from typing import Any
@@ -195,8 +195,8 @@ def _tuned_again(
 
 
 def _samples(runner: RecordedRunner) -> int:
-    each_of: Callable[[str], int] = {"screen": 5, "final": 1, "proof": 0}.__getitem__
-    return sum(each_of(phase) for phase, _ in runner.calls)
+    each_of = {"screen": 5, "final": 1, "confirm": 1}
+    return sum(each_of.get(phase, 0) for phase, _ in runner.calls)
 
 
 def main() -> None:
