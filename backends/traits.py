@@ -23,6 +23,8 @@ class MeasurementTraits:
     sizing_launches: int
     #: Undisturbed samples that a screening takes of a candidate.
     screening_samples: int
+    #: How much the device's speed may differ between two screenings, as a share; within one it does not.
+    speed_drift: float
     #: Longest round over all operand sets in a screening, in seconds; None applies the rule for finals. On
     #: some devices preparing a series costs more than its launches.
     screening_round_seconds: float | None
@@ -50,6 +52,7 @@ HOST_TRAITS = MeasurementTraits(
     sample_seconds=(1e-3, 1e-3),  # the clock costs some 100 ns
     sizing_launches=10,
     screening_samples=5,
+    speed_drift=0.5,  # other programs: 99% of recorded medians differ less between two passes
     screening_round_seconds=None,
     device_reference=False,
     screens_every_case=True,
@@ -67,6 +70,7 @@ GPU_TRAITS = MeasurementTraits(
     sample_seconds=(5e-5, 1e-3),
     sizing_launches=3,
     screening_samples=3,
+    speed_drift=0.1,  # clocks: 99.9% of recorded medians differ less between two passes
     screening_round_seconds=1e-3,
     device_reference=True,
     screens_every_case=False,

@@ -1,28 +1,41 @@
 """How reliable and how costly sessions' decisions are, on simulated devices: no GPU, no compiler.
 
-    python -m benchmarks.decisions [--sessions 500] [--problems 24] [--tunings 6]
+    python -m benchmarks.decisions [--sessions 500] [--problems 24] [--tunings 6] [--recorded 5]
 
 Noise: recorded on a CPU (tests/data/noise-cpu.json), and that of a quiet GPU (0.3% and rare outliers). A/A sessions have
 clones of the baseline as candidates: a WIN is false. Repeated tunings have six candidates that are 25% faster than the
 default and within 3% of one another. Samples are those that the device was asked for.
+
+`--recorded N` tunes every problem of the recorded H200 table N times at equal budgets, with a screening that drops
+by fixed factors and with one that drops by bounds of the noise: equal winners, WINs, and regret by the table's
+second pass, which no session sees. History and portfolio are of other layers (benchmarks/strategies.py).
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from statistics import mean, median
 from typing import Any
 
+import numpy as np
+
 from backends.problem import from_mm
 from backends.registry import find_device
 from benchmarks import report
+from benchmarks.strategies import TABLES, history, portfolio
 from tests.tuners.recorded import RecordedRunner, recorded_noise, solution, space_of
 from tuners.budget import Budget, Search
 from tuners.decide import Judgement
+from tuners.effort import EFFORTS
+from tuners.options import ScreeningOptions, SearchOptions
+from tuners.recorded import RecordedDevice, regret
+from tuners.recorded_table import RecordedTable
 from tuners.session import Session
+from tuners.strategies import PriorKnowledge
 from tuners.tuning_settings import TuningSettings
 
 PROBLEM = from_mm(64, 64, 64)
@@ -115,9 +128,75 @@ def repeated(series: Sequence[Sequence[float]], problems: int, tunings: int) -> 
     }
 
 
+#: Effort -> its budget, as a table is replayed. Verifying takes no time there, so that a search sees more
+#: candidates in its time than on a device: `sixty` sees as many as there.
+BUDGETS = {
+    "quick": EFFORTS["quick"].budget(1.0),
+    "quick, sixty candidates": EFFORTS["quick"].budget(1.0, candidates=60),
+    "normal": EFFORTS["normal"].budget(2.0),
+}
+#: Never known, so that the fixed factors hold.
+FACTORS = SearchOptions(ScreeningOptions(noise_deviations=sys.maxsize))
+SCREENINGS = {"factors": FACTORS, "bounds": SearchOptions()}
+
+
+def recorded_tunings(table: RecordedTable, tunings: int) -> dict[str, Any]:
+    """Every problem of a table tuned repeatedly: effort -> screening -> figures."""
+    priors = {
+        one.problem.id: PriorKnowledge(history(table, one.problem), portfolio(table, one.problem))
+        for one in table.problems
+    }
+    return {
+        effort: {
+            name: _tuned_again(table, priors, tunings, TuningSettings(table.policy, budget, options=options))
+            for name, options in SCREENINGS.items()
+        }
+        for effort, budget in BUDGETS.items()
+    }
+
+
+def _tuned_again(
+    table: RecordedTable, priors: Mapping[str, PriorKnowledge], tunings: int, settings: TuningSettings
+) -> dict[str, Any]:
+    pairs = same = tied = wins = unconfirmed = 0
+    regrets: list[float] = []
+    seconds: list[float] = []
+    for number, one in enumerate(table.problems):
+        solutions = {row.solution.id: row.solution for row in one.rows}
+        verdicts = []
+        for turn in range(tunings):
+            device = RecordedDevice(table, one, 1000 * number + turn)
+            run = Session(
+                device, one.problem, settings, clock=device.clock, targets=(), prior=priors[one.problem.id]
+            )
+            for _ in run.run():
+                pass
+            assert run.verdict is not None
+            verdicts.append(run.verdict)
+            regrets.append(regret(one, solutions[run.verdict.winner]))
+            seconds.append(run.counts.measuring_seconds)
+            wins += run.verdict.judgement is Judgement.WIN
+            again = run.verdict.confirmation
+            unconfirmed += again is not None and not again.agrees
+        for a, b in combinations(verdicts, 2):
+            pairs += 1
+            same += a.winner == b.winner
+            tied += a.winner == b.winner or b.winner in a.tie_set or a.winner in b.tie_set
+    return {
+        "tunings": len(regrets),
+        "equal_winners": round(same / pairs, 4),
+        "equal_or_tied": round(tied / pairs, 4),
+        "wins": round(wins / len(regrets), 4),
+        "unconfirmed": unconfirmed,
+        "mean_regret": round(mean(regrets), 5),
+        "p95_regret": round(float(np.percentile(regrets, 95)), 5),
+        "median_seconds": round(median(seconds), 3),
+    }
+
+
 def _samples(runner: RecordedRunner) -> int:
-    each_of: Callable[[str], int] = {"screen": 5, "final": 1, "proof": 0}.__getitem__
-    return sum(each_of(phase) for phase, _ in runner.calls)
+    each_of = {"screen": 5, "final": 1, "confirm": 1}
+    return sum(each_of.get(phase, 0) for phase, _ in runner.calls)
 
 
 def main() -> None:
@@ -126,6 +205,7 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=500)
     parser.add_argument("--problems", type=int, default=24)
     parser.add_argument("--tunings", type=int, default=6)
+    parser.add_argument("--recorded", type=int, default=5)
     given = parser.parse_args()
     figures = {
         name: {
@@ -134,7 +214,9 @@ def main() -> None:
         }
         for name, series in noises().items()
     }
-    report.write("decisions", find_device("cpu").environment, {"noise": figures})
+    table = RecordedTable.load(TABLES / "h200-bf16.npz")
+    recorded = recorded_tunings(table, given.recorded)
+    report.write("decisions", find_device("cpu").environment, {"noise": figures, "h200-bf16.npz": recorded})
 
 
 if __name__ == "__main__":

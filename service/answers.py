@@ -98,6 +98,20 @@ class TriedBaseline(Answer):
     reason: str = Field(description="Why it failed or is unavailable, or which twin problem it got wrong.")
 
 
+class Confirmation(Answer):
+    """What a second process, which ran no search, found of a winner: `agrees` if it showed the WIN too. The
+    figures are null where it has no samples."""
+
+    agrees: bool
+    reason: str
+    rounds: int
+    seconds: float | None
+    baseline_seconds: float | None
+    speedup: Speedup | None
+    restarts: int = Field(description="How often the process had to be started again.")
+    operand_bytes: int = Field(description="Memory of the operands in rotation, freed afterwards.")
+
+
 class Verdict(Answer):
     """What a session decided; solutions by id, seconds a call."""
 
@@ -122,6 +136,10 @@ class Verdict(Answer):
     baselines: list[TriedBaseline] = Field(
         default_factory=list,
         description="Every default that was tried; empty for earlier versions' verdicts.",
+    )
+    confirmation: Confirmation | None = Field(
+        default=None,
+        description="Of a WIN, or of one that became a TIE because the second process did not show it.",
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from backends.export_targets import LIBRARY_FAMILIES
 from tuners.baselines import Fate, TriedBaseline
+from tuners.confirmation import Confirmation
 from tuners.intervals import Interval, paired, rank
 
 
@@ -84,12 +85,12 @@ class TargetVerdict:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values (an unbounded end of an interval is null)."""
-        return {**vars(self), "judgement": self.judgement.value, "speedup": _finite(self.speedup)}
+        return {**vars(self), "judgement": self.judgement.value, "speedup": self.speedup.to_dict()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TargetVerdict:
         """The inverse of to_dict()."""
-        judgement, speedup = Judgement(values["judgement"]), _interval(values["speedup"])
+        judgement, speedup = Judgement(values["judgement"]), Interval.from_dict(values["speedup"])
         return cls(**{**values, "judgement": judgement, "speedup": speedup})
 
 
@@ -103,7 +104,8 @@ class Verdict:
     itself included, among which the winner was chosen (decision 17). `tie_set` holds every candidate that was
     not shown to be slower than the fastest by more than the margin. `reason` explains the judgement.
     `targets` has the verdict of each export target with a candidate in the final. `baselines` lists every
-    default that was tried. Verdicts of earlier versions have "" for `fastest` and no `baselines`.
+    default that was tried. `confirmation`: what a second process found of the winner; None where nothing won.
+    Verdicts of earlier versions have "" for `fastest`, no `baselines` and no `confirmation`.
     """
 
     judgement: Judgement
@@ -120,17 +122,23 @@ class Verdict:
     fastest: str = ""
     tied: int = 1
     baselines: tuple[TriedBaseline, ...] = ()
+    confirmation: Confirmation | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values (an unbounded end of an interval is null)."""
-        return {
+        values = {
             **vars(self),
             "judgement": self.judgement.value,
-            "speedup": _finite(self.speedup),
+            "speedup": self.speedup.to_dict(),
             "tie_set": list(self.tie_set),
             "targets": {name: target.to_dict() for name, target in self.targets.items()},
             "baselines": [baseline.to_dict() for baseline in self.baselines],
         }
+        if self.confirmation is None:
+            del values["confirmation"]
+        else:
+            values["confirmation"] = self.confirmation.to_dict()
+        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Verdict:
@@ -141,22 +149,13 @@ class Verdict:
         rest = {
             **values,
             "judgement": Judgement(values["judgement"]),
-            "speedup": _interval(values["speedup"]),
+            "speedup": Interval.from_dict(values["speedup"]),
             "targets": targets,
         }
         tried = tuple(TriedBaseline.from_dict(one) for one in values.get("baselines", ()))
+        if (again := values.get("confirmation")) is not None:
+            rest["confirmation"] = Confirmation.from_dict(again)
         return cls(**{**rest, "tie_set": tuple(values["tie_set"]), "baselines": tried})
-
-
-def _finite(speedup: Interval) -> dict[str, float | None]:
-    return {name: value if abs(value) != float("inf") else None for name, value in vars(speedup).items()}
-
-
-def _interval(values: Mapping[str, float | None]) -> Interval:
-    low, mid, high = (values[name] for name in ("low", "mid", "high"))
-    if mid is None:
-        raise ValueError("a speedup needs its median")
-    return Interval(float("-inf") if low is None else low, mid, float("inf") if high is None else high)
 
 
 def tie_order(workspace_bytes: int, deterministic: bool | None, family: str) -> tuple[int, bool, bool]:
@@ -257,8 +256,7 @@ class Final:
         """Seconds of the candidate and of the baseline, the speedup, and the number of rounds."""
         ours, base = self._samples[name], self._samples[self.baseline]
         ratio = self.against_base[name]
-        speedup = Interval(_inverse(ratio.high), 1 / ratio.mid, _inverse(ratio.low))
-        return median(ours.values()), median(base[i] for i in ours), speedup, len(ours)
+        return median(ours.values()), median(base[i] for i in ours), ratio.inverse, len(ours)
 
 
 def decide(
@@ -367,10 +365,3 @@ def _no_winner(final: Final) -> tuple[Judgement, str]:
     if leader != baseline and final.against_base[leader].high < 1.0:
         return Judgement.TIE, f"faster, but by less than the margin of {final.rule.margin:.0%}"
     return Judgement.TIE, "the difference from the baseline is within the noise"
-
-
-def _inverse(ratio: float) -> float:
-    """1/ratio for an end of an interval; an unbounded end stays unbounded."""
-    if ratio == float("-inf"):
-        return float("inf")
-    return 0.0 if ratio == float("inf") else 1 / ratio

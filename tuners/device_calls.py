@@ -32,10 +32,11 @@ from backends.exhaustion import exhausted, says_exhausted
 from backends.outcome import Outcome, Phase, Status
 from backends.protocol import Bandwidths, DeviceListedFamily
 from backends.solution import Solution
-from tuners import evaluate
+from tuners import evaluate, retiming
 from tuners.device_process import Binaries, DeviceProcess, DeviceProcessSettings, Task
 from tuners.judge import limits
 from tuners.measure import Rotation
+from tuners.retiming import Retimed, RetimingPlan
 from tuners.space import Space, search_space
 
 T = TypeVar("T")
@@ -191,6 +192,32 @@ def sample(task: Task, solution: Solution, binaries: Binaries, again: bool) -> O
     return guarded(
         Phase.FINAL, solution, lambda: evaluate.sample(_state().open(task), solution, binaries, again)
     )
+
+
+def release() -> None:
+    """Frees the current task's operands, kernels and references; a later call for it lays it out again."""
+    process = _state()
+    with _ending_if_lost():
+        process.close()
+
+
+def lay_out(task: Task) -> Rotation:
+    """Lays out the operands alone, for retime(). Raises DeviceMemoryExceeded."""
+    with _ending_if_lost():
+        return opened(task).sets.rotation
+
+
+def retime(task: Task, candidates: Sequence[tuple[Solution, Binaries]], plan: RetimingPlan) -> Retimed:
+    """Times the candidates in interleaved rounds, then frees all that was laid out for them."""
+    binaries = {solution.id: paths for solution, paths in candidates}
+
+    def one(solution: Solution, again: bool) -> Outcome:
+        return sample(task, solution, binaries[solution.id], again)
+
+    try:
+        return retiming.retime(one, [solution for solution, _ in candidates], plan)
+    finally:
+        release()
 
 
 def prove(task: Task, solution: Solution, binaries: Binaries, seeds: int, twins: bool = True) -> Outcome:

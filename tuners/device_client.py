@@ -3,37 +3,34 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeout
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from functools import partial
-from multiprocessing import get_context
 from typing import Any, Self, TypeVar
 
-from pebble import ProcessExpired, ProcessPool
+from pebble import ProcessExpired
 
 from backends.cache import BinaryCache
-from backends.errors import DeviceError, DeviceLost, DeviceMemoryExceeded, GemmtuneError
-from backends.exhaustion import exhausted, is_exhausted, says_exhausted
+from backends.errors import DeviceError
 from backends.family_space import FamilySpace
 from backends.outcome import Outcome, Phase, Status
 from backends.protocol import DeviceListedFamily, NeighbouredFamily
-from backends.registry import BACKENDS, FoundDevice, backend
+from backends.registry import FoundDevice, backend
 from backends.solution import Solution
 from backends.user_kernels.source import UserKernel
 from tuners import device_calls
 from tuners.baselines import TWIN
 from tuners.ceilings import Ceilings
 from tuners.compiling import Compilers
-from tuners.device_process import Binaries, DeviceProcessSettings, Task
+from tuners.device_pool import DevicePool
+from tuners.device_process import Binaries, Task
 from tuners.family_spaces import DeviceSpace, family_space
 from tuners.measure import Rotation
 from tuners.policy import MeasurementPolicy
-from tuners.process_folder import ProcessFolder
+from tuners.retiming import Retimed, RetimingPlan
+from tuners.second_process import SecondProcess
 from tuners.space import Space, search_space
 
 T = TypeVar("T")
@@ -70,34 +67,19 @@ class DeviceClient:
         self.backend = backend(device.backend, kernels)
         self.cache = cache
         self._hang, self._setup_seconds = hang_seconds, setup_seconds
-        self._folder = ProcessFolder()
         # The device process inherits these variables; libraries read them when they are loaded.
         for name, value in self.backend.process_variables.items():
             os.environ.setdefault(name, value)
-        settings = DeviceProcessSettings(
-            device.backend,
-            device.index,
-            self.environment.uuid,
-            dict(BACKENDS),
-            str(cache.root),
-            str(self._folder.log),
-            tuple(kernels),
-        )
-        self._pool = ProcessPool(
-            max_workers=1,
-            context=get_context("spawn"),
-            initializer=device_calls.start,
-            initargs=(settings,),
-        )
+        start = partial(DevicePool, device, cache, setup_seconds, kernels)
+        self._pool, self._second = start(), SecondProcess(start)
         self._compilers = Compilers(self.backend, self.environment, cache)
         known = self.backend.families().items()
         self._asked = {name for name, family in known if isinstance(family, DeviceListedFamily)}
         self._near = {name: family for name, family in known if isinstance(family, NeighbouredFamily)}
         self._task: Task | None = None
         self._typical = 0.0
-        self._awake = False
         # The device process starts while the parent lists candidates; a failure shows at the first call.
-        self._warm = self._schedule(device_calls.warm_up, (), setup_seconds)
+        self._pool.start()
 
     def __enter__(self) -> Self:
         return self
@@ -106,11 +88,10 @@ class DeviceClient:
         self.close()
 
     def close(self) -> None:
-        """Ends the device process, even in the middle of a call."""
-        self._pool.stop()  # type: ignore[no-untyped-call]
-        self._pool.join()
+        """Ends the device process and the second one, even in the middle of a call."""
+        self._second.close()
+        self._pool.close()
         self._compilers.close()
-        self._folder.close()
 
     def ceilings(self, dtypes: Sequence[str]) -> Ceilings:
         """Measures the device's ceilings: read and copy bandwidth, and for each input type a large GEMM with
@@ -119,7 +100,7 @@ class DeviceClient:
         flops, method = {}, {}
         for name in dtypes:
             flops[name], method[name] = self.product(name)
-        moved = self._setup(device_calls.bandwidths)
+        moved = self._pool.setup(device_calls.bandwidths)
         method |= {"read": moved.method, "copy": moved.method}
         return Ceilings(moved.read, moved.copy, flops, method)
 
@@ -151,12 +132,12 @@ class DeviceClient:
         """See Runner."""
         self._task, self._typical = task, 0.0
         self._compilers.turn_to(task)
-        return self._setup(device_calls.rotation, task)
+        return self._pool.setup(device_calls.rotation, task)
 
     def space(self, task: Task, families: Sequence[str] | None) -> Space:
         """See Runner."""
         if self._asked:
-            return self._setup(device_calls.space, task, families)
+            return self._pool.setup(device_calls.space, task, families)
         return search_space(task.problem, self.backend, self.environment, task.policy, families)
 
     def tells_neighbours(self, family: str) -> bool:
@@ -166,7 +147,7 @@ class DeviceClient:
     def neighbours(self, task: Task, solution: Solution) -> Sequence[Solution]:
         """See Runner."""
         if solution.family in self._asked:
-            return self._setup(device_calls.neighbours, task, solution)
+            return self._pool.setup(device_calls.neighbours, task, solution)
         family, limit = self._near.get(solution.family), task.policy.max_workspace_bytes
         near = family.neighbours(task.problem, solution, self.environment) if family else ()
         return [one for one in near if limit is None or one.workspace_bytes <= limit]
@@ -174,7 +155,7 @@ class DeviceClient:
     def family_space(self, task: Task, family: str) -> FamilySpace:
         """See Runner."""
         if family in self._asked:
-            return DeviceSpace(family, partial(self._setup, device_calls.in_space, task, family))
+            return DeviceSpace(family, partial(self._pool.setup, device_calls.in_space, task, family))
         limit = task.policy.max_workspace_bytes
         return family_space(self.backend.families()[family], task.problem, self.environment, limit)
 
@@ -236,10 +217,10 @@ class DeviceClient:
             limit = max(limit, self._setup_seconds)
         begin = time.monotonic()
         try:
-            found = self._call(device_calls.screen, (self._task, batch, best), limit)
+            found = self._pool.call(device_calls.screen, (self._task, batch, best), limit)
         except (FutureTimeout, ProcessExpired):
-            self._folder.take_log()  # its text is reproduced when the candidates run one by one
-            self._setup(device_calls.rotation, self._task)
+            self._pool.folder.take_log()  # its text is reproduced when the candidates run one by one
+            self._pool.setup(device_calls.rotation, self._task)
             return None
         if any(outcome.status is Status.OK for outcome in found):
             self._typical = max(self._typical, (time.monotonic() - begin) / len(batch))
@@ -253,6 +234,20 @@ class DeviceClient:
     def prove(self, solution: Solution, seeds: int) -> Outcome:
         """See Runner."""
         return self._verified(device_calls.prove, Phase.PROOF, solution, seeds)
+
+    def prepare_retiming(self) -> None:
+        """See Runner."""
+        self._second.start()
+
+    def retime(self, task: Task, solutions: Sequence[Solution], plan: RetimingPlan) -> Retimed:
+        """See Runner."""
+        failed = self.compile(task, solutions)
+        if failed:
+            return Retimed(error="; ".join(f"{name}: {one.status}" for name, one in failed.items()))
+        self._pool.setup(device_calls.release)
+        candidates = [(solution, self._compilers.binaries(solution) or {}) for solution in solutions]
+        limit = self._hang + LONG * (self._typical + plan.most_seconds)
+        return self._second.retime(task, candidates, plan, limit)
 
     def _verified(
         self, call: Callable[..., Outcome], phase: Phase, solution: Solution, given: object
@@ -288,88 +283,18 @@ class DeviceClient:
             limit = max(limit, self._setup_seconds)
         arguments = (self._task, solution, binaries, *extra)
         try:
-            return self._call(call, arguments, limit)
+            return self._pool.call(call, arguments, limit)
         except FutureTimeout:
             evidence: dict[str, Any] = {"error": f"no answer within {limit:.0f} s; its process was killed"}
             status = Status.TIMEOUT
         except ProcessExpired as error:
-            evidence, status = self._autopsy(error), Status.CRASH
-        self._setup(device_calls.rotation, self._task)  # now, so that no candidate's time limit pays for it
+            evidence, status = self._pool.autopsy(error), Status.CRASH
+        # Now, so that no candidate's time limit pays for it.
+        self._pool.setup(device_calls.rotation, self._task)
         return Outcome(solution, phase, status, (), evidence)
-
-    @property
-    def _silence(self) -> str:
-        return f"{self.device.backend}: no answer within {self._setup_seconds:.0f} s"
-
-    def _awaken(self) -> None:
-        """Waits until the device process has started. If that fails, the machine is at fault and no problem
-        is: raises DeviceLost."""
-        if self._awake:
-            return
-        try:
-            self._result(self._warm)
-        except FutureTimeout as error:
-            raise DeviceLost(self._silence) from error
-        except ProcessExpired as error:
-            evidence = self._autopsy(error)
-            raise DeviceLost(
-                f"{self.device.backend}: the process that owns the device cannot open it: {evidence}"
-            ) from error
-        self._awake = True
 
     def run(self, check: Callable[..., T], *arguments: object) -> T:
         """Calls check(process, *arguments) in the device process (device_calls.run). Raises DeviceError if
         the process dies or does not answer."""
-        result: T = self._setup(device_calls.run, check, *arguments)
+        result: T = self._pool.setup(device_calls.run, check, *arguments)
         return result
-
-    def _setup(self, call: Callable[..., T], *arguments: object) -> T:
-        self._awaken()
-        try:
-            return self._call(call, arguments, self._setup_seconds)
-        except FutureTimeout as error:
-            raise DeviceError(self._silence) from error
-        except ProcessExpired as error:
-            evidence = self._autopsy(error)
-            raise DeviceError(
-                f"{self.device.backend}: the process that owns the device died: {evidence}"
-            ) from error
-
-    def _call(self, call: Callable[..., T], arguments: tuple[object, ...], limit: float) -> T:
-        result: T = self._result(self._schedule(call, arguments, limit))
-        return result
-
-    def _schedule(self, call: Callable[..., Any], arguments: tuple[object, ...], limit: float) -> Any:
-        """The call's future. The first one starts the pool's threads and the device process. Raises
-        ResourcesExhausted."""
-        try:
-            return self._pool.schedule(call, args=list(arguments), timeout=limit)
-        except (OSError, MemoryError, RuntimeError) as error:
-            if is_exhausted(error):
-                raise exhausted(error) from error
-            raise DeviceLost(f"the process that owns the device cannot be used any more: {error}") from error
-
-    def _result(self, future: Any) -> Any:
-        try:
-            return future.result()
-        except CancelledError as error:
-            raise DeviceError("the tuning was stopped") from error
-        except GemmtuneError:
-            raise
-        except MemoryError as error:
-            raise DeviceMemoryExceeded(f"out of memory while setting up: {error}") from error
-        except BrokenProcessPool as error:
-            raise DeviceLost(
-                "the process that owns the device cannot start (a script that tunes must be a file, with its "
-                f"work under if __name__ == '__main__'): {error}"
-            ) from error
-
-    def _autopsy(self, error: ProcessExpired) -> dict[str, Any]:
-        code = getattr(error, "exitcode", None)
-        name = f"exit code {code}"
-        if isinstance(code, int) and code < 0:
-            name = signal.Signals(-code).name
-        tail = self._folder.take_log()
-        if says_exhausted(tail):  # a library of the device process could start no thread
-            raise exhausted(f"the child died with {name}: {tail[-300:]}")
-        return {"error": f"the child died with {name}", **({"log": tail} if tail else {})}

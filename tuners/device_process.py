@@ -27,6 +27,7 @@ from tuners.inputs import Case, screening_cases
 from tuners.measure import OperandSets, Timer
 from tuners.options import SearchOptions
 from tuners.policy import MeasurementPolicy
+from tuners.screening_noise import ScreeningNoise
 from tuners.verify_device import make_verifier
 
 #: Loaded candidates that are kept, since heats and finals interleave their entrants.
@@ -83,6 +84,7 @@ class DeviceProcess:
         self.verifier = make_verifier(self.device)
         self._task: Task | None = None
         self._sets: OperandSets | None = None
+        self._noise: ScreeningNoise | None = None
         self._timers: OrderedDict[str, Timer] = OrderedDict()
         self._workspace: Buffer | None = None
         #: The task that the spaces are of, and they by family.
@@ -109,6 +111,7 @@ class DeviceProcess:
             self.close()
             self._sets = OperandSets(self.device, task.problem, task.policy, task.seed)
             self._task = task
+            self._noise = ScreeningNoise(task.options.screening, self.device.traits)
         return self
 
     @property
@@ -117,6 +120,13 @@ class DeviceProcess:
         if self._task is None:
             raise RuntimeError("no task is open")
         return self._task
+
+    @property
+    def noise(self) -> ScreeningNoise:
+        """What the current task's screenings have learnt of the device's noise."""
+        if self._noise is None:
+            raise RuntimeError("no task is open")
+        return self._noise
 
     @property
     def screening(self) -> Sequence[Case]:

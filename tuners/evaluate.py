@@ -132,6 +132,7 @@ def screen(
     clean: list[float] = []
     disturbed: list[float] = []
     options, samples = task.options.screening, process.device.traits.screening_samples
+    noise = process.noise
     if process.device.traits.own_clock:  # no warm-up: the candidate ran a moment ago
         sized = timer.size(warm=False)
         far = max(options.prune_sized * best, options.host_bound_seconds) if best is not None else inf
@@ -145,13 +146,14 @@ def screen(
         (disturbed if taken.disturbed else clean).append(taken.seconds)
         if taken.disturbed:
             evidence["disturbance"] = taken.disturbed
-        slow = options.prune_after_one if len(clean) < 3 else options.prune_after_three
-        if best is not None and clean and min(clean) > slow * best:
+        if noise.slower(clean, best):
             evidence |= {"disturbed": len(disturbed), "best_seconds": best}
+            evidence["slower_by"] = noise.factor(len(clean))
             return Outcome(solution, Phase.SCREEN, Status.PRUNED, tuple(clean), evidence)
         long = sum(clean) > options.long_seconds and len(clean) >= options.min_samples
-        if long or len(clean) == samples or len(disturbed) > 2 * samples:
+        if long or noise.enough(clean) or len(disturbed) > 2 * samples:
             break
+    noise.add(clean)
     evidence["disturbed"] = len(disturbed)
     if len(clean) >= options.min_samples:
         return Outcome(solution, Phase.SCREEN, Status.OK, tuple(clean), evidence)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import comb
@@ -16,6 +16,24 @@ class Interval:
     low: float
     mid: float
     high: float
+
+    @property
+    def inverse(self) -> Interval:
+        """The interval of 1/x for a ratio above 0: an unbounded upper end becomes 0, a lower one infinite."""
+        low = 0.0 if self.high == float("inf") else 1 / self.high
+        return Interval(low, 1 / self.mid, float("inf") if self.low == float("-inf") else 1 / self.low)
+
+    def to_dict(self) -> dict[str, float | None]:
+        """Plain JSON values: an unbounded end is null."""
+        return {name: value if abs(value) != float("inf") else None for name, value in vars(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, float | None]) -> Interval:
+        """The inverse of to_dict(). Raises KeyError or ValueError for a malformed record."""
+        low, mid, high = (values[name] for name in ("low", "mid", "high"))
+        if mid is None:
+            raise ValueError("an interval needs its median")
+        return cls(float("-inf") if low is None else low, mid, float("inf") if high is None else high)
 
 
 @lru_cache(maxsize=4096)

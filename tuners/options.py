@@ -44,7 +44,14 @@ class ScreeningOptions:
     #: long_seconds.
     min_samples: int = 3
     long_seconds: float = 0.1
-    #: A candidate slower than the best by this factor is pruned: after one sample, and after three.
+    #: A candidate is pruned once its samples show, at this confidence, that it is slower than the best. The
+    #: device's noise is known after so many samples' deviations from their medians.
+    drop_confidence: float = 0.99
+    noise_deviations: int = 60
+    #: A screening takes as many samples as bring the median's standard error below this share of it.
+    precision: float = 0.02
+    #: Before that, a candidate slower than the best by this factor is pruned: after one sample, and after
+    #: three.
     prune_after_one: float = 2.0
     prune_after_three: float = 1.6
     #: On a device with its own clock, a candidate is pruned by the launches that size its samples if they are
@@ -93,6 +100,10 @@ class RaceOptions:
     target_share: float = 0.2
     #: Number of an export target's candidates that enter the heats if none of them is near the fastest.
     target_entrants: int = 3
+    #: A second process times the winner and the default for at most this many seconds, or this share of the
+    #: budget if that is less. Slower ones get the rounds that a decision needs.
+    confirm_seconds: float = 0.15
+    confirm_share: float = 0.15
     #: Number of input seeds on which the winner is proven, and each export target's winner.
     proof_seeds: int = 5
 

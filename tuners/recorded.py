@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from random import Random
 from statistics import median
@@ -18,7 +19,10 @@ from backends.registry import backend
 from backends.solution import Solution
 from tuners.device_process import Task
 from tuners.measure import Rotation
+from tuners.options import ScreeningOptions
 from tuners.recorded_table import RecordedProblem, RecordedTable, Row
+from tuners.retiming import Retimed, RetimingPlan, retime
+from tuners.screening_noise import ScreeningNoise
 from tuners.space import Space
 
 #: Neighbours of a member in a space that is a sample: at least so many, the nearest ones.
@@ -60,6 +64,8 @@ class RecordedDevice:
         self.backend: Backend = backend(table.environment.vendor)
         self.recorded = recorded
         self.now = 0.0
+        #: What its screenings learnt of the noise.
+        self.noise = ScreeningNoise(ScreeningOptions(), self.backend.traits)
         self._rng = Random(seed)
         self._rows = {row.solution.id: row for row in recorded.rows}
         self._spaces: dict[str, FamilySpace] = {}
@@ -76,6 +82,7 @@ class RecordedDevice:
 
     def open(self, task: Task) -> Rotation:
         """See Runner."""
+        self.noise = ScreeningNoise(task.options.screening, self.backend.traits)
         return Rotation(1, 0, cold=task.policy.cache == "cold")
 
     def space(self, task: Task, families: Sequence[str] | None) -> Space:
@@ -132,10 +139,30 @@ class RecordedDevice:
         return {}
 
     def screen(self, solutions: Sequence[Solution], best: float | None) -> list[Outcome]:
-        """The recorded statuses, with as many samples as a screening takes, drawn from the first pass. A
-        solution that was not recorded is illegal."""
-        count = self.backend.traits.screening_samples
-        return [self._outcome(solution, Phase.SCREEN, count) for solution in solutions]
+        """The recorded statuses, with as many samples as a screening takes, drawn from the first pass, and
+        pruned as a screening prunes. A solution that was not recorded is illegal."""
+        found = []
+        for solution in solutions:
+            found.append(self._screened(solution, best))
+            if best is not None and found[-1].status is Status.OK and found[-1].seconds is not None:
+                best = min(best, found[-1].seconds)
+        return found
+
+    def _screened(self, solution: Solution, best: float | None) -> Outcome:
+        most = self.backend.traits.screening_samples
+        whole = self._outcome(solution, Phase.SCREEN, most, timed=False)
+        if whole.status is not Status.OK:
+            self._pass(whole.samples, Phase.SCREEN)
+            return whole
+        count, status = 0, Status.OK
+        while status is Status.OK and not self.noise.enough(whole.samples[:count]):
+            count += 1
+            status = Status.PRUNED if self.noise.slower(whole.samples[:count], best) else Status.OK
+        taken = whole.samples[:count]
+        self._pass(taken, Phase.SCREEN)
+        if status is Status.OK:
+            self.noise.add(taken)
+        return replace(whole, status=status, samples=taken)
 
     def sample(self, solution: Solution, again: bool = True) -> Outcome:
         """A sample of the first pass."""
@@ -145,14 +172,34 @@ class RecordedDevice:
         """See Runner: as the screening found it."""
         return self._outcome(solution, Phase.PROOF, 0)
 
-    def _outcome(self, solution: Solution, phase: Phase, count: int) -> Outcome:
+    def prepare_retiming(self) -> None:
+        """Nothing is started."""
+
+    def retime(self, task: Task, solutions: Sequence[Solution], plan: RetimingPlan) -> Retimed:
+        """Fresh samples of the first pass, since a table has one process, taken in one call."""
+
+        def sample(solution: Solution, again: bool) -> Outcome:
+            begin = self.now
+            outcome = self.sample(solution, again)
+            self.now = max(begin, self.now - _CALL_SECONDS)
+            return outcome
+
+        self.now += _CALL_SECONDS
+        return retime(sample, solutions, plan, self.clock)
+
+    def _outcome(self, solution: Solution, phase: Phase, count: int, timed: bool = True) -> Outcome:
         row = self._rows.get(solution.id)
         if row is None:
             return Outcome(solution, phase, Status.ILLEGAL, (), {"rule": "the table has no such candidate"})
         taken = self._drawn(row, count)
+        if timed:
+            self._pass(taken, phase)
+        return Outcome(row.solution, phase, row.status, taken)
+
+    def _pass(self, taken: Sequence[float], phase: Phase) -> None:
+        """Time passes by samples."""
         least = self.backend.traits.sample_seconds[phase is Phase.FINAL]
         self.now += sum(max(seconds, least) + _CALL_SECONDS for seconds in taken)
-        return Outcome(row.solution, phase, row.status, taken)
 
     def _drawn(self, row: Row, count: int) -> tuple[float, ...]:
         if row.status is not Status.OK:

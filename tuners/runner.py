@@ -12,6 +12,7 @@ from backends.protocol import Backend
 from backends.solution import Solution
 from tuners.device_process import Task
 from tuners.measure import Rotation
+from tuners.retiming import Retimed, RetimingPlan
 from tuners.space import Space
 
 
@@ -70,3 +71,10 @@ class Runner(Protocol):
 
     def prove(self, solution: Solution, seeds: int) -> Outcome:
         """Verifies a solution on `seeds` seeds."""
+
+    def prepare_retiming(self) -> None:
+        """A winner is about to be retimed: what retime() needs may start meanwhile. Called while nothing is
+        timed."""
+
+    def retime(self, task: Task, solutions: Sequence[Solution], plan: RetimingPlan) -> Retimed:
+        """Times the solutions, the default among them, again where no search ran. Called last in a task."""

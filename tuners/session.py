@@ -23,8 +23,10 @@ from tuners.baselines import TWIN, Fate, failure_text, judged, no_default, tried
 from tuners.budget import Counts, StopReason
 from tuners.decide import Final, Judgement, Verdict, decide, judge_targets
 from tuners.device_process import Task
-from tuners.measure import SAMPLE_SECONDS, WARM_BELOW_SECONDS, Rotation
+from tuners.final_time import confirming_seconds, places, sample_cost, short_seconds
+from tuners.measure import Rotation
 from tuners.race import BaselineFailed, Race
+from tuners.retiming import RetimingPlan, confirmed, notes_of, winners_of
 from tuners.runner import Runner
 from tuners.screening import Screening
 from tuners.space import Space
@@ -36,10 +38,6 @@ from tuners.warm_start import usable
 
 class SessionFailed(GemmtuneError):
     """The session ended without a verdict; the message says why."""
-
-
-#: Cost of a sample in addition to its launches and warm-up: the call to the device process.
-_CALL_SECONDS = 0.5e-3
 
 
 class Session:
@@ -179,10 +177,13 @@ class Session:
         timed = [o for o in ranked if o.status in usable]
         pruned = [o for o in ranked if self._worth_judging(o, screened[fixed[0].id])]
         while self.verdict is None and not self._stopped:
-            entrants = timed[: self._places(timed, screened, fixed)]
+            spent = self.counts.measuring_seconds
+            defaults = [screened[one.id] for one in fixed]
+            confirming = confirming_seconds(defaults[0], timed[:1], self.settings, spent)
+            entrants = timed[: places(timed, defaults, self.settings, spent + confirming)]
             race = self._race_of(fixed, entrants, [*timed, *pruned])
             self.runner.compile(task, list(race.solutions.values()))
-            for outcome in self._run(race, [s.id for s in fixed]):
+            for outcome in self._run(race, [s.id for s in fixed], confirming):
                 self._count(outcome)
                 yield outcome
             if self._stopped:  # an unfinished race decides nothing
@@ -191,7 +192,7 @@ class Session:
             self._count(proof)
             yield proof
             if proof.status is Status.OK:
-                yield from self._prove_targets(race, verdict, names)
+                yield from self._prove_targets(task, race, verdict, names)
                 return
             failed |= {
                 b.name: f"failed its proof: {failure_text(proof)}"
@@ -224,7 +225,7 @@ class Session:
             for outcome in members[: self._race.target_entrants if heats else 1]:
                 chosen[outcome.solution.id] = outcome
                 if not heats:
-                    reserved[outcome.solution.id] = _sample_cost(outcome)
+                    reserved[outcome.solution.id] = sample_cost(outcome)
         solutions = {s.id: s for s in (*fixed, *(o.solution for o in chosen.values()))}
         targets = {
             target.name: frozenset(s.id for s in solutions.values() if target.names(s))
@@ -239,30 +240,12 @@ class Session:
             self.counts.lost_seconds += self._clock() - begin
         return outcome
 
-    def _places(
-        self, timed: Sequence[Outcome], screened: dict[str, Outcome], fixed: Sequence[Solution]
-    ) -> int:
-        """How many candidates near the best may enter the race. Up to the number of finalists, the rounds
-        that a decision needs must fit in the remaining time; beyond that, the heats must fit in their share
-        of it. All heats together cost twice the first."""
-        asked = self.settings.budget
-        remaining = max(asked.seconds - self.counts.measuring_seconds, asked.seconds * 0.1)
-        most = (1.0 if asked.bounded else 1.5) * remaining
-
-        near = [o for o in timed if (o.seconds or 0.0) <= self._race.entry_ratio * (timed[0].seconds or 0.0)]
-        total = sum(_sample_cost(screened[s.id]) for s in fixed)
-        for place, outcome in enumerate(near[: self._race.max_entrants]):
-            total += _sample_cost(outcome)
-            decision = total * self.settings.rule.rounds_needed(place + 1) > most
-            heats = 2 * self._race.heat_rounds * total > self._race.heats_share * remaining
-            if place and (decision if place < self._race.finalists else heats):
-                return place
-        return len(near[: self._race.max_entrants])
-
-    def _run(self, race: Race, fixed: Sequence[str]) -> Iterator[Outcome]:
-        """Runs the heats, then the final. Yields the outcomes of entrants that failed or were shown to be
-        slower, then the outcomes of the remaining finalists."""
+    def _run(self, race: Race, fixed: Sequence[str], reserved: float) -> Iterator[Outcome]:
+        """Runs the heats, then the final, in what the budget has left but for the `reserved` seconds. Yields
+        the outcomes of entrants that failed or were shown to be slower, then the outcomes of the remaining
+        finalists."""
         budget = self.settings.budget
+        limit = budget.seconds - reserved
         begin, spent, lost = self._clock(), self.counts.measuring_seconds, self.counts.lost_seconds
 
         def took() -> float:
@@ -286,11 +269,11 @@ class Session:
                 self.counts.measuring_seconds = spent + took()
                 if race.rounds >= self._race.drop_after and race.rounds % 2 == 0:
                     yield from race.drop_slower(self.settings.rule)
-                over = self.counts.measuring_seconds > budget.seconds
+                over = self.counts.measuring_seconds > limit
                 late = took() - heats > max(self._race.overtime * budget.seconds, self._race.overtime_seconds)
                 needed = self.settings.rule.rounds_needed(race.comparisons)
                 another = self.counts.measuring_seconds + took() - before
-                late = late or (budget.bounded and another > budget.seconds)
+                late = late or (budget.bounded and another > limit)
                 if race.rounds >= needed and race.rounds % 2 == 0 and self._race.precision:
                     late = late or race.settled(self.settings.rule)
                 if race.rounds and (late or (over and race.rounds >= needed)):
@@ -308,6 +291,8 @@ class Session:
         rule, fastest = self.settings.rule, self._decide(race, baseline).fastest
         others = not_slower(race, fastest, timed, screened, rule, self._race)
         verdict = self._decide(race, baseline, others)
+        if verdict.judgement is Judgement.WIN:
+            self.runner.prepare_retiming()
         proof = self._proof(race, verdict.winner)
         if proof.status is not Status.OK and verdict.winner == race.baseline:
             raise SessionFailed(f"the baseline {baseline.name} failed its proof: {dict(proof.evidence)}")
@@ -319,8 +304,11 @@ class Session:
             race.slower, race.reserved,
         )  # fmt: skip
 
-    def _prove_targets(self, race: Race, verdict: Verdict, defaults: Collection[str]) -> Iterator[Outcome]:
-        """Judges the targets, proves each one's winner and sets the verdict. A candidate that fails its proof
+    def _prove_targets(
+        self, task: Task, race: Race, verdict: Verdict, defaults: Collection[str]
+    ) -> Iterator[Outcome]:
+        """Judges the targets, proves each one's winner, has a second process confirm the winners, and sets
+        the verdict. A candidate that fails its proof
         is excluded from the targets and the tie set, and its targets are judged by their other candidates:
         also by eliminated ones, which were sampled before they were slower than the leader."""
         partly = race.reserved | race.dropped
@@ -343,11 +331,30 @@ class Session:
         lost = race.targets.keys() - targets.keys()
         for name in sorted(name for name in lost if not wrong.isdisjoint(race.targets[name])):
             self.notes.append(f"export target {name}: its candidates failed their proof")
-        self.verdict = replace(
+        verdict = replace(
             verdict,
             tie_set=tuple(name for name in verdict.tie_set if name not in wrong),
             targets={name: replace(one, proven=one.solution in proven) for name, one in targets.items()},
         )
+        self.verdict = self._confirmed(task, race, verdict)
+
+    def _confirmed(self, task: Task, race: Race, verdict: Verdict) -> Verdict:
+        """The verdict after a second process timed its winners and the default again."""
+        winners = winners_of(verdict)
+        if not winners:
+            return verdict
+        budget, options = self.settings.budget, self._race
+        most = max(options.overtime * budget.seconds, options.overtime_seconds)
+        if budget.bounded:
+            most = max(0.0, budget.seconds - self.counts.measuring_seconds)
+        seconds = short_seconds(self.settings)
+        plan = RetimingPlan(race.baseline, self.settings.rule, options, seconds, most)
+        begin = self._clock()
+        again = self.runner.retime(task, [race.solutions[name] for name in (race.baseline, *winners)], plan)
+        self.counts.confirming_seconds += self._clock() - begin
+        self.counts.measuring_seconds += again.seconds
+        self.notes += notes_of(verdict, again, plan)
+        return confirmed(verdict, again, plan)
 
     def _proof(self, race: Race, name: str) -> Outcome:
         """The proof of a candidate. A default that is not the verdict's own must be right on twin problems
@@ -365,9 +372,3 @@ class Session:
         if outcome.phase is Phase.SCREEN or outcome.status not in (Status.OK, Status.PRUNED):
             seen = self.counts.statuses
             seen[outcome.status.value] = seen.get(outcome.status.value, 0) + 1
-
-
-def _sample_cost(outcome: Outcome) -> float:
-    """Seconds that one sample of a screened candidate takes in a race."""
-    seconds = max(outcome.seconds or 0.0, SAMPLE_SECONDS)
-    return (2 if seconds < WARM_BELOW_SECONDS else 1) * seconds + _CALL_SECONDS

@@ -24,6 +24,8 @@ from backends.solution import Solution
 
 #: A file whose lines are the devices opened so far; from the second on they have another UUID.
 OPENED = "GEMMTUNE_TEST_OPENED"
+#: A file that is made by the first process that a candidate "crashes once" in.
+CRASHED = "GEMMTUNE_TEST_CRASHED"
 #: Neighbours are numbered from here on.
 BEYOND = 100
 
@@ -53,6 +55,9 @@ class ToldKernel:
             if kind == "loses the context":
                 raise ContextLost("waiting for the device: CUDA_ERROR_ILLEGAL_ADDRESS")
             if kind == "crashes":
+                os.kill(os.getpid(), signal.SIGSEGV)
+            if kind == "crashes once" and not Path(os.environ[CRASHED]).exists():
+                Path(os.environ[CRASHED]).touch()
                 os.kill(os.getpid(), signal.SIGSEGV)
             if kind == "hangs":
                 time.sleep(600)

@@ -16,6 +16,7 @@ from backends.solution import Solution
 from tuners.device_process import Task
 from tuners.family_spaces import family_space
 from tuners.measure import Rotation
+from tuners.retiming import Retimed, RetimingPlan, retime
 from tuners.space import Space, search_space
 
 NOISE = Path(__file__).parent.parent / "data" / "noise-cpu.json"
@@ -42,7 +43,8 @@ def space_of(*names: str) -> Space:
 
 class RecordedRunner:
     """`speed` scales a candidate's samples (1.0: a clone of the baseline). `fails` gives a status instead,
-    in the phase named. Time passes by what the samples say, on `clock`."""
+    in the phase named. Time passes by what the samples say, on `clock`. `there`: the factors that take the
+    place of `speed` in the second process; None: the candidate is refused there."""
 
     environment = ENVIRONMENT
 
@@ -52,6 +54,7 @@ class RecordedRunner:
         start: int = 0,
         speed: Mapping[str, float] | None = None,
         fails: Mapping[tuple[str, Phase], Status] | None = None,
+        there: Mapping[str, float | None] | None = None,
     ) -> None:
         self.backend: Backend = CpuBackend()
         self.now = 0.0
@@ -59,7 +62,7 @@ class RecordedRunner:
         self.on_sample: Callable[[int], None] = lambda _: None
         self._samples = 0
         self._series, self._at = series, start
-        self._speed, self._fails = speed or {}, fails or {}
+        self._speed, self._fails, self._there = speed or {}, fails or {}, there or {}
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -72,8 +75,12 @@ class RecordedRunner:
         self.now += value
         return value
 
+    def name_of(self, candidate: Solution) -> str:
+        """The candidate's name in `speed`."""
+        return str(candidate.parameters["name"])
+
     def _answer(self, candidate: Solution, phase: Phase, samples: int) -> Outcome:
-        name = str(candidate.parameters["name"])
+        name = self.name_of(candidate)
         self.calls.append((phase.value, name))
         status = self._fails.get((name, phase))
         if status is not None:
@@ -123,6 +130,22 @@ class RecordedRunner:
 
     def prove(self, solution: Solution, seeds: int) -> Outcome:
         return self._answer(solution, Phase.PROOF, 0)
+
+    def prepare_retiming(self) -> None:
+        self.calls.append(("start", "second process"))
+
+    def retime(self, task: Task, solutions: Sequence[Solution], plan: RetimingPlan) -> Retimed:
+        return retime(self.sample_again, solutions, plan, self.clock)
+
+    def sample_again(self, solution: Solution, again: bool) -> Outcome:
+        """A sample in the second process."""
+        name = self.name_of(solution)
+        self.calls.append(("confirm", name))
+        factor = self._there.get(name, self._speed.get(name, 1.0))
+        if factor is None:
+            return Outcome(solution, Phase.FINAL, Status.LAUNCH_ERROR, (), {"error": "planted"})
+        seconds = self._next(name) / self._speed.get(name, 1.0) * factor
+        return Outcome(solution, Phase.FINAL, Status.OK, (seconds,))
 
 
 class DeadRunner(RecordedRunner):

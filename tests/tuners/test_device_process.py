@@ -32,6 +32,7 @@ from tuners.device_process import Task
 from tuners.inputs import cases
 from tuners.options import ScreeningOptions
 from tuners.policy import MeasurementPolicy
+from tuners.screening_noise import ScreeningNoise
 from tuners.session import Session
 from tuners.tuning_settings import TuningSettings
 from tuners.verify import Finding
@@ -200,6 +201,7 @@ class Stub:
         self.families = {"told": ToldFamily()}
         self.device = SimpleNamespace(traits=GPU_TRAITS, environment=find_device("cpu").environment)
         self.verifier = SimpleNamespace(check=lambda *_, **__: finding)
+        self.noise = ScreeningNoise(OPTIONS, GPU_TRAITS)
 
     def load(self, *_: object) -> object:
         return SimpleNamespace(workspace_bytes=0, partial_sums=1)

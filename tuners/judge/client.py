@@ -76,9 +76,9 @@ class JudgeClient(DeviceClient):
     def printed(self) -> Printed:
         """What the device process printed since its last crash."""
         try:
-            with self._folder.log.open("rb") as file:
+            with self._pool.folder.log.open("rb") as file:
                 first = file.read(PRINTED)
-            return Printed(self._folder.log.stat().st_size, first.decode(errors="replace"))
+            return Printed(self._pool.folder.log.stat().st_size, first.decode(errors="replace"))
         except FileNotFoundError:
             return Printed(0, "")
 

@@ -181,6 +181,12 @@ def _target(**changed: Any) -> dict[str, Any]:
         (line("result", _verdict(baselines=[_tried(reason=5)])), "the verdict's ids must be texts"),
         (line("result", _verdict(baselines=[_tried(seconds=0)])), "a default's seconds must be"),
         (line("result", _verdict(baselines=[_tried(seconds="1")])), "a default's seconds must be"),
+        (line("result", _verdict(confirmation=5)), "result: "),
+        (line("result", _verdict(confirmation={"agrees": False})), "'speedup' is missing"),
+        (
+            line("result", _verdict(confirmation={"agrees": True, "reason": "", "speedup": None})),
+            "if it disagrees, none",
+        ),
         (line("result", _verdict(targets={"bundle": _target(proven=1)})), "must be true or false"),
         (line("result", _verdict(targets={"bundle": _target(judgement="?")})), "result: "),
         (line("result", _verdict(targets=[])), "result: "),

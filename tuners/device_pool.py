@@ -1,0 +1,148 @@
+"""One device process that can be killed: calls with time limits, and why a process died.
+
+A call that takes longer than its limit, or a process that dies, costs that process alone: the next call
+starts another one.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from typing import Any, TypeVar
+
+from pebble import ProcessExpired, ProcessPool
+
+from backends.cache import BinaryCache
+from backends.errors import DeviceError, DeviceLost, DeviceMemoryExceeded, GemmtuneError
+from backends.exhaustion import exhausted, is_exhausted, says_exhausted
+from backends.registry import BACKENDS, FoundDevice
+from backends.user_kernels.source import UserKernel
+from tuners import device_calls
+from tuners.device_process import DeviceProcessSettings
+from tuners.process_folder import ProcessFolder
+
+T = TypeVar("T")
+
+
+class DevicePool:
+    """The process is started by start() or by the first call. `setup_seconds` limits opening the device, and
+    setup(). `kernels`: users' kernels that the process runs beside its backend's families."""
+
+    def __init__(
+        self,
+        device: FoundDevice,
+        cache: BinaryCache,
+        setup_seconds: float,
+        kernels: Sequence[UserKernel] = (),
+    ) -> None:
+        self._name, self._setup_seconds = device.backend, setup_seconds
+        #: The folder with the process's log.
+        self.folder = ProcessFolder()
+        settings = DeviceProcessSettings(
+            device.backend,
+            device.index,
+            device.environment.uuid,
+            dict(BACKENDS),
+            str(cache.root),
+            str(self.folder.log),
+            tuple(kernels),
+        )
+        self._pool = ProcessPool(
+            max_workers=1,
+            context=get_context("spawn"),
+            initializer=device_calls.start,
+            initargs=(settings,),
+        )
+        self._warm: Any = None
+        self._awake = False
+
+    def start(self) -> None:
+        """Starts the process, which opens the device; a failure shows at the first call."""
+        if self._warm is None:
+            self._warm = self._schedule(device_calls.warm_up, (), self._setup_seconds)
+
+    def close(self) -> None:
+        """Ends the process, even in the middle of a call."""
+        self._pool.stop()  # type: ignore[no-untyped-call]
+        self._pool.join()
+        self.folder.close()
+
+    def awaken(self) -> None:
+        """Waits until the process has started. If that fails, the machine is at fault and no problem is:
+        raises DeviceLost."""
+        if self._awake:
+            return
+        self.start()
+        try:
+            self._result(self._warm)
+        except FutureTimeout as error:
+            raise DeviceLost(self._silence) from error
+        except ProcessExpired as error:
+            evidence = self.autopsy(error)
+            raise DeviceLost(
+                f"{self._name}: the process that owns the device cannot open it: {evidence}"
+            ) from error
+        self._awake = True
+
+    def setup(self, call: Callable[..., T], *arguments: object) -> T:
+        """Calls a function of device_calls.py that may take as long as `setup_seconds`. Raises DeviceError if
+        the process dies or does not answer."""
+        self.awaken()
+        try:
+            return self.call(call, arguments, self._setup_seconds)
+        except FutureTimeout as error:
+            raise DeviceError(self._silence) from error
+        except ProcessExpired as error:
+            evidence = self.autopsy(error)
+            raise DeviceError(f"{self._name}: the process that owns the device died: {evidence}") from error
+
+    def call(self, call: Callable[..., T], arguments: tuple[object, ...], limit: float) -> T:
+        """Calls a function of device_calls.py. Raises FutureTimeout after `limit` seconds and ProcessExpired
+        if the process dies; either way the process has ended."""
+        result: T = self._result(self._schedule(call, arguments, limit))
+        return result
+
+    def _schedule(self, call: Callable[..., Any], arguments: tuple[object, ...], limit: float) -> Any:
+        """The call's future. The first one starts the pool's threads and the process. Raises
+        ResourcesExhausted."""
+        try:
+            return self._pool.schedule(call, args=list(arguments), timeout=limit)
+        except (OSError, MemoryError, RuntimeError) as error:
+            if is_exhausted(error):
+                raise exhausted(error) from error
+            raise DeviceLost(f"the process that owns the device cannot be used any more: {error}") from error
+
+    def _result(self, future: Any) -> Any:
+        try:
+            return future.result()
+        except CancelledError as error:
+            raise DeviceError("the tuning was stopped") from error
+        except GemmtuneError:
+            raise
+        except MemoryError as error:
+            raise DeviceMemoryExceeded(f"out of memory while setting up: {error}") from error
+        except BrokenProcessPool as error:
+            raise DeviceLost(
+                "the process that owns the device cannot start (a script that tunes must be a file, with its "
+                f"work under if __name__ == '__main__'): {error}"
+            ) from error
+
+    @property
+    def _silence(self) -> str:
+        return f"{self._name}: no answer within {self._setup_seconds:.0f} s"
+
+    def autopsy(self, error: ProcessExpired) -> dict[str, Any]:
+        """What ended the process: its signal or exit code, and the end of its log. Raises
+        ResourcesExhausted."""
+        code = getattr(error, "exitcode", None)
+        name = f"exit code {code}"
+        if isinstance(code, int) and code < 0:
+            name = signal.Signals(-code).name
+        tail = self.folder.take_log()
+        if says_exhausted(tail):  # a library of the device process could start no thread
+            raise exhausted(f"the child died with {name}: {tail[-300:]}")
+        return {"error": f"the child died with {name}", **({"log": tail} if tail else {})}
