@@ -27,6 +27,7 @@ from statistics import mean, median
 from typing import Any
 
 import httpx
+from sqlalchemy import select
 
 from backends.cache import BinaryCache
 from backends.problem import GemmProblem
@@ -34,6 +35,9 @@ from backends.registry import FoundDevice
 from backends.solution import Solution
 from benchmarks.cuda_tuned import machine, read_shapes, say
 from benchmarks.report import RESULTS, geometric_mean, write
+from db import models
+from db.engine import open_engine, reading
+from db.values import table
 from service.formats.core.row_text import problem_wire
 from tuners.device_client import DeviceClient
 from tuners.device_process import Task
@@ -276,6 +280,18 @@ def quick_figures(rounds: Sequence[Mapping[str, Any]], problems: Sequence[GemmPr
     }
 
 
+def spent(folder: Path) -> dict[str, float]:
+    """Medians, over the sessions of a service's database, of what each counts in seconds."""
+    counts: dict[str, list[float]] = {}
+    session = table(models.Session)
+    with reading(open_engine(f"sqlite:///{folder / 'gemmtune.sqlite'}")) as connection:
+        for row in connection.scalars(select(session.c.counts).where(session.c.counts.is_not(None))):
+            for name, value in row.items():
+                if name.endswith("_seconds"):
+                    counts.setdefault(name, []).append(value)
+    return {name: median(values) for name, values in counts.items()}
+
+
 def named(every: Sequence[Mapping[str, Any]], problems: Sequence[GemmProblem]) -> dict[str, list[str]]:
     """Problem id -> ids of all its winners and defaults."""
     found: dict[str, dict[str, None]] = {problem.id: {} for problem in problems}
@@ -341,7 +357,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             some = spaced(problems, options.first)
             with Serving(folder / "bare", folder / "bare-cache", options.device) as client:
                 jobs = tuned(client, some, {"effort": "normal"})["jobs"]
-            figures["first"] = {"effort": "normal", "wall": [wall(jobs[problem.id]) for problem in some]}
+            figures["first"] = {
+                "spent": spent(folder / "bare"),
+                "effort": "normal",
+                "wall": [wall(jobs[problem.id]) for problem in some],
+            }
             keep()
         cache = folder / "cache"
         vendor, arch = device.environment.vendor, device.environment.arch
@@ -352,7 +372,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for number in range(options.rounds):
                 rounds.append(tuned(client, problems, {"effort": "quick"}))
                 say(f"round {number}: {rounds[-1]['seconds'] / len(problems):.2f} s a problem")
-                figures["quick"] = quick_figures(rounds, problems)
+                figures["quick"] = quick_figures(rounds, problems) | {"spent": spent(folder / "warm")}
                 keep()
             budget = {"effort": "thorough", "seconds_per_problem": options.thorough_seconds}
             every = [*rounds, tuned(client, deep, budget)] if deep else rounds
