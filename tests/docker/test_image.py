@@ -1,6 +1,7 @@
-"""Both images built, looked into and run: the API serves, the worker tunes, nobody is root.
+"""The images built, looked into and run: the API serves, the worker tunes, nobody is root.
 
-Needs root, buildah and mmdebstrap, but no container engine.
+Needs root, buildah and mmdebstrap, but no container engine. The images of GPUs are built in `make exhaustive` alone,
+without the gigabytes: cuda with NVRTC and without the other wheels, rocm on Debian instead of AMD's image.
 """
 
 from __future__ import annotations
@@ -133,6 +134,37 @@ def test_the_worker_compiles_and_tunes_without_a_server(images: Images) -> None:
     (result,) = json.loads(out)["results"]
     assert result["verdict"]["judgement"] in ("WIN", "TIE", "LOSS")
     assert result["counts"]["compiling_seconds"] > 0
+
+
+# ---- images of GPUs ----------------------------------------------------------------------------
+
+LARGE = "torch|triton|nvidia-cublas|nvmath-python|nvidia-matmul-heuristics"
+
+
+@pytest.mark.exhaustive
+def test_the_cuda_image_has_kernels_that_were_compiled_without_a_gpu(engine: Engine) -> None:
+    container = engine.container(engine.build("cuda", f"--build-arg=CUDA_WITHOUT={LARGE}"))
+    assert container.command == ["gemmtune", "worker", "--device", "cuda"]
+    kernels = container.run("sh", "-c", "find /var/cache/gemmtune/kernels -name '*.cubin' -user gemmtune | wc -l")
+    assert int(kernels) > 50
+    # Nothing is left to compile, by the user who runs the container.
+    again = ("kernels", "precompile", "--portfolio", "--arch", "sm_90", "--json")
+    found = json.loads(container.run("gemmtune", *again))
+    assert (found["compiled"], found["failed"]) == (0, {})
+    assert found["cached"] == found["members"] > 50
+    worker = container.start(*container.command)
+    assert worker.wait() != 0  # there is no GPU here, or none that a container sees
+    assert "cuda" in worker.text
+
+
+@pytest.mark.exhaustive
+def test_the_rocm_image_says_what_its_base_lacks(engine: Engine) -> None:
+    container = engine.container(engine.build("rocm"))
+    assert container.command == ["gemmtune", "worker", "--device", "hip"]
+    assert container.run("id", "-u").strip() == "10001"
+    worker = container.start(*container.command)
+    assert worker.wait() != 0
+    assert "libamdhip64" in worker.text  # AMD's image brings it
 
 
 # ---- the service -------------------------------------------------------------------------------
