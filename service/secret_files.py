@@ -34,7 +34,9 @@ class SecretFiles(PydanticBaseSettingsSource):
         if not self._folder:
             return {}
         if not Path(self._folder).is_dir():
-            raise StorageError(f"{VARIABLE} names {self._folder}, which is no folder; mount the secrets there")
+            raise StorageError(
+                f"{VARIABLE} names {self._folder}, which is no folder; mount the secrets there"
+            )
         fields = self.settings_cls.model_fields.items()
         found = {name: self.get_field_value(field, name)[0] for name, field in fields}
         return {name: value for name, value in found.items() if value is not None}

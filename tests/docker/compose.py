@@ -34,7 +34,9 @@ def _default(match: re.Match[str]) -> str:
     return str(default)
 
 
-def config(text: str, profiles: Collection[str], environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+def config(
+    text: str, profiles: Collection[str], environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """What `docker compose config` resolves: anchors merged, variables filled in, the services without a
     profile and those of `profiles`, and of secrets and volumes those that they use."""
     found: dict[str, Any] = interpolated(yaml.safe_load(text), environment or {})
@@ -44,9 +46,7 @@ def config(text: str, profiles: Collection[str], environment: Mapping[str, str] 
         if not service.get("profiles") or set(service["profiles"]) & set(profiles)
     }
     secrets = {one for service in services.values() for one in service.get("secrets", [])}
-    volumes = {
-        one.partition(":")[0] for service in services.values() for one in service.get("volumes", [])
-    }
+    volumes = {one.partition(":")[0] for service in services.values() for one in service.get("volumes", [])}
     return {
         "name": found["name"],
         "services": services,

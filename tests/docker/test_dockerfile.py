@@ -108,9 +108,7 @@ def test_an_image_says_how_to_run_stop_and_keep_it(target: str) -> None:
 
 @pytest.mark.parametrize("name", ["LABEL", "ARG", "WORKDIR", "STOPSIGNAL", "ENTRYPOINT"])
 def test_the_image_on_amds_base_is_set_up_as_the_others(name: str) -> None:
-    own, base = (
-        [i.text for i in stages(RECIPE)[stage] if i.name == name] for stage in ("rocm", "base")
-    )
+    own, base = ([i.text for i in stages(RECIPE)[stage] if i.name == name] for stage in ("rocm", "base"))
     assert own == base
 
 

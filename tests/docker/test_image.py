@@ -145,7 +145,9 @@ LARGE = "torch|triton|nvidia-cublas|nvmath-python|nvidia-matmul-heuristics"
 def test_the_cuda_image_has_kernels_that_were_compiled_without_a_gpu(engine: Engine) -> None:
     container = engine.container(engine.build("cuda", f"--build-arg=CUDA_WITHOUT={LARGE}"))
     assert container.command == ["gemmtune", "worker", "--device", "cuda"]
-    kernels = container.run("sh", "-c", "find /var/cache/gemmtune/kernels -name '*.cubin' -user gemmtune | wc -l")
+    kernels = container.run(
+        "sh", "-c", "find /var/cache/gemmtune/kernels -name '*.cubin' -user gemmtune | wc -l"
+    )
     assert int(kernels) > 50
     # Nothing is left to compile, by the user who runs the container.
     again = ("kernels", "precompile", "--portfolio", "--arch", "sm_90", "--json")

@@ -68,7 +68,9 @@ def test_a_folder_of_secrets_that_is_missing_is_an_error(
         Settings()
 
 
-@pytest.mark.parametrize("content", [b"", b" \n", b"x" * 65_537, b"\xff"], ids=["empty", "blank", "long", "bytes"])
+@pytest.mark.parametrize(
+    "content", [b"", b" \n", b"x" * 65_537, b"\xff"], ids=["empty", "blank", "long", "bytes"]
+)
 def test_a_secret_that_is_no_value_is_an_error_that_does_not_show_it(secrets: Path, content: bytes) -> None:
     (secrets / "gemmtune_database_url").write_bytes(content)
     with pytest.raises(StorageError, match=r"gemmtune_database_url (is empty|cannot be read)") as caught:
