@@ -131,3 +131,9 @@ def submit(
     with writing(engine) as connection:
         put_device_class(connection, HERE.device_class)
         return tunings.create_tuning(connection, asked or request(), [(each, 1) for each in problems])
+
+
+def become_later(connection: Connection, oldest: str) -> None:
+    """What an upgrade by a later gemmtune leaves: a revision 9999, which revisions from `oldest` on work with."""
+    connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    schema.set_oldest(connection, oldest)

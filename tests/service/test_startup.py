@@ -59,7 +59,7 @@ def test_an_upgrade_that_is_killed_in_between_is_made_whole_by_the_next(
 
 def test_a_newer_database_is_left_alone(engine: Engine, database_url: str) -> None:
     with writing(engine) as connection:
-        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+        become_later(connection, oldest="9999")
     for action in (upgrade, open_database):
         with pytest.raises(StaleSchema, match="install the newer one"):
             action(Settings(database_url=database_url))
