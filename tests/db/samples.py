@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, Engine, select
+from sqlalchemy import Connection, Engine, select, text
 
 from backends.environment import Environment
 from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem, from_linear
 from backends.solution import Solution
-from db import models, queries, sessions, tunings
+from db import models, queries, schema, sessions, tunings
 from db.engine import writing
 from db.values import put_device_class, table
 from service.requests import request_content
