@@ -138,8 +138,8 @@ def mark_enqueued(connection: Connection, job_ids: Sequence[str]) -> None:
 
 
 def noted_as_enqueued(connection: Connection) -> list[QueuedJob]:
-    """The jobs that the engine's queue is to have, as the rows say: queued ones, and those of workers that are
-    gone."""
+    """The jobs that the engine's queue is to have, as the rows say: queued ones, and those of workers that
+    are gone."""
     gone = ~exists().where(_worker.c.id == _job.c.worker_id, _worker.c.status.in_(LIVE))
     query = select(_job.c.id, _job.c.retries, _job.c.priority).where(
         _job.c.enqueued, or_(_job.c.status == "queued", and_(_job.c.status == "running", gone))

@@ -1,8 +1,8 @@
 """Reads, checks and upgrades the schema's version.
 
-Migrations are numbered, linear and append-only; the only way down is a backup. A migration that only adds to the
-schema says so (`keeps_older`), and gemmtunes of the revision before go on working with it. The database stores the
-oldest revision whose gemmtune may use it, so that an older one need not know the later migrations.
+Migrations are numbered, linear and append-only; the only way down is a backup. A migration that only adds to
+the schema says so (`keeps_older`), and gemmtunes of the revision before go on working with it. The database
+stores the oldest revision whose gemmtune may use it, so that an older one need not know the later migrations.
 """
 
 from __future__ import annotations

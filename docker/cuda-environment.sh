@@ -57,8 +57,8 @@ install() { # folder of wheels, target
   "$python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps --upgrade --target "$target" \
       "$1"/*.whl
   cp "$here/constraints-cuda.txt" "$target"
-  # The interpreter's own packages, torch among them, are found after the folder's.
-  printf '#!/bin/sh\nPYTHONPATH=%q${PYTHONPATH:+:$PYTHONPATH} exec %q -m service.entry "$@"\n' \
+  # The interpreter's own packages, torch among them, come after the folder's; the current folder (-P) is not searched.
+  printf '#!/bin/sh\nPYTHONPATH=%q${PYTHONPATH:+:$PYTHONPATH} exec %q -P -m service.entry "$@"\n' \
       "$target" "$(command -v "$python")" >"$target/gemmtune"
   chmod +x "$target/gemmtune"
 }

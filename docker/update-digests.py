@@ -21,7 +21,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 FILES = ("Dockerfile", "compose.yaml")
-#: registry/name:version, perhaps with a digest. The registry has a dot, so that images of our own do not match.
+#: registry/name:version, perhaps with a digest. The registry has a dot; images of our own have none.
 IMAGE = re.compile(
     r"(?P<image>(?P<registry>[a-z0-9-]+(?:\.[a-z0-9-]+)+)/(?P<name>[a-z0-9._/-]+):(?P<tag>v?\d[\w.-]*))"
     r"(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
@@ -69,7 +69,7 @@ def _head(url: str, token: str | None) -> str:
 
 
 def _token(challenge: str) -> str:
-    """An anonymous token from the server that a challenge names: Bearer realm="...",service="...",scope="..."."""
+    """An anonymous token from the server that a challenge (Bearer realm="...",service="...") names."""
     fields = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
     if not challenge.lower().startswith("bearer ") or "realm" not in fields:
         raise ValueError(f"it asks for an account ({challenge.partition(' ')[0] or 'no challenge'})")
@@ -80,7 +80,7 @@ def _token(challenge: str) -> str:
 
 
 def main() -> int:
-    """Exit code 0, or 1 if --check finds something; 2 if a registry does not answer: nothing is written then."""
+    """Exit code 0; 1 if --check finds something; 2, and nothing is written, if a registry does not answer."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing")
     parser.add_argument("--mirror", metavar="URL", help="the registry to ask, for all images")

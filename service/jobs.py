@@ -57,8 +57,8 @@ def has_calls(engine: Engine) -> bool:
 
 def queue_lost_again(engine: Engine, url: str) -> list[str]:
     """Queues again, from their rows, the jobs that the engine should have and does not, or whose call ended
-    without them: its tables were emptied, or an earlier version's inputs could not be read. Returns their ids.
-    Raises DatabaseUnavailable."""
+    without them: its tables were emptied, or an earlier version's inputs could not be read. Returns their
+    ids. Raises DatabaseUnavailable."""
     with reading(engine) as connection:
         query = f"SELECT workflow_uuid, status FROM {_prefix(connection)}workflow_status WHERE name = :name"
         calls = {row[0]: row[1] for row in connection.execute(text(query), {"name": _WORKFLOW})}

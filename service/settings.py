@@ -31,8 +31,8 @@ class Settings(BaseSettings):
 
     secrets_dir: Path | None = Field(
         default=None,
-        description="Folder of files that are named after settings, in lower case (gemmtune_database_url), and "
-        "hold values that the environment does not give: the secrets of a container.",
+        description="Folder of files that are named after settings, in lower case (gemmtune_database_url), "
+        "and hold values that the environment does not give: the secrets of a container.",
     )
     database_url: str = Field(
         default_factory=default_url,

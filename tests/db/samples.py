@@ -134,6 +134,6 @@ def submit(
 
 
 def become_later(connection: Connection, oldest: str) -> None:
-    """What an upgrade by a later gemmtune leaves: a revision 9999, which revisions from `oldest` on work with."""
+    """What an upgrade by a later gemmtune leaves: revision 9999, with which those from `oldest` on work."""
     connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     schema.set_oldest(connection, oldest)

@@ -267,7 +267,6 @@ def test_a_later_schema_that_says_nothing_is_refused(engine: Engine) -> None:
         schema.check(engine)
 
 
-
 def test_ready_says_what_stands_in_the_way(engine: Engine) -> None:
     schema.ready(engine)
     with writing(engine) as connection:

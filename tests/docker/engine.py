@@ -1,7 +1,7 @@
 """Images without an engine: built and run by buildah, which changes the root and nothing else.
 
-The base image stands in for those that the Dockerfile names, Python's and AMD's: a small Debian with Python, made
-by mmdebstrap. Processes of a container are processes of this machine: its network, its process ids.
+The base image stands in for those that the Dockerfile names, Python's and AMD's: a small Debian with Python,
+made by mmdebstrap. Processes of a container are processes of this machine: its network, its process ids.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Kubernetes' API as JSON Schema: the kinds that docker/kubernetes uses, and what they are made of.
 
-The asset is cut from the PyPI package kubernetes-validate, which holds every kind of every version in 17,000 files:
+The asset is cut from the PyPI package kubernetes-validate, which has every version in 17,000 files:
 
     pip install kubernetes-validate && python -m tests.docker.kubernetes_schema 1.37.0
 """
@@ -35,7 +35,11 @@ def problems(document: dict[str, Any], definitions: dict[str, Any]) -> list[str]
     name = KINDS.get(f"{document.get('apiVersion')} {document.get('kind')}")
     if name is None:
         return [f"kind: {document.get('apiVersion')} {document.get('kind')} is not one of {sorted(KINDS)}"]
-    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$ref": f"#/$defs/{name}", **definitions}
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$ref": f"#/$defs/{name}",
+        **definitions,
+    }
     found = jsonschema.Draft202012Validator(schema).iter_errors(document)
     return [f"{'.'.join(map(str, error.absolute_path))}: {error.message}" for error in found]
 
@@ -52,12 +56,14 @@ def cut(source: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(schema: Any) -> Any:
-    """A schema with references within one document, and without texts (a property may be called description)."""
+    """A schema with references within one document without texts. A property may be called description."""
     if isinstance(schema, list):
         return [_plain(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    plain = {key: _plain(value) for key, value in schema.items() if not isinstance(value, str) or key in _WORDS}
+    plain = {
+        key: _plain(value) for key, value in schema.items() if not isinstance(value, str) or key in _WORDS
+    }
     if "$ref" in schema:
         plain["$ref"] = f"#/$defs/{schema['$ref'].rpartition('/')[2]}"
     return plain

@@ -55,7 +55,7 @@ class Answers(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(json.dumps({"token": f"of {asked['scope'][0]}"}).encode())
 
-    def log_message(self, format: str, *_: object) -> None:
+    def log_message(self, *_: object) -> None:
         """Nothing."""
 
 
@@ -78,7 +78,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def _run(folder: Path, registry: Registry, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, SCRIPT, "--folder", folder, "--mirror", registry.url, *options]
+    command = [sys.executable, str(SCRIPT), "--folder", str(folder), "--mirror", registry.url, *options]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

@@ -1,7 +1,7 @@
 """The Dockerfile and the build's context, read as files: nothing is built here.
 
-The images of GPUs cannot be built by the suites: their wheels are gigabytes, and AMD's base image is in a registry.
-What of them can be checked without a build is checked here, by these rules and by hadolint.
+The suites cannot build the images of GPUs whole: their wheels are gigabytes, and AMD's base is in a registry.
+What can be checked without a build is checked here, by these rules and by hadolint.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _hadolint(file: Path) -> str:
     """What hadolint says against a file; empty where it is accepted."""
     # DL3008: versions of Debian's packages go out of its archive; the base image's version fixes the release.
     program = Path(sys.executable).parent / "hadolint"
-    command = [program, "--no-color", "--failure-threshold=style", "--ignore=DL3008", file]
+    command = [str(program), "--no-color", "--failure-threshold=style", "--ignore=DL3008", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stdout + done.stderr
 

@@ -1,7 +1,7 @@
 """The images built, looked into and run: the API serves, the worker tunes, nobody is root.
 
-Needs root, buildah and mmdebstrap, but no container engine. The images of GPUs are built in `make exhaustive` alone,
-without the gigabytes: cuda with NVRTC and without the other wheels, rocm on Debian instead of AMD's image.
+Needs root, buildah and mmdebstrap, but no container engine. The images of GPUs are built in `make exhaustive`
+alone, without the gigabytes: cuda with NVRTC but not the other wheels, rocm on Debian instead of AMD's image.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The example for Kubernetes: valid by Kubernetes' own schema, allowed by the restricted Pod Security Standard,
-and consistent with the images. Nothing here runs a cluster."""
+"""The example for Kubernetes: valid by Kubernetes' own schema, allowed by the restricted Pod Security
+Standard, and consistent with the images. Nothing here runs a cluster."""
 
 from __future__ import annotations
 
@@ -106,7 +106,9 @@ def test_a_pod_runs_as_the_images_user(name: str) -> None:
 
 @pytest.mark.parametrize("name", CONTAINERS)
 def test_an_image_is_one_of_ours_and_an_exact_version(name: str) -> None:
-    match = re.fullmatch(r"registry\.example\.org/gemmtune-(api|worker|cuda|rocm):(\d+\.\d+\.\d+)", CONTAINERS[name]["image"])
+    match = re.fullmatch(
+        r"registry\.example\.org/gemmtune-(api|worker|cuda|rocm):(\d+\.\d+\.\d+)", CONTAINERS[name]["image"]
+    )
     assert match
     assert lineage(DOCKERFILE.read_text(), match.group(1))
 
@@ -115,7 +117,7 @@ def test_an_image_is_one_of_ours_and_an_exact_version(name: str) -> None:
 def test_secrets_are_files_that_exist(name: str) -> None:
     secrets = {one["metadata"]["name"]: one["stringData"] for one in of_kind("Secret")}
     volumes = {one["name"]: one for one in PODS[name]["spec"]["volumes"]}
-    assert secrets[volumes["secrets"]["secret"]["secretName"]].keys() == {"gemmtune_database_url"}
+    assert secrets[volumes["secrets"]["secret"]["secretName"]].keys() == {"gemmtune_database_url", "ca.pem"}
     assert volumes["secrets"]["secret"]["defaultMode"] == 0o440
     for container in PODS[name]["spec"]["containers"]:
         mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
@@ -135,7 +137,7 @@ def test_each_kind_of_process_has_a_database_role_of_its_own() -> None:
         role = secret.replace("-", "_")
         assert url.startswith(f"//{role}:REPLACE@")
         assert f"CREATE ROLE {role} LOGIN" in page
-        assert "sslmode=verify-full" in url
+        assert "sslmode=verify-full&sslrootcert=/run/secrets/gemmtune/ca.pem" in url
 
 
 @pytest.mark.parametrize("name", PODS)
@@ -159,9 +161,7 @@ def test_the_service_and_the_policy_find_the_server() -> None:
     assert policies["gemmtune-server"]["ingress"][0]["ports"] == [{"protocol": "TCP", "port": port["name"]}]
 
 
-@pytest.mark.parametrize(
-    ("device", "resource"), [("cuda", "nvidia.com/gpu"), ("hip", "amd.com/gpu")]
-)
+@pytest.mark.parametrize(("device", "resource"), [("cuda", "nvidia.com/gpu"), ("hip", "amd.com/gpu")])
 def test_a_gpu_worker_asks_for_one_gpu(device: str, resource: str) -> None:
     (pod,) = [
         one["spec"]["template"]["spec"] for one in of_kind("DaemonSet")

@@ -2,8 +2,8 @@
 
     python -m tests.service.old_version [COMMIT]       default: HEAD
 
-The scripts of the pages are left out, 60% of it. A new asset replaces the old one when versions before it are no
-longer to be upgraded from without a stop.
+The scripts of the pages are left out, 40% of it. A new asset replaces the old one when versions before it are
+no longer to be upgraded from without a stop.
 """
 
 from __future__ import annotations

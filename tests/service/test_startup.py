@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, inspect, text
+from sqlalchemy import Engine, inspect
 
 from backends.errors import StorageError
 from db import schema
@@ -16,6 +16,7 @@ from db.schema import StaleSchema
 from service import jobs
 from service.settings import Settings
 from service.startup import open_database, upgrade
+from tests.db.samples import become_later
 
 
 def engines_tables(engine: Engine) -> set[str]:
