@@ -283,3 +283,31 @@ def test_the_api_and_a_worker_tune_a_problem(images: Images, installation: Insta
     if not installation.environment:
         assert (installation.folder / "data" / "gemmtune.sqlite").stat().st_uid == 10001
     assert list((installation.folder / "cache" / "kernels").rglob("*.so"))
+
+
+@pytest.mark.exhaustive
+def test_a_worker_container_that_is_killed_in_mid_job_loses_nothing(
+    images: Images, installation: Installation
+) -> None:
+    port = _free_port()
+    url = f"http://127.0.0.1:{port}"
+    if installation.environment:
+        assert installation.start(images.api, "gemmtune", "db", "upgrade").wait() == 0
+    api = installation.start(images.api, "gemmtune", "serve", "--port", str(port), "--no-worker")
+    with api:
+        killed = installation.start(images.worker, *images.worker.command)
+        _until(lambda: "owns cpu:" in killed.text, 90, api, killed)
+        wanted = {
+            "problems": [{**SMALL, "n": n} for n in (64, 128)], "device": "cpu",
+            "budget": {"seconds_per_problem": 2, "candidates": 6},
+        }  # fmt: skip
+        status, created = _ask("POST", f"{url}/v1/tunings", wanted)
+        assert status == 202, created
+        _until(lambda: "attempt 1 starts" in killed.text, 90, api, killed)
+        killed.kill()
+        tuning = f"{url}/v1/tunings/{created['id']}"
+        assert _ask("GET", tuning)[1]["status"] == "running"
+        worker = installation.start(images.worker, *images.worker.command)
+        with worker:
+            _until(lambda: _ask("GET", tuning)[1]["status"] == "succeeded", 240, api, worker)
+            assert "attempt 2 starts" in worker.text

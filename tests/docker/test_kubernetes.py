@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import tomllib
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.docker.kubernetes_schema import ASSET, KINDS, problems
 from tests.docker.recipe import DOCKERFILE, ROOT, lineage
 
 FOLDER = ROOT / "docker" / "kubernetes"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DEFINITIONS: dict[str, Any] = json.loads(ASSET.read_text())
 DOCUMENTS: dict[str, dict[str, Any]] = {
     f"{file.name}: {one['kind']} {one['metadata']['name']}": one
@@ -111,6 +113,7 @@ def test_an_image_is_one_of_ours_and_an_exact_version(name: str) -> None:
     )
     assert match
     assert lineage(DOCKERFILE.read_text(), match.group(1))
+    assert match.group(2) == PROJECT["version"]
 
 
 @pytest.mark.parametrize("name", PODS)
