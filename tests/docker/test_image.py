@@ -295,6 +295,7 @@ def test_a_worker_container_that_is_killed_in_mid_job_loses_nothing(
         assert installation.start(images.api, "gemmtune", "db", "upgrade").wait() == 0
     api = installation.start(images.api, "gemmtune", "serve", "--port", str(port), "--no-worker")
     with api:
+        _until(lambda: _ask("GET", f"{url}/readyz")[0] == 200, 90, api)
         killed = installation.start(images.worker, *images.worker.command)
         _until(lambda: "owns cpu:" in killed.text, 90, api, killed)
         wanted = {
