@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, exists, func, select, update
+from sqlalchemy import Connection, Select, and_, exists, func, or_, select, update
 
 from db import models
 from db.engine import now
+from db.liveness import LIVE
 from db.tunings import ACTIVE, call_of, emit
 from db.values import chunks, storable, table
 
@@ -26,6 +27,7 @@ INT4 = 2**31 - 1
 _tuning = table(models.Tuning)
 _job = table(models.Job)
 _link = table(models.TuningJob)
+_worker = table(models.Worker)
 
 
 class Fenced(Exception):
@@ -133,6 +135,29 @@ def mark_enqueued(connection: Connection, job_ids: Sequence[str]) -> None:
     """Notes that the engine's queue has the jobs. In the transaction that puts them there."""
     for part in chunks(job_ids):
         connection.execute(update(_job).where(_job.c.id.in_(part)).values(enqueued=True))
+
+
+def noted_as_enqueued(connection: Connection) -> list[QueuedJob]:
+    """The jobs that the engine's queue is to have, as the rows say: queued ones, and those of workers that
+    are gone."""
+    gone = ~exists().where(_worker.c.id == _job.c.worker_id, _worker.c.status.in_(LIVE))
+    query = select(_job.c.id, _job.c.retries, _job.c.priority).where(
+        _job.c.enqueued, or_(_job.c.status == "queued", and_(_job.c.status == "running", gone))
+    )
+    return [
+        QueuedJob(row.id, call_of(row.id, row.retries), row.priority) for row in connection.execute(query)
+    ]
+
+
+def queue_again(connection: Connection, job_ids: Sequence[str]) -> None:
+    """Lets workers put the jobs into the engine's queue again, which does not have them. Jobs that have ended
+    meanwhile stay as they are."""
+    for part in chunks(job_ids):
+        connection.execute(
+            update(_job)
+            .where(_job.c.id.in_(part), _job.c.status.in_(ACTIVE))
+            .values(status="queued", worker_id=None, enqueued=False)
+        )
 
 
 def _in_order(device_class_id: str) -> Select[Any]:

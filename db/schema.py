@@ -1,10 +1,14 @@
 """Reads, checks and upgrades the schema's version.
 
-Migrations are numbered, linear and append-only; the only way down is a backup.
+Migrations are numbered, linear and append-only; the only way down is a backup. A migration that only adds to
+the schema says so (`keeps_older`), and gemmtunes of the revision before go on working with it. The database
+stores the oldest revision whose gemmtune may use it, so that an older one need not know the later migrations.
 """
 
 from __future__ import annotations
 
+import importlib
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,15 +45,31 @@ def head() -> str:
     return revisions()[-1]
 
 
+def oldest() -> str:
+    """The oldest revision whose gemmtune works with head(): every later migration only adds to the schema."""
+    known = revisions()
+    modules = {path.name.partition("_")[0]: path.stem for path in (_FOLDER / "versions").glob("[0-9]*_*.py")}
+    while len(known) > 1:
+        migration = importlib.import_module(f"db.migrations.versions.{modules[known[-1]]}")
+        if not getattr(migration, "keeps_older", False):
+            break
+        known.pop()
+    return known[-1]
+
+
 def current(engine: Engine) -> str | None:
     """The database's revision; None for an empty database."""
     with reading(engine) as connection:
         return _current(connection)
 
 
-def check(engine: Engine) -> None:
-    """Raises StaleSchema, which names the command to run, unless the schema is current."""
-    _compare(current(engine))
+def check(engine: Engine, exact: bool = False) -> None:
+    """Raises StaleSchema, which names the command to run, unless this gemmtune works with the schema: it is
+    head(), or, unless it must be `exact`, a later one that keeps what head() has."""
+    with reading(engine) as connection:
+        found = _current(connection)
+        kept = None if found is None or exact else _oldest(connection)
+    _compare(found, kept)
 
 
 def ready(engine: Engine) -> None:
@@ -84,6 +104,7 @@ def upgrade(engine: Engine, rebuild: Callable[[Connection], object] | None = Non
         config.set_main_option("script_location", str(_FOLDER))
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
+        set_oldest(connection, oldest())
         if rebuild is not None and found not in (None, head()):
             rebuild(connection)
     return head()
@@ -100,9 +121,35 @@ def _current(connection: Connection) -> str | None:
     return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
 
 
-def _compare(found: str | None, newer_only: bool = False) -> None:
+#: What the comment of PostgreSQL's alembic_version says; SQLite stores the number in its header.
+_COMMENT = "gemmtunes of this revision and later ones work with the schema: "
+
+
+def _oldest(connection: Connection) -> str | None:
+    """The oldest revision whose gemmtune works with the database's schema; None if it does not say."""
+    if connection.dialect.name == "sqlite":
+        number = connection.execute(text("PRAGMA user_version")).scalar()
+        return f"{number:04d}" if number else None
+    comment = text("SELECT obj_description(to_regclass('alembic_version'), 'pg_class')")
+    match = re.fullmatch(f"{_COMMENT}([0-9]+)", connection.execute(comment).scalar() or "")
+    return match.group(1) if match else None
+
+
+def set_oldest(connection: Connection, revision: str) -> None:
+    """Stores the oldest revision whose gemmtune works with the database's schema."""
+    if connection.dialect.name == "sqlite":
+        connection.execute(text(f"PRAGMA user_version = {int(revision)}"))
+    else:
+        connection.execute(text(f"COMMENT ON TABLE alembic_version IS '{_COMMENT}{revision}'"))
+
+
+def _compare(found: str | None, kept: str | None = None, newer_only: bool = False) -> None:
+    """Raises StaleSchema unless the database's revision is this gemmtune's, or a later one that keeps it.
+    `kept`: the oldest revision whose gemmtune works with the database."""
     known = revisions()
     if found is not None and found not in known:
+        if kept is not None and kept <= known[-1]:
+            return
         raise StaleSchema(
             f"the database's schema is {found!r}, newer than this gemmtune ({known[-1]!r}); "
             "install the newer one"

@@ -15,7 +15,8 @@ from dbos import DBOS, DBOSClient, DBOSConfig
 from dbos._serialization import DBOSPortableJSON, DefaultSerializer  # private: see tests/service/test_jobs.py
 from sqlalchemy import Connection, Engine, text
 
-from db.engine import POSTGRES_OPTIONS, parse_url, reading, translated
+from db import jobs as rows
+from db.engine import POSTGRES_OPTIONS, parse_url, reading, translated, writing
 
 #: Fixed: DBOS's default is a hash of the code, with which a newer gemmtune would strand an older one's jobs.
 _VERSION = "1"
@@ -24,6 +25,8 @@ _WORKFLOW = "tune"
 #: Costs about 0.1 s per job (the engine randomizes its polls); each poll is one small read.
 POLL_SECONDS = 0.05
 _CHUNK = 500
+#: The states of a call that will run, or runs.
+_LIVE = ("ENQUEUED", "DELAYED", "PENDING")
 #: How many jobs of a class the queue holds; the others wait as rows. Putting one there takes about 1.5 ms.
 AHEAD = 32
 
@@ -50,6 +53,25 @@ def has_calls(engine: Engine) -> bool:
     with reading(engine) as connection:
         query = text(f"SELECT 1 FROM {_prefix(connection)}workflow_status LIMIT 1")
         return connection.execute(query).first() is not None
+
+
+def queue_lost_again(engine: Engine, url: str) -> list[str]:
+    """Queues again, from their rows, the jobs that the engine should have and does not, or whose call ended
+    without them: its tables were emptied, or an earlier version's inputs could not be read. Returns their
+    ids. Raises DatabaseUnavailable."""
+    with reading(engine) as connection:
+        query = f"SELECT workflow_uuid, status FROM {_prefix(connection)}workflow_status WHERE name = :name"
+        calls = {row[0]: row[1] for row in connection.execute(text(query), {"name": _WORKFLOW})}
+        # The engine's calls were read first: a call that has ended since has ended its row before.
+        lost = [job for job in rows.noted_as_enqueued(connection) if calls.get(job.call_id) not in _LIVE]
+    queue = JobQueue(url)
+    try:
+        queue.forget([job.call_id for job in lost if job.call_id in calls])  # a call's id is used only once
+    finally:
+        queue.close()
+    with writing(engine) as connection:
+        rows.queue_again(connection, [job.id for job in lost])
+    return [job.id for job in lost]
 
 
 def _ended(connection: Connection) -> str:

@@ -5,17 +5,35 @@ from __future__ import annotations
 from pathlib import Path
 
 from pydantic import Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from backends.cache import default_cache_dir
 from db.engine import default_url
+from service.secret_files import SecretFiles
 
 
 class Settings(BaseSettings):
-    """Read from the environment, prefix GEMMTUNE_."""
+    """Read from the environment, prefix GEMMTUNE_, else from files."""
 
     model_config = SettingsConfigDict(env_prefix="GEMMTUNE_", extra="ignore", frozen=True)
 
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments, then the environment, then the files of GEMMTUNE_SECRETS_DIR."""
+        return init_settings, env_settings, SecretFiles(settings_cls)
+
+    secrets_dir: Path | None = Field(
+        default=None,
+        description="Folder of files that are named after settings, in lower case (gemmtune_database_url), "
+        "and hold values that the environment does not give: the secrets of a container.",
+    )
     database_url: str = Field(
         default_factory=default_url,
         description="The database: sqlite:////path/to/file or postgresql://user:password@host/name.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +13,8 @@ from db import schema
 from db.best import rebuild_best
 from db.engine import open_engine, parse_url
 from service.settings import Settings
+
+_log = logging.getLogger(__name__)
 
 
 def upgrade(settings: Settings) -> str:
@@ -26,7 +29,10 @@ def upgrade(settings: Settings) -> str:
         # The job engine's first: even if this is killed, a database of the current revision has everything.
         if schema.current(engine) in (None, *schema.revisions()):
             jobs.migrate(settings.database_url)
-        return schema.upgrade(engine, lambda connection: rebuild_best(connection, derive_targets))
+        revision = schema.upgrade(engine, lambda connection: rebuild_best(connection, derive_targets))
+        if lost := jobs.queue_lost_again(engine, settings.database_url):
+            _log.warning("%d jobs were not in the queue of the job engine; they are queued again", len(lost))
+        return revision
     finally:
         engine.dispose()
 

@@ -41,7 +41,13 @@ def readyz(service: ServiceDep) -> Response:
     failing = service.failing_workers()
     if failing:
         raise errors.workers_fail(failing)
-    return answer({"status": "ready", "schema": schema.head(), "workers": service.read(gauges.live_workers)})
+    return answer(
+        {
+            "status": "ready",
+            "schema": schema.current(service.engine),
+            "workers": service.read(gauges.live_workers),
+        }
+    )
 
 
 @router.get(

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, Engine, select
+from sqlalchemy import Connection, Engine, select, text
 
 from backends.environment import Environment
 from backends.outcome import Outcome, Phase, Status
 from backends.problem import GemmProblem, from_linear
 from backends.solution import Solution
-from db import models, queries, sessions, tunings
+from db import models, queries, schema, sessions, tunings
 from db.engine import writing
 from db.values import put_device_class, table
 from service.requests import request_content
@@ -131,3 +131,9 @@ def submit(
     with writing(engine) as connection:
         put_device_class(connection, HERE.device_class)
         return tunings.create_tuning(connection, asked or request(), [(each, 1) for each in problems])
+
+
+def become_later(connection: Connection, oldest: str) -> None:
+    """What an upgrade by a later gemmtune leaves: revision 9999, with which those from `oldest` on work."""
+    connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    schema.set_oldest(connection, oldest)

@@ -224,7 +224,7 @@ def test_an_old_schema_is_refused_with_the_command(engine: Engine, monkeypatch: 
 
 def test_a_newer_schema_is_refused_and_left_alone(engine: Engine, database_url: str) -> None:
     with writing(engine) as connection:
-        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+        samples.become_later(connection, oldest="9999")
     settings = Settings(database_url=database_url)
     for action in (schema.check, schema.upgrade):
         with pytest.raises(StaleSchema, match=r"is '9999', newer than .*install the newer one"):
@@ -234,10 +234,43 @@ def test_a_newer_schema_is_refused_and_left_alone(engine: Engine, database_url: 
     assert schema.current(engine) == "9999"
 
 
+def test_a_newer_schema_that_keeps_this_one_is_used_and_left_alone(engine: Engine) -> None:
+    with writing(engine) as connection:
+        samples.become_later(connection, oldest=schema.head())
+    schema.check(engine)
+    schema.ready(engine)
+    with pytest.raises(StaleSchema, match="newer"):
+        schema.check(engine, exact=True)
+    with pytest.raises(StaleSchema, match="newer"):
+        schema.upgrade(engine)
+    assert schema.current(engine) == "9999"
+
+
+def test_a_database_says_who_may_use_it_after_its_upgrade(engine: Engine) -> None:
+    with writing(engine) as connection:
+        schema.set_oldest(connection, "9999")
+    schema.upgrade(engine)
+    with writing(engine) as connection:
+        samples.become_later(connection, oldest=schema.oldest())
+    schema.check(engine)
+
+
+def test_a_later_schema_that_says_nothing_is_refused(engine: Engine) -> None:
+    """A database of a gemmtune that did not store it."""
+    with writing(engine) as connection:
+        samples.become_later(connection, oldest=schema.head())
+        if engine.dialect.name == "sqlite":
+            connection.execute(text("PRAGMA user_version = 0"))
+        else:
+            connection.execute(text("COMMENT ON TABLE alembic_version IS 'anything'"))
+    with pytest.raises(StaleSchema, match="newer"):
+        schema.check(engine)
+
+
 def test_ready_says_what_stands_in_the_way(engine: Engine) -> None:
     schema.ready(engine)
     with writing(engine) as connection:
-        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+        samples.become_later(connection, oldest="9999")
     with pytest.raises(StaleSchema, match="newer"):
         schema.ready(engine)
 

@@ -1,7 +1,7 @@
 """Images without an engine: built and run by buildah, which changes the root and nothing else.
 
-The base image stands in for the one that the Dockerfile names: a small Debian with Python, made by mmdebstrap
-and given that name. Processes of a container are processes of this machine: its network, its process ids.
+The base image stands in for those that the Dockerfile names, Python's and AMD's: a small Debian with Python,
+made by mmdebstrap. Processes of a container are processes of this machine: its network, its process ids.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from tests.docker.recipe import DOCKERFILE, ROOT, base_image
+from tests.docker.recipe import DOCKERFILE, ROOT
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _BUNDLE = "/run/certificates.crt"
+_BASE = "localhost/gemmtune-base:test"
 
 
 class Failed(Exception):
@@ -63,6 +64,11 @@ class Process:
         """Its process is one of this machine's. buildah, told to end, would kill it."""
         with suppress(ValueError, ProcessLookupError):
             os.kill(int(self._read("pid")), number)
+
+    def kill(self) -> None:
+        """Ends it at once, as the kernel does when memory is short."""
+        self._signal(signal.SIGKILL)
+        self._popen.wait()
 
     def wait(self, wait_s: float = 60) -> int:
         """The exit code; one that does not end in time is killed, and Failed is raised."""
@@ -161,7 +167,7 @@ class Engine:
         return done.stdout.strip()
 
     def make_base(self) -> None:
-        """A small Debian with Python under the name of the Dockerfile's base image."""
+        """A small Debian with Python, from which build() starts every image."""
         started = time.monotonic()
         tar = self._folder / "base.tar"
         include = "--include=python3,python3-venv,ca-certificates"
@@ -173,7 +179,7 @@ class Engine:
         container = self.call("from", "scratch")
         self.call("add", container, tar, "/")
         self.call("config", "--env", f"PATH={_PATH}", container)
-        self.call("commit", container, base_image(DOCKERFILE.read_text()))
+        self.call("commit", container, _BASE)
         self.call("rm", container)
         tar.unlink()
         self.seconds["base"] = time.monotonic() - started
@@ -184,6 +190,7 @@ class Engine:
         name = f"localhost/gemmtune-{target}:test"
         self.call(
             "bud", "--pull-never", "--layers", "--format=docker", f"--file={DOCKERFILE}",
+            f"--build-arg=PYTHON_IMAGE={_BASE}", f"--build-arg=ROCM_IMAGE={_BASE}",
             f"--target={target}", f"--tag={name}", *self._certificates(), *options, ROOT,
         )  # fmt: skip
         self.seconds[target] = time.monotonic() - started

@@ -13,6 +13,9 @@ DOCKERFILE = ROOT / "docker" / "Dockerfile"
 IGNORE = ROOT / ".dockerignore"
 COMPOSE = ROOT / "docker" / "compose.yaml"
 CONSTRAINTS = ROOT / "docker" / "constraints.txt"
+CUDA_CONSTRAINTS = ROOT / "docker" / "constraints-cuda.txt"
+#: registry/folder/name:tag, the tag with a version of two numbers at least: `3`, `latest` move.
+EXACT = re.compile(r"^[a-z0-9.-]+(/[a-z0-9._-]+)+:v?\d+(\.\d+)+(-[a-z0-9.-]+)?(@sha256:[0-9a-f]{64})?$")
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ def let_in(text: str) -> set[str]:
     return {line[1:].rstrip("/") for line in text.splitlines() if line.startswith("!")}
 
 
-def base_image(text: str) -> str:
-    """The image that both stages start from, by default."""
-    (argument,) = [i for i in stages(text)[""] if i.text.startswith("PYTHON_IMAGE=")]
-    return argument.text.partition("=")[2]
+def base_images(text: str) -> dict[str, str]:
+    """The argument of each base image -> the image that it names by default."""
+    arguments = [i.text.partition("=") for i in stages(text)[""] if i.name == "ARG"]
+    return {name: value for name, _, value in arguments}

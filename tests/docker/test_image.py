@@ -1,6 +1,7 @@
-"""Both images built, looked into and run: the API serves, the worker tunes, nobody is root.
+"""The images built, looked into and run: the API serves, the worker tunes, nobody is root.
 
-Needs root, buildah and mmdebstrap, but no container engine.
+Needs root, buildah and mmdebstrap, but no container engine. The images of GPUs are built in `make exhaustive`
+alone, without the gigabytes: cuda with NVRTC but not the other wheels, rocm on Debian instead of AMD's image.
 """
 
 from __future__ import annotations
@@ -135,6 +136,39 @@ def test_the_worker_compiles_and_tunes_without_a_server(images: Images) -> None:
     assert result["counts"]["compiling_seconds"] > 0
 
 
+# ---- images of GPUs ----------------------------------------------------------------------------
+
+LARGE = "torch|triton|nvidia-cublas|nvmath-python|nvidia-matmul-heuristics"
+
+
+@pytest.mark.exhaustive
+def test_the_cuda_image_has_kernels_that_were_compiled_without_a_gpu(engine: Engine) -> None:
+    container = engine.container(engine.build("cuda", f"--build-arg=CUDA_WITHOUT={LARGE}"))
+    assert container.command == ["gemmtune", "worker", "--device", "cuda"]
+    kernels = container.run(
+        "sh", "-c", "find /var/cache/gemmtune/kernels -name '*.cubin' -user gemmtune | wc -l"
+    )
+    assert int(kernels) > 50
+    # Nothing is left to compile, by the user who runs the container.
+    again = ("kernels", "precompile", "--portfolio", "--arch", "sm_90", "--json")
+    found = json.loads(container.run("gemmtune", *again))
+    assert (found["compiled"], found["failed"]) == (0, {})
+    assert found["cached"] == found["members"] > 50
+    worker = container.start(*container.command)
+    assert worker.wait() != 0  # there is no GPU here, or none that a container sees
+    assert "cuda" in worker.text
+
+
+@pytest.mark.exhaustive
+def test_the_rocm_image_says_what_its_base_lacks(engine: Engine) -> None:
+    container = engine.container(engine.build("rocm"))
+    assert container.command == ["gemmtune", "worker", "--device", "hip"]
+    assert container.run("id", "-u").strip() == "10001"
+    worker = container.start(*container.command)
+    assert worker.wait() != 0
+    assert "libamdhip64" in worker.text  # AMD's image brings it
+
+
 # ---- the service -------------------------------------------------------------------------------
 
 
@@ -249,3 +283,32 @@ def test_the_api_and_a_worker_tune_a_problem(images: Images, installation: Insta
     if not installation.environment:
         assert (installation.folder / "data" / "gemmtune.sqlite").stat().st_uid == 10001
     assert list((installation.folder / "cache" / "kernels").rglob("*.so"))
+
+
+@pytest.mark.exhaustive
+def test_a_worker_container_that_is_killed_in_mid_job_loses_nothing(
+    images: Images, installation: Installation
+) -> None:
+    port = _free_port()
+    url = f"http://127.0.0.1:{port}"
+    if installation.environment:
+        assert installation.start(images.api, "gemmtune", "db", "upgrade").wait() == 0
+    api = installation.start(images.api, "gemmtune", "serve", "--port", str(port), "--no-worker")
+    with api:
+        _until(lambda: _ask("GET", f"{url}/readyz")[0] == 200, 90, api)
+        killed = installation.start(images.worker, *images.worker.command)
+        _until(lambda: "owns cpu:" in killed.text, 90, api, killed)
+        wanted = {
+            "problems": [{**SMALL, "n": n} for n in (64, 128)], "device": "cpu",
+            "budget": {"seconds_per_problem": 2, "candidates": 6},
+        }  # fmt: skip
+        status, created = _ask("POST", f"{url}/v1/tunings", wanted)
+        assert status == 202, created
+        _until(lambda: "attempt 1 starts" in killed.text, 90, api, killed)
+        killed.kill()
+        tuning = f"{url}/v1/tunings/{created['id']}"
+        assert _ask("GET", tuning)[1]["status"] == "running"
+        worker = installation.start(images.worker, *images.worker.command)
+        with worker:
+            _until(lambda: _ask("GET", tuning)[1]["status"] == "succeeded", 240, api, worker)
+            assert "attempt 2 starts" in worker.text

@@ -14,6 +14,7 @@ import yaml
 
 from service.metrics import Metrics
 from service.store import WorkerCounts
+from tests.docker.recipe import COMPOSE
 
 FOLDER = Path(__file__).parents[2] / "docker" / "monitoring"
 _NAME = re.compile(r"\bgemmtune_[a-z_]+")
@@ -59,6 +60,7 @@ def test_every_metric_of_a_class_is_on_the_dashboard() -> None:
     "command",
     [
         ("check", "config", "prometheus.yml"),
+        ("check", "config", "--syntax-only", "prometheus.compose.yml"),  # its key is a file of the container
         ("check", "rules", "alerts.yml"),
         ("test", "rules", "alerts_test.yml"),
     ],
@@ -67,3 +69,23 @@ def test_every_metric_of_a_class_is_on_the_dashboard() -> None:
 def test_promtool_accepts(command: tuple[str, ...]) -> None:
     done = subprocess.run(["promtool", *command], cwd=FOLDER, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_composes_prometheus_asks_the_api_and_grafana_asks_it() -> None:
+    compose = yaml.safe_load(COMPOSE.read_text())
+    prometheus = yaml.safe_load((FOLDER / "prometheus.compose.yml").read_text())
+    (job,) = prometheus["scrape_configs"]
+    (address,) = job["static_configs"][0]["targets"]
+    name, _, port = address.partition(":")
+    assert compose["services"][name]["ports"][0].endswith(f":{port}")
+    assert name in compose["services"][name]["environment"]["GEMMTUNE_ALLOWED_HOSTS"]
+    secret = Path(job["authorization"]["credentials_file"])
+    assert secret.parent == Path("/run/secrets")
+    assert secret.name in compose["services"]["prometheus"]["secrets"]
+    assert all((FOLDER / name).exists() for name in prometheus["rule_files"])
+
+    (source,) = yaml.safe_load((FOLDER / "grafana/datasources/prometheus.yml").read_text())["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    (board,) = yaml.safe_load((FOLDER / "grafana/dashboards/gemmtune.yml").read_text())["providers"]
+    mounts = [row.split(":") for row in compose["services"]["grafana"]["volumes"]]
+    assert ["./monitoring/dashboard.json", f"{board['options']['path']}/dashboard.json", "ro"] in mounts

@@ -221,6 +221,7 @@ def test_a_newer_schema_is_refused(home: Home, tmp_path: Path) -> None:
 
     with sqlite3.connect(tmp_path / "gemmtune.sqlite") as connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
+        connection.execute("PRAGMA user_version = 9999")  # and older versions do not work with it
     connection.close()
     code, _, err = other.run("best", *SMALL)
     assert code == 2

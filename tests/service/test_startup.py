@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, inspect, text
+from sqlalchemy import Engine, inspect
 
 from backends.errors import StorageError
 from db import schema
@@ -16,6 +16,7 @@ from db.schema import StaleSchema
 from service import jobs
 from service.settings import Settings
 from service.startup import open_database, upgrade
+from tests.db.samples import become_later
 
 
 def engines_tables(engine: Engine) -> set[str]:
@@ -59,7 +60,7 @@ def test_an_upgrade_that_is_killed_in_between_is_made_whole_by_the_next(
 
 def test_a_newer_database_is_left_alone(engine: Engine, database_url: str) -> None:
     with writing(engine) as connection:
-        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+        become_later(connection, oldest="9999")
     for action in (upgrade, open_database):
         with pytest.raises(StaleSchema, match="install the newer one"):
             action(Settings(database_url=database_url))

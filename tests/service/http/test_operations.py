@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
 from db import schema, workers
 from db.engine import open_engine, writing
@@ -51,7 +51,7 @@ def test_an_empty_database_is_not_ready_and_says_what_to_do(tmp_path: Any) -> No
 
 def test_a_newer_schema_is_not_ready(settings: Settings, engine: Engine) -> None:
     with writing(engine) as connection:
-        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+        stored.become_later(connection, oldest="9999")
     with serving(settings) as client:
         fault = fault_of(client.get("/readyz"), 503)
         assert fault["type"] == "urn:gemmtune:stale-schema"
