@@ -62,12 +62,16 @@ def main() -> None:
     """Runs what the options say; prints a summary of each run as JSON and writes benchmarks/results/chaos.json."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--database", choices=sorted(SIZES), action="append")
-    parser.add_argument("--seed", type=int, default=None, help="of every random choice; drawn and printed if not given")
+    parser.add_argument(
+        "--seed", type=int, default=None, help="of every random choice; drawn and printed if not given"
+    )
     for name in ("jobs", "workers", "kills", "stops", "long-stops", "limits", "full-disks"):
         parser.add_argument(f"--{name}", type=int, default=None)
     parser.add_argument("--kernels", type=Path, default=None, help="a folder of compiled kernels")
     parser.add_argument("--logs", type=Path, default=None, help="a folder for the programs' logs")
-    parser.add_argument("--output", type=Path, default=None, help="a file instead of benchmarks/results/chaos.json")
+    parser.add_argument(
+        "--output", type=Path, default=None, help="a file instead of benchmarks/results/chaos.json"
+    )
     given = parser.parse_args()
     own_mounts()
     seed = secrets.randbelow(2**31) if given.seed is None else given.seed

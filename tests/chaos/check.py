@@ -86,7 +86,9 @@ def _check_tuning(
     ends = [event["content"]["job_id"] for event in stored if event["kind"] == "finished"]
     found.expect(len(ends) == len(set(ends)), f"{name} tells an end of a job twice")
     if followed is not None:
-        found.expect(list(followed) == stored, f"{name}: a client was told {len(followed)} events of {stored}")
+        found.expect(
+            list(followed) == stored, f"{name}: a client was told {len(followed)} events of {stored}"
+        )
     if one.cancelled:  # or it had ended before
         found.expect(row["status"] in ("cancelled", "succeeded"), f"{name} is {row['status']}")
         return
@@ -149,7 +151,7 @@ def _check_sessions(connection: Connection, found: Findings) -> None:
 
 
 def _check_calls(connection: Connection, found: Findings) -> None:
-    """The engine's queue: nobody holds a call any more. Calls of jobs that have ended may still wait in it."""
+    """The engine's queue: no worker holds a call any more. Calls of jobs that have ended may still wait."""
     schema = "dbos." if connection.dialect.name == "postgresql" else ""
     query = text(f"SELECT status, count(*) FROM {schema}workflow_status GROUP BY status")
     found.counts["calls"] = {str(row[0]): int(row[1]) for row in connection.execute(query)}

@@ -1,7 +1,7 @@
-"""A fleet of three device classes on one machine: cells of its CPU, and GPUs of both vendors on the null driver.
+"""A fleet of three device classes on one machine: cells of its CPU, and two vendors' GPUs on the null driver.
 
-A cell is a device of one core. A GPU's memory is the host's: numpy multiplies there, in the driver's order, and
-the reference's kernels are the service's own, which the emulator runs.
+A cell is a device of one core. A GPU's memory is the host's: numpy multiplies there, in the order of the
+stream. The kernels of the device reference are the service's own, which the emulator runs.
 """
 
 from __future__ import annotations

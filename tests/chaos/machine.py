@@ -29,7 +29,12 @@ class Program:
     manager does, later and later if it ends soon."""
 
     def __init__(
-        self, name: str, arguments: list[str], environment: Mapping[str, str], folder: Path, limit: Limit | None
+        self,
+        name: str,
+        arguments: list[str],
+        environment: Mapping[str, str],
+        folder: Path,
+        limit: Limit | None,
     ) -> None:
         self.name, self.limit, self.starts = name, limit, 0
         self.log = folder / f"{name}.log"
@@ -149,8 +154,8 @@ class GroupLimit(Limit):
 
 
 class UserLimit(Limit):
-    """By RLIMIT_NPROC, which counts all tasks of a user, who has more than any limit here: the worker can start
-    none. It does not bind root."""
+    """By RLIMIT_NPROC, which counts all tasks of a user: with 1 the worker can start none. It does not bind
+    root."""
 
     def __init__(self) -> None:
         self._limited = False

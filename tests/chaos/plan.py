@@ -26,9 +26,9 @@ _BUSY = 0.75
 
 @dataclass(frozen=True)
 class Size:
-    """How much of each: jobs, workers, processes killed, processes stopped for a while (`long_stops` of them for
-    longer than a worker may be silent), times that a worker is limited to a few processes and threads, and times
-    that a disk is full."""
+    """How much of each: jobs, workers, processes killed, processes stopped for a while (`long_stops` of them
+    for longer than a worker may be silent), times that a worker is limited to a few processes and threads,
+    and times that a disk is full."""
 
     jobs: int
     workers: int

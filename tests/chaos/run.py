@@ -136,7 +136,9 @@ class Run:
             self._disks[name] = disk
         return folder
 
-    def _add(self, name: str, arguments: list[str], environment: dict[str, str], limited: bool = False) -> None:
+    def _add(
+        self, name: str, arguments: list[str], environment: dict[str, str], limited: bool = False
+    ) -> None:
         limit: Limit | None = None
         if limited:
             try:
