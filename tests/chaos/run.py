@@ -168,9 +168,10 @@ class Run:
         self._begin = time.monotonic()
         deadline = _BASE_SECONDS + size.jobs * _JOB_SECONDS + len(faults) * _FAULT_SECONDS
         share = size.jobs / (len(faults) + 1)
+        every = sum(len(one.problems) for one in planned) / (len(faults) + 1)
 
         def may_submit(jobs: int) -> bool:
-            return jobs < (len(self._done) + _AHEAD) * share
+            return jobs < (len(self._done) + _AHEAD) * every
 
         clients = Clients(self._addresses, planned, options.seed, may_submit)
         clients.start()
