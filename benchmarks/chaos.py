@@ -15,6 +15,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -74,6 +75,7 @@ def main() -> None:
     )
     given = parser.parse_args()
     own_mounts()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was made is taken back
     seed = secrets.randbelow(2**31) if given.seed is None else given.seed
     runs = []
     for database in given.database or list(SIZES):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from backends.cuda.backend import CudaBackend
 from backends.environment import Environment
 from backends.gpu.device import GpuDevice
 from backends.gpu.library import LibraryFamily
-from backends.gpu.null import NullDriver, NullTelemetry
+from backends.gpu.null import NullDriver, NullGraph, NullTelemetry
 from backends.hip.backend import HipBackend
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem, from_mm
@@ -31,8 +32,9 @@ from backends.protocol import Backend, Bandwidths, Baseline, Device, Family, Ker
 from backends.solution import Solution
 from backends.toolchains.emulator import Emulator
 
-#: Devices of each class.
-EACH = 2
+#: Devices of each class, and how long a GPU works on a graph.
+EACH = int(os.environ.get("GEMMTUNE_FLEET_EACH", "2"))
+LAUNCH_SECONDS = float(os.environ.get("GEMMTUNE_FLEET_LAUNCH_SECONDS", "0"))
 #: A problem of this k has no right default on a GPU: its job ends without a verdict.
 DOOMED_K = 13
 #: With a multiple of this k one of the library's candidates ends the device process, which takes a second.
@@ -61,6 +63,11 @@ class HostDriver(NullDriver):
     def queue(self, work: Launch) -> None:
         """Queues it: done at once, or by every launch of the graph that is being captured."""
         self._queue(work)
+
+    def launch_graph(self, executable: NullGraph, stream: int) -> None:
+        """See Driver. The host waits meanwhile, and works on nothing else."""
+        time.sleep(LAUNCH_SECONDS)
+        super().launch_graph(executable, stream)
 
 
 class NullGpu(GpuDevice):
@@ -133,9 +140,13 @@ class HostLibrary(LibraryFamily):
 LIBRARY = HostLibrary()
 
 
-def _gpus(one: Environment) -> Probe:
+def _gpus(one: Environment, count: int) -> tuple[Environment, ...]:
     libraries = {LIBRARY.library: blas_build(), "emulator": str(Emulator().build())}
-    return Probe(tuple(replace(one, uuid=f"{one.uuid}-{i}", libraries=libraries) for i in range(EACH)))
+    return tuple(replace(one, uuid=f"{one.uuid}-{i}", libraries=libraries) for i in range(count))
+
+
+_CUDA = Environment("cuda", "sm_90", "null", 3, 2**31, "GPU-null", runtime="null")
+_HIP = Environment("hip", "gfx942", "null", 4, 2**31, "hip-null", runtime="null")
 
 
 def _open(environment: Environment, families: Mapping[str, Family], cache: BinaryCache) -> Device:
@@ -150,7 +161,7 @@ class NullCuda(CudaBackend):
         return from_mm(64, 64, 64, dtype)
 
     def probe(self) -> Probe:
-        return _gpus(Environment("cuda", "sm_90", "null", 3, 2**31, "GPU-null", runtime="null"))
+        return Probe(_gpus(_CUDA, EACH))
 
     def families(self) -> Mapping[str, Family]:
         return {LIBRARY.name: LIBRARY, **super().families()}
@@ -171,7 +182,7 @@ class NullHip(HipBackend):
         return from_mm(64, 64, 64, dtype)
 
     def probe(self) -> Probe:
-        return _gpus(Environment("hip", "gfx942", "null", 4, 2**31, "hip-null", runtime="null"))
+        return Probe(_gpus(_HIP, EACH))
 
     def families(self) -> Mapping[str, Family]:
         return {LIBRARY.name: LIBRARY, **super().families()}
@@ -199,3 +210,8 @@ def devices() -> list[Environment]:
     """The fleet's devices, class by class."""
     made: tuple[Backend, ...] = (CpuCells(), NullCuda(), NullHip())
     return [device for one in made for device in one.probe().devices]
+
+
+def gpus(each: int) -> list[Environment]:
+    """So many GPUs of each vendor: what a process sees with GEMMTUNE_FLEET_EACH."""
+    return [*_gpus(_CUDA, each), *_gpus(_HIP, each)]
