@@ -172,6 +172,11 @@ class PostgresServer:
             self._process = None
 
     @property
+    def log(self) -> Path:
+        """The file that it logs to."""
+        return self._folder / "log"
+
+    @property
     def backends(self) -> list[int]:
         """The process ids of what its first process started."""
         if self._process is None:

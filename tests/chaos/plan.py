@@ -16,10 +16,10 @@ _LARGEST, _FEWEST, _REPEATED, _CANCELLED = 24, 12, 10, 13
 _FAMILIES = {"cpu": ["openblas", "packed"], "cuda": ["hostlib"], "hip": ["hostlib"]}
 #: Kills of each kind, in 20.
 _KILLS = {"worker": 10, "server": 6, "database": 2, "database backend": 2}
-#: Seconds that a process is stopped, or a limit stays.
-_SHORT, _LONG = (0.5, 5.0), (33.0, 40.0)
+#: Seconds that a process is stopped; that a limit stays, which the worker is to start under; a full disk.
+_SHORT, _LONG, _LIMITED, _FULL = (0.5, 5.0), (33.0, 40.0), (8.0, 14.0), (3.0, 6.0)
 #: Tasks that a limited worker may have: too few to start at all, or to start what measures.
-_TASKS = (2, 24)
+_TASKS = (2, 16)
 #: The share of kills and stops of workers that wait for one that measures.
 _BUSY = 0.75
 
@@ -133,11 +133,11 @@ def faults(
         made.append(Fault("stop", program(kind), seconds, busy=busy(kind)))
     # One disk after the other, so that each is full once where there are as many faults as disks.
     made += [
-        Fault("full disk", ("database", "cache")[number % 2], choose.uniform(3.0, 6.0))
+        Fault("full disk", ("database", "cache")[number % 2], choose.uniform(*_FULL))
         for number in range(size.full_disks)
     ]
     made += [
-        Fault("limit", program("worker"), choose.uniform(4.0, 10.0), tasks=choose.randint(*_TASKS))
+        Fault("limit", program("worker"), choose.uniform(*_LIMITED), tasks=choose.randint(*_TASKS))
         for _ in range(size.limits)
     ]
     choose.shuffle(made)

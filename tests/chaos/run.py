@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import socket
 import sys
@@ -93,6 +94,7 @@ class Run:
             data.chmod(0o755)
             self._postgres = PostgresServer(data)
             self._stack.callback(self._postgres.remove)
+            self._stack.callback(self._keep_log, self._postgres.log)
             self._postgres.start()
             url = self._postgres.url(self._postgres.create())
         else:
@@ -124,6 +126,10 @@ class Run:
                 port = probe.getsockname()[1]
             self._addresses.append(f"http://127.0.0.1:{port}")
             self._add(name, ["serve", "--no-worker", "--port", str(port)], environment)
+
+    def _keep_log(self, log: Path) -> None:
+        """PostgreSQL's, which is on its disk, beside the other logs."""
+        shutil.copyfile(log, self._folder / "logs" / "postgresql.log")
 
     def _disk(self, name: str) -> Path:
         folder = self._folder / name
@@ -210,6 +216,7 @@ class Run:
             "faults": dict(Counter(f"{one.kind} {one.target.partition('-')[0]}" for one in self._done)),
             "left_out": self._left_out, "counts": found.counts, "answers": dict(sorted(told.answers.items())),
             "starts": {name: program.starts for name, program in self._programs.items()},
+            "exits": dict(Counter(str(code) for one in self._programs.values() for code in one.ended)),
             "timeline": [fault.to_dict() for fault in self._done], "wrong": found.wrong,
         }  # fmt: skip
 
