@@ -301,7 +301,10 @@ def flood(folder: Path, rows: int, name: str) -> None:
         told = clients.close()
         memory = resident(pid)
     flooded: Mapping[str, Any] = {"idle": idle, "flooded": during, "clients": told}
-    result = {"rows_stored": rows, "server_mib": memory, "load_average": os.getloadavg()[0], **flooded}
+    result = {
+        "rows_stored": rows, "import_bytes": FILE_BYTES, "server_mib": memory, "load_average": os.getloadavg()[0],
+        **flooded,
+    }  # fmt: skip
     report.write(f"load-{name}", find_device("cpu").environment, result)
 
 

@@ -91,7 +91,7 @@ class Clients:
     async def _post(self, body: bytes) -> str:
         head = (
             f"POST /v1/imports/jsonl HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n"
-            f"Content-Type: application/octet-stream\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+            f"Content-Type: application/octet-stream\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         self.counts.importing += 1
         try:
@@ -100,10 +100,9 @@ class Clients:
                 writer.write(head.encode() + body)
                 # A refusal comes before all of the body is read.
                 line = await asyncio.wait_for(reader.readline(), _ANSWER_SECONDS)
-                await reader.read()
                 return line.split()[1].decode()
             finally:
-                writer.close()
+                writer.transport.abort()  # also what is not sent yet of a body that is refused
         except (TimeoutError, OSError, IndexError) as error:
             return type(error).__name__
         finally:
