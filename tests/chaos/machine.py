@@ -78,15 +78,19 @@ class Program:
         self._process.send_signal(number)
         return True
 
+    def ask_to_end(self) -> None:
+        """As a service manager does."""
+        self._due = float("inf")
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.terminate()
+
     def end(self, seconds: float) -> int | None:
         """Asks it to end: its exit code, or None if it had to be killed or did not run."""
+        self.ask_to_end()
         if self._process is None:
             return None
         process, self._process = self._process, None
-        self._due = float("inf")
-        with suppress(ProcessLookupError):
-            process.send_signal(signal.SIGCONT)
-            process.terminate()
         try:
             return process.wait(seconds)
         except subprocess.TimeoutExpired:

@@ -38,8 +38,8 @@ _DISK_BYTES = 512 << 20
 #: Jobs are submitted ahead of the faults by so many faults' share of them, so that there always are some.
 _AHEAD = 3
 _READY_SECONDS, _TICK = 120.0, 0.05
-#: The least time between two faults, and the longest if no job ends meanwhile.
-_LEAST, _MOST = 1.0, 12.0
+#: The least time between two faults, and the longest if too few jobs end meanwhile (in a run of few jobs).
+_LEAST, _MOST, _MOST_OF_FEW, _FEW = 1.0, 12.0, 4.0, 100
 #: How long a run may take at most: a base and so much a job and a fault.
 _BASE_SECONDS, _JOB_SECONDS, _FAULT_SECONDS = 120.0, 1.0, 15.0
 _END_SECONDS = 40.0
@@ -182,12 +182,13 @@ class Run:
         clients = Clients(self._addresses, planned, options.seed, may_submit)
         clients.start()
         pending, last = list(faults), 0.0
+        most = _MOST_OF_FEW if size.jobs <= _FEW else _MOST
         while pending or self._held or not clients.submitted:
             self._tend()
             now = time.monotonic() - self._begin
             if pending:
                 due = (len(self._done) + 1) * share
-                if now - last > _LEAST and (self._count_ended() >= due or now - last > _MOST):
+                if now - last > _LEAST and (self._count_ended() >= due or now - last > most):
                     last = now
                     self._commit(pending.pop(0), now)
             self._lift(now)
@@ -202,6 +203,8 @@ class Run:
                 time.sleep(5 * _TICK)
         seconds = time.monotonic() - self._begin
         clients.close(20)
+        for program in self._programs.values():
+            program.ask_to_end()
         codes = {name: program.end(_END_SECONDS) for name, program in self._programs.items()}
         if self._engine is None:
             raise RuntimeError("it was not built")
