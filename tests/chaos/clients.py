@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from service.remote import Remote, ServiceError, ServiceRefused
+from service.remote import Remote, ServiceAway, ServiceError, ServiceRefused
 from tests.chaos.plan import Submission
 
 #: Answers that are no fault: the service cannot do it now, and says so.
@@ -139,11 +139,16 @@ class Clients:
     # ---- following and looking up ----------------------------------------------------------------
 
     def _follow(self, tuning_id: str) -> None:
-        """Every event of a tuning, each once, whatever happens to the servers."""
-        seen: list[Mapping[str, Any]] = []
-        self.told.events[tuning_id] = seen
-        with Remote(self._choose.choice(self._servers)) as remote:
-            seen.extend(remote.events(tuning_id))
+        """Every event of a tuning, each once, whatever happens to the servers. Where one is away for longer than
+        the command line would wait, the other is asked, from the start."""
+        choose = random.Random(tuning_id)
+        while not self._stop.is_set():
+            try:
+                with Remote(choose.choice(self._servers)) as remote:
+                    self.told.events[tuning_id] = list(remote.events(tuning_id))
+                    return
+            except ServiceAway:
+                continue
 
     def _look_up(self) -> None:
         choose = random.Random(0)
