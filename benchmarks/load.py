@@ -51,7 +51,7 @@ FILE_BYTES, DISTINCT = 6_000_000, 2_000
 #: How long a GPU of the null driver works on a graph, and what is to be tuned: for longer than any round.
 LAUNCH_SECONDS, TUNINGS, JOBS = 0.02, 16, 250
 _PROBE_SECONDS, _IDLE_SECONDS, _FLOOD_SECONDS = 0.01, 5.0, 20.0
-_READY_SECONDS = 180.0
+_READY_SECONDS = 300.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -102,7 +102,7 @@ class Loaded:
         try:
             classes = {device.vendor for device in devices}
             deadline = time.monotonic() + _READY_SECONDS
-            while httpx.get(f"{address}/readyz").json().get("workers") != count:
+            while httpx.get(f"{address}/readyz", timeout=60).json().get("workers") != count:
                 self._not_later(deadline, "the workers do not come")
             for number in range(TUNINGS):
                 vendor = sorted(classes)[number % len(classes)]
@@ -131,12 +131,12 @@ class Loaded:
             sys.exit(f"a tuning is answered with {answer.status_code}: {answer.text}")
 
     def _at_work(self, address: str) -> list[Any]:
-        rows = httpx.get(f"{address}/v1/workers").json()["items"]
+        rows = httpx.get(f"{address}/v1/workers", timeout=60).json()["items"]
         return [row for row in rows if row["status"] == "measuring"]
 
     def tunings(self, address: str) -> list[str]:
         """Those that have not ended."""
-        rows = httpx.get(f"{address}/v1/tunings?limit=100").json()["items"]
+        rows = httpx.get(f"{address}/v1/tunings?limit=100", timeout=60).json()["items"]
         return [row["id"] for row in rows if row["status"] in ("queued", "running")]
 
 

@@ -70,7 +70,7 @@ def serving(url: str, *options: str) -> Iterator[tuple[str, int]]:
 
 def _ready(address: str) -> bool:
     try:
-        return httpx.get(f"{address}/readyz").status_code == 200
+        return httpx.get(f"{address}/readyz", timeout=60).status_code == 200
     except httpx.TransportError:
         return False
 

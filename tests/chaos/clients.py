@@ -139,8 +139,8 @@ class Clients:
     # ---- following and looking up ----------------------------------------------------------------
 
     def _follow(self, tuning_id: str) -> None:
-        """Every event of a tuning, each once, whatever happens to the servers. Where one is away for longer than
-        the command line would wait, the other is asked, from the start."""
+        """Every event of a tuning, each once, whatever happens to the servers. Where one is away for longer
+        than the command line would wait, the other is asked, from the start."""
         choose = random.Random(tuning_id)
         while not self._stop.is_set():
             try:
