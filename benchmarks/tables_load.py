@@ -14,54 +14,71 @@ Source = Callable[[dict[str, Any]], str]
 
 
 def section(results: Path, source: Source) -> str:
-    """Both sections, each with the sources of its figures."""
+    """Both sections, each with the sources of its figures; what has not been measured yet is left out."""
     load = {
         name: json.loads((results / f"{name}.json").read_text())
         for name in ("load-lookups", "load-uploads", "load-streams", "api-keys")
+        if (results / f"{name}.json").exists()
     }
-    chaos = json.loads((results / "chaos.json").read_text())
-    return "\n".join([_load(load, source), _chaos(chaos, source)])
+    chaos = results / "chaos.json"
+    made = [_load(load, source)] if load else []
+    return "\n".join([*made, *([_chaos(json.loads(chaos.read_text()), source)] if chaos.exists() else [])])
 
 
 def _load(load: Mapping[str, dict[str, Any]], source: Source) -> str:
-    beside, uploads, streams, keys = load.values()
-    rows = [
-        (
-            f"`GET /v1/solutions/best`, {beside['connections']} connections, while {beside['workers']} workers measure "
-            f"on the null driver, {beside['streams']} clients follow events and {beside['imports']} files of "
-            f"{_megabytes(beside['import_bytes'])} are imported: share of the idle throughput",
-            f"{beside['share']:.0%} ({beside['loaded_per_second']:,.0f} of {beside['idle_per_second']:,.0f} a second)",
-        ),
-        ("its p99", f"{beside['loaded_p99_ms']:.0f} ms (idle {beside['idle_p99_ms']:.0f} ms)"),
-        ("the server's memory", f"{beside['server_mib']:.0f} MiB"),
-        (
-            "`GET /v1/solutions/best` with a key: share of the throughput without",
-            f"{keys['throughput_ratio']:.0%}; of the requests a processor second "
-            f"{keys['requests_per_cpu_second_ratio']:.0%}",
-        ),
-        (
-            f"{uploads['clients']['taken']} files of {_megabytes(uploads['import_bytes'])} at once: one client's lookups",
-            _latency(uploads),
-        ),
-        (
-            f"{streams['clients']['open']:,} streams of events at once: one client's lookups",
-            _latency(streams),
-        ),
-    ]
-    sources = [
-        f"{source(one)}; load average {one['load_average']:.1f} at the end  "
-        for one in (beside, uploads, streams)
-    ]
+    rows: list[tuple[str, str]] = []
+    for name, made in load.items():
+        rows += _ROWS[name](made)
+    sources = [f"{source(made)}{_busy(made)}  " for made in load.values()]
     return "\n".join(
         [
             "## Lookups under load\n",
-            f"One server process, SQLite, {beside['rows_stored']:,} best rows; the load comes from the same machine.\n",
+            "One server process, SQLite; the load comes from the same machine.\n",
             table(("what", "figure"), rows),
             *sources,
-            source(keys),
             "",
         ]
     )
+
+
+def _busy(made: Document) -> str:
+    return f"; load average {made['load_average']:.1f} at the end" if "load_average" in made else ""
+
+
+def _beside(made: Document) -> list[tuple[str, str]]:
+    what = (
+        f"`GET /v1/solutions/best` among {made['rows_stored']:,} best rows, {made['connections']} connections, while "
+        f"{made['workers']} workers measure on the null driver, {made['streams']} clients follow events and "
+        f"{made['imports']} files of {_megabytes(made['import_bytes'])} are imported: share of the idle throughput"
+    )
+    share = (
+        f"{made['share']:.0%} ({made['loaded_per_second']:,.0f} of {made['idle_per_second']:,.0f} a second)"
+    )
+    return [
+        (what, share),
+        ("its p99", f"{made['loaded_p99_ms']:.0f} ms (idle {made['idle_p99_ms']:.0f} ms)"),
+        ("the server's memory", f"{made['server_mib']:.0f} MiB"),
+    ]
+
+
+def _keys(made: Document) -> list[tuple[str, str]]:
+    spent = f"of the requests a processor second {made['requests_per_cpu_second_ratio']:.0%}"
+    what = "`GET /v1/solutions/best` with a key: share of the throughput without"
+    return [(what, f"{made['throughput_ratio']:.0%}; {spent}")]
+
+
+def _uploads(made: Document) -> list[tuple[str, str]]:
+    what = f"{made['clients']['taken']} files of {_megabytes(made['import_bytes'])} at once: one client's lookups"
+    return [(what, _latency(made))]
+
+
+def _streams(made: Document) -> list[tuple[str, str]]:
+    return [(f"{made['clients']['open']:,} streams of events at once: one client's lookups", _latency(made))]
+
+
+_ROWS: Mapping[str, Callable[[Document], list[tuple[str, str]]]] = {
+    "load-lookups": _beside, "load-uploads": _uploads, "load-streams": _streams, "api-keys": _keys,
+}  # fmt: skip
 
 
 def _latency(flood: Document) -> str:

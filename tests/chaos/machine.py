@@ -18,6 +18,8 @@ ROOT = Path(__file__).parent.parent.parent
 _AGAIN_SECONDS, _LONGEST_WAIT, _LIVED_SECONDS = 0.5, 4.0, 5.0
 _PIDS_V1, _CGROUP = Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup")
 _FILLING = bytes(1 << 20)
+#: When a program that was asked to end is due again.
+_NEVER = float("inf")
 
 
 class Unavailable(Exception):
@@ -79,11 +81,11 @@ class Program:
         return True
 
     def ask_to_end(self) -> None:
-        """As a service manager does."""
-        self._due = float("inf")
-        if self._process is not None:
+        """As a service manager does: once."""
+        if self._process is not None and self._due != _NEVER:
             self._process.send_signal(signal.SIGCONT)
             self._process.terminate()
+        self._due = _NEVER
 
     def end(self, seconds: float) -> int | None:
         """Asks it to end: its exit code, or None if it had to be killed or did not run."""
