@@ -61,7 +61,8 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 class Loaded:
     """A server with best rows, and what runs beside it."""
 
-    def __init__(self, folder: Path, rows: int) -> None:
+    def __init__(self, folder: Path, rows: int, launch_seconds: float) -> None:
+        self.launch_seconds = launch_seconds
         self.url = f"sqlite:///{folder / 'gemmtune.sqlite'}"
         self.folder = folder
         upgrade(Settings(database_url=self.url))
@@ -90,7 +91,7 @@ class Loaded:
         environment = {
             **os.environ, "GEMMTUNE_DATABASE_URL": self.url, "GEMMTUNE_CACHE_DIR": str(self.folder / "cache"),
             "GEMMTUNE_PRECOMPILE": "0", "GEMMTUNE_DEVICE_CHECKS": "0", "GEMMTUNE_FLEET_EACH": str(-(-count // 2)),
-            "GEMMTUNE_FLEET_LAUNCH_SECONDS": str(LAUNCH_SECONDS),
+            "GEMMTUNE_FLEET_LAUNCH_SECONDS": str(self.launch_seconds),
         }  # fmt: skip
         made = []
         store = CeilingStore(self.folder / "cache" / "ceilings")
@@ -198,9 +199,9 @@ def spent(pids: Sequence[int]) -> float:
 # ---- lookups beside work -------------------------------------------------------------------------
 
 
-def lookups(folder: Path, rows: int) -> None:
+def lookups(folder: Path, rows: int, launch_seconds: float) -> None:
     """Throughput and latency idle, beside workers, followers and imports, and idle again."""
-    loaded = Loaded(folder, rows)
+    loaded = Loaded(folder, rows, launch_seconds)
     environment = {"GEMMTUNE_CACHE_DIR": str(folder / "cache")}
     os.environ.update(environment)
     with serving(loaded.url) as (address, pid):
@@ -232,7 +233,7 @@ def lookups(folder: Path, rows: int) -> None:
     result = {
         "rows_stored": rows, "connections": CONNECTIONS, "seconds": SECONDS, "workers": WORKERS, "streams": STREAMS,
         "imports": IMPORTS, "import_bytes": FILE_BYTES, "load_average": os.getloadavg()[0],
-        "idle_per_second": idle, "loaded_per_second": median(one["per_second"] for one in busy),
+        "launch_seconds": launch_seconds, "idle_per_second": idle, "loaded_per_second": median(one["per_second"] for one in busy),
         "share": median(one["per_second"] for one in busy) / idle,
         "idle_p99_ms": median(one["p99_us"] for one in (*before, *again)) / 1e3,
         "loaded_p99_ms": median(one["p99_us"] for one in busy) / 1e3, "server_mib": memory,
@@ -280,7 +281,7 @@ class Prober:
 
 def flood(folder: Path, rows: int, name: str) -> None:
     """Lookups of one client before a flood, and while it lasts."""
-    loaded = Loaded(folder, rows)
+    loaded = Loaded(folder, rows, LAUNCH_SECONDS)
     os.environ["GEMMTUNE_CACHE_DIR"] = str(folder / "cache")
     with serving(loaded.url) as (address, pid):
         prober = Prober(address, loaded.paths)
@@ -313,13 +314,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["lookups", "uploads", "streams"])
     parser.add_argument("--rows", type=int, default=ROWS)
+    parser.add_argument("--launch-seconds", type=float, default=LAUNCH_SECONDS)
     options = parser.parse_args()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < 3 * FLOOD_STREAMS:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 3 * FLOOD_STREAMS), hard))
     with tempfile.TemporaryDirectory() as folder:
         if options.what == "lookups":
-            lookups(Path(folder), options.rows)
+            lookups(Path(folder), options.rows, options.launch_seconds)
         else:
             flood(Path(folder), options.rows, options.what)
 
