@@ -2,7 +2,7 @@
 #   make demo   set up, then serve, import a captured model's file, tune it over HTTP, export, stop
 #   make test   set up, then lint and run every suite that this machine can run
 # In addition: make quick (the inner loop), make exhaustive (the full grids), make genuine (AMD's own libraries),
-# make wheels (both distributions).
+# make chaos (1,000 jobs while processes are killed), make wheels (both distributions).
 SHELL  := bash
 VENV   := .venv
 PYTHON := $(VENV)/bin/python
@@ -13,7 +13,7 @@ DEMO_SECONDS   := 1.5
 # Two test files at a time, in folder order: suites mostly wait for processes and disks.
 SIDE_BY_SIDE   := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test quick exhaustive genuine bundles lint format wheels setup dev clean
+.PHONY: demo test quick exhaustive genuine chaos bundles lint format wheels setup dev clean
 
 demo: setup
 	@$(VENV)/bin/gemmtune demo $(DEMO_PROBLEMS) --folder .demo \
@@ -47,6 +47,13 @@ exhaustive: dev
 genuine: dev
 	@$(PYTHON) -m tests.backends.hip.genuine.fetch $(UPDATE)
 	@$(PYTHON) -m tests.backends.hip.genuine.record --compare
+
+# 1,000 jobs on PostgreSQL and 200 on SQLite, while workers, servers and PostgreSQL are killed, stopped and limited
+# and disks are full: every acknowledged job must end once. Minutes; needs PostgreSQL's programs, and root for full
+# disks. SEED=N repeats a run's choices.
+chaos: dev
+	@bash .ci/test-packages
+	@$(PYTHON) -m benchmarks.chaos $(if $(SEED),--seed $(SEED))
 
 # A bundle of every pre-tuned table, dist/bundles/NAME.gtb: needs the compilers of the tables' devices, and no device.
 bundles: setup

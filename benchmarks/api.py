@@ -17,14 +17,11 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import re
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,6 +33,7 @@ from backends.environment import Environment
 from backends.problem import GemmProblem, from_mm
 from backends.registry import find_device
 from benchmarks import report
+from benchmarks.serving import CONNECTIONS, cpu_seconds, resident, serving, wrk
 from benchmarks.stored import fill_class
 from db import models
 from db.engine import open_engine, writing
@@ -45,7 +43,7 @@ from service.startup import upgrade
 from tuners.policy import MeasurementPolicy
 
 ROWS, EXPORTED, BATCH, JOBS = 1_000_000, 100_000, 10_000, 60
-CONNECTIONS, SECONDS, ROUNDS = 16, 8, 5
+SECONDS, ROUNDS = 8, 5
 POLICY = MeasurementPolicy()
 #: Two device classes: WHOLE has a best row for every problem, PART for the first EXPORTED of them.
 WHOLE = Environment("cpu", "x86_64", "Fleet A", 64, 1 << 38, "CPU-A", libraries={"blas": "openblas 0.3.31"})
@@ -82,9 +80,6 @@ def fill(folder: Path, rows: int) -> None:
     fill_class(engine, PART, problems(min(rows, EXPORTED)), winner, POLICY, number=number, new_problems=False)
 
 
-# ---- serving -------------------------------------------------------------------------------------
-
-
 def _settings(folder: Path, **more: Any) -> Settings:
     return Settings(
         database_url=f"sqlite:///{folder / 'gemmtune.sqlite'}", cache_dir=folder / "cache",
@@ -92,93 +87,7 @@ def _settings(folder: Path, **more: Any) -> Settings:
     )  # fmt: skip
 
 
-def run_server(url: str, port: int, keys: bool = False) -> None:
-    """The service as `gemmtune serve --no-worker` runs it, plus a route that does nothing."""
-    import uvicorn  # noqa: PLC0415
-
-    from service.app import create_app  # noqa: PLC0415
-    from service.protocol import bounded  # noqa: PLC0415
-    from service.serve import bounds_of  # noqa: PLC0415
-
-    settings = Settings(database_url=url, device=str(WHOLE.device_class), keys=keys)
-    app = create_app(settings)
-
-    @app.get("/empty")
-    async def empty() -> dict[str, str]:
-        return {}
-
-    uvicorn.run(
-        app, port=port, log_level="error", access_log=False, loop="uvloop", http=bounded(bounds_of(settings))
-    )
-
-
-@contextmanager
-def serving(url: str, *options: str) -> Iterator[tuple[str, int]]:
-    """Runs a server; yields its address and process id."""
-    port = random.randint(20000, 40000)
-    command = [sys.executable, "-m", "benchmarks.api", "server", "--url", url, "--port", str(port), *options]
-    process = subprocess.Popen(command)
-    address = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(200):
-            try:
-                if httpx.get(f"{address}/readyz").status_code == 200:
-                    break
-            except httpx.TransportError:
-                time.sleep(0.05)
-        yield address, process.pid
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def resident(pid: int) -> float:
-    """Peak resident memory in MiB."""
-    words = Path(f"/proc/{pid}/status").read_text()
-    found = re.search(r"VmHWM:\s+(\d+) kB", words)
-    assert found is not None
-    return int(found.group(1)) / 1024
-
-
 # ---- lookups -------------------------------------------------------------------------------------
-
-_SCRIPT = """
-local paths = {}
-for line in io.lines("%s") do paths[#paths + 1] = line end
-local next = 0
-request = function()
-  next = next %% #paths + 1
-  return wrk.format("GET", paths[next], {%s})
-end
-local bad = 0
-done = function(summary, latency, requests)
-  io.write(string.format("errors %%d\\n", summary.errors.status + summary.errors.connect + summary.errors.read))
-  io.write(string.format("p50_us %%d p99_us %%d\\n", latency:percentile(50), latency:percentile(99)))
-end
-"""
-
-
-def _wrk(address: str, paths: Path, seconds: int, key: str | None = None) -> dict[str, float]:
-    if shutil.which("wrk") is None:
-        sys.exit("wrk is missing: apt-get install wrk")
-    with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
-        headers = "" if key is None else f'["Authorization"] = "Bearer {key}"'
-        script.write(_SCRIPT % (paths, headers))
-        script.flush()
-        command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", "-s", script.name, address]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    rate = re.search(r"Requests/sec:\s+([\d.]+)", text)
-    tail = re.search(r"p50_us (\d+) p99_us (\d+)", text)
-    errors = re.search(r"errors (\d+)", text)
-    if not (rate and tail and errors):
-        sys.exit(text)
-    if int(errors.group(1)):
-        sys.exit(f"{errors.group(1)} requests failed:\n{text}")
-    return {
-        "per_second": float(rate.group(1)),
-        "p50_us": float(tail.group(1)),
-        "p99_us": float(tail.group(2)),
-    }
 
 
 def best(folder: Path) -> None:
@@ -200,7 +109,7 @@ def best(folder: Path) -> None:
         del everything
         rounds = []
         for _ in range(ROUNDS):
-            pair = {"empty": _wrk(address, nothing, SECONDS), "best": _wrk(address, asked, SECONDS)}
+            pair = {"empty": wrk(address, nothing, SECONDS), "best": wrk(address, asked, SECONDS)}
             rounds.append(pair)
             print(pair, flush=True)
         peak = resident(pid)
@@ -220,16 +129,11 @@ def best(folder: Path) -> None:
 
 
 def _with_cpu(pid: int, address: str, paths: Path, key: str | None) -> dict[str, float]:
-    """As _wrk(), with the server's processor time of a request: on a busy machine it is steadier than rates."""
-    before = _cpu_seconds(pid)
-    found = _wrk(address, paths, SECONDS, key)
-    spent = _cpu_seconds(pid) - before
+    """As wrk(), with the server's processor time of a request: on a busy machine it is steadier than rates."""
+    before = cpu_seconds(pid)
+    found = wrk(address, paths, SECONDS, key)
+    spent = cpu_seconds(pid) - before
     return {**found, "cpu_us": spent / (found["per_second"] * SECONDS) * 1e6}
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def with_keys(folder: Path, rows: int) -> None:
@@ -397,21 +301,14 @@ def overhead() -> None:
 def main() -> None:
     """Runs one benchmark; the module's docstring lists them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "what", choices=["fill", "best", "keys", "batch", "export", "submit", "overhead", "server"]
-    )
-    parser.add_argument("--keys", action="store_true")
+    parser.add_argument("what", choices=["fill", "best", "keys", "batch", "export", "submit", "overhead"])
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "gemmtune-benchmark")
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--postgres", default=None, help="an empty database's URL, for submit")
-    parser.add_argument("--url", default="")
-    parser.add_argument("--port", type=int, default=0)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     if options.what == "fill":
         fill(options.folder, options.rows)
-    elif options.what == "server":
-        run_server(options.url, options.port, options.keys)
     elif options.what == "keys":
         with_keys(options.folder, options.rows)
     elif options.what == "submit":

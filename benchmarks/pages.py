@@ -27,7 +27,7 @@ import httpx
 
 from backends.registry import find_device
 from benchmarks import report
-from benchmarks.api import resident, serving
+from benchmarks.serving import resident, serving
 from benchmarks.worth import fill
 from db import tunings
 from db.engine import writing

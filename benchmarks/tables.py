@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import tables_cuda, tables_formats, tables_kernels, tables_strategies
+from benchmarks import tables_cuda, tables_formats, tables_kernels, tables_load, tables_strategies
 from benchmarks.report import RESULTS
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "performance.md"
@@ -121,6 +121,7 @@ def document() -> str:
         decode("bf16"),
         small(),
         service(),
+        tables_load.section(RESULTS, source),
         tables_formats.section(RESULTS, source),
         tables_strategies.section(RESULTS),
         tables_strategies.hub_section(RESULTS),

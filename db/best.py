@@ -1,4 +1,7 @@
-"""Best rows: derived from verdicts, rebuilt whenever a verdict arrives, and served exactly as stored."""
+"""Best rows: derived from verdicts, rebuilt whenever a verdict arrives, and served exactly as stored.
+
+Row locks are taken in the order class, then best rows: a transaction may derive several of a class.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,7 @@ _outlier = table(models.OutlierDevice)
 
 def refresh_best(connection: Connection, problem_id: str, device_class_id: str, policy_id: str) -> None:
     """Rebuilds one best row from its verdicts. Without a verdict that a best row may show there is none."""
+    touch(connection, device_class_id)
     mine = (
         _best.c.problem_id == problem_id,
         _best.c.device_class_id == device_class_id,
@@ -57,7 +61,6 @@ def refresh_best(connection: Connection, problem_id: str, device_class_id: str, 
         connection.execute(delete(_best).where(*mine))
     else:
         connection.execute(update(_best).where(*mine).values(row))
-    touch(connection, device_class_id)
 
 
 def refresh_winners(connection: Connection, solution_ids: Sequence[str]) -> None:
@@ -93,6 +96,8 @@ def refresh_winners(connection: Connection, solution_ids: Sequence[str]) -> None
         met = select(_session.c.device_class_id).distinct()
         met = met.join(_measurement, _measurement.c.session_id == _session.c.id).where(measured)
         classes |= set(connection.scalars(met))
+    for class_id in sorted(classes):
+        touch(connection, class_id)
     for ids in chunks(sorted({row[0] for row in won})):
         # Lock in key order and read the verdict numbers under the lock: a new verdict may have arrived.
         held = select(*key, _best.c.verdict_number).where(among(connection, _best.c.problem_id, ids))
@@ -110,8 +115,6 @@ def refresh_winners(connection: Connection, solution_ids: Sequence[str]) -> None
                     for row in made
                 ],
             )
-    for class_id in sorted(classes):
-        touch(connection, class_id)
 
 
 def of_outlier() -> ColumnElement[bool]:
@@ -157,7 +160,7 @@ def _choose(weights: Sequence[Any]) -> tuple[int, int | None]:
 
 
 def touch(connection: Connection, device_class_id: str) -> None:
-    """Increments the class's revision, which invalidates cached exports of the class."""
+    """Increments the class's revision, which invalidates cached exports of the class, and locks its row."""
     device_class = table(models.DeviceClass)
     connection.execute(
         update(device_class)
@@ -169,6 +172,9 @@ def touch(connection: Connection, device_class_id: str) -> None:
 def rebuild_best(connection: Connection, derive: Derive | None = None) -> int:
     """Derives every best row again from the verdicts; returns how many there are. With `derive`, first the
     target verdicts of every session, from its verdict or its final."""
+    classes = select(table(models.DeviceClass).c.id).order_by(table(models.DeviceClass).c.id)
+    for class_id in connection.scalars(classes).all():
+        touch(connection, class_id)
     connection.execute(delete(_best))
     if derive is not None:
         rebuild_targets(connection, derive)
@@ -182,8 +188,6 @@ def rebuild_best(connection: Connection, derive: Derive | None = None) -> int:
         rows = connection.execute(chosen).mappings()
         insert_new(connection, models.Best, [best_row(row, with_targets[row["number"]]) for row in rows])
         count += len(part)
-    for class_id in connection.scalars(select(table(models.DeviceClass).c.id)).all():
-        touch(connection, class_id)
     return count
 
 

@@ -62,9 +62,9 @@ def remove(connection: Connection, number: int) -> bool:
     key = (_verdict.c.problem_id, _verdict.c.device_class_id, _verdict.c.policy_id)
     found = select(*key).where(_verdict.c.session_id.in_(its)).distinct().order_by(*key)
     keys = [tuple(row) for row in connection.execute(found)]
-    touched = set(
-        connection.scalars(select(_claim.c.device_class_id).where(_claim.c.provenance_number == number))
-    )
+    claimed = select(_claim.c.device_class_id).where(_claim.c.provenance_number == number)
+    for class_id in sorted({*connection.scalars(claimed), *(class_id for _, class_id, _ in keys)}):
+        touch(connection, class_id)
     for problem_id, class_id, policy_id in keys:
         mine = (
             _best.c.problem_id == problem_id,
@@ -72,7 +72,6 @@ def remove(connection: Connection, number: int) -> bool:
             _best.c.policy_id == policy_id,
         )
         connection.execute(delete(_best).where(*mine))
-        touched.add(class_id)
     numbers = select(_verdict.c.number).where(_verdict.c.session_id.in_(its))
     connection.execute(delete(_target).where(_target.c.verdict_number.in_(numbers)))
     connection.execute(delete(_verdict).where(_verdict.c.session_id.in_(its)))
@@ -90,6 +89,4 @@ def remove(connection: Connection, number: int) -> bool:
         left = left.join(_session, _session.c.id == _verdict.c.session_id)
         if connection.execute(left.limit(1)).first() is not None:
             refresh_best(connection, problem_id, class_id, policy_id)
-    for class_id in sorted(touched):
-        touch(connection, class_id)
     return True

@@ -48,11 +48,11 @@ def register(
     held the lock, and `silent` ones. `version`: gemmtune's. Raises DeviceLeased if another worker has the
     device."""
     environment_id = put_environment(connection, environment, registered=True)
-    # One registration of a class at a time, on PostgreSQL too.
+    # One registration of a class at a time, on PostgreSQL too. The lock admits rows that refer to the class,
+    # such as the environment that another registration has just stored and not committed.
     device_class = table(models.DeviceClass)
-    connection.execute(
-        select(device_class.c.id).where(device_class.c.id == str(environment.device_class)).with_for_update()
-    ).all()
+    mine = select(device_class.c.id).where(device_class.c.id == str(environment.device_class))
+    connection.execute(mine.with_for_update(key_share=True)).all()
     lock = environment.uuid if lock is None else lock
     held = and_(
         _worker.c.status.in_(LIVE),

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -130,7 +131,8 @@ class Uploads:
 
     async def take(self, upload: Upload, gone: asyncio.Task[None]) -> Taken:
         """Imports a file; `gone` ends when its client has gone, and with it the import. Raises what
-        import_file() raises, and Refused (422) for a file that takes too much time."""
+        import_file() raises, and Refused: 422 for a file that takes too much time, 503 if its process was
+        ended from outside."""
         if self._pool is None or not self._pool.active:
             self._pool = ProcessPool(self._processes, initializer=_prepare, context=get_context("spawn"))
         future: Future[Any] = self._pool.schedule(_take, args=[upload])
@@ -143,10 +145,12 @@ class Uploads:
             if not waiting.done():
                 raise ClientGone
             told = waiting.result()
-        except ProcessExpired as error:
-            if error.exitcode in (-signal.SIGXCPU, -signal.SIGKILL):
+        except (ProcessExpired, BrokenProcessPool) as error:
+            if isinstance(error, ProcessExpired) and error.exitcode == -signal.SIGXCPU:
                 raise errors.too_much_time(self._cpu_seconds) from error
-            raise
+            # Killed by somebody, or by the kernel for want of memory: that says nothing about the file. If a
+            # process without a file was killed, the pool is broken; the next file starts another.
+            raise errors.busy(f"the process that read the file was ended ({_ending(error)})") from error
         finally:
             if not future.done():
                 future.cancel()  # kills the process
@@ -168,6 +172,11 @@ class Uploads:
             self._pool.stop()
             self._pool.join()
             self._pool = None
+
+
+def _ending(error: Exception) -> str:
+    code = error.exitcode if isinstance(error, ProcessExpired) else None
+    return str(error) if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
 class ClientGone(ClientDisconnect):

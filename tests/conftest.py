@@ -40,7 +40,8 @@ COMPILING = (
 )  # fmt: skip
 STARTING = (
     "backends/test_cache.py", "backends/test_layers.py", "backends/test_registry.py", "benchmarks/",
-    "backends/test_catalogue.py", "backends/test_plugins.py", "db/test_engine.py", "db/test_schema.py",
+    "backends/test_catalogue.py", "backends/test_plugins.py", "chaos/test_chaos.py", "db/test_engine.py",
+    "db/test_schema.py",
     "docker/",
     "service/http/test_database_faults.py", "service/http/test_events.py", "service/http/test_on_postgres.py",
     "service/http/test_operations.py", "service/http/test_schemathesis.py", "service/http/test_tunings.py",

@@ -44,6 +44,8 @@ _START_SECONDS = 30.0
 _ROOM_BYTES = 2 << 30
 _PREFIX = "gemmtune-postgres-"
 _PR_SET_PDEATHSIG = 1
+#: Loaded before a process is forked: another thread may hold the loader's lock then.
+_LIBC = ctypes.CDLL(None)
 
 
 def program(name: str) -> str:
@@ -81,7 +83,7 @@ def _remove_left_over(place: Path) -> None:
 
 
 def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGQUIT, 0, 0, 0)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGQUIT, 0, 0, 0)
 
 
 class PostgresServer:
@@ -90,10 +92,11 @@ class PostgresServer:
     #: With characters that a URL must escape.
     password = f"p@ss:/%?#{secrets.token_hex(8)}"
 
-    def __init__(self) -> None:
+    def __init__(self, place: Path | None = None) -> None:
+        """`place`: a folder on the disk that is to hold its files, which others may enter."""
         self._user = _user()
         # Not below pytest's folders: those are for our user alone.
-        place = _place()
+        place = place or _place()
         _remove_left_over(place)
         self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
         self._mine = (self._folder / "lock").open("w")
@@ -160,6 +163,34 @@ class PostgresServer:
             self._process.send_signal(signal.SIGQUIT)
             self._process.wait(30)
             self._process = None
+
+    def kill(self) -> None:
+        """Kills its first process; the others end when they notice that. start() starts it again."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(30)
+            self._process = None
+
+    @property
+    def log(self) -> Path:
+        """The file that it logs to."""
+        return self._folder / "log"
+
+    @property
+    def backends(self) -> list[int]:
+        """The process ids of what its first process started."""
+        if self._process is None:
+            return []
+        path = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
+        try:
+            return [int(word) for word in path.read_text().split()]
+        except OSError:  # it has ended
+            return []
+
+    @property
+    def runs(self) -> bool:
+        """Whether its first process has not ended."""
+        return self._process is not None and self._process.poll() is None
 
     def restart(self) -> None:
         """Cuts every connection."""

@@ -33,6 +33,7 @@ from tests.db.samples import (
     screened,
     start,
     store_session,
+    won,
 )
 from tests.postgres import ON_POSTGRES
 
@@ -54,6 +55,40 @@ def test_the_newest_verdict_wins_by_number_whatever_the_clock_says(
             assert (document["solution"]["id"], document["decided_at"]) == (winner.id, clock)
             rebuild_best(connection)
             assert best(connection) == document
+
+
+@ON_POSTGRES
+def test_deriving_several_rows_of_a_class_stands_in_nobodys_way(engine: Engine) -> None:
+    """As when a device is set apart from its class, while a job of the class ends."""
+    other = problem(17)
+    last = start(other, "job-2")
+    with writing(engine) as connection:
+        for number, one in enumerate((PROBLEM, other)):
+            store_session(connection, start(one, f"job-{number}"))
+        sessions.begin_session(connection, last)
+        outcomes = [screened(BASELINE), screened(FAST)]
+        sessions.append_outcomes(connection, last.id, outcomes, 1, Counter())
+    failures: list[Exception] = []
+
+    def end() -> None:
+        try:
+            with writing(engine) as connection:
+                sessions.end_session(connection, last, won(other, FAST))
+        except Exception as error:
+            failures.append(error)
+
+    thread = Thread(target=end)
+    with writing(engine) as connection:
+        refresh_best(connection, PROBLEM.id, CLASS, POLICY.id)
+        thread.start()
+        waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+        while thread.is_alive() and not connection.execute(waiting).scalar():
+            time.sleep(0.01)
+        refresh_best(connection, other.id, CLASS, POLICY.id)
+    thread.join(20)
+    assert failures == []
+    with reading(engine) as connection:
+        assert best(connection, other.id)["solution"]["id"] == FAST.id
 
 
 @ON_POSTGRES

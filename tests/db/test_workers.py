@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
+from threading import Thread
 
 import pytest
 from sqlalchemy import Connection, Engine, update
@@ -13,8 +14,9 @@ from backends.errors import AmbiguousDevice
 from db import classes, environments, fleet, gauges, liveness, models, queries, workers
 from db.engine import writing
 from db.lookup import open_lookup
-from db.values import table
+from db.values import put_environment, table
 from tests.db.samples import CLASS, HERE, UPDATED
+from tests.postgres import ON_POSTGRES
 
 OTHER = replace(HERE, uuid="CPU-2")
 
@@ -175,3 +177,24 @@ def test_marking_is_for_those_named(engine: Engine, status: str) -> None:
             "two": "idle",
         }
         assert gauges.gauges(connection)["workers"] == {"idle": 1}
+
+
+@ON_POSTGRES
+def test_new_devices_of_a_class_register_at_once(engine: Engine) -> None:
+    """Each has stored its environment, which refers to the class, when it locks the class."""
+    with writing(engine) as connection:
+        workers.register(connection, "one", "host", 11, HERE)
+
+    def register() -> None:
+        with writing(engine) as connection:
+            workers.register(connection, "two", "host", 12, OTHER)
+
+    thread = Thread(target=register)
+    third = replace(HERE, uuid="CPU-3")
+    with writing(engine) as connection:
+        put_environment(connection, third, registered=True)
+        thread.start()
+        thread.join(20)
+        assert not thread.is_alive(), "it waits for a registration that would wait for it"
+        workers.register(connection, "three", "host", 13, third)
+        assert set(workers.beats(connection)) == {"one", "two", "three"}

@@ -36,6 +36,9 @@ class Size:
     kills: int
 
 
+MANY = Size(200, 8, 10)
+
+
 class Service:
     """`gemmtune serve` with its worker, as a user runs it."""
 
@@ -99,9 +102,15 @@ def service(database_url: str, tmp_path: Path, cache: BinaryCache) -> Iterator[S
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "size",
-    [Size(24, 3, 3), pytest.param(Size(200, 8, 10), marks=pytest.mark.exhaustive)],
-    ids=["few", "many"],
+    ("database_url", "size"),
+    [
+        pytest.param("sqlite", Size(24, 3, 3), id="sqlite-few"),  # on PostgreSQL: tests/chaos
+        pytest.param("sqlite", MANY, id="sqlite-many", marks=pytest.mark.exhaustive),
+        pytest.param(
+            "postgresql", MANY, id="postgresql-many", marks=[pytest.mark.exhaustive, pytest.mark.postgres]
+        ),
+    ],
+    indirect=["database_url"],
 )
 def test_every_acknowledged_job_ends_whatever_is_killed(service: Service, engine: Engine, size: Size) -> None:
     choose = random.Random(20)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
+import os
+import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -16,7 +20,9 @@ import pytest
 from sqlalchemy import Engine
 
 from db.engine import writing
+from service.app import create_app
 from service.settings import Settings
+from service.uploads import Uploads
 from tests.service.http.filled import CLASS, fill, measured, problem
 from tests.service.http.serving import serving, shared_uploads
 from tests.service.http.shapes import fault_of
@@ -153,6 +159,38 @@ def test_an_import_ends_with_its_client(tight: httpx.Client, monkeypatch: pytest
         wait(lambda: uploads.running == 1)
         assert tight.get(BEST).status_code == 200
     wait(lambda: uploads.running == 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_an_import_whose_process_is_killed_may_be_sent_again(
+    settings: Settings, engine: Engine, number: signal.Signals
+) -> None:
+    line = b"GemmTunableOp_Half_TN,tn_%d_512_2304_ld_2304_2304_%d\n"
+    body = b"".join(line % (i, i) for i in range(1, 60_000))
+    uploads = Uploads(settings)
+    answers: list[httpx.Response] = []
+    try:
+        with serving(settings, create_app(settings, uploads=uploads)) as client:
+
+            def send() -> None:
+                headers = {"Content-Type": "text/csv"}
+                answers.append(client.post("/v1/imports/tunableop-untuned", content=body, headers=headers))
+
+            before = set(multiprocessing.active_children())
+            sender = threading.Thread(target=send)
+            sender.start()
+            wait(lambda: uploads.running == 1)
+            wait(lambda: set(multiprocessing.active_children()) - before)
+            for process in set(multiprocessing.active_children()) - before:
+                assert process.pid is not None
+                os.kill(process.pid, number)
+            sender.join(60)
+            fault = fault_of(answers[0], 503)
+            assert fault["detail"].startswith("the process that read the file was ended (")
+            send()
+            assert answers[1].status_code == 200
+    finally:
+        uploads.close()
 
 
 def test_places_for_uploads_and_their_time_are_bounded(settings: Settings, engine: Engine) -> None:
