@@ -11,6 +11,7 @@ import gc
 import json
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import gemmtune
 import gemmtune.torch
@@ -20,7 +21,7 @@ import transformers
 CACHE_LENGTH, PROMPT_LENGTH = 256, 32
 
 
-def build(path: Path):
+def build(path: Path) -> Any:
     """The model that a config.json, or the folder that holds it, describes."""
     path = path / "config.json" if path.is_dir() else path
     config = transformers.AutoConfig.for_model(**json.loads(path.read_text()))
@@ -29,7 +30,7 @@ def build(path: Path):
         return transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
 
 
-def tokens_per_second(model, batch: int) -> float:
+def tokens_per_second(model: Any, batch: int) -> float:
     """Of one decode step after a short prompt: the median of nine times twenty replays of its graph."""
     cache = transformers.StaticCache(config=model.config, max_cache_len=CACHE_LENGTH)
     ids = torch.ones(batch, PROMPT_LENGTH, dtype=torch.long, device="cuda")
@@ -41,7 +42,7 @@ def tokens_per_second(model, batch: int) -> float:
         cache_position=torch.arange(PROMPT_LENGTH, device="cuda"),
     )
 
-    def step():
+    def step() -> Any:
         return model(
             input_ids=ids[:, :1], past_key_values=cache, use_cache=True, cache_position=position,
             position_ids=position.expand(batch, 1),
@@ -57,7 +58,7 @@ def tokens_per_second(model, batch: int) -> float:
     with torch.cuda.graph(graph):
         step()
     graph.replay()
-    times = []
+    times: list[float] = []
     for _ in range(9):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
@@ -71,7 +72,7 @@ def tokens_per_second(model, batch: int) -> float:
 
 def main() -> None:
     """Times both and prints them."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("config", type=Path)
     parser.add_argument("bundle")
     parser.add_argument("--batch", type=int, default=1)
