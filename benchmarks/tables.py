@@ -10,7 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import tables_cuda, tables_formats, tables_kernels, tables_load, tables_strategies
+from benchmarks import (
+    tables_cuda,
+    tables_formats,
+    tables_kernels,
+    tables_load,
+    tables_service,
+    tables_strategies,
+)
 from benchmarks.report import RESULTS
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "performance.md"
@@ -126,7 +133,7 @@ def document() -> str:
         tables_strategies.section(RESULTS),
         tables_strategies.hub_section(RESULTS),
     ]
-    return "\n".join([head, *cpu, *tables_cuda.sections(RESULTS)])
+    return "\n".join([head, *cpu, *tables_cuda.sections(RESULTS), tables_service.section(RESULTS)])
 
 
 if __name__ == "__main__":
