@@ -28,9 +28,9 @@ def section(results: Path) -> str:
         path = results / f"{name}.json"
         if path.exists():
             made = json.loads(path.read_text())
-            about = " ".join([about, *made.get("notes", ())])
+            said = " ".join([about, *made.get("notes", ())])
             parts.append(
-                f"## {title}\n\n{about}\n\n{table(('what', 'figure'), rows_of(made))}\n{source(made)}\n"
+                f"## {title}\n\n{said}\n\n{table(('what', 'figure'), rows_of(made))}\n{source(made)}\n"
             )
     return "\n".join(parts)
 
