@@ -57,6 +57,8 @@ def check_weights(p: ProblemFields) -> None:
             "(F.linear's w[n,k])",
             "trans_a",
         )
+    if p.batch != 1:
+        raise InvalidProblem(f"batch {p.batch}: quantised weights are of one product", "batch")
     for name in ("scale_b", "scale_d"):
         if getattr(p, name) != "none":
             raise InvalidProblem(f"{name} {getattr(p, name)}: only the weights have scales here", name)
@@ -71,7 +73,7 @@ def _check_sizes(p: ProblemFields) -> None:
     group, packing = GROUPS.get(p.scale_a), DTYPES[p.dtype_a].packing
     if group is not None and p.k % group:
         raise InvalidProblem(f"k {p.k} is no multiple of the scale's group of {group}", "k")
-    for name in ("k", "lda", "stride_a"):
+    for name in ("k", "lda"):
         if getattr(p, name) % packing:
             raise InvalidProblem(
                 f"{name} {getattr(p, name)} is odd: two elements of {p.dtype_a} share a byte", name

@@ -110,7 +110,7 @@ class OperandSets:
                 if fill is not None:
                     fill(index * end + places[name], layout)
                 elif device.reference is not None:
-                    kind = "scale" if name.startswith("scale_") else policy.distribution
+                    kind = operand_distribution(name, policy.distribution, problem)
                     own_seed = (seed << 16) + index * len(shape) + turn
                     device.reference.draw(layout, address[name], own_seed, kind)
             self.sets.append(Operands.at(address, problem.scalars))
