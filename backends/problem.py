@@ -266,7 +266,11 @@ def _built(
             "dtype_a",
         )
     out = dtype_d if dtype_d is not None else dtype_c
-    d = OUTPUTS_FOR[source][0] if out is None else dtype(out, "dtype_c" if dtype_d is None else "dtype_d").name
+    d = (
+        OUTPUTS_FOR[source][0]
+        if out is None
+        else dtype(out, "dtype_c" if dtype_d is None else "dtype_d").name
+    )
     for name, size in (("m", m), ("n", n), ("k", k), ("batch", batch)):
         check_size(size, name, MAX_SIZE)
     for name, trans in (("trans_a", trans_a), ("trans_b", trans_b)):

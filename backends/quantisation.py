@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from backends.dtypes import DTYPES, INTEGER
 from backends.errors import InvalidProblem
-from backends.problem_rules import BLOCKS, TERMS, ProblemFields, one_of
+from backends.problem_rules import TERMS, ProblemFields, one_of
 
 #: Zero points of quantised weights.
 ZEROS = ("none", "eight", "uint4", "float", "shift")
@@ -64,7 +64,9 @@ def check_weights(p: ProblemFields) -> None:
             raise InvalidProblem(f"{name} {getattr(p, name)}: only the weights have scales here", name)
     if p.scale_a not in ("tensor", "outer", *GROUPS):
         known = ", ".join(("tensor", "outer", *GROUPS))
-        raise InvalidProblem(f"scale_a {p.scale_a} is no scale of quantised weights; known: {known}", "scale_a")
+        raise InvalidProblem(
+            f"scale_a {p.scale_a} is no scale of quantised weights; known: {known}", "scale_a"
+        )
     _check_sizes(p)
     _check_zero(p)
 
@@ -148,7 +150,7 @@ def packed_zeros(zeros: Array) -> Array:
     n, groups = zeros.shape
     if n % ZERO_ROWS:
         raise ValueError(f"zero points of {ZERO_ROWS} rows share a word: {n} rows are no multiple")
-    if zeros.size and not (0 <= zeros.min() and zeros.max() <= 15):
+    if zeros.size and not (zeros.min() >= 0 and zeros.max() <= 15):
         raise ValueError(f"zero points are 0 to 15, not {zeros.min()} to {zeros.max()}")
     by_word = zeros.astype(np.uint8).reshape(n // ZERO_ROWS, ZERO_ROWS, groups).transpose(0, 2, 1)
     pairs: Array = by_word[..., 0::2] | by_word[..., 1::2] << 4

@@ -94,7 +94,9 @@ def _without_large(distribution: str, problem: GemmProblem) -> str:
 def _reach(distribution: str, p: GemmProblem) -> float:
     """A magnitude that elements of D hardly ever exceed: |mean| plus DEVIATIONS standard deviations of a sum
     of k products, times alpha and the largest scales, plus the same for C and the bias."""
-    mean_a, square_a = _weights(p, distribution) if p.weight_only else _moments(DTYPES[p.dtype_a], distribution)
+    mean_a, square_a = (
+        _weights(p, distribution) if p.weight_only else _moments(DTYPES[p.dtype_a], distribution)
+    )
     mean_b, square_b = _moments(DTYPES[p.dtype_b], distribution)
     mean = abs(mean_a * mean_b)
     variance = square_a * square_b - mean**2

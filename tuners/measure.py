@@ -13,7 +13,7 @@ from backends.errors import DeviceMemoryExceeded
 from backends.operands import Layout, Operands, layouts, operand_bytes
 from backends.problem import GemmProblem
 from backends.protocol import Buffer, Device, Kernel, Launch, Sample, Series
-from tuners.inputs import draw
+from tuners.inputs import draw, operand_distribution
 from tuners.policy import MeasurementPolicy
 
 #: Cold rotation spans more than this many times the last-level cache, with at most MAX_SETS operand sets.

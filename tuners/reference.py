@@ -128,7 +128,9 @@ def _right(p: GemmProblem, inputs: Mapping[str, Array], columns: npt.NDArray[np.
     """The given columns of op(A)^T, scaled, [copies, k, columns]."""
     if p.weight_only:
         zeros = inputs["zero_a"][0] if "zero_a" in inputs else None
-        found: Float = dequantised(p, inputs["a"], inputs["scale_a"][0].reshape(-1, groups_of(p)), zeros, columns)
+        found: Float = dequantised(
+            p, inputs["a"], inputs["scale_a"][0].reshape(-1, groups_of(p)), zeros, columns
+        )
         return found.swapaxes(1, 2)
     _, right = as_product(p, inputs["a"], inputs["b"])
     return _scaled(p, inputs, "scale_a", right[:, :, columns].astype(np.float64), columns)
@@ -190,7 +192,9 @@ def error_bound(problem: GemmProblem, distribution: str) -> ErrorBound:
     narrow = is_fp8(DTYPES[p.dtype_a])
     depths = [BLOCKS[scale][1] for scale in (p.scale_a, p.scale_b) if scale in BLOCKS]
     length = min(p.k, *depths) if depths else p.k  # of the sums before they are scaled
-    exact = distribution == "integers" and not p.weight_only and p.compute != "int32" and 64 * length <= 1 / unit
+    exact = (
+        distribution == "integers" and not p.weight_only and p.compute != "int32" and 64 * length <= 1 / unit
+    )
     if (
         narrow
     ):  # the narrow accumulator holds integers up to six standard deviations of the sum, with a bit to spare

@@ -16,8 +16,8 @@ from backends.kernels.launch import Extent, KernelLaunch
 from backends.operands import Layout, Operands, layouts
 from backends.problem import GemmProblem
 from backends.problem_rules import BLOCKS
-from backends.quantisation import group_of, groups_of
 from backends.protocol import Buffer
+from backends.quantisation import group_of, groups_of
 from backends.reference_protocol import Comparison, ErrorBound
 
 SOURCE = "reference.h"

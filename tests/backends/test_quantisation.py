@@ -74,7 +74,9 @@ def written_out(p: GemmProblem, q: Any, scales: Any, zeros: Any) -> Any:
     return out
 
 
-@pytest.mark.parametrize("problem", every_kind(2, 16, 256), ids=lambda p: f"{p.dtype_a} {p.zero_a} {p.scale_a}")
+@pytest.mark.parametrize(
+    "problem", every_kind(2, 16, 256), ids=lambda p: f"{p.dtype_a} {p.zero_a} {p.scale_a}"
+)
 def test_what_the_stored_numbers_mean(problem: GemmProblem) -> None:
     p, rng = problem, np.random.default_rng(3)
     low, high = RANGES[p.dtype_a]
@@ -97,7 +99,9 @@ def test_what_the_stored_numbers_mean(problem: GemmProblem) -> None:
     assert np.array_equal(dequantised(p, packed(q, p.dtype_a), scales, stored, slice(3, 9)), got[3:9])
 
 
-@pytest.mark.parametrize("problem", every_kind(3, 64, 256), ids=lambda p: f"{p.dtype_a} {p.zero_a} {p.scale_a}")
+@pytest.mark.parametrize(
+    "problem", every_kind(3, 64, 256), ids=lambda p: f"{p.dtype_a} {p.zero_a} {p.scale_a}"
+)
 def test_the_words_are_read_as_written(problem: GemmProblem) -> None:
     assert problem_from_wire(problem_to_wire(problem)) == problem
     assert GemmProblem.from_dict(problem.to_dict()) == problem

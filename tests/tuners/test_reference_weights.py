@@ -37,7 +37,10 @@ def computed(p: GemmProblem, inputs: Mapping[str, Array], rounded: bool) -> Arra
 @pytest.mark.parametrize("rounded", [False, True])
 @pytest.mark.parametrize("kind", ["bf16", "fp16"])
 def test_what_kernels_and_frameworks_compute_is_right(kind: str, rounded: bool, distribution: str) -> None:
-    for problem in [*every_kind(9, 64, 512, dtype_a=kind), weights(3, 40, 4096, dtype_a=kind, zero_b="uint4")]:
+    for problem in [
+        *every_kind(9, 64, 512, dtype_a=kind),
+        weights(3, 40, 4096, dtype_a=kind, zero_b="uint4"),
+    ]:
         reference, inputs = make_reference(Case(problem, 1, distribution, "test"))
         finding = compare(reference, computed(problem, inputs, rounded))
         assert not finding.wrong, (problem.slug, problem.zero_a, problem.scale_a, finding.wrong)
@@ -95,7 +98,10 @@ def test_one_wrong_group_of_one_row_is_caught() -> None:
     reference, inputs = make_reference(Case(problem, 0, "normal", "test"))
     scales = inputs["scale_a"].copy()
     scales[0, 17, -1] = 0
-    assert "elements are off" in compare(reference, computed(problem, {**inputs, "scale_a": scales}, False)).wrong
+    assert (
+        "elements are off"
+        in compare(reference, computed(problem, {**inputs, "scale_a": scales}, False)).wrong
+    )
 
 
 @pytest.mark.parametrize("factor", [2.0**-40, 2.0**40])

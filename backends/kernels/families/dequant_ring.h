@@ -22,7 +22,9 @@
 namespace gemmtune {
 
 // The largest divisor of `whole` that is at most `most`.
-constexpr int divisor(int whole, int most) { return most >= whole ? whole : whole % most ? divisor(whole, most - 1) : most; }
+GEMMTUNE_DEVICE constexpr int divisor(int whole, int most) {
+    return most >= whole ? whole : whole % most ? divisor(whole, most - 1) : most;
+}
 
 template <typename TYPES, typename QUANT, int COLUMNS, int ROWS, int BK, int SLOTS, int WARPS>
 struct DequantRing {

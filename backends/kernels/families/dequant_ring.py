@@ -58,7 +58,9 @@ class DequantRing(FewColumnsFamily):
         if (why := unsupported_weights(p)) is not None:
             return why
         if p.scale_a.startswith("block") and not _scales_sums(p) and p.scale_dtype != p.dtype_b:
-            return f"weights of {p.dtype_b} are multiplied by scales of their type here, not of {p.scale_dtype}"
+            return (
+                f"weights of {p.dtype_b} are multiplied by scales of their type here, not of {p.scale_dtype}"
+            )
         return None
 
     def oriented(self, problem: GemmProblem, values: Values) -> OrientedGemm:
@@ -124,13 +126,22 @@ class DequantRing(FewColumnsFamily):
         arch, threads = arch_of(environment), self.threads(values, 32)
         shared = self.shared_bytes(product, values, 32) + _BLOCK_SHARED
         registers = threads * (self.registers(product, values) + 50)
-        fits = (arch.unit_threads // threads, arch.unit_registers // registers, arch.unit_shared_bytes // shared)
+        fits = (
+            arch.unit_threads // threads,
+            arch.unit_registers // registers,
+            arch.unit_shared_bytes // shared,
+        )
         return max(1, min(fits))
 
     def cost(self, product: OrientedGemm, values: Values, environment: Environment) -> float:
         """Roughly the bytes that a multiprocessor reads, or would read while it issues its instructions. Every
         block reads the activations from L2; filling and draining the rings takes time."""
-        p, problem, warps, splits = product, product.problem, number(values, "warps"), number(values, "splits")
+        p, problem, warps, splits = (
+            product,
+            product.problem,
+            number(values, "warps"),
+            number(values, "splits"),
+        )
         rates, units = arch_of(environment).rates, max(1, environment.units)
         rows, columns, width = number(values, "rows"), self._columns(p), bits(problem)
         blocks = self.blocks(p, values, 32) * splits

@@ -159,7 +159,9 @@ def test_banks_of_shared_memory(tmp_path: Path) -> None:
         for kind, zero, scale in (("uint4", "eight", "block_1x128"), ("int8", "none", "outer"))
     ]
     found = [
-        FAMILY.config(problem, {**CHOSEN, "tile_k": deep}, SM_90) for problem in problems for deep in (256, 512)
+        FAMILY.config(problem, {**CHOSEN, "tile_k": deep}, SM_90)
+        for problem in problems
+        for deep in (256, 512)
     ]
     library = compiled(source(found) + WAYS, tmp_path / "kernels.so")
     library.ways()  # libraries of one process may share their counters
