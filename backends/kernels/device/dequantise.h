@@ -105,6 +105,21 @@ constexpr unsigned kConstantZero = QUANT::kSigned ? 1u << (QUANT::kBits - 1)
 // (8-bit integers have no zero point.)
 template <typename T, int BITS>
 struct Convert;
+
+// The same integers with their power of two left, for sums from which it is subtracted later: bf16 of 4 bits.
+constexpr float kPower = 128.0f;
+template <bool SIGNED>
+GEMMTUNE_DEVICE void lifted_pairs(const unsigned (&raw)[4], int j, unsigned (&out)[4]) {
+    const unsigned word = SIGNED ? raw[j] ^ 0x88888888u : raw[j];
+    GEMMTUNE_UNROLL
+    for (int i = 0; i < 4; ++i) out[i] = (word >> 4 * i & 0x000f000fu) | 0x43004300u;
+}
+
+// Whether two types are one.
+template <typename T, typename U>
+constexpr bool kSame = false;
+template <typename T>
+constexpr bool kSame<T, T> = true;
 template <>
 struct Convert<Bf16, 4> {
     template <bool SIGNED>

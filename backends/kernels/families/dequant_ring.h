@@ -13,6 +13,11 @@
 // Scales: if a group covers whole steps, the sums of a group are multiplied by its scale in fp32, and weights are
 // exact integers until then (kAfter). Otherwise, and with a zero point that is added, every weight is multiplied
 // by its scale and thereby rounded once to the activations' type. A row's only scale multiplies its sum.
+//
+// Converting an integer takes a mask and a subtraction (dequantise.h). With few columns, whose products leave the
+// tensor cores idle, the subtraction is left out where sums are scaled: an instruction whose weights are all one
+// adds up the activations, and their sum times what was to be subtracted is subtracted from the group's (kFolded).
+// That is exact but for fp32's rounding of sums of numbers of 128 to 143.
 #pragma once
 
 #include "device/dequantise.h"
@@ -38,6 +43,8 @@ struct DequantRing {
     static constexpr int kGroup = QUANT::kGroup == 0 ? BK : QUANT::kGroup;
     static constexpr bool kGrouped = QUANT::kGroup != 0;
     static constexpr bool kAfter = kGrouped && kGroup % kStep == 0 && QUANT::kZero != kAdded;
+    static constexpr bool kFolded = kAfter && QUANT::kBits == 4 && kHalves <= 2 && kSame<T, Bf16>;
+    static constexpr int kRun = kAfter ? kGroup / kStep : 1;  // steps that are summed before they are scaled
     // Tiles whose weights are dequantised before activations are read again.
     static constexpr int kAtOnce = divisor(kTiles, kHalves >= 8 ? 1 : 8 / kHalves);
     static constexpr int kWeightBytes = BK * QUANT::kBits / 8, kInputBytes = BK * 2;  // of a line of a chunk
@@ -84,7 +91,7 @@ struct DequantRing {
             wait_copies<SLOTS - 1>();
             warp_barrier();  // every lane's copies of this chunk have arrived
             GEMMTUNE_UNROLL
-            for (int tile = 0; tile < kTiles; tile += kAtOnce) multiply(ring + from, reads, tile, sum);
+            for (int tile = 0; tile < kTiles; tile += kAtOnce) multiply(opaque_shared(ring + from), reads, tile, sum);
             warp_barrier();  // every lane has read it: the next copies may replace it
             from = from + kSlot == SLOTS * kSlot ? 0 : from + kSlot;
         }
@@ -108,19 +115,29 @@ private:
         static constexpr int kWords = BYTES / 16, kLines = kWords < 32 ? 32 / kWords : 1;
         static constexpr int kPasses = kWords < 32 ? 1 : kWords / 32;  // of the same lines
         static GEMMTUNE_DEVICE int line() { return kWords < 32 ? lane_index() / kWords : 0; }
-        static GEMMTUNE_DEVICE int word(int pass) { return lane_index() % kWords + pass * 32; }
+        static GEMMTUNE_DEVICE int word() { return lane_index() % kWords; }
     };
 
     struct Copies {
-        const char *weights, *inputs, *scales, *zeros;  // of the block's first row, and of the first column
-        i64 lda, ldb, groups;                           // bytes, bytes; scales of a row
-        int rows, columns, k;                           // that exist
+        // This lane's first word of the block's rows and of the columns; the first row's scales and zero points.
+        const char *weights, *inputs, *scales, *zeros;
+        i64 lda, ldb, groups;  // bytes from a lane's line to its next one; scales of a row
+        int rows, columns, k;  // that exist
+        int to_weights, to_inputs;  // where the lane's first words go in a slot, and from there in every second
+        int flip_weights, flip_inputs;  // line
 
         GEMMTUNE_DEVICE Copies(const Args& all, int first) {
             const GemmArgs& args = all.gemm;
-            lda = opaque(args.lda), ldb = opaque(args.ldb * 2), groups = kGrouped ? opaque(all.scale_row) : 0;
-            weights = opaque(static_cast<const char*>(args.a) + first * lda + Walk<kWeightBytes>::line() * lda);
-            inputs = opaque(static_cast<const char*>(args.b) + Walk<kInputBytes>::line() * ldb);
+            using W = Walk<kWeightBytes>;
+            using X = Walk<kInputBytes>;
+            groups = kGrouped ? opaque(all.scale_row) : 0;
+            weights = opaque(static_cast<const char*>(args.a) + (first + W::line()) * args.lda + W::word() * 16);
+            inputs = opaque(static_cast<const char*>(args.b) + X::line() * args.ldb * 2 + X::word() * 16);
+            lda = opaque(args.lda * W::kLines), ldb = opaque(args.ldb * 2 * X::kLines);
+            to_weights = opaque(W::line() * kWeightBytes + (W::word() ^ exchanged<kWeightBytes>(W::line())) * 16);
+            const int place = placed(X::word());
+            to_inputs = opaque(X::line() * kInputBytes + (place ^ exchanged<kInputBytes>(X::line())) * 16);
+            flip_weights = W::word() & 4 ? -64 : 64, flip_inputs = place & 4 ? -64 : 64;
             scales = kGrouped ? static_cast<const char*>(all.scales) + first * groups * i64(sizeof(Scale)) : nullptr;
             zeros = static_cast<const char*>(all.zeros);
             if (QUANT::kZero == kWords) zeros += first / 8 * groups * 4;
@@ -133,10 +150,16 @@ private:
         // sums that are dropped. Elements beyond the last are zero.
         GEMMTUNE_DEVICE void chunk(char* slot, int chunk) const {
             const int left = k - chunk * BK;
-            lines<kWeightBytes, ROWS, false>(slot, weights + static_cast<i64>(chunk) * kWeightBytes, lda, rows,
-                                             left < BK ? left * QUANT::kBits / 8 : kWeightBytes);
-            lines<kInputBytes, COLUMNS, true>(slot + kX, inputs + static_cast<i64>(chunk) * kInputBytes, ldb,
-                                              columns, left < BK ? left * 2 : kInputBytes);
+            const char* const a = weights + static_cast<i64>(chunk) * kWeightBytes;
+            const char* const b = inputs + static_cast<i64>(chunk) * kInputBytes;
+            if (left >= BK) {
+                lines<true, kWeightBytes, ROWS>(slot + to_weights, flip_weights, a, lda, rows, kWeightBytes);
+                lines<true, kInputBytes, COLUMNS>(slot + kX + to_inputs, flip_inputs, b, ldb, columns, kInputBytes);
+            } else {
+                lines<false, kWeightBytes, ROWS>(slot + to_weights, flip_weights, a, lda, rows,
+                                                 left * QUANT::kBits / 8);
+                lines<false, kInputBytes, COLUMNS>(slot + kX + to_inputs, flip_inputs, b, ldb, columns, left * 2);
+            }
             if constexpr (kGrouped) {
                 const int there = left < BK ? left / kGroup : kScales;  // groups
                 const i64 from = static_cast<i64>(chunk) * kScales;
@@ -151,30 +174,30 @@ private:
         }
 
     private:
-        // LINES lines of BYTES bytes, of which `there` exist, by 16-byte words. PAIRED: activations, in the order
-        // in which four lanes read them.
-        template <int BYTES, int LINES, bool PAIRED>
-        static GEMMTUNE_DEVICE void lines(char* to, const char* from, i64 ld, int count, int there) {
+        // `count` of LINES lines of BYTES bytes, of which `there` exist (FULL: all), by 16-byte words. A line of more
+        // than 32 words takes several passes.
+        template <bool FULL, int BYTES, int LINES>
+        static GEMMTUNE_DEVICE void lines(char* to, int flip, const char* from, i64 step, int count, int there) {
             using W = Walk<BYTES>;
+            const int left = count - W::line();
             GEMMTUNE_UNROLL
             for (int pass = 0; pass < W::kPasses; ++pass) {
-                const int word = W::word(pass);
-                const bool inside = word * 16 < there;
+                const bool inside = FULL || (W::word() + pass * 32) * 16 < there;
+                // Zero bytes are read from the line's first word, which exists.
+                const char* source = inside ? from + pass * 512 : from - W::word() * 16;
                 GEMMTUNE_UNROLL
                 for (int on = 0; on < LINES; on += W::kLines) {
-                    const int line = on + W::line();
-                    const char* const source = from + on * ld;
-                    const bool wanted = line < count;
-                    char* const target = to + line * BYTES + (placed<PAIRED>(word) ^ exchanged<BYTES>(line)) * 16;
-                    // Zero bytes are read from the line's first word, which exists.
-                    copy_async16_if(wanted, target, inside ? source + word * 16 : source, inside ? 16 : 0);
+                    // A lane that copies of every line exchanges words of every second one.
+                    char* const target = to + on * BYTES + pass * 512 + (W::kLines == 1 && on % 2 ? flip : 0);
+                    if constexpr (FULL) copy_async16_if(on < left, target, source);
+                    else copy_async16_if(on < left, target, source, inside ? 16 : 0);
+                    source += step;
                 }
             }
         }
 
-        template <bool PAIRED>
+        // The place of a word of activations: in the order in which four lanes read them.
         static GEMMTUNE_DEVICE int placed(int word) {
-            if (!PAIRED) return word;
             const int step = word / (4 * kEights), in = word % (4 * kEights);
             return step * (4 * kEights) + in % kEights * 4 + in / kEights;
         }
@@ -234,22 +257,28 @@ private:
         unsigned raw[4];
         unsigned whole;         // zero point
         unsigned zero, scale;   // pairs, where weights are multiplied or have floating-point zero points
-        float factor;           // kAfter: the scale
+        float factor, offset;   // kAfter: the scale; kFolded: what is subtracted
 
         GEMMTUNE_DEVICE void read(const char* slot, const Reads& reads, int row, int step) {
             reads.weights(slot, row, step, raw);
             const int of = group_of(reads, step);
             whole = kConstantZero<QUANT>;
             if constexpr (QUANT::kZero == kWords) whole = reads.whole_zero(slot, row, of);
+            if constexpr (kFolded) offset = kPower + static_cast<float>(whole);
             if constexpr (kFloatZeros) {
                 const float z = widen(reads.float_zero(slot, row, of));
-                zero = both(narrow<T>(QUANT::kZero == kSubtracted ? -z : z).bits);
+                if constexpr (kFolded) offset += z;
+                else zero = both(narrow<T>(QUANT::kZero == kSubtracted ? -z : z).bits);
             }
             if constexpr (kGrouped && !kAfter) scale = both(narrow<T>(widen(reads.scale(slot, row, of))).bits);
             if constexpr (kAfter) factor = widen(reads.scale(slot, row, of));
         }
 
         GEMMTUNE_DEVICE void convert(int j, unsigned (&out)[4]) const {
+            if constexpr (kFolded) {
+                lifted_pairs<QUANT::kSigned>(raw, j, out);
+                return;
+            }
             Convert<T, QUANT::kBits>::template run<QUANT::kSigned>(raw, j, whole, out);
             GEMMTUNE_UNROLL
             for (int i = 0; i < 4; ++i) {
@@ -260,48 +289,65 @@ private:
         }
     };
 
-    // A chunk's products of kAtOnce tiles, from `first` on.
+    // A chunk's products of kAtOnce tiles, from `first` on. Where there are many sums, a loop keeps the compiler from
+    // reading a whole chunk before it uses the first of it.
     static GEMMTUNE_DEVICE void multiply(const char* slot, const Reads& reads, int first, Sums& sum) {
-        constexpr int kRun = kAfter ? kGroup / kStep : kSteps;  // steps that are summed before they are scaled
-        GEMMTUNE_UNROLL
-        for (int from = 0; from < kSteps; from += kRun) {
-            float part[kAtOnce][kHalves][4] = {};
-            float factor[kAtOnce][2] = {};
+        if constexpr (kTiles * kHalves >= 8) {
+            GEMMTUNE_ROLL
+            for (int from = 0; from < kSteps; from += kRun) multiply_run(slot, reads, first, from, sum);
+        } else {
             GEMMTUNE_UNROLL
-            for (int step = from; step < from + kRun; ++step) {
-                Row row[kAtOnce][2];
+            for (int from = 0; from < kSteps; from += kRun) multiply_run(slot, reads, first, from, sum);
+        }
+    }
+
+    // kRun steps, from `from` on.
+    static GEMMTUNE_DEVICE void multiply_run(const char* slot, const Reads& reads, int first, int from, Sums& sum) {
+        constexpr unsigned kOne = PairBits<T>::kOne;
+        constexpr unsigned kOnes[2][4] = {{kOne, kOne, kOne, kOne}, {kOne, kOne, kOne, kOne}};
+        float part[kAtOnce][kHalves][4] = {};
+        float factor[kAtOnce][2] = {}, offset[kAtOnce][2] = {}, inputs[kHalves][4] = {};
+        GEMMTUNE_UNROLL
+        for (int on = 0; on < kRun; ++on) {
+            const int step = from + on;
+            Row row[kAtOnce][2];
+            GEMMTUNE_UNROLL
+            for (int t = 0; t < kAtOnce; ++t) {
                 GEMMTUNE_UNROLL
-                for (int t = 0; t < kAtOnce; ++t) {
-                    GEMMTUNE_UNROLL
-                    for (int upper = 0; upper < 2; ++upper) {
-                        row[t][upper].read(slot, reads, (first + t) * 16 + upper * 8, step);
-                        if (kAfter) factor[t][upper] = row[t][upper].factor;
-                    }
+                for (int upper = 0; upper < 2; ++upper) {
+                    row[t][upper].read(slot, reads, (first + t) * 16 + upper * 8, step);
+                    if constexpr (kAfter) factor[t][upper] = row[t][upper].factor;
+                    if constexpr (kFolded) offset[t][upper] = row[t][upper].offset;
                 }
+            }
+            GEMMTUNE_UNROLL
+            for (int j = 0; j < kEights; ++j) {
+                unsigned w[kAtOnce][2][4];
                 GEMMTUNE_UNROLL
-                for (int j = 0; j < kEights; ++j) {
-                    unsigned w[kAtOnce][2][4];
+                for (int t = 0; t < kAtOnce; ++t) row[t][0].convert(j, w[t][0]), row[t][1].convert(j, w[t][1]);
+                GEMMTUNE_UNROLL
+                for (int half = 0; half < kHalves; ++half) {
+                    unsigned x[4];
+                    reads.inputs(slot, half, step, j, x);
+                    if constexpr (kFolded) eight(inputs[half], kOnes, x);
                     GEMMTUNE_UNROLL
-                    for (int t = 0; t < kAtOnce; ++t) row[t][0].convert(j, w[t][0]), row[t][1].convert(j, w[t][1]);
-                    GEMMTUNE_UNROLL
-                    for (int half = 0; half < kHalves; ++half) {
-                        unsigned x[4];
-                        reads.inputs(slot, half, step, j, x);
-                        GEMMTUNE_UNROLL
-                        for (int t = 0; t < kAtOnce; ++t) {
-                            if constexpr (kAfter) eight(part[t][half], w[t], x);
-                            else eight(sum[first + t][half], w[t], x);
-                        }
+                    for (int t = 0; t < kAtOnce; ++t) {
+                        if constexpr (kAfter) eight(part[t][half], w[t], x);
+                        else eight(sum[first + t][half], w[t], x);
                     }
                 }
             }
-            if constexpr (kAfter) {
+        }
+        if constexpr (kAfter) {
+            GEMMTUNE_UNROLL
+            for (int t = 0; t < kAtOnce; ++t) {
                 GEMMTUNE_UNROLL
-                for (int t = 0; t < kAtOnce; ++t) {
+                for (int half = 0; half < kHalves; ++half) {
                     GEMMTUNE_UNROLL
-                    for (int half = 0; half < kHalves; ++half) {
-                        GEMMTUNE_UNROLL
-                        for (int i = 0; i < 4; ++i) sum[first + t][half][i] += factor[t][i / 2] * part[t][half][i];
+                    for (int i = 0; i < 4; ++i) {
+                        float own = part[t][half][i];
+                        if constexpr (kFolded) own -= offset[t][i / 2] * inputs[half][i];
+                        sum[first + t][half][i] += factor[t][i / 2] * own;
                     }
                 }
             }

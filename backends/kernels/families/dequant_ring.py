@@ -106,11 +106,13 @@ class DequantRing(FewColumnsFamily):
         return max(rings, warps * self._columns(product) * (rows + 8) * 4)
 
     def registers(self, product: OrientedGemm, values: Values) -> int:
-        """Registers for sums, a group's own sums, and a step's weights and activations."""
+        """Registers for sums, a group's own sums, and a step's weights and activations. (Compilers spill with
+        more sums than their half more allows for.)"""
         tiles, halves = number(values, "rows") // 16, -(-self._columns(product) // 8)
         at_once = max(size for size in range(1, max(1, 8 // halves) + 1) if tiles % size == 0)
         grouped = 4 * at_once * halves if _scales_sums(product.problem) else 0
-        return 4 * tiles * halves + grouped + at_once * 20 + 8
+        sums = 4 * tiles * halves
+        return sums + sums // 2 + grouped + at_once * 20 + 8
 
     def loads(self, product: OrientedGemm, values: Values, warp: int) -> tuple[int, float]:
         """Bytes of weights that a thread has in flight, and the share of the warps' iterations along k that have

@@ -105,8 +105,16 @@ def test_it_computes_right(name: str, tmp_path: Path) -> None:
 #: What is mistaken -> the header, its text, what stands there instead, and a problem that shows it.
 MISTAKES = {
     "the high half first": (
-        "device/dequantise.h", "word >> 4 * i & 0x000f000fu", "word >> 4 * (i ^ 1) & 0x000f000fu",
+        "device/dequantise.h", "out[i] = (word >> 4 * i & 0x000f000fu)", "out[i] = (word >> 4 * (i ^ 1) & 0x000f000fu)",
         weights(2, 40, 512, zero_b="eight"),
+    ),
+    "the high half first, of many columns": (
+        "device/dequantise.h", "fma_pair<Bf16>((word >> 4 * i", "fma_pair<Bf16>((word >> 4 * (i ^ 1)",
+        weights(17, 40, 512, zero_b="eight"),
+    ),
+    "another row's zero point": (
+        "families/dequant_ring.h", "offset[t][i / 2] * inputs", "offset[t][0] * inputs",
+        weights(2, 40, 512, zero_b="uint4"),
     ),
     "zero points of the next row": (
         "families/dequant_ring.h", ">> 4 * group & 15u", ">> 4 * (group ^ 1) & 15u",
@@ -126,7 +134,7 @@ MISTAKES = {
         weights(2, 40, 512, zero_b="eight"),
     ),
     "elements beyond the last": (
-        "families/dequant_ring.h", "left < BK ? left * 2 : kInputBytes", "kInputBytes",
+        "families/dequant_ring.h", "columns, left * 2);", "columns, kInputBytes);",
         weights(2, 40, 384, "int4", scale_b="outer"),
     ),
     "a wait that is too short": (
