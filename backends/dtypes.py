@@ -90,10 +90,11 @@ DTYPES: Mapping[str, DType] = {
         _row("fp8_e8m0", FLOAT, 1, ml_dtypes.float8_e8m0fnu),
         _row("int8", INTEGER, 0, np.int8),
         _row("int32", INTEGER, 0, np.int32),
-        _row("int4", INTEGER, 0, np.uint8, 2),
-        _row("uint4", INTEGER, 0, np.uint8, 2),
         _row("complex64", COMPLEX, 24, np.complex64),
         _row("complex128", COMPLEX, 53, np.complex128),
+        # New ones last: a C header numbers them in this order.
+        _row("int4", INTEGER, 0, np.uint8, 2),
+        _row("uint4", INTEGER, 0, np.uint8, 2),
     )
 }
 

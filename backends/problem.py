@@ -143,7 +143,7 @@ class GemmProblem(ProblemFields):
         before they existed."""
         values = vars(self)
         found = {name: values[name] for name in _NAMES}
-        return found | {name: values[name] for name in _OPTIONAL if values[name] != "none"}
+        return found | {name: values[name] for name in _OPTIONAL if values.get(name, "none") != "none"}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> GemmProblem:
