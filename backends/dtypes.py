@@ -34,7 +34,9 @@ class DType:
 
     def __post_init__(self) -> None:
         if self.storage.itemsize * 8 != self.bits * self.packing:
-            raise ValueError(f"{self.name}: {self.packing} x {self.bits} bits stored in {self.storage}")
+            raise ValueError(
+                f"{self.name}: {self.bits} bits, {self.packing} to a unit, stored in {self.storage}"
+            )
 
     @property
     def bytes(self) -> int:

@@ -17,7 +17,7 @@ from backends.problem_rules import BLOCKS
 from backends.quantisation import STORED_ZEROS, ZERO_ROWS, groups_of
 
 #: The operands of a problem, in the order in which every table lists them.
-NAMES = ("a", "b", "c", "d", "bias", "scale_a", "scale_b", "scale_d", "zero_a", "zero_b")
+NAMES = ("a", "b", "c", "d", "bias", "scale_a", "scale_b", "scale_d", "zero_a")
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,6 @@ class Operands:
     scale_b: int = 0
     scale_d: int = 0
     zero_a: int = 0
-    zero_b: int = 0
 
     @classmethod
     def at(cls, address: Mapping[str, int], scalars: tuple[float, float]) -> Operands:

@@ -136,14 +136,14 @@ class GemmProblem(ProblemFields):
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickles the fields only: the cached hash is invalid in another process, where str hashes differ."""
-        return {**dict.fromkeys(_OPTIONAL, "none"), **self.to_dict()}
+        return self.to_dict()
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field, as plain JSON values; without the zero points if there are none, as ids were made
-        before they existed."""
+        """Every field, as plain JSON values; without zero_a if there are no zero points, as ids were made before
+        it existed."""
         values = vars(self)
         found = {name: values[name] for name in _NAMES}
-        return found | {name: values[name] for name in _OPTIONAL if values.get(name, "none") != "none"}
+        return found if self.zero_a == "none" else found | {"zero_a": self.zero_a}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> GemmProblem:
@@ -152,7 +152,7 @@ class GemmProblem(ProblemFields):
         for name in values:
             if name not in names:
                 raise InvalidProblem(f"unknown field {name!r} in a canonical problem", str(name))
-        missing = sorted(names - set(_OPTIONAL) - set(values))
+        missing = sorted(names - {"zero_a"} - set(values))
         if missing:
             raise InvalidProblem(f"canonical problem lacks {', '.join(missing)}", missing[0])
         return cls(**values)
@@ -184,9 +184,7 @@ class GemmProblem(ProblemFields):
 
 #: Used in place of dataclasses.asdict(), whose deep copies would take half the time allowed for a lookup by
 #: id.
-_NAMES = tuple(f.name for f in fields(GemmProblem) if not f.name.startswith("zero_"))
-#: Fields that a document leaves out at "none".
-_OPTIONAL = ("zero_a", "zero_b")
+_NAMES = tuple(f.name for f in fields(GemmProblem) if f.name != "zero_a")
 
 
 # ---- builders ----------------------------------------------------------------------------------
@@ -258,6 +256,8 @@ def _built(
         compute = "tf32" if compute is None else compute
         dtype_a, dtype_b = ("fp32" if _is_tf32(kind) else kind for kind in (dtype_a, dtype_b))
     a, b = dtype(dtype_a, "dtype_a").name, dtype(dtype_b, "dtype_b").name
+    if zero_b != "none":
+        raise InvalidProblem(f"zero_b {zero_b!r}: only weights have zero points, {TERMS} A", "zero_b")
     source = b if is_weight_only(a, b) else a
     if source not in COMPUTE_FOR:
         raise InvalidProblem(
@@ -304,7 +304,7 @@ def _built(
             scale_a=scale_a, scale_b=scale_b, scale_d=scale_d,
             scale_dtype="fp32" if scale_dtype is None else scale_dtype,
             alignment=alignment, fast_accumulation=fast_accumulation,
-            zero_a=zero_a, zero_b=zero_b,
+            zero_a=zero_a,
         )  # fmt: skip
     except InvalidProblem as error:
         raise _renamed(error, in_place) from None

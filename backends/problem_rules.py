@@ -74,7 +74,6 @@ class ProblemFields:
     alignment: int
     fast_accumulation: bool
     zero_a: str = "none"
-    zero_b: str = "none"
 
     @property
     def weight_only(self) -> bool:

@@ -43,10 +43,7 @@ Float = npt.NDArray[np.float64]
 
 def check_weights(p: ProblemFields) -> None:
     """Checks what only quantised weights have, and that nothing else has it. Raises InvalidProblem."""
-    for name in ("zero_a", "zero_b"):
-        one_of(getattr(p, name), name, ZEROS)
-    if p.zero_b != "none":
-        raise InvalidProblem(f"zero_b {p.zero_b} is a weight's; activations have none", "zero_b")
+    one_of(p.zero_a, "zero_a", ZEROS)
     if not p.weight_only:
         if p.zero_a != "none":
             raise InvalidProblem(f"zero_a {p.zero_a} is of quantised weights, not of {p.dtype_a}", "zero_a")

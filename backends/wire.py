@@ -98,7 +98,7 @@ def problem_to_wire(problem: GemmProblem) -> dict[str, Any]:
         "b": call["scale_b"],
         "d": call["scale_d"],
         "dtype": call["scale_dtype"],
-        **{name: call[name] for name in ("zero_a", "zero_b") if call.get(name, "none") != "none"},
+        **({"zero_b": call["zero_b"]} if call.get("zero_b", "none") != "none" else {}),
     }
     if problem.scale_dtype is not None:
         out["scaling"] = scaled

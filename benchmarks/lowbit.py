@@ -90,7 +90,9 @@ def cases(kinds: Sequence[str], models: Sequence[str], tokens: Sequence[int]) ->
 # ---- torch by itself -----------------------------------------------------------------------------
 
 
-def torch_times(found: FoundDevice, wanted: Sequence[Case]) -> dict[tuple[str, int, int, int], dict[str, Any]]:
+def torch_times(
+    found: FoundDevice, wanted: Sequence[Case]
+) -> dict[tuple[str, int, int, int], dict[str, Any]]:
     """(kind, m, n, k) -> microseconds of torch's calls, each timed in a CUDA graph over different weights. A call
     that torch refuses is its message."""
     import torch  # noqa: PLC0415  (optional)

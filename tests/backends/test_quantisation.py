@@ -140,7 +140,7 @@ def test_bytes_count_half_a_byte_an_element() -> None:
         ({"scale_d": "tensor"}, "scale_d", "only the weights have scales"),
         ({"scale_dtype": "fp8_e8m0"}, "scale_dtype", "known: fp32, bf16, fp16"),
         ({"zero_b": "nine"}, "zero_b", "zero_b 'nine' is unknown; known: none, eight, uint4, float, shift"),
-        ({"zero_a": "eight"}, "zero_a", "zero_a eight is a weight's"),
+        ({"zero_a": "eight"}, "zero_a", "zero_a 'eight': only weights have zero points"),
         ({"dtype_b": "int4", "zero_b": "eight"}, "zero_b", "int4 is signed and has no zero point"),
         ({"dtype_b": "int8", "zero_b": "uint4"}, "zero_b", "store the weights as uint4"),
         ({"scale_b": "tensor", "zero_b": "float"}, "zero_b", "a single scale has none or eight"),

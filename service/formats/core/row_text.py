@@ -25,7 +25,7 @@ from tuners.policy import MeasurementPolicy
 
 #: Values of one kind whose text is cached.
 _REMEMBERED = 1024
-_PROBLEM_FIELDS = tuple(f.name for f in fields(GemmProblem) if not f.name.startswith("zero_"))
+_PROBLEM_FIELDS = tuple(f.name for f in fields(GemmProblem) if f.name != "zero_a")
 _problem_values = attrgetter(*_PROBLEM_FIELDS)
 _T = TypeVar("_T")
 
