@@ -31,6 +31,7 @@ from backends.problem_rules import (
     SCALES,
     TRANSPOSES,
 )
+from backends.quantisation import ZEROS
 
 ROOT = Path(__file__).parents[2]
 FP8 = tuple(name for name, row in DTYPES.items() if is_fp8(row))
