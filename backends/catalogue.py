@@ -92,8 +92,8 @@ def _about(family: object) -> str:
 
 
 def _types(supports: Callable[[GemmProblem], bool]) -> tuple[str, ...]:
-    """The input types for which the family runs a plain GEMM, or a linear layer with scales of blocks; then the
-    types of quantised weights that it multiplies."""
+    """The input types for which the family runs a plain GEMM, or a linear layer with scales of blocks; then
+    the types of quantised weights that it multiplies."""
     found: dict[str, None] = {}
     for name, options in product(INPUT_TYPES, ({}, _BLOCK_SCALED)):
         with suppress(InvalidProblem):

@@ -1,8 +1,8 @@
 """The number formats of GEMM operands, and host conversions that need no torch.
 
-Each format is stored on the host as a numpy dtype; ml_dtypes supplies those numpy lacks (bf16, fp8). Two 4-bit
-integers share a byte, the one at the even index in its low half. The unit
-roundoff is half the spacing of numbers just above one: 2**-(significand bits), counting the hidden bit.
+Each format is stored on the host as a numpy dtype; ml_dtypes supplies those numpy lacks (bf16, fp8). Two
+4-bit integers share a byte, the one at the even index in its low half. The unit roundoff is half the spacing
+of numbers just above one: 2**-(significand bits), counting the hidden bit.
 """
 
 from __future__ import annotations

@@ -139,8 +139,8 @@ class GemmProblem(ProblemFields):
         return self.to_dict()
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field, as plain JSON values; without zero_a if there are no zero points, as ids were made before
-        it existed."""
+        """Every field, as plain JSON values; without zero_a if there are no zero points, as ids were made
+        before it existed."""
         values = vars(self)
         found = {name: values[name] for name in _NAMES}
         return found if self.zero_a == "none" else found | {"zero_a": self.zero_a}

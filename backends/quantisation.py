@@ -4,10 +4,10 @@ A product of 16-bit activations by quantised weights, x[m,k] w[n,k] transposed, 
 
     D = x W^T with W[i,k] = (q[i,k] - z[i,g]) * s[i,g]    in real arithmetic, g = k // group
 
-In canonical terms the weights are A, transposed: every row of q is contiguous along k. 4-bit integers are packed
-two to a byte, the even k in the low half. Scales are [n, groups], contiguous along the groups: one group of 32,
-64 or 128 elements of k (scale block_1x32, block_1x64, block_1x128), or all of k (outer); or one scale for the
-whole matrix (tensor). The zero point is one of ZEROS:
+In canonical terms the weights are A, transposed: every row of q is contiguous along k. 4-bit integers are
+packed two to a byte, the even k in the low half. Scales are [n, groups], contiguous along the groups: one
+group of 32, 64 or 128 elements of k (scale block_1x32, block_1x64, block_1x128), or all of k (outer); or one
+scale for the whole matrix (tensor). The zero point is one of ZEROS:
 
     none    z = 0
     eight   z = 8
@@ -91,8 +91,8 @@ def _check_zero(p: ProblemFields) -> None:
         )
     if p.zero_a == "uint4" and p.m % ZERO_ROWS:
         raise InvalidProblem(
-            f"m {p.m}: zero points of uint4 are packed {ZERO_ROWS} rows to a word, and the weights have {p.m} "
-            "rows",
+            f"m {p.m}: zero points of uint4 are packed {ZERO_ROWS} rows to a word, and the weights have "
+            f"{p.m} rows",
             "m",
         )
 
@@ -157,8 +157,8 @@ def packed_zeros(zeros: Array) -> Array:
 def dequantised(
     p: ProblemFields, weights: Array, scales: Array, zeros: Array | None, rows: Any = slice(None)
 ) -> Float:
-    """The weights' numbers [..., rows, k] in float64, exactly as the module says, from what is stored: weights
-    [..., n, bytes], scales [n, groups] (or one), zeros as stored. `rows` selects rows of n."""
+    """The weights' numbers [..., rows, k] in float64, exactly as the module says, from what is stored:
+    weights [..., n, bytes], scales [n, groups] (or one), zeros as stored. `rows` selects rows of n."""
     q = unpacked(p, weights[..., rows, :])
     s = scales.astype(np.float64)
     s = s.reshape(1, 1) if p.scale_a == "tensor" else s[rows]
@@ -181,4 +181,4 @@ def roundings(p: ProblemFields) -> int:
     """Independent rounding errors of a row of weights that are rounded once each: equal integers of a group
     have equal errors."""
     assert DTYPES[p.dtype_a].kind == INTEGER
-    return min(p.k, groups_of(p) * 2 ** DTYPES[p.dtype_a].bits)
+    return min(p.k, groups_of(p) << DTYPES[p.dtype_a].bits)

@@ -16,7 +16,6 @@ measured bandwidth; None if it could not be measured.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -166,7 +165,7 @@ def _graph_us(torch: Any, device: Any, case: Case, of: Any) -> float:
         last.record()
         last.synchronize()
         times.append(first.elapsed_time(last) * 1e3 / len(calls))
-    return median(times)
+    return float(median(times))
 
 
 # ---- ours ----------------------------------------------------------------------------------------
@@ -176,8 +175,13 @@ def tuned_row(runner: DeviceClient, case: Case, seconds: float, ceilings: Ceilin
     """A tuning's figures. Without a verdict, which a default that fails prevents, `best_us` is that of the
     fastest verified candidate of the screening, and `error` says why."""
     seen: list[Tuned] = []
+
+    def never(tuned: Tuned, _: float) -> bool:
+        seen[:] = [tuned]
+        return False
+
     try:
-        tuned = tune(runner, case.problem, seconds, stop=lambda now, _: bool(seen.append(now)))
+        tuned = tune(runner, case.problem, seconds, stop=never)
         found = row(tuned, ceilings)
         return {**found, "default_us": found["baseline_us"], "screening": screened(tuned)}
     except DeviceError:

@@ -24,7 +24,8 @@ DEVIATIONS = 4.0
 #: Number of values after which they repeat, since drawing more would take seconds. A prime, so that a kernel
 #: that reads at a wrong stride does not find equal values.
 POOL = 2**22 - 3
-#: Floating-point zero points of quantised weights, uniform: those that are subtracted, and those that are added.
+#: Floating-point zero points of quantised weights, uniform: those that are subtracted, and those that are
+#: added.
 ZERO_RANGES = {"zero": (0.0, 16.0), "shift": (-8.0, 8.0)}
 #: Sizes that are not multiples of any tile, cache block or vector.
 RAGGED_M, RAGGED_N, RAGGED_K = 131, 37, 259
@@ -37,8 +38,8 @@ EVEN_M, EVEN_N = 144, 48
 
 def draw(rng: np.random.Generator, count: int, dtype: DType, distribution: str) -> npt.NDArray[Any]:
     """`count` values of storage type `dtype`. `large` keeps sums of thousands of products finite, `small` is
-    for outputs that cannot hold larger sums, and `scale` is uniform in [0.5, 1.5); ZERO_RANGES has more. fp64 values use the whole
-    significand, so that arithmetic on narrowed inputs is detected."""
+    for outputs that cannot hold larger sums, and `scale` is uniform in [0.5, 1.5); ZERO_RANGES has more. fp64
+    values use the whole significand, so that arithmetic on narrowed inputs is detected."""
     if count > POOL:
         return np.resize(draw(rng, POOL, dtype, distribution), count)
     if dtype.packing > 1:  # every integer of so few bits, whatever the distribution

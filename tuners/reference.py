@@ -15,6 +15,7 @@ device's own reference uses the same.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -224,10 +225,10 @@ def error_bound(problem: GemmProblem, distribution: str) -> ErrorBound:
 
 def _rounded_weights(p: GemmProblem, distribution: str) -> float:
     """The error of sums of quantised weights that are rounded once to the activations' type, relative to the
-    norms. The errors of a row are independent of signed activations' signs. With one-sided activations they add
-    up as far as they are equal: equal integers of a group have the same error."""
+    norms. The errors of a row are independent of signed activations' signs. With one-sided activations they
+    add up as far as they are equal: equal integers of a group have the same error."""
     independent = roundings(p) if distribution == "uniform" else p.k
-    return 2 * DTYPES[p.input_type].unit_roundoff / independent**0.5
+    return 2 * DTYPES[p.input_type].unit_roundoff / math.sqrt(independent)
 
 
 def _narrow_sums(p: GemmProblem, distribution: str) -> float:

@@ -1,7 +1,7 @@
 """torch's own calls for quantised weights on the same memory: what a framework's user runs today.
 
-Where a call wants the weights packed in a layout of its own, they are packed when the launch is bound, which no
-sample times: a user packs them once, when a model is loaded.
+Where a call wants the weights packed in a layout of its own, they are packed when the launch is bound, which
+no sample times: a user packs them once, when a model is loaded.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from backends.protocol import Kernel, Launch
 from backends.quantisation import GROUPS, ZERO_ROWS, group_of, groups_of
 from backends.solution import Solution
 
-#: torch._weight_int4pack_mm, torch._weight_int8pack_mm, and dequantising into a buffer before torch.mm. The first
-#: that takes a problem is a user's default.
+#: torch._weight_int4pack_mm, torch._weight_int8pack_mm, and dequantising into a buffer before torch.mm. The
+#: first that takes a problem is a user's default.
 CALLS = ("int4pack", "int8pack", "dequantise")
 #: k tiles that torch._convert_weight_to_int4pack interleaves, and the elements of k that it then wants whole.
 _K_TILES, _WHOLE_K = 8, 128
 
 
 class TorchWeights(LibraryFamily):
-    """torch's calls for quantised weights. Parameters: call (int4pack | int8pack, torch's kernels for weights;
-    dequantise, into a buffer by elementwise operations, then torch.mm)."""
+    """torch's calls for quantised weights. Parameters: call (int4pack | int8pack, torch's kernels for
+    weights; dequantise, into a buffer by elementwise operations, then torch.mm)."""
 
     name = "torch-weights"
     library = "torch"
@@ -63,7 +63,8 @@ class TorchWeights(LibraryFamily):
             return rule
         call = solution.parameters.get("call")
         if len(solution.parameters) != 1 or call not in self._calls:
-            return f"a torch-weights solution has call, one of {', '.join(self._calls)}, not {solution.parameters}"
+            known = ", ".join(self._calls)
+            return f"a torch-weights solution has call, one of {known}, not {solution.parameters}"
         if call == "int4pack":
             return _int4pack_rule(problem)
         return _int8pack_rule(problem) if call == "int8pack" else None
@@ -174,8 +175,8 @@ class TorchWeightsKernel:
 
 
 def int4pack(torch: Any, p: GemmProblem, tensors: dict[str, Any]) -> tuple[Any, Any]:
-    """Weights and (scale, zero point) [groups, n, 2] as torch._weight_int4pack_mm takes them. Its packing wants
-    the even element of k in the high half of a byte, and W = (q - 8) s + z."""
+    """Weights and (scale, zero point) [groups, n, 2] as torch._weight_int4pack_mm takes them. Its packing
+    wants the even element of k in the high half of a byte, and W = (q - 8) s + z."""
     bytes_of = tensors["a"]
     swapped = (bytes_of << 4) | (bytes_of >> 4)
     if p.dtype_a == "int4":

@@ -85,12 +85,14 @@ def unsupported_weights(p: GemmProblem) -> str | None:
 
 
 def lines_rule(product: OrientedGemm) -> str | None:
-    """Rows of weights and columns of activations start at multiples of 16 bytes and are whole 16-byte words."""
+    """Rows of weights and columns of activations start at multiples of 16 bytes and are whole 16-byte
+    words."""
     p = product.problem
     if not product.whole("a"):
         return f"rows of weights must start at multiples of {WIDE} bytes and be whole numbers of them"
     if not product.b_along_k or not product.whole("b"):
-        return f"columns must be contiguous along k, start at multiples of {WIDE} bytes and be whole numbers of them"
+        whole = f"start at multiples of {WIDE} bytes and be whole numbers of them"
+        return f"columns must be contiguous along k, {whole}"
     if p.k % wide(p):
         return f"k {p.k} is no multiple of the {wide(p)} weights in {WIDE} bytes"
     return None

@@ -80,7 +80,8 @@ def best(
 ) -> None:
     """Show the best known way to run a problem. Exit code 1: nothing is known."""
     fields = {
-        "m": m, "n": n, "k": k, "dtype": dtype, "dtype_b": dtype_b, "dtype_c": dtype_c, "compute": compute, "batch": batch,
+        "m": m, "n": n, "k": k, "dtype": dtype, "dtype_b": dtype_b, "dtype_c": dtype_c, "compute": compute,
+        "batch": batch,
         "trans_a": trans_a or None, "trans_b": trans_b or None, "epilogue": epilogue,
         "scaling": weight_scaling(scale_b, scale_dtype, zero_b),
     }  # fmt: skip

@@ -132,13 +132,14 @@ def tune(
     measured in the same environment is shown, not measured again (--force measures)."""
     settings = Settings()
     one = {
-        "m": m, "n": n, "k": k, "dtype": dtype, "dtype_b": dtype_b, "dtype_c": dtype_c, "compute": compute, "batch": batch,
+        "m": m, "n": n, "k": k, "dtype": dtype, "dtype_b": dtype_b, "dtype_c": dtype_c, "compute": compute,
+        "batch": batch,
         "trans_a": trans_a or None, "trans_b": trans_b or None, "lda": lda, "ldb": ldb, "ldc": ldc,
         "alpha": alpha, "beta": beta, "epilogue": epilogue, "layout": layout,
         "scaling": weight_scaling(scale_b, scale_dtype, zero_b),
     }  # fmt: skip
-    given = {name: value for name, value in one.items() if value is not None}
-    read = _input(file, format_name, given, tp, tokens, layers)
+    fields = {name: value for name, value in one.items() if value is not None}
+    read = _input(file, format_name, fields, tp, tokens, layers)
     rejected = len(read.rejected) + read.rejected_more
     if not read.problems and rejected:
         if as_json:

@@ -22,7 +22,7 @@ ScaleDtype = Annotated[str | None, typer.Option(help="Type of the scales: fp32 (
 ZeroB = Annotated[str | None, typer.Option(help=f"Zero point of uint4 weights: {', '.join(ZEROS)}.")]
 
 
-def weight_scaling(scale: str | None, dtype: str | None, zero: str | None) -> dict[str, Any] | None:
+def weight_scaling(scale: str | None, dtype: str | None, zero: str | None) -> Any:
     """The `scaling` of a problem's wire form; None if no option was given."""
     given = {"b": scale, "dtype": dtype, "zero_b": zero}
     return {name: value for name, value in given.items() if value is not None} or None

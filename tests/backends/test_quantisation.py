@@ -84,7 +84,8 @@ def test_what_the_stored_numbers_mean(problem: GemmProblem) -> None:
     found = layouts(p)
     shape = found["scale_a"].columns, found["scale_a"].rows
     scales = rng.random(shape) + 0.5
-    zeros, stored = None, None
+    zeros: Any = None
+    stored: Any = None
     if p.zero_a == "uint4":
         zeros = rng.integers(0, 16, (p.m, shape[1] if p.scale_a != "outer" else 1))
         stored = packed_zeros(zeros)

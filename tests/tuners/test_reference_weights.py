@@ -23,8 +23,8 @@ Array = npt.NDArray[Any]
 
 
 def computed(p: GemmProblem, inputs: Mapping[str, Array], rounded: bool) -> Array:
-    """The product in single precision; `rounded`: by weights that are rounded once to the activations' type, as
-    frameworks dequantise them."""
+    """The product in single precision; `rounded`: by weights that are rounded once to the activations' type,
+    as frameworks dequantise them."""
     zeros = inputs["zero_a"][0] if "zero_a" in inputs else None
     w = dequantised(p, inputs["a"][0], inputs["scale_a"][0].reshape(-1, groups_of(p)), zeros)
     if rounded:

@@ -26,24 +26,25 @@ from backends.problem import GemmProblem
 from backends.quantisation import groups_of
 from backends.solution import Parameter
 
-#: Bytes that L2 delivers to a multiprocessor per clock in practice on an H200; how much faster than its share of
-#: memory bandwidth a multiprocessor reads while others idle; the share of the chunks in flight that delays the
-#: rest (as skinny-ring's).
+#: Bytes that L2 delivers to a multiprocessor per clock in practice on an H200; how much faster than its
+#: share of memory bandwidth a multiprocessor reads while others idle; the share of the chunks in flight that
+#: delays the rest (as skinny-ring's).
 _L2_BYTES, _FASTER, _FILL_SHARE = 40, 2.0, 0.15
-#: Instructions of a warp for 256 weights of 4 and of 8 bits, and for their products with eight columns; those that a
-#: multiprocessor issues per clock at most, and clocks between two of a warp. By counting: they only order the
-#: candidates.
+#: Instructions of a warp for 256 weights of 4 and of 8 bits, and for their products with eight columns;
+#: those that a multiprocessor issues per clock at most, and clocks between two of a warp. By counting: they
+#: only order the candidates.
 _INSTRUCTIONS, _EACH_HALF, _ISSUED, _ISSUE_CLOCKS = {4: 16, 8: 20}, 2.0, 2.5, 4.0
 #: Shared memory that a block occupies beside what it requests.
 _BLOCK_SHARED = 1024
 
 
 class DequantRing(FewColumnsFamily):
-    """Weights of int4, uint4 or int8 times 1 to 64 columns of bf16 or fp16 on tensor cores; the weights are read
-    once as they are stored, through rings of asynchronous copies in shared memory, and dequantised in registers.
+    """Weights of int4, uint4 or int8 times 1 to 64 columns of bf16 or fp16 on tensor cores; the weights are
+    read once as they are stored, through rings of asynchronous copies in shared memory, and dequantised in
+    registers.
 
-    Parameters: rows (of a block), tile_k (elements of k that a warp copies at a time), slots (of its ring), warps
-    (of a block, which share k), splits (blocks along k)."""
+    Parameters: rows (of a block), tile_k (elements of k that a warp copies at a time), slots (of its ring),
+    warps (of a block, which share k), splits (blocks along k)."""
 
     name, columns = "dequant-ring", (1, 64)
     vendors = ("cuda",)
@@ -115,8 +116,8 @@ class DequantRing(FewColumnsFamily):
         return sums + sums // 2 + grouped + at_once * 20 + 8
 
     def loads(self, product: OrientedGemm, values: Values, warp: int) -> tuple[int, float]:
-        """Bytes of weights that a thread has in flight, and the share of the warps' iterations along k that have
-        a chunk."""
+        """Bytes of weights that a thread has in flight, and the share of the warps' iterations along k that
+        have a chunk."""
         chunks = product.k / number(values, "tile_k") / number(values, "splits")
         warps, ring = number(values, "warps"), number(values, "slots") - 1
         each = number(values, "rows") * number(values, "tile_k") * bits(product.problem) // 8 // 32
@@ -136,8 +137,8 @@ class DequantRing(FewColumnsFamily):
         return max(1, min(fits))
 
     def cost(self, product: OrientedGemm, values: Values, environment: Environment) -> float:
-        """Roughly the bytes that a multiprocessor reads, or would read while it issues its instructions. Every
-        block reads the activations from L2; filling and draining the rings takes time."""
+        """Roughly the bytes that a multiprocessor reads, or would read while it issues its instructions.
+        Every block reads the activations from L2; filling and draining the rings takes time."""
         p, problem, warps, splits = (
             product,
             product.problem,
@@ -163,8 +164,8 @@ class DequantRing(FewColumnsFamily):
         return found + (SECOND_LAUNCH if splits > 1 else 0)
 
     def legal(self, product: OrientedGemm, values: Values, environment: Environment) -> str | None:
-        """The rule that is broken, or None: mma.sync on this architecture, 16-byte words of every operand, whole
-        steps of k and whole 4-byte words of scales."""
+        """The rule that is broken, or None: mma.sync on this architecture, 16-byte words of every operand,
+        whole steps of k and whole 4-byte words of scales."""
         p, deep = product.problem, number(values, "tile_k")
         broken = first(tensor_core_rule(environment), lines_rule(product))
         if broken is not None:

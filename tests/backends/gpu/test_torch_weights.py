@@ -1,5 +1,5 @@
-"""torch's calls for quantised weights: which are legal, and what the dequantising one computes (by torch's CPU
-operations, which are the same calls)."""
+"""torch's calls for quantised weights: which are legal, and what the dequantising one computes (by torch's
+CPU operations, which are the same calls)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""dequant-ring on the host: every storage type, group and zero point; rings that wrap around; rows, columns and k
-that are no whole tile; planted mistakes; banks of shared memory."""
+"""dequant-ring on the host: every storage type, group and zero point; rings that wrap around; rows, columns
+and k that are no whole tile; planted mistakes; banks of shared memory."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_it_computes_right(name: str, tmp_path: Path) -> None:
 #: What is mistaken -> the header, its text, what stands there instead, and a problem that shows it.
 MISTAKES = {
     "the high half first": (
-        "device/dequantise.h", "out[i] = (word >> 4 * i & 0x000f000fu)", "out[i] = (word >> 4 * (i ^ 1) & 0x000f000fu)",
+        "device/dequantise.h", "out[i] = (word >> 4 * i &", "out[i] = (word >> 4 * (i ^ 1) &",
         weights(2, 40, 512, zero_b="eight"),
     ),
     "the high half first, of many columns": (
@@ -121,8 +121,7 @@ MISTAKES = {
         weights(2, 40, 512, zero_b="uint4"),
     ),
     "scales of the chunk's first group": (
-        "families/dequant_ring.h", "[(row + group) * kScales + of];\n        }\n        GEMMTUNE_DEVICE Scale float",
-        "[(row + group) * kScales + of * 0];\n        }\n        GEMMTUNE_DEVICE Scale float",
+        "families/dequant_ring.h", "kS)[(row + group) * kScales + of]", "kS)[(row + group) * kScales + of * 0]",
         weights(2, 40, 512, zero_b="eight"),
     ),
     "a sign that is not extended": (
