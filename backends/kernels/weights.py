@@ -11,7 +11,7 @@ from backends.kernels.family import KernelConfig
 from backends.kernels.oriented_gemm import CPP_TYPES, WIDE, GemmArgs, OrientedGemm, flag
 from backends.operands import Operands, layouts
 from backends.problem import GemmProblem
-from backends.quantisation import GROUPS, STORED_ZEROS, groups_of
+from backends.quantisation import GROUPS, groups_of
 
 #: dequantise.h: enum Zero.
 ZEROS = {"none": "kNoZero", "eight": "kEight", "uint4": "kWords", "float": "kSubtracted", "shift": "kAdded"}
@@ -79,8 +79,6 @@ def unsupported_weights(p: GemmProblem) -> str | None:
         return f"our kernels have no C of {p.dtype_c} or D of {p.dtype_d}"
     if p.bias is not None and p.bias not in CPP_TYPES:
         return f"our kernels add no bias of {p.bias}"
-    if p.zero_a in STORED_ZEROS and p.scale_a not in GROUPS:
-        return f"zero points of {p.zero_a} are of groups of 32, 64 or 128, not of scale {p.scale_a}"
     return None
 
 

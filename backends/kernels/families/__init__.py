@@ -8,6 +8,7 @@ from backends.kernels.families.async_copy import AsyncCopy
 from backends.kernels.families.block_tile_1d import BlockTile1d
 from backends.kernels.families.block_tile_2d import BlockTile2d
 from backends.kernels.families.coalesced import Coalesced
+from backends.kernels.families.dequant_gemv import DequantGemv
 from backends.kernels.families.dequant_ring import DequantRing
 from backends.kernels.families.double_buffered import DoubleBuffered
 from backends.kernels.families.gemv import Gemv
@@ -37,8 +38,8 @@ FAMILIES: Mapping[str, KernelFamily] = {
     family.name: family
     for family in (
         GemvPersistent(), Gemv(), SkinnyPersistent(), Skinny(), SkinnyShort(), SkinnyRing(), SkinnyShifted(),
-        SkinnyMma(), DequantRing(), SmallBatch(), ShortK(), TileWgmma(), TileMma(), StreamK(), TileMfma(),
-        TileWmma(), AsyncCopy(), DoubleBuffered(), WarpTile(), Vectorized(), BlockTile2d(), BlockTile1d(),
-        SharedTile(), Coalesced(), Naive(),
+        SkinnyMma(), DequantRing(), DequantGemv(), SmallBatch(), ShortK(), TileWgmma(), TileMma(), StreamK(),
+        TileMfma(), TileWmma(), AsyncCopy(), DoubleBuffered(), WarpTile(), Vectorized(), BlockTile2d(),
+        BlockTile1d(), SharedTile(), Coalesced(), Naive(),
     )
 }  # fmt: skip

@@ -23,7 +23,7 @@ from backends.kernels.weights import (
     wide,
 )
 from backends.problem import GemmProblem
-from backends.quantisation import groups_of
+from backends.quantisation import GROUPS, STORED_ZEROS, groups_of
 from backends.solution import Parameter
 
 #: Bytes that L2 delivers to a multiprocessor per clock in practice on an H200; how much faster than its
@@ -58,6 +58,8 @@ class DequantRing(FewColumnsFamily):
         p = problem
         if (why := unsupported_weights(p)) is not None:
             return why
+        if p.zero_a in STORED_ZEROS and p.scale_a not in GROUPS:
+            return f"zero points of {p.zero_a} are of groups of 32, 64 or 128, not of scale {p.scale_a}"
         if p.scale_a.startswith("block") and not _scales_sums(p) and p.scale_dtype != p.dtype_b:
             return (
                 f"weights of {p.dtype_b} are multiplied by scales of their type here, not of {p.scale_dtype}"

@@ -121,7 +121,8 @@ MISTAKES = {
         weights(2, 40, 512, zero_b="uint4"),
     ),
     "scales of the chunk's first group": (
-        "families/dequant_ring.h", "kS)[(row + group) * kScales + of]", "kS)[(row + group) * kScales + of * 0]",
+        "families/dequant_ring.h", "kS)[(row + group) * kScales + of]",
+        "kS)[(row + group) * kScales + of * 0]",
         weights(2, 40, 512, zero_b="eight"),
     ),
     "a sign that is not extended": (
