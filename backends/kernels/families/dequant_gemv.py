@@ -62,10 +62,11 @@ class DequantGemv(FewColumnsFamily):
         return 1 << (product.n - 1).bit_length()
 
     def registers(self, product: OrientedGemm, values: Values) -> int:
-        """Registers for loads in flight, sums, a load's own sums, and eight elements of every row and
-        column."""
-        rows, columns = number(values, "rows"), self._columns(product)
-        return 4 * rows * number(values, "unroll") + 2 * rows * columns + 9 * columns + 8
+        """Registers for loads in flight, sums, a load's own sums, and eight elements of every row and column.
+        Compilers read the activations of every load before they multiply the first."""
+        rows, columns, unroll = number(values, "rows"), self._columns(product), number(values, "unroll")
+        ahead = wide(product.problem) // 2 * columns * unroll
+        return 4 * rows * unroll + 4 * rows * columns + ahead + 9 * columns + 8
 
     def addresses(self, product: OrientedGemm, values: Values, arch: GpuArch) -> int:
         """Registers for the addresses of loads in flight, where each has its own."""
