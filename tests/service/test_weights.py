@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -16,7 +17,7 @@ ONE = (
     "--m", "4", "--n", "64", "--k", "256", "--dtype", "bf16", "--trans-b", "--dtype-b", "uint4",
     "--scale-b", "group_64", "--scale-dtype", "bf16", "--zero-b", "uint4",
 )  # fmt: skip
-WIRE = {
+WIRE: dict[str, Any] = {
     "m": 4, "n": 64, "k": 256, "dtype": "bf16", "dtype_b": "uint4", "trans_b": True,
     "scaling": {"b": "group_64", "dtype": "bf16", "zero_b": "uint4"},
 }  # fmt: skip
