@@ -14,7 +14,7 @@ from typing import Any
 from backends.cpu import families as cpu
 from backends.cpu.compiler import find_compiler
 from backends.cpu.compiler import missing as no_compiler
-from backends.dtypes import COMPUTE_FOR
+from backends.dtypes import COMPUTE_FOR, WEIGHT_TYPES
 from backends.errors import InvalidProblem
 from backends.kernel_checks.candidates import GPU_FAMILIES, GpuFamily, missing, vendors
 from backends.kernels.triton.family import TritonFamily
@@ -92,10 +92,15 @@ def _about(family: object) -> str:
 
 
 def _types(supports: Callable[[GemmProblem], bool]) -> tuple[str, ...]:
-    """The input types for which the family runs a plain GEMM, or a linear layer with scales of blocks."""
+    """The input types for which the family runs a plain GEMM, or a linear layer with scales of blocks; then
+    the types of quantised weights that it multiplies."""
     found: dict[str, None] = {}
     for name, options in product(INPUT_TYPES, ({}, _BLOCK_SCALED)):
         with suppress(InvalidProblem):
             if supports(from_mm(16, 256, 256, name, **options)):
                 found[name] = None
+    for name, scale in product(WEIGHT_TYPES, ("block_1x128", "outer")):
+        weights = {"dtype_b": name, "scale_b": scale, "scale_dtype": "bf16", "trans_b": "T"}
+        if supports(from_mm(16, 256, 256, "bf16", **weights)):
+            found[f"{name} weights"] = None
     return tuple(found)

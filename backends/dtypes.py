@@ -1,7 +1,8 @@
 """The number formats of GEMM operands, and host conversions that need no torch.
 
-Each format is stored on the host as a numpy dtype; ml_dtypes supplies those numpy lacks (bf16, fp8). The unit
-roundoff is half the spacing of numbers just above one: 2**-(significand bits), counting the hidden bit.
+Each format is stored on the host as a numpy dtype; ml_dtypes supplies those numpy lacks (bf16, fp8). Two
+4-bit integers share a byte, the one at the even index in its low half. The unit roundoff is half the spacing
+of numbers just above one: 2**-(significand bits), counting the hidden bit.
 """
 
 from __future__ import annotations
@@ -21,22 +22,30 @@ FLOAT, INTEGER, COMPLEX = "float", "integer", "complex"
 
 @dataclass(frozen=True)
 class DType:
-    """One number format. `significand` counts the hidden bit (0 for integers)."""
+    """One number format. `significand` counts the hidden bit (0 for integers). `packing` elements share one
+    stored unit of type `storage`: 1, except for 4-bit integers."""
 
     name: str
     bits: int
     kind: str
     significand: int
     storage: np.dtype[Any]
+    packing: int = 1
 
     def __post_init__(self) -> None:
-        if self.storage.itemsize * 8 != self.bits:
-            raise ValueError(f"{self.name}: {self.bits} bits stored in {self.storage}")
+        if self.storage.itemsize * 8 != self.bits * self.packing:
+            raise ValueError(
+                f"{self.name}: {self.bits} bits, {self.packing} to a unit, stored in {self.storage}"
+            )
 
     @property
     def bytes(self) -> int:
-        """Size of one element in bytes."""
-        return self.bits // 8
+        """Size of one stored unit in bytes: of an element, or of the two that share a byte."""
+        return self.storage.itemsize
+
+    def size(self, elements: int) -> int:
+        """Bytes of `elements` elements that are stored one after another."""
+        return -(-elements // self.packing) * self.bytes
 
     @property
     def unit_roundoff(self) -> float:
@@ -54,6 +63,8 @@ class DType:
     @property
     def largest(self) -> float:
         """Largest finite value."""
+        if self.packing > 1:
+            return float(2**self.bits - 1 if self.name.startswith("u") else 2 ** (self.bits - 1) - 1)
         if self.kind == INTEGER:
             return float(np.iinfo(self.storage).max)
         return float(ml_dtypes.finfo(self.storage).max)  # type: ignore[no-untyped-call]
@@ -62,9 +73,9 @@ class DType:
         return self.name
 
 
-def _row(name: str, kind: str, significand: int, storage: npt.DTypeLike) -> DType:
+def _row(name: str, kind: str, significand: int, storage: npt.DTypeLike, packing: int = 1) -> DType:
     dtype = np.dtype(storage)
-    return DType(name, dtype.itemsize * 8, kind, significand, dtype)
+    return DType(name, dtype.itemsize * 8 // packing, kind, significand, dtype, packing)
 
 
 DTYPES: Mapping[str, DType] = {
@@ -83,6 +94,9 @@ DTYPES: Mapping[str, DType] = {
         _row("int32", INTEGER, 0, np.int32),
         _row("complex64", COMPLEX, 24, np.complex64),
         _row("complex128", COMPLEX, 53, np.complex128),
+        # New ones last: a C header numbers them in this order.
+        _row("int4", INTEGER, 0, np.uint8, 2),
+        _row("uint4", INTEGER, 0, np.uint8, 2),
     )
 }
 
@@ -94,7 +108,7 @@ ALIASES: Mapping[str, str] = {
     "bfloat16": "bf16",
     "float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2",
     "float8_e4m3fnuz": "fp8_e4m3_fnuz", "float8_e5m2fnuz": "fp8_e5m2_fnuz",
-    "i8": "int8", "i32": "int32",
+    "i8": "int8", "i32": "int32", "i4": "int4", "u4": "uint4",
 }  # fmt: skip
 
 #: Significand bits of the accumulator, by compute type. tf32 and the bf16 splits accumulate in fp32; how they
@@ -131,6 +145,15 @@ OUTPUTS_FOR: Mapping[str, tuple[str, ...]] = {
     "complex128": ("complex128",),
     **dict.fromkeys(_FP8, ("bf16", "fp16", "fp32", *_FP8)),
 }
+
+#: Storage types of quantised weights, and the types of the activations that are multiplied by them.
+WEIGHT_TYPES = ("int4", "uint4", "int8")
+ACTIVATION_TYPES = ("bf16", "fp16")
+
+
+def is_weight_only(a: str, b: str) -> bool:
+    """Whether a product of these two types is one of quantised weights and 16-bit activations."""
+    return a in WEIGHT_TYPES and b in ACTIVATION_TYPES
 
 
 def is_fp8(dtype: DType) -> bool:

@@ -16,7 +16,8 @@ from backends.solution import Solution
 #: Families that call a library of the machine, or a framework. Every other family is a kernel of our own.
 LIBRARY_FAMILIES = frozenset(
     ("torch", "cublas", "cublaslt", "cublaslt-heuristic", "cublaslt-padded", "hipblaslt",
-     "hipblaslt-heuristic", "rocblas", "rocblas-default", "openblas", "openblas_upcast")
+     "hipblaslt-heuristic", "rocblas", "rocblas-default", "openblas", "openblas_upcast",
+     "torch-weights", "dequantise")
 )  # fmt: skip
 
 

@@ -14,15 +14,17 @@ import numpy.typing as npt
 from backends.dtypes import DTYPES, DType
 from backends.problem import GemmProblem
 from backends.problem_rules import BLOCKS
+from backends.quantisation import STORED_ZEROS, ZERO_ROWS, groups_of
 
 #: The operands of a problem, in the order in which every table lists them.
-NAMES = ("a", "b", "c", "d", "bias", "scale_a", "scale_b", "scale_d")
+NAMES = ("a", "b", "c", "d", "bias", "scale_a", "scale_b", "scale_d", "zero_a")
 
 
 @dataclass(frozen=True)
 class Layout:
     """A column-major operand as stored: element (batch, row, column) lies at
-    batch*stride + column*ld + row. `copies` is 1 for a broadcast operand."""
+    batch*stride + column*ld + row. `copies` is 1 for a broadcast operand. Where two elements share a byte,
+    every size here counts bytes."""
 
     rows: int
     columns: int
@@ -57,14 +59,15 @@ class Layout:
 @lru_cache(maxsize=256)
 def layouts(problem: GemmProblem) -> Mapping[str, Layout]:
     """The layout of every operand that the problem has: a, b and d; c if beta != 0; bias and scales if there
-    are any. A `tensor` scale is one value; `outer` scales are one value per row of op(A) or per column of
-    op(B). Block scales are a matrix whose contiguous dimension is k: [blocks of k, blocks of rows], as vLLM
-    and SGLang store them (row-major: x's [M, K/128], w's [N/128, K/128]; partial blocks count). block_32 has
-    no layout, since no backend supports it yet."""
+    are any. Zero points of quantised weights are as quantisation.py says. A `tensor` scale is one value;
+    `outer` scales are one value per row of op(A) or per column of op(B). Block scales are a matrix whose
+    contiguous dimension is k: [blocks of k, blocks of rows], as vLLM and SGLang store them (row-major: x's
+    [M, K/128], w's [N/128, K/128]; partial blocks count). block_32 has no layout, since no backend supports
+    it yet."""
 
     def one(rows: int, columns: int, ld: int, stride: int, kind: str) -> Layout:
-        copies = problem.batch if stride else 1
-        return Layout(rows, columns, ld, stride, copies, DTYPES[kind])
+        copies, packing = problem.batch if stride else 1, DTYPES[kind].packing
+        return Layout(rows // packing, columns, ld // packing, stride // packing, copies, DTYPES[kind])
 
     p = problem
     a = (p.m, p.k) if p.trans_a == "N" else (p.k, p.m)
@@ -90,6 +93,12 @@ def layouts(problem: GemmProblem) -> Mapping[str, Layout]:
             side, depth = BLOCKS[kind]
             along_k = -(-p.k // depth)
             found[name] = one(along_k, -(-outer // side), along_k, 0, p.scale_dtype)
+    if p.zero_a in STORED_ZEROS:
+        groups = groups_of(p)
+        if p.zero_a == "uint4":  # words of 8 rows, of 4 bytes each
+            found["zero_a"] = one(groups * 8, p.m // ZERO_ROWS, groups * 8, 0, "uint4")
+        else:
+            found["zero_a"] = one(groups, p.m, groups, 0, p.scale_dtype or "fp32")
     return MappingProxyType(found)
 
 
@@ -102,7 +111,8 @@ def operand_bytes(problem: GemmProblem) -> int:
 class Operands:
     """Device addresses of one set of operands (0 for an operand that the problem lacks), and the scalars.
 
-    D = scale_d activation(alpha scale_a scale_b op(A) op(B) + beta C + bias).
+    D = scale_d activation(alpha scale_a scale_b op(A) op(B) + beta C + bias); quantised weights have zero
+    points besides.
     """
 
     a: int
@@ -115,6 +125,7 @@ class Operands:
     scale_a: int = 0
     scale_b: int = 0
     scale_d: int = 0
+    zero_a: int = 0
 
     @classmethod
     def at(cls, address: Mapping[str, int], scalars: tuple[float, float]) -> Operands:

@@ -18,7 +18,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from backends.canonical import short_hash
-from backends.dtypes import COMPUTE_FOR, COMPUTE_TYPES, DTYPES, OUTPUTS_FOR, dtype
+from backends.dtypes import COMPUTE_FOR, COMPUTE_TYPES, DTYPES, OUTPUTS_FOR, dtype, is_weight_only
 from backends.errors import InvalidProblem
 from backends.problem_rules import (
     ACTIVATIONS,
@@ -44,6 +44,7 @@ from backends.problem_rules import (
     normalise,
     one_of,
 )
+from backends.quantisation import STORED_ZEROS, check_weights, groups_of
 
 #: Fields in which problems of the same kind may differ.
 _SIZES = frozenset(
@@ -78,6 +79,7 @@ class GemmProblem(ProblemFields):
         check_types(self)
         check_epilogue(self)
         normalise(self)
+        check_weights(self)
         check_layout(self)
 
     # ---- what it means -------------------------------------------------------------------------
@@ -91,9 +93,8 @@ class GemmProblem(ProblemFields):
     def bytes_read(self) -> int:
         """Bytes of A, B, bias, scales of blocks and (when beta != 0) C, each read once; a broadcast operand
         counts once. Other scales are too few to count."""
-        a, b = DTYPES[self.dtype_a].bytes, DTYPES[self.dtype_b].bytes
-        total = self.m * self.k * a * (self.batch if self.stride_a else 1)
-        total += self.k * self.n * b * (self.batch if self.stride_b else 1)
+        total = DTYPES[self.dtype_a].size(self.m * self.k) * (self.batch if self.stride_a else 1)
+        total += DTYPES[self.dtype_b].size(self.k * self.n) * (self.batch if self.stride_b else 1)
         if self.beta != "zero":
             c = DTYPES[self.dtype_c].bytes
             total += self.m * self.n * c * (self.batch if self.stride_c or self.batch == 1 else 1)
@@ -103,6 +104,9 @@ class GemmProblem(ProblemFields):
             if scale in BLOCKS and self.scale_dtype is not None:
                 side, depth = BLOCKS[scale]
                 total += -(-rows // side) * -(-self.k // depth) * DTYPES[self.scale_dtype].bytes
+        if self.zero_a in STORED_ZEROS:
+            kind = "uint4" if self.zero_a == "uint4" else self.scale_dtype or "fp32"
+            total += DTYPES[kind].size(self.m * groups_of(self))
         return total
 
     @property
@@ -135,9 +139,11 @@ class GemmProblem(ProblemFields):
         return self.to_dict()
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field, as plain JSON values."""
+        """Every field, as plain JSON values; without zero_a if there are no zero points, as ids were made
+        before it existed."""
         values = vars(self)
-        return {name: values[name] for name in _NAMES}
+        found = {name: values[name] for name in _NAMES}
+        return found if self.zero_a == "none" else found | {"zero_a": self.zero_a}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> GemmProblem:
@@ -146,7 +152,7 @@ class GemmProblem(ProblemFields):
         for name in values:
             if name not in names:
                 raise InvalidProblem(f"unknown field {name!r} in a canonical problem", str(name))
-        missing = sorted(names - set(values))
+        missing = sorted(names - {"zero_a"} - set(values))
         if missing:
             raise InvalidProblem(f"canonical problem lacks {', '.join(missing)}", missing[0])
         return cls(**values)
@@ -161,6 +167,7 @@ class GemmProblem(ProblemFields):
         """A short name in BLAS terms: tn_4096x16x4096_bf16 (m x n x k); not unique."""
         batch = f"_b{self.batch}" if self.batch > 1 else ""
         kind = "tf32" if self.compute == "tf32" else self.dtype_a
+        kind += f"_{self.dtype_b}" if self.weight_only else ""
         return f"{self.trans_a}{self.trans_b}".lower() + f"_{self.m}x{self.n}x{self.k}{batch}_{kind}"
 
     @property
@@ -177,7 +184,7 @@ class GemmProblem(ProblemFields):
 
 #: Used in place of dataclasses.asdict(), whose deep copies would take half the time allowed for a lookup by
 #: id.
-_NAMES = tuple(f.name for f in fields(GemmProblem))
+_NAMES = tuple(f.name for f in fields(GemmProblem) if f.name != "zero_a")
 
 
 # ---- builders ----------------------------------------------------------------------------------
@@ -215,16 +222,19 @@ def from_blas(
     scale_dtype: str | None = None,
     alignment: int = 16,
     fast_accumulation: bool = False,
+    zero_a: str = "none",
+    zero_b: str = "none",
 ) -> GemmProblem:
     """The problem of a column-major BLAS call. Defaults are packed: minimal leading dimensions, contiguous
     batches, and the same layout for C and D. alpha and beta are numbers, of which only the class is kept. A
     bias lies along m (one value per row of D) unless `bias_axis` says otherwise. The dtype "tf32" means fp32
-    storage computed in tf32. Raises InvalidProblem.
+    storage computed in tf32. An A of int4, uint4 or int8 beside a B of bf16 or fp16 is a quantised weight
+    matrix (quantisation.py). Raises InvalidProblem.
     """
     call = (
         m, n, k, dtype_a, trans_a, trans_b, lda, ldb, ldc, ldd, batch, stride_a, stride_b, stride_c,
         stride_d, dtype_b, dtype_c, dtype_d, compute, alpha, beta, activation, bias, bias_axis,
-        scale_a, scale_b, scale_d, scale_dtype, alignment, fast_accumulation,
+        scale_a, scale_b, scale_d, scale_dtype, alignment, fast_accumulation, zero_a, zero_b,
     )  # fmt: skip
     try:
         return _built(*call)
@@ -239,18 +249,28 @@ def _built(
     int | None, stride_d: int | None, dtype_b: str | None, dtype_c: str | None, dtype_d: str | None,
     compute: str | None, alpha: float, beta: float, activation: str, bias: str | None, bias_axis: str |
     None, scale_a: str, scale_b: str, scale_d: str, scale_dtype: str | None, alignment: int,
-    fast_accumulation: bool,
+    fast_accumulation: bool, zero_a: str, zero_b: str,
 ) -> GemmProblem:  # fmt: skip
     dtype_b = dtype_a if dtype_b is None else dtype_b
     if _is_tf32(dtype_a) or _is_tf32(dtype_b):
         compute = "tf32" if compute is None else compute
         dtype_a, dtype_b = ("fp32" if _is_tf32(kind) else kind for kind in (dtype_a, dtype_b))
-    a = dtype(dtype_a, "dtype_a").name
-    if a not in COMPUTE_FOR:
-        raise InvalidProblem(f"dtype_a {a} is no GEMM input; inputs: {', '.join(COMPUTE_FOR)}", "dtype_a")
-    b = dtype(dtype_b, "dtype_b").name
+    a, b = dtype(dtype_a, "dtype_a").name, dtype(dtype_b, "dtype_b").name
+    if zero_b != "none":
+        raise InvalidProblem(f"zero_b {zero_b!r}: only weights have zero points, {TERMS} A", "zero_b")
+    source = b if is_weight_only(a, b) else a
+    if source not in COMPUTE_FOR:
+        raise InvalidProblem(
+            f"dtype_a {a} is no GEMM input; inputs: {', '.join(COMPUTE_FOR)}, and int4 or uint4 for a weight "
+            "matrix beside bf16 or fp16",
+            "dtype_a",
+        )
     out = dtype_d if dtype_d is not None else dtype_c
-    d = OUTPUTS_FOR[a][0] if out is None else dtype(out, "dtype_c" if dtype_d is None else "dtype_d").name
+    d = (
+        OUTPUTS_FOR[source][0]
+        if out is None
+        else dtype(out, "dtype_c" if dtype_d is None else "dtype_d").name
+    )
     for name, size in (("m", m), ("n", n), ("k", k), ("batch", batch)):
         check_size(size, name, MAX_SIZE)
     for name, trans in (("trans_a", trans_a), ("trans_b", trans_b)):
@@ -276,7 +296,7 @@ def _built(
             stride_d=(packed_d if stride_c is None else stride_c) if stride_d is None else stride_d,
             dtype_a=a, dtype_b=b,
             dtype_c=d if dtype_c is None else dtype(dtype_c, "dtype_c").name, dtype_d=d,
-            compute=COMPUTE_FOR[a][0] if compute is None else compute,
+            compute=COMPUTE_FOR[source][0] if compute is None else compute,
             alpha=alpha_class(alpha), beta=beta_class(beta),
             activation=activation,
             bias=None if bias is None else dtype(bias, "bias").name,
@@ -284,6 +304,7 @@ def _built(
             scale_a=scale_a, scale_b=scale_b, scale_d=scale_d,
             scale_dtype="fp32" if scale_dtype is None else scale_dtype,
             alignment=alignment, fast_accumulation=fast_accumulation,
+            zero_a=zero_a,
         )  # fmt: skip
     except InvalidProblem as error:
         raise _renamed(error, in_place) from None
@@ -292,7 +313,7 @@ def _built(
 #: Arguments that are swapped when a row-major call is read as column-major.
 _SIDES = (
     ("trans_a", "trans_b"), ("lda", "ldb"), ("stride_a", "stride_b"), ("dtype_a", "dtype_b"),
-    ("scale_a", "scale_b"), ("m", "n"),
+    ("scale_a", "scale_b"), ("zero_a", "zero_b"), ("m", "n"),
 )  # fmt: skip
 
 

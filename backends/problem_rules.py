@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from backends.dtypes import COMPLEX, COMPUTE_FOR, DTYPES, OUTPUTS_FOR, dtype, is_fp8
+from backends.dtypes import COMPLEX, COMPUTE_FOR, DTYPES, OUTPUTS_FOR, dtype, is_fp8, is_weight_only
 from backends.errors import InvalidProblem
 
 #: Sizes must fit the 32-bit ints of every vendor's BLAS.
@@ -20,10 +20,16 @@ ACTIVATIONS = ("none", "relu", "gelu", "silu")
 ALPHA_CLASSES = ("one", "any")
 BETA_CLASSES = ("zero", "one", "any")
 #: No scale; one scale per tensor; one per row of A (column of B); one per block.
-SCALES = ("none", "tensor", "outer", "block_1x128", "block_128x128", "block_32")
+SCALES = (
+    "none", "tensor", "outer", "block_1x128", "block_128x128", "block_32", "block_1x32", "block_1x64",
+)  # fmt: skip
 #: Block scale -> how many rows of op(A) (columns of op(B)), and how many elements of k, share one scale.
-BLOCKS: Mapping[str, tuple[int, int]] = {"block_1x128": (1, 128), "block_128x128": (128, 128)}
+BLOCKS: Mapping[str, tuple[int, int]] = {
+    "block_1x128": (1, 128), "block_128x128": (128, 128), "block_1x32": (1, 32), "block_1x64": (1, 64),
+}  # fmt: skip
 SCALE_DTYPES = ("fp32", "fp8_e8m0", "fp8_e4m3")
+#: Types of the scales of quantised weights.
+WEIGHT_SCALE_DTYPES = ("fp32", "bf16", "fp16")
 ALIGNMENTS = (1, 2, 4, 8, 16)
 #: The scalars that represent the class "any" when a problem is run (exact in every float format).
 ALPHA_ANY, BETA_ANY = 1.5, -0.5
@@ -67,6 +73,18 @@ class ProblemFields:
     scale_dtype: str | None
     alignment: int
     fast_accumulation: bool
+    zero_a: str = "none"
+
+    @property
+    def weight_only(self) -> bool:
+        """Whether A is a quantised weight matrix, which is multiplied by 16-bit floats."""
+        return is_weight_only(self.dtype_a, self.dtype_b)
+
+    @property
+    def input_type(self) -> str:
+        """The type of A and B as they are multiplied: A's, or that of the activations if A is a quantised
+        weight matrix."""
+        return self.dtype_b if self.weight_only else self.dtype_a
 
 
 def check_types(p: ProblemFields) -> None:
@@ -74,14 +92,15 @@ def check_types(p: ProblemFields) -> None:
     for name in ("dtype_a", "dtype_b", "dtype_c", "dtype_d", "bias"):
         if name != "bias" or p.bias is not None:
             object.__setattr__(p, name, dtype(getattr(p, name), name).name)  # no aliases
-    a, b = DTYPES[p.dtype_a], DTYPES[p.dtype_b]
+    a, b = DTYPES[p.input_type], DTYPES[p.dtype_b]
     if a.name not in COMPUTE_FOR:
         raise InvalidProblem(
             f"dtype_a {a.name} is no GEMM input; inputs: {', '.join(COMPUTE_FOR)}", "dtype_a"
         )
     if a != b and not (is_fp8(a) and is_fp8(b)):
         raise InvalidProblem(
-            f"dtype_b {b.name} differs from the other input's {a.name} (only 8-bit floats may mix)",
+            f"dtype_b {b.name} differs from the other input's {a.name} (only 8-bit floats may mix, and a "
+            "weight matrix x[m,k] w[n,k] of int4, uint4 or int8 with bf16 or fp16)",
             "dtype_b",
         )
     one_of(p.compute, "compute", COMPUTE_FOR[a.name], f" for {a.name} inputs")
@@ -115,7 +134,7 @@ def check_epilogue(p: ProblemFields) -> None:
     one_of(p.scale_d, "scale_d", ("none", "tensor"))
     scaled = {p.scale_a, p.scale_b, p.scale_d} != {"none"}
     if scaled:
-        one_of(p.scale_dtype, "scale_dtype", SCALE_DTYPES)
+        one_of(p.scale_dtype, "scale_dtype", WEIGHT_SCALE_DTYPES if p.weight_only else SCALE_DTYPES)
         if p.dtype_a in ("fp64", "complex64", "complex128"):
             raise InvalidProblem(f"scales do not apply to {p.dtype_a} operands", "scaling")
 

@@ -12,6 +12,7 @@ from typing import Any
 from backends.errors import InvalidProblem
 from backends.problem import GemmProblem, from_blas, from_mm, twin
 from backends.problem_rules import ACTIVATIONS, SCALES
+from backends.quantisation import GROUPS
 
 _PLAIN = ("m", "n", "k", "batch", "lda", "ldb", "ldc", "ldd", "dtype_b", "dtype_c", "dtype_d",
           "compute", "alpha", "beta", "alignment", "fast_accumulation")  # fmt: skip
@@ -97,6 +98,7 @@ def problem_to_wire(problem: GemmProblem) -> dict[str, Any]:
         "b": call["scale_b"],
         "d": call["scale_d"],
         "dtype": call["scale_dtype"],
+        **({"zero_b": call["zero_b"]} if call.get("zero_b", "none") != "none" else {}),
     }
     if problem.scale_dtype is not None:
         out["scaling"] = scaled
@@ -144,7 +146,7 @@ def _written(field: str | None, values: Mapping[str, Any]) -> str | None:
     if field in ("activation", "bias", "bias_axis"):
         return "epilogue"
     group = (field or "").split("_")[0]
-    return {"stride": "strides", "scale": "scaling"}.get(group, field)
+    return {"stride": "strides", "scale": "scaling", "zero": "scaling"}.get(group, field)
 
 
 def _trans(value: object, name: str) -> str:
@@ -210,11 +212,17 @@ def _scaling(value: object) -> dict[str, Any]:
     if isinstance(value, str) and value in names:
         mode = "outer" if value == "row" else value
         return {"scale_a": mode, "scale_b": mode}
-    if isinstance(value, Mapping) and set(value) <= {"a", "b", "d", "dtype"}:
+    if isinstance(value, Mapping) and set(value) <= {"a", "b", "d", "dtype", "zero_a", "zero_b"}:
         out = {f"scale_{side}": value[side] for side in ("a", "b", "d") if value.get(side) is not None}
-        out = {name: "outer" if mode == "row" else mode for name, mode in out.items()}
-        return out | ({"scale_dtype": value["dtype"]} if value.get("dtype") is not None else {})
+        out = {name: _MODES.get(mode, mode) if isinstance(mode, str) else mode for name, mode in out.items()}
+        given = {name: value[name] for name in ("zero_a", "zero_b") if value.get(name) is not None}
+        return out | given | ({"scale_dtype": value["dtype"]} if value.get("dtype") is not None else {})
     raise InvalidProblem(
-        f"scaling must be one of {', '.join(names)} or an object with a, b, d, dtype, not {value!r}",
+        f"scaling must be one of {', '.join(names)} or an object with a, b, d, dtype, zero_a, zero_b, not "
+        f"{value!r}",
         "scaling",
     )
+
+
+#: Other names of scales: one a row; one a group of k of a weight matrix.
+_MODES = {"row": "outer", **{f"group_{size}": name for name, size in GROUPS.items()}}

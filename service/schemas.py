@@ -57,6 +57,10 @@ class Scaling(Strict):
     b: str | None = None
     d: Literal["none", "tensor"] | None = None
     dtype: str | None = None
+    zero_a: str | None = None
+    zero_b: str | None = Field(
+        default=None, description="Zero point of quantised weights: none, eight, uint4, float, shift."
+    )
 
 
 class Problem(Strict):

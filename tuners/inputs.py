@@ -13,6 +13,7 @@ import numpy.typing as npt
 from backends.dtypes import DTYPES, INTEGER, DType, to_host
 from backends.operands import Layout, layouts, operand_bytes
 from backends.problem import GemmProblem, with_scalars
+from backends.quantisation import GROUPS
 
 #: Seed i of a proof draws from DISTRIBUTIONS[i]: signed, large, exact small integers, one-sided, signed.
 DISTRIBUTIONS = ("normal", "large", "integers", "uniform", "normal")
@@ -23,8 +24,13 @@ DEVIATIONS = 4.0
 #: Number of values after which they repeat, since drawing more would take seconds. A prime, so that a kernel
 #: that reads at a wrong stride does not find equal values.
 POOL = 2**22 - 3
+#: Floating-point zero points of quantised weights, uniform: those that are subtracted, and those that are
+#: added.
+ZERO_RANGES = {"zero": (0.0, 16.0), "shift": (-8.0, 8.0)}
 #: Sizes that are not multiples of any tile, cache block or vector.
 RAGGED_M, RAGGED_N, RAGGED_K = 131, 37, 259
+#: Rows of quantised weights: of multiples of 8, which zero points may need, one that is no multiple of 16.
+RAGGED_M_WEIGHTS = 136
 RAGGED_BATCH = 3
 #: Multiples of 16 that are not multiples of any tile.
 EVEN_M, EVEN_N = 144, 48
@@ -32,10 +38,12 @@ EVEN_M, EVEN_N = 144, 48
 
 def draw(rng: np.random.Generator, count: int, dtype: DType, distribution: str) -> npt.NDArray[Any]:
     """`count` values of storage type `dtype`. `large` keeps sums of thousands of products finite, `small` is
-    for outputs that cannot hold larger sums, and `scale` is uniform in [0.5, 1.5). fp64 values use the whole
-    significand, so that arithmetic on narrowed inputs is detected."""
+    for outputs that cannot hold larger sums, and `scale` is uniform in [0.5, 1.5); ZERO_RANGES has more. fp64
+    values use the whole significand, so that arithmetic on narrowed inputs is detected."""
     if count > POOL:
         return np.resize(draw(rng, POOL, dtype, distribution), count)
+    if dtype.packing > 1:  # every integer of so few bits, whatever the distribution
+        return rng.integers(0, 256, count).astype(dtype.storage)
     if dtype.kind == INTEGER:
         if distribution == "small":
             return rng.integers(-1, 2, count).astype(dtype.storage)
@@ -47,6 +55,9 @@ def draw(rng: np.random.Generator, count: int, dtype: DType, distribution: str) 
     values = rng.random(count, wide) if distribution == "uniform" else rng.standard_normal(count, wide)
     if distribution == "scale":
         values = rng.random(count, wide) + wide(0.5)
+    if distribution in ZERO_RANGES:
+        low, high = ZERO_RANGES[distribution]
+        values = rng.random(count, wide) * wide(high - low) + wide(low)
     if distribution in ("large", "small"):
         values *= wide(SMALL if distribution == "small" else _large(dtype))
     return to_host(values, dtype)
@@ -71,7 +82,7 @@ def scaled_down(distribution: str, problem: GemmProblem) -> str:
 def _without_large(distribution: str, problem: GemmProblem) -> str:
     """`normal` if values are so large that their products, C or the bias would leave the output's range; else
     `distribution`."""
-    out, source = DTYPES[problem.dtype_d], DTYPES[problem.dtype_a]
+    out, source = DTYPES[problem.dtype_d], DTYPES[problem.input_type]
     wide = ("uniform", "large") if source.kind == INTEGER else ("large",)
     if distribution not in wide:
         return distribution
@@ -84,9 +95,10 @@ def _without_large(distribution: str, problem: GemmProblem) -> str:
 def _reach(distribution: str, p: GemmProblem) -> float:
     """A magnitude that elements of D hardly ever exceed: |mean| plus DEVIATIONS standard deviations of a sum
     of k products, times alpha and the largest scales, plus the same for C and the bias."""
-    (mean_a, square_a), (mean_b, square_b) = (
-        _moments(DTYPES[kind], distribution) for kind in (p.dtype_a, p.dtype_b)
+    mean_a, square_a = (
+        _weights(p, distribution) if p.weight_only else _moments(DTYPES[p.dtype_a], distribution)
     )
+    mean_b, square_b = _moments(DTYPES[p.dtype_b], distribution)
     mean = abs(mean_a * mean_b)
     variance = square_a * square_b - mean**2
     largest = 1.5 if p.scale_dtype in (None, "fp32") else 2.0  # 1.5 may round up to a power of two
@@ -100,6 +112,17 @@ def _reach(distribution: str, p: GemmProblem) -> float:
         mean, square = _moments(DTYPES[kind], distribution)
         reach += abs(factor) * (abs(mean) + DEVIATIONS * (square - mean**2) ** 0.5)
     return reach * (largest if p.scale_d != "none" else 1.0)
+
+
+def _weights(p: GemmProblem, distribution: str) -> tuple[float, float]:
+    """The mean of q - z of quantised weights (with a shift, of (q - 8) + z), and the mean of its square."""
+    if p.dtype_a == "int8":
+        return _moments(DTYPES["int8"], distribution)
+    whole = {"none": 7.5 if p.dtype_a == "uint4" else -0.5, "uint4": 0.0, "float": -0.5}
+    mean, variance = whole.get(p.zero_a, -0.5), 255 / 12  # of 16 equally likely integers
+    if p.zero_a in ("uint4", "float", "shift"):
+        variance *= 2
+    return mean, mean**2 + variance
 
 
 def _moments(dtype: DType, distribution: str) -> tuple[float, float]:
@@ -130,14 +153,16 @@ def host_inputs(problem: GemmProblem, seed: int, distribution: str) -> dict[str,
     for name, layout in layouts(problem).items():
         if name != "d":
             shape = (layout.copies, layout.columns, layout.rows)
-            values = draw(rng, int(np.prod(shape)), layout.dtype, operand_distribution(name, kind))
+            values = draw(rng, int(np.prod(shape)), layout.dtype, operand_distribution(name, kind, problem))
             values = values.reshape(shape)
             found[name] = _as_stored(layout, values)
     return found
 
 
-def operand_distribution(name: str, distribution: str) -> str:
+def operand_distribution(name: str, distribution: str, problem: GemmProblem) -> str:
     """The distribution of an operand when the inputs are drawn from `distribution`."""
+    if name == "zero_a":
+        return "shift" if problem.zero_a == "shift" else "zero"
     return "scale" if name.startswith("scale_") else distribution
 
 
@@ -166,7 +191,15 @@ def ragged(problem: GemmProblem) -> GemmProblem:
     """A problem with the same types, transposes and epilogue, but small odd sizes, padded leading dimensions,
     and alpha and beta other than one and zero."""
     p = problem
+    if p.weight_only:
+        return _twin(p, (min(p.m, RAGGED_M_WEIGHTS), min(p.n, RAGGED_N), min(p.k, _ragged_k(p))), 1)
     return _twin(p, (min(p.m, RAGGED_M), min(p.n, RAGGED_N), min(p.k, RAGGED_K)), 1)
+
+
+def _ragged_k(p: GemmProblem) -> int:
+    """A k of whole groups of quantised weights, of which there are no multiple of four."""
+    group = GROUPS.get(p.scale_a)
+    return RAGGED_K // 2 * 2 if group is None else group * (10 if group == 32 else 6)
 
 
 def _ragged_fallbacks(problem: GemmProblem) -> list[tuple[str, GemmProblem]]:
@@ -174,7 +207,7 @@ def _ragged_fallbacks(problem: GemmProblem) -> list[tuple[str, GemmProblem]]:
     all sizes to be multiples of a 16-byte vector. They keep k, since a configuration of such a library may
     split it."""
     p = problem
-    m, n = min(p.m, RAGGED_M), min(p.n, RAGGED_N)
+    m, n = min(p.m, RAGGED_M_WEIGHTS if p.weight_only else RAGGED_M), min(p.n, RAGGED_N)
     vector = max(1, 16 // DTYPES[p.dtype_d].bytes)
     whole = [
         min(size, most) // 16 * 16 if size >= 16 else size
@@ -194,7 +227,7 @@ def _twin(p: GemmProblem, sizes: tuple[int, int, int], align: int) -> GemmProble
     batch = min(p.batch, RAGGED_BATCH)
 
     def up(elements: int, kind: str) -> int:
-        step = max(1, align // DTYPES[kind].bytes)
+        step = max(1, align // DTYPES[kind].bytes) * DTYPES[kind].packing
         return -(-elements // step) * step
 
     lda = up((m if p.trans_a == "N" else k) + 3, p.dtype_a)

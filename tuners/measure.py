@@ -13,7 +13,7 @@ from backends.errors import DeviceMemoryExceeded
 from backends.operands import Layout, Operands, layouts, operand_bytes
 from backends.problem import GemmProblem
 from backends.protocol import Buffer, Device, Kernel, Launch, Sample, Series
-from tuners.inputs import draw
+from tuners.inputs import draw, operand_distribution
 from tuners.policy import MeasurementPolicy
 
 #: Cold rotation spans more than this many times the last-level cache, with at most MAX_SETS operand sets.
@@ -110,7 +110,7 @@ class OperandSets:
                 if fill is not None:
                     fill(index * end + places[name], layout)
                 elif device.reference is not None:
-                    kind = "scale" if name.startswith("scale_") else policy.distribution
+                    kind = operand_distribution(name, policy.distribution, problem)
                     own_seed = (seed << 16) + index * len(shape) + turn
                     device.reference.draw(layout, address[name], own_seed, kind)
             self.sets.append(Operands.at(address, problem.scalars))

@@ -105,7 +105,7 @@ class RecordedSession:
     def _limit(self, ceilings: CeilingsOf, beaten: bool = False) -> Bound:
         """The problem's bound. Raises GemmtuneError or KeyError."""
         problem = self._spec.problem
-        kind = "tf32" if problem.compute == "tf32" else problem.dtype_a
+        kind = "tf32" if problem.compute == "tf32" else problem.input_type
         return bound(problem, ceilings([kind], beaten))
 
     def _result_of(self, session: Session, error: str | None, seconds: float, compiling: float) -> Result:

@@ -15,6 +15,7 @@ device's own reference uses the same.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ from backends.errors import DeviceError
 from backends.operands import as_product
 from backends.problem import GemmProblem
 from backends.problem_rules import BLOCKS
+from backends.quantisation import dequantised, groups_of, roundings
 from backends.reference_protocol import ErrorBound
 from tuners.inputs import Case, host_inputs, scaled_down
 
@@ -78,12 +80,10 @@ def make_reference(case: Case) -> tuple[Reference, dict[str, Array]]:
 def reference_of(case: Case, inputs: Mapping[str, Array]) -> Reference:
     """The reference of a case for these inputs. Raises DeviceError if numpy's float64 GEMM is wrong."""
     p = case.problem
-    left, right = as_product(p, inputs["a"], inputs["b"])
     columns = _sampled_columns(p, case.seed)
-    chosen = right if columns is None else right[:, :, columns]
-    left64, right64 = left.astype(np.float64), chosen.astype(np.float64)
-    left64 = _scaled(p, inputs, "scale_b", left64)
-    right64 = _scaled(p, inputs, "scale_a", right64, columns)
+    left, _ = as_product(p, inputs["a"], inputs["b"])
+    left64 = _scaled(p, inputs, "scale_b", left.astype(np.float64))
+    right64 = _right(p, inputs, slice(None) if columns is None else columns)
     product = np.matmul(left64, right64)
     _certify(product, left64, right64, case.seed)
     if len(product) != p.batch:  # both A and B are broadcast
@@ -123,6 +123,18 @@ def reference_of(case: Case, inputs: Mapping[str, Array]) -> Reference:
     if columns is not None and p.activation == "none" and sums_up:
         projection = _project(p, inputs, case.seed, left64, left_norm, bound.rough)
     return Reference(case, columns, expected, tolerance, projection)
+
+
+def _right(p: GemmProblem, inputs: Mapping[str, Array], columns: npt.NDArray[np.int64] | slice) -> Float:
+    """The given columns of op(A)^T, scaled, [copies, k, columns]."""
+    if p.weight_only:
+        zeros = inputs["zero_a"][0] if "zero_a" in inputs else None
+        found: Float = dequantised(
+            p, inputs["a"], inputs["scale_a"][0].reshape(-1, groups_of(p)), zeros, columns
+        )
+        return found.swapaxes(1, 2)
+    _, right = as_product(p, inputs["a"], inputs["b"])
+    return _scaled(p, inputs, "scale_a", right[:, :, columns].astype(np.float64), columns)
 
 
 def _steps(p: GemmProblem) -> int:
@@ -181,7 +193,9 @@ def error_bound(problem: GemmProblem, distribution: str) -> ErrorBound:
     narrow = is_fp8(DTYPES[p.dtype_a])
     depths = [BLOCKS[scale][1] for scale in (p.scale_a, p.scale_b) if scale in BLOCKS]
     length = min(p.k, *depths) if depths else p.k  # of the sums before they are scaled
-    exact = distribution == "integers" and p.compute != "int32" and 64 * length <= 1 / unit
+    exact = (
+        distribution == "integers" and not p.weight_only and p.compute != "int32" and 64 * length <= 1 / unit
+    )
     if (
         narrow
     ):  # the narrow accumulator holds integers up to six standard deviations of the sum, with a bit to spare
@@ -189,6 +203,8 @@ def error_bound(problem: GemmProblem, distribution: str) -> ErrorBound:
     if exact and not depths:
         unit = 0.0  # |a|, |b| <= 4, so every partial sum is exact; scaled sums of blocks are rounded
     rough = unit * p.k**0.5 + 2 * INPUT_ROUNDOFF.get(p.compute, 0.0)
+    if p.weight_only:
+        rough += _rounded_weights(p, distribution)
     if narrow and not exact:
         rough += _narrow_sums(p, distribution)
     # If an exact integer sum is combined with fractions or a floating output, the epilogue is in fp32.
@@ -205,6 +221,14 @@ def error_bound(problem: GemmProblem, distribution: str) -> ErrorBound:
     if _is_scaled(p):  # scales, and multiplications by them, are in single precision
         step, rounding = step + 4 * 2.0**-24, rounding + 2 * 2.0**-24
     return ErrorBound(_SAFETY * rough, step, slope, rounding, least)
+
+
+def _rounded_weights(p: GemmProblem, distribution: str) -> float:
+    """The error of sums of quantised weights that are rounded once to the activations' type, relative to the
+    norms. The errors of a row are independent of signed activations' signs. With one-sided activations they
+    add up as far as they are equal: equal integers of a group have the same error."""
+    independent = roundings(p) if distribution == "uniform" else p.k
+    return 2 * DTYPES[p.input_type].unit_roundoff / math.sqrt(independent)
 
 
 def _narrow_sums(p: GemmProblem, distribution: str) -> float:
@@ -261,13 +285,12 @@ def _sampled_columns(p: GemmProblem, seed: int) -> npt.NDArray[np.int64] | None:
 def _project(
     p: GemmProblem, inputs: Mapping[str, Array], seed: int, left: Float, left_norm: Float, rough: float
 ) -> Projection:
-    _, right = as_product(p, inputs["a"], inputs["b"])
     signs = np.random.default_rng([seed, 0x51]).choice([-1.0, 1.0], p.m)
     alpha, beta = p.scalars
     sums, norms = [], []
     for start in range(0, p.m, _CHUNK):
         part = slice(start, start + _CHUNK)
-        block = _scaled(p, inputs, "scale_a", right[:, :, part].astype(np.float64), part)
+        block = _right(p, inputs, part)
         sums.append(np.einsum("bkm,m->bk", block, signs[start : start + _CHUNK]))
         norms.append(np.sqrt(np.einsum("bkm,bkm->b", block, block)))
     want = alpha * np.einsum("bnk,bkc->bnc", left, np.stack(sums, 2))

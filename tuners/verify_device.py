@@ -139,7 +139,7 @@ class DeviceVerifier:
                 block = bench.inputs[name] = self._block(p, layout)
                 device.fill(block.start, block.size, block.poison)
                 seed = case.seed * 16 + number
-                device.draw(layout, block.address, seed, operand_distribution(name, distribution))
+                device.draw(layout, block.address, seed, operand_distribution(name, distribution, p))
                 image = bench.images[name] = self._block(p, layout)
                 device.copy(image.start, block.start, block.size)
             elements = p.m * p.n * p.batch

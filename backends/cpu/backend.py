@@ -10,10 +10,12 @@ from typing import ClassVar
 from backends.cache import BinaryCache
 from backends.cpu.blas import OpenBlas, OpenBlasUpcast, blas_build
 from backends.cpu.compiler import find_compiler, missing
+from backends.cpu.dequantise import DequantiseMatmul
 from backends.cpu.driver import read_cpu
 from backends.cpu.families import PackedFamily, StreamFamily
 from backends.cpu.torch_gemm import TorchMatmul, torch_build
 from backends.cpu.user_kernel import user_family
+from backends.dtypes import WEIGHT_TYPES
 from backends.environment import Environment
 from backends.errors import DeviceLost, UnsupportedProblem
 from backends.problem import GemmProblem, from_mm
@@ -22,7 +24,7 @@ from backends.traits import HOST_TRAITS
 from backends.user_kernels.source import UserKernel
 
 #: The families in the order in which a search takes turns: the most frequent winners first.
-_FAMILIES = (StreamFamily, PackedFamily, TorchMatmul, OpenBlas, OpenBlasUpcast)
+_FAMILIES = (StreamFamily, PackedFamily, TorchMatmul, OpenBlas, OpenBlasUpcast, DequantiseMatmul)
 
 
 class CpuBackend:
@@ -79,8 +81,8 @@ class CpuBackend:
         self, problem: GemmProblem, environment: Environment, max_workspace_bytes: int | None = None
     ) -> Sequence[Baseline]:
         """For fp32 and fp64, numpy's call on all cores. For 16-bit types and int8, torch's call if torch is
-        installed and supports the problem, then upcast + gemm + downcast in numpy. Raises
-        UnsupportedProblem."""
+        installed and supports the problem, then upcast + gemm + downcast in numpy. For quantised weights,
+        dequantising + gemm + downcast in numpy. Raises UnsupportedProblem."""
         found = []
         for name, family, kinds in _BASELINES:
             if problem.dtype_a in kinds and _missing(family, problem, environment) is None:
@@ -133,4 +135,5 @@ _BASELINES: tuple[tuple[str, Family, tuple[str, ...]], ...] = (
     ("numpy", OpenBlas(), ("fp32", "fp64")),
     ("torch", TorchMatmul(), _SHORT),
     ("numpy upcast", OpenBlasUpcast(), _SHORT),
+    ("numpy dequantise", DequantiseMatmul(), WEIGHT_TYPES),
 )

@@ -17,22 +17,25 @@ from backends.operands import Layout, Operands, layouts
 from backends.problem import GemmProblem
 from backends.problem_rules import BLOCKS
 from backends.protocol import Buffer
+from backends.quantisation import group_of, groups_of
 from backends.reference_protocol import Comparison, ErrorBound
 
 SOURCE = "reference.h"
 #: formats.h: enum Format.
 CODES: Mapping[str, int] = {
     "fp64": 0, "fp32": 1, "fp16": 2, "bf16": 3, "fp8_e4m3": 4, "fp8_e5m2": 5, "int8": 6, "int32": 7,
-    "fp8_e4m3_fnuz": 8, "fp8_e5m2_fnuz": 9,
+    "fp8_e4m3_fnuz": 8, "fp8_e5m2_fnuz": 9, "int4": 10, "uint4": 11,
 }  # fmt: skip
 #: reference.h: enum Activation.
 _ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3}
 #: draw.h: enum Distribution.
-_NORMAL, _UNIFORM, _INTEGERS, _WHOLE, _SCALE, _POISON = range(6)
+_NORMAL, _UNIFORM, _INTEGERS, _WHOLE, _SCALE, _POISON, _ZERO, _SHIFT, _BYTE = range(9)
 _KINDS = {
     "normal": _NORMAL, "large": _NORMAL, "small": _NORMAL, "uniform": _UNIFORM, "integers": _INTEGERS,
-    "scale": _SCALE,
+    "scale": _SCALE, "zero": _ZERO, "shift": _SHIFT,
 }  # fmt: skip
+#: reference.h: enum Zero.
+_ZEROS = {"none": 0, "eight": 1, "uint4": 2, "float": 3, "shift": 4}
 #: The scale of `small` values, as in tuners/inputs.py.
 SMALL = 2.0**-3
 #: The kernels' block size, tile of D, ranges of one launch.
@@ -98,8 +101,12 @@ class _Factor(ctypes.Structure):
 class _BlockScales(ctypes.Structure):
     _fields_ = (
         ("base", ctypes.c_void_p), ("side", ctypes.c_longlong), ("depth", ctypes.c_longlong),
-        ("pitch", ctypes.c_longlong),
+        ("pitch", ctypes.c_longlong), ("format", ctypes.c_int), ("unused", ctypes.c_int),
     )  # fmt: skip
+
+
+class _ZeroPoints(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("kind", ctypes.c_int), ("unused", ctypes.c_int))
 
 
 class _Product(ctypes.Structure):
@@ -117,6 +124,7 @@ class _Product(ctypes.Structure):
             for name in ("type_c", "type_bias", "bias_on_n", "outer_a", "outer_b", "activation")
         ),
         *((name, _BlockScales) for name in ("block_a", "block_b")),
+        ("zero_a", _ZeroPoints),
     ]
 
 
@@ -263,6 +271,8 @@ def _kind(dtype: DType, distribution: str) -> tuple[int, float]:
     whole = dtype.kind == INTEGER
     if distribution == "poison":
         return _POISON, dtype.poison
+    if dtype.packing > 1:
+        return _BYTE, 0.0
     if distribution not in _KINDS:
         raise ValueError(f"distribution {distribution!r} is unknown; known: {', '.join(_KINDS)}")
     if whole:
@@ -279,7 +289,8 @@ def _layout(layout: Layout) -> _Layout:
 
 def _product(p: GemmProblem, operands: Operands, bound: ErrorBound) -> _Product:
     scaled = {p.scale_a, p.scale_b, p.scale_d} - {"none"}
-    if scaled - {"tensor", "outer", *BLOCKS} or p.scale_dtype not in (None, "fp32"):
+    typed = p.weight_only or p.scale_dtype in (None, "fp32")
+    if scaled - {"tensor", "outer", *BLOCKS} or not typed:
         raise UnsupportedProblem(f"no reference on the GPU for scales {sorted(scaled)} of {p.scale_dtype}")
     a = (1, p.lda) if p.trans_a == "N" else (p.lda, 1)
     b = (p.ldb, 1) if p.trans_b == "N" else (1, p.ldb)
@@ -291,7 +302,7 @@ def _product(p: GemmProblem, operands: Operands, bound: ErrorBound) -> _Product:
         m=p.m, n=p.n, k=p.k, batch=p.batch,
         a=_Factor(operands.a, p.stride_a, *a), b=_Factor(operands.b, p.stride_b, *b),
         c=operands.c if p.beta != "zero" else 0, bias=operands.bias if p.bias is not None else 0,
-        scale_a=0 if p.scale_a in BLOCKS else operands.scale_a,
+        scale_a=0 if p.weight_only or p.scale_a in BLOCKS else operands.scale_a,
         scale_b=0 if p.scale_b in BLOCKS else operands.scale_b, scale_d=operands.scale_d,
         ldc=p.ldc, stride_c=p.stride_c, alpha=operands.alpha, beta=operands.beta,
         rough=bound.rough, step=bound.step, slope=bound.slope, rounding=bound.rounding, least=bound.least,
@@ -300,8 +311,10 @@ def _product(p: GemmProblem, operands: Operands, bound: ErrorBound) -> _Product:
         type_bias=_code(p.bias) if p.bias is not None else 0,
         bias_on_n=p.bias_axis == "n", outer_a=p.scale_a == "outer", outer_b=p.scale_b == "outer",
         activation=_ACTIVATIONS[p.activation],
-        block_a=_block_scales(p.scale_a, operands.scale_a, p.k),
+        block_a=_weight_scales(p, operands) if p.weight_only
+        else _block_scales(p.scale_a, operands.scale_a, p.k),
         block_b=_block_scales(p.scale_b, operands.scale_b, p.k),
+        zero_a=_ZeroPoints(operands.zero_a, _ZEROS[p.zero_a]),
     )  # fmt: skip
 
 
@@ -310,4 +323,10 @@ def _block_scales(mode: str, address: int, k: int) -> _BlockScales:
     if mode not in BLOCKS:
         return _BlockScales()
     side, depth = BLOCKS[mode]
-    return _BlockScales(address, side, depth, -(-k // depth))
+    return _BlockScales(address, side, depth, -(-k // depth), CODES["fp32"])
+
+
+def _weight_scales(p: GemmProblem, operands: Operands) -> _BlockScales:
+    """The scales of quantised weights: of groups, of rows, or one for the whole matrix."""
+    side = p.m if p.scale_a == "tensor" else 1
+    return _BlockScales(operands.scale_a, side, group_of(p), groups_of(p), _code(p.scale_dtype or "fp32"))

@@ -49,6 +49,14 @@ class FewColumnsFamily(KernelFamily):
     #: The fewest and the most columns that the family supports.
     columns: ClassVar[tuple[int, int]]
 
+    def oriented(self, problem: GemmProblem, values: Values) -> OrientedGemm:
+        """The problem as its kernels compute it."""
+        return streamed(problem, values)
+
+    def orientation(self, problem: GemmProblem) -> dict[str, Parameter]:
+        """The parameters that choose the orientation: the likeliest."""
+        return {"stream": likelier_stream(problem)}
+
     @abstractmethod
     def rows(self, product: OrientedGemm, values: Values, warp: int) -> int:
         """Rows of a block."""
@@ -93,7 +101,7 @@ class FewColumnsFamily(KernelFamily):
     def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
         """The rule that is broken, or None: columns, the family's own rule, threads, shared memory,
         registers, grid."""
-        product, arch = streamed(problem, values), arch_of(environment)
+        product, arch = self.oriented(problem, values), arch_of(environment)
         threads = self.threads(values, arch.warp)
         return first(
             columns_rule(product, *self.columns),
@@ -110,7 +118,7 @@ class FewColumnsFamily(KernelFamily):
 
     def config(self, problem: GemmProblem, values: Values, arch: GpuArch) -> KernelConfig:
         """The instantiation for the streamed operand, its blocks along m and its slices of k."""
-        product = streamed(problem, values)
+        product = self.oriented(problem, values)
         return KernelConfig(
             product, self.header, self.instantiation(product, values), self.threads(values, arch.warp),
             self.shared_bytes(product, values, arch.warp), self.blocks(product, values, arch.warp),
@@ -119,14 +127,14 @@ class FewColumnsFamily(KernelFamily):
 
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterable[dict[str, Parameter]]:
         """By cost(), every combination of choices with the larger operand streamed."""
-        stream = likelier_stream(problem)
-        product = OrientedGemm(problem, stream == "b")
+        likelier = self.orientation(problem)
+        product = self.oriented(problem, likelier)
         if columns_rule(product, *self.columns) is not None:
             return
-        names = [name for name in self.choices if name != "stream"]
+        names = [name for name in self.choices if name not in likelier]
         found = []
         for row in combinations(*(self.choices[name] for name in names)):
-            values = {"stream": stream, **dict(zip(names, row, strict=True))}
+            values = {**likelier, **dict(zip(names, row, strict=True))}
             if self.rule(problem, values, environment) is None:
                 found.append((self.cost(product, values, environment), values))
         found.sort(key=lambda one: one[0])

@@ -100,7 +100,7 @@ class OrientedGemm:
     def types(self) -> str:
         """args.h: Types<...> of this problem."""
         p = self.problem
-        kinds = (p.dtype_a, p.dtype_c, p.dtype_d, p.bias or p.dtype_d)
+        kinds = (p.input_type, p.dtype_c, p.dtype_d, p.bias or p.dtype_d)
         return f"gemmtune::Types<{', '.join(CPP_TYPES[kind] for kind in kinds)}>"
 
     @property

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from backends.environment import Environment
 from backends.errors import InvalidProblem
-from backends.problem import GemmProblem, from_mm
+from backends.problem import GemmProblem, from_linear, from_mm
 from backends.solution import Parameter, Solution
 
 #: The number of legal candidates that a family's sample is chosen from, and the most draws to find them.
@@ -35,6 +35,18 @@ _OTHERS: tuple[Mapping[str, Any], ...] = (
     *({"scale_a": "block_1x128", "scale_b": "block_128x128", "dtype_d": d} for d in ("bf16", "fp32")),
     {"trans_a": "T", "lda": 50001},
 )  # fmt: skip
+
+#: Quantised weights, of F.linear: storage type, scale, its type, zero point.
+_WEIGHTS = (
+    ("uint4", "block_1x128", "bf16", "eight"), ("uint4", "block_1x128", "fp32", "uint4"),
+    ("uint4", "block_1x64", "fp16", "float"), ("uint4", "block_1x32", "bf16", "shift"),
+    ("uint4", "block_1x128", "fp16", "none"), ("uint4", "outer", "fp32", "eight"),
+    ("int4", "block_1x32", "fp16", "none"), ("int4", "block_1x64", "bf16", "none"),
+    ("int8", "outer", "bf16", "none"), ("int8", "block_1x128", "fp32", "none"),
+    ("int8", "tensor", "fp32", "none"),
+)  # fmt: skip
+_WEIGHT_SIZES = ((1, 4096, 4096), (3, 1288, 4096), (8, 4096, 14336), (17, 1288, 1024), (64, 28672, 4096))
+_WEIGHT_EPILOGUES: tuple[Mapping[str, Any], ...] = ({}, {"beta": 1.0, "bias": "fp32", "dtype_d": "fp32"})
 
 Item = TypeVar("Item")
 
@@ -71,6 +83,11 @@ def problems() -> tuple[GemmProblem, ...]:
     for dtype, (m, n, k), a, b, other in product(_TYPES, _SIZES, "NT", "NT", _OTHERS):
         with suppress(InvalidProblem):  # not every type has every epilogue
             found.append(from_mm(m, n, k, dtype, **{"trans_a": a, "trans_b": b, **other}))
+    for x, (kind, scale, scales, zero), (m, n, k), other in product(
+        ("bf16", "fp16"), _WEIGHTS, _WEIGHT_SIZES, _WEIGHT_EPILOGUES
+    ):
+        how = {"dtype_b": kind, "scale_b": scale, "scale_dtype": scales, "zero_b": zero, **other}
+        found.append(from_linear(m, n, k, x, **how))
     return tuple(dict.fromkeys(found))
 
 

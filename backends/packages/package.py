@@ -59,7 +59,7 @@ _OF_CPUS = ("packed", "stream")
 _PADDED = {"tile-wgmma-padded": "tile-wgmma"}
 #: Parameters that set the number of blocks per multiprocessor.
 _PER_UNIT = ("programs_per_unit", "blocks_per_unit")
-_SWAPPED = {"a": "b", "b": "a", "scale_a": "scale_b", "scale_b": "scale_a"}
+_SWAPPED = {"a": "b", "b": "a", "scale_a": "scale_b", "scale_b": "scale_a", "zero_a": "zero_b"}
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,8 @@ def _rule(
 
 
 def operands_of(problem: GemmProblem) -> dict[str, Any]:
-    """Operands as stored; sizes and strides in elements, alignment in bytes."""
+    """Operands as stored; sizes and strides in elements (of 4-bit integers: in the bytes that two share),
+    alignment in bytes."""
     return {
         name: {
             "row_major": _SWAPPED.get(name, name),

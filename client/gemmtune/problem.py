@@ -19,15 +19,18 @@ FIELDS = (
     "m", "n", "k", "batch", "trans_a", "trans_b", "lda", "ldb", "ldc", "ldd",
     "stride_a", "stride_b", "stride_c", "stride_d", "dtype_a", "dtype_b", "dtype_c", "dtype_d",
     "compute", "alpha", "beta", "activation", "bias", "bias_axis",
-    "scale_a", "scale_b", "scale_d", "scale_dtype", "alignment", "fast_accumulation",
+    "scale_a", "scale_b", "scale_d", "scale_dtype", "alignment", "fast_accumulation", "zero_a",
 )  # fmt: skip
+#: Fields that a document leaves out at the value that most problems have.
+OPTIONAL: Mapping[str, Any] = {"zero_a": "none"}
 #: Values of FIELDS.
 Key = tuple[Any, ...]
 
-#: Number format -> bytes of an element.
+#: Number format -> bytes of an element, or of the two that share a byte.
 DTYPES: Mapping[str, int] = {
     "fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp8_e4m3_fnuz": 1,
     "fp8_e5m2_fnuz": 1, "fp8_e8m0": 1, "int8": 1, "int32": 4, "complex64": 8, "complex128": 16,
+    "int4": 1, "uint4": 1,
 }  # fmt: skip
 ALIASES: Mapping[str, str] = {
     "float64": "fp64", "double": "fp64", "f64": "fp64",
@@ -36,7 +39,7 @@ ALIASES: Mapping[str, str] = {
     "bfloat16": "bf16",
     "float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2",
     "float8_e4m3fnuz": "fp8_e4m3_fnuz", "float8_e5m2fnuz": "fp8_e5m2_fnuz",
-    "i8": "int8", "i32": "int32",
+    "i8": "int8", "i32": "int32", "i4": "int4", "u4": "uint4",
 }  # fmt: skip
 _FP8 = ("fp8_e4m3", "fp8_e5m2", "fp8_e4m3_fnuz", "fp8_e5m2_fnuz")
 _COMPLEX = ("complex64", "complex128")
@@ -54,7 +57,9 @@ _OUTPUTS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 _TRANSPOSES = ("N", "T", "C")
 _ACTIVATIONS = ("none", "relu", "gelu", "silu")
-_SCALES = ("none", "tensor", "outer", "block_1x128", "block_128x128", "block_32")
+_SCALES = (
+    "none", "tensor", "outer", "block_1x128", "block_128x128", "block_32", "block_1x32", "block_1x64",
+)  # fmt: skip
 _SCALE_DTYPES = ("fp32", "fp8_e8m0", "fp8_e4m3")
 _ALIGNMENTS = (1, 2, 4, 8, 16)
 #: Bounds on sizes (BLAS's 32-bit integers), and on leading dimensions and strides.
@@ -71,8 +76,8 @@ _OTHER = _TWINS | {right: left for left, right in _TWINS.items()}
 
 
 def key(canonical: Mapping[str, Any]) -> Key:
-    """The key of a canonical problem, a mapping with every one of FIELDS."""
-    return tuple(canonical[name] for name in FIELDS)
+    """The key of a canonical problem, a mapping with every one of FIELDS but those of OPTIONAL."""
+    return tuple(canonical[name] if name in canonical else OPTIONAL[name] for name in FIELDS)
 
 
 def mm(m: int, n: int, k: int, dtype_a: str, **arguments: Any) -> Key:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from gemmtune.checked import Checked
 from gemmtune.description import LaunchDescription, read_launch
-from gemmtune.problem import DTYPES, FIELDS, Key, key
+from gemmtune.problem import DTYPES, FIELDS, OPTIONAL, Key, key
 
 #: Vendor -> the call by which its launches were measured.
 LAUNCHED_BY = {"cuda": "cuLaunchKernelEx", "hip": "hipModuleLaunchKernel", "cpu": "gemmtune_run"}
@@ -110,8 +110,8 @@ def read_row(found: Checked, vendor: str, bundle: Binaries) -> Row:
     """A row of the manifest. Raises BundleError."""
     problem, solution = found.object("problem"), found.object("solution")
     canonical = problem.mapping("canonical")
-    if set(canonical) != set(FIELDS):
-        odd = sorted(set(canonical) ^ set(FIELDS))
+    if set(canonical) | set(OPTIONAL) != set(FIELDS):
+        odd = sorted((set(canonical) | set(OPTIONAL)) ^ set(FIELDS))
         raise problem.fail("canonical", f"has other fields than a problem: {', '.join(odd)[:200]}")
     if any(isinstance(value, (dict, list)) for value in canonical.values()):
         raise problem.fail("canonical", "must have plain values")

@@ -18,7 +18,7 @@ FIELDS = (
 )  # fmt: skip
 _ACTIVATIONS = ("none", "relu", "gelu", "silu")
 _EPILOGUES = (*_ACTIVATIONS, "bias", *(f"bias_{name}" for name in _ACTIVATIONS[1:]))
-_SCALINGS = ("tensor", "row", "block_1x128", "block_128x128", "block_32")
+_SCALINGS = ("tensor", "row", "block_1x128", "block_128x128", "block_32", "block_1x32", "block_1x64")
 
 
 def canonical(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from service.commands.common import (
     token_counts,
     workspace_limit,
 )
+from service.commands.weights import DtypeB, ScaleB, ScaleDtype, ZeroB, weight_scaling
 from service.formats import READERS, ReadOptions
 from service.formats.core.base import printable
 from service.formats.core.reading import told
@@ -57,6 +58,10 @@ def best(
     n: Annotated[int, typer.Option(help="Columns of the row-major output.")],
     k: Annotated[int, typer.Option(help="Length of the dot products.")],
     dtype: Annotated[str | None, typer.Option(help="fp32, bf16, fp16, ... (default fp32)")] = None,
+    dtype_b: DtypeB = None,
+    scale_b: ScaleB = None,
+    scale_dtype: ScaleDtype = None,
+    zero_b: ZeroB = None,
     dtype_c: Annotated[str | None, typer.Option(help="Output type, where it differs.")] = None,
     compute: Annotated[str | None, typer.Option(help="Compute type, where it differs.")] = None,
     batch: Annotated[int | None, typer.Option(help="Strided batch.")] = None,
@@ -75,8 +80,10 @@ def best(
 ) -> None:
     """Show the best known way to run a problem. Exit code 1: nothing is known."""
     fields = {
-        "m": m, "n": n, "k": k, "dtype": dtype, "dtype_c": dtype_c, "compute": compute, "batch": batch,
+        "m": m, "n": n, "k": k, "dtype": dtype, "dtype_b": dtype_b, "dtype_c": dtype_c, "compute": compute,
+        "batch": batch,
         "trans_a": trans_a or None, "trans_b": trans_b or None, "epilogue": epilogue,
+        "scaling": weight_scaling(scale_b, scale_dtype, zero_b),
     }  # fmt: skip
     wire = {name: value for name, value in fields.items() if value is not None}
     limit = workspace_limit(max_workspace)
@@ -86,8 +93,11 @@ def best(
         answer = _best_here(settings, wire, device or settings.chosen_device, mode, cache, filters, imported)
     else:
         with Remote(server) as remote:
+            asked = {
+                name: json.dumps(value) if isinstance(value, dict) else value for name, value in wire.items()
+            }
             answer = remote.get(
-                "/v1/solutions/best", **wire, device=device, mode=mode, cache=cache,
+                "/v1/solutions/best", **asked, device=device, mode=mode, cache=cache,
                 max_workspace=limit, deterministic=deterministic or None,
                 families=",".join(family) if family else None, imported=imported or None,
             )  # fmt: skip

@@ -37,6 +37,7 @@ from service.commands.common import (
     tell_rejected,
     workspace_limit,
 )
+from service.commands.weights import DtypeB, ScaleB, ScaleDtype, ZeroB, weight_scaling
 from service.formats.core.base import Imported, ImportedProblem
 from service.settings import Settings
 from tuners.budget import Search
@@ -56,6 +57,10 @@ def tune(
         str | None,
         typer.Option(help="fp32, bf16, fp16, fp64, int8, ... (default fp32); of a model: where not its own."),
     ] = None,
+    dtype_b: DtypeB = None,
+    scale_b: ScaleB = None,
+    scale_dtype: ScaleDtype = None,
+    zero_b: ZeroB = None,
     dtype_c: Annotated[str | None, typer.Option(help="Output type, where it differs.")] = None,
     compute: Annotated[
         str | None, typer.Option(help="Compute type, where it differs from the default.")
@@ -127,12 +132,14 @@ def tune(
     measured in the same environment is shown, not measured again (--force measures)."""
     settings = Settings()
     one = {
-        "m": m, "n": n, "k": k, "dtype": dtype, "dtype_c": dtype_c, "compute": compute, "batch": batch,
+        "m": m, "n": n, "k": k, "dtype": dtype, "dtype_b": dtype_b, "dtype_c": dtype_c, "compute": compute,
+        "batch": batch,
         "trans_a": trans_a or None, "trans_b": trans_b or None, "lda": lda, "ldb": ldb, "ldc": ldc,
         "alpha": alpha, "beta": beta, "epilogue": epilogue, "layout": layout,
+        "scaling": weight_scaling(scale_b, scale_dtype, zero_b),
     }  # fmt: skip
-    given = {name: value for name, value in one.items() if value is not None}
-    read = _input(file, format_name, given, tp, tokens, layers)
+    fields = {name: value for name, value in one.items() if value is not None}
+    read = _input(file, format_name, fields, tp, tokens, layers)
     rejected = len(read.rejected) + read.rejected_more
     if not read.problems and rejected:
         if as_json:

@@ -215,7 +215,7 @@ def test_sizes_are_the_storage_s() -> None:
     assert sizes == {
         "fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1,
         "fp8_e4m3_fnuz": 1, "fp8_e5m2_fnuz": 1, "fp8_e8m0": 1, "int8": 1, "int32": 4,
-        "complex64": 8, "complex128": 16,
+        "complex64": 8, "complex128": 16, "int4": 1, "uint4": 1,
     }  # fmt: skip
     assert all(np.dtype(row.storage).itemsize == row.bytes for row in DTYPES.values())
 

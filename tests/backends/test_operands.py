@@ -53,6 +53,7 @@ def values(p: GemmProblem, name: str) -> int | None:
     whole = {"scale_a": p.m, "scale_b": p.n, "scale_d": 1}[name]
     blocks = -(-whole // BLOCK), -(-p.k // BLOCK)
     sizes = {"tensor": 1, "outer": whole, "block_1x128": whole * blocks[1], "block_128x128": prod(blocks)}
+    sizes |= {f"block_1x{deep}": whole * -(-p.k // deep) for deep in (32, 64)}
     return sizes[getattr(p, name)]
 
 

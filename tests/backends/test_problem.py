@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.dtypes import COMPUTE_FOR, COMPUTE_TYPES, DTYPES, OUTPUTS_FOR, is_fp8
+from backends.dtypes import ACTIVATION_TYPES, COMPUTE_FOR, COMPUTE_TYPES, DTYPES, OUTPUTS_FOR, is_fp8
 from backends.errors import InvalidProblem
 from backends.problem import GemmProblem, from_blas, from_bmm, from_linear, from_mm, with_scalars
 from backends.problem_rules import (
@@ -31,6 +31,7 @@ from backends.problem_rules import (
     SCALES,
     TRANSPOSES,
 )
+from backends.quantisation import ZEROS
 
 ROOT = Path(__file__).parents[2]
 FP8 = tuple(name for name, row in DTYPES.items() if is_fp8(row))
@@ -202,7 +203,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "bias": (None, *DTYPES), "bias_axis": ("m", "n"), "scale_a": SCALES, "scale_b": SCALES,
     "scale_d": SCALES, "scale_dtype": (None, *SCALE_DTYPES), "alignment": ALIGNMENTS,
     "fast_accumulation": (False, True),
-    **dict.fromkeys(("dtype_a", "dtype_b", "dtype_c", "dtype_d"), tuple(DTYPES)),
+    **dict.fromkeys(("dtype_a", "dtype_b", "dtype_c", "dtype_d"), tuple(DTYPES)), "zero_a": ZEROS,
 }  # fmt: skip
 
 
@@ -242,7 +243,10 @@ def test_a_changed_field_is_another_problem_except_in_the_normal_form(problem: G
 
 BATCHED = from_mm(5, 6, 7, "fp8_e4m3", batch=2, trans_a="T", ldd=20, ldc=20, beta=2, bias="fp32",
                   scale_a="tensor")  # fmt: skip
-BASES = (BATCHED, from_mm(6, 6, 6), from_mm(5, 6, 7, "complex64"), from_mm(5, 6, 7, "fp32", ldd=9))
+QUANTISED = from_mm(5, 8, 64, "bf16", dtype_b="uint4", trans_b="T", scale_b="block_1x32")
+BASES = (
+    BATCHED, from_mm(6, 6, 6), from_mm(5, 6, 7, "complex64"), from_mm(5, 6, 7, "fp32", ldd=9), QUANTISED,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [f.name for f in fields(GemmProblem)])
@@ -327,7 +331,7 @@ def test_the_dict_reads_back_in_any_order(problem: GemmProblem, random: Any) -> 
     back = GemmProblem.from_dict(dict(items))
     assert back == problem
     assert back.id == problem.id
-    assert set(dict(items)) == {f.name for f in fields(GemmProblem)}
+    assert set(dict(items)) == {f.name for f in fields(GemmProblem)} - {"zero_a"}
 
 
 LINEAR = "from_linear(16, 4096, 4096, 'bf16')"
@@ -427,7 +431,8 @@ def test_flops_and_bytes_are_counted(call: dict[str, Any], broadcast: tuple[bool
         length = call["m"] if call["bias_axis"] == "m" else call["n"]
         read += length * DTYPES[call["bias"]].storage.itemsize
     for scale, rows in ((p.scale_a, p.m), (p.scale_b, p.n)):
-        scales = {"block_1x128": rows, "block_128x128": 1}.get(scale, 0)  # sizes are below a block's
+        by_rows = dict.fromkeys(("block_1x128", "block_1x32", "block_1x64"), rows)
+        scales = {**by_rows, "block_128x128": 1}.get(scale, 0)  # sizes are below a block's
         read += scales * DTYPES[p.scale_dtype or "fp32"].storage.itemsize
     assert p.bytes_read == read
     assert p.bytes_written == bytes_of(addresses(p.m, p.n, p.ldd, p.stride_d, p.batch, p.dtype_d))
@@ -593,6 +598,9 @@ def test_inputs_are_of_one_type_except_8_bit_floats(build: Build, left: str, rig
     if left in FP8 and right in FP8:
         problem = build(**LEAST, dtype_a=left, dtype_b=right)
         assert problem.id != build(**LEAST, dtype_a=right, dtype_b=left).id
+    elif {left, right} & {"int8"} and {left, right} & set(ACTIVATION_TYPES):
+        error = refusal(build, dtype_a=left, dtype_b=right)  # weights of int8 lack a layout, or a scale
+        assert error.field in ("dtype_a", "dtype_b", "trans_a", "trans_b")
     else:
         error = refusal(build, dtype_a=left, dtype_b=right)
         assert error.field in ("dtype_a", "dtype_b")
@@ -623,7 +631,7 @@ def test_problems_are_frozen() -> None:
     problem = from_mm(5, 6, 7)
     with pytest.raises(AttributeError):
         problem.m = 6  # type: ignore[misc]
-    assert asdict(problem) == problem.to_dict()
+    assert asdict(problem) == {**problem.to_dict(), "zero_a": "none"}
 
 
 def test_a_pickled_problem_brings_its_fields_and_no_hash_of_another_process() -> None:

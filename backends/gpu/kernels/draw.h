@@ -13,7 +13,8 @@ GEMMTUNE_DEVICE u64 mixed(u64 x) {
 }
 
 // backends/gpu/device_reference.py:_KINDS
-enum Distribution { NORMAL = 0, UNIFORM = 1, INTEGERS = 2, WHOLE = 3, SCALE = 4, POISON = 5 };
+enum Distribution { NORMAL = 0, UNIFORM = 1, INTEGERS = 2, WHOLE = 3, SCALE = 4, POISON = 5, ZERO = 6, SHIFT = 7,
+                    BYTE = 8 };
 
 GEMMTUNE_DEVICE float drawn(u64 bits, int distribution, float parameter) {
     unsigned low = unsigned(bits), high = unsigned(bits >> 32);
@@ -24,6 +25,9 @@ GEMMTUNE_DEVICE float drawn(u64 bits, int distribution, float parameter) {
         }
         case UNIFORM: return float(high >> 8) * 0x1p-24f;
         case SCALE: return 0.5f + float(high >> 9) * 0x1p-23f;
+        case ZERO: return float(high >> 8) * 0x1p-20f;
+        case SHIFT: return float(high >> 8) * 0x1p-20f - 8.0f;
+        case BYTE: return float(high >> 24);
         case INTEGERS: {  // whole numbers from -parameter to parameter
             int span = int(parameter);
             return float(int(u64(high) * unsigned(2 * span + 1) >> 32) - span);

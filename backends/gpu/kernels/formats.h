@@ -7,7 +7,8 @@ namespace gemmtune {
 
 // backends/gpu/device_reference.py:CODES
 enum Format {
-    FP64 = 0, FP32 = 1, FP16 = 2, BF16 = 3, E4M3 = 4, E5M2 = 5, INT8 = 6, INT32 = 7, E4M3_FNUZ = 8, E5M2_FNUZ = 9
+    FP64 = 0, FP32 = 1, FP16 = 2, BF16 = 3, E4M3 = 4, E5M2 = 5, INT8 = 6, INT32 = 7, E4M3_FNUZ = 8, E5M2_FNUZ = 9,
+    INT4 = 10, UINT4 = 11  // two to a byte, the even index in the low half
 };
 
 // 2**power as a float, for -126 <= power <= 127.
@@ -93,6 +94,10 @@ GEMMTUNE_DEVICE unsigned narrow_bf16(float value) {
     return (bits + 0x7fffu + (bits >> 16 & 1)) >> 16;
 }
 
+GEMMTUNE_DEVICE int load_nibble(const void* base, i64 index) {
+    return static_cast<const unsigned char*>(base)[index >> 1] >> (index & 1) * 4 & 15;
+}
+
 template <int FORMAT>
 GEMMTUNE_DEVICE double load(const void* base, i64 index) {
     switch (FORMAT) {
@@ -105,6 +110,8 @@ GEMMTUNE_DEVICE double load(const void* base, i64 index) {
         case E4M3_FNUZ: return widen_fnuz<4, 3>(static_cast<const unsigned char*>(base)[index]);
         case E5M2_FNUZ: return widen_fnuz<5, 2>(static_cast<const unsigned char*>(base)[index]);
         case INT8: return static_cast<const signed char*>(base)[index];
+        case INT4: return (load_nibble(base, index) ^ 8) - 8;
+        case UINT4: return load_nibble(base, index);
         default: return static_cast<const int*>(base)[index];
     }
 }
@@ -120,6 +127,8 @@ GEMMTUNE_DEVICE double load(int format, const void* base, i64 index) {
         case E4M3_FNUZ: return load<E4M3_FNUZ>(base, index);
         case E5M2_FNUZ: return load<E5M2_FNUZ>(base, index);
         case INT8: return load<INT8>(base, index);
+        case INT4: return load<INT4>(base, index);
+        case UINT4: return load<UINT4>(base, index);
         default: return load<INT32>(base, index);
     }
 }
@@ -136,6 +145,7 @@ GEMMTUNE_DEVICE void store(int format, void* base, i64 index, float value) {
         case E4M3_FNUZ: static_cast<unsigned char*>(base)[index] = narrow_fnuz<4, 3>(value); break;
         case E5M2_FNUZ: static_cast<unsigned char*>(base)[index] = narrow_fnuz<5, 2>(value); break;
         case INT8: static_cast<signed char*>(base)[index] = int(value); break;
+        case INT4: case UINT4: static_cast<unsigned char*>(base)[index] = int(value); break;  // two of them
         default: static_cast<int*>(base)[index] = int(value); break;
     }
 }

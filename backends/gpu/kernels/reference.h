@@ -30,6 +30,15 @@ struct Factor {
 struct BlockScales {
     const void* base;
     i64 side, depth, pitch;
+    int format, unused;
+};
+
+// Zero points of a quantised A (backends/quantisation.py), one for each of its scales. kWords: of 4 bits, those of
+// eight rows in a word.
+enum Zero { kNoZero = 0, kEight = 1, kWords = 2, kSubtracted = 3, kAdded = 4 };
+struct ZeroPoints {
+    const void* base;
+    int kind, unused;
 };
 
 struct Product {
@@ -42,6 +51,7 @@ struct Product {
     double low, high;                            // the output saturates at these
     int type_c, type_bias, bias_on_n, outer_a, outer_b, activation;
     BlockScales block_a, block_b;
+    ZeroPoints zero_a;
 };
 
 GEMMTUNE_DEVICE double activate(int name, double x) {
@@ -57,8 +67,15 @@ GEMMTUNE_DEVICE double scale_of(const void* scales, i64 index) {
     return scales ? double(static_cast<const float*>(scales)[index]) : 1.0;
 }
 
-GEMMTUNE_DEVICE double block_scale(const BlockScales& of, i64 i, i64 k) {
-    return of.base ? scale_of(of.base, i / of.side * of.pitch + k / of.depth) : 1.0;
+// The element (i, k) with the scale of its block, and for a quantised operand its zero point.
+GEMMTUNE_DEVICE double scaled(double value, const BlockScales& of, const ZeroPoints& zero, i64 i, i64 k) {
+    if (!of.base) return value;
+    const i64 at = i / of.side * of.pitch + k / of.depth;
+    if (zero.kind == kEight || zero.kind == kAdded) value -= 8;
+    if (zero.kind == kWords) value -= load<UINT4>(zero.base, (i / 8 * of.pitch + k / of.depth) * 8 + i % 8);
+    if (zero.kind == kSubtracted) value -= load(of.format, zero.base, at);
+    value *= load(of.format, of.base, at);
+    return zero.kind == kAdded ? value + load(of.format, zero.base, at) : value;
 }
 
 // Computes one tile of D: the GEMM and the norms of its rows and columns in shared memory, then the epilogue.
@@ -105,15 +122,16 @@ struct Reference {
     GEMMTUNE_UNROLL
                 for (int r = 0; r < 8; ++r) {
                     bool inside = at_m + a_i + r * a_di < p.m && ahead + a_k + r * a_dk < p.k;
-                    next_a[r] = inside ? load<TYPE_A>(p.a.base, a_at + r * a_next + ahead * p.a.step_k) *
-                                             block_scale(p.block_a, at_m + a_i + r * a_di, ahead + a_k + r * a_dk)
+                    next_a[r] = inside ? scaled(load<TYPE_A>(p.a.base, a_at + r * a_next + ahead * p.a.step_k),
+                                                p.block_a, p.zero_a, at_m + a_i + r * a_di, ahead + a_k + r * a_dk)
                                        : 0;
                 }
     GEMMTUNE_UNROLL
                 for (int r = 0; r < 4; ++r) {
                     bool inside = at_n + b_i + r * b_di < p.n && ahead + b_k + r * b_dk < p.k;
-                    next_b[r] = inside ? load<TYPE_B>(p.b.base, b_at + r * b_next + ahead * p.b.step_k) *
-                                             block_scale(p.block_b, at_n + b_i + r * b_di, ahead + b_k + r * b_dk)
+                    next_b[r] = inside ? scaled(load<TYPE_B>(p.b.base, b_at + r * b_next + ahead * p.b.step_k),
+                                                p.block_b, ZeroPoints(), at_n + b_i + r * b_di,
+                                                ahead + b_k + r * b_dk)
                                        : 0;
                 }
             }

@@ -299,6 +299,11 @@ template <typename ARGS>
 inline auto tell_operands(const ARGS* args) -> decltype(args->product.a_bytes, void()) {
     tell_operands(&args->product);
 }
+template <typename ARGS>
+inline auto tell_operands(const ARGS* args) -> decltype(args->gemm.a_bytes, void()) {
+    tell_operands(&args->gemm);
+    may_copy(2, args->scales, args->scale_bytes), may_copy(3, args->zeros, args->zero_bytes);
+}
 // The argument of a kernel that copies lines names every copy's source.
 template <typename ARGS>
 inline auto tell_operands(const ARGS* args) -> decltype(args->of[0].source_bytes, void()) {

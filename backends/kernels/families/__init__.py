@@ -8,6 +8,8 @@ from backends.kernels.families.async_copy import AsyncCopy
 from backends.kernels.families.block_tile_1d import BlockTile1d
 from backends.kernels.families.block_tile_2d import BlockTile2d
 from backends.kernels.families.coalesced import Coalesced
+from backends.kernels.families.dequant_gemv import DequantGemv
+from backends.kernels.families.dequant_ring import DequantRing
 from backends.kernels.families.double_buffered import DoubleBuffered
 from backends.kernels.families.gemv import Gemv
 from backends.kernels.families.gemv_persistent import GemvPersistent
@@ -30,14 +32,14 @@ from backends.kernels.families.vectorized import Vectorized
 from backends.kernels.families.warp_tile import WarpTile
 from backends.kernels.family import KernelFamily
 
-#: In the order in which a search visits them: families for few columns, for small GEMMs, tensor cores, then
-#: the SGEMM steps, the last step first.
+#: In the order in which a search visits them: families for few columns, for quantised weights, for small
+#: GEMMs, tensor cores, then the SGEMM steps, the last step first.
 FAMILIES: Mapping[str, KernelFamily] = {
     family.name: family
     for family in (
         GemvPersistent(), Gemv(), SkinnyPersistent(), Skinny(), SkinnyShort(), SkinnyRing(), SkinnyShifted(),
-        SkinnyMma(), SmallBatch(), ShortK(), TileWgmma(), TileMma(), StreamK(), TileMfma(), TileWmma(),
-        AsyncCopy(), DoubleBuffered(), WarpTile(), Vectorized(), BlockTile2d(), BlockTile1d(), SharedTile(),
-        Coalesced(), Naive(),
+        SkinnyMma(), DequantRing(), DequantGemv(), SmallBatch(), ShortK(), TileWgmma(), TileMma(), StreamK(),
+        TileMfma(), TileWmma(), AsyncCopy(), DoubleBuffered(), WarpTile(), Vectorized(), BlockTile2d(),
+        BlockTile1d(), SharedTile(), Coalesced(), Naive(),
     )
 }  # fmt: skip

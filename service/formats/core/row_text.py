@@ -25,7 +25,7 @@ from tuners.policy import MeasurementPolicy
 
 #: Values of one kind whose text is cached.
 _REMEMBERED = 1024
-_PROBLEM_FIELDS = tuple(f.name for f in fields(GemmProblem))
+_PROBLEM_FIELDS = tuple(f.name for f in fields(GemmProblem) if f.name != "zero_a")
 _problem_values = attrgetter(*_PROBLEM_FIELDS)
 _T = TypeVar("_T")
 
@@ -35,7 +35,10 @@ _T = TypeVar("_T")
 
 def problem_fields(problem: GemmProblem) -> dict[str, Any]:
     """The same as problem.to_dict()."""
-    return dict(zip(_PROBLEM_FIELDS, _problem_values(problem), strict=True))
+    found = dict(zip(_PROBLEM_FIELDS, _problem_values(problem), strict=True))
+    if problem.zero_a != "none":  # a document leaves out what there is none of
+        found["zero_a"] = problem.zero_a
+    return found
 
 
 def problem_text(problem: GemmProblem) -> tuple[str, str]:
@@ -63,6 +66,8 @@ def problem_wire(p: GemmProblem) -> dict[str, Any]:
             out["epilogue"] = {"activation": p.activation, "bias": p.bias, "bias_axis": axis}
     if p.scale_dtype is not None:
         out["scaling"] = {"a": p.scale_b, "b": p.scale_a, "d": p.scale_d, "dtype": p.scale_dtype}
+        if p.zero_a != "none":
+            out["scaling"]["zero_b"] = p.zero_a
     if alpha != 1.0:
         out["alpha"] = alpha
     if beta != 0.0:
@@ -78,8 +83,8 @@ def _beyond_defaults(p: GemmProblem) -> dict[str, Any]:
     fields_and_defaults = (
         ("dtype_b", p.dtype_a, p.dtype_b),
         ("dtype_c", p.dtype_c, p.dtype_d),
-        ("dtype_d", p.dtype_d, OUTPUTS_FOR[p.dtype_a][0] if same_c else p.dtype_c),
-        ("compute", p.compute, COMPUTE_FOR[p.dtype_a][0]),
+        ("dtype_d", p.dtype_d, OUTPUTS_FOR[p.input_type][0] if same_c else p.dtype_c),
+        ("compute", p.compute, COMPUTE_FOR[p.input_type][0]),
         ("lda", p.ldb, rows_b),
         ("ldb", p.lda, rows_a),
         ("ldc", p.ldc, p.ldd),

@@ -19,7 +19,7 @@ import pytest
 
 from backends.cache import BinaryCache
 from backends.cuda.backend import CudaBackend
-from backends.dtypes import DTYPES, INTEGER, to_host
+from backends.dtypes import DTYPES, INTEGER, WEIGHT_TYPES, to_host
 from backends.errors import CompilerMissing, UnsupportedProblem
 from backends.gpu.context import GpuContext
 from backends.gpu.device_reference import CODES, RANGES, SMALL, GpuReference, large_scale
@@ -31,6 +31,7 @@ from backends.toolchains.emulator import Emulator
 from backends.toolchains.nvrtc import Nvrtc
 from backends.toolchains.toolchain import CompileUnit
 from tests.backends.gpu.null_device import emulated
+from tests.backends.weight_samples import KINDS, SCALES, weights
 from tuners import inputs as tuners_inputs
 from tuners.inputs import Case, operand_distribution, ragged
 from tuners.reference import error_bound, make_reference
@@ -87,7 +88,8 @@ class Bench:
         kind = tuners_inputs.scaled_down(distribution, problem)
         for seed, (name, shape) in enumerate(self.shapes.items()):
             reference.fill(self.buffers[name].address, shape.bytes, 0xA5)
-            reference.draw(shape, self.buffers[name].address, seed, operand_distribution(name, kind))
+            drawn_as = operand_distribution(name, kind, problem)
+            reference.draw(shape, self.buffers[name].address, seed, drawn_as)
         at = {name: buffer.address for name, buffer in self.buffers.items()}
         bound = error_bound(problem, distribution)
         reference.compute(
@@ -141,7 +143,7 @@ def test_every_variant_compiles(arch: str, tmp_path: Path) -> None:
         assert Nvrtc().compile(device_unit("reference.h", arch, {}), cache).stat().st_size
     except CompilerMissing as error:
         pytest.skip(str(error))
-    for a, b in PAIRS:
+    for a, b in [*PAIRS, *((kind, "bf16") for kind in WEIGHT_TYPES)]:
         types = {"TYPE_A": str(CODES[a]), "TYPE_B": str(CODES[b])}
         assert Nvrtc().compile(device_unit("reference.h", arch, types), cache).stat().st_size
 
@@ -453,6 +455,24 @@ def test_the_reference_is_numpys_for_every_block_of_scales(
     }  # fmt: skip
     agrees(reference, device, monkeypatch, from_blas(140, 131, 300, kind, dtype_d="bf16", **how))
     agrees(reference, device, monkeypatch, from_blas(1, 3, 129, kind, dtype_d="fp32", **how), "integers")
+
+
+@pytest.mark.parametrize(("kind", "zero"), KINDS)
+@pytest.mark.parametrize("scale", SCALES)
+def test_the_reference_is_numpys_for_every_quantised_weight(
+    reference: GpuReference,
+    device: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    zero: str,
+    scale: str,
+) -> None:
+    if scale == "tensor" and zero not in ("none", "eight"):
+        pytest.skip("no zero point beside a single scale")
+    how: dict[str, Any] = {"zero_b": zero, "scale_b": scale}
+    agrees(reference, device, monkeypatch, weights(3, 136, 384, kind, ldb=392, **how))
+    other = {"dtype_a": "fp16", "scale_dtype": "fp32", "bias": "fp16", "beta": 1.0}
+    agrees(reference, device, monkeypatch, weights(1, 8, 128, kind, **how, **other), "integers")
 
 
 @pytest.mark.parametrize(

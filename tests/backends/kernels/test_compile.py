@@ -26,6 +26,7 @@ from tests.backends.kernels.emulator.host import H200, source
 from tests.backends.kernels.emulator.test_families import MI300X
 from tests.backends.kernels.ptx import EARLY, TOUCHES, WAIT, compiled, waits_first
 from tests.backends.kernels.samples import SM_90, every_value, legal_values
+from tests.backends.weight_samples import weights
 
 #: Of more legal configurations some hundreds are drawn.
 MANY = 10_000
@@ -44,6 +45,9 @@ SHORT = (from_linear(127, 1283, 129, "bf16"), from_linear(127, 1280, 64, "fp16")
          from_linear(100, 99, 255, "bf16", dtype_d="fp32"), from_linear(100, 99, 5, "bf16"))  # fmt: skip
 #: And of few columns.
 SHORTER = (from_linear(3, 1000, 777, "bf16"), from_linear(8, 70, 640, "fp16"), from_linear(1, 99, 5, "bf16"))
+
+#: Of quantised weights.
+QUANTISED = (weights(4, 4096, 4096, zero_b="uint4"), weights(7, 1288, 4096, "int8", scale_b="outer"))
 
 
 def test_one_binary_serves_every_size_scalar_and_epilogue(tmp_path: Path) -> None:
@@ -98,6 +102,7 @@ def test_python_and_the_header_agree_over_the_whole_legal_space(name: str, warp:
         "skinny-short": SHORTER,
         "tile-mfma": (BROAD[0], from_mm(512, 512, 512, "int8", dtype_d="int8")),
         "tile-wmma": (BROAD[0], from_mm(512, 512, 512, "fp8_e4m3")),
+        **dict.fromkeys(("dequant-ring", "dequant-gemv"), QUANTISED),
     }
     problems = parts.get(name, SAMPLED[:3] if isinstance(family, FewColumnsFamily) else SAMPLED[3:4])
     asserted: dict[str, KernelConfig] = {}
@@ -198,7 +203,7 @@ ON_HOPPER: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = tuple(
 def _others() -> Iterator[tuple[str, GemmProblem, dict[str, Parameter]]]:
     """Every CUDA family that no list above names, on the first problem with a legal configuration."""
     named = {name for name, _, _ in (*IN_ONE, *IN_TWO, *ON_HOPPER)}
-    problems = (SAMPLED[3], *SAMPLED, *BROAD, ALIGNED, *SHORT)
+    problems = (SAMPLED[3], *SAMPLED, *BROAD, ALIGNED, *SHORT, *QUANTISED)
     for name, family in FAMILIES.items():
         if name not in named and "cuda" in family.vendors:
             legal = (one for one in problems if legal_values(family, one, H200, 1))

@@ -29,6 +29,8 @@ ONCE = {"stream": "a", "unroll": 2, "warps": 13}
 #: Who is for few columns, and who is for 16-bit floats: what a product of many columns in fp32 has not.
 NARROW = {"gemv-persistent", "gemv", "skinny-persistent", "skinny", "skinny-short", "skinny-ring",
           "skinny-shifted", "skinny-mma"}  # fmt: skip
+#: Families of quantised weights.
+WEIGHTS = {"dequant-ring", "dequant-gemv"}
 HALVES = {"tile-mma", "stream-k", "tile-wgmma", "short-k", "tile-mfma", "tile-wmma"}
 CORES = {
     "tile_m": 128,
@@ -357,13 +359,13 @@ def test_what_is_listed_is_legal_distinct_and_not_too_much(problem: GemmProblem)
           "vectorized", "warp-tile", "double-buffered"}),
         (from_linear(3, 1000, 777, "bf16"),
          {"skinny", "skinny-short", "skinny-ring", "skinny-shifted", "skinny-mma"}),
-        (SQUARE, set(FAMILIES) - NARROW - HALVES - {"small-batch"}),
+        (SQUARE, set(FAMILIES) - NARROW - HALVES - WEIGHTS - {"small-batch"}),
         (from_mm(8192, 8192, 8192), {"vectorized", "warp-tile", "double-buffered", "async-copy"}),
-        (BATCH, set(FAMILIES) - NARROW - HALVES),
+        (BATCH, set(FAMILIES) - NARROW - HALVES - WEIGHTS),
         (from_bmm(1000, 64, 64, 64, "bf16"),
          {"small-batch", "tile-mma", "vectorized", "warp-tile", "double-buffered"}),
         (from_bmm(1000, 16, 64, 65, "bf16"), {"skinny"}),
-        (from_mm(32, 32, 32), set(FAMILIES) - NARROW - HALVES - {"small-batch"}),
+        (from_mm(32, 32, 32), set(FAMILIES) - NARROW - HALVES - WEIGHTS - {"small-batch"}),
         (from_mm(64, 64, 64, "fp64"), set()),
         (from_linear(64, 64, 64, "tf32"), {"tile-mma"}),
     ],

@@ -1,0 +1,83 @@
+"""Quantised weights on the CPU: dequantised in single precision, then numpy's own product, as numpy code
+runs them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from backends.cpu.blas import LibraryFamily, LibraryKernel, set_blas_threads, thread_counts
+from backends.cpu.host import HostOperands, array_at, finish
+from backends.dtypes import DTYPES, FLOAT
+from backends.environment import Environment
+from backends.operands import Operands, layouts
+from backends.problem import GemmProblem
+from backends.protocol import Launch
+from backends.quantisation import dequantised, groups_of
+from backends.solution import Solution
+
+
+class DequantiseMatmul(LibraryFamily):
+    """Quantised weights dequantised in single precision, then multiplied by numpy's BLAS and rounded to D's
+    type. Parameters: threads."""
+
+    name = "dequantise"
+
+    def supports(self, problem: GemmProblem) -> bool:
+        """Whether A is a quantised weight matrix and D a float."""
+        return problem.weight_only and problem.compute == "fp32" and DTYPES[problem.dtype_d].kind == FLOAT
+
+    def solutions(self, problem: GemmProblem, environment: Environment) -> Iterable[Solution]:
+        """One candidate for each thread count, all cores first."""
+        if self.supports(problem):
+            build = environment.libraries.get("blas")
+            for threads in thread_counts(environment.units):
+                yield Solution(self.name, 1, {"threads": threads}, build, 0, True)
+
+    def load(
+        self, problem: GemmProblem, solution: Solution, binary: Path | None, device: object
+    ) -> LibraryKernel:
+        """The call, ready to bind. Dequantised weights, activations and sums are in the workspace."""
+        p = problem
+        shapes = {"weights": (p.m, p.k), "inputs": (p.n, p.k), "product": (1, p.n, p.m)}
+        sizes = {name: 4 * int(np.prod(shape)) for name, shape in shapes.items()}
+
+        def make(o: HostOperands, operands: Operands, workspace: int) -> Launch:
+            arrays, at = {}, workspace
+            for name, shape in shapes.items():
+                raw = (ctypes.c_char * sizes[name]).from_address(at)
+                arrays[name] = np.frombuffer(memoryview(raw), dtype=np.float32).reshape(shape)
+                at += sizes[name]
+            fill = _filling(p, operands, arrays["weights"])
+            weights, inputs, product = arrays["weights"], arrays["inputs"], arrays["product"]
+
+            def launch() -> None:
+                fill()
+                np.copyto(inputs, o.left[0])
+                np.matmul(inputs, weights.T, out=product[0])
+                finish(p, o, product)
+
+            return launch
+
+        threads = int(solution.parameters["threads"] or 1)
+        return LibraryKernel(p, set_blas_threads, threads, make, sum(sizes.values()))
+
+
+def _filling(p: GemmProblem, operands: Operands, out: Any) -> Any:
+    """What writes the dequantised weights to `out` [m, k]."""
+    found = layouts(p)
+    views = {
+        name: array_at(getattr(operands, name), found[name])[0]
+        for name in ("a", "scale_a", "zero_a")
+        if name in found
+    }
+    scales, zeros = views["scale_a"].reshape(-1, groups_of(p)), views.get("zero_a")
+
+    def fill() -> None:
+        out[...] = dequantised(p, views["a"], scales, zeros)
+
+    return fill

@@ -1,0 +1,125 @@
+// Quantised weights times 1 to 8 columns of 16-bit activations by fp32 FMAs, on every GPU. Each warp has ROWS rows
+// of weights, of which a lane reads 16 bytes at a time, kWide integers of one group; UNROLL such loads of every row
+// are in flight. Activations come from the caches.
+//
+// A load's integers are multiplied as they are; with their scale s and zero point z they contribute
+// s (sum of q x - z sum of x), so that no weight is rounded and every kind of zero point costs the same.
+#pragma once
+
+#include "device/dequantise.h"
+#include "device/unaligned_loads.h"
+
+namespace gemmtune {
+
+template <typename TYPES, typename QUANT, int COLUMNS, int ROWS, int UNROLL, int WARPS>
+struct DequantGemv {
+    using Args = WeightArgs;
+    using T = typename TYPES::Input;
+    using Scale = typename QUANT::Scale;
+    static constexpr int kThreads = kWarp * WARPS, kMinBlocks = 0, kSharedBytes = 0;
+    static constexpr int kWide = QUANT::kWide, kSums = ROWS * COLUMNS;
+    static constexpr int kStep = 64 * kWide;  // of slices of k, whatever a warp's size
+    static_assert(sizeof(T) == 2 && kSums <= kWarp, "16-bit activations; a lane keeps at most one sum");
+
+    static constexpr bool kWaits = true;
+
+    static GEMMTUNE_DEVICE void run(const Args& all, char*) {
+        const GemmArgs& args = all.gemm;
+        const Task task(args);
+        const int lane = lane_index();
+        const i64 first = (static_cast<i64>(block_x()) * WARPS + warp_index()) * ROWS;
+        const Slice<kStep> mine(args, task, (static_cast<unsigned>(args.k) - 1) / kStep + 1);
+        const i64 end = static_cast<i64>(mine.end) * kStep, last = end < args.k ? end : args.k;
+        wait_for_launches();
+        if (task.beyond(args)) return;
+        float sum[kSums] = {};
+        GEMMTUNE_ROLL
+        for (i64 at = static_cast<i64>(mine.begin) * kStep + lane * kWide; at < last; at += kWarp * kWide * UNROLL) {
+            Words raw[ROWS][UNROLL];
+            GEMMTUNE_UNROLL
+            for (int u = 0; u < UNROLL; ++u) {
+                const i64 k = at + u * kWarp * kWide;
+                GEMMTUNE_UNROLL
+                for (int r = 0; r < ROWS; ++r) {
+                    const char* const row = static_cast<const char*>(args.a) + row_of(args, first + r) * args.lda;
+                    raw[r][u] = stream16(row + k * QUANT::kBits / 8, k < last);
+                }
+            }
+            GEMMTUNE_UNROLL
+            for (int u = 0; u < UNROLL; ++u) {
+                const i64 k = at + u * kWarp * kWide;
+                if (k < last) multiply(all, first, k, raw, u, sum);
+            }
+        }
+        release_reduce(args);
+        using Sums = WarpSums<kSums>;
+        Sums::run(sum, lane);
+        if (lane % Sums::kSharers) return;
+        const int index = Sums::index(lane);
+        finish_slice<TYPES>(args, task, first + index / COLUMNS, index % COLUMNS, sum[0]);
+    }
+
+private:
+    // Rows beyond the last are read as the last, and not stored.
+    static GEMMTUNE_DEVICE i64 row_of(const GemmArgs& args, i64 row) { return row < args.m ? row : args.m - 1; }
+
+    static GEMMTUNE_DEVICE void multiply(const Args& all, i64 first, i64 k, const Words (&raw)[ROWS][UNROLL], int u,
+                                         float (&sum)[kSums]) {
+        const GemmArgs& args = all.gemm;
+        float part[kSums] = {}, inputs[COLUMNS] = {};
+        GEMMTUNE_UNROLL
+        for (int j = 0; j < kWide / 8; ++j) {
+            float x[COLUMNS][8];
+            GEMMTUNE_UNROLL
+            for (int c = 0; c < COLUMNS; ++c) {
+                const int column = COLUMNS == 1 || c < args.n ? c : args.n - 1;
+                unpack<T>(read16(static_cast<const T*>(args.b) + column * args.ldb + k + 8 * j).at, x[c]);
+                GEMMTUNE_UNROLL
+                for (int i = 0; i < 8; ++i) inputs[c] += x[c][i];
+            }
+            GEMMTUNE_UNROLL
+            for (int r = 0; r < ROWS; ++r) {
+                float w[8];
+                integers(raw[r][u], j, w);
+                GEMMTUNE_UNROLL
+                for (int c = 0; c < COLUMNS; ++c) {
+                    GEMMTUNE_UNROLL
+                    for (int i = 0; i < 8; ++i) part[r * COLUMNS + c] += w[i] * x[c][i];
+                }
+            }
+        }
+        const i64 group = QUANT::kGroup == 0 ? 0 : k / (QUANT::kGroup == 0 ? 1 : QUANT::kGroup);
+        GEMMTUNE_UNROLL
+        for (int r = 0; r < ROWS; ++r) {
+            const i64 row = row_of(args, first + r), at = row * all.scale_row + group;
+            const float scale = widen(static_cast<const Scale*>(all.scales)[at]);
+            float zero = QUANT::kZero == kEight || QUANT::kZero == kAdded ? 8.0f : 0.0f, added = 0.0f;
+            if constexpr (QUANT::kZero == kWords) {
+                const unsigned word = static_cast<const unsigned*>(all.zeros)[row / 8 * all.scale_row + group];
+                zero = static_cast<float>(word >> static_cast<int>(row % 8) * 4 & 15u);
+            }
+            if constexpr (QUANT::kZero == kSubtracted) zero = widen(static_cast<const Scale*>(all.zeros)[at]);
+            if constexpr (QUANT::kZero == kAdded) added = widen(static_cast<const Scale*>(all.zeros)[at]);
+            GEMMTUNE_UNROLL
+            for (int c = 0; c < COLUMNS; ++c) {
+                float& of = sum[r * COLUMNS + c];
+                of += scale * (part[r * COLUMNS + c] - zero * inputs[c]) + added * inputs[c];
+            }
+        }
+    }
+
+    // The eight integers from 8 j on.
+    static GEMMTUNE_DEVICE void integers(const Words& raw, int j, float (&out)[8]) {
+        GEMMTUNE_UNROLL
+        for (int i = 0; i < 8; ++i) {
+            if constexpr (QUANT::kBits == 4) {
+                const int q = static_cast<int>(raw.at[j] >> 4 * i & 15u);
+                out[i] = static_cast<float>(QUANT::kSigned ? (q ^ 8) - 8 : q);
+            } else {
+                out[i] = static_cast<float>(static_cast<signed char>(raw.at[2 * j + i / 4] >> i % 4 * 8));
+            }
+        }
+    }
+};
+
+}  // namespace gemmtune

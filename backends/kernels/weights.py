@@ -1,0 +1,96 @@
+"""Quantised weights as kernels see them: the types, the argument and the rules that their families share
+(dequantise.h)."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+from backends.dtypes import DTYPES
+from backends.kernels.family import KernelConfig
+from backends.kernels.oriented_gemm import CPP_TYPES, WIDE, GemmArgs, OrientedGemm, flag
+from backends.operands import Operands, layouts
+from backends.problem import GemmProblem
+from backends.quantisation import GROUPS, groups_of
+
+#: dequantise.h: enum Zero.
+ZEROS = {"none": "kNoZero", "eight": "kEight", "uint4": "kWords", "float": "kSubtracted", "shift": "kAdded"}
+
+
+class WeightArgs(GemmArgs):
+    """dequantise.h: WeightArgs."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("scales", "zeros")),
+        *((name, ctypes.c_longlong) for name in ("scale_row", "scale_bytes", "zero_bytes")),
+    )
+
+
+@dataclass(frozen=True)
+class WeightConfig(KernelConfig):
+    """A configuration of a family for quantised weights."""
+
+    @property
+    def argument_bytes(self) -> int:
+        """Bytes of WeightArgs."""
+        return ctypes.sizeof(WeightArgs)
+
+    def arguments(self, operands: Operands, workspace: int) -> WeightArgs:
+        """The argument of both launches; the second reads only what WeightArgs begins with."""
+        found, p = WeightArgs(), self.product.problem
+        gemm = super().arguments(operands, workspace)
+        ctypes.memmove(ctypes.addressof(found), ctypes.addressof(gemm), ctypes.sizeof(GemmArgs))
+        found.scales, found.zeros = operands.scale_a, operands.zero_a
+        found.scale_row = 0 if p.scale_a == "tensor" else groups_of(p)
+        shapes = layouts(p)
+        found.scale_bytes = shapes["scale_a"].bytes
+        found.zero_bytes = shapes["zero_a"].bytes if "zero_a" in shapes else 0
+        return found
+
+
+def group(p: GemmProblem) -> int:
+    """Elements of k that share a scale; 0 if a whole row does."""
+    return GROUPS.get(p.scale_a, 0)
+
+
+def bits(p: GemmProblem) -> int:
+    """Bits of a weight."""
+    return DTYPES[p.dtype_a].bits
+
+
+def wide(p: GemmProblem) -> int:
+    """Weights in 16 bytes."""
+    return 8 * WIDE // bits(p)
+
+
+def quantised(p: GemmProblem) -> str:
+    """dequantise.h: Quantised<...> of the problem's weights."""
+    signed, scale = flag(p.dtype_a != "uint4"), CPP_TYPES[p.scale_dtype or "fp32"]
+    return f"gemmtune::Quantised<{bits(p)}, {signed}, gemmtune::{ZEROS[p.zero_a]}, {group(p)}, {scale}>"
+
+
+def unsupported_weights(p: GemmProblem) -> str | None:
+    """Why no family for quantised weights has the problem's types, or None."""
+    if not p.weight_only:
+        return f"these kernels multiply quantised weights by bf16 or fp16, not {p.dtype_a} x {p.dtype_b}"
+    if p.compute != "fp32":
+        return f"quantised weights are multiplied in fp32, not {p.compute}"
+    if p.dtype_d not in CPP_TYPES or p.dtype_c not in CPP_TYPES:
+        return f"our kernels have no C of {p.dtype_c} or D of {p.dtype_d}"
+    if p.bias is not None and p.bias not in CPP_TYPES:
+        return f"our kernels add no bias of {p.bias}"
+    return None
+
+
+def lines_rule(product: OrientedGemm) -> str | None:
+    """Rows of weights and columns of activations start at multiples of 16 bytes and are whole 16-byte
+    words."""
+    p = product.problem
+    if not product.whole("a"):
+        return f"rows of weights must start at multiples of {WIDE} bytes and be whole numbers of them"
+    if not product.b_along_k or not product.whole("b"):
+        whole = f"start at multiples of {WIDE} bytes and be whole numbers of them"
+        return f"columns must be contiguous along k, {whole}"
+    if p.k % wide(p):
+        return f"k {p.k} is no multiple of the {wide(p)} weights in {WIDE} bytes"
+    return None

@@ -1,0 +1,184 @@
+"""Quantised weights: how their integers, scales and zero points are stored, and which combinations exist.
+
+A product of 16-bit activations by quantised weights, x[m,k] w[n,k] transposed, means
+
+    D = x W^T with W[i,k] = (q[i,k] - z[i,g]) * s[i,g]    in real arithmetic, g = k // group
+
+In canonical terms the weights are A, transposed: every row of q is contiguous along k. 4-bit integers are
+packed two to a byte, the even k in the low half. Scales are [n, groups], contiguous along the groups: one
+group of 32, 64 or 128 elements of k (scale block_1x32, block_1x64, block_1x128), or all of k (outer); or one
+scale for the whole matrix (tensor). The zero point is one of ZEROS:
+
+    none    z = 0
+    eight   z = 8
+    uint4   stored as compressed-tensors does: 32-bit words [n / 8, groups] with the 4 bits of row 8 r + i at
+            bit 4 i of word [r, g]
+    float   stored like the scales, in their type: W = (q - z) * s (HQQ)
+    shift   stored like the scales, in their type: W = (q - 8) * s + z (tinygemm and torchao)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from backends.dtypes import DTYPES, INTEGER
+from backends.errors import InvalidProblem
+from backends.problem_rules import TERMS, ProblemFields, one_of
+
+#: Zero points of quantised weights.
+ZEROS = ("none", "eight", "uint4", "float", "shift")
+#: Zero points that are stored.
+STORED_ZEROS = ("uint4", "float", "shift")
+#: Sizes of a group of k that shares a scale, by the scale's name.
+GROUPS = {"block_1x32": 32, "block_1x64": 64, "block_1x128": 128}
+#: Rows whose 4-bit zero points share a word.
+ZERO_ROWS = 8
+
+Array = npt.NDArray[Any]
+Float = npt.NDArray[np.float64]
+
+
+def check_weights(p: ProblemFields) -> None:
+    """Checks what only quantised weights have, and that nothing else has it. Raises InvalidProblem."""
+    one_of(p.zero_a, "zero_a", ZEROS)
+    if not p.weight_only:
+        if p.zero_a != "none":
+            raise InvalidProblem(f"zero_a {p.zero_a} is of quantised weights, not of {p.dtype_a}", "zero_a")
+        return
+    if p.trans_a != "T":
+        raise InvalidProblem(
+            f"trans_a {p.trans_a}: weights of {p.dtype_a} are contiguous along k, {TERMS} a transposed A "
+            "(F.linear's w[n,k])",
+            "trans_a",
+        )
+    if p.batch != 1:
+        raise InvalidProblem(f"batch {p.batch}: quantised weights are of one product", "batch")
+    for name in ("scale_b", "scale_d"):
+        if getattr(p, name) != "none":
+            raise InvalidProblem(f"{name} {getattr(p, name)}: only the weights have scales here", name)
+    if p.scale_a not in ("tensor", "outer", *GROUPS):
+        known = ", ".join(("tensor", "outer", *GROUPS))
+        raise InvalidProblem(
+            f"scale_a {p.scale_a} is no scale of quantised weights; known: {known}", "scale_a"
+        )
+    _check_sizes(p)
+    _check_zero(p)
+
+
+def _check_sizes(p: ProblemFields) -> None:
+    group, packing = GROUPS.get(p.scale_a), DTYPES[p.dtype_a].packing
+    if group is not None and p.k % group:
+        raise InvalidProblem(f"k {p.k} is no multiple of the scale's group of {group}", "k")
+    for name in ("k", "lda"):
+        if getattr(p, name) % packing:
+            raise InvalidProblem(
+                f"{name} {getattr(p, name)} is odd: two elements of {p.dtype_a} share a byte", name
+            )
+
+
+def _check_zero(p: ProblemFields) -> None:
+    if p.dtype_a != "uint4" and p.zero_a != "none":
+        raise InvalidProblem(
+            f"zero_a {p.zero_a}: {p.dtype_a} is signed and has no zero point; store the weights as uint4",
+            "zero_a",
+        )
+    if p.scale_a == "tensor" and p.zero_a in STORED_ZEROS:
+        raise InvalidProblem(
+            f"zero_a {p.zero_a} is one a group or a row; a single scale has none or eight", "zero_a"
+        )
+    if p.zero_a == "uint4" and p.m % ZERO_ROWS:
+        raise InvalidProblem(
+            f"m {p.m}: zero points of uint4 are packed {ZERO_ROWS} rows to a word, and the weights have "
+            f"{p.m} rows",
+            "m",
+        )
+
+
+def group_of(p: ProblemFields) -> int:
+    """Elements of k that share a scale and a zero point."""
+    return GROUPS.get(p.scale_a, p.k)
+
+
+def groups_of(p: ProblemFields) -> int:
+    """Groups of k in a row."""
+    return p.k // group_of(p)
+
+
+def unpacked(p: ProblemFields, stored: Array) -> Float:
+    """The integers of stored weights, [..., bytes] -> [..., k], as float64."""
+    if DTYPES[p.dtype_a].packing == 1:
+        return stored.astype(np.float64)
+    low, high = stored & 15, stored >> 4
+    found = np.stack([low, high], axis=-1).reshape(*stored.shape[:-1], -1).astype(np.float64)
+    return np.where(found > 7, found - 16, found) if p.dtype_a == "int4" else found
+
+
+def packed(integers: Array, dtype_a: str) -> Array:
+    """Integers [..., k] as weights of `dtype_a` are stored: the inverse of unpacked(). Raises ValueError for
+    one beyond the type's range, and for an odd k of a 4-bit type."""
+    kind = DTYPES[dtype_a]
+    low = 0 if dtype_a.startswith("u") else -(2 ** (kind.bits - 1))
+    high = low + 2**kind.bits - 1
+    if integers.size and not (low <= integers.min() and integers.max() <= high):
+        raise ValueError(f"{dtype_a} holds {low} to {high}, not {integers.min()} to {integers.max()}")
+    if kind.packing == 1:
+        return integers.astype(kind.storage)
+    if integers.shape[-1] % 2:
+        raise ValueError(f"two elements of {dtype_a} share a byte: {integers.shape[-1]} is odd")
+    nibbles = (integers.astype(np.int16) & 15).astype(np.uint8)
+    pairs: Array = nibbles[..., 0::2] | nibbles[..., 1::2] << 4
+    return pairs
+
+
+def unpacked_zeros(stored: Array) -> Float:
+    """4-bit zero points as stored, bytes [n / 8, 4 groups], as float64 [n, groups]."""
+    words = np.stack([stored & 15, stored >> 4], axis=-1)  # [n / 8, 4 groups, 2]
+    rows, size = stored.shape
+    by_word = words.reshape(rows, size // 4, ZERO_ROWS)
+    return by_word.transpose(0, 2, 1).reshape(rows * ZERO_ROWS, size // 4).astype(np.float64)
+
+
+def packed_zeros(zeros: Array) -> Array:
+    """Zero points [n, groups] of 0 to 15 as stored, bytes [n / 8, 4 groups]: the inverse of unpacked_zeros().
+    Raises ValueError for one beyond that range, and unless n is a multiple of 8."""
+    n, groups = zeros.shape
+    if n % ZERO_ROWS:
+        raise ValueError(f"zero points of {ZERO_ROWS} rows share a word: {n} rows are no multiple")
+    if zeros.size and not (zeros.min() >= 0 and zeros.max() <= 15):
+        raise ValueError(f"zero points are 0 to 15, not {zeros.min()} to {zeros.max()}")
+    by_word = zeros.astype(np.uint8).reshape(n // ZERO_ROWS, ZERO_ROWS, groups).transpose(0, 2, 1)
+    pairs: Array = by_word[..., 0::2] | by_word[..., 1::2] << 4
+    return pairs.reshape(n // ZERO_ROWS, groups * 4)
+
+
+def dequantised(
+    p: ProblemFields, weights: Array, scales: Array, zeros: Array | None, rows: Any = slice(None)
+) -> Float:
+    """The weights' numbers [..., rows, k] in float64, exactly as the module says, from what is stored:
+    weights [..., n, bytes], scales [n, groups] (or one), zeros as stored. `rows` selects rows of n."""
+    q = unpacked(p, weights[..., rows, :])
+    s = scales.astype(np.float64)
+    s = s.reshape(1, 1) if p.scale_a == "tensor" else s[rows]
+    group = group_of(p)
+    spread = np.repeat(s, group, axis=1)
+    if p.zero_a in ("eight", "shift"):
+        q -= 8.0
+    if p.zero_a in ("uint4", "float"):
+        assert zeros is not None
+        z = unpacked_zeros(zeros) if p.zero_a == "uint4" else zeros.astype(np.float64)
+        q -= np.repeat(z[rows], group, axis=1)
+    q *= spread
+    if p.zero_a == "shift":
+        assert zeros is not None
+        q += np.repeat(zeros[rows].astype(np.float64), group, axis=1)
+    return q
+
+
+def roundings(p: ProblemFields) -> int:
+    """Independent rounding errors of a row of weights that are rounded once each: equal integers of a group
+    have equal errors."""
+    assert DTYPES[p.dtype_a].kind == INTEGER
+    return min(p.k, groups_of(p) << DTYPES[p.dtype_a].bits)

@@ -1,0 +1,287 @@
+"""Quantised weights at decode sizes: our kernels, torch's own calls, the bf16 product, and the reading bound.
+
+    python -m benchmarks.lowbit --json OUT [--quick] [--seconds S] [--minutes M] [--device cuda]
+
+Tunes y = x W^T of the linear layers of Llama-3-8B and of Qwen3-8B and 32B on one device (tensor parallelism 1), 1, 8
+and 32 rows, by weights of 4 bits in groups of 128 and of 8 bits with a scale a row. Rows are written as they are
+measured; `--minutes` begins no further row after that time. `--quick`: Llama-3-8B alone.
+
+`best_us` is the verified tuning's winner in its final, `family` its family; `default_us` the call that a torch user
+runs, as the tuning times it (its weights packed beforehand; its result copied to D). `torch_us` is the same call
+timed by itself in a CUDA graph, without that copy, and `bf16_us` is torch.mm of bf16 weights, timed alike. Weights are
+cold everywhere. `bound_us` is the time to read weights, scales and activations and to write the result at the
+measured bandwidth; None if it could not be measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from backends.errors import DeviceError, GemmtuneError
+from backends.problem import GemmProblem, from_linear
+from backends.registry import FoundDevice
+from benchmarks.cuda_tuned import Tuned, ceilings_of, kernel_cache, machine, row, say, tune
+from benchmarks.report import geometric_mean, write
+from tuners.ceilings import Ceilings
+from tuners.device_client import DeviceClient
+from tuners.roofline import bound
+
+#: Model -> layers: name, n, k of y[m,n] = x[m,k] w[n,k]^T. Layers that a model shares with an earlier one are left
+#: out.
+LAYERS: dict[str, tuple[tuple[str, int, int], ...]] = {
+    "llama-3-8b": (
+        ("qkv", 6144, 4096), ("o", 4096, 4096), ("gate_up", 28672, 4096), ("down", 4096, 14336),
+    ),
+    "qwen3-8b": (("gate_up", 24576, 4096), ("down", 4096, 12288)),
+    "qwen3-32b": (
+        ("qkv", 10240, 5120), ("o", 5120, 8192), ("gate_up", 51200, 5120), ("down", 5120, 25600),
+    ),
+}  # fmt: skip
+TOKENS = (1, 8, 32)
+#: Kind -> how its weights are stored.
+KINDS: dict[str, dict[str, Any]] = {
+    "w4a16": {"dtype_b": "uint4", "scale_b": "block_1x128", "scale_dtype": "bf16", "zero_b": "eight"},
+    "w8a16": {"dtype_b": "int8", "scale_b": "outer", "scale_dtype": "bf16"},
+}
+#: Bytes of weights that a graph of torch's calls walks, so that each call finds its own cold; calls at most.
+_WALKED, _MOST_CALLS, _REPEATS = 2**28, 32, 15
+#: Seconds of a graph that is replayed three times only.
+_SLOW = 0.05
+
+
+@dataclass(frozen=True)
+class Case:
+    """One product of the list."""
+
+    kind: str
+    model: str
+    layer: str
+    m: int
+    n: int
+    k: int
+
+    @property
+    def problem(self) -> GemmProblem:
+        """x[m,k] of bf16 by quantised w[n,k]."""
+        return from_linear(self.m, self.n, self.k, "bf16", **KINDS[self.kind])
+
+    def words(self) -> dict[str, Any]:
+        """The case as a row has it."""
+        names = {"kind": self.kind, "model": self.model, "layer": self.layer}
+        return {**names, "m": self.m, "n": self.n, "k": self.k, "problem": self.problem.id}
+
+
+def cases(kinds: Sequence[str], models: Sequence[str], tokens: Sequence[int]) -> Iterator[Case]:
+    """Every product, the kinds one after the other."""
+    for kind in kinds:
+        for model in models:
+            for layer, n, k in LAYERS[model]:
+                for m in tokens:
+                    yield Case(kind, model, layer, m, n, k)
+
+
+# ---- torch by itself -----------------------------------------------------------------------------
+
+
+def torch_times(
+    found: FoundDevice, wanted: Sequence[Case]
+) -> dict[tuple[str, int, int, int], dict[str, Any]]:
+    """(kind, m, n, k) -> microseconds of torch's calls, each timed in a CUDA graph over different weights. A call
+    that torch refuses is its message."""
+    import torch  # noqa: PLC0415  (optional)
+
+    device, times = torch.device("cuda", found.index), {}
+    for case in wanted:
+        size = (case.m, case.n, case.k)
+        own: dict[str, Any] = {}
+        for name, make in (("bf16_us", _bf16), ("torch_us", _CALLS[case.kind])):
+            try:
+                own[name] = _graph_us(torch, device, case, make)
+            except Exception as error:  # whatever torch raises: the other rows go on
+                own[name], own[f"{name}_error"] = None, f"{type(error).__name__}: {error}"[:300]
+            torch.cuda.empty_cache()
+        times[(case.kind, *size)] = own
+        say(f"torch {case.kind} {size}: {own}")
+    return times
+
+
+def _bf16(torch: Any, device: Any, case: Case, x: Any) -> tuple[int, Callable[[], Callable[[], Any]]]:
+    def make() -> Callable[[], Any]:
+        w = torch.randn(case.n, case.k, device=device, dtype=torch.bfloat16)
+        out = torch.empty(case.m, case.n, device=device, dtype=torch.bfloat16)
+        return lambda: torch.mm(x, w.t(), out=out)
+
+    return case.n * case.k * 2, make
+
+
+def _int4pack(torch: Any, device: Any, case: Case, x: Any) -> tuple[int, Callable[[], Callable[[], Any]]]:
+    def make() -> Callable[[], Any]:
+        stored = torch.randint(0, 256, (case.n, case.k // 2), device=device, dtype=torch.uint8)
+        packed = torch._convert_weight_to_int4pack(stored, 8)
+        scales = torch.rand(case.k // 128, case.n, 2, device=device, dtype=torch.bfloat16)
+        return lambda: torch._weight_int4pack_mm(x, packed, 128, scales)
+
+    return case.n * case.k // 2, make
+
+
+def _int8pack(torch: Any, device: Any, case: Case, x: Any) -> tuple[int, Callable[[], Callable[[], Any]]]:
+    def make() -> Callable[[], Any]:
+        w = torch.randint(-128, 128, (case.n, case.k), device=device, dtype=torch.int8)
+        scales = torch.rand(case.n, device=device, dtype=torch.bfloat16)
+        return lambda: torch._weight_int8pack_mm(x, w, scales)
+
+    return case.n * case.k, make
+
+
+_CALLS: dict[str, Any] = {"w4a16": _int4pack, "w8a16": _int8pack}
+
+
+def _graph_us(torch: Any, device: Any, case: Case, of: Any) -> float:
+    x = torch.randn(case.m, case.k, device=device, dtype=torch.bfloat16)
+    size, make = of(torch, device, case, x)
+    calls = [make() for _ in range(max(2, min(_MOST_CALLS, -(-_WALKED // size))))]
+    for call in calls[:2]:
+        call()
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    begin = time.monotonic()
+    graph.replay()
+    torch.cuda.synchronize(device)
+    slow = time.monotonic() - begin > _SLOW
+    times = []
+    for _ in range(3 if slow else _REPEATS):
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        graph.replay()
+        last.record()
+        last.synchronize()
+        times.append(first.elapsed_time(last) * 1e3 / len(calls))
+    return float(median(times))
+
+
+# ---- ours ----------------------------------------------------------------------------------------
+
+
+def tuned_row(runner: DeviceClient, case: Case, seconds: float, ceilings: Ceilings | None) -> dict[str, Any]:
+    """A tuning's figures. Without a verdict, which a default that fails prevents, `best_us` is that of the
+    fastest verified candidate of the screening, and `error` says why."""
+    seen: list[Tuned] = []
+
+    def never(tuned: Tuned, _: float) -> bool:
+        seen[:] = [tuned]
+        return False
+
+    try:
+        tuned = tune(runner, case.problem, seconds, stop=never)
+        found = row(tuned, ceilings)
+        return {**found, "default_us": found["baseline_us"], "screening": screened(tuned)}
+    except DeviceError:
+        raise
+    except GemmtuneError as error:
+        failed: dict[str, Any] = {"error": str(error), "error_type": type(error).__name__}
+    if seen and (best := screened(seen[-1])):
+        failed |= {"best_us": best[0]["us"], "family": best[0]["family"], "screening": best}
+        failed["bound_us"] = None if ceilings is None else bound(case.problem, ceilings).seconds * 1e6
+    return failed
+
+
+def screened(tuned: Tuned, most: int = 5) -> list[dict[str, Any]]:
+    """The fastest verified candidates of the screening."""
+    timed = sorted(tuned.timed(), key=lambda one: median(one.samples))
+    return [
+        {"us": median(one.samples) * 1e6, "family": one.solution.family, **dict(one.solution.parameters)}
+        for one in timed[:most]
+    ]
+
+
+def ratios(found: dict[str, Any]) -> dict[str, Any]:
+    """What the row's times are over our best."""
+    best = found.get("best_us")
+    out = {}
+    for name in ("default", "torch", "bf16"):
+        other = found.get(f"{name}_us")
+        out[f"over_{name}"] = other / best if best and other else None
+    limit = found.get("bound_us")
+    return {**out, "share_of_bound": limit / best if best and limit else None}
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Geometric means for each kind and number of rows."""
+    out = []
+    for kind in KINDS:
+        for m in TOKENS:
+            mine = [one for one in rows if (one["kind"], one["m"]) == (kind, m) and one.get("best_us")]
+            if not mine:
+                continue
+            means: dict[str, Any] = {"kind": kind, "m": m, "rows": len(mine)}
+            for name in ("over_default", "over_torch", "over_bf16", "share_of_bound"):
+                values = [one[name] for one in mine if one.get(name)]
+                means[name] = geometric_mean(values) if values else None
+            out.append(means)
+    return out
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Measures every case, and writes the rows after each."""
+    started = time.monotonic()
+    found = machine(options.device, 1)[0]
+    models = ("llama-3-8b",) if options.quick else tuple(LAYERS)
+    wanted = list(cases(options.kinds, models, options.tokens))
+    with_torch = options.device == "cuda" and "torch" in found.environment.libraries
+    times = torch_times(found, wanted) if with_torch else {}
+    rows: list[dict[str, Any]] = []
+    with DeviceClient(found, kernel_cache()) as runner:
+        ceilings = ceilings_of(runner, ["bf16"])
+        for case in wanted:
+            if options.minutes is not None and time.monotonic() - started > 60 * options.minutes:
+                say(f"stopped after {options.minutes} minutes with {len(rows)} of {len(wanted)} rows")
+                break
+            one = {
+                **case.words(), **tuned_row(runner, case, options.seconds, ceilings),
+                **times.get((case.kind, case.m, case.n, case.k), {}),
+            }  # fmt: skip
+            rows.append({**one, **ratios(one)})
+            say(_line(rows[-1]))
+            _write(options.json, found, rows, len(wanted), options.seconds)
+
+
+def _line(one: dict[str, Any]) -> str:
+    names = ("best_us", "default_us", "torch_us", "bf16_us", "bound_us", "over_bf16", "share_of_bound")
+    figures = ", ".join(f"{name} {one[name]:.3g}" for name in names if one.get(name))
+    who = f"{one.get('family')} {one.get('parameters')}" if "error" not in one else one["error"]
+    return f"{one['kind']} {one['m']}x{one['n']}x{one['k']}: {figures}; {who}"
+
+
+def _write(path: Path, found: FoundDevice, rows: list[dict[str, Any]], wanted: int, seconds: float) -> None:
+    write(
+        path.stem, found.environment,
+        {"what": (__doc__ or "").split("\n\n")[-1].strip(), "seconds": seconds, "rows_wanted": wanted,
+         "complete": len(rows) == wanted, "summary": summary(rows), "rows": rows},
+        path.parent,
+    )  # fmt: skip
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.lowbit", description=__doc__)
+    parser.add_argument("--json", type=Path, required=True, metavar="OUT")
+    parser.add_argument("--quick", action="store_true", help="Llama-3-8B's layers alone")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of measuring, for each product")
+    parser.add_argument("--minutes", type=float, help="begin no further row after this time")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "hip", "cpu"))
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
+    parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS))
+    measure(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""Options of commands that take a problem of quantised weights."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from backends.quantisation import GROUPS, ZEROS
+
+DtypeB = Annotated[
+    str | None, typer.Option(help="Of B where it differs: weights of int4, uint4 or int8 (F.linear's w).")
+]
+ScaleB = Annotated[
+    str | None,
+    typer.Option(
+        help="Scale of quantised weights: tensor, row, "
+        f"{', '.join(f'group_{size}' for size in sorted(GROUPS.values()))} (elements of k)."
+    ),
+]
+ScaleDtype = Annotated[str | None, typer.Option(help="Type of the scales: fp32 (default), bf16, fp16.")]
+ZeroB = Annotated[str | None, typer.Option(help=f"Zero point of uint4 weights: {', '.join(ZEROS)}.")]
+
+
+def weight_scaling(scale: str | None, dtype: str | None, zero: str | None) -> Any:
+    """The `scaling` of a problem's wire form; None if no option was given."""
+    given = {"b": scale, "dtype": dtype, "zero_b": zero}
+    return {name: value for name, value in given.items() if value is not None} or None

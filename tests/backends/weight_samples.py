@@ -1,0 +1,30 @@
+"""Problems of quantised weights: every type, group and zero point."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backends.problem import GemmProblem, from_linear
+
+#: (storage type, zero point) that exist.
+KINDS = (
+    ("uint4", "none"), ("uint4", "eight"), ("uint4", "uint4"), ("uint4", "float"), ("uint4", "shift"),
+    ("int4", "none"), ("int8", "none"),
+)  # fmt: skip
+SCALES = ("block_1x32", "block_1x64", "block_1x128", "outer", "tensor")
+
+
+def weights(m: int, n: int, k: int, kind: str = "uint4", **options: Any) -> GemmProblem:
+    """x[m,k] of bf16 by w[n,k] of `kind`, groups of 128 with scales of bf16."""
+    how = {"dtype_b": kind, "scale_b": "block_1x128", "scale_dtype": "bf16", **options}
+    return from_linear(m, n, k, how.pop("dtype_a", "bf16"), **how)
+
+
+def every_kind(m: int, n: int, k: int, **options: Any) -> list[GemmProblem]:
+    """Every pair of KINDS with every scale that it may have."""
+    return [
+        weights(m, n, k, kind, zero_b=zero, scale_b=scale, **options)
+        for kind, zero in KINDS
+        for scale in SCALES
+        if scale != "tensor" or zero in ("none", "eight")
+    ]

@@ -1,0 +1,65 @@
+"""Quantised weights end to end on the CPU: tuned by the command, known here, asked for over HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from backends.cache import BinaryCache
+from service.demo import running
+from tests.service.test_commands import Home
+
+ONE = (
+    "--m", "4", "--n", "64", "--k", "256", "--dtype", "bf16", "--trans-b", "--dtype-b", "uint4",
+    "--scale-b", "group_64", "--scale-dtype", "bf16", "--zero-b", "uint4",
+)  # fmt: skip
+WIRE: dict[str, Any] = {
+    "m": 4, "n": 64, "k": 256, "dtype": "bf16", "dtype_b": "uint4", "trans_b": True,
+    "scaling": {"b": "group_64", "dtype": "bf16", "zero_b": "uint4"},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory, cache: BinaryCache) -> Home:
+    found = Home(tmp_path_factory.mktemp("weights"), cache.root.parent)
+    results = found.json("tune", *ONE, "--device", "cpu", "--seconds", "0.2")["results"]
+    assert len(results) == 1
+    assert results[0]["wire"]["scaling"]["zero_b"] == "uint4"
+    return found
+
+
+@pytest.fixture(scope="module")
+def server(home: Home) -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GEMMTUNE_CACHE_DIR", home.environment["GEMMTUNE_CACHE_DIR"])
+        with running(home.folder, "cpu") as address:
+            yield address
+
+
+def test_it_is_known_here_and_over_http(home: Home, server: str) -> None:
+    here = home.json("best", *ONE, "--device", "cpu")
+    assert (here["match"], here["solution"]["family"]) == ("exact", "dequantise")
+    there = home.json("best", *ONE, "--device", "cpu", "--server", server)
+    assert there["solution"]["id"] == here["solution"]["id"]
+    asked = {**WIRE, "scaling": json.dumps(WIRE["scaling"]), "device": "cpu"}
+    answered = httpx.get(f"{server}/v1/solutions/best", params=asked).json()
+    assert answered["solution"]["id"] == here["solution"]["id"]
+    eight = {"b": "group_64", "dtype": "bf16", "zero_b": "eight"}
+    other = {**asked, "scaling": json.dumps(eight)}
+    assert httpx.get(f"{server}/v1/solutions/best", params=other).json()["match"] != "exact"
+
+
+def test_what_is_refused_names_its_field(home: Home, server: str) -> None:
+    answered = httpx.get(
+        f"{server}/v1/solutions/best",
+        params={**WIRE, "k": 250, "scaling": json.dumps(WIRE["scaling"]), "device": "cpu"},
+    )
+    assert answered.status_code == 422
+    assert "k 250 is no multiple of the scale's group of 64" in answered.text
+    code, _, said = home.run("tune", *ONE[:-1], "nine", "--device", "cpu")
+    assert code == 2
+    assert "zero_b 'nine' is unknown; known: none, eight, uint4, float, shift" in said
