@@ -67,6 +67,16 @@ PROBLEMS = (
       for m, n, k, kind in ((1, 300, 1160, "bf16"), (133, 257, 515, "fp16"), (37, 136, 640, "fp32"))),
     from_mm(70, 136, 515, "bf16", trans_a="T", trans_b="T"), from_linear(133, 257, 640, "fp16"),
 )  # fmt: skip
+#: Quantised weights: every type, zero point and scale, few columns and many, rows aligned to 16 bytes.
+QUANTISED = tuple(
+    from_linear(m, 72 + 8 * place, k, dtype_a, dtype_b=kind, zero_b=zero, scale_b=scale, scale_dtype=dtype_a, **more)
+    for place, (kind, zero, scale) in enumerate((
+        ("uint4", "none", "block_1x32"), ("uint4", "eight", "block_1x128"), ("uint4", "uint4", "block_1x64"),
+        ("uint4", "float", "block_1x128"), ("uint4", "shift", "block_1x32"), ("int4", "none", "block_1x64"),
+        ("int4", "none", "outer"), ("int8", "none", "outer"), ("int8", "none", "block_1x128"),
+    ))
+    for m, k, dtype_a, more in ((1, 384, "bf16", {}), (7, 1152, "fp16", {"bias": "fp16"}), (8, 256, "bf16", {"beta": 1.0}))
+)  # fmt: skip
 #: For families with candidates only for more than one wave of tiles, or for a short k with many rows and
 #: columns.
 LARGE = (
@@ -99,7 +109,7 @@ def sampled(
     more from its legal space (fewer if not that many are found); the same for the same seed. Triton's candidates
     are limited to those that may fit in shared memory."""
     family = GPU_FAMILIES[name]
-    mine = [problem for problem in PROBLEMS if family.supports(problem)]
+    mine = [problem for problem in (*PROBLEMS, *QUANTISED) if family.supports(problem)]
 
     def first(problems: Sequence[GemmProblem]) -> list[tuple[GemmProblem, Solution]]:
         return [(each, one) for each in problems for one in islice(family.solutions(each, environment), 1)]

@@ -27,8 +27,9 @@ class ScreeningNoise:
         self._deviations: list[float] = []
 
     def add(self, samples: Sequence[float]) -> None:
-        """Learns from the undisturbed samples of a candidate; fewer than three say nothing."""
-        if len(samples) >= 3 and len(self._deviations) < _KEPT:
+        """Learns from the undisturbed samples of a candidate; fewer than three say nothing, and times of
+        zero, which a clock that was tampered with gives, are no noise."""
+        if len(samples) >= 3 and min(samples) > 0 and len(self._deviations) < _KEPT:
             for place, value in enumerate(samples):
                 others = [*samples[:place], *samples[place + 1 :]]  # the median of all would be one of them
                 insort(self._deviations, value / median(others))

@@ -29,6 +29,7 @@ from benchmarks.sanitizer_pairs import (
     FAMILIES,
     LARGE,
     PROBLEMS,
+    QUANTISED,
     Pair,
     compiled,
     launch,
@@ -65,7 +66,7 @@ def test_problems_are_of_every_kind() -> None:
     assert len(set(PROBLEMS)) == len(PROBLEMS)
     for name in FAMILIES:
         least = 3 if isinstance(GPU_FAMILIES[name], FrameworkFamily) else 15
-        assert sum(GPU_FAMILIES[name].supports(one) for one in PROBLEMS) >= least, name
+        assert sum(GPU_FAMILIES[name].supports(one) for one in (*PROBLEMS, *QUANTISED)) >= least, name
 
 
 @pytest.mark.parametrize("name", ["gemv", "tile-mma", "tile-wgmma", "naive"])

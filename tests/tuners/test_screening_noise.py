@@ -42,6 +42,7 @@ def check_the_fixed_factors_hold_until_the_noise_is_known(module: Module) -> Non
         found.add([1.0] * 5)
     for _ in range(3):
         found.add([1.0, 1.0])
+        found.add([0.0] * 5)  # a clock that was tampered with
     assert not found.known
     assert [found.factor(n) for n in (1, 2, 3, 5)] == [2.0, 2.0, 1.6, 1.6]
     assert not found.enough([1.0] * 7)
