@@ -3,6 +3,9 @@
 import { get } from "./api.js";
 import { h } from "./dom.js";
 
+/** The address that is shown, without its fragment. */
+let shown = location.pathname + location.search;
+
 /** The filters of the address. */
 export function given() {
   return Object.fromEntries(new URLSearchParams(location.search));
@@ -14,6 +17,7 @@ export function write(values, push = true) {
   const text = new URLSearchParams(kept).toString();
   const url = location.pathname + (text ? `?${text}` : "");
   if (url !== location.pathname + location.search) history[push ? "pushState" : "replaceState"](null, "", url);
+  shown = url;
 }
 
 /** A labelled choice; options are [value, text]. A value that is no option is kept as one. */
@@ -53,7 +57,13 @@ export async function judged(device) {
   return [...new Set(found.map((one) => one.source.replace(/^judged:/, "")))].sort();
 }
 
-/** Calls when the address changes by the browser's buttons. */
+/** Calls when the address changes by the browser's buttons. A skip link changes the fragment alone: drawing the page
+    again would take the focus away. */
 export function onback(call) {
-  window.addEventListener("popstate", call);
+  window.addEventListener("popstate", () => {
+    const now = location.pathname + location.search;
+    if (now === shown) return;
+    shown = now;
+    call();
+  });
 }
