@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from tests.tuners.changed_module import noticing
 from tuners import retiming as true_module
 from tuners.decide import DecisionRule, Judgement, decide
 from tuners.options import RaceOptions
@@ -100,15 +98,4 @@ def test_the_rule_passes_every_check(check: Callable[[Module], None]) -> None:
 
 @pytest.mark.parametrize(("what", "old", "new"), CHANGES, ids=[change[0] for change in CHANGES])
 def test_a_changed_rule_fails_a_check(what: str, old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Path(str(true_module.__file__)).read_text()
-    assert source.count(old) == 1, f"{old!r} is {source.count(old)} times in the module"
-    changed = ModuleType(true_module.__name__)
-    monkeypatch.setitem(sys.modules, true_module.__name__, changed)
-    exec(compile(source.replace(old, new), true_module.__name__, "exec"), vars(changed))
-    failed = []
-    for check in CHECKS:
-        try:
-            check(changed)
-        except (AssertionError, KeyError, ValueError):
-            failed.append(check.__name__)
-    assert failed, f"no check notices {what}"
+    assert noticing(true_module, old, new, CHECKS, monkeypatch), f"no check notices {what}"
