@@ -155,6 +155,7 @@ class Applied(Handle):
         for one, of in zip(siblings, merged, strict=True):
             if any(row.live for row in of.values()):
                 self._groups.append(Group(served, one))
+                served.groups.append(self._groups[-1])
         self.fused = len(self._groups)
         grouped = {module: group for group in self._groups for module in group.modules}
         for module in free:
@@ -176,6 +177,7 @@ class Applied(Handle):
                 module.__class__ = torch.nn.Linear
                 del module._gemmtune_site
         for group in self._groups:
+            self._served.groups.remove(group)
             group.restore()
         super().disable()
 

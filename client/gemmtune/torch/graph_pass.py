@@ -6,54 +6,47 @@ follows it. The pass works on the graph before Inductor lowers it, and so with b
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
-import os
-import sys
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 
 from gemmtune.torch import operators
+from gemmtune.torch.fuse import Group
 from gemmtune.torch.layouts import Layout, layout
 from gemmtune.torch.served import Served
 
-_CONFIG = "torch._inductor.config"
-_SETTING = "post_grad_custom_pre_pass"
-_VERSION = 1
+#: Of the rewriting: graphs of another version are not taken from Inductor's caches.
+_VERSION = 2
+#: What changes the shape of a product's rows and not their values.
+_VIEWS = frozenset({
+    torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default, torch.ops.aten.reshape.default,
+})  # fmt: skip
+_TRANSPOSES = frozenset({torch.ops.aten.t.default, torch.ops.aten.permute.default})
 
 
 def rewrite(graph: Any, served: Served) -> int:
-    """Rewrites mm and addmm nodes of a graph that have rows; how many there were."""
-    count = 0
+    """Rewrites mm and addmm nodes of a graph that have rows; how many there were. Projections whose weights
+    apply(fuse=True) merged become one node, and count as one."""
+    count = sum(_merge(graph, group, nodes) for group, nodes in list(_siblings(graph, served)))
     for node in list(graph.nodes):
-        if node.op != "call_function":
+        found = _operands(node)
+        if found is None:
             continue
-        if node.target is torch.ops.aten.mm.default:
-            target, extra, (a, b) = operators.mm.default, "", node.args
-        elif node.target is torch.ops.aten.addmm.default and not node.kwargs:
-            target, extra, (_, a, b) = operators.addmm.default, "bias", node.args
-        else:
-            continue
-        if extra and _value(node.args[0]).dim() != 1:
-            continue
-        if _has_rows(served, _value(a), _value(b), _value(node), extra):
-            node.target = target
+        a, b, bias = found
+        if has_rows(served, _value(a), _value(b), _value(node).dtype, "" if bias is None else "bias"):
+            node.target = operators.mm.default if bias is None else operators.addmm.default
             count += 1
     if count:
         graph.lint()
     return count
 
 
-def _value(node: Any) -> Any:
-    return node.meta["val"]
-
-
-def _has_rows(served: Served, a: Any, b: Any, out: Any, extra: str) -> bool:
-    if a.device.type != served.runtime.type or b.dtype != a.dtype or out.dtype != a.dtype:
+def has_rows(served: Served, a: Any, b: Any, out_dtype: Any, extra: str) -> bool:
+    """Whether a product of A[m,k] and B[k,n] has rows; with an M that is known only when the graph runs,
+    whether any M has. `extra` as in Product."""
+    if a.device.type != served.runtime.type or b.dtype != a.dtype or out_dtype != a.dtype:
         return False
     m, k = a.shape
     n = b.shape[1]
@@ -70,10 +63,113 @@ def _has_rows(served: Served, a: Any, b: Any, out: Any, extra: str) -> bool:
     return laid_b is not None and served.has_linear(n, k, (False, k), laid_b, a.dtype, a.dtype, extra)
 
 
+def _operands(node: Any) -> tuple[Any, Any, Any] | None:
+    """The nodes A, B and bias (None without one) of a product of torch's; None for what is none."""
+    if node.op != "call_function":
+        return None
+    if node.target is torch.ops.aten.mm.default and not node.kwargs:
+        return (*node.args, None)
+    if node.target is torch.ops.aten.addmm.default and not node.kwargs:
+        bias, a, b = node.args
+        return (a, b, bias) if _value(bias).dim() == 1 else None
+    return None
+
+
+def _value(node: Any) -> Any:
+    return node.meta["val"]
+
+
 def _layout(rows: int, columns: int, strides: Sequence[Any]) -> Layout | None:
     if not all(isinstance(stride, int) for stride in strides):
         return None
     return layout(rows, columns, *strides)
+
+
+# ---- projections that are one product ------------------------------------------------------------
+
+
+def _siblings(graph: Any, served: Served) -> Iterator[tuple[Group, list[Any]]]:
+    """Products of one input whose weights follow each other as those of a merged group do."""
+    groups = {(tuple(one.sizes), one.k, one.weight.dtype, one.bias is not None): one for one in served.groups}
+    if not groups:
+        return
+    by_input: dict[Any, list[Any]] = {}
+    for node in graph.nodes:
+        found = _operands(node)
+        if found is not None and _weight(found[1]) is not None:
+            by_input.setdefault(_input(found[0]), []).append(node)
+    for nodes in by_input.values():
+        start = 0
+        while start < len(nodes):
+            for group in groups.values():
+                some = nodes[start : start + len(group.sizes)]
+                if _are_of(group, some, served.runtime.type):
+                    yield group, some
+                    start += len(some) - 1
+                    break
+            start += 1
+
+
+def _are_of(group: Group, nodes: Sequence[Any], device_type: str) -> bool:
+    """Whether products have the shapes of a group's modules, and the group's row is the faster way."""
+    if [_value(node).shape[1] for node in nodes] != group.sizes:
+        return False
+    for node in nodes:
+        a, b, bias = _operands(node) or (None, None, None)
+        x, w = _value(a), _value(b)
+        if x.device.type != device_type or (bias is None) != (group.bias is None):
+            return False
+        if x.shape[1] != group.k or not x.is_contiguous() or {x.dtype, w.dtype} != {group.weight.dtype}:
+            return False
+    m = _value(nodes[0]).shape[0]
+    # Without the group's row its products are apart: M has to be known.
+    return isinstance(m, int) and group.row(m) is not None
+
+
+def _merge(graph: Any, group: Group, nodes: Sequence[Any]) -> int:
+    """Replaces the products of a group by one; each product's users take their columns of it."""
+    found = [_operands(node) for node in nodes]
+    weights = [_weight(one[1]) for one in found if one is not None]
+    biases = [one[2] for one in found if one is not None and one[2] is not None]
+    a = nodes[0].args[0 if not biases else 1]
+    with graph.inserting_before(nodes[0]):
+        merged = graph.call_function(operators.merged.default, (a, weights, biases))
+        merged.meta["val"] = _value(a).new_empty((_value(a).shape[0], sum(group.sizes)))
+        start = 0
+        for node, size in zip(nodes, group.sizes, strict=True):
+            part = graph.call_function(torch.ops.aten.slice.Tensor, (merged, 1, start, start + size))
+            part.meta["val"] = _value(merged)[:, start : start + size]
+            node.replace_all_uses_with(part)
+            start += size
+    for node in nodes:
+        graph.erase_node(node)
+    return 1
+
+
+def _input(node: Any) -> tuple[Any, Any]:
+    """What a product's rows are, whatever views are between; and how many."""
+    rows = _value(node).shape[0]
+    while node.op == "call_function" and node.target in _VIEWS:
+        node = node.args[0]
+    return node, rows
+
+
+def _weight(node: Any) -> Any | None:
+    """The parameter [n, k] whose transpose a product's B is."""
+    if node.op != "call_function" or node.target not in _TRANSPOSES:
+        return None
+    if node.target is torch.ops.aten.permute.default and list(node.args[1]) != [1, 0]:
+        return None
+    weight = node.args[0]
+    return weight if weight.op in ("placeholder", "get_attr") and _value(weight).is_contiguous() else None
+
+
+# ---- the pass ------------------------------------------------------------------------------------
+
+
+def _identity(served: Served) -> str:
+    merged = sorted({tuple(one.sizes) for one in served.groups})
+    return f"{served.digest}{merged}" if merged else served.digest
 
 
 def make(served: Sequence[Served], after: Any = None) -> Any:
@@ -99,93 +195,12 @@ def _pass_class() -> Any:
                 rewrite(graph, one)
 
         def uuid(self) -> Any:
-            """Inductor's caches tell graphs of different tables apart by this."""
-            own = f"gemmtune-{_VERSION}-{'-'.join(sorted({one.digest for one in self.served}))}"
+            """Inductor's caches tell graphs of different tables and merged weights apart by this."""
+            tables = sorted({_identity(one) for one in self.served})
+            own = f"gemmtune-{_VERSION}-{'-'.join(tables)}"
             return own if self.after is None else (own, self.after.uuid())
 
         def __deepcopy__(self, memo: dict[int, Any]) -> Any:
             return self  # Inductor copies its settings; tables are not copied
 
     return GemmtunePass
-
-
-# ---- installing it -------------------------------------------------------------------------------
-
-#: The table of each apply() and enable() that is on. They share one pass, so that they may end in any order.
-_USERS: list[Served] = []
-_LOCK = threading.Lock()
-
-
-def _after_fork() -> None:
-    global _LOCK  # another thread may have held it
-    _LOCK = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
-class Installed:
-    """The pass as Inductor's setting, from when Inductor is imported until the last user's remove()."""
-
-    def __init__(self, served: Served) -> None:
-        self._served = served
-        self._hook: _AfterImport | None = None
-        with _LOCK:
-            _USERS.append(served)
-        if _CONFIG in sys.modules:
-            _install()
-        else:
-            self._hook = _AfterImport(_CONFIG, _install)
-            sys.meta_path.insert(0, self._hook)
-
-    def remove(self) -> None:
-        """Restores the setting with the last user, unless something else has set it since."""
-        if self._hook is not None:
-            self._hook.cancel()
-        config = sys.modules.get(_CONFIG)
-        with _LOCK:
-            _USERS.remove(self._served)
-            while not _USERS and config is not None and _is_ours(getattr(config, _SETTING)):
-                setattr(config, _SETTING, getattr(config, _SETTING).after)
-
-
-def _install() -> None:
-    config = sys.modules[_CONFIG]
-    with _LOCK:
-        before = getattr(config, _SETTING)
-        if not _is_ours(before):
-            setattr(config, _SETTING, make(_USERS, before))
-
-
-def _is_ours(found: Any) -> bool:
-    return getattr(found, "served", None) is _USERS
-
-
-class _AfterImport:
-    """Calls a function once a module has been imported: importing Inductor takes seconds, which a program
-    that never compiles should not pay for."""
-
-    def __init__(self, name: str, then: Callable[[], None]) -> None:
-        self._name, self._then = name, then
-
-    def cancel(self) -> None:
-        """Waits no longer."""
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Python's protocol of finders: the spec of the one module, whose loader calls back."""
-        if name != self._name:
-            return None
-        self.cancel()
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec is None or spec.loader is None:
-            return spec
-        run, then = spec.loader.exec_module, self._then
-
-        def exec_module(module: Any) -> None:
-            run(module)
-            then()
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec

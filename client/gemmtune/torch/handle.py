@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from gemmtune.torch import graph_pass
+from gemmtune.torch.inductor import Installed
 from gemmtune.torch.served import Served, acquire, release
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ class Handle:
     def __init__(self, table: Table) -> None:
         self._served: Served = acquire(table)
         self._served.on_refresh.append(self._serve)
-        self._pass = graph_pass.Installed(self._served)
+        self._pass = Installed(self._served)
         self.enabled = True
 
     @property

@@ -1,4 +1,4 @@
-"""Operators that a compiled graph and autograd see as one node: gemmtune::linear, mm and addmm.
+"""Operators that a compiled graph and autograd see as one node: gemmtune::linear, mm, addmm and merged.
 
 They look the row up when they run, so that one compiled graph serves every M, and leave what has no row to
 torch. Their backward is torch's own mm, which enable() serves in turn.
@@ -6,6 +6,7 @@ torch. Their backward is torch's own mm, which enable() serves in turn.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ _LIBRARY = torch.library.Library("gemmtune", "DEF")
 _LIBRARY.define("linear(Tensor input, Tensor weight, Tensor? bias) -> Tensor", tags=_TAGS)
 _LIBRARY.define("mm(Tensor a, Tensor b) -> Tensor", tags=_TAGS)
 _LIBRARY.define("addmm(Tensor bias, Tensor a, Tensor b) -> Tensor", tags=_TAGS)
+_LIBRARY.define("merged(Tensor a, Tensor[] weights, Tensor[] biases) -> Tensor", tags=_TAGS)
 
 
 def _linear(input: Any, weight: Any, bias: Any) -> Any:  # noqa: A002
@@ -46,10 +48,42 @@ def _addmm(bias: Any, a: Any, b: Any) -> Any:
     return torch.addmm(bias, a, b) if found is None else found
 
 
+def _merged(a: Any, weights: Sequence[Any], biases: Sequence[Any]) -> Any:
+    """A[m,k] by several weights [n,k], side by side: one product if they lie behind each other in memory."""
+    served = current(a.device.type)
+    weight, bias = _joined(weights), _joined(biases) if biases else None
+    if served is not None and weight is not None and (bias is not None or not biases):
+        rows = served.linear.get((weight.shape[0], weight.shape[1], a.dtype, bias is not None))
+        row = None if rows is None else rows.get(a.shape[0])
+        found = None if row is None else run_linear(row, a, weight, bias, Weights())
+        if found is not None:
+            return found
+    if not biases:
+        return torch.cat([_mm(a, one.t()) for one in weights], dim=1)
+    pairs = zip(biases, weights, strict=True)
+    return torch.cat([_addmm(added, a, one.t()) for added, one in pairs], dim=1)
+
+
+def _joined(parts: Sequence[Any]) -> Any | None:
+    """Packed tensors as one along their first dimension; None if they do not lie behind each other in one
+    memory, as they do between apply(fuse=True) and disable()."""
+    first = parts[0]
+    end = first.data_ptr()
+    for part in parts:
+        alike = part.shape[1:] == first.shape[1:] and part.dtype == first.dtype and part.is_contiguous()
+        one_memory = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not alike or not one_memory or part.data_ptr() != end:
+            return None
+        end += part.numel() * part.element_size()
+    size = sum(part.shape[0] for part in parts), *first.shape[1:]
+    return first.as_strided(size, first.stride())
+
+
 for _key in ("CPU", "CUDA"):
     _LIBRARY.impl("linear", _linear, _key)
     _LIBRARY.impl("mm", _mm, _key)
     _LIBRARY.impl("addmm", _addmm, _key)
+    _LIBRARY.impl("merged", _merged, _key)
 
 
 def _fake_linear(input: Any, weight: Any, bias: Any) -> Any:  # noqa: A002
@@ -64,7 +98,13 @@ def _fake_addmm(bias: Any, a: Any, b: Any) -> Any:
     return a.new_empty((a.shape[0], b.shape[1]))
 
 
-for _name, _fake in (("linear", _fake_linear), ("mm", _fake_mm), ("addmm", _fake_addmm)):
+def _fake_merged(a: Any, weights: Sequence[Any], biases: Sequence[Any]) -> Any:
+    return a.new_empty((a.shape[0], sum(one.shape[0] for one in weights)))
+
+
+for _name, _fake in (
+    ("linear", _fake_linear), ("mm", _fake_mm), ("addmm", _fake_addmm), ("merged", _fake_merged),
+):  # fmt: skip
     torch.library.register_fake(f"gemmtune::{_name}", _fake, lib=_LIBRARY)
 
 
@@ -115,3 +155,4 @@ for _name, _backward, _save in (
 linear = torch.ops.gemmtune.linear
 mm = torch.ops.gemmtune.mm
 addmm = torch.ops.gemmtune.addmm
+merged = torch.ops.gemmtune.merged

@@ -20,6 +20,7 @@ from gemmtune.torch.tuned_row import TunedRow
 if TYPE_CHECKING:
     from gemmtune.row import Row
     from gemmtune.table import Table
+    from gemmtune.torch.fuse import Group
 
 #: (N, K, dtype, whether there is a bias) of an nn.Linear.
 LinearKey = tuple[int, int, Any, bool]
@@ -68,6 +69,8 @@ class Served:
         self.linear: dict[LinearKey, dict[int, TunedRow]] = {}
         self.products: dict[Any, Candidates] = {}
         self.rows: list[TunedRow] = []
+        #: Modules whose weights are merged now.
+        self.groups: list[Group] = []
         #: Why rows are not served -> how many.
         self.left_out: Counter[str] = Counter()
         self.users = 0

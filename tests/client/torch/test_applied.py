@@ -514,14 +514,14 @@ def test_a_forked_process_loads_its_own_kernels(table: Table) -> None:
 
 def test_a_fork_while_other_threads_hold_the_locks(table: Table) -> None:
     from gemmtune import drivers
-    from gemmtune.torch import graph_pass, override, served
+    from gemmtune.torch import inductor, override, served
 
     module, x = linear(), torch.randn(8, K)
     with gemmtune.torch.apply(module, table) as handle, gemmtune.torch.report() as count:
         file: Any = table._served.bundle._zip
         held = [
             table._served.bundle._lock, table._lock, file._lock, handle._served._lock,
-            drivers._lock, served._LOCK, override._LOCK, graph_pass._LOCK,
+            drivers._lock, served._LOCK, override._LOCK, inductor._LOCK,
         ]  # fmt: skip
         expected = module(x)
         locked, done = threading.Event(), threading.Event()

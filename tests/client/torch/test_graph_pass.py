@@ -15,8 +15,9 @@ import torch
 import torch._inductor.config as inductor
 from torch import nn
 
+from backends.problem import from_linear
 from tests.client.torch.close import close
-from tests.client.torch.conftest import ROWS, K, N
+from tests.client.torch.conftest import GATE_UP, QKV, ROWS, K, N
 
 if TYPE_CHECKING:
     from gemmtune import Table
@@ -185,3 +186,112 @@ assert not [one for one in sys.meta_path if "gemmtune" in type(one).__module__]
     subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": client}, check=True, timeout=120
     )
+
+
+# ---- weights that apply(fuse=True) merged --------------------------------------------------------
+
+
+class Block(nn.Module):  # type: ignore[misc]
+    """q, k and v of one input, whose rows reach each of them through a view of its own; gate and up."""
+
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        for name, n in zip(("q_proj", "k_proj", "v_proj"), QKV, strict=True):
+            setattr(self, name, nn.Linear(K, n, bias=bias))
+        self.gate_proj, self.up_proj = (nn.Linear(K, n, bias=False) for n in GATE_UP)
+        self.requires_grad_(False)
+
+    def forward(self, x: Any) -> tuple[Any, ...]:
+        y = torch.relu(x)
+        heads = [one(y).view(*x.shape[:2], -1, 16).transpose(1, 2) for one in (self.q_proj, self.k_proj)]
+        return *heads, self.v_proj(y) + 1, nn.functional.silu(self.gate_proj(y)) * self.up_proj(y)
+
+
+@pytest.mark.parametrize(
+    ("bias", "cpp_wrapper", "m"), [(True, False, 8), (False, False, 1), (False, True, 8)]
+)
+def test_merged_weights_are_one_product(table: Table, bias: bool, cpp_wrapper: bool, m: int) -> None:
+    model, x = Block(bias), torch.randn(m, 1, K)
+    expected = model(x)
+    compiled = torch.compile(model, fullgraph=True)
+    with inductor.patch(cpp_wrapper=cpp_wrapper), gemmtune.torch.apply(model, table, fuse=True) as handle:
+        assert handle.fused == 2
+        with gemmtune.torch.report() as count:
+            for one, other in zip(compiled(x), expected, strict=True):
+                assert one.shape == other.shape
+                assert torch.allclose(one, other, atol=1e-5)
+        assert sorted(line.n for line in count.report().lines) == [sum(QKV), sum(GATE_UP)]
+    # What is compiled outlives the handle: the weights are apart again.
+    with gemmtune.torch.report() as count:
+        for one, other in zip(compiled(x), expected, strict=True):
+            assert torch.allclose(one, other, atol=1e-5)
+    assert count.report().hits == 0
+
+
+def test_weights_that_were_replaced_are_computed_one_by_one(table: Table) -> None:
+    model, x = Block(bias=False), torch.randn(8, 1, K)
+    with gemmtune.torch.apply(model, table, fuse=True):
+        compiled = torch.compile(model, fullgraph=True)
+        compiled(x)
+        model.k_proj.weight.data = torch.randn(QKV[1], K)
+        expected = [nn.functional.linear(torch.relu(x), one.weight) for one in (model.k_proj, model.v_proj)]
+        with gemmtune.torch.report() as count:
+            found = compiled(x)
+    assert torch.allclose(found[1].transpose(1, 2).flatten(2), expected[0], atol=1e-5)
+    assert torch.allclose(found[2], expected[1] + 1, atol=1e-5)
+    ran = [line.n for line in count.report().lines for _ in range(line.calls)]
+    assert sorted(ran) == [*sorted(QKV), sum(GATE_UP)]
+
+
+# ---- products that Inductor decomposes before a pass sees them -----------------------------------
+
+
+@pytest.mark.parametrize("imported", [True, False])
+def test_products_with_rows_are_left_whole(bundle: Path, imported: bool) -> None:
+    # On a GPU a product of one row becomes multiplications and a sum in mode max-autotune. Inductor spares
+    # CPUs that one; the stand-in does it for every product.
+    code = f"""
+import gemmtune, gemmtune.torch, torch
+from torch.fx.experimental.proxy_tensor import make_fx
+if {imported}:
+    import torch._inductor.decomposition
+served = gemmtune.torch.apply(torch.nn.Linear({K}, {N}).requires_grad_(False), gemmtune.load({str(bundle)!r}))
+import torch._inductor.decomposition as decomposition
+mm, addmm = torch.ops.aten.mm.default, torch.ops.aten.addmm.default
+kept = [decomposition.decompositions[one] for one in (mm, addmm)]
+for one in kept:
+    assert type(one).__module__ == "gemmtune.torch.inductor", one
+theirs = [one.before for one in kept]
+kept[0].before = lambda a, b: (a.unsqueeze(2) * b.unsqueeze(0)).sum(1)
+def products(x, w, other, bias):
+    return torch.mm(x, w.t()), torch.mm(x, other.t()), torch.addmm(bias, x, w.t())
+inputs = torch.randn(1, {K}), torch.randn({N}, {K}), torch.randn(7, {K}), torch.randn({N})
+def targets():
+    table = decomposition.select_decomp_table()
+    graph = make_fx(products, decomposition_table=table, tracing_mode="fake")(*inputs).graph
+    return [name for name in (str(node.target) for node in graph.nodes) if "mm" in name or "sum" in name]
+assert targets() == ["aten.mm.default", "aten.sum.dim_IntList", "aten.addmm.default"], targets()
+kept[0].before = theirs[0]
+served.disable()
+assert [decomposition.decompositions[one] for one in (mm, addmm)] == theirs
+assert decomposition.select_decomp_table()[mm] is theirs[0]
+"""
+    client = str(Path(gemmtune.__file__).parents[1])
+    subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": client}, check=True, timeout=120
+    )
+
+
+def test_a_merged_product_is_left_whole_where_its_parts_have_no_rows(make_table: Any) -> None:
+    from gemmtune.torch.inductor import _USERS, _serves
+
+    table = make_table([from_linear(1, sum(GATE_UP), K, "fp32")])
+    model = Block(bias=False)
+    with gemmtune.torch.apply(model, table, fuse=True):
+        mm, addmm = torch.ops.aten.mm.default, torch.ops.aten.addmm.default
+        (served,) = _USERS
+        x, w = torch.randn(1, K), torch.randn(GATE_UP[0], K).t()
+        assert _serves(served, mm, (x, w))
+        assert not _serves(served, addmm, (torch.randn(GATE_UP[0]), x, w))
+        assert not _serves(served, mm, (torch.randn(2, K), w))
+        assert not _serves(served, mm, (x, torch.randn(QKV[1], K).t()))
