@@ -35,7 +35,7 @@ def rewrite(graph: Any, served: Served) -> int:
         if found is None:
             continue
         a, b, bias = found
-        if has_rows(served, _value(a), _value(b), _value(node).dtype, "" if bias is None else "bias"):
+        if _has_rows(served, _value(a), _value(b), _value(node).dtype, "" if bias is None else "bias"):
             node.target = operators.mm.default if bias is None else operators.addmm.default
             count += 1
     if count:
@@ -43,7 +43,7 @@ def rewrite(graph: Any, served: Served) -> int:
     return count
 
 
-def has_rows(served: Served, a: Any, b: Any, out_dtype: Any, extra: str) -> bool:
+def _has_rows(served: Served, a: Any, b: Any, out_dtype: Any, extra: str) -> bool:
     """Whether a product of A[m,k] and B[k,n] has rows; with an M that is known only when the graph runs,
     whether any M has. `extra` as in Product."""
     if a.device.type != served.runtime.type or b.dtype != a.dtype or out_dtype != a.dtype:

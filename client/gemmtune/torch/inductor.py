@@ -1,7 +1,8 @@
-"""What torch.compile's Inductor is told while a table is in use: the pass, and which products to leave whole.
+"""The pass as a setting of torch.compile's Inductor, while a table is in use.
 
-Inductor decomposes some products before any pass sees them: in mode max-autotune a product of one row becomes
-multiplications and a sum. A product with rows is left whole, so that the pass can rewrite it.
+Inductor decomposes some products before any pass sees them. They stay Inductor's: in mode max-autotune a
+product of one row becomes multiplications and a sum, which read the weights as fast as our kernels do and are
+fused with what is around them.
 """
 
 from __future__ import annotations
@@ -13,14 +14,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
-from gemmtune.torch.graph_pass import has_rows, make
+from gemmtune.torch.graph_pass import make
 from gemmtune.torch.served import Served
 
-_CONFIG, _DECOMPOSITION = "torch._inductor.config", "torch._inductor.decomposition"
+_CONFIG = "torch._inductor.config"
 _SETTING = "post_grad_custom_pre_pass"
-_MM, _ADDMM = torch.ops.aten.mm.default, torch.ops.aten.addmm.default
 
 #: The table of each apply() and enable() that is on. They share one pass, so that they may end in any order.
 _USERS: list[Served] = []
@@ -40,30 +38,27 @@ class Installed:
 
     def __init__(self, served: Served) -> None:
         self._served = served
-        self._hooks: list[_AfterImport] = []
+        self._hook: _AfterImport | None = None
         with _LOCK:
             _USERS.append(served)
-        for name, install in ((_CONFIG, _set_pass), (_DECOMPOSITION, _keep_products)):
-            if name in sys.modules:
-                install()
-            else:
-                self._hooks.append(_AfterImport(name, install))
-        sys.meta_path[:0] = self._hooks
+        if _CONFIG in sys.modules:
+            _install()
+        else:
+            self._hook = _AfterImport(_CONFIG, _install)
+            sys.meta_path.insert(0, self._hook)
 
     def remove(self) -> None:
-        """Restores what was set with the last user, unless something else has set it since."""
-        for hook in self._hooks:
-            hook.cancel()
-        config, decomposition = sys.modules.get(_CONFIG), sys.modules.get(_DECOMPOSITION)
+        """Restores the setting with the last user, unless something else has set it since."""
+        if self._hook is not None:
+            self._hook.cancel()
+        config = sys.modules.get(_CONFIG)
         with _LOCK:
             _USERS.remove(self._served)
-            if not _USERS and decomposition is not None:
-                _restore_decompositions(decomposition)
             while not _USERS and config is not None and _is_ours(getattr(config, _SETTING)):
                 setattr(config, _SETTING, getattr(config, _SETTING).after)
 
 
-def _set_pass() -> None:
+def _install() -> None:
     config = sys.modules[_CONFIG]
     with _LOCK:
         before = getattr(config, _SETTING)
@@ -73,57 +68,6 @@ def _set_pass() -> None:
 
 def _is_ours(found: Any) -> bool:
     return getattr(found, "served", None) is _USERS
-
-
-# ---- decompositions ------------------------------------------------------------------------------
-
-
-class _Whole:
-    """A decomposition of Inductor's, but of products without rows alone."""
-
-    def __init__(self, operator: Any, before: Callable[..., Any]) -> None:
-        self._operator, self.before = operator, before
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not kwargs and any(_serves(one, self._operator, args) for one in tuple(_USERS)):
-            return NotImplemented
-        return self.before(*args, **kwargs)
-
-
-def _serves(served: Served, operator: Any, operands: tuple[Any, ...]) -> bool:
-    """Whether a product has rows, by itself or as a part of one whose weights are merged."""
-    a, b = operands[-2:]
-    extra = "bias" if operator is _ADDMM else ""
-    if has_rows(served, a, b, a.dtype, extra):
-        return True
-    (m, k), n = a.shape, b.shape[1]
-    return isinstance(m, int) and any(
-        group.k == k and n in group.sizes and group.weight.dtype == a.dtype and group.row(m) is not None
-        for group in served.groups
-        if (group.bias is not None) == bool(extra)
-    )
-
-
-def _keep_products() -> None:
-    module = sys.modules[_DECOMPOSITION]
-    with _LOCK:
-        for operator in (_MM, _ADDMM):
-            before = module.decompositions.get(operator)
-            if before is not None and not isinstance(before, _Whole):
-                _replace(module, operator, _Whole(operator, before))
-
-
-def _restore_decompositions(module: Any) -> None:
-    for operator in (_MM, _ADDMM):
-        found = module.decompositions.get(operator)
-        if isinstance(found, _Whole):
-            _replace(module, operator, found.before)
-
-
-def _replace(module: Any, operator: Any, decomposition: Any) -> None:
-    """Sets a decomposition; a copy of the table that Inductor keeps is made again."""
-    module.decompositions[operator] = decomposition
-    module.fast_random_decomps.cache_clear()
 
 
 class _AfterImport:

@@ -15,7 +15,6 @@ import torch
 import torch._inductor.config as inductor
 from torch import nn
 
-from backends.problem import from_linear
 from tests.client.torch.close import close
 from tests.client.torch.conftest import GATE_UP, QKV, ROWS, K, N
 
@@ -241,57 +240,3 @@ def test_weights_that_were_replaced_are_computed_one_by_one(table: Table) -> Non
     assert torch.allclose(found[2], expected[1] + 1, atol=1e-5)
     ran = [line.n for line in count.report().lines for _ in range(line.calls)]
     assert sorted(ran) == [*sorted(QKV), sum(GATE_UP)]
-
-
-# ---- products that Inductor decomposes before a pass sees them -----------------------------------
-
-
-@pytest.mark.parametrize("imported", [True, False])
-def test_products_with_rows_are_left_whole(bundle: Path, imported: bool) -> None:
-    # On a GPU a product of one row becomes multiplications and a sum in mode max-autotune. Inductor spares
-    # CPUs that one; the stand-in does it for every product.
-    code = f"""
-import gemmtune, gemmtune.torch, torch
-from torch.fx.experimental.proxy_tensor import make_fx
-if {imported}:
-    import torch._inductor.decomposition
-served = gemmtune.torch.apply(torch.nn.Linear({K}, {N}).requires_grad_(False), gemmtune.load({str(bundle)!r}))
-import torch._inductor.decomposition as decomposition
-mm, addmm = torch.ops.aten.mm.default, torch.ops.aten.addmm.default
-kept = [decomposition.decompositions[one] for one in (mm, addmm)]
-for one in kept:
-    assert type(one).__module__ == "gemmtune.torch.inductor", one
-theirs = [one.before for one in kept]
-kept[0].before = lambda a, b: (a.unsqueeze(2) * b.unsqueeze(0)).sum(1)
-def products(x, w, other, bias):
-    return torch.mm(x, w.t()), torch.mm(x, other.t()), torch.addmm(bias, x, w.t())
-inputs = torch.randn(1, {K}), torch.randn({N}, {K}), torch.randn(7, {K}), torch.randn({N})
-def targets():
-    table = decomposition.select_decomp_table()
-    graph = make_fx(products, decomposition_table=table, tracing_mode="fake")(*inputs).graph
-    return [name for name in (str(node.target) for node in graph.nodes) if "mm" in name or "sum" in name]
-assert targets() == ["aten.mm.default", "aten.sum.dim_IntList", "aten.addmm.default"], targets()
-kept[0].before = theirs[0]
-served.disable()
-assert [decomposition.decompositions[one] for one in (mm, addmm)] == theirs
-assert decomposition.select_decomp_table()[mm] is theirs[0]
-"""
-    client = str(Path(gemmtune.__file__).parents[1])
-    subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": client}, check=True, timeout=120
-    )
-
-
-def test_a_merged_product_is_left_whole_where_its_parts_have_no_rows(make_table: Any) -> None:
-    from gemmtune.torch.inductor import _USERS, _serves
-
-    table = make_table([from_linear(1, sum(GATE_UP), K, "fp32")])
-    model = Block(bias=False)
-    with gemmtune.torch.apply(model, table, fuse=True):
-        mm, addmm = torch.ops.aten.mm.default, torch.ops.aten.addmm.default
-        (served,) = _USERS
-        x, w = torch.randn(1, K), torch.randn(GATE_UP[0], K).t()
-        assert _serves(served, mm, (x, w))
-        assert not _serves(served, addmm, (torch.randn(GATE_UP[0]), x, w))
-        assert not _serves(served, mm, (torch.randn(2, K), w))
-        assert not _serves(served, mm, (x, torch.randn(QKV[1], K).t()))
