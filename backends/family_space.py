@@ -158,6 +158,13 @@ class FamilySpace(ABC):
         while some := list(islice(rest, self.batch)):
             yield from (found for found in self.members(some) if found is not None)
 
+    def drawn(self, seed: int) -> Iterator[Solution | None]:
+        """shuffled() with None for every illegal index, so that who draws can say how many to look at: of
+        some spaces one index in a thousand is legal, or none."""
+        rest = permuted(self.size, seed)
+        while some := list(islice(rest, self.batch)):
+            yield from self.members(some)
+
     def shuffled(self, seed: int) -> Iterator[Solution]:
         """Members in an order drawn from the seed, each once: a sample without replacement, however large the
         space is."""

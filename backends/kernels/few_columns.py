@@ -15,13 +15,12 @@ from backends.kernels.family import KernelConfig, KernelFamily, Values, number
 from backends.kernels.legality import (
     arch_of,
     columns_rule,
-    first,
     grid_rule,
     registers_rule,
     shared_rule,
     threads_rule,
 )
-from backends.kernels.oriented_gemm import OrientedGemm
+from backends.kernels.oriented_gemm import OrientedGemm, oriented
 from backends.problem import GemmProblem
 from backends.solution import Parameter
 
@@ -35,7 +34,7 @@ SECOND_LAUNCH = 60_000
 
 def streamed(problem: GemmProblem, values: Values) -> OrientedGemm:
     """The orientation of the problem whose A is the streamed operand."""
-    return OrientedGemm(problem, values["stream"] == "b")
+    return oriented(problem, values["stream"] == "b")
 
 
 def likelier_stream(problem: GemmProblem) -> str:
@@ -103,17 +102,18 @@ class FewColumnsFamily(KernelFamily):
         registers, grid."""
         product, arch = self.oriented(problem, values), arch_of(environment)
         threads = self.threads(values, arch.warp)
-        return first(
-            columns_rule(product, *self.columns),
-            self.legal(product, values, environment),
-            threads_rule(threads, arch),
-            shared_rule(self.shared_bytes(product, values, arch.warp), arch),
-            registers_rule(
+        # A search looks at thousands: the cheap rules come first, and the first broken one ends it.
+        return (
+            columns_rule(product, *self.columns)
+            or self.legal(product, values, environment)
+            or threads_rule(threads, arch)
+            or shared_rule(self.shared_bytes(product, values, arch.warp), arch)
+            or registers_rule(
                 self.registers(product, values) + self.addresses(product, values, arch), threads, arch
-            ),
-            grid_rule(
+            )
+            or grid_rule(
                 self.blocks(product, values, arch.warp), threads, product, arch, number(values, "splits")
-            ),
+            )
         )
 
     def config(self, problem: GemmProblem, values: Values, arch: GpuArch) -> KernelConfig:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from backends.dtypes import DTYPES
 from backends.operands import Layout, Operands, layouts
@@ -81,9 +82,16 @@ class OrientedGemm:
         """Bytes from the start of a contiguous line of A or B to the start of the next one."""
         return self._ld(operand) * self.element_bytes
 
+    @cached_property
+    def _aligned(self) -> dict[str, bool]:
+        return {operand: self._is_aligned(operand) for operand in ("a", "b")}
+
     def aligned(self, operand: str) -> bool:
         """Whether every contiguous line of A or B ("a", "b") starts at a multiple of 16 bytes, given the
         alignment of the address that the problem promises."""
+        return self._aligned[operand]
+
+    def _is_aligned(self, operand: str) -> bool:
         layout = self._layout(operand)
         size = layout.dtype.bytes
         lines = layout.columns == 1 or layout.ld * size % WIDE == 0
@@ -143,6 +151,12 @@ class OrientedGemm:
             -(-self.k // (splits * step)) * step, self.batch_blocks, self.batch_groups,
             ACTIVATIONS[p.activation], alpha=operands.alpha, beta=operands.beta,
         )  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def oriented(problem: GemmProblem, swap_ab: bool = False) -> OrientedGemm:
+    """The same object each time, with what it has derived: a search asks thousands of times."""
+    return OrientedGemm(problem, swap_ab)
 
 
 _Pointers = tuple((name, ctypes.c_void_p) for name in ("a", "b", "c", "bias", "d", "partial"))

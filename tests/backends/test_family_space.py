@@ -112,6 +112,16 @@ def test_a_solution_of_another_family_version_or_build_is_no_member() -> None:
     assert list(space().neighbours(Solution("family", 2, values))) == []
 
 
+def test_drawing_tells_illegal_indices_from_the_end() -> None:
+    grid = ParameterGrid.of({"a": (1, 2, 3, 4)})
+    space = GridSpace(
+        "f", 1, None, grid, lambda values: Solution("f", 1, values) if values["a"] in (2, 3) else None
+    )
+    drawn = list(space.drawn(5))
+    assert len(drawn) == 4
+    assert [one for one in drawn if one is not None] == list(space.shuffled(5))
+
+
 def test_counting_stops_when_its_time_is_up() -> None:
     ticks = iter(range(100))
     large = GridSpace("large", 1, None, ParameterGrid.of({"a": range(10**4)}), lambda v: Solution("l", 1, v))

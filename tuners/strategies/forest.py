@@ -6,7 +6,9 @@ numpy. Both split on a random threshold of the better of a few random features, 
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import threading
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
@@ -39,6 +41,14 @@ def forest(trees: int, seed: int) -> Forest:
 def has_library() -> bool:
     """Whether scikit-learn is installed."""
     return importlib.util.find_spec("sklearn") is not None
+
+
+@lru_cache(maxsize=1)
+def begin_loading() -> None:
+    """Imports the library in a thread, once a process: it takes seconds, which the first search would count
+    as measuring."""
+    if has_library():
+        threading.Thread(target=importlib.import_module, args=("sklearn.ensemble",), daemon=True).start()
 
 
 class _LibraryForest:

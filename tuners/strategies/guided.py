@@ -15,12 +15,14 @@ from backends.family_space import FamilySpace
 from backends.outcome import Outcome, Status
 from backends.solution import Parameter, Solution
 from tuners.strategies.context import SearchContext, near
-from tuners.strategies.forest import Matrix, forest
+from tuners.strategies.forest import Matrix, begin_loading, forest
 from tuners.strategies.options import StrategyOptions, option
 from tuners.strategies.ranking import fused, modelled, voted
 
 #: The model learns again once what it learnt from has grown by one part of so many.
 _RELEARN = 6
+#: A family of whose first so many indices none is legal is drawn from last.
+_BARREN = 64
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,8 @@ class GuidedOptions(StrategyOptions):
         0.5, "Standard deviations of the trees' answers that are taken off a predicted time.", 0, 10
     )
     leaders: int = option(3, "Fastest candidates whose neighbours the model may choose.", 0, 1000)
-    drawn: int = option(128, "Members of the families' spaces that are drawn each time the model learns.", 0,
-                        100_000)  # fmt: skip
+    drawn: int = option(128, "Indices of the families' spaces that are looked at each time the model learns; "
+                        "legal ones are drawn.", 0, 100_000)  # fmt: skip
     learn_every: int = option(8, "Told outcomes after which the model may learn again.", 1, 10_000)
 
 
@@ -57,6 +59,7 @@ class Guided:
     regressed directly; times enter as logarithms, failures as slower than anything that was timed."""
 
     options = GuidedOptions
+    prepare = staticmethod(begin_loading)
 
     def __init__(self, context: SearchContext) -> None:
         self._options = GuidedOptions.of(context.options)
@@ -141,7 +144,7 @@ class Guided:
             return next(iter(self._left.values()))
         if self._others:
             return next(iter(self._others.values()))
-        return next((one for one in self._draws if one.id not in self._asked), None)
+        return next((one for one in self._draws if one is not None and one.id not in self._asked), None)
 
     def _likeliest(self, among_near: bool) -> str:
         """The id with the least score, with `among_near` of the neighbours of the fastest, if any is left.
@@ -185,20 +188,41 @@ class Guided:
         around = [neighbour for name, _ in fastest for neighbour in self._neighbours[name]]
         self._near = {one.id for one in around}
         for one in chain(around, islice(self._draws, self._options.drawn)):
-            if one.id not in self._asked and one.id not in self._left:
+            if one is not None and one.id not in self._asked and one.id not in self._left:
                 self._others.setdefault(one.id, one)
 
-    def _drawn_members(self) -> Iterator[Solution]:
-        """Members of the families' spaces in random order, families in turns, each member once."""
+    def _drawn_members(self) -> Iterator[Solution | None]:
+        """Members of the families' spaces in random order, families in turns, each member once; None for an
+        illegal index. A family whose first indices are all illegal waits until the others are done: looking
+        through its space would take longer than measuring."""
         spaces: list[FamilySpace] = list(self._context.spaces.values())
-        draws = [space.shuffled(self._context.seed + place) for place, space in enumerate(spaces)]
+        draws = [_Draw(space.drawn(self._context.seed + place)) for place, space in enumerate(spaces)]
         while draws:
-            for draw in list(draws):
-                one = next(draw, None)
-                if one is None:
+            fertile = [draw for draw in draws if draw.fertile]
+            for draw in fertile or list(draws):
+                try:
+                    yield draw.next()
+                except StopIteration:
                     draws.remove(draw)
-                else:
-                    yield one
+
+
+class _Draw:
+    """The indices of one family's space in random order."""
+
+    def __init__(self, members: Iterator[Solution | None]) -> None:
+        self._members, self._seen, self._legal = members, 0, 0
+
+    @property
+    def fertile(self) -> bool:
+        """Whether some of the first indices were legal, as far as it is known."""
+        return self._legal > 0 or self._seen < _BARREN
+
+    def next(self) -> Solution | None:
+        """The next member, None for an illegal index. Raises StopIteration at the end."""
+        found = next(self._members)
+        self._seen += 1
+        self._legal += found is not None
+        return found
 
 
 class _Features:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product as choices
-from math import ceil
+from math import ceil, prod
 from typing import ClassVar
 
 from backends.archs import GpuArch
@@ -23,13 +24,12 @@ from backends.kernels.legality import (
     arch_of,
     capability,
     deep_rule,
-    first,
     grid_rule,
     registers_rule,
     shared_rule,
     whole_rule,
 )
-from backends.kernels.oriented_gemm import MOST_BLOCKS_YZ, WIDE, OrientedGemm
+from backends.kernels.oriented_gemm import MOST_BLOCKS_YZ, WIDE, OrientedGemm, oriented
 from backends.kernels.tensor_map import LINE_BYTES, MOST_STEP, map_of
 from backends.problem import GemmProblem
 from backends.solution import Parameter
@@ -169,7 +169,7 @@ class TileWgmma(KernelFamily):
     def candidates(self, problem: GemmProblem, environment: Environment) -> Iterable[dict[str, Parameter]]:
         """Candidates by clocks(): for every tile and cluster the deepest pipelines that fit one to three
         blocks on a multiprocessor, if it gets that many."""
-        product = OrientedGemm(problem)
+        product = oriented(problem)
         if min(product.m, product.n) < _COLUMNS or self.product_rule(product, environment) is not None:
             return  # (fewer columns than an instruction has: the GEMV and skinny families waste nothing)
         found = [
@@ -192,7 +192,11 @@ class TileWgmma(KernelFamily):
         for bm, bn in self._sides(product):
             most = {(room // blocks - 2 * _BLOCK_SHARED) // ((bm + bn) * LINE_BYTES) for blocks in (1, 2, 3)}
             depths = {max(2, min(8, steps, deep)) for deep in most}
-            clusters = choices(_shares(product.n, bn), _shares(product.m, bm), slices)
+            clusters = [
+                shares
+                for shares in choices(_shares(product.n, bn), _shares(product.m, bm), slices)
+                if prod(shares) <= MOST_BLOCKS_OF_CLUSTER
+            ]
             for stages, (share, share_b, splits) in choices(sorted(depths), clusters):
                 yield {
                     "tile_m": bm, "tile_n": bn, "stages": stages, "share": share, "share_b": share_b,
@@ -215,22 +219,12 @@ class TileWgmma(KernelFamily):
         """The rule that every tile of a GEMM breaks, or None."""
         if capability(environment) != _CAPABILITY:
             return f"wgmma needs sm_90a, not {environment.arch}"
-        problem = product.problem
-        for operand, stride in (("a", problem.stride_a), ("b", problem.stride_b)):
-            if not product.aligned(operand):
-                return (
-                    f"the copy engine takes lines at multiples of {WIDE} bytes; {operand.upper()}'s are not"
-                )
-            if product.batch > 1 and stride == 0:
-                return f"its products have an A and a B each: {operand.upper()} is the whole batch's"
-            if max(map_of(product, operand, _COLUMNS).strides) >= MOST_STEP:
-                return f"the copy engine takes steps below 2^40 bytes; {operand.upper()} has a longer one"
-        return deep_rule(product)
+        return _product_rule(product)
 
     def rule(self, problem: GemmProblem, values: Values, environment: Environment) -> str | None:
         """The rule that is broken, or None: the problem, blocks of a cluster, slices of k in the grid, parts
         of shared tiles, shared memory, registers, grid."""
-        product, arch = OrientedGemm(problem), arch_of(environment)
+        product, arch = oriented(problem), arch_of(environment)
         t = self.tile(product, values)
         broken = self.product_rule(product, environment)
         if broken is not None:
@@ -242,11 +236,11 @@ class TileWgmma(KernelFamily):
             return (
                 f"a batch of {product.batch} by {t.splits} slices of k; a launch has {MOST_BLOCKS_YZ} squared"
             )
-        return first(
-            whole_rule(t.bn, _SWIZZLED * t.share_b, "tile_n", "share_b parts of eight lines,"),
-            shared_rule(t.shared_bytes, arch),
-            registers_rule(t.sums, t.scheduled_threads, arch),
-            grid_rule(t.blocks, t.threads, product, arch),
+        return (
+            whole_rule(t.bn, _SWIZZLED * t.share_b, "tile_n", "share_b parts of eight lines,")
+            or shared_rule(t.shared_bytes, arch)
+            or registers_rule(t.sums, t.scheduled_threads, arch)
+            or grid_rule(t.blocks, t.threads, product, arch)
         )
 
     def config(self, problem: GemmProblem, values: Values, arch: GpuArch) -> ClusterConfig:
@@ -259,6 +253,20 @@ class TileWgmma(KernelFamily):
             t.shared_bytes, t.blocks, arch_specific=True, tiles=t.tiles, slices=t.splits,
             tensors=(map_of(product, "a", t.bm // t.share), map_of(product, "b", t.bn // t.share_b)),
         )  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def _product_rule(product: OrientedGemm) -> str | None:
+    """The rule of the copy engine or of the instruction that a GEMM breaks, or None."""
+    problem = product.problem
+    for operand, stride in (("a", problem.stride_a), ("b", problem.stride_b)):
+        if not product.aligned(operand):
+            return f"the copy engine takes lines at multiples of {WIDE} bytes; {operand.upper()}'s are not"
+        if product.batch > 1 and stride == 0:
+            return f"its products have an A and a B each: {operand.upper()} is the whole batch's"
+        if max(map_of(product, operand, _COLUMNS).strides) >= MOST_STEP:
+            return f"the copy engine takes steps below 2^40 bytes; {operand.upper()} has a longer one"
+    return deep_rule(product)
 
 
 def _shares(size: int, tile: int) -> tuple[int, ...]:

@@ -121,3 +121,35 @@ def test_a_broken_model_is_a_note() -> None:
 def test_options_at_their_limits(option: dict[str, int]) -> None:
     found = search(50, options=option)
     assert len(set(found)) >= 50
+
+
+def test_a_space_of_which_nothing_is_legal_is_not_looked_through() -> None:
+    looked: list[int] = []
+
+    def never(values: dict[str, Parameter]) -> Solution | None:
+        looked.append(1)
+        return None
+
+    barren = GridSpace("barren", 1, None, ParameterGrid.of({"a": range(1000), "b": range(10_000)}), never)
+    strategy = Guided(context(LISTED, 3, _near, spaces={"barren": barren, "own": SPACE}))
+    for _ in range(len(LISTED)):
+        for one in strategy.ask(1):
+            strategy.tell(Outcome(one, Phase.SCREEN, Status.OK, (seconds(one),)))
+    assert looked
+    assert len(looked) <= 64
+
+
+def test_a_space_of_which_little_is_legal_is_searched_in_the_end() -> None:
+    choices = {"a": range(40), "b": range(40)}
+
+    def rarely(values: dict[str, Parameter]) -> Solution | None:
+        return Solution("rare", 1, values) if (values["a"], values["b"]) == (17, 23) else None
+
+    rare = GridSpace("rare", 1, None, ParameterGrid.of(choices), rarely)
+    strategy = Guided(context(LISTED, 3, _near, spaces={"rare": rare}))
+    asked = []
+    while found := strategy.ask(1):
+        asked += found
+        strategy.tell(Outcome(found[0], Phase.SCREEN, Status.OK, (1.0,)))
+    assert {one.id for one in asked} >= {one.id for one in LISTED}
+    assert [one.parameters for one in asked if one.family == "rare"] == [{"a": 17, "b": 23}]
