@@ -80,6 +80,10 @@ template <unsigned BYTES>
 __device__ __forceinline__ unsigned permuted(unsigned a, unsigned b) { return __byte_perm(a, b, BYTES); }
 #endif
 
+// A constant in a register. Compilers would load it anew for every instruction that has a second constant, and see
+// through opaque(). So the sign of a size, which is never negative, is added.
+GEMMTUNE_DEVICE unsigned kept(unsigned bits, int size) { return bits + static_cast<unsigned>(size >> 31); }
+
 #if !defined(__HIP__) && !defined(__HIPCC_RTC__)
 GEMMTUNE_DEVICE unsigned both(unsigned half) { return half * 0x10001u; }
 
@@ -108,10 +112,6 @@ GEMMTUNE_DEVICE void paired(const unsigned (&x)[4], unsigned (&out)[4]) {
 template <typename QUANT>
 constexpr unsigned kConstantZero = QUANT::kSigned ? 1u << (QUANT::kBits - 1)
                                    : QUANT::kZero == kEight || QUANT::kZero == kAdded ? 8u : 0u;
-
-// A mask in a register. Compilers would load a constant anew for every instruction that has a second one, and see
-// through opaque(). So the sign of a size, which is never negative, is added.
-GEMMTUNE_DEVICE unsigned kept_mask(unsigned mask, int size) { return mask + static_cast<unsigned>(size >> 31); }
 
 // What converted integers are smaller by than they are: a power of two, which their scale makes up for.
 template <typename T>

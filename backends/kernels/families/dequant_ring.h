@@ -177,7 +177,7 @@ private:
         unsigned mask;
         GEMMTUNE_DEVICE Reads(int warp, int k)
             : group(lane_index() / 4), member(lane_index() % 4), row(warp * ROWS),
-              mask(kept_mask(kFolded ? kLiftedMask : kConvertMask, k)) {
+              mask(kept(kFolded ? kLiftedMask : kConvertMask, k)) {
             weights_at = opaque(line_place<kWeightBytes>(row + group, member));
             inputs_at = opaque(kX + line_place<kInputBytes>(COLUMNS < 8 ? group % COLUMNS : group, member));
         }
