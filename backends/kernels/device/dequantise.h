@@ -3,9 +3,12 @@
 //
 // An integer becomes a float by placing its bits in the mantissa of a power of two whose last bits are worth
 // one: bf16 128 + q for q < 128, fp16 1024 + q for q < 1024. One subtraction, which is exact, removes the power
-// and the zero point together. Masks that leave the low bits of both halves of a word convert two integers at
-// once, which are not neighbours: a word of 4-bit integers gives (0, 4), (1, 5), (2, 6), (3, 7), two words of
-// 8-bit ones (0, 2), (1, 3), (4, 6), (5, 7). paired() orders activations alike.
+// and the zero point together. Where bf16's mantissa is too short, the bits alone are the number: q 2^-133 for
+// q < 256, because bf16's first binade continues its subnormal numbers. A multiplication by 2^127 leaves q / 64.
+//
+// Both halves of a word are converted at once, in one of two orders. The order of memory, (0, 1), (2, 3), ..., takes
+// a byte permutation a pair. A mask alone gives (0, 4), (1, 5), (2, 6), (3, 7) of eight 4-bit integers; paired()
+// orders activations alike.
 #pragma once
 
 #include "device/args.h"
@@ -48,8 +51,15 @@ inline unsigned fma_pair(unsigned a, unsigned b, unsigned c) {
     const T out[2] = {narrow<T>(__builtin_fmaf(x[0], y[0], z[0])), narrow<T>(__builtin_fmaf(x[1], y[1], z[1]))};
     return Word<T>::pack(out);
 }
-inline unsigned interleave_low(unsigned a, unsigned b) { return (a & 0xffffu) | b << 16; }
-inline unsigned interleave_high(unsigned a, unsigned b) { return a >> 16 | (b & 0xffff0000u); }
+template <unsigned BYTES>
+inline unsigned permuted(unsigned a, unsigned b) {
+    unsigned out = 0;
+    for (int i = 0; i < 4; ++i) {
+        const unsigned from = BYTES >> 4 * i & 7u;
+        out |= ((from < 4 ? a : b) >> from % 4 * 8 & 0xffu) << 8 * i;
+    }
+    return out;
+}
 #elif defined(__CUDACC__) || defined(__CUDACC_RTC__)
 template <typename T>
 __device__ __forceinline__ unsigned fma_pair(unsigned a, unsigned b, unsigned c);
@@ -65,10 +75,14 @@ __device__ __forceinline__ unsigned fma_pair<Bf16>(unsigned a, unsigned b, unsig
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(c));
     return out;
 }
-// The lower (upper) halves of two words.
-__device__ __forceinline__ unsigned interleave_low(unsigned a, unsigned b) { return __byte_perm(a, b, 0x5410); }
-__device__ __forceinline__ unsigned interleave_high(unsigned a, unsigned b) { return __byte_perm(a, b, 0x7632); }
+// Four bytes of the eight of two words, `b` above `a`: digit i of BYTES is the number of byte i.
+template <unsigned BYTES>
+__device__ __forceinline__ unsigned permuted(unsigned a, unsigned b) { return __byte_perm(a, b, BYTES); }
 #endif
+
+// A constant in a register. Compilers would load it anew for every instruction that has a second constant, and see
+// through opaque(). So the sign of a size, which is never negative, is added.
+GEMMTUNE_DEVICE unsigned kept(unsigned bits, int size) { return bits + static_cast<unsigned>(size >> 31); }
 
 #if !defined(__HIP__) && !defined(__HIPCC_RTC__)
 GEMMTUNE_DEVICE unsigned both(unsigned half) { return half * 0x10001u; }
@@ -85,14 +99,12 @@ struct PairBits<Half> {
     static constexpr unsigned kOne = 0x3c003c00u, kMinusZero = 0x80008000u;
 };
 
-// Eight activations in four words, in the order in which weights are converted.
-template <int BITS>
+// Eight activations in four words, in the order of 4-bit integers that a mask selects.
 GEMMTUNE_DEVICE void paired(const unsigned (&x)[4], unsigned (&out)[4]) {
-    constexpr int kFar = BITS == 4 ? 2 : 1, kNext = BITS == 4 ? 1 : 2;
     GEMMTUNE_UNROLL
     for (int i = 0; i < 2; ++i) {
-        out[2 * i] = interleave_low(x[i * kNext], x[i * kNext + kFar]);
-        out[2 * i + 1] = interleave_high(x[i * kNext], x[i * kNext + kFar]);
+        out[2 * i] = permuted<0x5410>(x[i], x[i + 2]);
+        out[2 * i + 1] = permuted<0x7632>(x[i], x[i + 2]);
     }
 }
 
@@ -101,74 +113,76 @@ template <typename QUANT>
 constexpr unsigned kConstantZero = QUANT::kSigned ? 1u << (QUANT::kBits - 1)
                                    : QUANT::kZero == kEight || QUANT::kZero == kAdded ? 8u : 0u;
 
-// Eight integers of a 16-byte load, those from 8 j on, minus the whole zero point `z`, as four pairs of T: exact.
-// (8-bit integers have no zero point.)
-template <typename T, int BITS>
-struct Convert;
-
-// The same integers with their power of two left, for sums from which it is subtracted later: bf16 of 4 bits.
-constexpr float kPower = 128.0f;
-template <bool SIGNED>
-GEMMTUNE_DEVICE void lifted_pairs(const unsigned (&raw)[4], int j, unsigned (&out)[4]) {
-    const unsigned word = SIGNED ? raw[j] ^ 0x88888888u : raw[j];
-    GEMMTUNE_UNROLL
-    for (int i = 0; i < 4; ++i) out[i] = (word >> 4 * i & 0x000f000fu) | 0x43004300u;
-}
+// What converted integers are smaller by than they are: a power of two, which their scale makes up for.
+template <typename T>
+constexpr float kShrunk = 1.0f;
+template <>
+constexpr float kShrunk<Bf16> = 64.0f;
 
 // Whether two types are one.
 template <typename T, typename U>
 constexpr bool kSame = false;
 template <typename T>
 constexpr bool kSame<T, T> = true;
+
+// Eight 4-bit integers of a 16-byte load, those from 8 j on, as bf16 with their power of two left, for sums from which
+// it is subtracted later: four pairs, in the order of paired(). The top bit of signed ones is inverted, which makes
+// them unsigned and larger by kConstantZero.
+constexpr float kPower = 128.0f;
+constexpr unsigned kLiftedMask = 0x000f000fu;
+template <bool SIGNED>
+GEMMTUNE_DEVICE void lifted_pairs(const unsigned (&raw)[4], unsigned mask, int j, unsigned (&out)[4]) {
+    GEMMTUNE_UNROLL
+    for (int i = 0; i < 4; ++i) out[i] = (raw[j] >> 4 * i & mask) ^ (SIGNED ? 0x43084308u : 0x43004300u);
+}
+
+// Eight integers of a 16-byte load, those from 8 j on, minus the whole zero point `z` and divided by kShrunk, as four
+// pairs of T in the order of memory: exact. (8-bit integers have no zero point.)
+template <typename T, int BITS>
+struct Convert;
+
+constexpr unsigned kConvertMask = 0x00f0000fu;  // an integer stays where it is in its byte
 template <>
 struct Convert<Bf16, 4> {
     template <bool SIGNED>
-    static GEMMTUNE_DEVICE void run(const unsigned (&raw)[4], int j, unsigned z, unsigned (&out)[4]) {
-        const unsigned word = SIGNED ? raw[j] ^ 0x88888888u : raw[j], minus = both(0xc300u + z);
+    static GEMMTUNE_DEVICE void run(const unsigned (&raw)[4], unsigned mask, int j, unsigned z, unsigned (&out)[4]) {
+        // 2 - (2 + z / 64)
+        const unsigned zero = fma_pair<Bf16>(both(0xc000u + z), PairBits<Bf16>::kOne, 0x40004000u);
+        const unsigned byte[4] = {permuted<0x4040>(raw[j], 0), permuted<0x4141>(raw[j], 0),
+                                  permuted<0x4242>(raw[j], 0), permuted<0x4343>(raw[j], 0)};
         GEMMTUNE_UNROLL
         for (int i = 0; i < 4; ++i)
-            out[i] = fma_pair<Bf16>((word >> 4 * i & 0x000f000fu) | 0x43004300u, PairBits<Bf16>::kOne, minus);
+            out[i] = fma_pair<Bf16>((byte[i] & mask) ^ (SIGNED ? 0x00800008u : 0u), 0x7d007f00u, zero);
     }
 };
 template <>
 struct Convert<Half, 4> {
-    // The upper integer of a byte is left where it is: 1024 + 16 q, which an exact division by 16 turns into
-    // 64 + q.
+    // 1024 + q and 1024 + 16 q; an exact division by 16 turns that into 64 + q.
     template <bool SIGNED>
-    static GEMMTUNE_DEVICE void run(const unsigned (&raw)[4], int j, unsigned z, unsigned (&out)[4]) {
-        unsigned word = SIGNED ? raw[j] ^ 0x88888888u : raw[j];
-        const unsigned low = both(0xe400u + z), high = both(0xd400u + (z << 4));
+    static GEMMTUNE_DEVICE void run(const unsigned (&raw)[4], unsigned mask, int j, unsigned z, unsigned (&out)[4]) {
+        const unsigned zero = (0xe400u + z) | (0xd400u + (z << 4)) << 16;
+        const unsigned byte[4] = {permuted<0x4040>(raw[j], 0), permuted<0x4141>(raw[j], 0),
+                                  permuted<0x4242>(raw[j], 0), permuted<0x4343>(raw[j], 0)};
+        GEMMTUNE_UNROLL
+        for (int i = 0; i < 4; ++i)
+            out[i] = fma_pair<Half>((byte[i] & mask) ^ (SIGNED ? 0x64806408u : 0x64006400u), 0x2c003c00u, zero);
+    }
+};
+template <typename T>
+struct Convert<T, 8> {
+    // As unsigned numbers, larger by 128: in bf16 their bits alone, minus 128 / 64; in fp16 1024 + q.
+    template <bool SIGNED>
+    static GEMMTUNE_DEVICE void run(const unsigned (&raw)[4], unsigned, int j, unsigned, unsigned (&out)[4]) {
+        constexpr bool kBits = kSame<T, Bf16>;
+        constexpr unsigned kAbove = kBits ? 0u : 0x64646464u;
         GEMMTUNE_UNROLL
         for (int i = 0; i < 4; i += 2) {
-            out[i] = fma_pair<Half>((word & 0x000f000fu) | 0x64006400u, PairBits<Half>::kOne, low);
-            out[i + 1] = fma_pair<Half>((word & 0x00f000f0u) | 0x64006400u, 0x2c002c00u, high);
-            word >>= 8;
+            const unsigned word = raw[2 * j + i / 2] ^ 0x80808080u;
+            out[i] = permuted<0x4140>(word, kAbove), out[i + 1] = permuted<0x4342>(word, kAbove);
         }
-    }
-};
-template <>
-struct Convert<Bf16, 8> {
-    // Seven bits of the mantissa hold the lower seven of an integer; its sign bit turns the subtracted 128 into
-    // 256.
-    template <bool SIGNED>
-    static GEMMTUNE_DEVICE void run(const unsigned (&raw)[4], int j, unsigned, unsigned (&out)[4]) {
         GEMMTUNE_UNROLL
-        for (int i = 0; i < 4; ++i) {
-            const unsigned word = raw[2 * j + i / 2] >> i % 2 * 8;
-            out[i] = fma_pair<Bf16>((word & 0x007f007fu) | 0x43004300u, PairBits<Bf16>::kOne,
-                                    (word & 0x00800080u) | 0xc300c300u);
-        }
-    }
-};
-template <>
-struct Convert<Half, 8> {
-    template <bool SIGNED>
-    static GEMMTUNE_DEVICE void run(const unsigned (&raw)[4], int j, unsigned, unsigned (&out)[4]) {
-        GEMMTUNE_UNROLL
-        for (int i = 0; i < 4; ++i) {
-            const unsigned word = (raw[2 * j + i / 2] ^ 0x80808080u) >> i % 2 * 8;
-            out[i] = fma_pair<Half>((word & 0x00ff00ffu) | 0x64006400u, PairBits<Half>::kOne, 0xe480e480u);
-        }
+        for (int i = 0; i < 4; ++i)
+            out[i] = fma_pair<T>(out[i], kBits ? 0x7f007f00u : PairBits<T>::kOne, kBits ? 0xc000c000u : 0xe480e480u);
     }
 };
 #endif

@@ -14,6 +14,9 @@
 //   block_barrier() warp_barrier() shuffle_xor()  every thread of the block, or of the warp, must take part
 //   named_barrier_sync<THREADS>()                 a barrier of THREADS threads of the block, which may reach it
 //                                                 from different places in the program
+//   named_barrier_sync<THREADS>(number)           the barrier of this number, 1 to 15, of THREADS threads of the
+//                                                 block. The emulator and HIP wait for the whole block: every
+//                                                 thread of it passes through its own as often
 //   stream16() stream8() stream4()                aligned loads of data that is read once: not kept in L1
 //   read16()                                      an aligned load of data that is read again
 //   stream16(p, there)                            a predicated load, zeros if not `there`: without a branch, so

@@ -19,6 +19,10 @@ template <int THREADS>
 GEMMTUNE_DEVICE void named_barrier_sync() {  // __syncthreads() must be one instruction for all threads
     asm volatile("barrier.cta.sync.aligned 1, %0;" ::"n"(THREADS) : "memory");
 }
+template <int THREADS>
+GEMMTUNE_DEVICE void named_barrier_sync(int number) {
+    asm volatile("barrier.cta.sync.aligned %0, %1;" ::"r"(number), "n"(THREADS) : "memory");
+}
 GEMMTUNE_DEVICE void warp_barrier() { __syncwarp(); }
 
 #define GEMMTUNE_KEEPING

@@ -39,6 +39,8 @@ GEMMTUNE_DEVICE void block_barrier() {
 
 template <int THREADS>
 GEMMTUNE_DEVICE void named_barrier_sync() { block_barrier(); }
+template <int THREADS>
+GEMMTUNE_DEVICE void named_barrier_sync(int) { block_barrier(); }
 
 template <typename T>
 GEMMTUNE_DEVICE T pick(bool condition, T x, T y) { return condition ? x : y; }

@@ -37,6 +37,8 @@ inline unsigned block_z() { return host::block().at[2]; }
 inline void block_barrier() { host::wait(host::kAtBlock); }
 template <int THREADS>
 inline void named_barrier_sync() { block_barrier(); }
+template <int THREADS>
+inline void named_barrier_sync(int) { block_barrier(); }
 
 template <typename To, typename From>
 inline To same_bits(From value) {

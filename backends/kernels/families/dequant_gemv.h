@@ -3,7 +3,7 @@
 // are in flight. Activations come from the caches.
 //
 // A load's integers are multiplied as they are; with their scale s and zero point z they contribute
-// s (sum of q x - z sum of x), so that no weight is rounded and every kind of zero point costs the same.
+// s (sum of q x - z sum of x), so that no weight is rounded. A zero point of 8 is subtracted as they are converted.
 #pragma once
 
 #include "device/dequantise.h"
@@ -33,6 +33,7 @@ struct DequantGemv {
         wait_for_launches();
         if (task.beyond(args)) return;
         float sum[kSums] = {};
+        const Powers powers(args.k);
         GEMMTUNE_ROLL
         for (i64 at = static_cast<i64>(mine.begin) * kStep + lane * kWide; at < last; at += kWarp * kWide * UNROLL) {
             Words raw[ROWS][UNROLL];
@@ -48,7 +49,7 @@ struct DequantGemv {
             GEMMTUNE_UNROLL
             for (int u = 0; u < UNROLL; ++u) {
                 const i64 k = at + u * kWarp * kWide;
-                if (k < last) multiply(all, first, k, raw, u, sum);
+                if (k < last) multiply(all, powers, first, k, raw, u, sum);
             }
         }
         release_reduce(args);
@@ -60,11 +61,29 @@ struct DequantGemv {
     }
 
 private:
+    // An integer becomes an fp32 where it is in its word: the power of two whose mantissa it is in has the exponent
+    // that makes its last bit worth one. That power is subtracted, exactly, and with it a zero point of 8. The top bit
+    // of signed integers is inverted, which makes them larger by its value. Four bits have five such places in a word,
+    // eight bits two.
+    static constexpr int kPlaces = QUANT::kBits == 4 ? 5 : 2;
+    static GEMMTUNE_DEVICE constexpr unsigned above(int place) {
+        const int at = place * QUANT::kBits;
+        const unsigned top = QUANT::kSigned ? 1u << (at + QUANT::kBits - 1) : 0u;
+        return static_cast<unsigned>(150 - at) << 23 | top;
+    }
+    struct Powers {
+        unsigned of[kPlaces];
+        GEMMTUNE_DEVICE explicit Powers(int size) {
+            GEMMTUNE_UNROLL
+            for (int i = 0; i < kPlaces; ++i) of[i] = kept(above(i), size);
+        }
+    };
+
     // Rows beyond the last are read as the last, and not stored.
     static GEMMTUNE_DEVICE i64 row_of(const GemmArgs& args, i64 row) { return row < args.m ? row : args.m - 1; }
 
-    static GEMMTUNE_DEVICE void multiply(const Args& all, i64 first, i64 k, const Words (&raw)[ROWS][UNROLL], int u,
-                                         float (&sum)[kSums]) {
+    static GEMMTUNE_DEVICE void multiply(const Args& all, const Powers& powers, i64 first, i64 k,
+                                         const Words (&raw)[ROWS][UNROLL], int u, float (&sum)[kSums]) {
         const GemmArgs& args = all.gemm;
         float part[kSums] = {}, inputs[COLUMNS] = {};
         GEMMTUNE_UNROLL
@@ -75,12 +94,13 @@ private:
                 const int column = COLUMNS == 1 || c < args.n ? c : args.n - 1;
                 unpack<T>(read16(static_cast<const T*>(args.b) + column * args.ldb + k + 8 * j).at, x[c]);
                 GEMMTUNE_UNROLL
-                for (int i = 0; i < 8; ++i) inputs[c] += x[c][i];
+                for (int i = 0; i < 8; ++i)
+                    if constexpr (QUANT::kStoredZeros) inputs[c] += x[c][i];
             }
             GEMMTUNE_UNROLL
             for (int r = 0; r < ROWS; ++r) {
                 float w[8];
-                integers(raw[r][u], j, w);
+                integers(raw[r][u], powers, j, w);
                 GEMMTUNE_UNROLL
                 for (int c = 0; c < COLUMNS; ++c) {
                     GEMMTUNE_UNROLL
@@ -93,7 +113,7 @@ private:
         for (int r = 0; r < ROWS; ++r) {
             const i64 row = row_of(args, first + r), at = row * all.scale_row + group;
             const float scale = widen(static_cast<const Scale*>(all.scales)[at]);
-            float zero = QUANT::kZero == kEight || QUANT::kZero == kAdded ? 8.0f : 0.0f, added = 0.0f;
+            float zero = QUANT::kZero == kAdded ? 8.0f : 0.0f, added = 0.0f;
             if constexpr (QUANT::kZero == kWords) {
                 const unsigned word = static_cast<const unsigned*>(all.zeros)[row / 8 * all.scale_row + group];
                 zero = static_cast<float>(word >> static_cast<int>(row % 8) * 4 & 15u);
@@ -103,21 +123,24 @@ private:
             GEMMTUNE_UNROLL
             for (int c = 0; c < COLUMNS; ++c) {
                 float& of = sum[r * COLUMNS + c];
-                of += scale * (part[r * COLUMNS + c] - zero * inputs[c]) + added * inputs[c];
+                if constexpr (QUANT::kStoredZeros)
+                    of += scale * (part[r * COLUMNS + c] - zero * inputs[c]) + added * inputs[c];
+                else of += scale * part[r * COLUMNS + c];
             }
         }
     }
 
     // The eight integers from 8 j on.
-    static GEMMTUNE_DEVICE void integers(const Words& raw, int j, float (&out)[8]) {
+    static GEMMTUNE_DEVICE void integers(const Words& raw, const Powers& powers, int j, float (&out)[8]) {
         GEMMTUNE_UNROLL
         for (int i = 0; i < 8; ++i) {
-            if constexpr (QUANT::kBits == 4) {
-                const int q = static_cast<int>(raw.at[j] >> 4 * i & 15u);
-                out[i] = static_cast<float>(QUANT::kSigned ? (q ^ 8) - 8 : q);
-            } else {
-                out[i] = static_cast<float>(static_cast<signed char>(raw.at[2 * j + i / 4] >> i % 4 * 8));
-            }
+            // The last ones of a word are shifted to a place.
+            const int in = QUANT::kBits == 4 ? i : i % 4, place = in < kPlaces ? in : in - (QUANT::kBits == 4 ? 3 : 2);
+            const unsigned word = raw.at[QUANT::kBits == 4 ? j : 2 * j + i / 4];
+            const unsigned there = (in < kPlaces ? word : word >> (in - place) * QUANT::kBits);
+            const unsigned mask = ((1u << QUANT::kBits) - 1) << place * QUANT::kBits;
+            out[i] = as_float((there & mask) ^ powers.of[place]) -
+                     as_float(above(place) + (QUANT::kZero == kEight ? 8u << place * QUANT::kBits : 0u));
         }
     }
 };

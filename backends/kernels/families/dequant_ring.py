@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import ceil
 from typing import ClassVar
 
@@ -26,14 +26,22 @@ from backends.problem import GemmProblem
 from backends.quantisation import GROUPS, STORED_ZEROS, groups_of
 from backends.solution import Parameter
 
-#: Bytes that L2 delivers to a multiprocessor per clock in practice on an H200; how much faster than its
-#: share of memory bandwidth a multiprocessor reads while others idle; the share of the chunks in flight that
-#: delays the rest (as skinny-ring's).
-_L2_BYTES, _FASTER, _FILL_SHARE = 40, 2.0, 0.15
-#: Instructions of a warp for 256 weights of 4 and of 8 bits, and for their products with eight columns;
-#: those that a multiprocessor issues per clock at most, and clocks between two of a warp. By counting: they
-#: only order the candidates.
-_INSTRUCTIONS, _EACH_HALF, _ISSUED, _ISSUE_CLOCKS = {4: 16, 8: 20}, 2.0, 2.5, 4.0
+#: Of a multiprocessor of an H200: bytes that L2 delivers per clock in practice; how much faster than its
+#: share of memory bandwidth it reads while others idle.
+_L2_BYTES, _FASTER = 40, 2.0
+#: Instructions that convert the 512 bytes of weights that a warp loads at once, by their bits, and for 4 bits
+#: if powers of two are left (dequant_ring.h: kFolded), and those of a chunk and of each of its copies. By
+#: counting.
+_CONVERT, _LIFT, _CHUNK, _COPY = {4: 50, 8: 20}, 30, 60, 3.5
+#: Clocks between two instructions of a warp, and instructions that a multiprocessor issues per clock at most;
+#: clocks of its tensor cores for an instruction; clocks until a wave of blocks reads steadily and from its
+#: last byte to its end. Estimated from measurements of this kernel's first version on an H100; they only
+#: order the candidates.
+_ISSUE_CLOCKS, _ISSUED, _MULTIPLY, _WAVE = 6.0, 2.6, 1.6, 6000
+#: The share of what is not the bound that adds to it.
+_BESIDE = 0.15
+#: The most candidates that are listed, and those of them that differ in more than slots.
+_MOST, _MOST_APART = 128, 96
 #: Shared memory that a block occupies beside what it requests.
 _BLOCK_SHARED = 1024
 
@@ -43,14 +51,16 @@ class DequantRing(FewColumnsFamily):
     read once as they are stored, through rings of asynchronous copies in shared memory, and dequantised in
     registers.
 
-    Parameters: rows (of a block), tile_k (elements of k that a warp copies at a time), slots (of its ring),
-    warps (of a block, which share k), splits (blocks along k)."""
+    Parameters: rows (of a warp), tile_k (elements of k that a team copies at a time), slots (of its ring),
+    warps_m (of a team, which shares the columns), warps_k (teams of a block, which share k), splits (blocks
+    along k)."""
 
     name, columns = "dequant-ring", (1, 64)
+    version = 2
     vendors = ("cuda",)
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
-        "rows": (16, 32, 48, 64, 96, 128), "tile_k": (64, 128, 256, 512), "slots": (2, 3, 4, 6, 8),
-        "warps": (2, 4, 8, 12, 16), "splits": (1, 2, 4, 8),
+        "rows": (16, 32, 48, 64), "tile_k": (64, 128, 256, 512), "slots": (2, 3, 4, 6, 8),
+        "warps_m": (1, 2, 3, 4, 8), "warps_k": (1, 2, 4, 8, 16), "splits": (1, 2, 4, 8),
     }  # fmt: skip
 
     def unsupported(self, problem: GemmProblem) -> str | None:
@@ -78,21 +88,17 @@ class DequantRing(FewColumnsFamily):
         """tile_k elements of k."""
         return number(values, "tile_k")
 
-    def threads(self, values: Values, warp: int) -> int:
-        """Threads of a block."""
-        return 32 * number(values, "warps")
-
     def rows(self, product: OrientedGemm, values: Values, warp: int) -> int:
         """Rows of a block."""
-        return number(values, "rows")
+        return number(values, "rows") * number(values, "warps_m")
 
     def _columns(self, product: OrientedGemm) -> int:
         """Columns of the instantiation."""
         return 1 << (product.n - 1).bit_length() if product.n <= 8 else -(-product.n // 8) * 8
 
     def _slot_bytes(self, product: OrientedGemm, values: Values) -> int:
-        """Bytes of a chunk: weights, activations, scales and zero points."""
-        p, rows, deep = product.problem, number(values, "rows"), number(values, "tile_k")
+        """Bytes of a team's chunk: weights, activations, scales and zero points."""
+        p, rows, deep = product.problem, self.rows(product, values, 32), number(values, "tile_k")
         found = rows * deep * bits(p) // 8 + self._columns(product) * deep * 2
         if size := group(p):
             each = deep // size * DTYPES[p.scale_dtype or "fp32"].bytes
@@ -102,26 +108,31 @@ class DequantRing(FewColumnsFamily):
         return -(-found // 16) * 16
 
     def shared_bytes(self, product: OrientedGemm, values: Values, warp: int) -> int:
-        """Bytes of all warps' rings, or of the fp32 sums that reuse their memory at the end, whichever is
+        """Bytes of all teams' rings, or of the fp32 sums that reuse their memory at the end, whichever is
         more."""
-        rows, warps = number(values, "rows"), number(values, "warps")
-        rings = warps * number(values, "slots") * self._slot_bytes(product, values)
-        return max(rings, warps * self._columns(product) * (rows + 8) * 4)
+        rows, teams = self.rows(product, values, 32), number(values, "warps_k")
+        rings = teams * number(values, "slots") * self._slot_bytes(product, values)
+        return max(rings, teams * self._columns(product) * (rows + 8) * 4)
+
+    def _at_once(self, product: OrientedGemm, values: Values) -> int:
+        """Tiles of 16 rows that share a reading of activations (dequant_ring.h: kAtOnce)."""
+        tiles, halves = number(values, "rows") // 16, -(-self._columns(product) // 8)
+        return max(size for size in range(1, max(1, 8 // halves) + 1) if tiles % size == 0)
 
     def registers(self, product: OrientedGemm, values: Values) -> int:
         """Registers for sums, a group's own sums, and a step's weights and activations. (Compilers spill with
         more sums than their half more allows for.)"""
         tiles, halves = number(values, "rows") // 16, -(-self._columns(product) // 8)
-        at_once = max(size for size in range(1, max(1, 8 // halves) + 1) if tiles % size == 0)
+        at_once = self._at_once(product, values)
         grouped = 4 * at_once * halves if _scales_sums(product.problem) else 0
         sums = 4 * tiles * halves
         return sums + sums // 2 + grouped + at_once * 20 + 8
 
     def loads(self, product: OrientedGemm, values: Values, warp: int) -> tuple[int, float]:
-        """Bytes of weights that a thread has in flight, and the share of the warps' iterations along k that
+        """Bytes of weights that a thread has in flight, and the share of the teams' iterations along k that
         have a chunk."""
         chunks = product.k / number(values, "tile_k") / number(values, "splits")
-        warps, ring = number(values, "warps"), number(values, "slots") - 1
+        warps, ring = number(values, "warps_k"), number(values, "slots") - 1
         each = number(values, "rows") * number(values, "tile_k") * bits(product.problem) // 8 // 32
         turns = max(1, ceil(chunks / warps))
         return min(ring, turns) * each, chunks / (turns * warps)
@@ -130,7 +141,8 @@ class DequantRing(FewColumnsFamily):
         """Blocks that a multiprocessor runs at once, by threads, registers and shared memory."""
         arch, threads = arch_of(environment), self.threads(values, 32)
         shared = self.shared_bytes(product, values, 32) + _BLOCK_SHARED
-        registers = threads * (self.registers(product, values) + 50)
+        beside = 50 if bits(product.problem) == 4 else 25
+        registers = threads * (self.registers(product, values) + beside)
         fits = (
             arch.unit_threads // threads,
             arch.unit_registers // registers,
@@ -139,31 +151,64 @@ class DequantRing(FewColumnsFamily):
         return max(1, min(fits))
 
     def cost(self, product: OrientedGemm, values: Values, environment: Environment) -> float:
-        """Roughly the bytes that a multiprocessor reads, or would read while it issues its instructions.
-        Every block reads the activations from L2; filling and draining the rings takes time."""
-        p, problem, warps, splits = (
-            product,
-            product.problem,
-            number(values, "warps"),
-            number(values, "splits"),
-        )
-        rates, units = arch_of(environment).rates, max(1, environment.units)
-        rows, columns, width = number(values, "rows"), self._columns(p), bits(problem)
+        """Roughly what the busiest multiprocessor could read meanwhile, in bytes: the longest of reading, of
+        what L2 delivers, and of what it issues, multiplies and reads from shared memory, and a share of the
+        others. A wave of blocks takes time until it reads steadily."""
+        p, splits = product, number(values, "splits")
+        rates, units, width = arch_of(environment).rates, max(1, environment.units), bits(p.problem)
         blocks = self.blocks(p, values, 32) * splits
-        here = min(self.resident(p, values, environment), ceil(blocks / units))
-        read = p.m * p.k * width / 8
+        resident = self.resident(p, values, environment)
+        here = min(resident, ceil(blocks / units))
+        warps = here * number(values, "warps_m") * number(values, "warps_k")
         bytes_each, used = self.loads(p, values, 32)
-        speed = min(1.0, here * 32 * warps * bytes_each * used / rates.in_flight_bytes)
-        beside = max(1.0, (1 + 16 * columns / (rows * width)) * rates.memory_bytes / _L2_BYTES)
-        found = max(read / units * beside, read / blocks * ceil(blocks / units) / _FASTER) / speed
-        halves, tiles = -(-columns // 8), rows / 16
-        each = _INSTRUCTIONS[width] + halves * (_EACH_HALF + 5 / tiles)
-        issued = min(_ISSUED, here * warps * used / _ISSUE_CLOCKS)
-        busiest = rows * p.k / splits * ceil(blocks / units) / 256
-        found = max(found, busiest * each / issued * rates.memory_bytes)
-        found += here * warps * self._slot_bytes(p, values) * _FILL_SHARE
-        found *= 1.1 if here * warps < 8 else 1.0
-        return found + (SECOND_LAUNCH if splits > 1 else 0)
+        share, busiest = blocks / units, ceil(blocks / units)
+        ahead = warps * 32 * bytes_each * used / rates.in_flight_bytes
+        speed = min(1.0, ahead) * (0.95 + 0.05 * min(1.0, ahead / 2))  # what is in flight is not always even
+        weights = p.m * p.k * width / 8
+        read = max(weights / units, weights / blocks * busiest / _FASTER) / rates.memory_bytes / speed
+        inputs = self._columns(p) * p.k / splits * 2
+        delivered = (weights / units + inputs * share) / _L2_BYTES
+        loads = weights / 512 / blocks * busiest
+        instructions, multiplications, shared = self._each_load(p, values)
+        issued = loads * instructions / min(_ISSUED, warps * used / _ISSUE_CLOCKS)
+        times = (read, delivered, issued, loads * multiplications * _MULTIPLY, loads * shared)
+        waves = max(1.0, blocks / (units * resident))
+        clocks = max(times) * (1 - _BESIDE) + sum(times) * _BESIDE + waves * _WAVE
+        clocks += 2 * p.partial_bytes(splits) / (units * _L2_BYTES)
+        return clocks * rates.memory_bytes + (SECOND_LAUNCH if splits > 1 else 0)
+
+    def _each_load(self, product: OrientedGemm, values: Values) -> tuple[float, float, float]:
+        """For the 512 bytes of weights that a warp loads at once: instructions; those of them that multiply;
+        clocks of shared memory."""
+        p, deep, columns = product.problem, number(values, "tile_k"), self._columns(product)
+        width, halves, once = bits(p), -(-columns // 8), self._at_once(product, values)
+        folded = width == 4 and halves <= 2 and p.dtype_b == "bf16" and _scales_sums(p)
+        eights = wide(p) // 8  # instructions of a load's 16 rows and eight columns, two loads for each
+        multiplications = eights * halves * (1 + (1 / once if folded else 0))
+        found = (_LIFT if folded else _CONVERT[width]) + multiplications
+        found += halves * (eights * (2.5 if folded else 0.5) / once + (4 if folded else 2))
+        loads = number(values, "rows") * deep * width // 8 // 512
+        inputs = columns * deep * 2 / 512
+        copies = loads + inputs / number(values, "warps_m")
+        read = eights * 4 * min(columns, halves * 8) / 8 / (2 * once)
+        shared = 8 + read + inputs * 4 / (loads * number(values, "warps_m"))
+        return found + (_CHUNK + _COPY * copies) / loads, multiplications, shared
+
+    def candidates(self, problem: GemmProblem, environment: Environment) -> Iterable[dict[str, Parameter]]:
+        """By cost(); those that differ from an earlier one in slots alone come last."""
+        apart: list[dict[str, Parameter]] = []
+        alike: list[dict[str, Parameter]] = []
+        seen = set()
+        for values in super().candidates(problem, environment):
+            key = tuple(value for name, value in values.items() if name != "slots")
+            (alike if key in seen else apart).append(values)
+            seen.add(key)
+        apart = apart[:_MOST_APART]
+        yield from (*apart, *alike[: _MOST - len(apart)])
+
+    def most(self, product: OrientedGemm, environment: Environment) -> int:
+        """As many as candidates() chooses from."""
+        return 4 * _MOST
 
     def legal(self, product: OrientedGemm, values: Values, environment: Environment) -> str | None:
         """The rule that is broken, or None: mma.sync on this architecture, 16-byte words of every operand,
@@ -187,7 +232,7 @@ class DequantRing(FewColumnsFamily):
 
     def instantiation(self, product: OrientedGemm, values: Values) -> str:
         """DequantRing with its template arguments."""
-        names = ("rows", "tile_k", "slots", "warps")
+        names = ("rows", "tile_k", "slots", "warps_m", "warps_k")
         numbers = [self._columns(product), *(number(values, name) for name in names)]
         kinds = f"{product.types}, {quantised(product.problem)}"
         return f"DequantRing<{kinds}, {', '.join(map(str, numbers))}>"

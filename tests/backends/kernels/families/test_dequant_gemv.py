@@ -48,8 +48,14 @@ MISTAKES = {
         "row * all.scale_row + group / 2;",
         "eight",
     ),
-    "integers in another order": ("raw.at[j] >> 4 * i", "raw.at[j] >> 4 * (i ^ 1)", "eight"),
-    "no sum of activations": ("- zero * inputs[c])", ")", "eight"),
+    "integers in another place": ("<< place * QUANT::kBits;", "<< (place ^ 1) * QUANT::kBits;", "eight"),
+    "no sum of activations": ("- zero * inputs[c])", ")", "uint4"),
+    "a zero point of 7": ("? 8u << place", "? 7u << place", "eight"),
+    "the last ones of a word at another place": (
+        "word >> (in - place)",
+        "word >> (in - place + 1)",
+        "eight",
+    ),
     "loads of the first alone": ("if (k < last) multiply", "if (k < last && u == 0) multiply", "eight"),
 }
 

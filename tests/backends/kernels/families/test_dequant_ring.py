@@ -33,7 +33,9 @@ from tuners.inputs import Case
 from tuners.verify import Verifier
 
 FAMILY = FAMILIES["dequant-ring"]
-CHOSEN: dict[str, Parameter] = {"rows": 32, "tile_k": 256, "slots": 2, "warps": 2, "splits": 1}
+CHOSEN: dict[str, Parameter] = {
+    "rows": 16, "tile_k": 256, "slots": 2, "warps_m": 2, "warps_k": 2, "splits": 1
+}  # fmt: skip
 
 
 def ident(p: GemmProblem) -> str:
@@ -105,12 +107,16 @@ def test_it_computes_right(name: str, tmp_path: Path) -> None:
 #: What is mistaken -> the header, its text, what stands there instead, and a problem that shows it.
 MISTAKES = {
     "the high half first": (
-        "device/dequantise.h", "out[i] = (word >> 4 * i &", "out[i] = (word >> 4 * (i ^ 1) &",
+        "device/dequantise.h", "out[i] = (raw[j] >> 4 * i &", "out[i] = (raw[j] >> 4 * (i ^ 1) &",
         weights(2, 40, 512, zero_b="eight"),
     ),
-    "the high half first, of many columns": (
-        "device/dequantise.h", "fma_pair<Bf16>((word >> 4 * i", "fma_pair<Bf16>((word >> 4 * (i ^ 1)",
+    "the bytes of a word swapped": (
+        "device/dequantise.h", "fma_pair<Bf16>((byte[i] &", "fma_pair<Bf16>((byte[i ^ 1] &",
         weights(17, 40, 512, zero_b="eight"),
+    ),
+    "one zero point for both halves": (
+        "device/dequantise.h", "0xe400u + z) | (0xd400u + (z << 4))", "0xe400u + z) | (0xd400u + z)",
+        weights(2, 40, 512, dtype_a="fp16", zero_b="eight"),
     ),
     "another row's zero point": (
         "families/dequant_ring.h", "offset[t][i / 2] * inputs", "offset[t][0] * inputs",
@@ -121,29 +127,45 @@ MISTAKES = {
         weights(2, 40, 512, zero_b="uint4"),
     ),
     "scales of the chunk's first group": (
-        "families/dequant_ring.h", "kS)[(row + group) * kScales + of]",
-        "kS)[(row + group) * kScales + of * 0]",
+        "families/dequant_ring.h", "kS)[(row + from + group) * kScales + of]",
+        "kS)[(row + from + group) * kScales + of * 0]",
         weights(2, 40, 512, zero_b="eight"),
     ),
-    "a sign that is not extended": (
-        "device/dequantise.h", "(word & 0x00800080u) | 0xc300c300u", "0xc300c300u",
+    "a scale that leaves numbers shrunk": (
+        "families/dequant_ring.h", "kFolded ? 1.0f : kShrunk<T>", "1.0f",
+        weights(17, 40, 512, zero_b="eight"),
+    ),
+    "a sign that is not inverted": (
+        "device/dequantise.h", "raw[2 * j + i / 2] ^ 0x80808080u", "raw[2 * j + i / 2]",
         weights(2, 40, 512, "int8", scale_b="outer"),
     ),
     "activations in the order of memory": (
-        "device/dequantise.h", "kFar = BITS == 4 ? 2 : 1", "kFar = BITS == 4 ? 1 : 1",
+        "device/dequantise.h", "permuted<0x5410>(x[i], x[i + 2])", "permuted<0x5410>(x[i], x[i + 1])",
+        weights(2, 40, 512, zero_b="eight"),
+    ),
+    "activations of one member alone": (
+        "families/dequant_ring.h", "member * 32 + lane_index()", "lane_index()",
+        weights(11, 40, 512, zero_b="eight"),
+    ),
+    "weights of the team's first member": (
+        "families/dequant_ring.h", "line_place<kWeightBytes>(row + group", "line_place<kWeightBytes>(group",
         weights(2, 40, 512, zero_b="eight"),
     ),
     "elements beyond the last": (
-        "families/dequant_ring.h", "columns, left * 2);", "columns, kInputBytes);",
+        "families/dequant_ring.h", "slot + kX, b, left * 2);", "slot + kX, b, kInputBytes);",
         weights(2, 40, 384, "int4", scale_b="outer"),
     ),
+    "a chunk that is none": (
+        "families/dequant_ring.h", "WARPS_K == 1 || next - SLOTS * WARPS_K < end", "true",
+        weights(2, 40, 1280, zero_b="eight"),
+    ),
     "a wait that is too short": (
-        "families/dequant_ring.h", "wait_copies<SLOTS - 1>();", "wait_copies<SLOTS>();",
+        "families/dequant_ring.h", "wait_copies<SLOTS - 2>();", "wait_copies<SLOTS - 1>();",
         weights(2, 40, 512, zero_b="eight"),
     ),
-    "the fp16 quotient": (
-        "device/dequantise.h", "0xd400u + (z << 4)", "0xd400u + z",
-        weights(2, 40, 512, dtype_a="fp16", zero_b="eight"),
+    "a place that is taken before it is free": (
+        "families/dequant_ring.h", "team_barrier(team);  //", "warp_barrier();  //",
+        weights(2, 40, 2048, zero_b="eight"),
     ),
 }  # fmt: skip
 
@@ -181,7 +203,7 @@ def test_banks_of_shared_memory(tmp_path: Path) -> None:
 
 
 def test_the_compiler_knows_the_shared_memory_that_python_derives(tmp_path: Path) -> None:
-    """A ring a warp: weights, activations, scales and zero points."""
+    """A ring a team: weights, activations, scales and zero points."""
     found = FAMILY.config(weights(8, 64, 1024, zero_b="uint4"), CHOSEN, SM_90)
     assert found.shared_bytes == 2 * 2 * (32 * 128 + 8 * 512 + 32 * 2 * 2 + 4 * 2 * 4)
     cache = BinaryCache(tmp_path)
@@ -202,7 +224,7 @@ def test_the_compiler_knows_the_shared_memory_that_python_derives(tmp_path: Path
         (weights(1, 64, 1024, ldb=1032), {}, "rows of weights must start at multiples of 16 bytes"),
         (weights(1, 64, 1024, alignment=8), {}, "rows of weights must start at multiples of 16 bytes"),
         (weights(3, 64, 1024, lda=1028), {}, "columns must be contiguous along k, start at multiples"),
-        (weights(1, 64, 1024), {"rows": 128, "tile_k": 512, "warps": 16}, "bytes of shared memory"),
+        (weights(1, 64, 1024), {"rows": 64, "tile_k": 512, "warps_k": 8}, "bytes of shared memory"),
     ],
 )
 def test_rules_say_what_is_wrong(problem: GemmProblem, change: dict[str, Parameter], words: str) -> None:
