@@ -37,7 +37,7 @@ from tuners.device_process import Binaries, DeviceProcess, DeviceProcessSettings
 from tuners.judge import limits
 from tuners.measure import Rotation
 from tuners.retiming import Retimed, RetimingPlan
-from tuners.space import Space, search_space
+from tuners.space import listings
 
 T = TypeVar("T")
 
@@ -135,13 +135,11 @@ def rotation(task: Task) -> Rotation:
         return process.sets.rotation
 
 
-def space(task: Task, families: Sequence[str] | None) -> Space:
-    """The search space, including the candidates that only the open device can enumerate."""
+def device_listings(task: Task, families: Sequence[str] | None) -> dict[str, list[Solution]]:
+    """The candidates that only the open device can enumerate, by family."""
     process = _state()
     with _ending_if_lost():
-        return search_space(
-            task.problem, process.backend, process.device.environment, task.policy, families, process.device
-        )
+        return listings(task.problem, process.backend, process.device, task.policy, families)
 
 
 def in_space(task: Task, family: str, method: str, *arguments: Any) -> Any:

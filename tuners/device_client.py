@@ -136,9 +136,12 @@ class DeviceClient:
 
     def space(self, task: Task, families: Sequence[str] | None) -> Space:
         """See Runner."""
-        if self._asked:
-            return self._pool.setup(device_calls.space, task, families)
-        return search_space(task.problem, self.backend, self.environment, task.policy, families)
+        given = (task.problem, self.backend, self.environment, task.policy, families)
+        if not self._asked:
+            return search_space(*given)
+        # The device process asks the libraries while this one goes through the other families.
+        answer = self._pool.begin_setup(device_calls.device_listings, task, families)
+        return search_space(*given, on_device=answer)
 
     def tells_neighbours(self, family: str) -> bool:
         """See Runner."""

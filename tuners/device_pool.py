@@ -92,13 +92,28 @@ class DevicePool:
         """Calls a function of device_calls.py that may take as long as `setup_seconds`. Raises DeviceError if
         the process dies or does not answer."""
         self.awaken()
-        try:
-            return self.call(call, arguments, self._setup_seconds)
-        except FutureTimeout as error:
-            raise DeviceError(self._silence) from error
-        except ProcessExpired as error:
-            evidence = self.autopsy(error)
-            raise DeviceError(f"{self._name}: the process that owns the device died: {evidence}") from error
+        return self.begin_setup(call, *arguments)()
+
+    def begin_setup(self, call: Callable[..., T], *arguments: object) -> Callable[[], T]:
+        """Begins what setup() does; the function that it returns waits for the answer, the same each time,
+        and raises as setup() does."""
+        self.start()
+        future = self._schedule(call, arguments, self._setup_seconds)
+
+        def answer() -> T:
+            self.awaken()
+            try:
+                result: T = self._result(future)
+            except FutureTimeout as error:
+                raise DeviceError(self._silence) from error
+            except ProcessExpired as error:
+                evidence = self.autopsy(error)
+                raise DeviceError(
+                    f"{self._name}: the process that owns the device died: {evidence}"
+                ) from error
+            return result
+
+        return answer
 
     def call(self, call: Callable[..., T], arguments: tuple[object, ...], limit: float) -> T:
         """Calls a function of device_calls.py. Raises FutureTimeout after `limit` seconds and ProcessExpired

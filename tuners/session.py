@@ -31,7 +31,7 @@ from tuners.runner import Runner
 from tuners.screening import Screening
 from tuners.space import Space
 from tuners.strategies import STRATEGIES, PreparedStrategy, PriorKnowledge
-from tuners.tie_set import not_slower, preference
+from tuners.tie_set import entrants, not_slower, preference
 from tuners.tuning_settings import TuningSettings
 from tuners.warm_start import usable
 
@@ -190,8 +190,9 @@ class Session:
             spent = self.counts.measuring_seconds
             defaults = [screened[one.id] for one in fixed]
             confirming = confirming_seconds(defaults[0], timed[:1], self.settings, spent)
-            entrants = timed[: places(timed, defaults, self.settings, spent + confirming)]
-            race = self._race_of(fixed, entrants, [*timed, *pruned])
+            count = places(timed, defaults, self.settings, spent + confirming)
+            chosen = entrants(timed, count, self._winners, self._race)
+            race = self._race_of(fixed, chosen, [*timed, *pruned])
             self.runner.compile(task, list(race.solutions.values()))
             for outcome in self._run(race, [s.id for s in fixed], confirming):
                 self._count(outcome)
@@ -310,8 +311,8 @@ class Session:
 
     def _decide(self, race: Race, baseline: Baseline, others: Sequence[str] = ()) -> Verdict:
         return decide(
-            race.times, race.baseline, baseline.name, self.settings.rule, preference(race), others,
-            race.slower, race.reserved,
+            race.times, race.baseline, baseline.name, self.settings.rule,
+            preference(race, self._winners), others, race.slower, race.reserved,
         )  # fmt: skip
 
     def _prove_targets(
@@ -322,7 +323,8 @@ class Session:
         is excluded from the targets and the tie set, and its targets are judged by their other candidates:
         also by eliminated ones, which were sampled before they were slower than the leader."""
         partly = race.reserved | race.dropped
-        final = Final(race.times, race.baseline, self.settings.rule, preference(race), race.slower, partly)
+        order = preference(race, self._winners)
+        final = Final(race.times, race.baseline, self.settings.rule, order, race.slower, partly)
         self._compared = {name: final.fate(name) for name in defaults if final.has(name)}
         proven, wrong = {verdict.winner}, set[str]()
         while True:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -46,10 +46,12 @@ def search_space(
     policy: MeasurementPolicy,
     families: Sequence[str] | None = None,
     device: Device | None = None,
+    on_device: Callable[[], Mapping[str, Sequence[Solution]]] | None = None,
 ) -> Space:
     """The search space of a problem. Candidates are taken from the families round-robin, the likeliest of
     each first, so that a short budget covers all families. A DeviceListedFamily enumerates its candidates on
-    the open `device`; without one its solutions() are used, which are usually none.
+    the open `device`, or they are what `on_device` answers by family (listings() of another process), which
+    is called last; without either its solutions() are used, which are usually none.
 
     Raises UnsupportedProblem if no baseline or none of the requested `families` runs the problem.
     """
@@ -62,7 +64,9 @@ def search_space(
     limit = policy.max_workspace_bytes
     baselines = tuple(backend.baselines(problem, environment, limit))
     taken = {baseline.solution.id for baseline in baselines}
-    notes, lists, running = [], [], []
+    notes: list[str] = []
+    lists: dict[str, Sequence[Solution]] = {}
+    elsewhere = []
     for name, family in known.items():
         if families is not None and name not in families:
             continue
@@ -70,18 +74,23 @@ def search_space(
         if reason is not None:
             notes.append(f"{name}: {reason}")
         elif family.supports(problem):
-            if isinstance(family, DeviceListedFamily) and device is not None:
-                listed = family.enumerate_on(problem, device, limit)
+            lists[name] = ()
+            if not isinstance(family, DeviceListedFamily) or (device is None and on_device is None):
+                lists[name] = list(family.solutions(problem, environment))
+            elif device is not None:
+                lists[name] = list(family.enumerate_on(problem, device, limit))
             else:
-                listed = family.solutions(problem, environment)
-            running.append(name)
-            lists.append([s for s in listed if s.id not in taken])
+                elsewhere.append(name)
             if isinstance(family, NotedFamily):
                 notes += [note for note in family.notes(problem, environment) if note not in notes]
     if families is not None and not lists:
         why = f" ({'; '.join(notes)})" if notes else ""
         raise UnsupportedProblem(f"none of the families {', '.join(families)} runs {problem.slug}{why}")
-    turns = [solution for turn in zip_longest(*lists) for solution in turn if solution is not None]
+    if elsewhere and on_device is not None:
+        answers = on_device()
+        lists |= {name: answers[name] for name in elsewhere}
+    mine = ([s for s in listed if s.id not in taken] for listed in lists.values())
+    turns = [solution for turn in zip_longest(*mine) for solution in turn if solution is not None]
     kept = [solution for solution in turns if limit is None or solution.workspace_bytes <= limit]
     if len(kept) < len(turns):
         notes.append(
@@ -93,4 +102,23 @@ def search_space(
     absent: tuple[AbsentBaseline, ...] = ()
     if isinstance(backend, ExplainsBaselines):
         absent = tuple(backend.absent_baselines(problem, environment))
-    return Space(baselines, tuple(candidates), tuple(notes), absent=absent, families=tuple(running))
+    return Space(baselines, tuple(candidates), tuple(notes), absent=absent, families=tuple(lists))
+
+
+def listings(
+    problem: GemmProblem,
+    backend: Backend,
+    device: Device,
+    policy: MeasurementPolicy,
+    families: Sequence[str] | None = None,
+) -> dict[str, list[Solution]]:
+    """What search_space() asks of the open device: the candidates of each DeviceListedFamily among `families`
+    (None: all) that runs the problem there."""
+    return {
+        name: list(family.enumerate_on(problem, device, policy.max_workspace_bytes))
+        for name, family in backend.families().items()
+        if isinstance(family, DeviceListedFamily)
+        and (families is None or name in families)
+        and family.unavailable(device.environment) is None
+        and family.supports(problem)
+    }

@@ -6,17 +6,36 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from backends.outcome import Outcome
+from backends.solution import Solution
 from tuners.decide import DecisionRule, tie_order
 from tuners.options import RaceOptions
 from tuners.race import Race
 
 
-def preference(race: Race) -> dict[str, tuple[int, bool, bool]]:
-    """The tie order of a race's candidates."""
+def preference(race: Race, winners: Sequence[Solution] = ()) -> dict[str, tuple[int | bool, ...]]:
+    """The tie order of a race's candidates; of those that are alike in it the problem's earlier `winners`
+    come first, the latest before the others."""
+    places = {one.id: place for place, one in enumerate(winners)}
     return {
-        name: tie_order(one.workspace_bytes, one.deterministic, one.family)
+        name: (
+            *tie_order(one.workspace_bytes, one.deterministic, one.family),
+            places.get(name, len(places)),
+        )
         for name, one in race.solutions.items()
     }
+
+
+def entrants(
+    timed: Sequence[Outcome], count: int, winners: Sequence[Solution], options: RaceOptions
+) -> list[Outcome]:
+    """The `count` fastest of the screening, the fastest first, for a race; the last place is the latest
+    earlier winner's if that is near the fastest: noise of one screening does not put it out."""
+    found = list(timed[:count])
+    latest = next((o for o in timed if winners and o.solution.id == winners[0].id), None)
+    if latest is None or latest in found or len(found) < 2:
+        return found
+    near = (latest.seconds or 0.0) <= options.entry_ratio * (timed[0].seconds or 0.0)
+    return [*found[:-1], latest] if near else found
 
 
 def not_slower(

@@ -17,7 +17,7 @@ from backends.protocol import Baseline, Device, Family, Kernel, Probe
 from backends.solution import Solution
 from backends.traits import HOST_TRAITS, MeasurementTraits
 from tuners.policy import MeasurementPolicy
-from tuners.space import Space, search_space
+from tuners.space import Space, listings, search_space
 
 PROBLEM = from_blas(64, 64, 64, "fp32")
 ENVIRONMENT = Environment("cpu", "avx2", "Some CPU", 4, 2**30, "uuid")
@@ -218,3 +218,60 @@ def test_an_unknown_family_is_refused_with_those_that_exist() -> None:
 def test_a_problem_without_a_baseline_is_refused() -> None:
     with pytest.raises(UnsupportedProblem, match=PROBLEM.slug):
         space([LONG], defaults=())
+
+
+# ---- families that only the open device can enumerate --------------------------------------------
+
+
+class DeviceFamily(ListedFamily):
+    """A family whose list is the device's."""
+
+    def enumerate_on(
+        self, problem: GemmProblem, device: Any, max_workspace_bytes: int | None
+    ) -> Sequence[Solution]:
+        return [solution(self.name, tile) for tile in device.tiles]
+
+    def neighbours_on(
+        self, problem: GemmProblem, solution: Solution, device: Any, max_workspace_bytes: int | None
+    ) -> Sequence[Solution]:
+        raise AssertionError("this double is never asked for it")
+
+
+@dataclass
+class Opened:
+    """An open device that lists tiles."""
+
+    tiles: Sequence[int] = (5, 6)
+    environment: Environment = ENVIRONMENT
+
+
+def test_what_another_process_lists_takes_the_same_turns() -> None:
+    families = [LONG, DeviceFamily("asked", []), SHORT]
+    backend, device, policy = ListedBackend(families, (DEFAULT,)), Opened(), MeasurementPolicy()
+    there = listings(PROBLEM, backend, device, policy)  # type: ignore[arg-type]
+    assert {name: [s.parameters["tile"] for s in found] for name, found in there.items()} == {"asked": [5, 6]}
+    apart = search_space(PROBLEM, backend, ENVIRONMENT, policy, on_device=lambda: there)
+    assert apart == search_space(PROBLEM, backend, ENVIRONMENT, policy, device=device)  # type: ignore[arg-type]
+    assert tiles(apart)[:3] == [("long", 0), ("asked", 5), ("short", 0)]
+    assert apart.families == ("long", "asked", "short")
+
+
+def test_another_process_lists_what_is_there_supports_the_problem_and_was_asked_for() -> None:
+    families = [
+        DeviceFamily("a", []), DeviceFamily("gone", [], reason="not installed"), DeviceFamily("b", []),
+        DeviceFamily("other", [], dtypes=("bf16",)),
+    ]  # fmt: skip
+    backend = ListedBackend(families, (DEFAULT,))
+    given = PROBLEM, backend, Opened(), MeasurementPolicy()
+    assert list(listings(*given)) == ["a", "b"]  # type: ignore[arg-type]
+    assert list(listings(*given, ["b", "long"])) == ["b"]  # type: ignore[arg-type]
+
+
+def test_the_device_is_not_waited_for_where_nothing_is_asked_of_it() -> None:
+    def never() -> dict[str, list[Solution]]:
+        raise AssertionError("nothing is asked of the device")
+
+    backend = ListedBackend([LONG, SHORT], (DEFAULT,))
+    assert search_space(PROBLEM, backend, ENVIRONMENT, MeasurementPolicy(), on_device=never) == space(
+        [LONG, SHORT]
+    )

@@ -1,0 +1,63 @@
+"""Candidates that tie: which enter the final, and which is preferred."""
+
+from __future__ import annotations
+
+import pytest
+
+from backends.outcome import Outcome, Phase, Status
+from backends.solution import Solution
+from tuners.options import RaceOptions
+from tuners.race import Race
+from tuners.tie_set import entrants, preference
+
+OPTIONS = RaceOptions()
+OWN = [Solution("own", 1, {"tile": tile}, None, 0, True) for tile in range(5)]
+
+
+def screened(solution: Solution, seconds: float) -> Outcome:
+    return Outcome(solution, Phase.SCREEN, Status.OK, (seconds,))
+
+
+TIMED = [screened(one, 1.0 + 0.01 * place) for place, one in enumerate(OWN)]
+
+
+def race(solutions: list[Solution]) -> Race:
+    return Race(lambda *_: TIMED[0], {one.id: one for one in solutions}, solutions[0].id, OPTIONS)
+
+
+def chosen(solutions: list[Solution], winners: list[Solution]) -> Solution:
+    order = preference(race(solutions), winners)
+    return min(solutions, key=lambda one: (order[one.id], one.id))
+
+
+def test_of_equals_the_latest_winner_is_preferred_then_an_earlier_one_then_the_id() -> None:
+    by_id = sorted(OWN, key=lambda one: one.id)
+    assert chosen(OWN, []) == by_id[0]
+    assert chosen(OWN, [by_id[3], by_id[1]]) == by_id[3]
+    assert chosen([one for one in OWN if one != by_id[3]], [by_id[3], by_id[1]]) == by_id[1]
+
+
+def test_a_winner_is_not_preferred_to_less_workspace_determinism_or_a_library() -> None:
+    large = Solution("own", 1, {"tile": 9}, None, 4096, True)
+    uncertain = Solution("own", 1, {"tile": 8}, None, 0, None)
+    library = Solution("cublaslt", 1, {"tile": 0}, "13", 0, True)
+    assert chosen([OWN[0], large], [large]) == OWN[0]
+    assert chosen([OWN[0], uncertain], [uncertain]) == OWN[0]
+    assert chosen([OWN[0], library], [OWN[0]]) == library
+
+
+def test_the_latest_winner_has_a_place_in_the_final_if_it_is_near_the_fastest() -> None:
+    assert entrants(TIMED, 2, [], OPTIONS) == TIMED[:2]
+    assert entrants(TIMED, 2, [OWN[3], OWN[4]], OPTIONS) == [TIMED[0], TIMED[3]]
+    assert entrants(TIMED, 2, [OWN[1]], OPTIONS) == TIMED[:2]
+
+
+@pytest.mark.parametrize("seconds", [1.0 + 2 * (OPTIONS.entry_ratio - 1), 10.0])
+def test_a_winner_that_is_slow_here_has_no_place(seconds: float) -> None:
+    timed = [*TIMED[:3], screened(OWN[3], seconds)]
+    assert entrants(timed, 2, [OWN[3]], OPTIONS) == TIMED[:2]
+
+
+def test_the_only_place_is_the_fastest_s() -> None:
+    assert entrants(TIMED, 1, [OWN[3]], OPTIONS) == TIMED[:1]
+    assert entrants([], 3, [OWN[3]], OPTIONS) == []
