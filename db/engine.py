@@ -93,8 +93,15 @@ def open_engine(text: str) -> Engine:
         pool_size=10,
         max_overflow=10,
         pool_timeout=CONNECT_SECONDS,
-        connect_args=POSTGRES_OPTIONS,
+        connect_args={**POSTGRES_OPTIONS, "options": _session_options(url)},
     )
+
+
+def _session_options(url: URL) -> str:
+    """The URL's own options, and no just-in-time compilation: no statement of ours runs for so long that it
+    would earn the tenths of a second that it takes."""
+    given = url.query.get("options", "")
+    return " ".join([*((given,) if isinstance(given, str) else given), "-c jit=off"]).strip()
 
 
 class SqliteFile:
