@@ -150,11 +150,16 @@ def _check_sessions(connection: Connection, found: Findings) -> None:
             found.expect(kept == told, f"{content['job_id']}: {told} outcomes are told of, {kept} are stored")
 
 
-def _check_calls(connection: Connection, found: Findings) -> None:
-    """The engine's queue: no worker holds a call any more. Calls of jobs that have ended may still wait."""
+def calls(connection: Connection) -> dict[str, int]:
+    """The calls in the engine's tables, by status; a worker holds those that are PENDING."""
     schema = "dbos." if connection.dialect.name == "postgresql" else ""
     query = text(f"SELECT status, count(*) FROM {schema}workflow_status GROUP BY status")
-    found.counts["calls"] = {str(row[0]): int(row[1]) for row in connection.execute(query)}
+    return {str(row[0]): int(row[1]) for row in connection.execute(query)}
+
+
+def _check_calls(connection: Connection, found: Findings) -> None:
+    """The engine's queue: no worker holds a call any more. Calls of jobs that have ended may still wait."""
+    found.counts["calls"] = calls(connection)
     found.expect("PENDING" not in found.counts["calls"], f"calls are held: {found.counts['calls']}")
 
 

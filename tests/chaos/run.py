@@ -26,7 +26,8 @@ from db.values import table
 from service.settings import Settings
 from service.startup import upgrade
 from tests.chaos import fleet, plan
-from tests.chaos.check import check
+from service.worker import DEAD_SECONDS
+from tests.chaos.check import calls, check
 from tests.chaos.clients import Clients, ended
 from tests.chaos.machine import Disk, Limit, Program, Unavailable, limit_of
 from tests.chaos.plan import Fault, Size
@@ -43,6 +44,8 @@ _LEAST, _MOST, _MOST_OF_FEW, _FEW = 1.0, 12.0, 4.0, 100
 #: How long a run may take at most: a base and so much a job and a fault.
 _BASE_SECONDS, _JOB_SECONDS, _FAULT_SECONDS = 120.0, 1.0, 15.0
 _END_SECONDS = 40.0
+#: How long the calls of workers that were killed may be held: until they are found dead, twice over.
+_HANDED_ON_SECONDS = 2 * DEAD_SECONDS
 
 
 @dataclass(frozen=True)
@@ -203,6 +206,7 @@ class Run:
                 time.sleep(5 * _TICK)
         seconds = time.monotonic() - self._begin
         clients.close(20)
+        self._wait_until_handed_on()
         for program in self._programs.values():
             program.ask_to_end()
         codes = {name: program.end(_END_SECONDS) for name, program in self._programs.items()}
@@ -222,6 +226,17 @@ class Run:
             "exits": dict(Counter(str(code) for one in self._programs.values() for code in one.ended)),
             "timeline": [fault.to_dict() for fault in self._done], "wrong": found.wrong,
         }  # fmt: skip
+
+    def _wait_until_handed_on(self) -> None:
+        """A worker that was killed after its job's end holds the job's call until another one finds it dead.
+        What is held after that time is for the check."""
+        ends = time.monotonic() + _HANDED_ON_SECONDS
+        while time.monotonic() < ends:
+            self._tend()
+            with suppress(DatabaseUnavailable), self._reading() as connection:
+                if "PENDING" not in calls(connection):
+                    return
+            time.sleep(5 * _TICK)
 
     def _possible(self, fault: Fault) -> bool:
         if fault.kind == "limit":
