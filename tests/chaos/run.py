@@ -25,8 +25,8 @@ from db.engine import DatabaseUnavailable, open_engine, reading
 from db.values import table
 from service.settings import Settings
 from service.startup import upgrade
-from tests.chaos import fleet, plan
 from service.worker import DEAD_SECONDS
+from tests.chaos import fleet, plan
 from tests.chaos.check import calls, check
 from tests.chaos.clients import Clients, ended
 from tests.chaos.machine import Disk, Limit, Program, Unavailable, limit_of
