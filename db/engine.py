@@ -87,21 +87,26 @@ def open_engine(text: str) -> Engine:
         engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS}, pool_size=10, max_overflow=10)
         _prepare_sqlite(engine, SqliteFile(path))
         return engine
-    return create_engine(
+    engine = create_engine(
         url,
         pool_pre_ping=True,
         pool_size=10,
         max_overflow=10,
         pool_timeout=CONNECT_SECONDS,
-        connect_args={**POSTGRES_OPTIONS, "options": _session_options(url)},
+        connect_args=POSTGRES_OPTIONS,
     )
+    _prepare_postgres(engine)
+    return engine
 
 
-def _session_options(url: URL) -> str:
-    """The URL's own options, and no just-in-time compilation: no statement of ours runs for so long that it
-    would earn the tenths of a second that it takes."""
-    given = url.query.get("options", "")
-    return " ".join([*((given,) if isinstance(given, str) else given), "-c jit=off"]).strip()
+def _prepare_postgres(engine: Engine) -> None:
+    @event.listens_for(engine, "connect")
+    def connected(connection: Any, _record: Any) -> None:
+        # No statement of ours runs for so long that it would earn the tenths of a second of a compilation.
+        # Set here and not as a startup option, which poolers refuse.
+        connection.autocommit = True
+        connection.execute("SET jit = off")
+        connection.autocommit = False
 
 
 class SqliteFile:

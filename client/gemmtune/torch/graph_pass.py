@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 from gemmtune.torch import operators
-from gemmtune.torch.fuse import Group
 from gemmtune.torch.layouts import Layout, layout
-from gemmtune.torch.served import Served
+from gemmtune.torch.served import MergedModules, Served
 
 #: Of the rewriting: graphs of another version are not taken from Inductor's caches.
 _VERSION = 2
@@ -88,7 +87,7 @@ def _layout(rows: int, columns: int, strides: Sequence[Any]) -> Layout | None:
 # ---- projections that are one product ------------------------------------------------------------
 
 
-def _siblings(graph: Any, served: Served) -> Iterator[tuple[Group, list[Any]]]:
+def _siblings(graph: Any, served: Served) -> Iterator[tuple[MergedModules, list[Any]]]:
     """Products of one input whose weights follow each other as those of a merged group do."""
     groups = {(tuple(one.sizes), one.k, one.weight.dtype, one.bias is not None): one for one in served.groups}
     if not groups:
@@ -110,7 +109,7 @@ def _siblings(graph: Any, served: Served) -> Iterator[tuple[Group, list[Any]]]:
             start += 1
 
 
-def _are_of(group: Group, nodes: Sequence[Any], device_type: str) -> bool:
+def _are_of(group: MergedModules, nodes: Sequence[Any], device_type: str) -> bool:
     """Whether products have the shapes of a group's modules, and the group's row is the faster way."""
     if [_value(node).shape[1] for node in nodes] != group.sizes:
         return False
@@ -126,7 +125,7 @@ def _are_of(group: Group, nodes: Sequence[Any], device_type: str) -> bool:
     return isinstance(m, int) and group.row(m) is not None
 
 
-def _merge(graph: Any, group: Group, nodes: Sequence[Any]) -> int:
+def _merge(graph: Any, group: MergedModules, nodes: Sequence[Any]) -> int:
     """Replaces the products of a group by one; each product's users take their columns of it."""
     found = [_operands(node) for node in nodes]
     weights = [_weight(one[1]) for one in found if one is not None]

@@ -6,7 +6,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gemmtune.errors import GemmtuneError, LaunchError
 from gemmtune.torch import extension
@@ -20,7 +20,6 @@ from gemmtune.torch.tuned_row import TunedRow
 if TYPE_CHECKING:
     from gemmtune.row import Row
     from gemmtune.table import Table
-    from gemmtune.torch.fuse import Group
 
 #: (N, K, dtype, whether there is a bias) of an nn.Linear.
 LinearKey = tuple[int, int, Any, bool]
@@ -31,6 +30,18 @@ _MOST_SEEN = 256
 TORCH_DEFAULTS = ("torch", "cublaslt-heuristic", "hipblaslt-heuristic", "rocblas-default")
 #: What a compiled graph knows of a product: all but M. (n, k, layouts of A and B or None, dtype, extra)
 _StaticKey = tuple[int, int, Layout, Layout, Any, Any, str]
+
+
+class MergedModules(Protocol):
+    """Sibling modules whose weights are one tensor (fuse.py). `sizes`: outputs of each; `k`: inputs."""
+
+    sizes: list[int]
+    k: int
+    weight: Any
+    bias: Any
+
+    def row(self, m: int) -> TunedRow | None:
+        """The row of the product of all for M; None where the siblings compute alone."""
 
 
 class Candidates:
@@ -70,7 +81,7 @@ class Served:
         self.products: dict[Any, Candidates] = {}
         self.rows: list[TunedRow] = []
         #: Modules whose weights are merged now.
-        self.groups: list[Group] = []
+        self.groups: list[MergedModules] = []
         #: Why rows are not served -> how many.
         self.left_out: Counter[str] = Counter()
         self.users = 0
