@@ -22,6 +22,8 @@ _VERSION = 2
 _VIEWS = frozenset({
     torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default, torch.ops.aten.reshape.default,
 })  # fmt: skip
+#: Operations of nodes that stand before all others: inputs and parameters.
+_GIVEN = ("placeholder", "get_attr")
 _TRANSPOSES = frozenset({torch.ops.aten.t.default, torch.ops.aten.permute.default})
 
 
@@ -118,6 +120,8 @@ def _are_of(group: MergedModules, nodes: Sequence[Any], device_type: str) -> boo
         x, w = _value(a), _value(b)
         if x.device.type != device_type or (bias is None) != (group.bias is None):
             return False
+        if bias is not None and bias.op not in _GIVEN:  # it may be computed after the first product
+            return False
         if x.shape[1] != group.k or not x.is_contiguous() or {x.dtype, w.dtype} != {group.weight.dtype}:
             return False
     m = _value(nodes[0]).shape[0]
@@ -160,7 +164,7 @@ def _weight(node: Any) -> Any | None:
     if node.target is torch.ops.aten.permute.default and list(node.args[1]) != [1, 0]:
         return None
     weight = node.args[0]
-    return weight if weight.op in ("placeholder", "get_attr") and _value(weight).is_contiguous() else None
+    return weight if weight.op in _GIVEN and _value(weight).is_contiguous() else None
 
 
 # ---- the pass ------------------------------------------------------------------------------------

@@ -240,3 +240,20 @@ def test_weights_that_were_replaced_are_computed_one_by_one(table: Table) -> Non
     assert torch.allclose(found[2], expected[1] + 1, atol=1e-5)
     ran = [line.n for line in count.report().lines for _ in range(line.calls)]
     assert sorted(ran) == [*sorted(QKV), sum(GATE_UP)]
+
+
+def test_a_bias_that_the_graph_computes_leaves_products_apart(table: Table) -> None:
+    model, x = Block(bias=True), torch.randn(8, K)
+
+    def forward(x: Any) -> tuple[Any, ...]:
+        q = model.q_proj(x)
+        k, v = (
+            nn.functional.linear(x, one.weight, one.bias + q.mean()) for one in (model.k_proj, model.v_proj)
+        )
+        return q, k, v
+
+    expected = forward(x)
+    with gemmtune.torch.apply(model, table, fuse=True):
+        found = torch.compile(forward, fullgraph=True)(x)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
