@@ -51,8 +51,12 @@ class Solution:
     def __hash__(self) -> int:
         return hash(self.id)
 
-    def __reduce__(self) -> tuple[Any, ...]:  # a mapping proxy does not pickle
-        return (Solution.from_dict, (self.to_dict(),))
+    def __getstate__(self) -> dict[str, Any]:  # a mapping proxy does not pickle
+        return {**vars(self), "parameters": dict(self.parameters)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Thousands are passed between processes for a problem, all of them checked when they were made.
+        vars(self).update(state, parameters=MappingProxyType(state["parameters"]))
 
     @cached_property
     def id(self) -> str:

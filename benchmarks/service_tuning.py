@@ -233,6 +233,22 @@ def agreement(rounds: Sequence[Mapping[str, Any]], problems: Sequence[GemmProble
     return {"pairs": pairs, "same": same / max(pairs, 1), "same_or_tie": tie / max(pairs, 1)}
 
 
+def verdicts_of(rounds: Sequence[Mapping[str, Any]], problem: GemmProblem) -> dict[str, Any]:
+    """What each round found for a problem: its winner, judgement, speed-up, and how many tie; None without a
+    verdict."""
+    found = [one["jobs"][problem.id] for one in rounds if problem.id in one["jobs"]]
+    return {
+        "problem": problem.slug,
+        "rounds": [
+            None if (v := job["verdict"]) is None else {
+                "winner": v["winner"], "judgement": v["judgement"], "speedup": v["speedup"]["mid"],
+                "tied": len(v["tie_set"]), "reason": v["reason"], "seconds": wall(job),
+            }
+            for job in found
+        ],
+    }  # fmt: skip
+
+
 def by_list(
     names: Mapping[str, str], rows: Sequence[Mapping[str, Any]], rounds: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
@@ -277,6 +293,7 @@ def quick_figures(rounds: Sequence[Mapping[str, Any]], problems: Sequence[GemmPr
         "wall": spread([wall(job) for each in jobs for job in each if job["ended_at"]]),
         "judgements": [{kind: each.count(kind) for kind in ("WIN", "TIE", "LOSS")} for each in judgements],
         "agreement": agreement(rounds, problems),
+        "verdicts": [verdicts_of(rounds, problem) for problem in problems],
     }
 
 

@@ -68,6 +68,9 @@ class JudgedStore:
         with writing(self._engine) as connection:
             sessions.append_outcomes(connection, self._begun().id, [outcome], 1, self._seen, learn=False)
 
+    def flush(self) -> None:
+        """See SessionStore. add() writes at once."""
+
     def finish(self, result: Result) -> None:
         """Stores the result."""
         with writing(self._engine) as connection:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from threading import Event
 from typing import Any, TypeVar
@@ -30,6 +30,9 @@ _log = logging.getLogger(__name__)
 
 #: Least seconds between two progress events of a job.
 PROGRESS_SECONDS = 1.0
+#: Outcomes of a job that come faster than this are written together: a transaction for each takes a tenth of
+#: a short session. A kill loses no more than these, which are measured again.
+WRITE_SECONDS = 0.1
 #: Most imported solutions of a problem that are tried, the latest first.
 MOST_IMPORTED = 32
 #: Most winners of earlier sessions of a problem that are tried first, the latest first.
@@ -151,6 +154,9 @@ class DirectStore:
 
         self._write(append)
 
+    def flush(self) -> None:
+        """See SessionStore. add() writes at once."""
+
     def finish(self, result: Result) -> None:
         """Stores a result. Raises StorageError if the database does not answer."""
         start = self._begun()
@@ -193,7 +199,9 @@ class JobStore:
         self._first_take = 0
         self._statuses: Counter[str] = Counter()
         self._fastest: Outcome | None = None
-        self._told = clock()
+        #: Outcomes that are not written yet.
+        self._waiting: list[Outcome] = []
+        self._told = self._written = clock()
 
     def start(self, spec: SessionSpec) -> StoredSession:
         """What earlier starts of this job measured in the same environment."""
@@ -217,43 +225,68 @@ class JobStore:
         return stored
 
     def add(self, outcome: Outcome) -> None:
-        """Stores an outcome at once, and adds a progress event to the job's tunings if one is due. Raises
-        ResourcesExhausted for a failure while this process can start no more processes or threads."""
-        if outcome.status in _SUSPECT:
+        """Stores an outcome, at the latest with the first one that follows after WRITE_SECONDS, and adds a
+        progress event to the job's tunings if one is due. Raises ResourcesExhausted for a failure while this
+        process can start no more processes or threads."""
+        suspect = outcome.status in _SUSPECT
+        if suspect:
             check_resources()  # a stored outcome is never measured again
         self._count(outcome)
+        self._waiting.append(outcome)
+        if suspect or self._clock() - self._written >= WRITE_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what was added."""
+        outcomes = list(self._waiting)
+        if not outcomes:
+            return
         tell = self._clock() - self._told >= PROGRESS_SECONDS
 
         def append(connection: Connection) -> Counter[str]:
-            seen = self._seen.copy()  # a failed transaction must not count
             jobs.hold(connection, self.job)
-            sessions.append_outcomes(connection, self.session.id, [outcome], self._first_take, seen)
+            seen = self._append(connection, outcomes)
             if tell:
                 jobs.emit_to_all(connection, self.job.number, "measured", self._progress())
             return seen
 
-        self._seen = self._write(append)
-        self._counts.outcome(outcome)
+        self._wrote(outcomes, self._write(append))
         if tell:
             self._told = self._clock()
 
+    def _append(self, connection: Connection, outcomes: Sequence[Outcome]) -> Counter[str]:
+        """The counts of finals and proofs with these outcomes. A failed transaction must not count."""
+        seen = self._seen.copy()
+        sessions.append_outcomes(connection, self.session.id, outcomes, self._first_take, seen)
+        return seen
+
+    def _wrote(self, outcomes: Sequence[Outcome], seen: Counter[str]) -> None:
+        self._seen, self._written = seen, self._clock()
+        del self._waiting[: len(outcomes)]
+        for outcome in outcomes:
+            self._counts.outcome(outcome)
+
     def finish(self, result: Result) -> None:
-        """Ends session and job in one transaction. Raises ResourcesExhausted instead of ending a job without
-        a verdict while this process can start no more processes or threads."""
+        """Ends session and job in one transaction, with the outcomes that are not written yet. Raises
+        ResourcesExhausted instead of ending a job without a verdict while this process can start no more
+        processes or threads."""
         content = result.to_dict()
         verdict = content["verdict"]
         status = "failed" if verdict is None else "succeeded"
         if verdict is None:
             check_resources()
         summary = {"session_id": self.session.id, "outcomes": dict(self._statuses), "verdict": verdict}
+        outcomes = list(self._waiting)
 
-        def end(connection: Connection) -> None:
+        def end(connection: Connection) -> Counter[str]:
             jobs.hold(connection, self.job)
+            seen = self._append(connection, outcomes)
             sessions.end_session(connection, self.session, content)
             sessions.close(connection, self.job.id, "stopped", "the job went on in another environment")
             jobs.end_job(connection, self.job, status, summary, result.error)
+            return seen
 
-        self._write(end)
+        self._wrote(outcomes, self._write(end))
         self._counts.jobs[status] += 1
         if verdict is None:
             self._counts.failed(self.job.id, result.error)

@@ -6,11 +6,9 @@ Outcome; the parent detects crashes and hangs.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import resource
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -33,18 +31,17 @@ from backends.outcome import Outcome, Phase, Status
 from backends.protocol import Bandwidths, DeviceListedFamily
 from backends.solution import Solution
 from tuners import evaluate, retiming
+from tuners.child_process import end_with_parent
 from tuners.device_process import Binaries, DeviceProcess, DeviceProcessSettings, Task
 from tuners.judge import limits
 from tuners.measure import Rotation
 from tuners.retiming import Retimed, RetimingPlan
-from tuners.space import listings
+from tuners.space import Listing, listed
 
 T = TypeVar("T")
 
 #: Exit code of the device process when the device's context is lost.
 LOST_EXIT_CODE = 70
-_PR_SET_PDEATHSIG = 1
-
 
 _settings: DeviceProcessSettings | None = None
 _process: DeviceProcess | None = None
@@ -57,9 +54,8 @@ def start(settings: DeviceProcessSettings) -> None:
     _settings = settings
     with suppress(OSError):  # already a group leader
         os.setsid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    end_with_parent()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     log = os.open(settings.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -135,11 +131,12 @@ def rotation(task: Task) -> Rotation:
         return process.sets.rotation
 
 
-def device_listings(task: Task, families: Sequence[str] | None) -> dict[str, list[Solution]]:
-    """The candidates that only the open device can enumerate, by family."""
+def candidates(task: Task, families: Sequence[str]) -> dict[str, Listing]:
+    """The candidates of families of which only the open device can list them."""
     process = _state()
+    device, limit = process.device, task.policy.max_workspace_bytes
     with _ending_if_lost():
-        return listings(task.problem, process.backend, process.device, task.policy, families)
+        return listed(families, task.problem, process.backend, device.environment, limit, device)
 
 
 def in_space(task: Task, family: str, method: str, *arguments: Any) -> Any:

@@ -27,11 +27,12 @@ from tuners.compiling import Compilers
 from tuners.device_pool import DevicePool
 from tuners.device_process import Binaries, Task
 from tuners.family_spaces import DeviceSpace, family_space
+from tuners.listing import ListingPool, processes_here
 from tuners.measure import Rotation
 from tuners.policy import MeasurementPolicy
 from tuners.retiming import Retimed, RetimingPlan
 from tuners.second_process import SecondProcess
-from tuners.space import Space, search_space
+from tuners.space import Listing, Space, listed, search_space
 
 T = TypeVar("T")
 
@@ -73,6 +74,10 @@ class DeviceClient:
         start = partial(DevicePool, device, cache, setup_seconds, kernels)
         self._pool, self._second = start(), SecondProcess(start)
         self._compilers = Compilers(self.backend, self.environment, cache)
+        # A device that is the host measures undisturbed by processes that wait, but has none to spare.
+        beside = self.backend.traits.compiles_beside and not kernels
+        processes = processes_here() if beside else 0
+        self._listing = ListingPool(device.backend, self.backend, processes) if processes else None
         known = self.backend.families().items()
         self._asked = {name for name, family in known if isinstance(family, DeviceListedFamily)}
         self._near = {name: family for name, family in known if isinstance(family, NeighbouredFamily)}
@@ -91,6 +96,8 @@ class DeviceClient:
         """Ends the device process and the second one, even in the middle of a call."""
         self._second.close()
         self._pool.close()
+        if self._listing is not None:
+            self._listing.close()
         self._compilers.close()
 
     def ceilings(self, dtypes: Sequence[str]) -> Ceilings:
@@ -136,12 +143,23 @@ class DeviceClient:
 
     def space(self, task: Task, families: Sequence[str] | None) -> Space:
         """See Runner."""
-        given = (task.problem, self.backend, self.environment, task.policy, families)
-        if not self._asked:
-            return search_space(*given)
-        # The device process asks the libraries while this one goes through the other families.
-        answer = self._pool.begin_setup(device_calls.device_listings, task, families)
-        return search_space(*given, on_device=answer)
+        problem, policy = task.problem, task.policy
+        return search_space(
+            problem, self.backend, self.environment, policy, families, partial(self._listed, task)
+        )
+
+    def _listed(self, task: Task, names: Sequence[str]) -> dict[str, Listing]:
+        """The candidates of families: the device process asks the libraries, and the listing processes, or
+        this one, go through the other families meanwhile."""
+        asked = [name for name in names if name in self._asked]
+        others = [name for name in names if name not in self._asked]
+        answer = self._pool.begin_setup(device_calls.candidates, task, asked) if asked else dict
+        limit = task.policy.max_workspace_bytes
+        if self._listing is not None:
+            found = self._listing.begin(others, task.problem, self.environment, limit)()
+        else:
+            found = listed(others, task.problem, self.backend, self.environment, limit)
+        return found | answer()
 
     def tells_neighbours(self, family: str) -> bool:
         """See Runner."""

@@ -153,6 +153,9 @@ class Journal:
         """See SessionStore."""
         self.write("outcome", self._session, outcome.to_dict())
 
+    def flush(self) -> None:
+        """See SessionStore. add() writes at once."""
+
     def finish(self, result: Result) -> None:
         """See SessionStore."""
         self.write("result", self._session, result.to_dict(), sync=True)

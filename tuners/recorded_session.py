@@ -78,11 +78,15 @@ class RecordedSession:
                 if number >= session.counts.replayed:
                     self._store.add(outcome)
                 yield outcome
-        except (StorageError, DeviceLost):
+        except StorageError:
+            raise
+        except DeviceLost:
+            self._store.flush()
             raise
         except GemmtuneError as failure:
             error = str(failure)
         if session.stopped:
+            self._store.flush()
             return
         compiling = self._runner.compile_seconds - compiled
         result = self._result_of(session, error, time.monotonic() - begin, compiling)

@@ -116,7 +116,10 @@ class SessionStore(Protocol):
         """Starts or resumes a session; add() and finish() then refer to it. Raises StorageError."""
 
     def add(self, outcome: Outcome) -> None:
-        """Stores an outcome. Raises StorageError."""
+        """Stores an outcome, or keeps it to be stored with the next ones. Raises StorageError."""
+
+    def flush(self) -> None:
+        """Stores what was added, where the session ends without finish(). Raises StorageError."""
 
     def finish(self, result: Result) -> None:
         """Ends the session; the result is durable when this returns. Raises StorageError."""
@@ -137,6 +140,9 @@ class MemoryStore:
     def add(self, outcome: Outcome) -> None:
         """See SessionStore."""
         self._current.outcomes.append(outcome)
+
+    def flush(self) -> None:
+        """See SessionStore."""
 
     def finish(self, result: Result) -> None:
         """See SessionStore."""

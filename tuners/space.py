@@ -39,19 +39,29 @@ class Space:
     families: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Listing:
+    """A family's candidates for a problem, the likeliest first, and `notes` on how they came about."""
+
+    candidates: Sequence[Solution]
+    notes: tuple[str, ...] = ()
+
+
+#: Lists the candidates of a backend's families by name, for a problem.
+Lister = Callable[[Sequence[str]], Mapping[str, Listing]]
+
+
 def search_space(
     problem: GemmProblem,
     backend: Backend,
     environment: Environment,
     policy: MeasurementPolicy,
     families: Sequence[str] | None = None,
-    device: Device | None = None,
-    on_device: Callable[[], Mapping[str, Sequence[Solution]]] | None = None,
+    lister: Lister | None = None,
 ) -> Space:
     """The search space of a problem. Candidates are taken from the families round-robin, the likeliest of
-    each first, so that a short budget covers all families. A DeviceListedFamily enumerates its candidates on
-    the open `device`, or they are what `on_device` answers by family (listings() of another process), which
-    is called last; without either its solutions() are used, which are usually none.
+    each first, so that a short budget covers all families. `lister` lists the candidates of the families that
+    run here; by default listed() does without a device.
 
     Raises UnsupportedProblem if no baseline or none of the requested `families` runs the problem.
     """
@@ -65,8 +75,7 @@ def search_space(
     baselines = tuple(backend.baselines(problem, environment, limit))
     taken = {baseline.solution.id for baseline in baselines}
     notes: list[str] = []
-    lists: dict[str, Sequence[Solution]] = {}
-    elsewhere = []
+    names = []
     for name, family in known.items():
         if families is not None and name not in families:
             continue
@@ -74,22 +83,13 @@ def search_space(
         if reason is not None:
             notes.append(f"{name}: {reason}")
         elif family.supports(problem):
-            lists[name] = ()
-            if not isinstance(family, DeviceListedFamily) or (device is None and on_device is None):
-                lists[name] = list(family.solutions(problem, environment))
-            elif device is not None:
-                lists[name] = list(family.enumerate_on(problem, device, limit))
-            else:
-                elsewhere.append(name)
-            if isinstance(family, NotedFamily):
-                notes += [note for note in family.notes(problem, environment) if note not in notes]
-    if families is not None and not lists:
+            names.append(name)
+    if families is not None and not names:
         why = f" ({'; '.join(notes)})" if notes else ""
         raise UnsupportedProblem(f"none of the families {', '.join(families)} runs {problem.slug}{why}")
-    if elsewhere and on_device is not None:
-        answers = on_device()
-        lists |= {name: answers[name] for name in elsewhere}
-    mine = ([s for s in listed if s.id not in taken] for listed in lists.values())
+    lists = lister(names) if lister is not None else listed(names, problem, backend, environment, limit)
+    notes += dict.fromkeys(note for name in names for note in lists[name].notes)
+    mine = ([s for s in lists[name].candidates if s.id not in taken] for name in names)
     turns = [solution for turn in zip_longest(*mine) for solution in turn if solution is not None]
     kept = [solution for solution in turns if limit is None or solution.workspace_bytes <= limit]
     if len(kept) < len(turns):
@@ -102,23 +102,28 @@ def search_space(
     absent: tuple[AbsentBaseline, ...] = ()
     if isinstance(backend, ExplainsBaselines):
         absent = tuple(backend.absent_baselines(problem, environment))
-    return Space(baselines, tuple(candidates), tuple(notes), absent=absent, families=tuple(lists))
+    return Space(baselines, tuple(candidates), tuple(notes), absent=absent, families=tuple(names))
 
 
-def listings(
+def listed(
+    names: Sequence[str],
     problem: GemmProblem,
     backend: Backend,
-    device: Device,
-    policy: MeasurementPolicy,
-    families: Sequence[str] | None = None,
-) -> dict[str, list[Solution]]:
-    """What search_space() asks of the open device: the candidates of each DeviceListedFamily among `families`
-    (None: all) that runs the problem there."""
-    return {
-        name: list(family.enumerate_on(problem, device, policy.max_workspace_bytes))
-        for name, family in backend.families().items()
-        if isinstance(family, DeviceListedFamily)
-        and (families is None or name in families)
-        and family.unavailable(device.environment) is None
-        and family.supports(problem)
-    }
+    environment: Environment,
+    max_workspace_bytes: int | None,
+    device: Device | None = None,
+) -> dict[str, Listing]:
+    """The candidates of these families, which run the problem here. A DeviceListedFamily lists them on the
+    open `device`; without one its solutions() are used, which are usually none."""
+    families = backend.families()
+    found: dict[str, Listing] = {}
+    for name in names:
+        family = families[name]
+        if device is not None and isinstance(family, DeviceListedFamily):
+            candidates = list(family.enumerate_on(problem, device, max_workspace_bytes))
+        else:
+            candidates = list(family.solutions(problem, environment))
+        # Some know only after listing what they have to say.
+        notes = tuple(family.notes(problem, environment)) if isinstance(family, NotedFamily) else ()
+        found[name] = Listing(candidates, notes)
+    return found

@@ -22,7 +22,7 @@ from db.jobs import Fenced, StartedJob
 from db.values import table
 from service import store as module
 from service.imports import import_file
-from service.store import DirectStore, JobStore, Stopping, patiently
+from service.store import WRITE_SECONDS, DirectStore, JobStore, Stopping, WorkerCounts, patiently
 from tests.db.samples import (
     BASELINE,
     CLASS,
@@ -163,8 +163,8 @@ OUTCOMES = [
 
 
 def test_a_job_from_its_first_outcome_to_its_result(engine: Engine) -> None:
-    job = begun(engine)
-    store = JobStore(engine, job, PROBLEM, HERE, Event())
+    job, clock = begun(engine), Clock()
+    store = JobStore(engine, job, PROBLEM, HERE, Event(), clock)
     assert store.start(SPEC).outcomes == []
     with reading(engine) as connection:
         row = queries.session(connection, store.session.id)
@@ -172,7 +172,9 @@ def test_a_job_from_its_first_outcome_to_its_result(engine: Engine) -> None:
     assert row is not None
     assert (row["status"], row["job_id"]) == ("running", job.id)
     assert shown["session_id"] == store.session.id, "a tuning's reader finds it while it runs"
-    for number, outcome in enumerate([*OUTCOMES, proven(candidate(1))], 1):
+    outcomes = [*OUTCOMES, proven(candidate(1))]
+    for number, outcome in enumerate(outcomes, 1):
+        clock.now += 2 * WRITE_SECONDS
         store.add(outcome)
         assert len(stored(engine, store)) == number, "kept before the next one is measured"
     store.finish(Result.from_dict(won(PROBLEM, candidate(1))))
@@ -225,16 +227,56 @@ def test_result_and_end_of_the_job_are_one(engine: Engine, monkeypatch: pytest.M
     assert events(engine)[-1]["kind"] == "ended"
 
 
+def test_outcomes_that_come_fast_are_written_together(engine: Engine) -> None:
+    clock = Clock()
+    counts = WorkerCounts()
+    store = JobStore(engine, begun(engine), PROBLEM, HERE, Event(), clock, counts)
+    store.start(SPEC)
+    store.add(OUTCOMES[0])
+    store.add(OUTCOMES[1])
+    assert stored(engine, store) == []
+    assert counts.outcomes["ok"] == 0
+    clock.now += 2 * WRITE_SECONDS
+    store.add(OUTCOMES[2])
+    assert stored(engine, store) == [outcome.to_dict() for outcome in OUTCOMES[:3]]
+    assert counts.outcomes["ok"] == 3
+    store.add(OUTCOMES[3])
+    store.flush()
+    store.flush()
+    assert stored(engine, store) == [outcome.to_dict() for outcome in OUTCOMES[:4]]
+
+
+def test_a_failure_is_written_at_once(engine: Engine) -> None:
+    store = JobStore(engine, begun(engine), PROBLEM, HERE, Event(), Clock())
+    store.start(SPEC)
+    store.add(OUTCOMES[0])
+    crashed = screened(candidate(5), 1e-6, Status.CRASH)
+    store.add(crashed)  # the next start must not meet it again
+    assert stored(engine, store) == [OUTCOMES[0].to_dict(), crashed.to_dict()]
+
+
+def test_the_end_writes_what_is_left(engine: Engine) -> None:
+    store = JobStore(engine, begun(engine), PROBLEM, HERE, Event(), Clock())
+    store.start(SPEC)
+    for outcome in [*OUTCOMES, proven(candidate(1))]:
+        store.add(outcome)
+    assert stored(engine, store) == []
+    store.finish(Result.from_dict(won(PROBLEM, candidate(1))))
+    assert len(stored(engine, store)) == len(OUTCOMES) + 1
+
+
 def test_a_worker_that_lost_its_job_writes_nothing_more(engine: Engine) -> None:
     job = begun(engine)
     store = JobStore(engine, job, PROBLEM, HERE, Event())
     store.start(SPEC)
     store.add(OUTCOMES[0])
+    store.flush()
     with writing(engine) as connection:
         taken = jobs.start_job(connection, job.id, "worker-2")
     assert taken is not None
+    store.add(OUTCOMES[1])
     with pytest.raises(Fenced):
-        store.add(OUTCOMES[1])
+        store.flush()
     with pytest.raises(Fenced):
         store.finish(Result.from_dict(won(PROBLEM)))
     with pytest.raises(Fenced):
@@ -271,6 +313,7 @@ def test_a_database_that_comes_and_goes_loses_and_repeats_nothing(
     store.start(SPEC)
     for outcome in outcomes:
         setattr(flaky, where, 2)
+        clock.now += 2 * WRITE_SECONDS
         store.add(outcome)
     assert stored(engine, store) == [outcome.to_dict() for outcome in outcomes]
     assert flaky.calls == 3 * (1 + len(outcomes))
@@ -283,7 +326,8 @@ def test_a_database_that_comes_and_goes_loses_and_repeats_nothing(
     else:  # nobody heard that it had been kept: by now the job has ended, and is nobody's
         with pytest.raises(Fenced):
             store.finish(Result.from_dict(won(PROBLEM)))
-    assert [event["kind"] for event in events(engine)] == ["queued", "started", "finished", "ended"]
+    kinds = [event["kind"] for event in events(engine) if event["kind"] != "measured"]
+    assert kinds == ["queued", "started", "finished", "ended"]
 
 
 def test_a_session_that_goes_on_elsewhere_leaves_none_open(engine: Engine) -> None:

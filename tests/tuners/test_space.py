@@ -17,7 +17,7 @@ from backends.protocol import Baseline, Device, Family, Kernel, Probe
 from backends.solution import Solution
 from backends.traits import HOST_TRAITS, MeasurementTraits
 from tuners.policy import MeasurementPolicy
-from tuners.space import Space, listings, search_space
+from tuners.space import Listing, Space, listed, search_space
 
 PROBLEM = from_blas(64, 64, 64, "fp32")
 ENVIRONMENT = Environment("cpu", "avx2", "Some CPU", 4, 2**30, "uuid")
@@ -170,8 +170,18 @@ def test_what_several_families_say_of_their_candidates_is_quoted_once() -> None:
     halves = TellingFamily("halves", [solution("halves", 0)], dtypes=("bf16",))
     gone = TellingFamily("gone", [solution("gone", 0)], "no compiler was found")
     found = space([halves, first, SHORT, second, gone])
-    assert found.notes == ("in the order of a model", "gone: no compiler was found")
+    assert found.notes == ("gone: no compiler was found", "in the order of a model")
     assert space([halves, SHORT]).notes == ()
+
+
+def test_what_another_process_says_of_its_list_is_quoted() -> None:
+    said = Listing([solution("asked", 7)], ("the library refused one",))
+    found = search_space(
+        PROBLEM, ListedBackend([DeviceFamily("asked", [])], (DEFAULT,)), ENVIRONMENT, MeasurementPolicy(),
+        lister=lambda _: {"asked": said},
+    )  # fmt: skip
+    assert tiles(found) == [("asked", 7)]
+    assert found.notes == ("the library refused one",)
 
 
 def test_a_family_that_does_not_support_the_problem_is_left_out() -> None:
@@ -246,32 +256,18 @@ class Opened:
 
 
 def test_what_another_process_lists_takes_the_same_turns() -> None:
-    families = [LONG, DeviceFamily("asked", []), SHORT]
-    backend, device, policy = ListedBackend(families, (DEFAULT,)), Opened(), MeasurementPolicy()
-    there = listings(PROBLEM, backend, device, policy)  # type: ignore[arg-type]
-    assert {name: [s.parameters["tile"] for s in found] for name, found in there.items()} == {"asked": [5, 6]}
-    apart = search_space(PROBLEM, backend, ENVIRONMENT, policy, on_device=lambda: there)
-    assert apart == search_space(PROBLEM, backend, ENVIRONMENT, policy, device=device)  # type: ignore[arg-type]
-    assert tiles(apart)[:3] == [("long", 0), ("asked", 5), ("short", 0)]
+    families = [LONG, DeviceFamily("asked", []), SHORT, ListedFamily("other", [], dtypes=("bf16",))]
+    backend, device = ListedBackend(families, (DEFAULT,)), Opened()
+    asked: list[str] = []
+
+    def elsewhere(names: Sequence[str]) -> dict[str, Listing]:
+        asked.extend(names)
+        return listed(names, PROBLEM, backend, ENVIRONMENT, None, device)  # type: ignore[arg-type]
+
+    apart = search_space(PROBLEM, backend, ENVIRONMENT, MeasurementPolicy(), lister=elsewhere)
+    assert asked == ["long", "asked", "short"], "only families that run the problem are listed"
+    assert tiles(apart)[:4] == [("long", 0), ("asked", 5), ("short", 0), ("long", 1)]
     assert apart.families == ("long", "asked", "short")
-
-
-def test_another_process_lists_what_is_there_supports_the_problem_and_was_asked_for() -> None:
-    families = [
-        DeviceFamily("a", []), DeviceFamily("gone", [], reason="not installed"), DeviceFamily("b", []),
-        DeviceFamily("other", [], dtypes=("bf16",)),
-    ]  # fmt: skip
-    backend = ListedBackend(families, (DEFAULT,))
-    given = PROBLEM, backend, Opened(), MeasurementPolicy()
-    assert list(listings(*given)) == ["a", "b"]  # type: ignore[arg-type]
-    assert list(listings(*given, ["b", "long"])) == ["b"]  # type: ignore[arg-type]
-
-
-def test_the_device_is_not_waited_for_where_nothing_is_asked_of_it() -> None:
-    def never() -> dict[str, list[Solution]]:
-        raise AssertionError("nothing is asked of the device")
-
-    backend = ListedBackend([LONG, SHORT], (DEFAULT,))
-    assert search_space(PROBLEM, backend, ENVIRONMENT, MeasurementPolicy(), on_device=never) == space(
-        [LONG, SHORT]
-    )
+    assert tiles(search_space(PROBLEM, backend, ENVIRONMENT, MeasurementPolicy())) == [
+        one for one in tiles(apart) if one[0] != "asked"
+    ], "without a device its families list nothing"

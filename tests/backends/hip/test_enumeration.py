@@ -35,6 +35,7 @@ from tests.backends.hip.genuine.replay import (
 )
 from tests.service.formats.made import outcomes, row, written
 from tuners.policy import MeasurementPolicy
+from tuners.space import listed as listed_by
 from tuners.space import search_space
 
 MIB = 2**20
@@ -397,7 +398,10 @@ def test_a_search_space_holds_the_listed_solutions_or_a_note(on_recording: Opene
     backend: Any = TwoLibraries()
     problem = PROBLEMS["bf16 TN"]
     policy = MeasurementPolicy()
-    space = search_space(problem, backend, device.environment, policy, None, device)
+    rest: Any = problem, backend, device.environment, policy.max_workspace_bytes, device
+    space = search_space(
+        problem, backend, device.environment, policy, lister=lambda names: listed_by(names, *rest)
+    )
     counts = {
         name: sum(solution.family == name for solution in space.candidates) for name in backend.families()
     }

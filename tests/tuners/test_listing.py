@@ -1,0 +1,81 @@
+"""Processes that list candidates: the same lists as this process makes, whatever becomes of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from backends.errors import DeviceError, DeviceLost, UnsupportedProblem
+from backends.kernel_checks.candidates import environment_of
+from backends.problem import from_blas
+from backends.registry import backend
+from tuners import listing
+from tuners.listing import ListingPool
+from tuners.space import listed
+
+PROBLEM = from_blas(4096, 16, 4096, "bf16", trans_a="T")
+HERE = environment_of("sm_90")
+CUDA = backend("cuda")
+FAMILIES = ["skinny-ring", "gemv", "triton-gemm", "tile-wgmma", "stream-k"]
+
+
+@pytest.fixture
+def pool() -> Iterator[ListingPool]:
+    made = ListingPool("cuda", CUDA, 2)
+    yield made
+    made.close()
+
+
+def test_the_lists_are_those_of_this_process_in_order(pool: ListingPool) -> None:
+    found = pool.begin(FAMILIES, PROBLEM, HERE, None)()
+    assert list(found) == FAMILIES
+    assert found == listed(FAMILIES, PROBLEM, CUDA, HERE, None)
+    assert sum(len(one.candidates) for one in found.values()) > 100
+    assert all("id" in vars(one) for one in found["skinny-ring"].candidates), "ids are hashed there, not here"
+
+
+def test_a_family_whose_process_is_killed_is_listed_here(
+    pool: ListingPool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(listing, "one_family", _killed)
+    found = pool.begin(["skinny-ring"], PROBLEM, HERE, None)()
+    assert found == listed(["skinny-ring"], PROBLEM, CUDA, HERE, None)
+    assert "died while it listed skinny-ring" in caplog.text
+    monkeypatch.undo()
+    assert len(pool.begin(["stream-k", "skinny"], PROBLEM, HERE, None)()["skinny"].candidates) > 0, (
+        "a next list has a new process"
+    )
+
+
+def _killed(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_what_a_family_raises_is_raised_here(pool: ListingPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "one_family", _refused)
+    with pytest.raises(UnsupportedProblem, match="not this one"):
+        pool.begin(["gemv"], PROBLEM, HERE, None)()
+
+
+def _refused(*_: object) -> None:
+    raise UnsupportedProblem("not this one")
+
+
+def test_a_closed_pool_is_a_fault_of_the_machine(pool: ListingPool) -> None:
+    waiting = pool.begin(FAMILIES, PROBLEM, HERE, None)
+    pool.close()
+    with pytest.raises(DeviceError):
+        waiting()
+    with pytest.raises(DeviceLost, match="cannot be used"):
+        pool.begin(FAMILIES, PROBLEM, HERE, None)
+
+
+@pytest.mark.parametrize(("processors", "processes"), [(1, 0), (2, 0), (5, 0), (6, 2), (8, 4), (64, 4)])
+def test_processes_are_for_machines_with_processors_to_spare(
+    monkeypatch: pytest.MonkeyPatch, processors: int, processes: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)))
+    assert listing.processes_here() == processes
