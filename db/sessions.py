@@ -152,6 +152,26 @@ def winners(
     return [solution_values(row) for row in connection.execute(query.limit(most)).mappings()]
 
 
+def incumbent(connection: Connection, start: SessionStart) -> str | None:
+    """The solution that won the latest verdict of the same problem in the same environment under the same
+    policy; None if there is none, or its default stayed."""
+    query = (
+        select(_verdict.c.judgement, _verdict.c.winner_id)
+        .join(_session, _session.c.id == _verdict.c.session_id)
+        .where(
+            _verdict.c.problem_id == start.problem.id,
+            _verdict.c.device_class_id == str(start.environment.device_class),
+            _session.c.environment_id == start.environment.id,
+            _verdict.c.policy_id == start.policy_id,
+            _session.c.provenance_number.is_(None),
+        )
+        .order_by(_verdict.c.number.desc())
+        .limit(1)
+    )
+    row = connection.execute(query).first()
+    return row.winner_id if row is not None and row.judgement == "WIN" else None
+
+
 def takes(connection: Connection, session_id: str) -> int:
     """The highest `take` of the session's finals and proofs; a new start continues from it."""
     query = select(func.max(_measurement.c.take)).where(

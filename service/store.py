@@ -139,11 +139,11 @@ class DirectStore:
             outcomes = sessions.stored_outcomes(connection, session_id)
             result = sessions.stored_result(connection, session_id)
             imported, past = claimed_solutions(connection, start), past_results(connection, start)
-            winners = earlier_winners(connection, start)
+            winners, incumbent = earlier_winners(connection, start), sessions.incumbent(connection, start)
         self._start = start
         self._seen.clear()
         known = None if result is None else Result.from_dict(result)
-        return StoredSession(outcomes, known, imported, winners, past)
+        return StoredSession(outcomes, known, imported, winners, past, incumbent)
 
     def add(self, outcome: Outcome) -> None:
         """Stores an outcome. Raises StorageError if the database does not answer."""
@@ -215,7 +215,8 @@ class JobStore:
             imported = claimed_solutions(connection, self.session)
             winners = earlier_winners(connection, self.session)
             past = past_results(connection, self.session)
-            stored = StoredSession(outcomes, None, imported, winners, past)
+            incumbent = sessions.incumbent(connection, self.session)
+            stored = StoredSession(outcomes, None, imported, winners, past, incumbent)
             return stored, sessions.takes(connection, session_id)
 
         stored, highest = self._write(read)

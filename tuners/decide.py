@@ -21,11 +21,16 @@ from tuners.baselines import Fate, TriedBaseline
 from tuners.confirmation import Confirmation
 from tuners.intervals import Interval, paired, rank
 
+#: The incumbent, the winner of the problem's latest verdict in the same environment, keeps its WIN as long as
+#: it is shown to be faster than the baseline by this share of the margin. Without it a gain as large as the
+#: margin is a WIN in every other tuning.
+INCUMBENT_SHARE = 0.5
+
 
 class Judgement(StrEnum):
     """WIN: the whole confidence interval of the speedup lies above 1, and the median gain is at least the
-    margin. LOSS: every candidate was shown to be slower than the baseline. TIE: neither could be shown. The
-    baseline stays in use after a TIE and a LOSS."""
+    margin, for the incumbent INCUMBENT_SHARE of it. LOSS: every candidate was shown to be slower than the
+    baseline. TIE: neither could be shown. The baseline stays in use after a TIE and a LOSS."""
 
     WIN = "WIN"
     TIE = "TIE"
@@ -171,7 +176,8 @@ class Final:
     round -> seconds, for candidates that were sampled in some of the rounds; those without a sample are left
     out. `slower` are finalists that were eliminated as slower than the leader. Every candidate counts as a
     comparison, among which the rule's confidence is shared. Among candidates that tie, the one with the
-    smallest `preference` (tie_order(), then id) is chosen. Raises ValueError for unequal or missing rounds.
+    smallest `preference` (tie_order(), then id) is chosen. `incumbent`: see INCUMBENT_SHARE. Raises
+    ValueError for unequal or missing rounds.
     """
 
     def __init__(
@@ -182,6 +188,7 @@ class Final:
         preference: Mapping[str, tuple[Any, ...]] | None = None,
         slower: Sequence[str] = (),
         reserved: Mapping[str, Mapping[int, float]] | None = None,
+        incumbent: str | None = None,
     ) -> None:
         rounds = {len(values) for values in times.values()}
         if baseline not in times or len(rounds) != 1 or 0 in rounds:
@@ -189,6 +196,7 @@ class Final:
                 f"a final needs the baseline and equal rounds, not {baseline!r} with {sorted(rounds)}"
             )
         self.baseline, self.rule, self.count = baseline, rule, rounds.pop()
+        self.incumbent = incumbent
         self.finalists, self.slower = tuple(times), frozenset(slower)
         self.reserved = tuple(name for name, samples in (reserved or {}).items() if samples)
         self._samples: dict[str, Mapping[int, float]] = {
@@ -217,10 +225,14 @@ class Final:
         """Whether the candidate has the rounds that a decision needs."""
         return len(self._samples[name]) >= self.needed
 
+    def least_gain(self, name: str) -> float:
+        """The gain over the baseline that makes the candidate a winner."""
+        return self.rule.margin * (INCUMBENT_SHARE if name == self.incumbent else 1.0)
+
     def wins(self, name: str) -> bool:
-        """Whether the candidate is shown to be faster than the baseline, by at least the margin."""
+        """Whether the candidate is shown to be faster than the baseline, by at least its least_gain()."""
         ratio = self.against_base[name]
-        return self.enough(name) and ratio.high < 1.0 and ratio.mid <= 1 - self.rule.margin
+        return self.enough(name) and ratio.high < 1.0 and ratio.mid <= 1 - self.least_gain(name)
 
     def loses(self, name: str) -> bool:
         """Whether the candidate is shown to be slower than the baseline, by at least the margin."""
@@ -269,6 +281,7 @@ def decide(
     slower: Sequence[str] = (),
     reserved: Mapping[str, Mapping[int, float]] | None = None,
     targets: Mapping[str, Collection[str]] | None = None,
+    incumbent: str | None = None,
 ) -> Verdict:
     """Decides a final; Final describes the samples.
 
@@ -276,12 +289,12 @@ def decide(
     final although nothing showed them to be slower; they join the tie set. `targets`: export target -> the
     candidates that it can name. Raises ValueError for unequal or missing rounds.
     """
-    final = Final(times, baseline, rule, preference, slower, reserved)
+    final = Final(times, baseline, rule, preference, slower, reserved, incumbent)
     # Candidates with a faster median but no WIN of their own are ignored.
     winners = [n for n in final.finalists if final.wins(n)] or [n for n in final.reserved if final.wins(n)]
     if winners:
         winner, fastest, tied = final.preferred(winners), final.fastest(winners), len(final.tied(winners))
-        judgement, reason = Judgement.WIN, _won(rule, tied)
+        judgement, reason = Judgement.WIN, _won(final, winner, tied)
     else:
         winner, fastest, tied = baseline, baseline, 1
         judgement, reason = _no_winner(final)
@@ -327,7 +340,7 @@ def _target(final: Final, verdict: Verdict, members: Sequence[str]) -> TargetVer
     if winners:
         chosen = verdict.winner if verdict.winner in winners else final.preferred(winners)
         tied = len({chosen, *final.tied(winners)})
-        judgement, reason = Judgement.WIN, _won(final.rule, tied)
+        judgement, reason = Judgement.WIN, _won(final, chosen, tied)
     else:
         chosen = final.fastest([name for name in members if final.enough(name)] or members)
         judgement, reason = _not_won(final, chosen, all(final.loses(name) for name in members))
@@ -335,9 +348,12 @@ def _target(final: Final, verdict: Verdict, members: Sequence[str]) -> TargetVer
     return TargetVerdict(judgement, chosen, seconds, baseline_seconds, speedup, rounds, reason, tied=tied)
 
 
-def _won(rule: DecisionRule, tied: int) -> str:
+def _won(final: Final, winner: str, tied: int) -> str:
+    margin = f"the margin of {final.rule.margin:.0%}"
+    if final.against_base[winner].mid > 1 - final.rule.margin:
+        margin = f"{final.least_gain(winner):.1%}: it won before, by more than {margin}"
     chosen = f"; chosen among {tied} candidates that tie" if tied > 1 else ""
-    return f"faster in the paired test, by more than the margin of {rule.margin:.0%}{chosen}"
+    return f"faster in the paired test, by more than {margin}{chosen}"
 
 
 def _not_won(final: Final, chosen: str, lost: bool) -> tuple[Judgement, str]:

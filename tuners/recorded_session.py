@@ -67,7 +67,7 @@ class RecordedSession:
         session = Session(
             self._runner, self._spec.problem, self._spec.settings, stored.outcomes, stored.warm_start,
             targets=self._targets, bound_seconds=bound_seconds, winners=stored.winners,
-            prior=known_of(self._spec.problem, self._runner, stored.history),
+            prior=known_of(self._spec.problem, self._runner, stored.history), incumbent=stored.incumbent,
         )  # fmt: skip
         session.notes += notes
         self._session, error = session, None

@@ -21,15 +21,20 @@ HOPEFUL = 3
 
 @dataclass(frozen=True)
 class RetimingPlan:
-    """`baseline`: the default's solution id. Rounds end as soon as every candidate's WIN is shown again, or
-    after `seconds`. The rounds that a decision needs, and HOPEFUL times as many where the medians show the
-    WIN, may take longer, but no more than `most_seconds`."""
+    """`baseline`: the default's solution id. `incumbent`: see Final. Rounds end as soon as every candidate's
+    WIN is shown again, or after `seconds`. The rounds that a decision needs, and HOPEFUL times as many where
+    the medians show the WIN, may take longer, but no more than `most_seconds`."""
 
     baseline: str
     rule: DecisionRule
     options: RaceOptions
     seconds: float
     most_seconds: float
+    incumbent: str | None = None
+
+    def final(self, times: Mapping[str, Sequence[float]]) -> Final:
+        """The final of these times, by the plan's rule."""
+        return Final(times, self.baseline, self.rule, incumbent=self.incumbent)
 
 
 @dataclass(frozen=True)
@@ -69,12 +74,12 @@ def retime(
                 failed[outcome.solution.id] = _failure(outcome)
             longest = max(longest, clock() - begin - spent)
             if race.rounds >= needed:
-                final = Final(race.times, plan.baseline, plan.rule)
+                final = plan.final(race.times)
                 others = [name for name in race.times if name != plan.baseline]
                 if all(final.wins(name) for name in others):
                     break
-                most = 1 - plan.rule.margin
-                hopeful = all(final.against_base[name].mid <= most for name in others)
+                gains = {name: 1 - final.against_base[name].mid for name in others}
+                hopeful = all(gain >= final.least_gain(name) for name, gain in gains.items())
     except BaselineFailed as error:
         return Retimed(seconds=clock() - begin, error=f"the default failed there: {_failure(error.args[0])}")
     times = {name: tuple(values) for name, values in race.times.items() if values}
@@ -98,17 +103,17 @@ def _found(name: str, again: Retimed, plan: RetimingPlan) -> Confirmation:
         return Confirmation(False, again.error or f"it failed there: {again.failed[name]}")
     if name not in again.times or plan.baseline not in again.times:
         return Confirmation(False, "no round fitted the budget there")
-    final = Final(again.times, plan.baseline, plan.rule)
+    final = plan.final(again.times)
     seconds, baseline_seconds, speedup, rounds = final.figures(name)
     agrees, gain = final.wins(name), f"its median gain there is {1 - final.against_base[name].mid:.1%}"
     if agrees:
-        reason = "faster there too, by more than the margin"
+        reason = f"faster there too, by more than {final.least_gain(name):.1%}"
     elif not final.enough(name):
         reason = f"too few rounds fitted the budget there: {rounds} of {final.needed}"
     elif speedup.low <= 1:
         reason = f"the difference from the default is within the noise there; {gain}"
     else:
-        reason = f"{gain}, less than the margin of {plan.rule.margin:.0%}"
+        reason = f"{gain}, less than {final.least_gain(name):.1%}"
     return Confirmation(agrees, reason, rounds, seconds, baseline_seconds, speedup)
 
 

@@ -55,7 +55,8 @@ class Session:
     known by then; there is no verdict, and the outcomes can be replayed. `targets` are the export targets
     that the verdict judges, by default those of the device's vendor. `bound_seconds`: the roofline's least
     seconds for the problem, for a search that stops at a share of it. `winners` of earlier sessions are timed
-    right after the baselines. `prior`: what earlier tunings found, for the strategy."""
+    right after the baselines; `incumbent` is the id of the one that the latest verdict in the same
+    environment named (decide.py). `prior`: what earlier tunings found, for the strategy."""
 
     def __init__(
         self,
@@ -70,6 +71,7 @@ class Session:
         bound_seconds: float | None = None,
         winners: Iterable[Solution] = (),
         prior: PriorKnowledge | None = None,
+        incumbent: str | None = None,
     ) -> None:
         self.runner, self.problem = runner, problem
         self.targets = targets_of(runner.environment.vendor) if targets is None else targets
@@ -81,6 +83,7 @@ class Session:
         self._race = self.settings.options.race
         self._space = space
         self._warm_start, self._winners = list(warm_start), list(winners)
+        self._incumbent = incumbent
         self._replay = list(replay)
         self._clock = clock
         self._bound_seconds, self._prior = bound_seconds, prior
@@ -312,7 +315,8 @@ class Session:
     def _decide(self, race: Race, baseline: Baseline, others: Sequence[str] = ()) -> Verdict:
         return decide(
             race.times, race.baseline, baseline.name, self.settings.rule,
-            preference(race, self._winners), others, race.slower, race.reserved,
+            preference(race, self._winners, self._incumbent), others, race.slower, race.reserved,
+            incumbent=self._incumbent,
         )  # fmt: skip
 
     def _prove_targets(
@@ -323,8 +327,10 @@ class Session:
         is excluded from the targets and the tie set, and its targets are judged by their other candidates:
         also by eliminated ones, which were sampled before they were slower than the leader."""
         partly = race.reserved | race.dropped
-        order = preference(race, self._winners)
-        final = Final(race.times, race.baseline, self.settings.rule, order, race.slower, partly)
+        order = preference(race, self._winners, self._incumbent)
+        final = Final(
+            race.times, race.baseline, self.settings.rule, order, race.slower, partly, self._incumbent
+        )
         self._compared = {name: final.fate(name) for name in defaults if final.has(name)}
         proven, wrong = {verdict.winner}, set[str]()
         while True:
@@ -360,7 +366,7 @@ class Session:
         if budget.bounded:
             most = max(0.0, budget.seconds - self.counts.measuring_seconds)
         seconds = short_seconds(self.settings)
-        plan = RetimingPlan(race.baseline, self.settings.rule, options, seconds, most)
+        plan = RetimingPlan(race.baseline, self.settings.rule, options, seconds, most, self._incumbent)
         begin = self._clock()
         again = self.runner.retime(task, [race.solutions[name] for name in (race.baseline, *winners)], plan)
         self.counts.confirming_seconds += self._clock() - begin

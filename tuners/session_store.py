@@ -100,13 +100,15 @@ class StoredSession:
     """What a store holds for a session that starts: outcomes to replay, the result if the session ended under
     the same settings without an error, solutions that imported files name for the problem, those that won
     earlier sessions of it, in whatever environment, and results of earlier tunings of near problems, the
-    nearest first."""
+    nearest first. `incumbent`: id of the solution that won the latest session with a verdict in the same
+    environment under the same policy; None if its default stayed."""
 
     outcomes: list[Outcome] = field(default_factory=list)
     result: Result | None = None
     warm_start: Sequence[Solution] = ()
     winners: Sequence[Solution] = ()
     history: Sequence[PriorResult] = ()
+    incumbent: str | None = None
 
 
 class SessionStore(Protocol):

@@ -12,12 +12,15 @@ from tuners.options import RaceOptions
 from tuners.race import Race
 
 
-def preference(race: Race, winners: Sequence[Solution] = ()) -> dict[str, tuple[int | bool, ...]]:
-    """The tie order of a race's candidates; of those that are alike in it the problem's earlier `winners`
-    come first, the latest before the others."""
+def preference(
+    race: Race, winners: Sequence[Solution] = (), incumbent: str | None = None
+) -> dict[str, tuple[int | bool, ...]]:
+    """The order in which a race's candidates that tie are preferred: the incumbent, then the tie order; of
+    those that are alike in it the problem's earlier `winners` come first, the latest before the others."""
     places = {one.id: place for place, one in enumerate(winners)}
     return {
         name: (
+            name != incumbent,
             *tie_order(one.workspace_bytes, one.deterministic, one.family),
             places.get(name, len(places)),
         )

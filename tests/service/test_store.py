@@ -13,10 +13,12 @@ from typing import Any, TypeVar
 import pytest
 from sqlalchemy import Connection, Engine, select
 
+from backends.environment import Environment
 from backends.errors import StorageError
 from backends.outcome import Status
 from backends.problem import from_linear
-from db import jobs, models, queries, sessions
+from backends.solution import Solution
+from db import jobs, models, provenance, queries, sessions
 from db.engine import DatabaseBroken, DatabaseUnavailable, reading, writing
 from db.jobs import Fenced, StartedJob
 from db.values import table
@@ -28,12 +30,15 @@ from tests.db.samples import (
     CLASS,
     HERE,
     POLICY,
+    UPDATED,
     candidate,
     lost,
     problem,
     proven,
     raced,
     screened,
+    start,
+    store_session,
     submit,
     won,
 )
@@ -469,3 +474,35 @@ def test_an_imported_solution_is_measured_like_any_other(engine: Engine, space: 
     import_file(engine, io.BytesIO((header + line).encode()), "claims.csv")
     done = [e for e in campaign(engine, Runner([1e-5])).run() if isinstance(e, Finished)]
     assert [any("imported" in note for note in e.result.notes) for e in done] == [True, False]
+
+
+#: An imported file's provenance.
+FILE = {
+    "kind": "imported", "format": "journal", "source": "journal.jsonl", "sha256": "0" * 64, "header": {},
+    "device_class_id": CLASS,
+}  # fmt: skip
+
+
+def test_the_winner_of_the_latest_verdict_in_this_environment_is_the_incumbent(engine: Engine) -> None:
+    def incumbent(environment: Environment = HERE) -> str | None:
+        spec = replace(SPEC, environment=environment)
+        return DirectStore(engine, "reader").start(spec).incumbent
+
+    def ended(origin: str, winner: Solution, environment: Environment = HERE, imported: bool = False) -> None:
+        begun = replace(start(PROBLEM, environment=environment), origin=origin)
+        with writing(engine) as connection:
+            if imported:
+                begun = replace(begun, provenance_number=provenance.put(connection, FILE)[0])
+            store_session(connection, begun, winner)
+
+    assert incumbent() is None
+    ended("first", candidate(1))
+    assert incumbent() == candidate(1).id
+    assert incumbent(UPDATED) is None, "another environment has none"
+    ended("second", candidate(2))
+    assert incumbent() == candidate(2).id
+    ended("there", candidate(3), UPDATED)
+    ended("file", candidate(4), imported=True)
+    assert (incumbent(), incumbent(UPDATED)) == (candidate(2).id, candidate(3).id)
+    ended("third", BASELINE)
+    assert incumbent() is None, "the default stayed"

@@ -80,7 +80,7 @@ def test_a_win_that_the_second_process_shows_stands() -> None:
     [
         ({"b": 1.0}, "within the noise there"),
         ({"b": 1.3}, "within the noise there"),
-        ({"b": 0.99}, "less than the margin of 2%"),
+        ({"b": 0.99}, "less than 2.0%"),
         ({"base": 0.8}, "within the noise there"),
         ({"b": None}, "it failed there: launch error: planted"),
         ({"base": None}, "the default failed there: launch error: planted"),

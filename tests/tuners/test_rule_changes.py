@@ -115,26 +115,40 @@ def check_limits_of_a_tie(module: Module) -> None:
     assert (found.winner, found.tie_set) == ("fast", ("fast",))
 
 
+def check_incumbent(module: Module) -> None:
+    """The winner of the verdict before keeps its WIN with half of the margin, shown; nothing else does."""
+    for ratio, noise, kept in ((0.985, 1, True), (0.9901, 1, False), (0.9899, 1, True), (1.0, 1, False)):
+        times = {"base": steady(1.0), "a": [ratio * noise] * ROUNDS, "b": steady(1.2)}
+        for incumbent, wins in (("a", kept), ("b", False), (None, False)):
+            found = judged(module, times, incumbent=incumbent, targets={"t": {"a"}})
+            assert (found.judgement == "WIN", found.targets["t"].judgement == "WIN") == (wins, wins)
+    unsure = {"base": steady(1.0), "a": [0.98] * 13 + [1.01] * 7}
+    assert judged(module, unsure, incumbent="a").judgement == "TIE"
+    found = judged(module, {"base": steady(1.0), "a": steady(0.985), "b": steady(0.9)}, incumbent="a")
+    assert found.winner == "b", "a candidate that is shown to be faster takes its place"
+
+
 CHECKS = (
     check_margin, check_interval, check_pairing, check_confidence, check_tie_break, check_limits_of_a_tie,
+    check_incumbent,
 )  # fmt: skip
 
 # ---- the changes ---------------------------------------------------------------------------------
 
 #: (module, what it is, the true text, the changed text)
 CHANGES = [
-    (true_decide, "a WIN without a margin", "and ratio.mid <= 1 - self.rule.margin", ""),
+    (true_decide, "a WIN without a margin", "and ratio.mid <= 1 - self.least_gain(name)", ""),
     (
         true_decide,
         "half of the margin",
-        "ratio.mid <= 1 - self.rule.margin",
-        "ratio.mid <= 1 - self.rule.margin / 2",
+        "ratio.mid <= 1 - self.least_gain(name)",
+        "ratio.mid <= 1 - self.least_gain(name) / 2",
     ),
     (
         true_decide,
         "a margin that is not enough",
-        "ratio.mid <= 1 - self.rule.margin",
-        "ratio.mid < 1 - self.rule.margin",
+        "ratio.mid <= 1 - self.least_gain(name)",
+        "ratio.mid < 1 - self.least_gain(name)",
     ),
     (true_decide, "a WIN by the median alone", "and ratio.high < 1.0 and", "and"),
     (true_decide, "a WIN by the best end of the interval", "ratio.high < 1.0 and", "ratio.low < 1.0 and"),
@@ -221,6 +235,14 @@ CHANGES = [
         "final.ratio(name, fastest) for name in (*final",
         "final.ratio(name, baseline) for name in (*final",
     ),
+    (
+        true_decide,
+        "half of the margin for all",
+        "(INCUMBENT_SHARE if name == self.incumbent else 1.0)",
+        "0.5",
+    ),
+    (true_decide, "an incumbent like the others", "if name == self.incumbent else 1.0", "if False else 1.0"),
+    (true_decide, "an incumbent without a margin", "INCUMBENT_SHARE = 0.5", "INCUMBENT_SHARE = 0.0"),
     (
         true_decide,
         "a target's fastest, not its tie-break",

@@ -25,8 +25,8 @@ def race(solutions: list[Solution]) -> Race:
     return Race(lambda *_: TIMED[0], {one.id: one for one in solutions}, solutions[0].id, OPTIONS)
 
 
-def chosen(solutions: list[Solution], winners: list[Solution]) -> Solution:
-    order = preference(race(solutions), winners)
+def chosen(solutions: list[Solution], winners: list[Solution], incumbent: str | None = None) -> Solution:
+    order = preference(race(solutions), winners, incumbent)
     return min(solutions, key=lambda one: (order[one.id], one.id))
 
 
@@ -44,6 +44,13 @@ def test_a_winner_is_not_preferred_to_less_workspace_determinism_or_a_library() 
     assert chosen([OWN[0], large], [large]) == OWN[0]
     assert chosen([OWN[0], uncertain], [uncertain]) == OWN[0]
     assert chosen([OWN[0], library], [OWN[0]]) == library
+
+
+def test_the_incumbent_is_preferred_to_all_that_tie_with_it() -> None:
+    large = Solution("own", 1, {"tile": 9}, None, 4096, None)
+    library = Solution("cublaslt", 1, {"tile": 0}, "13", 0, True)
+    assert chosen([OWN[0], large, library], [OWN[0], large], large.id) == large
+    assert chosen([OWN[0], library], [OWN[0], large], large.id) == library, "where it is not in the race"
 
 
 def test_the_latest_winner_has_a_place_in_the_final_if_it_is_near_the_fastest() -> None:
