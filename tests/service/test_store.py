@@ -272,7 +272,7 @@ def test_the_end_writes_what_is_left(engine: Engine) -> None:
 
 def test_a_worker_that_lost_its_job_writes_nothing_more(engine: Engine) -> None:
     job = begun(engine)
-    store = JobStore(engine, job, PROBLEM, HERE, Event())
+    store = JobStore(engine, job, PROBLEM, HERE, Event(), Clock())
     store.start(SPEC)
     store.add(OUTCOMES[0])
     store.flush()
