@@ -96,6 +96,9 @@ class RaceOptions:
     #: whichever is longer, it ends with the current round.
     overtime: float = 2.0
     overtime_seconds: float = 20.0
+    #: A bounded budget may be overrun by this share of it for the rounds that a decision needs: a final that
+    #: ends one round before it has decided nothing.
+    grace: float = 0.1
     #: Candidates that are in the race only for an export target take at most this share of the final.
     target_share: float = 0.2
     #: Number of an export target's candidates that enter the heats if none of them is near the fastest.

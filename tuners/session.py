@@ -266,13 +266,15 @@ class Session:
             return self._clock() - begin - (self.counts.lost_seconds - lost)
 
         try:
-            while len(race.times) - len(fixed) > self._race.finalists:
+            # The incumbent is never eliminated by the noise of a heat: only the final shows it to be slower.
+            kept = [*fixed, *(name for name in (self._incumbent,) if name in race.times)]
+            while len(race.times) - len(kept) > max(1, self._race.finalists - (len(kept) - len(fixed))):
                 aim = race.rounds + self._race.heat_rounds
                 while race.rounds < aim:
                     yield from race.round()
                     if self._stopped:
                         return
-                race.halve(fixed)
+                race.halve(kept)
             race.start_final()
             heats = took()
             while race.rounds < self.settings.rule.max_rounds:
@@ -287,7 +289,8 @@ class Session:
                 late = took() - heats > max(self._race.overtime * budget.seconds, self._race.overtime_seconds)
                 needed = self.settings.rule.rounds_needed(race.comparisons)
                 another = self.counts.measuring_seconds + took() - before
-                late = late or (budget.bounded and another > limit)
+                grace = self._race.grace * budget.seconds if race.rounds < needed else 0.0
+                late = late or (budget.bounded and another > limit + grace)
                 if race.rounds >= needed and race.rounds % 2 == 0 and self._race.precision:
                     late = late or race.settled(self.settings.rule)
                 if race.rounds and (late or (over and race.rounds >= needed)):
@@ -362,11 +365,12 @@ class Session:
         if not winners:
             return verdict
         budget, options = self.settings.budget, self._race
-        most = max(options.overtime * budget.seconds, options.overtime_seconds)
+        most, grace = max(options.overtime * budget.seconds, options.overtime_seconds), 0.0
         if budget.bounded:
             most = max(0.0, budget.seconds - self.counts.measuring_seconds)
+            grace = options.grace * budget.seconds
         seconds = short_seconds(self.settings)
-        plan = RetimingPlan(race.baseline, self.settings.rule, options, seconds, most, self._incumbent)
+        plan = RetimingPlan(race.baseline, self.settings.rule, options, seconds, most, grace)
         begin = self._clock()
         again = self.runner.retime(task, [race.solutions[name] for name in (race.baseline, *winners)], plan)
         self.counts.confirming_seconds += self._clock() - begin

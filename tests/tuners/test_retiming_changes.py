@@ -34,9 +34,9 @@ def check_what_stands(module: Module) -> None:
 
 
 def check_the_rule(module: Module) -> None:
-    """The margin, the interval and the rounds are the final's."""
+    """The interval and the rounds are the final's, the margin is half of it."""
     for ratios, judgement in (
-        ([0.98] * 12, "WIN"), ([0.985] * 12, "TIE"), ([0.5] * 9 + [1.5] * 3, "TIE"), ([0.5] * 7, "TIE"),
+        ([0.99] * 12, "WIN"), ([0.9905] * 12, "TIE"), ([0.5] * 9 + [1.5] * 3, "TIE"), ([0.5] * 7, "TIE"),
     ):  # fmt: skip
         times = {"base": [1.0] * len(ratios), "a": ratios}
         assert confirmed(module, times, failed={"b": "refused"}).judgement == judgement
@@ -78,6 +78,8 @@ CHECKS = (
 #: (what it is, the true text, the changed text)
 CHANGES = [
     ("whatever it shows, it agrees", "agrees, gain = final.wins(name)", "agrees, gain = True"),
+    ("the whole margin must be shown", "SHOWN_SHARE = 0.5", "SHOWN_SHARE = 1.0"),
+    ("no margin must be shown", "SHOWN_SHARE = 0.5", "SHOWN_SHARE = 0.0"),
     ("the median is enough", "final.wins(name), f", "final.against_base[name].mid < 1, f"),
     ("no WIN is taken back", "    if own.agrees:", "    if True:"),
     ("no target's WIN is taken back", "found is None or found.agrees", "found is None or True"),

@@ -18,6 +18,7 @@ from tests.tuners.recorded import space_of as recorded_space
 from tests.tuners.test_space import ENVIRONMENT, LIBRARY, LONG, PROBLEM, ListedBackend, ListedFamily, solution
 from tests.tuners.test_space import space as space_of
 from tuners.budget import Budget
+from tuners.decide import Judgement
 from tuners.options import ScreeningOptions
 from tuners.policy import MeasurementPolicy
 from tuners.session import Session
@@ -203,6 +204,28 @@ def test_earlier_winners_count_as_candidates(monkeypatch: pytest.MonkeyPatch) ->
     run, order = screened(("base", "a", "b", "c"), [recorded_solution("c")], candidates=2)
     assert order == ["base", "c", "a"]
     assert run.counts.search_ended == "candidates spent"
+
+
+@pytest.mark.parametrize("gain", [0.015, 0.03])
+@pytest.mark.parametrize("known", [False, True])
+def test_an_incumbent_that_heats_would_eliminate_keeps_its_place_and_its_win(
+    monkeypatch: pytest.MonkeyPatch, gain: float, known: bool
+) -> None:
+    monkeypatch.setattr("tuners.session.usable", lambda given, *_, **__: (list(given), []))
+    rivals = [f"c{number}" for number in range(30)]
+    speed = dict.fromkeys(rivals, 0.99 * (1 - gain)) | {"old": 1 - gain}
+    runner = RecordedRunner([1e-4], speed=speed)
+    old = recorded_solution("old")
+    run = Session(
+        runner, PROBLEM, TuningSettings(budget=Budget(1.0)), clock=runner.clock,
+        space=recorded_space("base", *rivals, "old"), targets=(), winners=[old],
+        incumbent=old.id if known else None,
+    )  # fmt: skip
+    list(run.run())
+    assert run.verdict is not None
+    assert run.verdict.judgement is Judgement.WIN
+    assert (run.verdict.winner == old.id) is known
+    assert run.verdict.fastest != old.id
 
 
 def test_an_earlier_winner_of_another_build_is_tried_as_this_one() -> None:
