@@ -29,11 +29,11 @@ class ScreeningOptions:
     #: The cache is warm once this many of the screened candidates were in it. With nothing to screen, the
     #: search then waits for compilers within its share of the budget only.
     warm_candidates: int = 8
-    #: With a cold cache it waits for this many budgets or this many seconds, whichever is longer: the first
-    #: kernels take seconds to compile, however short the budget. If the device is the host, it waits for as
-    #: long as they take.
-    compile_wait_budgets: float = 1.0
-    compile_wait_seconds: float = 5.0
+    #: With a cold cache it waits for this many budgets or this many seconds, whichever is longer: kernels take
+    #: a second to compile, however short the budget, and what is compiled late is ready for the next problem.
+    #: If the device is the host, it waits for as long as they take.
+    compile_wait_budgets: float = 0.5
+    compile_wait_seconds: float = 1.5
     #: Before that, the search waits this long for the first candidate, without which there is no search.
     first_compile_wait_seconds: float = 60.0
     #: The search ends at a regret bound only after this many timed candidates.
