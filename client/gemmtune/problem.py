@@ -285,7 +285,9 @@ def _check_weights(p: Mapping[str, Any]) -> None:
     if kind != "uint4" and zero != "none":
         raise ProblemError(f"zero_a {zero}: {kind} is signed and has no zero point", "zero_a")
     if scale == "tensor" and zero in _STORED_ZEROS:
-        raise ProblemError(f"zero_a {zero} is one a group or a row; a single scale has none or eight", "zero_a")
+        raise ProblemError(
+            f"zero_a {zero} is one a group or a row; a single scale has none or eight", "zero_a"
+        )
     if zero == "uint4" and p["m"] % 8:
         raise ProblemError(f"m {p['m']}: zero points of uint4 are packed 8 rows to a word", "m")
 
