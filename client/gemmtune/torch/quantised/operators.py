@@ -18,6 +18,8 @@ from gemmtune.torch.served import Served, current
 from gemmtune.torch.tuned_row import TunedRow
 from gemmtune.torch.watch import WATCHERS, inside, tell
 
+#: The most rows that an input is padded to: up to there the time is that of reading the weights.
+_MOST_PADDED = 64
 _TAGS = (torch.Tag.needs_fixed_stride_order,)
 _LIBRARY = torch.library.Library("gemmtune", "FRAGMENT")
 _LIBRARY.define(
@@ -107,7 +109,7 @@ def smallest(rows: dict[int, TunedRow], m: int, addresses: int) -> TunedRow | No
     exact = rows.get(m)
     if exact is not None and (found := exact.applies(addresses)) is not None:
         return found
-    for size in sorted(size for size in rows if size > m):
+    for size in sorted(size for size in rows if m < size <= _MOST_PADDED):
         if (found := rows[size].applies(addresses)) is not None:
             return found
     return None
