@@ -19,7 +19,8 @@ N, K, ROWS = 32, 256, (1, 4)
 
 
 def weights(m: int, kind: str = "uint4", zero: str = "none", **options: Any) -> GemmProblem:
-    """x[m, K] by w[N, K]; groups of 128 with scales of the activations' type unless `options` say otherwise."""
+    """x[m, K] by w[N, K]; groups of 128 with scales of the activations' type unless `options` say
+    otherwise."""
     dtype = options.pop("dtype", "bf16")
     how = {"dtype_b": kind, "scale_b": "block_1x128", "scale_dtype": dtype, "zero_b": zero, **options}
     return from_linear(m, how.pop("n", N), how.pop("k", K), dtype, **how)

@@ -1,5 +1,5 @@
-"""Bundles of our kernels for quantised weights, run by the emulator: the client's CPU driver calls a function that
-takes a kernel's own argument block and launches it on the host's fibers."""
+"""Bundles of our kernels for quantised weights, run by the emulator: the client's CPU driver calls a function
+that takes a kernel's own argument block and launches it on the host's fibers."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def write(
     default: str | None = "torch-weights",
     torch_build: str | None = None,
 ) -> Path:
-    """A bundle with the likeliest candidate of a family for each problem. `default`: the family of the baseline;
-    `torch_build`: the torch with which the rows say that they were measured."""
+    """A bundle with the likeliest candidate of a family for each problem. `default`: the family of the
+    baseline; `torch_build`: the torch with which the rows say that they were measured."""
     environment = CpuBackend().probe().devices[0]
     runtime = compile_runtime(environment.partition, cache).read_bytes()
     chosen = []

@@ -53,16 +53,16 @@ def exact(weight: QuantizedWeight) -> Any:
 
 
 def right(out: Any, x: Any, weight: QuantizedWeight, bias: Any = None) -> bool:
-    """Whether out = x W^T + bias, with each weight rounded once to x's type, sums in fp32, and the result rounded
-    once (and once more before a bias is added)."""
+    """Whether out = x W^T + bias, with each weight rounded once to x's type, sums in fp32, and the result
+    rounded once (and once more before a bias is added)."""
     w, left = exact(weight), x.reshape(-1, x.shape[-1]).double()
     with inside():  # a report counts no product of this
         product, sizes = left @ w.t(), left.abs() @ w.abs().t()
     if bias is not None:
         product, sizes = product + bias.double(), sizes + bias.double().abs()
     unit = torch.finfo(x.dtype).eps / 2
-    # Roundings of weights are independent: their sum grows as a square root, which 4 / sqrt(k) of the sum of sizes
-    # bounds with room.
+    # Roundings of weights are independent: their sum grows as a square root, which 4 / sqrt(k) of the sum of
+    # sizes bounds with room.
     weights = unit * sizes * 4 / x.shape[-1] ** 0.5
     allowed = weights + 2 * unit * (product.abs() + sizes / 64) + x.shape[-1] * 2.0**-24 * sizes
     found = out.reshape(product.shape).double()

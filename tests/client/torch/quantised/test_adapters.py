@@ -53,7 +53,8 @@ def same(weight: Any, expected: Any) -> bool:
 
 
 def tiles(integers: Any, inner: int) -> Any:
-    """As the kernel of torch._convert_weight_to_int4pack writes them on CUDA: word [n tile, k tiles, lane, pair]."""
+    """As the kernel of torch._convert_weight_to_int4pack writes them on CUDA: word [n tile, k tiles, lane,
+    pair]."""
     n, k = integers.shape
     found = torch.zeros(n // 8, k // (16 * inner), 32, inner // 2, dtype=torch.int64)
     for tile in range(n // 8):
@@ -102,9 +103,7 @@ def test_compressed_tensors() -> None:
     assert same(from_compressed_tensors(packed, s, weight_shape=shape), q.double() * spread(s))
     asymmetric = from_compressed_tensors(packed, s, packed_zeros, weight_shape=shape, group_size=G)
     assert same(asymmetric, (q.double() - spread(z)) * spread(s))
-    assert same(
-        from_compressed_tensors(packed, s, z.to(torch.int8)), (q.double() - spread(z)) * spread(s)
-    )
+    assert same(from_compressed_tensors(packed, s, z.to(torch.int8)), (q.double() - spread(z)) * spread(s))
     eight, channel = numbers(-128, 128), floats(N, 1)
     assert same(
         from_compressed_tensors(words(eight + 128, 1, 8), channel, bits=8), eight.double() * spread(channel)
@@ -199,7 +198,9 @@ _REFUSED: list[tuple[str, Callable[[], Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("match", "read"), _REFUSED, ids=[f"{i}-{one}" for i, (one, _) in enumerate(_REFUSED)])
+@pytest.mark.parametrize(
+    ("match", "read"), _REFUSED, ids=[f"{i}-{one}" for i, (one, _) in enumerate(_REFUSED)]
+)
 def test_what_is_refused_says_why(match: str, read: Callable[[], Any]) -> None:
     with pytest.raises(WeightError, match=match):
         read()

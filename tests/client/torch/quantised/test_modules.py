@@ -89,7 +89,9 @@ def test_what_stays() -> None:
 def test_a_module_that_does_not_fit_is_named_before_any_is_replaced() -> None:
     model = block()
     model.narrow = nn.Linear(100, N)
-    with pytest.raises(WeightError, match="narrow: group_size 128 does not divide K 100: .*; keep= leaves it"):
+    with pytest.raises(
+        WeightError, match=r"narrow: group_size 128 does not divide K 100: .*; keep= leaves it"
+    ):
         quantize_model(model)
     assert type(model.up) is nn.Linear
     assert quantize_model(model, keep=("narrow", "lm_head")) == ["up", "layers.0"]

@@ -275,14 +275,14 @@ def test_tensors_of_other_shapes_and_types() -> None:
     refused("input is", x.to(torch.int32), weight.data, weight.scales)
     refused("bias is", x, weight.data, weight.scales, bias=torch.randn(N + 1))
     refused("bias is", x, weight.data, weight.scales, bias=torch.randn(N).half())
-    with pytest.raises(WeightError, match="int8 weights are signed|uint8; 8-bit weights are"):
+    with pytest.raises(WeightError, match="uint8; 8-bit weights are"):
         linear_w8a16(x, weight.data, weight.scales)
 
 
 def test_weights_prepacked_for_another_kernel_are_refused_by_name() -> None:
     x, scales = torch.randn(1, K), torch.rand(N, 2)
     tiles = torch.zeros(N // 8, K // 128, 32, 4, dtype=torch.int32)
-    refused("torch._convert_weight_to_int4pack, .*from_tinygemm", x, tiles, scales)
+    refused(r"torch\._convert_weight_to_int4pack, .*from_tinygemm", x, tiles, scales)
     refused("Marlin's or Machete's", x, torch.zeros(K // 16, N * 2, dtype=torch.int32), scales)
 
 

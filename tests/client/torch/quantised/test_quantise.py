@@ -24,11 +24,17 @@ def test_numbers_are_the_nearest(how: dict[str, Any], dtype: Any) -> None:
     assert made.shape == (24, 256)
     assert made.bits == how.get("bits", 4)
     size = made.form.group
-    assert size == {None: 128 if made.bits == 4 else 256, -1: 256}.get(how.get("group_size"), how.get("group_size"))
+    assert size == {None: 128 if made.bits == 4 else 256, -1: 256}.get(
+        how.get("group_size"), how.get("group_size")
+    )
     error = (made.dequantize() - weight.float()).abs().view(24, -1, size)
     scales = made.scales.float().view(24, -1, 1)
     # Scales are rounded to their type, so that the outermost integers may be cut off by a part of a step.
-    cut = 128 * torch.finfo(made.scales.dtype).eps if made.bits == 8 else 15 * torch.finfo(made.scales.dtype).eps
+    cut = (
+        128 * torch.finfo(made.scales.dtype).eps
+        if made.bits == 8
+        else 15 * torch.finfo(made.scales.dtype).eps
+    )
     assert bool((error <= scales * (0.5 + cut + (0.5 if how.get("symmetric") is False else 0))).all())
 
 

@@ -94,7 +94,7 @@ def test_the_other_order_of_nibbles() -> None:
     assert torch.equal(found.data, weight.data)
     with pytest.raises(WeightError, match="low or the high half"):
         from_stored(swapped, weight.scales, even="first")
-    with pytest.raises(WeightError, match="not of torch.int8"):
+    with pytest.raises(WeightError, match="two elements to a byte of uint8"):
         from_stored(sample(16, 256, bits=8, group=-1).data, weight.scales, even="high")
 
 
