@@ -17,6 +17,7 @@ from gemmtune.torch.fuse import Group, groups, merged_key
 from gemmtune.torch.handle import Handle
 from gemmtune.torch.layouts import Product
 from gemmtune.torch.products import Weights, autocast_differs, intercepted, run_linear
+from gemmtune.torch.quantised.fuse import WeightGroup, weight_groups
 from gemmtune.torch.quantised.modules import QuantizedLinear
 from gemmtune.torch.race import race_rows
 from gemmtune.torch.served import LinearKey, Served
@@ -132,17 +133,19 @@ class Applied(Handle):
         self._switch = _Switch()
         self._patched: list[Any] = []
         self._groups: list[Group] = []
+        self._weight_groups: list[WeightGroup] = []
         self._model, self._race = model, race
         self._keys: set[LinearKey] = set()
         self._indices = _indices(model, self._served)
         try:
             _check_devices(model, self._served)
-            self._serve(list(groups(model, self._served)) if fuse else [])
+            siblings = list(groups(model, self._served)) if fuse else []
+            self._serve(siblings, list(weight_groups(model, self._served)) if fuse else [])
         except BaseException:
             self.disable()
             raise
 
-    def _serve(self, siblings: Sequence[Any] = ()) -> None:
+    def _serve(self, siblings: Sequence[Any] = (), quantized: Sequence[Any] = ()) -> None:
         """Races and loads the rows of the model's modules, merges siblings, and patches the modules that have
         rows and are not patched yet. Groups stay as they are at a refresh: graphs have their addresses."""
         served, model = self._served, self._model
@@ -150,7 +153,9 @@ class Applied(Handle):
         self._keys |= {_key(module) for module in free}
         rows = [row for key in self._keys for row in served.linear.get(key, {}).values()]
         merged = [served.linear[merged_key(one)] for one in siblings]
-        rows += [row for of in (*merged, *(group.rows for group in self._groups)) for row in of.values()]
+        rows += [row for of in merged for row in of.values()]
+        self._weight_groups += [WeightGroup(served, one) for one in quantized]
+        rows += [row for group in (*self._groups, *self._weight_groups) for row in group.tuned()]
         by_module = [_weight_rows(module, served) for module in _quantized(model, served)]
         self.quantized = sum(bool(found) for found in by_module)
         rows += [row for found in by_module for row in found]
@@ -161,7 +166,7 @@ class Applied(Handle):
             if any(row.live for row in of.values()):
                 self._groups.append(Group(served, one))
                 served.groups.append(self._groups[-1])
-        self.fused = len(self._groups)
+        self.fused = len(self._groups) + len(self._weight_groups)
         grouped = {module: group for group in self._groups for module in group.modules}
         for module in free:
             key, group = _key(module), grouped.get(module)
@@ -184,6 +189,8 @@ class Applied(Handle):
         for group in self._groups:
             self._served.groups.remove(group)
             group.restore()
+        for weights in self._weight_groups:
+            weights.restore()
         super().disable()
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from torch.compiler import is_compiling
 
 from gemmtune.torch.quantised.form import WeightError
 from gemmtune.torch.quantised.operators import linear_w4a16, linear_w8a16
@@ -15,6 +17,25 @@ from gemmtune.torch.quantised.stored import QuantizedWeight
 
 #: Modules that quantize_model() leaves as they are: output layers, which lose most by it.
 KEPT = ("lm_head",)
+
+
+class SharedInput(Protocol):
+    """Modules of one input whose product is computed once (fuse.py)."""
+
+    def take(self, module: Any, given: Any) -> Any | None:
+        """The columns of one module's output; None if it has to compute alone."""
+
+
+#: The group of a module. Copies of a module are in none, and compute alone.
+_GROUPS: WeakKeyDictionary[Any, SharedInput] = WeakKeyDictionary()
+
+
+def share(module: QuantizedLinear, group: SharedInput | None) -> None:
+    """Has a module compute as one of a group; with None alone again."""
+    if group is None:
+        _GROUPS.pop(module, None)
+    else:
+        _GROUPS[module] = group
 
 
 class QuantizedLinear(nn.Module):  # type: ignore[misc]
@@ -46,6 +67,11 @@ class QuantizedLinear(nn.Module):  # type: ignore[misc]
 
     def forward(self, input: Any) -> Any:  # noqa: A002
         """[..., in_features] to [..., out_features]."""
+        if _GROUPS and not is_compiling():
+            group = _GROUPS.get(self)
+            found = None if group is None or type(input) is not torch.Tensor else group.take(self, input)
+            if found is not None:
+                return found
         if self.bits == 8:
             return linear_w8a16(input, self.weight, self.scales, self.group_size, self.bias)
         return linear_w4a16(

@@ -57,7 +57,7 @@ def _run(x: Any, form: Form, weight: Any, scales: Any, zeros: Any, bias: Any) ->
     kind = x.device.type
     product = WeightProduct(x.numel() // form.k, form, x.dtype, "" if bias is None else "bias")
     if served is not None and product.m:
-        found = _by_row(served, product, x, weight, scales, zeros, bias)
+        found = by_row(served, product, x, weight, scales, zeros, bias)
         if found is not None:
             return found
     if WATCHERS and product.m:
@@ -66,7 +66,7 @@ def _run(x: Any, form: Form, weight: Any, scales: Any, zeros: Any, bias: Any) ->
         return torch.nn.functional.linear(x, dequantized(form, weight, scales, zeros, x.dtype), bias)
 
 
-def _by_row(
+def by_row(
     served: Served,
     product: WeightProduct,
     x: Any,
