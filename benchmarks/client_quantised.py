@@ -7,8 +7,8 @@
 writes the winners into a bundle; no service is needed. `run` needs the client, torch and transformers alone.
 
 `run` builds the model with random weights, captures one decode step in a CUDA graph and times its replays. Ways, one
-after another: bf16 (nn.Linear); gemmtune (QuantizedLinear under apply()); dequantised (the same modules without a
-table: what runs where M has no row); int4pack (torch._weight_int4pack_mm of the same weights). The output layer stays
+after another: bf16 (nn.Linear); gemmtune (QuantizedLinear under apply()); gemmtune_fused (under apply(fuse=True)); dequantised
+(the same modules without a table: what runs where M has no row); int4pack (torch._weight_int4pack_mm of the same weights). The output layer stays
 bf16 in all. Logits are compared with those of the dequantised weights. What packing takes is told apart: gemmtune reads
 the stored form, so that it packs nothing. `--quick`: 2 layers, batch 1. On a CPU steps are called without a graph, and
 int4pack is left out.
@@ -22,9 +22,11 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from backends.errors import DeviceError, GemmtuneError
 from backends.packages.bundle import BundleBuilder, Measured, describe_row
 from backends.problem import GemmProblem, from_linear
 from benchmarks.cuda_tuned import Tuned, kernel_cache, machine, say, tune
@@ -45,13 +47,15 @@ _NOT_ARGUMENTS = ("architectures", "model_type", "torch_dtype")
 
 
 def layers(config: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """(n, k) of the linear layers that a Llama has, each once: q and o, k and v, gate and up, down."""
+    """(n, k) of the linear layers that a Llama has, each once: q and o, k and v, gate and up, down, and q, k and v,
+    gate and up as one product each, which apply(fuse=True) makes of them."""
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     heads = config["num_attention_heads"]
     depth = config.get("head_dim") or hidden // heads
     queries, keys = heads * depth, config.get("num_key_value_heads", heads) * depth
-    found = ((queries, hidden), (hidden, queries), (keys, hidden), (inner, hidden), (hidden, inner))
-    return list(dict.fromkeys(found))
+    alone = ((queries, hidden), (hidden, queries), (keys, hidden), (inner, hidden), (hidden, inner))
+    fused = ((queries + 2 * keys, hidden), (2 * inner, hidden))
+    return list(dict.fromkeys((*alone, *fused)))
 
 
 def problems(config: Mapping[str, Any], batches: Sequence[int]) -> list[GemmProblem]:
@@ -71,11 +75,8 @@ def measured(tuned: Tuned) -> Measured | None:
     said = {
         "judgement": ours.judgement.value, "seconds": ours.seconds, "baseline_seconds": ours.baseline_seconds,
         "baseline": verdict.baseline_name, "baseline_family": known[verdict.baseline].family,
-        "speedup": ours.speedup.to_dict(), "rounds": ours.rounds, "session": None, "decided_at": None,
+        "speedup": list(ours.speedup.to_dict().values()), "rounds": ours.rounds, "session": None, "decided_at": None,
     }  # fmt: skip
-    if isinstance(said["speedup"], Mapping):
-        speedup = said["speedup"]
-        said["speedup"] = [speedup[name] for name in ("low", "mid", "high")]
     return Measured(session.problem, known[ours.solution], session.runner.environment, said)
 
 
@@ -94,12 +95,17 @@ def write_tuned(options: argparse.Namespace) -> None:
             if options.minutes is not None and time.monotonic() - started > 60 * options.minutes:
                 say(f"stopped after {options.minutes} minutes, {len(wanted) - number} products left")
                 break
-            tuned = tune(runner, problem, options.seconds)
-            one = measured(tuned)
-            say(_line(problem, tuned, one))
-            if one is not None:
-                builder.add(describe_row(one, device.arch, cache))
-                rows += 1
+            try:
+                tuned = tune(runner, problem, options.seconds)
+                one = measured(tuned)
+                say(_line(problem, tuned, one))
+                if one is not None:
+                    builder.add(describe_row(one, device.arch, cache))
+                    rows += 1
+            except DeviceError:
+                raise
+            except GemmtuneError as error:  # of one product: the others go on
+                say(f"{problem.id}: no row; {type(error).__name__}: {error}")
         if not rows:
             raise SystemExit("no kernel of our own won: there is nothing to write")
         digest = builder.write(options.bundle)
@@ -205,7 +211,7 @@ def steps(
                 "milliseconds": taken, "tokens_per_second": batch / taken * 1e3, "logits": logits,
                 "rows": [[one.m, one.n, one.k, one.calls, one.speedup] for one in lines if one.hit],
                 "missed": [[one.m, one.n, one.k, one.calls] for one in lines if not one.hit],
-                "modules": getattr(handle, "quantized", None),
+                "modules": getattr(handle, "quantized", None), "fused": getattr(handle, "fused", None),
             }  # fmt: skip
             say(f"{way:12} batch {batch:3} {taken:9.3f} ms {batch / taken * 1e3:9.1f} tokens/s")
             gc.collect()
@@ -238,13 +244,9 @@ def decode(options: argparse.Namespace) -> None:
     )
     gc.collect()
     packing["gemmtune_seconds"] = 0.0  # the stored form is what the kernels read
-    ways["gemmtune"] = steps(
-        model,
-        "gemmtune",
-        options,
-        device,
-        lambda: gemmtune.torch.apply(model, table, race=not options.no_race),
-    )
+    for way, fuse in (("gemmtune", False), ("gemmtune_fused", True)):
+        used = partial(gemmtune.torch.apply, model, table, fuse=fuse, race=not options.no_race)
+        ways[way] = steps(model, way, options, device, used)
     ways["dequantised"] = steps(model, "dequantised", options, device)
     if vendor == "cuda":
         packing["int4pack_seconds"], _ = _seconds(device, lambda: int4pack_modules(model))
@@ -259,8 +261,12 @@ def decode(options: argparse.Namespace) -> None:
             logits = one.pop("logits", None)
             one["to_dequantised"] = None if logits is None or way == "bf16" else distance(logits, exact)
             values[way] = one
-        ours = values["gemmtune"]["milliseconds"]
-        values["speedup"] = {way: values[way]["milliseconds"] / ours for way in ways if way != "gemmtune"}
+        values["speedup"] = {
+            ours: {
+                way: values[way]["milliseconds"] / values[ours]["milliseconds"] for way in ways if way != ours
+            }
+            for ours in ("gemmtune", "gemmtune_fused")
+        }
         rows.append(values)
     figures = {
         "what": (__doc__ or "").split("\n\n")[-1].strip(), "bundle": table.digest, "config": config,
@@ -269,7 +275,11 @@ def decode(options: argparse.Namespace) -> None:
         "packing": packing, "rows": rows,
     }  # fmt: skip
     for one in rows:
-        say(f"batch {one['batch']}: gemmtune is {one['speedup']}")
+        for ours, over in one["speedup"].items():
+            say(
+                f"batch {one['batch']}: {ours} over "
+                + ", ".join(f"{way} {x:.3f}x" for way, x in over.items())
+            )
     write(options.json.stem, machine(vendor, 1)[0].environment, figures, options.json.parent)
 
 

@@ -43,7 +43,9 @@ def all_right(model: Attention, x: Any, outputs: tuple[Any, ...]) -> bool:
     return all(right(out, x, one.quantized_weight, one.bias) for one, out in pairs)
 
 
-@pytest.mark.parametrize(("zero", "bias", "m"), [("eight", False, 4), ("eight", True, 3), ("uint4", False, 2)])
+@pytest.mark.parametrize(
+    ("zero", "bias", "m"), [("eight", False, 4), ("eight", True, 3), ("uint4", False, 2)]
+)
 def test_siblings_are_one_product(weight_table: Table, zero: str, bias: bool, m: int) -> None:
     model = Attention(zero, bias)
     before = [one.scales.clone() for one in model.projections]
