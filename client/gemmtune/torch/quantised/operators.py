@@ -18,7 +18,7 @@ from gemmtune.torch.served import Served, current
 from gemmtune.torch.tuned_row import TunedRow
 from gemmtune.torch.watch import WATCHERS, inside, tell
 
-#: The most rows that an input is padded to: up to there the time is that of reading the weights.
+#: The most rows that an input is padded to: kernels of more rows are slower than dequantising for few.
 _MOST_PADDED = 64
 _TAGS = (torch.Tag.needs_fixed_stride_order,)
 _LIBRARY = torch.library.Library("gemmtune", "FRAGMENT")
