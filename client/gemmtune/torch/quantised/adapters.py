@@ -115,8 +115,7 @@ def from_compressed_tensors(
         stated = [int(one) for one in weight_shape]
         raise WeightError(
             f"weight_shape is {stated}, and the words hold [{n}, {k}]: K {stated[-1]} is padded to whole "
-            "words, "
-            "which the stored form does not have"
+            "words, which the stored form does not have"
         )
     scales = weight_scale.contiguous()
     size = data.shape[1] * 8 // bits // (scales.shape[1] if scales.dim() == 2 else 1)
@@ -145,8 +144,7 @@ def from_gptq(
     if bits not in (4, 8) or qweight.dtype is not torch.int32 or qweight.dim() != 2:
         raise WeightError(
             f"qweight is {list(qweight.shape)} of {qweight.dtype} with {bits} bits; GPTQ stores int32 [K / "
-            "8, N] "
-            "for 4 bits and [K / 4, N] for 8"
+            "8, N] for 4 bits and [K / 4, N] for 8"
         )
     count, (_, n) = 32 // bits, qweight.shape
     integers = _apart(qweight, bits).permute(0, 2, 1).reshape(-1, n).t().contiguous()  # [n, k]
@@ -176,8 +174,7 @@ def _gptq_zeros(stored: Any, checkpoint_format: str, bits: int) -> Any:
         meant = half + 1 if checkpoint_format == "gptq" else half - 1
         raise WeightError(
             f"every zero point would be {meant} as {checkpoint_format}, and is {half} as {other}: the "
-            "checkpoint "
-            f"is symmetric and mislabelled. Give checkpoint_format={other!r}"
+            f"checkpoint is symmetric and mislabelled. Give checkpoint_format={other!r}"
         )
     if checkpoint_format == "gptq_v2":
         return stored
@@ -237,8 +234,7 @@ def _check_order(g_idx: Any, k: int, size: int, name: str) -> None:
     if g_idx.numel() != k or bool((g_idx.reshape(-1).cpu() != torch.arange(k) // size).any()):
         raise WeightError(
             f"{name} has groups that are not in the order of k (act-order): the stored form has no "
-            "permutation of "
-            "the activations. Quantise with desc_act=False, or use static groups"
+            "permutation of the activations. Quantise with desc_act=False, or use static groups"
         )
 
 

@@ -79,17 +79,14 @@ def _check_words(weight: Any, bits: int) -> None:
     if weight.dtype is torch.int32 and weight.dim() == 4:
         raise WeightError(
             f"weight {list(weight.shape)} of int32 is prepacked by torch._convert_weight_to_int4pack, and "
-            "only "
-            "torch._weight_int4pack_mm reads that: convert it with gemmtune.torch.from_tinygemm"
+            "only torch._weight_int4pack_mm reads that: convert it with gemmtune.torch.from_tinygemm"
         )
     if weight.dtype is torch.int32:
         raise WeightError(
             f"weight {list(weight.shape)} of int32 is no [N, K / 2] of uint8: it is stored in 32-bit "
-            "words, or "
-            "prepacked for another library's kernel, such as Marlin's or Machete's, and only that kernel "
-            "reads "
-            "it. Convert a checkpoint's words with gemmtune.torch.from_compressed_tensors, from_gptq or "
-            "from_awq"
+            "words, or prepacked for another library's kernel, such as Marlin's or Machete's, and only "
+            "that kernel reads it. Convert a checkpoint's words with "
+            "gemmtune.torch.from_compressed_tensors, from_gptq or from_awq"
         )
     wanted = (torch.uint8,) if bits == 4 else (torch.int8,)
     if weight.dtype not in wanted or weight.dim() != 2 or not weight.numel():
@@ -111,8 +108,7 @@ def _zero_point(zeros: Any, zero_point: str | None, bits: int) -> str:
             return "uint4"
         raise WeightError(
             f"zeros of {zeros.dtype} may mean two things; give zero_point='float' for W = (q - z) s, or "
-            "'shift' "
-            "for W = (q - 8) s + z (tinygemm and torchao)"
+            "'shift' for W = (q - 8) s + z (tinygemm and torchao)"
         )
     if zero_point not in ZERO_POINTS:
         raise WeightError(f"zero_point {zero_point!r} is unknown; known: {', '.join(ZERO_POINTS)}")
@@ -140,8 +136,7 @@ def _groups(scales: Any, n: int, k: int, group_size: int | None, name: str) -> i
         hint = ": it may be transposed" if len(shape) == 2 and shape[1] == n else ""
         raise WeightError(
             f"{name} is {shape}; weights of [{n}, {k}] have {name} of [{n}, K / group], with groups that "
-            "divide K"
-            f"{hint}"
+            f"divide K{hint}"
         )
     wanted = groups if group_size is None else 1 if group_size == -1 else k // group_size
     if groups != wanted:

@@ -18,14 +18,13 @@ from gemmtune.torch.served import Served, current
 from gemmtune.torch.tuned_row import TunedRow
 from gemmtune.torch.watch import WATCHERS, inside, tell
 
-#: The most rows that an input is padded to: kernels of more rows are slower than dequantising for few.
+#: The most rows that an input is padded to: above, rows of zeros may cost more than dequantising.
 _MOST_PADDED = 64
 _TAGS = (torch.Tag.needs_fixed_stride_order,)
 _LIBRARY = torch.library.Library("gemmtune", "FRAGMENT")
 _LIBRARY.define(
-    "linear_w4a16(Tensor input, Tensor weight, Tensor scales, Tensor? zeros, int? group_size, str? "
-    "zero_point, "
-    "Tensor? bias) -> Tensor",
+    "linear_w4a16(Tensor input, Tensor weight, Tensor scales, Tensor? zeros, int? group_size, "
+    "str? zero_point, Tensor? bias) -> Tensor",
     tags=_TAGS,
 )
 _LIBRARY.define(

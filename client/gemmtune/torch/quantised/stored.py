@@ -75,8 +75,7 @@ class QuantizedWeight:
                 found = values[tuple(wrong[0])]
                 raise WeightError(
                     f"{name}[{place}] is {float(found)}, one of {len(wrong)} that are not finite: the "
-                    "checkpoint "
-                    "is damaged, or its scales overflowed in a smaller type"
+                    "checkpoint is damaged, or its scales overflowed in a smaller type"
                 )
         return self
 
