@@ -44,8 +44,7 @@ class _PerThread(threading.local):
 
 
 class Siblings(ABC):
-    """Modules whose weights are merged. `sizes`: outputs of each; `k`: inputs. `merged`: the modules' tensors
-    as they were merged."""
+    """Modules whose weights are merged. `sizes`: outputs of each; `k`: inputs."""
 
     def __init__(self, modules: Sequence[Any], sizes: Sequence[int], k: int, runtime: Runtime) -> None:
         self.modules, self.sizes, self.k = tuple(modules), list(sizes), k

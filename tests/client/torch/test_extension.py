@@ -404,7 +404,7 @@ def test_rows_of_quantised_weights_are_pythons(
     weight = sample(problem.m, problem.k, bits=8, group=-1)
     module = gemmtune.torch.QuantizedLinear(weight)
     x = torch.randn(2, problem.k, dtype=torch.bfloat16)
-    ran = []
+    ran: list[int] = []
     with monkeypatch.context() as patch:
         patch.setattr(PreparedLaunch, "__call__", _counted(PreparedLaunch.__call__, ran))
         table = gemmtune.load(write(tmp_path / "int8.gtb", [(problem, "dequant-gemv")], cache))

@@ -57,7 +57,7 @@ class WeightsMerged(Merged):
 
 
 class WeightGroup(Siblings):
-    """Sibling QuantizedLinear modules. Raises nothing: where they were changed, each computes alone."""
+    """Sibling QuantizedLinear modules."""
 
     def __init__(self, served: Served, modules: Sequence[QuantizedLinear]) -> None:
         forms = [one.quantized_weight.form for one in modules]
@@ -89,7 +89,7 @@ class WeightGroup(Siblings):
             return None
         m, has = given.numel() // self.k, self._bias is not None
         weights = self._served.weights
-        row = smallest(weights.get((self._form, given.dtype, has), {}), m, 0)
+        row = smallest(weights.get((self._form, given.dtype, has), {}), m, 0) if m else None
         if row is None:
             return None
         alone = [smallest(weights.get((one, given.dtype, has), {}), m, 0) for one in self._forms]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import gemmtune.torch
 import pytest
 import torch
-from gemmtune.torch import QuantizedLinear
+from gemmtune.torch import QuantizedLinear, WeightError
 from torch import nn
 
 from tests.client.torch.quantised.conftest import K
@@ -83,6 +83,11 @@ def test_what_differs_computes_alone(weight_table: Table) -> None:
         assert all_right(other, x, other(x))
         nine = torch.randn(9, K, dtype=torch.bfloat16)  # more rows than any row has
         assert all_right(model, nine, model(nine))
+        assert [out.shape for out in model(nine[:0])] == [(0, n) for n in SIZES]
+        with pytest.raises(WeightError, match="input is"):
+            model(nine[:, :-1])
+        with pytest.raises(WeightError, match="input is"):
+            model(torch.tensor(1.0, dtype=torch.bfloat16))
         grad = torch.randn(4, K, dtype=torch.bfloat16, requires_grad=True)
         model(grad)[1].sum().backward()
         assert grad.grad is not None
