@@ -1,4 +1,4 @@
-"""On an NVIDIA GPU: torch's packing is read back, its calls are the same product, graphs hold the operator."""
+"""On an NVIDIA GPU: torch's packing is read back, its calls are the same product, graphs hold it."""
 
 from __future__ import annotations
 
