@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from backends.dtypes import ACTIVATION_TYPES, dtype, is_weight_only
 from backends.errors import InvalidProblem
 from backends.problem import GemmProblem, from_blas, from_mm, twin
 from backends.problem_rules import ACTIVATIONS, SCALES
@@ -202,6 +203,11 @@ def _output_type(call: Mapping[str, Any]) -> str:
     plain = {
         name: value for name, value in call.items() if name in ("dtype_a", "dtype_b", "dtype_c", "dtype_d")
     }
+    if "dtype_a" in plain and "dtype_b" in plain:
+        kinds = [dtype(plain[name], name).name for name in ("dtype_a", "dtype_b")]
+        if is_weight_only(*kinds) or is_weight_only(*kinds[::-1]):  # the activations' type decides
+            del plain["dtype_b"]
+            plain["dtype_a"] = next(kind for kind in kinds if kind in ACTIVATION_TYPES)
     return from_blas(1, 1, 1, **plain).dtype_d
 
 

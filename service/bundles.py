@@ -202,8 +202,6 @@ def _compiled(
     def one(row: ExportRow) -> Row | GemmtuneError:
         if workshop.stopped():
             raise Stopped("the service ends")
-        if row.problem.weight_only:
-            return IllegalSolution("clients multiply no quantised weights yet")
         with workshop.place():
             try:
                 return describe_row(_measured(row), target, workshop.cache)

@@ -61,13 +61,20 @@ _SCALES = (
     "none", "tensor", "outer", "block_1x128", "block_128x128", "block_32", "block_1x32", "block_1x64",
 )  # fmt: skip
 _SCALE_DTYPES = ("fp32", "fp8_e8m0", "fp8_e4m3")
+#: Quantised weights: their types, those of the activations, of the scales, and the zero points.
+_WEIGHTS, _ACTIVATION_TYPES = ("int4", "uint4", "int8"), ("bf16", "fp16")
+_WEIGHT_SCALE_DTYPES = ("fp32", "bf16", "fp16")
+ZEROS = ("none", "eight", "uint4", "float", "shift")
+_STORED_ZEROS = ZEROS[2:]
+#: Scale of a group of k -> elements of the group.
+GROUPS: Mapping[str, int] = {"block_1x32": 32, "block_1x64": 64, "block_1x128": 128}
 _ALIGNMENTS = (1, 2, 4, 8, 16)
 #: Bounds on sizes (BLAS's 32-bit integers), and on leading dimensions and strides.
 _MOST_SIZE, _MOST_STRIDE = 2**31 - 1, 2**49
 #: Arguments that change places between a row-major call and its column-major twin.
 _TWINS = {
     "m": "n", "trans_a": "trans_b", "lda": "ldb", "stride_a": "stride_b", "dtype_a": "dtype_b",
-    "scale_a": "scale_b",
+    "scale_a": "scale_b", "zero_a": "zero_b",
 }  # fmt: skip
 _OTHER = _TWINS | {right: left for left, right in _TWINS.items()}
 
@@ -87,7 +94,8 @@ def mm(m: int, n: int, k: int, dtype_a: str, **arguments: Any) -> Key:
     elements); stride_a to stride_d (elements between batches, 0 broadcasts); dtype_b, dtype_c, dtype_d,
     compute; alpha, beta (numbers); activation; bias (its dtype), bias_axis ("n": one value per column, the
     default; "m"); scale_a, scale_b, scale_d, scale_dtype; alignment (bytes, of every address);
-    fast_accumulation. The dtype "tf32" is fp32 storage, computed in tf32. Raises ProblemError.
+    fast_accumulation; zero_b (the zero point of quantised weights). The dtype "tf32" is fp32 storage,
+    computed in tf32. Raises ProblemError.
     """
     return key(from_row_major(m=m, n=n, k=k, dtype_a=dtype_a, **arguments))
 
@@ -159,18 +167,21 @@ def from_column_major(
     alpha: float = 1.0, beta: float = 0.0,
     activation: str = "none", bias: str | None = None, bias_axis: str | None = None,
     scale_a: str = "none", scale_b: str = "none", scale_d: str = "none", scale_dtype: str | None = None,
-    alignment: int = 16, fast_accumulation: bool = False,
+    alignment: int = 16, fast_accumulation: bool = False, zero_a: str = "none", zero_b: str = "none",
 ) -> dict[str, Any]:  # fmt: skip
-    """The canonical problem of a column-major BLAS call, with a packed layout by default. Raises
-    ProblemError."""
+    """The canonical problem of a column-major BLAS call, with a packed layout by default. An A of int4, uint4
+    or int8 beside a B of bf16 or fp16 is a quantised weight matrix. Raises ProblemError."""
     dtype_b = dtype_a if dtype_b is None else dtype_b
     if _is_tf32(dtype_a) or _is_tf32(dtype_b):
         compute = "tf32" if compute is None else compute
         dtype_a, dtype_b = ("fp32" if _is_tf32(kind) else kind for kind in (dtype_a, dtype_b))
     a, b = _dtype(dtype_a, "dtype_a"), _dtype(dtype_b, "dtype_b")
-    _one_of(a, "dtype_a", tuple(_COMPUTE), " as a GEMM's input")
+    if zero_b != "none":
+        raise ProblemError(f"zero_b {zero_b!r}: only weights have zero points", "zero_b")
+    source = b if _is_weight(a, b) else a
+    _one_of(source, "dtype_a", tuple(_COMPUTE), " as a GEMM's input")
     out = dtype_d if dtype_d is not None else dtype_c
-    d = _OUTPUTS[a][0] if out is None else _dtype(out, "dtype_c" if dtype_d is None else "dtype_d")
+    d = _OUTPUTS[source][0] if out is None else _dtype(out, "dtype_c" if dtype_d is None else "dtype_d")
     c = d if dtype_c is None else _dtype(dtype_c, "dtype_c")
     for name, size in (("m", m), ("n", n), ("k", k), ("batch", batch)):
         _size(size, name, _MOST_SIZE)
@@ -192,22 +203,31 @@ def from_column_major(
         "stride_c": (packed if stride_d is None else stride_d) if stride_c is None else stride_c,
         "stride_d": (packed if stride_c is None else stride_c) if stride_d is None else stride_d,
         "dtype_a": a, "dtype_b": b, "dtype_c": c, "dtype_d": d,
-        "compute": _COMPUTE[a][0] if compute is None else compute,
+        "compute": _COMPUTE[source][0] if compute is None else compute,
         "alpha": _alpha(alpha), "beta": _beta(beta),
         "activation": activation, "bias": None if bias is None else _dtype(bias, "bias"),
         "bias_axis": None if bias is None else "m" if bias_axis is None else bias_axis,
         "scale_a": scale_a, "scale_b": scale_b, "scale_d": scale_d,
         "scale_dtype": "fp32" if scale_dtype is None else scale_dtype,
         "alignment": alignment, "fast_accumulation": fast_accumulation,
+        **({} if zero_a == "none" else {"zero_a": zero_a}),
     }  # fmt: skip
     _check_values(problem)
     _normalise(problem)
+    _check_weights(problem)
     _check_layout(problem)
     return problem
 
 
+def _is_weight(a: str, b: str) -> bool:
+    """Whether A is a quantised weight matrix."""
+    return a in _WEIGHTS and b in _ACTIVATION_TYPES
+
+
 def _check_values(p: Mapping[str, Any]) -> None:
-    a, d = p["dtype_a"], p["dtype_d"]
+    d = p["dtype_d"]
+    weight = _is_weight(p["dtype_a"], p["dtype_b"])
+    a = p["dtype_b"] if weight else p["dtype_a"]
     _one_of(p["activation"], "activation", _ACTIVATIONS)
     _one_of(p["alignment"], "alignment", _ALIGNMENTS)
     _one_of(p["compute"], "compute", _COMPUTE[a], f" for {a} inputs")
@@ -234,9 +254,42 @@ def _check_values(p: Mapping[str, Any]) -> None:
         _one_of(p[name], name, _SCALES)
     _one_of(p["scale_d"], "scale_d", _SCALES[:2])
     if _scaled(p):
-        _one_of(p["scale_dtype"], "scale_dtype", _SCALE_DTYPES)
+        _one_of(p["scale_dtype"], "scale_dtype", _WEIGHT_SCALE_DTYPES if weight else _SCALE_DTYPES)
         if a in ("fp64", *_COMPLEX):
             raise ProblemError(f"scales do not apply to {a} operands", "scaling")
+
+
+def _check_weights(p: Mapping[str, Any]) -> None:
+    """Checks what only quantised weights have, and that nothing else has it."""
+    zero, kind, scale = p.get("zero_a", "none"), p["dtype_a"], p["scale_a"]
+    _one_of(zero, "zero_a", ZEROS)
+    if not _is_weight(kind, p["dtype_b"]):
+        if zero != "none":
+            raise ProblemError(f"zero_a {zero} is of quantised weights, not of {kind}", "zero_a")
+        return
+    if p["trans_a"] != "T":
+        raise ProblemError(
+            f"trans_a {p['trans_a']}: weights of {kind} are contiguous along k (F.linear's w[n,k])", "trans_a"
+        )
+    if p["batch"] != 1:
+        raise ProblemError(f"batch {p['batch']}: quantised weights are of one product", "batch")
+    for name in ("scale_b", "scale_d"):
+        if p[name] != "none":
+            raise ProblemError(f"{name} {p[name]}: only the weights have scales here", name)
+    _one_of(scale, "scale_a", ("tensor", "outer", *GROUPS), " for quantised weights")
+    if scale in GROUPS and p["k"] % GROUPS[scale]:
+        raise ProblemError(f"k {p['k']} is no multiple of the scale's group of {GROUPS[scale]}", "k")
+    for name in ("k", "lda"):
+        if kind != "int8" and p[name] % 2:
+            raise ProblemError(f"{name} {p[name]} is odd: two elements of {kind} share a byte", name)
+    if kind != "uint4" and zero != "none":
+        raise ProblemError(f"zero_a {zero}: {kind} is signed and has no zero point", "zero_a")
+    if scale == "tensor" and zero in _STORED_ZEROS:
+        raise ProblemError(
+            f"zero_a {zero} is one a group or a row; a single scale has none or eight", "zero_a"
+        )
+    if zero == "uint4" and p["m"] % 8:
+        raise ProblemError(f"m {p['m']}: zero points of uint4 are packed 8 rows to a word", "m")
 
 
 def _scaled(p: Mapping[str, Any]) -> bool:
@@ -338,5 +391,11 @@ def _beta(value: object) -> str:
 def output_type(call: Mapping[str, Any]) -> str:
     """The output's format of a call with these dtype arguments."""
     names = ("dtype_a", "dtype_b", "dtype_c", "dtype_d")
-    found: str = from_column_major(1, 1, 1, **{name: call[name] for name in names if name in call})["dtype_d"]
+    given = {name: call[name] for name in names if name in call}
+    if "dtype_a" in given and "dtype_b" in given:
+        kinds = [_dtype(given[name], name) for name in names[:2]]
+        if _is_weight(*kinds) or _is_weight(*kinds[::-1]):  # the activations' type decides
+            del given["dtype_b"]
+            given["dtype_a"] = next(kind for kind in kinds if kind in _ACTIVATION_TYPES)
+    found: str = from_column_major(1, 1, 1, **given)["dtype_d"]
     return found

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gemmtune.errors import ProblemError
-from gemmtune.problem import from_column_major, from_row_major, output_type, renamed
+from gemmtune.problem import GROUPS, from_column_major, from_row_major, output_type, renamed
 
 _PLAIN = ("m", "n", "k", "batch", "lda", "ldb", "ldc", "ldd", "dtype_b", "dtype_c", "dtype_d",
           "compute", "alpha", "beta", "alignment", "fast_accumulation")  # fmt: skip
@@ -92,13 +92,20 @@ def _scaling(value: object) -> dict[str, Any]:
         return {}
     if isinstance(value, str) and value in _SCALINGS:
         return dict.fromkeys(("scale_a", "scale_b"), _scale(value))
-    if isinstance(value, Mapping) and set(value) <= {"a", "b", "d", "dtype"}:
+    if isinstance(value, Mapping) and set(value) <= {"a", "b", "d", "dtype", "zero_a", "zero_b"}:
         found = {f"scale_{side}": _scale(value[side]) for side in "abd" if value.get(side) is not None}
-        return found | {"scale_dtype": value.get("dtype")}
+        zeros = {name: value.get(name) for name in ("zero_a", "zero_b")}
+        return found | zeros | {"scale_dtype": value.get("dtype")}
     raise ProblemError(
-        f"scaling must be one of {', '.join(_SCALINGS)}, or have a, b, d and dtype, not {value!r}", "scaling"
+        f"scaling must be one of {', '.join(_SCALINGS)}, or have a, b, d, dtype, zero_a and zero_b, not "
+        f"{value!r}",
+        "scaling",
     )
 
 
+#: Other names of scales: one a row; one a group of k of a weight matrix.
+_MODES = {"row": "outer", **{f"group_{size}": name for name, size in GROUPS.items()}}
+
+
 def _scale(mode: object) -> object:
-    return "outer" if mode == "row" else mode
+    return _MODES.get(mode, mode) if isinstance(mode, str) else mode

@@ -313,3 +313,13 @@ def test_no_hostile_value_is_a_crash(name: str, value: object) -> None:
         assert read.field in (name, *PARTNERS)
     else:
         assert problem_from_wire(problem_to_wire(read)).id == read.id
+
+
+def test_a_bias_of_quantised_weights_has_the_outputs_type() -> None:
+    for dtype in ("bf16", "fp16"):
+        problem = from_linear(
+            2, 16, 128, dtype, dtype_b="uint4", scale_b="block_1x64", scale_dtype="bf16", bias=dtype
+        )
+        wire = problem_to_wire(problem)
+        assert wire["epilogue"] == "bias"
+        assert problem_from_wire(wire) == problem

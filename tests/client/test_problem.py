@@ -62,8 +62,28 @@ def _of_client(values: dict[str, Any]) -> dict[str, Any] | None:
         return None
 
 
+#: Forms of quantised weights, most of them valid.
+WEIGHTS = st.fixed_dictionaries(
+    {
+        "m": st.sampled_from([1, 3, 8]), "n": st.sampled_from([5, 8, 16]),
+        "k": st.sampled_from([7, 64, 96, 128, 256]), "dtype": st.sampled_from(["bf16", "fp16", "fp32"]),
+        "dtype_b": st.sampled_from(["uint4", "int4", "int8"]), "trans_b": st.sampled_from([True, True,
+        False]), "scaling": _optional(
+            a=st.sampled_from(["none", "tensor"]),
+            b=st.sampled_from(["row", "tensor", "group_32", "block_1x64", "group_128", "group_7"]),
+            dtype=st.sampled_from(["fp32", "bf16", "fp16", "fp8_e8m0"]),
+            zero_b=st.sampled_from([*problem.ZEROS, "nine"]), zero_a=st.sampled_from(["none", "eight"]),
+        ),
+    },
+    optional={
+        "epilogue": st.sampled_from(["bias", "bias_relu"]), "dtype_d": st.sampled_from(["fp32", "bf16"]),
+        "ldb": st.sampled_from([128, 129, 512]), "batch": st.sampled_from([1, 2]), "beta": st.just(1),
+    },
+)  # fmt: skip
+
+
 @settings(max_examples=600, deadline=None)
-@given(WIRE)
+@given(WIRE | WEIGHTS)
 def test_every_wire_form_is_read_as_the_service_reads_it(values: dict[str, Any]) -> None:
     assert _of_client(values) == _of_service(values), values
 
@@ -78,6 +98,12 @@ VALID = (
     {"m": 3, "n": 5, "k": 7, "dtype": "bf16", "epilogue": {"activation": "gelu", "bias": "fp32"}},
     {"m": 3, "n": 5, "k": 7, "dtype": "complex64", "trans_a": "C", "layout": "col"},
     {"m": 3, "n": 5, "k": 7, "dtype": "int8", "dtype_d": "int32", "epilogue": "bias_relu", "alignment": 4},
+    {"m": 3, "n": 16, "k": 256, "dtype": "bf16", "dtype_b": "uint4", "trans_b": True, "epilogue": "bias",
+     "scaling": {"b": "group_128", "dtype": "bf16", "zero_b": "uint4"}},
+    {"m": 3, "n": 5, "k": 7, "dtype": "fp16", "dtype_b": "int8", "trans_b": True,
+     "scaling": {"b": "row", "dtype": "fp32"}},
+    {"m": 5, "n": 3, "k": 64, "dtype": "int4", "dtype_b": "bf16", "trans_a": True, "layout": "col",
+     "scaling": {"a": "group_32"}},
 )  # fmt: skip
 
 
@@ -98,6 +124,13 @@ def test_the_fields_and_the_tables_are_the_services() -> None:
 
 
 def test_calls() -> None:
+    assert problem.linear(
+        2, 16, 128, "bf16", dtype_b="uint4", scale_b="block_1x64", scale_dtype="bf16", zero_b="uint4"
+    ) == problem.key(
+        from_linear(
+            2, 16, 128, "bf16", dtype_b="uint4", scale_b="block_1x64", scale_dtype="bf16", zero_b="uint4"
+        ).to_dict()
+    )
     assert problem.mm(2, 3, 5, "fp32", trans_a="T") == problem.key(from_mm(2, 3, 5, trans_a="T").to_dict())
     assert problem.bmm(4, 2, 3, 5, "bf16", stride_b=0) == problem.key(
         from_bmm(4, 2, 3, 5, "bf16", stride_b=0).to_dict()

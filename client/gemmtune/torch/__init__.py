@@ -4,6 +4,7 @@
     with gemmtune.torch.apply(model, table): ...       the model's nn.Linear modules
     with gemmtune.torch.enable(table): ...             torch.mm, addmm, bmm and _scaled_mm
     with gemmtune.torch.record() as recording: ...     the products that run, to be tuned
+    gemmtune.torch.linear_w4a16(x, weight, scales)     by quantised weights; quantize_model(model) makes them
 
 torch.compile uses the rows of a table that is in use.
 """
@@ -17,6 +18,25 @@ from gemmtune.torch.enabled import Enabled, enable
 from gemmtune.torch.errors import ServingError
 from gemmtune.torch.extension import build_extension
 from gemmtune.torch.graph_pass import make
+from gemmtune.torch.quantised.adapters import (
+    from_awq,
+    from_compressed_tensors,
+    from_gptq,
+    from_stored,
+    from_tinygemm,
+    from_torchao,
+)
+from gemmtune.torch.quantised.form import WeightError
+from gemmtune.torch.quantised.modules import QuantizedLinear, quantize_model
+from gemmtune.torch.quantised.operators import linear_w4a16, linear_w8a16
+from gemmtune.torch.quantised.quantise import quantize
+from gemmtune.torch.quantised.stored import (
+    QuantizedWeight,
+    pack_int4,
+    pack_zeros,
+    unpack_int4,
+    unpack_zeros,
+)
 from gemmtune.torch.recording import Recording, record
 from gemmtune.torch.reporting import Report, report
 from gemmtune.torch.served import Served
@@ -33,6 +53,9 @@ def compile_pass(table: Table) -> Any:
 
 
 __all__ = [
-    "Applied", "Enabled", "Recording", "Report", "ServingError", "apply", "build_extension", "compile_pass",
-    "enable", "record", "report",
+    "Applied", "Enabled", "QuantizedLinear", "QuantizedWeight", "Recording", "Report", "ServingError",
+    "WeightError", "apply", "build_extension", "compile_pass", "enable", "from_awq",
+    "from_compressed_tensors", "from_gptq", "from_stored", "from_tinygemm", "from_torchao", "linear_w4a16",
+    "linear_w8a16", "pack_int4", "pack_zeros", "quantize", "quantize_model", "record", "report",
+    "unpack_int4", "unpack_zeros",
 ]  # fmt: skip

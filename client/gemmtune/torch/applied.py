@@ -17,6 +17,8 @@ from gemmtune.torch.fuse import Group, groups, merged_key
 from gemmtune.torch.handle import Handle
 from gemmtune.torch.layouts import Product
 from gemmtune.torch.products import Weights, autocast_differs, intercepted, run_linear
+from gemmtune.torch.quantised.fuse import WeightGroup, weight_groups
+from gemmtune.torch.quantised.modules import QuantizedLinear
 from gemmtune.torch.race import race_rows
 from gemmtune.torch.served import LinearKey, Served
 from gemmtune.torch.tuned_row import TunedRow
@@ -121,26 +123,29 @@ _Linear.__module__ = torch.nn.Linear.__module__
 
 
 class Applied(Handle):
-    """A model whose modules use a table. `modules` counts those with rows; `fused` the groups that are one
-    product. disable() makes the modules nn.Linear again, and gives merged weights memory of their own."""
+    """A model whose modules use a table. `modules` counts the nn.Linear modules with rows, `quantized` the
+    QuantizedLinear modules; `fused` the groups that are one product. disable() makes the modules nn.Linear
+    again, and gives merged weights memory of their own."""
 
     def __init__(self, model: Any, table: Table, fuse: bool, race: bool) -> None:
         super().__init__(table)
-        self.modules, self.fused = 0, 0
+        self.modules, self.quantized, self.fused = 0, 0, 0
         self._switch = _Switch()
         self._patched: list[Any] = []
         self._groups: list[Group] = []
+        self._weight_groups: list[WeightGroup] = []
         self._model, self._race = model, race
         self._keys: set[LinearKey] = set()
         self._indices = _indices(model, self._served)
         try:
             _check_devices(model, self._served)
-            self._serve(list(groups(model, self._served)) if fuse else [])
+            siblings = list(groups(model, self._served)) if fuse else []
+            self._serve(siblings, list(weight_groups(model, self._served)) if fuse else [])
         except BaseException:
             self.disable()
             raise
 
-    def _serve(self, siblings: Sequence[Any] = ()) -> None:
+    def _serve(self, siblings: Sequence[Any] = (), quantized: Sequence[Any] = ()) -> None:
         """Races and loads the rows of the model's modules, merges siblings, and patches the modules that have
         rows and are not patched yet. Groups stay as they are at a refresh: graphs have their addresses."""
         served, model = self._served, self._model
@@ -148,7 +153,12 @@ class Applied(Handle):
         self._keys |= {_key(module) for module in free}
         rows = [row for key in self._keys for row in served.linear.get(key, {}).values()]
         merged = [served.linear[merged_key(one)] for one in siblings]
-        rows += [row for of in (*merged, *(group.rows for group in self._groups)) for row in of.values()]
+        rows += [row for of in merged for row in of.values()]
+        self._weight_groups += [WeightGroup(served, one) for one in quantized]
+        rows += [row for group in (*self._groups, *self._weight_groups) for row in group.tuned()]
+        by_module = [_weight_rows(module, served) for module in _quantized(model, served)]
+        self.quantized = sum(bool(found) for found in by_module)
+        rows += [row for found in by_module for row in found]
         race_rows(served, dict.fromkeys(rows), self._race, *self._indices[:1])
         for index in self._indices:
             served.load((row for row in rows if row.live), index)
@@ -156,7 +166,7 @@ class Applied(Handle):
             if any(row.live for row in of.values()):
                 self._groups.append(Group(served, one))
                 served.groups.append(self._groups[-1])
-        self.fused = len(self._groups)
+        self.fused = len(self._groups) + len(self._weight_groups)
         grouped = {module: group for group in self._groups for module in group.modules}
         for module in free:
             key, group = _key(module), grouped.get(module)
@@ -179,6 +189,8 @@ class Applied(Handle):
         for group in self._groups:
             self._served.groups.remove(group)
             group.restore()
+        for weights in self._weight_groups:
+            weights.restore()
         super().disable()
 
 
@@ -203,8 +215,24 @@ def _key(module: Any) -> LinearKey:
     return n, k, module.weight.dtype, module.bias is not None
 
 
+def _quantized(model: Any, served: Served) -> Iterator[Any]:
+    """QuantizedLinear modules on the table's kind of device. They need no patch: their operator looks rows
+    up."""
+    for module in model.modules():
+        if isinstance(module, QuantizedLinear) and module.weight.device.type == served.runtime.type:
+            yield module
+
+
+def _weight_rows(module: Any, served: Served) -> list[TunedRow]:
+    """The rows of a QuantizedLinear, for activations of either type."""
+    form, bias = module.quantized_weight.form, module.bias is not None
+    keys = [key for key in served.weights if (key[0], key[2]) == (form, bias)]
+    return [row for key in keys for row in served.weights[key].values()]
+
+
 def _indices(model: Any, served: Served) -> list[int]:
-    return sorted({module.weight.device.index or 0 for module in _linears(model, served)})
+    modules = (*_linears(model, served), *_quantized(model, served))
+    return sorted({module.weight.device.index or 0 for module in modules})
 
 
 def _check_devices(model: Any, served: Served) -> None:
@@ -221,7 +249,8 @@ def _check_devices(model: Any, served: Served) -> None:
 
 
 def apply(model: Any, table: Table, *, fuse: bool = False, race: bool = True) -> Applied:
-    """Runs the nn.Linear modules of `model` that have rows by these; returns a handle with disable().
+    """Runs the nn.Linear and QuantizedLinear modules of `model` that have rows by these; returns a handle
+    with disable().
 
     Nothing else is touched: a module's class becomes a subclass of nn.Linear, whose forward leaves to torch
     what has no row: other M, dtypes, views, subclasses, modes. A launch that fails is computed by torch, with

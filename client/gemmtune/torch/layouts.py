@@ -74,6 +74,11 @@ class Product(NamedTuple):
         return (self.a, self.b, self.dtype, self.dtype_b or self.dtype, self.out_dtype, self.extra, self.ldc,
                 self.stride_a, self.stride_b, self.scale_a, self.scale_b, self.fast)  # fmt: skip
 
+    @property
+    def type_name(self) -> str:
+        """The number format, for people."""
+        return NAMES[self.dtype]
+
     def wire(self) -> dict[str, Any]:
         """The problem in the form in which people write it, with the fields that differ from the
         defaults."""

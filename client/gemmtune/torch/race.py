@@ -22,6 +22,7 @@ import torch
 from gemmtune.torch.layouts import Product
 from gemmtune.torch.operands import Operands, make, torch_call
 from gemmtune.torch.precision import fp32_compute
+from gemmtune.torch.quantised import products as quantised
 from gemmtune.torch.served import Served
 from gemmtune.torch.tuned_row import TunedRow
 
@@ -88,23 +89,31 @@ def _raced(served: Served, row: TunedRow, index: int) -> float | None:
         return None
 
 
-def operand_sets(p: Product, device: Any) -> list[Operands]:
+def operand_sets(p: Product | quantised.WeightProduct, device: Any) -> list[Any]:
     """Operands to rotate over: at least two sets, and together more than a cache holds."""
-    first = make(p, device)
+    first = _make(p, device)
     most = _BYTES if device.type == "cuda" else _CPU_BYTES
     count = min(_SETS, max(2, most // max(first.bytes, 1)))
-    return [first, *(make(p, device) for _ in range(count - 1))]
+    return [first, *(_make(p, device) for _ in range(count - 1))]
+
+
+def _make(p: Product | quantised.WeightProduct, device: Any) -> Operands | quantised.WeightOperands:
+    return quantised.make(p, device) if isinstance(p, quantised.WeightProduct) else make(p, device)
 
 
 class _NotLaunched(Exception):
     """The row cannot be launched here."""
 
 
-def _sides(row: TunedRow, sets: Sequence[Operands]) -> tuple[Callable[[], None], Callable[[], None]]:
+def _sides(row: TunedRow, sets: Sequence[Any]) -> tuple[Callable[[], None], Callable[[], None]]:
     """One pass over all operands, by the row and by torch. The row is not live meanwhile, so that torch's
     calls are torch's."""
     index = sets[0].a.device.index or 0
-    calls = [torch_call(row.product, one) for one in sets]
+    p = row.product
+    if isinstance(p, quantised.WeightProduct):
+        calls = [quantised.torch_call(p, one) for one in sets]
+    else:
+        calls = [torch_call(p, one) for one in sets]
 
     def ours() -> None:
         for one in sets:
@@ -121,7 +130,7 @@ def _sides(row: TunedRow, sets: Sequence[Operands]) -> tuple[Callable[[], None],
     return ours, theirs
 
 
-def timed_on_cpu(row: TunedRow, sets: Sequence[Operands]) -> float:
+def timed_on_cpu(row: TunedRow, sets: Sequence[Any]) -> float:
     """The row's time over torch's, both called by the host. Passes are interleaved."""
     sides = _sides(row, sets)
     seconds: list[list[float]] = [[], []]
@@ -134,7 +143,7 @@ def timed_on_cpu(row: TunedRow, sets: Sequence[Operands]) -> float:
     return median(seconds[0]) / median(seconds[1])
 
 
-def timed_on_gpu(row: TunedRow, sets: Sequence[Operands], rounds: int = _ROUNDS) -> float:
+def timed_on_gpu(row: TunedRow, sets: Sequence[Any], rounds: int = _ROUNDS) -> float:
     """The row's time over torch's, both as graphs, as rows are measured: replays interleaved, timed by
     events."""
     graphs = [_captured(run) for run in _sides(row, sets)]

@@ -14,6 +14,7 @@ from gemmtune.torch.environment import differences, process_environment
 from gemmtune.torch.errors import ServingError
 from gemmtune.torch.layouts import Layout, Product, of_row
 from gemmtune.torch.native_rows import NativeLinear, NativeRow
+from gemmtune.torch.quantised import products as quantised
 from gemmtune.torch.runtime import Runtime, runtime_of
 from gemmtune.torch.tuned_row import TunedRow
 
@@ -65,7 +66,8 @@ class Served:
     """A table's rows, indexed for torch.
 
     `linear`: (N, K, dtype, bias) of an nn.Linear -> M -> row. The dictionaries stay the same objects when the
-    table is refreshed. `products`: the shapes of A and B -> their candidates.
+    table is refreshed. `products`: the shapes of A and B -> their candidates. `weights`: the form of
+    quantised weights, the activations' type, bias -> M -> row.
     """
 
     def __init__(self, table: Table) -> None:
@@ -79,6 +81,7 @@ class Served:
         self.on_refresh: list[Callable[[], None]] = []
         self.linear: dict[LinearKey, dict[int, TunedRow]] = {}
         self.products: dict[Any, Candidates] = {}
+        self.weights: dict[quantised.WeightKey, dict[int, TunedRow]] = {}
         self.rows: list[TunedRow] = []
         #: Modules whose weights are merged now.
         self.groups: list[MergedModules] = []
@@ -102,17 +105,25 @@ class Served:
         """Fills the dictionaries; rows that cannot serve torch are counted in left_out."""
         linear: dict[LinearKey, dict[int, TunedRow]] = {}
         products: dict[Any, Candidates] = {}
+        weights: dict[quantised.WeightKey, dict[int, TunedRow]] = {}
         rows, static, left_out = [], set(), Counter[str]()
         digest, all_rows = self.table.digest, self.table.rows
         for row in all_rows:
-            product = of_row(row.canonical)
+            weight = quantised.of_row(row)
+            product = of_row(row.canonical) if weight is None else None
             family = row.verdict.baseline_family
-            if product is None:
+            if product is None and weight is None:
                 left_out["no call of torch's is such a product"] += 1
                 continue
-            if family is not None and family not in TORCH_DEFAULTS:
+            defaults = TORCH_DEFAULTS if weight is None else quantised.WEIGHT_DEFAULTS
+            if family is not None and family not in defaults:
                 left_out[f"judged against {row.verdict.baseline}, which torch does not run"] += 1
                 continue
+            if weight is not None:
+                rows.append(TunedRow(self, row, weight))
+                _place(weights.setdefault(weight.key, {}), weight.m, rows[-1])
+                continue
+            assert product is not None
             tuned = TunedRow(self, row, product)
             rows.append(tuned)
             _place(products.setdefault(product.shapes, Candidates()).rows, product.layouts, tuned)
@@ -125,6 +136,8 @@ class Served:
             self.linear.setdefault(key, {}).update(found)
         self.products.clear()
         self.products.update(products)
+        self.weights.clear()
+        self.weights.update(weights)
         self.rows, self._static, self.left_out, self.digest = rows, static, left_out, digest
         for tuned in rows:
             if tuned.native is not None:

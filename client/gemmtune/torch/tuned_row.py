@@ -13,6 +13,7 @@ from gemmtune.errors import LaunchError
 from gemmtune.torch.layouts import Product
 from gemmtune.torch.native_rows import NativeRow
 from gemmtune.torch.precision import fp32_compute
+from gemmtune.torch.quantised.products import WeightProduct
 from gemmtune.torch.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 #: The order in which callers give addresses: the canonical (column-major) operands, so that "a" is the call's
 #: second operand.
-ORDER = ("a", "b", "d", "c", "bias", "scale_a", "scale_b")
+ORDER = ("a", "b", "d", "c", "bias", "scale_a", "scale_b", "zero_a")
 
 
 class Owner(Protocol):
@@ -54,8 +55,10 @@ class TunedRow:
         "workspace_alignment", "workspace_bytes",
     )  # fmt: skip
 
-    def __init__(self, served: Owner, row: Row, product: Product) -> None:
-        self._served, self.row, self.product = served, row, product
+    def __init__(self, served: Owner, row: Row, product: Product | WeightProduct) -> None:
+        self._served, self.row = served, row
+        #: A Product or a WeightProduct, as what found the row knows.
+        self.product: Any = product
         self.runtime: Runtime = served.runtime
         self.on_gpu = served.runtime.type == "cuda"
         canonical: Mapping[str, Any] = row.canonical
@@ -65,10 +68,10 @@ class TunedRow:
         self.fp32 = product.dtype == torch.float32
         #: Whether a race has to decide first if the row is faster than torch here.
         self.pending = served.differs(row)
-        #: The row of the C++ extension, where that is in use.
+        #: The row of the C++ extension, where that is in use: it has no quantised weights.
         self.native = (
             None
-            if served.extension is None
+            if served.extension is None or isinstance(product, WeightProduct)
             else NativeRow(served.extension, product, self.alignment_mask, self.deterministic)
         )
         self.live = not self.pending

@@ -10,12 +10,13 @@ from typing import Any, Protocol
 
 from gemmtune.torch import extension
 from gemmtune.torch.layouts import Product
+from gemmtune.torch.quantised.products import WeightProduct
 
 
 class Watcher(Protocol):
     """Is told of every product."""
 
-    def saw(self, product: Product, row: Any | None, device_type: str) -> None:
+    def saw(self, product: Product | WeightProduct, row: Any | None, device_type: str) -> None:
         """A product ran: by `row` (a TunedRow), or by torch if that is None."""
 
 
@@ -58,7 +59,7 @@ def inside() -> Iterator[None]:
         _LOCAL.inside = before
 
 
-def tell(product: Product, row: Any | None, device_type: str) -> None:
+def tell(product: Product | WeightProduct, row: Any | None, device_type: str) -> None:
     """Tells every watcher."""
     if _LOCAL.inside:
         return

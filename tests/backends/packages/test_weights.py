@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
+from typing import Any
 
+import pytest
+
+from backends.cache import BinaryCache
+from backends.environment import Environment
+from backends.kernel_checks.candidates import environment_of
 from backends.kernels.families import FAMILIES
 from backends.kernels.oriented_gemm import GemmArgs
+from backends.packages.bundle import BundleBuilder, Measured, describe_row
 from backends.packages.launches import Fill, kernel_argument
 from backends.packages.package import operands_of
 from tests.backends.kernels.emulator.host import H200
@@ -34,3 +42,38 @@ def test_scales_and_zero_points_are_operands_of_the_caller() -> None:
             512,
             40 * 512,
         )
+
+
+@pytest.mark.compiler
+def test_a_bundle_carries_them_and_the_client_reads_it(cache: BinaryCache, tmp_path: Path) -> None:
+    gemmtune = pytest.importorskip("gemmtune")
+    found: Environment = environment_of("gfx942")
+    family, rows = FAMILIES["dequant-gemv"], []
+    problems = [weights(m, 40, 1024, zero_b=zero) for m in (1, 4) for zero in ("eight", "uint4")]
+    for problem in problems:
+        solution = next(iter(family.solutions(problem, found)))
+        rows.append(Measured(problem, solution, found, _VERDICT))
+    path = tmp_path / "weights.gtb"
+    with BundleBuilder(found.device_class, "graph-cold", {}) as builder:
+        for row in rows:
+            builder.add(describe_row(row, "gfx942", cache))
+        builder.write(path)
+    table = gemmtune.load(path)
+    for problem in problems:
+        wire = {
+            "m": problem.n, "n": problem.m, "k": problem.k, "dtype": "bf16", "dtype_b": "uint4",
+            "trans_b": True, "scaling": {"b": "group_128", "dtype": "bf16", "zero_b": problem.zero_a},
+        }  # fmt: skip
+        row = table.best(**wire)
+        assert row is not None
+        assert row.problem_id == problem.id
+        stored = ["zero_a"] if problem.zero_a == "uint4" else []
+        assert list(row.operands) == ["a", "b", "d", "scale_a", *stored]
+        assert {fill.name for fill in row.launches[0].fills} - {"workspace"} == set(row.operands)
+
+
+_VERDICT: dict[str, Any] = {
+    "judgement": "WIN", "seconds": 1e-6, "baseline_seconds": 2e-6, "baseline": "torch-weights",
+    "baseline_family": "torch-weights", "speedup": [1.9, 2.0, None], "rounds": 20, "session": "s",
+    "decided_at": "2026-11-25T00:00:00",
+}  # fmt: skip

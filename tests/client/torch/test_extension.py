@@ -15,18 +15,23 @@ import gemmtune
 import gemmtune.torch
 import pytest
 import torch
+from gemmtune.launch import PreparedLaunch
 from gemmtune.torch import extension, served, watch
 from gemmtune.torch.runtime import CpuRuntime
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from backends.cache import BinaryCache
 from backends.problem import from_linear, from_mm
 from tests.client import bundles
 from tests.client.stub import Stub
 from tests.client.torch import test_applied, test_enabled
 from tests.client.torch.close import close
 from tests.client.torch.conftest import ROWS, K, N
+from tests.client.torch.quantised.conftest import weights
+from tests.client.torch.quantised.emulated import write
+from tests.client.torch.quantised.samples import right, sample
 
 if TYPE_CHECKING:
     from gemmtune import Table
@@ -390,3 +395,28 @@ def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 def test_nothing_watches_afterwards(module: Any) -> None:
     assert watch.WATCHERS == []
+
+
+def test_rows_of_quantised_weights_are_pythons(
+    tmp_path: Path, cache: BinaryCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = weights(2, "int8", scale_b="outer")
+    weight = sample(problem.m, problem.k, bits=8, group=-1)
+    module = gemmtune.torch.QuantizedLinear(weight)
+    x = torch.randn(2, problem.k, dtype=torch.bfloat16)
+    ran: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(PreparedLaunch, "__call__", _counted(PreparedLaunch.__call__, ran))
+        table = gemmtune.load(write(tmp_path / "int8.gtb", [(problem, "dequant-gemv")], cache))
+        for use in (gemmtune.torch.apply(module, table), gemmtune.torch.enable(table)):
+            with use:
+                assert right(module(x), x, weight)
+    assert len(ran) == 2
+
+
+def _counted(call: Callable[..., None], ran: list[int]) -> Callable[..., None]:
+    def counted(self: Any, *arguments: Any) -> None:
+        ran.append(1)
+        call(self, *arguments)
+
+    return counted

@@ -100,6 +100,7 @@ def test_gemmtune_reads_the_file(tmp_path: Path) -> None:
 
 
 def test_one_row_of_scales_is_outer_as_the_other_side_is() -> None:
+    from gemmtune.torch.layouts import Product
     from gemmtune.torch.operands import make, torch_call
 
     kind = torch.float8_e4m3fn
@@ -111,6 +112,7 @@ def test_one_row_of_scales_is_outer_as_the_other_side_is() -> None:
         {"a": "outer", "b": "outer"}, {"a": "tensor", "b": "tensor"},
     ]  # fmt: skip
     for product in recording._calls:
+        assert isinstance(product, Product)
         assert torch_call(product, make(product, "cpu"))().shape == (1, N)
 
 

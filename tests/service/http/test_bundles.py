@@ -19,6 +19,7 @@ from sqlalchemy import Engine
 
 from backends.cache import BinaryCache
 from backends.errors import CompileError
+from backends.kernels.families import FAMILIES
 from backends.packages.bundle import Binary, Measured, Row
 from backends.packages.bundle_file import BundleFile
 from backends.problem import from_linear
@@ -29,6 +30,7 @@ from service.records import BundleProgress, BundleReport
 from service.settings import Settings
 from tests.backends.packages.host_row import launched
 from tests.backends.packages.test_package import DECODE, GEMV, LAYER, WGMMA
+from tests.backends.weight_samples import weights
 from tests.db.samples import BASELINE
 from tests.service.http.filled import GPU
 from tests.service.http.serving import serving
@@ -302,6 +304,14 @@ def test_binaries_for_another_name_of_the_architecture(
     for wrong in ("sm_80", "gfx942", "sm_1"):
         fault = fault_of(client.get(PATH, params={**ASKED, "target": wrong}), 422)
         assert f"'{wrong}' is no architecture of {H200}; known: sm_90, sm_90a" in fault["detail"]
+
+
+@pytest.mark.usefixtures("compiler")
+def test_winners_of_quantised_weights_are_rows(client: httpx.Client, engine: Engine, tmp_path: Path) -> None:
+    problem = weights(1, 4096, 4096, zero_b="eight")
+    store_win(engine, problem, next(iter(FAMILIES["dequant-ring"].solutions(problem, GPU))), GPU)
+    found = saved(built(client), tmp_path)
+    assert [row["problem"]["id"] for row in found.manifest["rows"]] == [problem.id]
 
 
 @pytest.mark.usefixtures("compiler")

@@ -1,0 +1,147 @@
+"""QuantizedLinear, and models whose nn.Linear modules become that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+from torch.compiler import is_compiling
+
+from gemmtune.torch.quantised.form import WeightError
+from gemmtune.torch.quantised.operators import linear_w4a16, linear_w8a16
+from gemmtune.torch.quantised.quantise import quantize
+from gemmtune.torch.quantised.stored import QuantizedWeight
+
+#: Modules that quantize_model() leaves as they are: output layers, which lose most by it.
+KEPT = ("lm_head",)
+
+
+class SharedInput(Protocol):
+    """Modules of one input whose product is computed once (fuse.py)."""
+
+    def take(self, module: Any, given: Any) -> Any | None:
+        """The columns of one module's output; None if it has to compute alone."""
+
+
+#: The group of a module. Copies of a module are in none, and compute alone.
+_GROUPS: WeakKeyDictionary[Any, SharedInput] = WeakKeyDictionary()
+
+
+def share(module: QuantizedLinear, group: SharedInput | None) -> None:
+    """Has a module compute as one of a group; with None alone again."""
+    if group is None:
+        _GROUPS.pop(module, None)
+    else:
+        _GROUPS[module] = group
+
+
+class QuantizedLinear(nn.Module):  # type: ignore[misc]
+    """F.linear by quantised weights, with the rows of the table in use. The weights are buffers `weight`,
+    `scales` and `zeros` in the stored form, which every kernel reads as it is: nothing is prepacked."""
+
+    def __init__(self, weight: QuantizedWeight, bias: Any = None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.bits, self.group_size, self.zero_point = weight.bits, weight.group_size, weight.zero_point
+        if bias is not None and tuple(bias.shape) != (self.out_features,):
+            raise WeightError(f"bias is {list(bias.shape)}; the weights have {self.out_features} rows")
+        self.register_buffer("weight", weight.data)
+        self.register_buffer("scales", weight.scales)
+        self.register_buffer("zeros", weight.zeros)
+        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+
+    @classmethod
+    def from_linear(cls, linear: Any, **options: Any) -> QuantizedLinear:
+        """Quantises an nn.Linear; `options` are those of quantize(). Raises WeightError."""
+        made = cls(quantize(linear.weight, **options), linear.bias)
+        made.train(linear.training)
+        return made
+
+    @property
+    def quantized_weight(self) -> QuantizedWeight:
+        """The weights in the stored form."""
+        return QuantizedWeight(self.weight, self.scales, self.zeros, self.zero_point, self.group_size)
+
+    def forward(self, input: Any) -> Any:  # noqa: A002
+        """[..., in_features] to [..., out_features]."""
+        if _GROUPS and not is_compiling():
+            group = _GROUPS.get(self)
+            found = None if group is None or type(input) is not torch.Tensor else group.take(self, input)
+            if found is not None:
+                return found
+        if self.bits == 8:
+            return linear_w8a16(input, self.weight, self.scales, self.group_size, self.bias)
+        return linear_w4a16(
+            input,
+            self.weight,
+            self.scales,
+            self.zeros,
+            self.group_size,
+            self.bias,
+            zero_point=self.zero_point,
+        )
+
+    def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
+        """Moves to a device as every module does. Scales and zero points keep their type, which is part of
+        the weights' meaning: half() and bfloat16() would round them."""
+        kept = {name: self._buffers[name] for name in ("scales", "zeros")}
+        super()._apply(fn, recurse)
+        for name, before in kept.items():
+            after = self._buffers[name]
+            if before is not None and after.dtype is not before.dtype:
+                self._buffers[name] = before.to(after.device)
+        return self
+
+    def extra_repr(self) -> str:
+        """Sizes and form."""
+        form = f"bits={self.bits}, group_size={self.group_size}"
+        point = "" if self.zero_point is None else f", zero_point={self.zero_point}"
+        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, {form}{point}"
+
+
+def quantize_model(
+    model: Any, *, keep: Collection[str] | Callable[[str, Any], bool] = KEPT, **options: Any
+) -> list[str]:
+    """Replaces the nn.Linear modules of a model by QuantizedLinear, one after another where they are, and
+    returns their names. `options` are those of quantize().
+
+    keep: names of modules that stay, whole or their last part, or a function of (name, module). Modules of
+    another class than nn.Linear stay, and so do weights that several modules share. Raises WeightError, which
+    names the module, before anything is replaced, for sizes that do not fit the groups."""
+    keeps = keep if callable(keep) else _named(keep)
+    chosen = [(name, module) for name, module in _linears(model) if not keeps(name, module)]
+    for name, module in chosen:
+        _try(name, module, options)
+    for name, module in chosen:
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, QuantizedLinear.from_linear(module, **options))
+    return [name for name, _ in chosen]
+
+
+def _try(name: str, module: Any, options: Mapping[str, Any]) -> None:
+    """Raises WeightError, with the module's name, for sizes or options that do not fit."""
+    try:
+        quantize(torch.zeros(8, module.in_features, dtype=module.weight.dtype), **options)
+        if module.out_features % 8 and not options.get("symmetric", True):
+            raise WeightError(f"zero points of 8 rows share a word, and there are {module.out_features}")
+    except WeightError as error:
+        raise WeightError(f"{name}: {error}; keep= leaves it as it is") from None
+
+
+def _named(names: Collection[str]) -> Callable[[str, Any], bool]:
+    found = {names} if isinstance(names, str) else set(names)
+    return lambda name, module: name in found or name.rpartition(".")[2] in found
+
+
+def _linears(model: Any) -> Iterator[tuple[str, Any]]:
+    """The nn.Linear modules of a model by name, without those whose weight another module has too."""
+    users: dict[int, int] = {}
+    for module in model.modules():
+        for one in module.parameters(recurse=False):
+            users[id(one)] = users.get(id(one), 0) + 1
+    for name, module in model.named_modules():
+        if type(module) is nn.Linear and name and users[id(module.weight)] == 1:
+            yield name, module

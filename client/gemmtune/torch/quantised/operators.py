@@ -1,0 +1,225 @@
+"""gemmtune::linear_w4a16 and linear_w8a16: activations of 16 bits by quantised weights.
+
+The operators look the row up when they run, so that one compiled graph serves every M. M without a row takes
+the next larger M's, with rows of zeros behind the input: a row of the output depends on its own row of the
+input alone. Above the largest M, and without a table, the weights are dequantised and torch multiplies.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gemmtune.torch.quantised.form import Form, WeightError, form_of
+from gemmtune.torch.quantised.products import WeightProduct
+from gemmtune.torch.quantised.stored import dequantized
+from gemmtune.torch.served import Served, current
+from gemmtune.torch.tuned_row import TunedRow
+from gemmtune.torch.watch import WATCHERS, inside, tell
+
+#: The most rows that an input is padded to: above, rows of zeros may cost more than dequantising.
+_MOST_PADDED = 64
+_TAGS = (torch.Tag.needs_fixed_stride_order,)
+_LIBRARY = torch.library.Library("gemmtune", "FRAGMENT")
+_LIBRARY.define(
+    "linear_w4a16(Tensor input, Tensor weight, Tensor scales, Tensor? zeros, int? group_size, "
+    "str? zero_point, Tensor? bias) -> Tensor",
+    tags=_TAGS,
+)
+_LIBRARY.define(
+    "linear_w8a16(Tensor input, Tensor weight, Tensor scales, int? group_size, Tensor? bias) -> Tensor",
+    tags=_TAGS,
+)
+
+
+def _checked(x: Any, form: Form, bias: Any) -> None:
+    """Raises WeightError for an input or a bias that does not fit the weights."""
+    if not x.is_floating_point() or not x.dim() or x.shape[-1] != form.k:
+        raise WeightError(
+            f"input is {list(x.shape)} of {x.dtype}; weights of [{form.n}, {form.k}] are multiplied by "
+            f"floats [..., {form.k}]"
+        )
+    if bias is not None and (tuple(bias.shape) != (form.n,) or bias.dtype is not x.dtype):
+        raise WeightError(
+            f"bias is {list(bias.shape)} of {bias.dtype}; it must be [{form.n}] of {x.dtype}, as the input"
+        )
+
+
+def _run(x: Any, form: Form, weight: Any, scales: Any, zeros: Any, bias: Any) -> Any:
+    _checked(x, form, bias)
+    tensors = [one for one in (weight, scales, zeros, bias) if one is not None]
+    if any(one.device != x.device for one in tensors):
+        places = ", ".join(sorted({str(one.device) for one in tensors}))
+        raise WeightError(f"input is on {x.device}, and the weights are on {places}: move one of them")
+    served = current(x.device.type)
+    kind = x.device.type
+    product = WeightProduct(x.numel() // form.k, form, x.dtype, "" if bias is None else "bias")
+    if served is not None and product.m:
+        found = by_row(served, product, x, weight, scales, zeros, bias)
+        if found is not None:
+            return found
+    if WATCHERS and product.m:
+        tell(product, None, kind)
+    with inside():
+        return torch.nn.functional.linear(x, dequantized(form, weight, scales, zeros, x.dtype), bias)
+
+
+def by_row(
+    served: Served,
+    product: WeightProduct,
+    x: Any,
+    weight: Any,
+    scales: Any,
+    zeros: Any,
+    bias: Any,
+) -> Any | None:
+    """The output by a row, None if there is none."""
+    rows = served.weights.get(product.key)
+    if not rows:
+        return None
+    m, k, lead = product.m, product.k, x.shape[:-1]
+    x = x.resolve_neg().contiguous()
+    fixed = weight.data_ptr() | scales.data_ptr()
+    for one in (zeros, bias):
+        fixed |= 0 if one is None else one.data_ptr()
+    row = smallest(rows, m, fixed | x.data_ptr())
+    if row is None:
+        return None
+    wanted = row.product.m
+    if wanted != m:
+        padded = x.new_zeros((wanted, k))
+        padded[:m] = x.view(m, k)
+        x = padded
+    out = x.new_empty((wanted, product.n))
+    addresses = [weight.data_ptr(), x.data_ptr(), out.data_ptr()]
+    addresses += [one.data_ptr() for one in (bias, scales, zeros) if one is not None]
+    index = x.get_device() if row.on_gpu else 0
+    if not row.launch(index, tuple(addresses)):
+        return None
+    if WATCHERS:
+        tell(product, row, row.runtime.type)
+    return out[:m].view(*lead, product.n)
+
+
+def smallest(rows: dict[int, TunedRow], m: int, addresses: int) -> TunedRow | None:
+    """The row of the smallest M that is at least `m` and may run now; `addresses` are all of the call's,
+    or-ed."""
+    exact = rows.get(m)
+    if exact is not None and (found := exact.applies(addresses)) is not None:
+        return found
+    for size in sorted(size for size in rows if m < size <= _MOST_PADDED):
+        if (found := rows[size].applies(addresses)) is not None:
+            return found
+    return None
+
+
+def _w4a16(
+    x: Any,
+    weight: Any,
+    scales: Any,
+    zeros: Any,
+    group_size: int | None,
+    zero_point: str | None,
+    bias: Any,
+) -> Any:
+    form = form_of(weight, scales, zeros, group_size, zero_point, 4)
+    return _run(x, form, weight, scales, zeros, bias)
+
+
+def _w8a16(x: Any, weight: Any, scales: Any, group_size: int | None, bias: Any) -> Any:
+    return _run(x, form_of(weight, scales, None, group_size, None, 8), weight, scales, None, bias)
+
+
+def _fake_w4a16(
+    x: Any,
+    weight: Any,
+    scales: Any,
+    zeros: Any,
+    group_size: int | None,
+    zero_point: str | None,
+    bias: Any,
+) -> Any:
+    form = form_of(weight, scales, zeros, group_size, zero_point, 4)
+    _checked(x, form, bias)
+    return x.new_empty((*x.shape[:-1], form.n))
+
+
+def _fake_w8a16(x: Any, weight: Any, scales: Any, group_size: int | None, bias: Any) -> Any:
+    form = form_of(weight, scales, None, group_size, None, 8)
+    _checked(x, form, bias)
+    return x.new_empty((*x.shape[:-1], form.n))
+
+
+# ---- backward ------------------------------------------------------------------------------------
+
+
+def _save_w4a16(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    _, weight, scales, zeros, ctx.group_size, ctx.zero_point, _ = inputs
+    ctx.bits = 4
+    ctx.save_for_backward(weight, scales, zeros)
+
+
+def _save_w8a16(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    _, weight, scales, ctx.group_size, _ = inputs
+    ctx.bits, ctx.zero_point = 8, None
+    ctx.save_for_backward(weight, scales, None)
+
+
+def _gradients(ctx: Any, grad: Any, scales_at: tuple[int, ...], bias_at: int) -> tuple[Any, Any]:
+    """Of the input and of the bias. Quantised weights are frozen: scales and zero points have no
+    gradients."""
+    if any(ctx.needs_input_grad[one] for one in scales_at):
+        raise RuntimeError("quantised weights are frozen: scales and zeros have no gradients")
+    to_input = to_bias = None
+    if ctx.needs_input_grad[0]:
+        weight, scales, zeros = ctx.saved_tensors
+        form = form_of(weight, scales, zeros, ctx.group_size, ctx.zero_point, ctx.bits)
+        to_input = grad @ dequantized(form, weight, scales, zeros, grad.dtype)
+    if ctx.needs_input_grad[bias_at]:
+        to_bias = grad.reshape(-1, grad.shape[-1]).sum(0)
+    return to_input, to_bias
+
+
+def _backward_w4a16(ctx: Any, grad: Any) -> tuple[Any, ...]:
+    to_input, to_bias = _gradients(ctx, grad, (2, 3), 6)
+    return to_input, None, None, None, None, None, to_bias
+
+
+def _backward_w8a16(ctx: Any, grad: Any) -> tuple[Any, ...]:
+    to_input, to_bias = _gradients(ctx, grad, (2,), 4)
+    return to_input, None, None, None, to_bias
+
+
+for _name, _compute, _fake, _backward, _save in (
+    ("linear_w4a16", _w4a16, _fake_w4a16, _backward_w4a16, _save_w4a16),
+    ("linear_w8a16", _w8a16, _fake_w8a16, _backward_w8a16, _save_w8a16),
+):
+    for _key in ("CPU", "CUDA"):
+        _LIBRARY.impl(_name, _compute, _key)
+    torch.library.register_fake(f"gemmtune::{_name}", _fake, lib=_LIBRARY)
+    torch.library.register_autograd(f"gemmtune::{_name}", _backward, setup_context=_save, lib=_LIBRARY)
+
+
+def linear_w4a16(
+    x: Any, weight: Any, scales: Any, zeros: Any = None, group_size: int | None = None, bias: Any = None, *,
+    zero_point: str | None = None,
+) -> Any:  # fmt: skip
+    """F.linear(x[..., k], W[n, k], bias[n]) by weights of 4 bits, in x's type.
+
+    weight: uint8 [n, k / 2], packed along k, the even element in the low half. scales: [n, k / group_size] of
+    float32, bfloat16 or float16. zeros: none (z = 8), packed int32 [n / 8, k / group_size], or floats like
+    the scales. group_size: -1 for a whole row; by default what the scales' shape says. bias: of x's type.
+    zero_point: one of ZERO_POINTS (gemmtune.torch.quantised.form), needed for zeros of floats and for others
+    than z = 8.
+
+    W = (q - z) s in real arithmetic; each weight, or each group's sum, is rounded once. Rows of the table in
+    use (enable(), apply()) run M that was measured, and by rows of zeros the M below; torch multiplies
+    dequantised weights otherwise. Gradients flow to x and bias. Raises WeightError, a ValueError."""
+    return torch.ops.gemmtune.linear_w4a16(x, weight, scales, zeros, group_size, zero_point, bias)
+
+
+def linear_w8a16(x: Any, weight: Any, scales: Any, group_size: int | None = None, bias: Any = None) -> Any:
+    """F.linear(x[..., k], W[n, k], bias[n]) by weights of 8 bits, in x's type: int8 [n, k], and scales [n] or
+    [n, k / group_size], or one for all. The rest is as for linear_w4a16()."""
+    return torch.ops.gemmtune.linear_w8a16(x, weight, scales, group_size, bias)

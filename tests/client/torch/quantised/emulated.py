@@ -1,0 +1,88 @@
+"""Bundles of our kernels for quantised weights, run by the emulator: the client's CPU driver calls a function
+that takes a kernel's own argument block and launches it on the host's fibers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from backends.cache import BinaryCache
+from backends.cpu.backend import CpuBackend
+from backends.cpu.native import compile_runtime
+from backends.kernels.families import FAMILIES
+from backends.kernels.family import KernelConfig
+from backends.packages.launches import kernel_argument
+from backends.packages.package import operands_of
+from backends.problem import GemmProblem
+from backends.wire import problem_to_wire
+from tests.backends.kernels.emulator import host
+from tests.backends.kernels.samples import SM_90
+from tests.client import bundles
+
+_ABI = 'extern "C" int gemmtune_abi() { return 1; }\n'
+
+
+def write(
+    path: Path,
+    problems: Iterable[tuple[GemmProblem, str]],
+    cache: BinaryCache,
+    *,
+    default: str | None = "torch-weights",
+    torch_build: str | None = None,
+) -> Path:
+    """A bundle with the likeliest candidate of a family for each problem. `default`: the family of the
+    baseline; `torch_build`: the torch with which the rows say that they were measured."""
+    environment = CpuBackend().probe().devices[0]
+    runtime = compile_runtime(environment.partition, cache).read_bytes()
+    chosen = []
+    for problem, name in problems:
+        family = FAMILIES[name]
+        solution = next(iter(family.solutions(problem, host.H200)))
+        chosen.append((problem, solution, family.config(problem, solution.parameters, SM_90)))
+    configurations = [config for _, _, config in chosen]
+    wrappers = [_wrapper(number, config) for number, config in enumerate(configurations)]
+    library = path.with_suffix(".so")
+    host.compiled("\n".join([host.source(configurations), *wrappers, _ABI]), library)
+    rows = []
+    for number, (problem, solution, config) in enumerate(chosen):
+        made = bundles.row(problem, "cpu", [], config.workspace_bytes)
+        arguments = [{**kernel_argument(config).to_dict(), "name": "args"}]
+        launch = {
+            "entry": f"run_{number}", "binary": bundles.digest(library.read_bytes()),
+            "runtime": bundles.digest(runtime), "arguments": arguments,
+        }  # fmt: skip
+        made |= {
+            "solution": {
+                "id": solution.id, "family": solution.family, "version": solution.version,
+                "parameters": dict(solution.parameters), "build": None,
+            },
+            "problem": {
+                "id": problem.id, "wire": problem_to_wire(problem), "canonical": problem.to_dict()
+            },
+            "operands": operands_of(problem), "launches": [launch],
+        }  # fmt: skip
+        made["verdict"] |= {"baseline": str(default), "baseline_family": default}
+        rows.append(made)
+    binaries = {library.read_bytes(): ".so", runtime: ".so"}
+    document = bundles.manifest(str(environment.device_class), rows, binaries)
+    libraries = {} if torch_build is None else {"torch": torch_build}
+    document["environments"] = {"here": {"runtime": None, "driver": None, "libraries": libraries}}
+    return bundles.write(path, document, binaries)
+
+
+def _wrapper(number: int, config: KernelConfig) -> str:
+    """A function of the client's C ABI that launches a configuration."""
+    calls = [_call("gemm", number, config.grid, config.threads, config.shared_bytes)]
+    if config.reduces:
+        calls.append(
+            _call("reduce", number, config.reduce_grid, config.reduce_threads, config.reduce_shared_bytes)
+        )
+    return f'extern "C" int run_{number}(const void* args) {{\n{"".join(calls)}    return 0;\n}}\n'
+
+
+def _call(name: str, number: int, grid: tuple[int, int, int], threads: int, shared: int) -> str:
+    sizes = ", ".join(map(str, grid))
+    return (
+        f"    {{ const unsigned grid[3] = {{{sizes}}};\n"
+        f"      if (launch_{name}_{number}(args, grid, {threads}, {shared}ull, 0)) return 5; }}\n"
+    )

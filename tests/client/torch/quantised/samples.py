@@ -1,0 +1,69 @@
+"""Random weights in the stored form, and products in double precision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from gemmtune.torch.quantised.form import Form
+from gemmtune.torch.quantised.stored import QuantizedWeight
+from gemmtune.torch.watch import inside
+
+from backends.problem import GemmProblem, from_linear
+from backends.quantisation import dequantised
+
+_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+def sample(
+    n: int = 32, k: int = 256, *, bits: int = 4, group: int = 128, zero: str | None = "eight",
+    scale_dtype: Any = torch.bfloat16, seed: int = 0,
+) -> QuantizedWeight:  # fmt: skip
+    """Random weights. `group` -1 is a row, 0 one scale for all."""
+    random = torch.Generator().manual_seed(seed)
+    groups = k // group if group > 0 else 1
+    shape = (n, groups) if group else (1,)
+    scales = (torch.rand(shape, generator=random) / 16 + 0.01).to(scale_dtype)
+    if bits == 8:
+        data = torch.randint(-128, 128, (n, k), generator=random, dtype=torch.int8)
+        return QuantizedWeight(data, scales)
+    data = torch.randint(0, 256, (n, k // 2), generator=random, dtype=torch.uint8)
+    zeros = None
+    if zero == "uint4":
+        zeros = torch.randint(-(2**31), 2**31, (n // 8, groups), generator=random, dtype=torch.int32)
+    elif zero in ("float", "shift"):
+        zeros = (torch.rand((n, groups), generator=random) * (8 if zero == "float" else 1)).to(scale_dtype)
+    return QuantizedWeight(data, scales, zeros, zero)
+
+
+def exact(weight: QuantizedWeight) -> Any:
+    """The numbers of stored weights in double precision, by the service's reference."""
+    form: Form = weight.form
+    scale = {0: "tensor", 1: "outer"}.get(form.groups, f"block_1x{form.group}")
+    problem: GemmProblem = from_linear(
+        1, form.n, form.k, "bf16", dtype_b=form.kind, scale_b=scale,
+        scale_dtype=_NAMES[form.scale_dtype], zero_b=form.zero,
+    )  # fmt: skip
+    zeros = weight.zeros
+    if zeros is not None:
+        zeros = zeros.numpy().view(np.uint8) if form.zero == "uint4" else zeros.double().numpy()
+    scales = weight.scales.double().numpy().reshape(-1, max(form.groups, 1))
+    return torch.from_numpy(dequantised(problem, weight.data.numpy(), scales, zeros))
+
+
+def right(out: Any, x: Any, weight: QuantizedWeight, bias: Any = None) -> bool:
+    """Whether out = x W^T + bias, with each weight rounded once to x's type, sums in fp32, and the result
+    rounded once (and once more before a bias is added)."""
+    w, left = exact(weight), x.reshape(-1, x.shape[-1]).double()
+    with inside():  # a report counts no product of this
+        product, sizes = left @ w.t(), left.abs() @ w.abs().t()
+    if bias is not None:
+        product, sizes = product + bias.double(), sizes + bias.double().abs()
+    unit = torch.finfo(x.dtype).eps / 2
+    # Roundings of weights are independent: their sum grows as a square root, which 4 / sqrt(k) of the sum of
+    # sizes bounds with room.
+    weights = unit * sizes * 4 / x.shape[-1] ** 0.5
+    allowed = weights + 2 * unit * (product.abs() + sizes / 64) + x.shape[-1] * 2.0**-24 * sizes
+    found = out.reshape(product.shape).double()
+    return bool(out.shape[:-1] == x.shape[:-1] and ((found - product).abs() <= allowed).all())

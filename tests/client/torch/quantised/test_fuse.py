@@ -1,0 +1,107 @@
+"""apply(fuse=True) of QuantizedLinear siblings: one product, and each alone where anything differs."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import gemmtune.torch
+import pytest
+import torch
+from gemmtune.torch import QuantizedLinear, WeightError
+from torch import nn
+
+from tests.client.torch.quantised.conftest import K
+from tests.client.torch.quantised.samples import right, sample
+
+if TYPE_CHECKING:
+    from gemmtune import Table
+
+#: Outputs of q, k and v, which are together the table's weights.
+SIZES = (16, 8, 8)
+
+
+class Attention(nn.Module):  # type: ignore[misc]
+    """Three projections of one input."""
+
+    def __init__(self, zero: str = "eight", bias: bool = False) -> None:
+        super().__init__()
+        for number, (name, n) in enumerate(zip(("q_proj", "k_proj", "v_proj"), SIZES, strict=True)):
+            added = torch.randn(n, dtype=torch.bfloat16) if bias else None
+            setattr(self, name, QuantizedLinear(sample(n, K, zero=zero, seed=number), added))
+
+    @property
+    def projections(self) -> tuple[Any, ...]:
+        return self.q_proj, self.k_proj, self.v_proj
+
+    def forward(self, x: Any) -> tuple[Any, ...]:
+        return tuple(one(x) for one in self.projections)
+
+
+def all_right(model: Attention, x: Any, outputs: tuple[Any, ...]) -> bool:
+    pairs = zip(model.projections, outputs, strict=True)
+    return all(right(out, x, one.quantized_weight, one.bias) for one, out in pairs)
+
+
+@pytest.mark.parametrize(
+    ("zero", "bias", "m"), [("eight", False, 4), ("eight", True, 3), ("uint4", False, 2)]
+)
+def test_siblings_are_one_product(weight_table: Table, zero: str, bias: bool, m: int) -> None:
+    model = Attention(zero, bias)
+    before = [one.scales.clone() for one in model.projections]
+    with gemmtune.torch.apply(model, weight_table, fuse=True) as handle, gemmtune.torch.report() as count:
+        assert (handle.fused, handle.quantized) == (1, 0)
+        storages = {one.weight.untyped_storage().data_ptr() for one in model.projections}
+        assert len(storages) == 1
+        for _ in range(2):
+            x = torch.randn(m, K, dtype=torch.bfloat16)
+            assert all_right(model, x, model(x))
+    found = count.report()
+    assert [(line.m, line.n, line.calls, line.hit) for line in found.lines] == [(m, 32, 2, True)]
+    after = [one.scales for one in model.projections]
+    assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+    assert len({one.weight.untyped_storage().data_ptr() for one in model.projections}) == 3
+    assert all_right(model, x, model(x))
+
+
+def test_what_differs_computes_alone(weight_table: Table) -> None:
+    model = Attention()
+    x, y = (torch.randn(4, K, dtype=torch.bfloat16) for _ in range(2))
+    with gemmtune.torch.apply(model, weight_table, fuse=True):
+        q = model.q_proj(x)
+        assert right(model.k_proj(y), y, model.k_proj.quantized_weight)  # another input
+        assert right(q, x, model.q_proj.quantized_weight)
+        model.q_proj(x)
+        x.mul_(2)  # the input changes between two projections
+        assert right(model.k_proj(x), x, model.k_proj.quantized_weight)
+        model.q_proj(x)
+        model.v_proj.scales.mul_(2)  # so do scales
+        assert right(model.v_proj(x), x, model.v_proj.quantized_weight)
+        model.k_proj.weight = model.k_proj.weight.clone()  # weights that lie elsewhere
+        assert all_right(model, x, model(x))
+        other = copy.deepcopy(model)
+        assert all_right(other, x, other(x))
+        nine = torch.randn(9, K, dtype=torch.bfloat16)  # more rows than any row has
+        assert all_right(model, nine, model(nine))
+        assert [out.shape for out in model(nine[:0])] == [(0, n) for n in SIZES]
+        with pytest.raises(WeightError, match="input is"):
+            model(nine[:, :-1])
+        with pytest.raises(WeightError, match="input is"):
+            model(torch.tensor(1.0, dtype=torch.bfloat16))
+        grad = torch.randn(4, K, dtype=torch.bfloat16, requires_grad=True)
+        model(grad)[1].sum().backward()
+        assert grad.grad is not None
+
+
+def test_siblings_that_differ_are_left_alone(weight_table: Table) -> None:
+    model = Attention()
+    model.k_proj = QuantizedLinear(sample(8, K, zero="none"))
+    other = Attention()
+    other.v_proj.scales = other.v_proj.scales.float()
+    tied = Attention()
+    tied.v_proj = tied.k_proj
+    x = torch.randn(4, K, dtype=torch.bfloat16)
+    for one in (model, other, tied):
+        with gemmtune.torch.apply(one, weight_table, fuse=True) as handle:
+            assert handle.fused == 0
+            assert all_right(one, x, one(x))
