@@ -30,7 +30,7 @@ class ScreeningOptions:
     #: search then waits for compilers within its share of the budget only.
     warm_candidates: int = 8
     #: With a cold cache it waits for this many budgets or this many seconds, whichever is longer: a kernel
-    #: takes a second to compile, however short the budget, and one that is late is ready for the next problem.
+    #: takes a second to compile, however short the budget, and a late one is ready for the next problem.
     #: If the device is the host, it waits for as long as they take.
     compile_wait_budgets: float = 0.5
     compile_wait_seconds: float = 1.5
