@@ -82,14 +82,14 @@ def _store(
             "number": number, "session_id": f"{problem.slug}-{number:016x}", "problem_id": problem.id,
             "device_class_id": class_id, "policy_id": policy.id, "judgement": judgement, "baseline_id": base.id,
             "baseline_name": "numpy", "winner_id": winner.id, "seconds": seconds,
-            "baseline_seconds": seconds * gain, "content": verdict, "roofline_share": 0.7, "binds": "memory",
+            "baseline_seconds": seconds * gain, "content": verdict, "roofline_share": 0.7, "binds": "memory", "speedup": gain,
             "restricted": False, "budget_seconds": 2.0,
             "created_at": at,
         }  # fmt: skip
         if new_problems:
             rows[models.Problem].append(
                 {"id": problem.id, "slug": problem.slug, "m": problem.m, "n": problem.n, "k": problem.k,
-                 "batch": problem.batch, "dtype": problem.dtype_a, "kind": problem.kind,
+                 "batch": problem.batch, "dtype": problem.dtype_a, "dtype_b": problem.dtype_b, "kind": problem.kind,
                  "content": problem.to_dict(), "created_at": at}
             )  # fmt: skip
         rows[models.Session].append(

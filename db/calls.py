@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import (
-    ColumnElement,
     Connection,
-    FromClause,
     Select,
     Subquery,
     case,
@@ -51,35 +49,19 @@ def find_list(connection: Connection, name: str) -> ProblemList | None:
     return ProblemList(name, tuple(numbers)) if numbers else None
 
 
-def calls_by_problem(device_class_id: str, problems: ProblemList | None = None) -> Subquery:
-    """Problem id -> calls, for the problems of the list, else for all that were counted for the class."""
+def calls_by_problem(
+    device_class_id: str, problems: ProblemList | None = None, problem_ids: Select[Any] | None = None
+) -> Subquery:
+    """Problem id -> calls, for the problems of the list, else for all that were counted for the class; only
+    for those of a query, if one is given."""
+    keys = None if problem_ids is None else _key.c.problem_id.in_(problem_ids)
+    jobs = None if problem_ids is None else _job.c.problem_id.in_(problem_ids)
     parts = []
     if problems is None or problems.provenances:
-        parts.append(_imported(device_class_id, problems))
+        parts.append(_imported(device_class_id, problems, keys))
     if problems is None or problems.tuning_number is not None:
-        parts.append(_tuned(device_class_id, problems))
+        parts.append(_tuned(device_class_id, problems, jobs))
     return _most(parts)
-
-
-def calls_of_problem(device_class_id: str, verdicts: FromClause) -> ColumnElement[int]:
-    """calls_by_problem() without a list, for the problem of each row of a query over `verdicts`."""
-    counted = func.sum(_key.c.count)
-    imported = (
-        select(case((counted > 0, counted), else_=1).label("calls"))
-        .join(_provenance, _provenance.c.number == _key.c.provenance_number)
-        .where(_key.c.problem_id == verdicts.c.problem_id)
-        .where(_provenance.c.device_class_id.in_(("", device_class_id)))
-        .group_by(_key.c.format)
-        .correlate(verdicts)
-    )
-    tuned = (
-        select(func.max(_link.c.count))
-        .join(_job, _job.c.number == _link.c.job_number)
-        .where(_job.c.problem_id == verdicts.c.problem_id, _job.c.device_class_id == device_class_id)
-        .correlate(verdicts)
-    )
-    both = union_all(imported, tuned).subquery()
-    return select(func.max(both.c.calls)).scalar_subquery()
 
 
 def count_calls(connection: Connection, device_class_id: str, problem_ids: Sequence[str]) -> dict[str, int]:
@@ -87,7 +69,7 @@ def count_calls(connection: Connection, device_class_id: str, problem_ids: Seque
     found: dict[str, int] = {}
     for part in chunks(problem_ids):
         keys = _imported(device_class_id, None, among(connection, _key.c.problem_id, part))
-        jobs = _tuned(device_class_id, None).where(among(connection, _job.c.problem_id, part))
+        jobs = _tuned(device_class_id, None, among(connection, _job.c.problem_id, part))
         found |= {row.problem_id: row.calls for row in connection.execute(select(_most([keys, jobs])))}
     return found
 
@@ -124,11 +106,13 @@ def _imported(device_class_id: str, problems: ProblemList | None, only: Any = No
     return select(inner.c.problem_id, func.max(inner.c.calls).label("calls")).group_by(inner.c.problem_id)
 
 
-def _tuned(device_class_id: str, problems: ProblemList | None) -> Select[Any]:
+def _tuned(device_class_id: str, problems: ProblemList | None, only: Any = None) -> Select[Any]:
     query = select(_job.c.problem_id, func.max(_link.c.count).label("calls"))
     query = query.join(_link, _link.c.job_number == _job.c.number)
     if problems is None:
         query = query.where(_job.c.device_class_id == device_class_id)
     else:
         query = query.where(_link.c.tuning_number == problems.tuning_number)
+    if only is not None:
+        query = query.where(only)
     return query.group_by(_job.c.problem_id)

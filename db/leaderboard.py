@@ -18,22 +18,21 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Float,
-    Integer,
     Select,
     and_,
     case,
     cast,
-    false,
     func,
     literal,
+    null,
     or_,
     select,
-    true,
+    union_all,
 )
 
 from db import models
 from db.best import of_outlier
-from db.calls import calls_of_problem
+from db.columns import median_speedup, type_of_a
 from db.judged import JUDGED, source_of, unjudged
 from db.values import among, chunks, table
 from db.worth import Scope, calls_of
@@ -91,46 +90,75 @@ class Place:
 
 
 def board(
-    connection: Connection, asked: Board, sort: str, descending: bool, after: Place | None, limit: int
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Aggregates of the whole board, and its rows after a place; both of one statement, so that each verdict
-    is read once. Rows have their place's `value`."""
-    rows = _rows(connection, asked, sort=sort)
+    connection: Connection,
+    asked: Board,
+    sort: str,
+    descending: bool,
+    after: Place | None,
+    limit: int,
+    by: Sequence[str] = (),
+) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]:
+    """Aggregates of the whole board; its rows after a place, with their place's `value`; and, for each of
+    `by` (GROUPS), the aggregates of its groups, the most problems first. All are of one statement, so that
+    each verdict is read once. Groups by what a filter names are those of the other filters."""
+    rows, filters = _rows(connection, asked, by, sort)
     value = _value(rows, sort)
-    page = select(rows, value.label("value"))
+    page = select(rows, value.label("value")).where(*filters.values())
     if after is not None:
         beyond = value < after.value if descending else value > after.value
         page = page.where(or_(beyond, and_(value == after.value, rows.c.number > after.number)))
     page = page.order_by(value.desc() if descending else value, rows.c.number).limit(limit)
-    shown, sums = page.subquery("page"), _aggregates(rows).subquery("sums")
-    query = select(*sums.c, *shown.c).select_from(sums.join(shown, true(), isouter=True))
-    order = shown.c.value.desc() if descending else shown.c.value
-    found = [dict(row) for row in connection.execute(query.order_by(order, shown.c.number)).mappings()]
-    names = set(shown.c.keys())
-    aggregates = {name: found[0][name] for name in found[0] if name not in names}
-    items = [{name: row[name] for name in names} for row in found if row["number"] is not None]
-    return aggregates, items
+    grouped = [_grouped(rows, name, filters) for name in by]
+    sums = select(*_sums(rows), *_distribution(rows)).where(*filters.values())
+    found = _read(connection, {"page": page, "sums": sums, "groups": grouped})
+    sign = -1 if descending else 1
+    items = sorted(found["page"], key=lambda row: (sign * row["value"], row["number"]))
+    return found["sums"][0], items, found["groups"]
 
 
-def groups(connection: Connection, asked: Board, by: str) -> list[dict[str, Any]]:
-    """The board's aggregates by family, type, judgement, or list (the source of imported files), the most
-    problems first."""
-    rows = _rows(connection, asked, by)
+def _grouped(rows: CTE, by: str, filters: Mapping[str, ColumnElement[bool]]) -> Select[Any]:
+    name: ColumnElement[Any]
+    query = select(literal(by).label("by"), *_sums(rows))
     if by == "list":
         named = (
             select(_provenance.c.source.label("name"), _key.c.problem_id)
             .join(_provenance, _provenance.c.number == _key.c.provenance_number)
+            .where(_key.c.problem_id.in_(select(rows.c.problem_id)))
             .distinct()
             .subquery()
         )
-        name: ColumnElement[Any] = named.c.name
-        query = select(name.label("name"), *_sums(rows))
+        name = named.c.name
         query = query.join(named, named.c.problem_id == rows.c.problem_id)
     else:
         name = rows.c[by]
-        query = select(name.label("name"), *_sums(rows))
-    query = query.group_by(name).order_by(func.count().desc(), name).limit(_MOST_GROUPS)
-    return [dict(row) for row in connection.execute(query).mappings()]
+    query = query.add_columns(name.label("name")).where(*(filters[one] for one in filters if one != by))
+    return query.group_by(name).order_by(func.count().desc(), name).limit(_MOST_GROUPS)
+
+
+def _read(connection: Connection, parts: Mapping[str, Select[Any] | list[Select[Any]]]) -> dict[str, Any]:
+    """The rows of several queries, of one statement. Columns that a query has not are null in its rows of the
+    statement, and are left out of its rows here."""
+    each = [
+        (name, one.subquery())
+        for name, queries in parts.items()
+        for one in (queries if isinstance(queries, list) else [queries])
+    ]
+    types = {column.name: column.type for _, one in each for column in one.c}
+    padded = [
+        select(
+            literal(name).label("part"),
+            *(
+                one.c[column] if column in one.c else cast(null(), kind).label(column)
+                for column, kind in types.items()
+            ),
+        )
+        for name, one in each
+    ]
+    columns = {name: tuple(one.c.keys()) for name, one in each}
+    found: dict[str, Any] = {name: [] for name in parts}
+    for row in connection.execute(union_all(*padded)).mappings():
+        found[row["part"]].append({name: row[name] for name in columns[row["part"]]})
+    return found
 
 
 def verdicts(connection: Connection, numbers: Sequence[int]) -> dict[int, Mapping[str, Any]]:
@@ -182,15 +210,18 @@ def bound_verdicts(connection: Connection, device_class_id: str, policy_id: str)
     return [dict(row) for row in connection.execute(query).mappings()]
 
 
-def _rows(connection: Connection, asked: Board, by: str | None = None, sort: str | None = None) -> CTE:
+def _rows(
+    connection: Connection, asked: Board, by: Sequence[str], sort: str
+) -> tuple[CTE, dict[str, ColumnElement[bool]]]:
     """A row for each problem of the board: what is summed and ordered. The problem's type and the winner's
-    family are joined only where a filter or a group needs them."""
+    family are joined only where a filter or a group needs them. Filters by what is grouped are not applied,
+    but returned by name."""
     scope = asked.scope
     shown: Any = _verdict
     judgement, joins = _verdict.c.judgement, list[tuple[Any, ColumnElement[bool]]]()
     share: ColumnElement[Any] = _verdict.c.roofline_share
     winner = _verdict.c.winner_id
-    mid = cast(_verdict.c.content[("speedup", "mid")].as_float(), Float)
+    mid = median_speedup()
     speedup = case((and_(judgement == "WIN", mid > 0, mid < _MOST), mid), else_=1.0)
     if asked.judged is not None:
         shown, judgement, winner = _target, _target.c.judgement, _target.c.solution_id
@@ -204,39 +235,43 @@ def _rows(connection: Connection, asked: Board, by: str | None = None, sort: str
         _verdict.c.number, _verdict.c.problem_id, judgement, shown.c.seconds, shown.c.baseline_seconds,
         share.label("roofline_share"), _verdict.c.binds, speedup.label("speedup"),
     ]  # fmt: skip
-    wanted = [(judgement, asked.judgement), (_verdict.c.binds, asked.binds)]
-    if scope.dtype is not None or by == "dtype" or sort == "problem":
-        columns += [_problem.c.dtype, _problem.c.number.label("met")]
+    wanted: dict[str, tuple[ColumnElement[Any], str | None]] = {
+        "judgement": (judgement, asked.judgement), "binds": (_verdict.c.binds, asked.binds),
+    }  # fmt: skip
+    if scope.dtype is not None or "dtype" in by or sort == "problem":
+        columns += [type_of_a().label("dtype"), _problem.c.number.label("met")]
         joins.append((_problem, _problem.c.id == _verdict.c.problem_id))
-        wanted.append((_problem.c.dtype, scope.dtype))
-    if scope.family is not None or by == "family":
+        wanted["dtype"] = (type_of_a(), scope.dtype)
+    if scope.family is not None or "family" in by:
         columns.append(_solution.c.family)
         joins.append((_solution, _solution.c.id == winner))
-        wanted.append((_solution.c.family, scope.family))
-    if scope.problems is None:
-        columns.append(calls_of_problem(scope.device_class_id, _verdict).label("calls"))
-    else:
-        calls = calls_of(scope)
-        columns.append(calls.c.calls)
-        joins.append((calls, calls.c.problem_id == _verdict.c.problem_id))
-    query = select(*columns)
+        wanted["family"] = (_solution.c.family, scope.family)
+    chosen = _chosen(connection, asked).cte("chosen").prefix_with("MATERIALIZED")
+    calls = calls_of(scope, select(chosen.c.problem_id) if scope.problems is None else None)
+    query = select(*columns, calls.c.calls)
     for other, condition in joins:
         query = query.join(other, condition)
-    query = query.where(_verdict.c.number.in_(_chosen(connection, asked)))
-    for column, value in wanted:
-        if value is not None:
+    # Of a list, other problems are left out.
+    query = query.join(calls, calls.c.problem_id == _verdict.c.problem_id, isouter=scope.problems is None)
+    query = query.where(_verdict.c.number.in_(select(chosen.c.number)))
+    for name, (column, value) in wanted.items():
+        if value is not None and name not in by:
             query = query.where(column == value)
     # Else its expressions would be read again for every sum.
-    return query.cte("board").prefix_with("MATERIALIZED")
+    rows = query.cte("board").prefix_with("MATERIALIZED")
+    later = {
+        name: rows.c[name] == value for name, (_, value) in wanted.items() if value is not None and name in by
+    }
+    return rows, later
 
 
 def _chosen(connection: Connection, asked: Board) -> Select[Any]:
-    """The numbers of the verdicts that are shown, one for each problem."""
+    """The numbers of the verdicts that are shown, one for each problem, with the problems' ids."""
     scope = asked.scope
     if asked.judged is not None:
         return _latest_judged(scope, asked.judged)
     if asked.until is None and asked.environment_ids is None:
-        return select(_best.c.verdict_number).where(
+        return select(_best.c.verdict_number.label("number"), _best.c.problem_id).where(
             _best.c.device_class_id == scope.device_class_id, _best.c.policy_id == scope.policy_id
         )
     # The preference among verdicts of db.best: unrestricted searches, larger budgets, the latest.
@@ -245,7 +280,7 @@ def _chosen(connection: Connection, asked: Board) -> Select[Any]:
         order_by=(_verdict.c.restricted, _verdict.c.budget_seconds.desc(), _verdict.c.number.desc()),
     )
     query = (
-        select(_verdict.c.number, order.label("place"))
+        select(_verdict.c.number, _verdict.c.problem_id, order.label("place"))
         .join(_session, _session.c.id == _verdict.c.session_id)
         .join(_environment, _environment.c.id == _session.c.environment_id)
         .where(
@@ -261,13 +296,13 @@ def _chosen(connection: Connection, asked: Board) -> Select[Any]:
     else:
         query = query.where(among(connection, _session.c.environment_id, asked.environment_ids))
     ranked = query.subquery()
-    return select(ranked.c.number).where(ranked.c.place == 1)
+    return select(ranked.c.number, ranked.c.problem_id).where(ranked.c.place == 1)
 
 
 def _latest_judged(scope: Scope, name: str) -> Select[Any]:
     """The numbers of the latest verdicts on a judged kernel."""
     return (
-        select(func.max(_verdict.c.number))
+        select(func.max(_verdict.c.number).label("number"), _verdict.c.problem_id)
         .join(_session, _session.c.id == _verdict.c.session_id)
         .join(_provenance, _provenance.c.number == _session.c.provenance_number)
         .where(
@@ -298,11 +333,11 @@ def _value(rows: CTE, sort: str) -> ColumnElement[float]:
     return values[sort]
 
 
-def _aggregates(rows: CTE) -> Select[Any]:
+def _distribution(rows: CTE) -> list[ColumnElement[Any]]:
+    """Of the whole board: counts by speed-up and binding ceiling, and problems that nothing counted."""
     at_least = [_count(rows.c.speedup >= p).label(f"at_least_{place}") for place, p in enumerate(CURVE)]
-    uncounted = _count(rows.c.calls.is_(None)).label("uncounted")
     bound = [_count(rows.c.binds == name).label(f"bound_{name}") for name in ("compute", "memory")]
-    return select(*_sums(rows), *at_least, *bound, uncounted)
+    return [*at_least, *bound, _count(rows.c.calls.is_(None)).label("uncounted")]
 
 
 def _sums(rows: CTE) -> list[ColumnElement[Any]]:
@@ -313,16 +348,16 @@ def _sums(rows: CTE) -> list[ColumnElement[Any]]:
     return [
         func.count(rows.c.number).label("problems"),
         *judged,
-        func.sum(func.ln(rows.c.speedup)).label("log_speedup"),
+        func.sum(func.ln(rows.c.speedup, type_=Float)).label("log_speedup"),
         func.sum(calls * rows.c.baseline_seconds).label("total_baseline"),
         func.sum(_saved(rows)).label("total_saved"),
-        func.avg(rows.c.roofline_share).label("mean_roofline"),
+        func.avg(rows.c.roofline_share, type_=Float).label("mean_roofline"),
         func.count(rows.c.roofline_share).label("with_roofline"),
     ]
 
 
 def _count(condition: ColumnElement[bool]) -> ColumnElement[int]:
-    return func.coalesce(func.sum(cast(func.coalesce(condition, false()), Integer)), 0)
+    return func.count().filter(condition)
 
 
 def geometric_mean(log_sum: float | None, count: int) -> float | None:

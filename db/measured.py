@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Text, cast, func, or_, select
 
 from db import models
+from db.columns import type_of_a
 from db.values import among, chunks, table
 
 _environment = table(models.Environment)
@@ -27,8 +28,7 @@ _session = table(models.Session)
 _solution = table(models.Solution)
 _verdict = table(models.Verdict)
 
-#: The type of A as people write the problem: the stored one is its column-major twin.
-_dtype = _problem.c.content["dtype_b"].as_string()
+_dtype = type_of_a()
 
 #: Sessions that are looked at in one statement.
 _SESSIONS = 500

@@ -74,7 +74,9 @@ class Policy(SQLModel, table=True):
 
 
 class Problem(SQLModel, table=True):
-    """`kind` is equal for problems that differ only in sizes, leading dimensions and batch strides."""
+    """A problem in its column-major normal form. `kind` is equal for problems that differ only in sizes,
+    leading dimensions and batch strides. `dtype` and `dtype_b` are the formats of its A and its B: B is the A
+    of the row-major problem that people write. Versions before `dtype_b` leave it null (db/columns.py)."""
 
     __tablename__ = "problems"
 
@@ -86,6 +88,7 @@ class Problem(SQLModel, table=True):
     k: int
     batch: int
     dtype: str
+    dtype_b: str | None = None
     kind: str
     content: Any = _json()
     created_at: str
@@ -188,7 +191,9 @@ class Verdict(SQLModel, table=True):
     """A session's decision. `restricted`: the client limited the families or the number of candidates. The
     best row of a problem, device class and policy shows a verdict of this service's own sessions (one that
     was imported only if there is none), from the newest such verdict's environment: among those, unrestricted
-    verdicts win over restricted ones, then larger budgets, then the most recent."""
+    verdicts win over restricted ones, then larger budgets, then the most recent. `speedup` is the median that
+    `content` has; null where that is no finite number, and in rows of versions before the column
+    (db/columns.py)."""
 
     __tablename__ = "verdicts"
     __table_args__ = (Index("ix_verdicts_best", "problem_id", "device_class_id", "policy_id"),)
@@ -207,6 +212,7 @@ class Verdict(SQLModel, table=True):
     content: Any = _json()
     roofline_share: float | None = None
     binds: str | None = None
+    speedup: float | None = None
     restricted: bool
     budget_seconds: float
     created_at: str
@@ -243,6 +249,7 @@ class Best(SQLModel, table=True):
     __tablename__ = "best"
     __table_args__ = (
         Index("ix_best_class", "device_class_id", "policy_id", "problem_id"),
+        Index("ix_best_board", "device_class_id", "policy_id", "verdict_number", "problem_id"),
         Index("ix_best_near", "device_class_id", "policy_id", "kind", "m", "k", "n"),
         Index("ix_best_bucket", "device_class_id", "policy_id", "kind", "bucket"),
     )

@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Select, case, func, select
 
 from db import models, outliers
+from db.columns import type_of_a
 from db.liveness import alive
 from db.values import among, chunks, table
 
@@ -86,11 +87,12 @@ def environments(
 
 
 def problems(connection: Connection, after: int, limit: int, **filters: Any) -> list[Row]:
-    """Problems by number; filters: m, n, k, batch, dtype."""
+    """Problems by number; filters: m, n, k and batch of the stored, column-major problem; dtype of A as
+    people write the problem, row-major."""
     query = select(_problem).where(_problem.c.number > after).order_by(_problem.c.number)
     for name, value in filters.items():
         if value is not None:
-            query = query.where(_problem.c[name] == value)
+            query = query.where((type_of_a() if name == "dtype" else _problem.c[name]) == value)
     return _rows(connection, query.limit(limit))
 
 

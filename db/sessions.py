@@ -22,7 +22,16 @@ from db.best import refresh_best, refresh_winners
 from db.engine import now
 from db.judged import is_judged, unjudged
 from db.targets import put_targets
-from db.values import insert_new, put_environment, put_policy, put_problems, put_solutions, storable, table
+from db.values import (
+    finite,
+    insert_new,
+    put_environment,
+    put_policy,
+    put_problems,
+    put_solutions,
+    storable,
+    table,
+)
 
 _session = table(models.Session)
 _measurement = table(models.Measurement)
@@ -251,6 +260,7 @@ def end_session(connection: Connection, start: SessionStart, result: Mapping[str
         "content": dict(verdict),
         "roofline_share": result.get("roofline_share"),
         "binds": result.get("binds"),
+        "speedup": finite(verdict["speedup"]["mid"]),
         **_weight(start),
         "created_at": now(),
     }

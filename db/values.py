@@ -83,6 +83,11 @@ def storable(value: Any) -> Any:
     return value
 
 
+def finite(value: Any) -> float | None:
+    """A number for a column; None for what is none, and for infinities and NaN, which JSON has as text."""
+    return float(value) if isinstance(value, int | float) and isfinite(value) else None
+
+
 def bucket_of(m: int, n: int, k: int) -> int:
     """The cell of the sizes' floored log2: near problems lie in the same or a neighbouring cell."""
     return (int(log2(m)) << 12) | (int(log2(n)) << 6) | int(log2(k))
@@ -140,6 +145,7 @@ def put_problems(connection: Connection, problems: Iterable[GemmProblem]) -> Non
             "k": p.k,
             "batch": p.batch,
             "dtype": p.dtype_a,
+            "dtype_b": p.dtype_b,
             "kind": p.kind,
             "content": p.to_dict(),
             "created_at": at,

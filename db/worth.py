@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Select, Subquery, select
 
 from db import models
 from db.calls import ProblemList, calls_by_problem, find_list
+from db.columns import median_speedup, type_of_a
 from db.values import among, chunks, table
 
 __all__ = ["ProblemList", "Scope", "calls_of", "find_list", "problem_contents", "tuned", "untuned"]
@@ -46,10 +47,10 @@ def tuned(connection: Connection, scope: Scope) -> Sequence[Any]:
     calls = calls_of(scope)
     query = (
         select(
-            _best.c.problem_id, _best.c.kind, _problem.c.dtype,
+            _best.c.problem_id, _best.c.kind, type_of_a().label("dtype"),
             *(_best.c[name] for name in ("m", "n", "k", "batch")),
             calls.c.calls, *(_verdict.c[name] for name in _FIGURES),
-            _verdict.c.content[("speedup", "mid")].as_float().label("speedup"), _best.c.environment_id,
+            median_speedup().label("speedup"), _best.c.environment_id,
             _solution.c.family, _solution.c.version,
         )
         .join(_problem, _problem.c.id == _best.c.problem_id)
@@ -75,17 +76,21 @@ def untuned(connection: Connection, scope: Scope) -> Sequence[Any]:
         _best.c.policy_id == scope.policy_id,
     )
     query = (
-        select(*(_problem.c[name] for name in ("id", "kind", "dtype", "m", "n", "k", "batch")), calls.c.calls)
+        select(
+            *(_problem.c[name] for name in ("id", "kind", "m", "n", "k", "batch")),
+            type_of_a().label("dtype"),
+            calls.c.calls,
+        )
         .join(calls, calls.c.problem_id == _problem.c.id)
         .where(~select(_best.c.problem_id).where(*mine).exists())
     )
     return connection.execute(_of_type(query, scope)).all()
 
 
-def calls_of(scope: Scope) -> Subquery:
+def calls_of(scope: Scope, problem_ids: Select[Any] | None = None) -> Subquery:
     """Problem id -> calls, for the problems of the scope's list, else for all that were counted for the
-    class."""
-    return calls_by_problem(scope.device_class_id, scope.problems)
+    class; only for those of a query, if one is given."""
+    return calls_by_problem(scope.device_class_id, scope.problems, problem_ids)
 
 
 def problem_contents(connection: Connection, problem_ids: Sequence[str]) -> dict[str, Any]:
@@ -98,4 +103,4 @@ def problem_contents(connection: Connection, problem_ids: Sequence[str]) -> dict
 
 
 def _of_type(query: Select[Any], scope: Scope) -> Select[Any]:
-    return query if scope.dtype is None else query.where(_problem.c.dtype == scope.dtype)
+    return query if scope.dtype is None else query.where(type_of_a() == scope.dtype)

@@ -43,8 +43,9 @@ class _Sums(Answer):
 
 
 class BoardGroup(_Sums):
-    """Aggregates of the problems of one family, type, judgement or list."""
+    """Aggregates of the problems of one family, type, judgement or list, as `by` says."""
 
+    by: Literal["family", "dtype", "judgement", "list"]
     name: str
 
 

@@ -202,7 +202,7 @@ def _query_names(operation: Mapping[str, Any]) -> frozenset[str]:
 
 
 #: Query parameters that may be given more than once.
-REPEATABLE = frozenset({"tokens", "validator"})
+REPEATABLE = frozenset({"by", "tokens", "validator"})
 
 
 async def known_parameters(request: Request) -> None:

@@ -17,12 +17,12 @@ from service.pages import make_place, read_place
 
 def ranked(
     connection: Connection, asked: Board, sort: str, descending: bool, cursor: str | None, limit: int,
-    by: str | None,
+    by: Sequence[str] = (),
 ) -> dict[str, Any]:  # fmt: skip
     """board_answers.Board: a page of the board, and aggregates of all of it."""
     kind = f"board-{sort}-{'desc' if descending else 'asc'}"
     after = None if cursor is None else Place(*read_place(cursor, kind))
-    sums, rows = leaderboard.board(connection, asked, sort, descending, after, limit + 1)
+    sums, rows, groups = leaderboard.board(connection, asked, sort, descending, after, limit + 1, by)
     items = rows[:limit]
     last = items[-1] if len(rows) > limit else None
     scope = asked.scope
@@ -37,7 +37,7 @@ def ranked(
         "uncounted": sums["uncounted"],
         "binds": {name: sums[f"bound_{name}"] for name in ("compute", "memory")},
         "fast_p": _curve(sums),
-        "groups": [] if by is None else _groups(leaderboard.groups(connection, asked, by)),
+        "groups": [{"by": row["by"], "name": row["name"], **_sums(row)} for row in groups],
         "items": _items(connection, items, asked.judged),
         "next_cursor": None if last is None else make_place(kind, float(last["value"]), last["number"]),
     }
@@ -86,10 +86,6 @@ def _sums(row: Mapping[str, Any]) -> dict[str, Any]:
         },
         "roofline": {"mean": row["mean_roofline"], "problems": row["with_roofline"]},
     }
-
-
-def _groups(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [{"name": row["name"], **_sums(row)} for row in rows]
 
 
 def _curve(sums: Mapping[str, Any]) -> list[dict[str, Any]]:

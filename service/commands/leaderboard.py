@@ -119,7 +119,7 @@ def _here(settings: Settings, asked: _Asked, counts: dict[str, int] | None) -> d
                 Scope(str(found), policy_id, None, asked.family, asked.dtype),
                 asked.judgement,
             )
-            return ranked(connection, board, asked.sort, _SORTS[asked.sort], None, asked.limit, None)
+            return ranked(connection, board, asked.sort, _SORTS[asked.sort], None, asked.limit)
     return _of_file(HereRows(engine).rows(found, policy_id, counts), found, policy_id, asked)
 
 

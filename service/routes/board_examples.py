@@ -25,7 +25,7 @@ BOARD: dict[str, Any] = {
     "uncounted": 0,
     "binds": {"compute": 1, "memory": 3},
     "fast_p": [{"p": 1.0, "problems": 4, "share": 1.0}, {"p": 1.2, "problems": 3, "share": 0.75}],
-    "groups": [{"name": "packed", **_SUMS}],
+    "groups": [{"by": "family", "name": "packed", **_SUMS}],
     "items": [
         {
             "problem_id": PROBLEM_ID,

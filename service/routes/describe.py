@@ -13,6 +13,8 @@ from service.errors import MEDIA_TYPE
 from service.guard import COOKIE
 from tuners.policy import CACHES, MODES
 
+#: What a filter `dtype` means, wherever there is one.
+TYPE_OF_A = "The number format of A, as the problem is written (row-major): fp32, bf16, ..."
 _FAULT = {"$ref": "#/components/schemas/Fault"}
 #: status -> (when, and an example: the type's name, its title, a detail, further members).
 _FAULTS: dict[int, tuple[str, str, str, str, dict[str, Any]]] = {

@@ -62,7 +62,7 @@ def rank_problems(
     family: Annotated[
         str | None, Query(min_length=1, max_length=80, description="Only problems that this family won.")
     ] = None,
-    dtype: Annotated[str | None, Query(max_length=40, description="Of A.")] = None,
+    dtype: Annotated[str | None, Query(max_length=40, description=describe.TYPE_OF_A)] = None,
     judgement: Annotated[Judgement | None, Query(description="Only such verdicts.")] = None,
     binds: Annotated[
         Literal["compute", "memory"] | None, Query(description="Only problems that this ceiling binds.")
@@ -103,9 +103,12 @@ def rank_problems(
         Query(description="Default: the fastest or largest first, the latest for decided."),
     ] = None,
     by: Annotated[
-        Literal["family", "dtype", "judgement", "list"] | None,
-        Query(description="Also group the problems; a problem may be in several lists."),
-    ] = None,
+        list[Literal["family", "dtype", "judgement", "list"]],
+        Query(
+            description="Also group the problems; may be given several times. Groups by what a filter names "
+            "are those of the other filters. A problem may be in several lists.",
+        ),
+    ] = [],  # noqa: B006  (FastAPI copies it)
     policy: Policy = None,
 ) -> Response:
     """Problems of a device class ranked by what their verdicts save, with aggregates of all of them: the
@@ -133,7 +136,7 @@ def rank_problems(
         if not service.read(is_judged_kernel, judged):
             raise errors.not_found("judged kernel", judged)
     descending = leaderboard.SORTS[sort] if order is None else order == "desc"
-    how = (sort, descending, cursor, limit, by)
+    how = (sort, descending, cursor, limit, tuple(dict.fromkeys(by)))
     stamp = service.read(leaderboard.stamp, str(found), judged is not None)
     return _kept(request, (asked, how), stamp, lambda: service.read(ranked, asked, *how))
 

@@ -37,7 +37,7 @@ def _asked(
         str | None, Query(max_length=200, description="A device selector; default: every class.")
     ] = None,
     policy: Annotated[str | None, Query(max_length=80, description="A measurement policy's id.")] = None,
-    dtype: Annotated[str | None, Query(min_length=1, max_length=40, description="Of A.")] = None,
+    dtype: Annotated[str | None, Query(min_length=1, max_length=40, description=describe.TYPE_OF_A)] = None,
     problem: Annotated[str | None, Query(min_length=1, max_length=200, description="A problem's id.")] = None,
     family: Annotated[str | None, Query(min_length=1, max_length=80, description="Of the candidate.")] = None,
     tuning: Annotated[

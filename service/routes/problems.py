@@ -52,7 +52,7 @@ def list_problems(
     m: Size = None,
     n: Size = None,
     k: Size = None,
-    dtype: Annotated[str | None, Query(description="Of the inputs: fp32, bf16, ...")] = None,
+    dtype: Annotated[str | None, Query(description=describe.TYPE_OF_A)] = None,
 ) -> Response:
     """Every known problem, in the order met."""
     if dtype is not None and dtype not in DTYPES:

@@ -48,7 +48,7 @@ def report_worth(
     family: Annotated[
         str | None, Query(min_length=1, max_length=80, description="Only problems that this family won.")
     ] = None,
-    dtype: Annotated[str | None, Query(min_length=1, max_length=40, description="Of A.")] = None,
+    dtype: Annotated[str | None, Query(min_length=1, max_length=40, description=describe.TYPE_OF_A)] = None,
     policy: Policy = None,
     detail: Annotated[
         bool,

@@ -19,13 +19,15 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, inspect, text
+from sqlalchemy import Connection, Engine, inspect, select, text
 
-from db import exported, fleet, queries, schema
+from db import exported, fleet, models, queries, schema
 from db.best import rebuild_best
+from db.columns import median_speedup, type_of_a
 from db.engine import DatabaseBroken, open_engine, reading, writing
 from db.schema import StaleSchema
 from db.sessions import stored_outcomes
+from db.values import table
 from service.settings import Settings
 from service.startup import open_database, upgrade
 from tests.db import asset, samples
@@ -39,8 +41,10 @@ RELEASED = {
     "0003_queue_from_rows.py": "b0171ced7ea4b26fed12ba53e9fdb94c9c1436814a2e3240f953afbb0313305d",
     "0004_keys_and_registered_classes.py": "3372a23ddbedafb71f0d90d3528fce2fcfc660faa53cf703e777a5f35eb5857d",
     "0005_fleet.py": "d92035c750fe2e1159263f0845d2c7c209ab65e7f08fe207b237cb835a5d8d91",
+    "0006_columns_of_the_leaderboard.py": "d1831f532b55671955010ff5ba7983b1f6cee560b388ca0977bf2304dae2977f",
 }
 MIGRATIONS = Path(schema.__file__).parent / "migrations"
+_verdict = table(models.Verdict)
 ASSETS = sorted(asset.FOLDER.glob("*.sqlite.gz"))
 
 
@@ -168,6 +172,53 @@ def test_rows_of_before_get_the_columns_of_0005(empty_url: str) -> None:
             ("ours", True, 0, 0), ("null", False, 0, 0), ("none", False, 0, 0), ("ended", False, 0, 0),
         ]  # fmt: skip
         assert differences(connection) == []
+    engine.dispose()
+
+
+def test_rows_of_before_get_the_columns_of_0006(empty_url: str) -> None:
+    """Those of an earlier version that goes on writing afterwards stay empty, and are read all the same."""
+    engine = open_engine(empty_url)
+    settings = Settings(database_url=empty_url)
+    upgrade(settings)
+    asset.fill(engine)
+    kept = ("speedup", "dtype_b")
+    with writing(engine) as connection:
+        stored = connection.scalars(text("SELECT speedup FROM verdicts ORDER BY number")).all()
+        types = connection.scalars(text("SELECT dtype_b FROM problems ORDER BY number")).all()
+        assert None not in (*stored, *types)
+        read = (select(median_speedup()).order_by(_verdict.c.number), select(type_of_a()))
+        before = [connection.scalars(query).all() for query in read]
+        for name, column in zip(("verdicts", "problems"), kept, strict=True):
+            connection.execute(text(f"UPDATE {name} SET {column} = NULL"))
+        assert [connection.scalars(query).all() for query in read] == before == [stored, before[1]]
+        connection.execute(text("DROP INDEX ix_best_board"))
+        for name, column in zip(("verdicts", "problems"), kept, strict=True):
+            connection.execute(text(f"ALTER TABLE {name} DROP COLUMN {column}"))
+        connection.execute(text("UPDATE alembic_version SET version_num = '0005'"))
+    _upgrade_to(engine, "head")
+    with reading(engine) as connection:
+        assert connection.scalars(text("SELECT speedup FROM verdicts ORDER BY number")).all() == stored
+        assert connection.scalars(text("SELECT dtype_b FROM problems ORDER BY number")).all() == types
+        assert differences(connection) == []
+    assert schema.oldest() == "0005"
+    engine.dispose()
+
+
+def test_a_speed_up_that_is_no_number_has_no_column(empty_url: str) -> None:
+    engine = open_engine(empty_url)
+    upgrade(Settings(database_url=empty_url))
+    asset.fill(engine)
+    changes = (
+        "UPDATE verdicts SET content = '{\"speedup\": {\"mid\": \"inf\"}}'", "DROP INDEX ix_best_board",
+        "ALTER TABLE verdicts DROP COLUMN speedup", "ALTER TABLE problems DROP COLUMN dtype_b",
+        "UPDATE alembic_version SET version_num = '0005'",
+    )  # fmt: skip
+    with writing(engine) as connection:
+        for change in changes:
+            connection.exec_driver_sql(change)
+    _upgrade_to(engine, "head")
+    with reading(engine) as connection:
+        assert set(connection.scalars(text("SELECT speedup FROM verdicts"))) == {None}
     engine.dispose()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
@@ -137,6 +139,53 @@ def test_groups_add_up(pages: httpx.Client) -> None:
     }  # fmt: skip
 
 
+def test_several_groupings_at_once(pages: httpx.Client) -> None:
+    names = ("family", "dtype", "judgement", "list")
+    whole = fits(BoardAnswer, pages.get(BOARD, params={**CUDA, "by": names, "limit": 1}))
+    alone = [pages.get(BOARD, params={**CUDA, "by": name, "limit": 1}).json()["groups"] for name in names]
+    assert whole["groups"] == [group for groups in alone for group in groups]
+    assert {group["by"] for group in whole["groups"]} == set(names)
+
+
+def test_groups_are_of_the_other_filters(pages: httpx.Client) -> None:
+    """So that a choice shows what another choice would give."""
+    rows = everything(pages, **CUDA)
+    chosen = {"family": rows[0]["family"], "dtype": "bf16", "judgement": "WIN"}
+    board = pages.get(BOARD, params={**CUDA, **chosen, "by": list(chosen), "limit": 100}).json()
+    kept = [row for row in rows if all(filtered(row, name) == value for name, value in chosen.items())]
+    assert {row["problem_id"] for row in board["items"]} == {row["problem_id"] for row in kept}
+    assert board["problems"]["all"] == len(kept) > 0
+    assert len(board["groups"]) > len(chosen)
+    for by in chosen:
+        others = {name: value for name, value in chosen.items() if name != by}
+        left = [row for row in rows if all(filtered(row, name) == value for name, value in others.items())]
+        found = {group["name"]: group["problems"]["all"] for group in board["groups"] if group["by"] == by}
+        assert found == Counter(filtered(row, by) for row in left)
+
+
+def test_a_type_is_that_of_a_as_it_is_written(tmp_path: Path) -> None:
+    """Whatever is asked, and whichever version stored the problem."""
+    mixed = problem(16, 64, 128, dtype="fp8_e4m3", dtype_b="fp8_e5m2", dtype_d="bf16")
+    settings = filled_database(tmp_path, [mixed, problem(16, 128, 256)], device=CLASS)
+    engine = open_engine(settings.database_url)
+    for earlier in (False, True):
+        if earlier:
+            with writing(engine) as connection:
+                connection.execute(update(table(models.Problem)).values(dtype_b=None))
+        with serving(settings) as client:
+            for dtype, count in (("fp8_e4m3", 1), ("fp8_e5m2", 0), ("fp32", 1)):
+                query = {"dtype": dtype}
+                board = client.get(BOARD, params=query | {"by": "dtype"}).json()
+                assert board["problems"]["all"] == count
+                assert {one["name"] for one in board["groups"]} == {"fp8_e4m3", "fp32"}
+                assert client.get("/v1/reports/worth", params=query).json()["problems"]["tuned"] == count
+                known = client.get("/v1/problems", params=query).json()["items"]
+                assert [one["problem"]["dtype"] for one in known] == [dtype] * count
+                lines = client.get("/v1/measurements", params=query).text.splitlines()
+                assert {json.loads(line)["problem_id"] for line in lines} == {one["id"] for one in known}
+    engine.dispose()
+
+
 def test_as_of_an_environment_or_a_time(pages: httpx.Client, recorded: Recorded) -> None:
     before, after = recorded.environments
     old, new = (everything(pages, **CUDA, environment=name) for name in (before, after.rpartition("-")[2]))
@@ -216,7 +265,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
 
 
 def spoil(engine: Engine, ids: list[str]) -> None:
-    """NaN, infinite, absent and open speed-ups; no roofline."""
+    """NaN, infinite, absent and open speed-ups, none in a column; no roofline."""
     verdict = table(models.Verdict)
     spoiled = [
         {"low": "nan", "mid": "nan", "high": "nan"}, {"low": None, "mid": "inf", "high": None},
@@ -226,7 +275,8 @@ def spoil(engine: Engine, ids: list[str]) -> None:
         for name, speedup in zip(ids, spoiled, strict=True):
             mine = verdict.c.problem_id == name
             content = dict(connection.execute(verdict.select().where(mine)).mappings().one()["content"])
-            changed = {"content": {**content, "speedup": speedup}, "roofline_share": None, "binds": None}
+            content["speedup"] = speedup
+            changed = {"content": content, "speedup": None, "roofline_share": None, "binds": None}
             connection.execute(update(verdict).where(mine).values(**changed))
 
 
