@@ -1,11 +1,13 @@
 """How long the pages take on a large database: 20,000 best rows, a million measurements, 200 pages open.
 
-    python -m benchmarks.pages [--rows 20000] [--measurements 1000000] [--database URL] [--postgres] [--no-browser]
+    python -m benchmarks.pages [--rows 20000] [--measurements 1000000] [--database FILE] [--postgres [URL]] [--no-browser]
 
-The server is a process of its own, as `gemmtune serve --no-worker` runs it. First byte: of each address that a
-page asks. Interactive: from the navigation until a page shows its data, in Debian's Chromium, with an empty
-cache. `open`: so many clients that follow a tuning's events while the addresses are asked again. Bytes of a page
-are those that come over the network. --database keeps the filled SQLite file for another run.
+The server is a process of its own, as `gemmtune serve --no-worker` runs it; the rows are those of benchmarks.boards.
+First byte: of each address that a page asks. Interactive: from the navigation until a page shows its data, in Debian's
+Chromium, with an empty cache. Both are of LOADS loads, with the answers that the server has kept, and with answers made
+anew, because a best row has changed before each load. `open`: so many clients that follow a tuning's events while the
+addresses are asked again. Bytes of a page are those that come over the network. --database and a URL of --postgres
+keep what was filled for another run; --postgres without one starts a server.
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ import random
 import re
 import tempfile
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,10 +32,10 @@ import httpx
 
 from backends.registry import find_device
 from benchmarks import report
+from benchmarks.boards import H100, LISTS, fill, touch_class
 from benchmarks.serving import resident, serving
-from benchmarks.worth import fill
-from db import tunings
-from db.engine import writing
+from db import schema, tunings
+from db.engine import open_engine, writing
 from service.requests import request_content
 from service.settings import Settings
 from service.startup import open_database, upgrade
@@ -41,9 +46,9 @@ from tuners.budget import Budget, Search
 from tuners.decide import DecisionRule
 from tuners.policy import MeasurementPolicy
 
-CLASS = str(H200.device_class)
+CLASS, OTHER = str(H200.device_class), str(H100.device_class)
 POLICY = MeasurementPolicy.of("cuda")
-REPEATS, OPEN, POLL_SECONDS = 9, 200, 10
+LOADS, OPEN, POLL_SECONDS = 20, 200, 10
 #: What an overview asks each time.
 POLLED = ("/v1/devices", "/metrics", "/v1/tunings?status=running&limit=50", "/v1/tunings?limit=20")
 DEVICE = f"device={quote(CLASS)}"
@@ -62,10 +67,36 @@ def make(url: str, rows: int, measurements: int) -> None:
     engine.dispose()
 
 
-def first_bytes(client: httpx.Client, address: str) -> dict[str, float]:
-    """Median and worst seconds until the headers and first byte of an answer, and its bytes."""
+@dataclass(frozen=True)
+class Change:
+    """Changes a class's best rows, as its server sees it."""
+
+    url: str
+
+    def __call__(self) -> None:
+        """Once."""
+        engine = open_engine(self.url)
+        touch_class(engine, CLASS)
+        engine.dispose()
+
+
+def unchanged() -> None:
+    """In place of a Change: the server may answer with what it has kept."""
+
+
+def spread(times: Sequence[float]) -> dict[str, float]:
+    """Median, 95th percentile (nearest rank) and worst of some seconds."""
+    ranked = sorted(times)
+    return {"median": median(ranked), "p95": ranked[ceil(0.95 * len(ranked)) - 1], "worst": ranked[-1]}
+
+
+def first_bytes(
+    client: httpx.Client, address: str, before: Callable[[], None] = unchanged
+) -> dict[str, float]:
+    """Seconds until the headers and first byte of an answer, and its bytes."""
     times, size = [], 0
-    for _ in range(REPEATS):
+    for _ in range(LOADS):
+        before()
         begin = time.perf_counter()
         with client.stream("GET", address) as response:
             response.raise_for_status()
@@ -73,7 +104,7 @@ def first_bytes(client: httpx.Client, address: str) -> dict[str, float]:
             size = len(next(parts))
             times.append(time.perf_counter() - begin)
             size += sum(map(len, parts))
-    return {"median": median(times), "worst": max(times), "bytes": size}
+    return {**spread(times), "bytes": size}
 
 
 def addresses(client: httpx.Client) -> list[str]:
@@ -83,29 +114,33 @@ def addresses(client: httpx.Client) -> list[str]:
     return [
         "/", "/leaderboard", "/roofline",
         f"/v1/leaderboard?{DEVICE}&limit=100", f"/v1/leaderboard?{DEVICE}&limit=100&sort=speedup",
-        f"/v1/leaderboard?{DEVICE}&limit=1&by=family", f"/v1/leaderboard?{DEVICE}&limit=1&by=list",
-        f"/v1/leaderboard?{DEVICE}&limit=100&list=app.csv", f"/v1/leaderboard?{DEVICE}&limit=1000",
+        f"/v1/leaderboard?{DEVICE}&limit=100&by=family&by=dtype", f"/v1/leaderboard?{DEVICE}&limit=1&by=list",
+        f"/v1/leaderboard?{DEVICE}&limit=100&by=family&by=dtype&dtype=bf16&family=stream-k",
+        f"/v1/leaderboard?{DEVICE}&limit=100&list={LISTS[0]}", f"/v1/leaderboard?{DEVICE}&limit=1000",
         f"/v1/leaderboard?{DEVICE}&limit=100&until=2100-01-01", f"/v1/ceilings?{DEVICE}",
         f"/v1/problems/{problem_id}/measurements?view=leaderboard",
     ]  # fmt: skip
 
 
-def in_browser(base: str, problem_id: str) -> dict[str, Any]:
+def in_browser(base: str, problem_id: str, before: Callable[[], None]) -> dict[str, Any]:
     """Page -> seconds until it shows its data, and bytes over the network."""
     from playwright.sync_api import sync_playwright  # noqa: PLC0415  (a package of the tests)
 
     pages = {
         "overview": "/", "leaderboard": f"/leaderboard?{DEVICE}", "problem": f"/leaderboard/{problem_id}?{DEVICE}",
         "roofline": f"/roofline?{DEVICE}", "tunings": "/tunings",
-        "compare": f"/compare?a={quote(CLASS)}&b={quote(CLASS)}&b_until=2100-01-01&list=app.csv", "fleet": "/fleet",
+        "compare": f"/compare?a={quote(CLASS)}&b={quote(OTHER)}", "fleet": "/fleet",
     }  # fmt: skip
     found: dict[str, Any] = {}
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        _shown(browser, base + "/")  # the browser's own start
         for name, address in pages.items():
-            shown = [_shown(browser, base + address) for _ in range(3)]
-            times = [seconds for seconds, _ in shown]
-            found[name] = {"seconds": min(times), "all_seconds": times, "bytes": shown[-1][1]}
+            shown = []
+            for _ in range(LOADS):
+                before()
+                shown.append(_shown(browser, base + address))
+            found[name] = {**spread([seconds for seconds, _ in shown]), "bytes": shown[-1][1]}
         browser.close()
     return found
 
@@ -181,24 +216,52 @@ def with_open_pages(base: str, tuning_id: str, asked: list[str]) -> dict[str, An
     return {"streams": float(streams.group(1)), **found}
 
 
+def read_parquet(base: str) -> dict[str, float]:
+    """Seconds until all measurements have come as one Parquet file, and its bytes."""
+    begin, size = time.perf_counter(), 0
+    with httpx.stream("GET", f"{base}/v1/measurements?format=parquet", timeout=600) as answer:
+        answer.raise_for_status()
+        for piece in answer.iter_raw(1 << 20):
+            size += len(piece)
+    return {"seconds": time.perf_counter() - begin, "bytes": size}
+
+
 def timed(url: str, browser: bool) -> dict[str, Any]:
     """All figures of one database."""
+    change = Change(url)
+    figures: dict[str, Any] = {"load": os.getloadavg()}
     with serving(url) as (base, process):
         with httpx.Client(base_url=base, timeout=60) as client:
             client.get("/openapi.json")
             before = resident(process)
             asked = addresses(client)
-            figures: dict[str, Any] = {
-                "first_byte": {address: first_bytes(client, address) for address in asked}
+            figures["first_byte"] = {
+                address: {"kept": first_bytes(client, address), "anew": first_bytes(client, address, change)}
+                for address in asked
             }
             problem_id = asked[-1].split("/")[3]
             tuning_id = client.get("/v1/tunings?limit=1").json()["items"][0]["id"]
         figures["server_mib"] = {"started": before, "asked": resident(process)}
         if browser:
-            figures["interactive"] = in_browser(base, problem_id)
+            figures["interactive"] = {
+                "kept": in_browser(base, problem_id, unchanged), "anew": in_browser(base, problem_id, change),
+            }  # fmt: skip
+            figures["server_mib"]["browsed"] = resident(process)
         figures["open"] = with_open_pages(base, tuning_id, [*POLLED, asked[3]])
         figures["server_mib"]["open"] = resident(process)
-    return figures
+    with serving(url) as (base, process):
+        figures["parquet"] = {**read_parquet(base), "server_mib": resident(process)}
+    return {**figures, "load_after": os.getloadavg()}
+
+
+def on_postgres(url: str, given: argparse.Namespace) -> dict[str, Any]:
+    """All figures of a PostgreSQL database, which is filled first if it is empty."""
+    engine = open_engine(url)
+    empty = schema.current(engine) is None
+    engine.dispose()
+    if empty:
+        make(url, given.rows, given.measurements)
+    return timed(url, not given.no_browser)
 
 
 def main() -> None:
@@ -207,7 +270,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--measurements", type=int, default=1_000_000)
     parser.add_argument("--database", type=Path, help="a SQLite file, filled if it does not exist")
-    parser.add_argument("--postgres", action="store_true", help="on a PostgreSQL server of its own as well")
+    parser.add_argument(
+        "--postgres", nargs="?", const="", help="also on PostgreSQL: an empty or filled database's URL"
+    )
     parser.add_argument("--no-browser", action="store_true")
     given = parser.parse_args()
     figures: dict[str, Any] = {"rows": given.rows, "measurements": given.measurements, "open_pages": OPEN}
@@ -216,17 +281,16 @@ def main() -> None:
         url = f"sqlite:///{path.absolute()}"
         if not path.exists():
             make(url, given.rows, given.measurements)
-        figures["load"] = os.getloadavg()
         figures["sqlite"] = timed(url, not given.no_browser)
     if given.postgres:
-        postgres = PostgresServer()
+        figures["postgresql"] = on_postgres(given.postgres, given)
+    elif given.postgres is not None:
+        server = PostgresServer()
         try:
-            postgres.start()
-            url = postgres.url(postgres.create())
-            make(url, given.rows, given.measurements)
-            figures["postgresql"] = timed(url, False)
+            server.start()
+            figures["postgresql"] = on_postgres(server.url(server.create()), given)
         finally:
-            postgres.remove()
+            server.remove()
     report.write("pages", find_device("cpu").environment, figures)
 
 

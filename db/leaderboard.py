@@ -71,7 +71,8 @@ _MOST_GROUPS, _VERDICTS = 200, 32
 @dataclass(frozen=True)
 class Board:
     """Which problems are ranked. `environment_ids`: only verdicts of these environments. `until`: as of this
-    time, a UTC time in text. `judged`: the verdicts of this judged kernel, in place of winners'."""
+    time, a UTC time in text. `judged`: the verdicts of this judged kernel, in place of winners'.
+    `problem_id`: only this problem."""
 
     scope: Scope
     judgement: str | None = None
@@ -79,6 +80,7 @@ class Board:
     environment_ids: tuple[str, ...] | None = None
     until: str | None = None
     judged: str | None = None
+    problem_id: str | None = None
 
 
 @dataclass(frozen=True)
@@ -101,8 +103,8 @@ def board(
     """Aggregates of the whole board; its rows after a place, with their place's `value`; and, for each of
     `by` (GROUPS), the aggregates of its groups, the most problems first. All are of one statement, so that
     each verdict is read once. Groups by what a filter names are those of the other filters."""
-    rows, filters = _rows(connection, asked, by, sort)
-    value = _value(rows, sort)
+    rows, filters = board_rows(connection, asked, by, sort)
+    value = _value(rows, sort, descending)
     page = select(rows, value.label("value")).where(*filters.values())
     if after is not None:
         beyond = value < after.value if descending else value > after.value
@@ -110,7 +112,7 @@ def board(
     page = page.order_by(value.desc() if descending else value, rows.c.number).limit(limit)
     grouped = [_grouped(rows, name, filters) for name in by]
     sums = select(*_sums(rows), *_distribution(rows)).where(*filters.values())
-    found = _read(connection, {"page": page, "sums": sums, "groups": grouped})
+    found = read_parts(connection, {"page": page, "sums": sums, "groups": grouped})
     sign = -1 if descending else 1
     items = sorted(found["page"], key=lambda row: (sign * row["value"], row["number"]))
     return found["sums"][0], items, found["groups"]
@@ -135,7 +137,9 @@ def _grouped(rows: CTE, by: str, filters: Mapping[str, ColumnElement[bool]]) -> 
     return query.group_by(name).order_by(func.count().desc(), name).limit(_MOST_GROUPS)
 
 
-def _read(connection: Connection, parts: Mapping[str, Select[Any] | list[Select[Any]]]) -> dict[str, Any]:
+def read_parts(
+    connection: Connection, parts: Mapping[str, Select[Any] | list[Select[Any]]]
+) -> dict[str, Any]:
     """The rows of several queries, of one statement. Columns that a query has not are null in its rows of the
     statement, and are left out of its rows here."""
     each = [
@@ -163,7 +167,10 @@ def _read(connection: Connection, parts: Mapping[str, Select[Any] | list[Select[
 
 def verdicts(connection: Connection, numbers: Sequence[int]) -> dict[int, Mapping[str, Any]]:
     """Number -> the verdict, with its winner's family and its session's environment."""
-    names = ("number", "session_id", "winner_id", "baseline_name", "content", "created_at")
+    names = (
+        "number", "session_id", "judgement", "winner_id", "seconds", "baseline_name", "baseline_seconds",
+        "content", "created_at",
+    )  # fmt: skip
     found: dict[int, Mapping[str, Any]] = {}
     for part in chunks(numbers):
         query = (
@@ -210,12 +217,14 @@ def bound_verdicts(connection: Connection, device_class_id: str, policy_id: str)
     return [dict(row) for row in connection.execute(query).mappings()]
 
 
-def _rows(
-    connection: Connection, asked: Board, by: Sequence[str], sort: str
-) -> tuple[CTE, dict[str, ColumnElement[bool]]]:
-    """A row for each problem of the board: what is summed and ordered. The problem's type and the winner's
-    family are joined only where a filter or a group needs them. Filters by what is grouped are not applied,
-    but returned by name."""
+def board_rows(
+    connection: Connection, asked: Board, by: Sequence[str], sort: str, name: str = "board",
+    counted: bool = True,
+) -> tuple[CTE, dict[str, ColumnElement[bool]]]:  # fmt: skip
+    """A row for each problem of the board, as a part of a statement with this name: what is summed and
+    ordered. The problem's type and the winner's family are joined only where a filter or a group needs them,
+    and calls only where they are `counted` or a list leaves problems out. Filters by what is grouped are not
+    applied, but returned by name."""
     scope = asked.scope
     shown: Any = _verdict
     judgement, joins = _verdict.c.judgement, list[tuple[Any, ColumnElement[bool]]]()
@@ -246,21 +255,26 @@ def _rows(
         columns.append(_solution.c.family)
         joins.append((_solution, _solution.c.id == winner))
         wanted["family"] = (_solution.c.family, scope.family)
-    chosen = _chosen(connection, asked).cte("chosen").prefix_with("MATERIALIZED")
-    calls = calls_of(scope, select(chosen.c.problem_id) if scope.problems is None else None)
-    query = select(*columns, calls.c.calls)
+    chosen = _chosen(connection, asked).cte(f"{name}_chosen").prefix_with("MATERIALIZED")
+    calls = None
+    if counted or scope.problems is not None:
+        calls = calls_of(scope, select(chosen.c.problem_id) if scope.problems is None else None)
+        columns.append(calls.c.calls)
+    query = select(*columns)
     for other, condition in joins:
         query = query.join(other, condition)
-    # Of a list, other problems are left out.
-    query = query.join(calls, calls.c.problem_id == _verdict.c.problem_id, isouter=scope.problems is None)
+    if calls is not None:  # of a list, other problems are left out
+        query = query.join(calls, calls.c.problem_id == _verdict.c.problem_id, isouter=scope.problems is None)
     query = query.where(_verdict.c.number.in_(select(chosen.c.number)))
-    for name, (column, value) in wanted.items():
-        if value is not None and name not in by:
+    if asked.problem_id is not None:
+        query = query.where(_verdict.c.problem_id == asked.problem_id)
+    for filtered, (column, value) in wanted.items():
+        if value is not None and filtered not in by:
             query = query.where(column == value)
     # Else its expressions would be read again for every sum.
-    rows = query.cte("board").prefix_with("MATERIALIZED")
+    rows = query.cte(name).prefix_with("MATERIALIZED")
     later = {
-        name: rows.c[name] == value for name, (_, value) in wanted.items() if value is not None and name in by
+        one: rows.c[one] == value for one, (_, value) in wanted.items() if value is not None and one in by
     }
     return rows, later
 
@@ -320,14 +334,15 @@ def _saved(rows: CTE) -> ColumnElement[float]:
     return calls * rows.c.baseline_seconds * (1.0 - 1.0 / rows.c.speedup)
 
 
-def _value(rows: CTE, sort: str) -> ColumnElement[float]:
+def _value(rows: CTE, sort: str, descending: bool) -> ColumnElement[float]:
     if sort == "problem":
         return cast(rows.c.met, Float)
     values: dict[str, ColumnElement[Any]] = {
         "saved": _saved(rows),
         "speedup": rows.c.speedup,
         "seconds": rows.c.seconds,
-        "roofline": func.coalesce(rows.c.roofline_share, literal(-1.0)),
+        # Shares are at most 1; those that are not known are last.
+        "roofline": func.coalesce(rows.c.roofline_share, literal(-1.0 if descending else 2.0)),
         "decided": cast(rows.c.number, Float),
     }
     return values[sort]

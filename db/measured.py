@@ -14,9 +14,11 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Text, cast, func, or_, select
 
 from db import models
+from db.calls import calls_state
 from db.columns import type_of_a
 from db.values import among, chunks, table
 
+_class = table(models.DeviceClass)
 _environment = table(models.Environment)
 _job = table(models.Job)
 _link = table(models.TuningJob)
@@ -26,6 +28,7 @@ _problem = table(models.Problem)
 _provenance = table(models.Provenance)
 _session = table(models.Session)
 _solution = table(models.Solution)
+_tuning = table(models.Tuning)
 _verdict = table(models.Verdict)
 
 _dtype = type_of_a()
@@ -81,6 +84,16 @@ class Wanted:
 def last_number(connection: Connection) -> int:
     """The number of the newest measurement; 0 if there is none."""
     return connection.execute(select(func.max(_measurement.c.number))).scalar() or 0
+
+
+def state(connection: Connection, wanted: Wanted) -> list[int]:
+    """Changes whenever what is read may have: with a measurement, a verdict, a count of calls, a best row, a
+    removed file, cleared samples, or the jobs of the tuning that is wanted."""
+    revisions = select(func.sum(_class.c.revision)).scalar_subquery()
+    verdict = select(func.max(_verdict.c.number)).scalar_subquery()
+    events = select(_tuning.c.last_event).where(_tuning.c.number == wanted.tuning_number).scalar_subquery()
+    row = connection.execute(select(revisions, verdict, events)).one()
+    return [wanted.last, *(int(value or 0) for value in row), *calls_state(connection)]
 
 
 def session_part(connection: Connection, wanted: Wanted, after: int) -> Sequence[Any]:

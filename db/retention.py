@@ -25,6 +25,7 @@ from sqlalchemy import (
 
 from backends.outcome import Phase
 from db import models
+from db.best import touch
 from db.liveness import database_now
 from db.tunings import ACTIVE
 from db.values import table
@@ -78,6 +79,10 @@ def clear_samples(connection: Connection, days: float, after: int, most: int) ->
     if numbers:
         mine = _measurement.c.number.in_(numbers)
         connection.execute(update(_measurement).where(mine).values(samples=[]))
+        its = select(_session.c.device_class_id).distinct()
+        its = its.join(_measurement, _measurement.c.session_id == _session.c.id).where(mine)
+        for class_id in sorted(connection.scalars(its)):
+            touch(connection, class_id)  # files of measurements have changed
     return len(numbers), numbers[-1] if numbers else after
 
 

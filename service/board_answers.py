@@ -119,3 +119,68 @@ class Ceilings(Answer):
     environment_id: str | None
     bytes_per_second: float | None
     flops_per_second: dict[str, float]
+
+
+Change = Literal["better", "worse", "same", "lost", "new"]
+
+
+class ComparedProblems(Answer):
+    """Counts of problems: on each side, on both, and by what became of them. lost: only in A; new: only in
+    B."""
+
+    a: int
+    b: int
+    both: int
+    better: int
+    worse: int
+    same: int
+    lost: int
+    new: int
+
+
+class ComparedBoard(Answer):
+    """One of the two boards."""
+
+    device_class: str
+    policy_id: str
+
+
+class ComparedVerdict(Answer):
+    """A problem's verdict on one side."""
+
+    judgement: Judgement
+    seconds: float
+    baseline_seconds: float
+    speedup: BoardSpeedup
+    winner_id: str
+    family: str
+    session_id: str
+    environment_id: str
+    decided_at: str
+
+
+class ComparedItem(Answer):
+    """A problem of either board. `ratio`: A's time over B's, or B's speed-up over A's; null without both."""
+
+    problem_id: str
+    problem: dict[str, Any]
+    change: Change
+    ratio: float | None
+    a: ComparedVerdict | None
+    b: ComparedVerdict | None
+
+
+class Comparison(Answer):
+    """A page of a comparison; everything but `items` is about all problems of both boards."""
+
+    a: ComparedBoard
+    b: ComparedBoard
+    by: Literal["time", "speedup"]
+    problem_list: str | None = Field(alias="list")
+    margin: float = Field(description="Ratios that differ from 1 by less are the same.")
+    problems: ComparedProblems
+    geometric_mean: float | None = Field(description="Of the ratios.")
+    curve: list[FastP] = Field(description="How many problems have a ratio of at least p.")
+    order: Literal["asc", "desc"]
+    items: list[ComparedItem]
+    next_cursor: str | None

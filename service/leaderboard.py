@@ -131,7 +131,7 @@ def _item(row: Mapping[str, Any], content: Mapping[str, Any], verdict: Mapping[s
         **{name: row[name] for name in names},
         **{name: verdict[name] for name in more},
         "problem": problem_wire(problem),
-        "speedup": {name: _finite(values["speedup"].get(name)) for name in ("low", "mid", "high")},
+        "speedup": {name: finite_or_none(values["speedup"].get(name)) for name in ("low", "mid", "high")},
         "tied": values.get("tied", len(values["tie_set"])),
         "rounds": values["rounds"],
         "saved_seconds": calls * row["baseline_seconds"] * (1 - 1 / row["speedup"]),
@@ -141,6 +141,6 @@ def _item(row: Mapping[str, Any], content: Mapping[str, Any], verdict: Mapping[s
     }
 
 
-def _finite(value: Any) -> float | None:
+def finite_or_none(value: Any) -> float | None:
     """Stored infinities and NaN are text."""
     return value if isinstance(value, int | float) else None

@@ -6,14 +6,17 @@ immutable: a browser keeps what it has until a new version of any file gives new
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from pathlib import PurePosixPath
 
 #: Where assets are served; anyone may read them, as they are the same for every installation.
 PREFIX = "/static/"
+_IMPORT = re.compile(rb'from "\./([\w./]+)"')
 _TYPES = {
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -49,6 +52,23 @@ def address(name: str) -> str:
     """Where an asset is served. Raises KeyError for one that does not exist."""
     assets()[name]
     return f"{PREFIX}{version()}/{name}"
+
+
+@cache
+def imports(script: str) -> tuple[str, ...]:
+    """The modules that a script imports, and those that they import: a browser that knows them from the page
+    fetches all at once."""
+    found: dict[str, None] = {}
+    rest = [script]
+    while rest:
+        name = rest.pop()
+        folder = name.rpartition("/")[0]
+        for one in _IMPORT.findall(assets()[name].content):
+            path = str(PurePosixPath(folder, one.decode()))
+            if path not in found:
+                found[path] = None
+                rest.append(path)
+    return tuple(sorted(found))
 
 
 def _found(folder: Traversable, prefix: str) -> list[tuple[str, Asset]]:

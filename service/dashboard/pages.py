@@ -21,7 +21,7 @@ class PageKind:
 PAGES = (
     PageKind("/", "Overview", "overview.js", "overview", chart=False),
     PageKind("/leaderboard", "Leaderboard", "leaderboard.js", "leaderboard"),
-    PageKind("/leaderboard/{problem_id}", "Problem", "problem.js", "leaderboard"),
+    PageKind("/leaderboard/{problem_id}", "Problem", "problem.js", "leaderboard", chart=False),
     PageKind("/roofline", "Roofline", "roofline.js", "roofline"),
     PageKind("/tunings", "Tunings", "tunings.js", "tunings", chart=False),
     PageKind("/tunings/{tuning_id}", "Tuning", "tuning.js", "tunings"),

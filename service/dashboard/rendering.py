@@ -8,7 +8,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from service.dashboard.assets import address
+from service.dashboard.assets import address, imports
 
 _POLICY = {
     "default-src": "'none'",
@@ -48,5 +48,5 @@ def _environment() -> Environment:
         loader=PackageLoader("service.dashboard"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    made.globals |= {"asset": address, "version": version("gemmtune")}
+    made.globals |= {"asset": address, "imports": imports, "version": version("gemmtune")}
     return made

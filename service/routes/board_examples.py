@@ -60,3 +60,34 @@ CEILINGS: dict[str, Any] = {
     "bytes_per_second": 2.1e10,
     "flops_per_second": {"bf16": 3.4e11, "fp32": 1.6e11},
 }
+
+_SIDE: dict[str, Any] = {
+    "judgement": "WIN",
+    "seconds": 0.00079,
+    "baseline_seconds": 0.0009,
+    "speedup": {"low": 1.12, "mid": 1.14, "high": 1.16},
+    "winner_id": SOLUTION["id"],
+    "family": SOLUTION["family"],
+    "session_id": "tn_4096x16x4096_bf16-0123456789abcdef",
+    "environment_id": _ENVIRONMENT,
+    "decided_at": "2026-01-31T12:00:00.000Z",
+}
+
+COMPARISON: dict[str, Any] = {
+    "a": {"device_class": DEVICE_CLASS, "policy_id": POLICY_ID},
+    "b": {"device_class": DEVICE_CLASS, "policy_id": POLICY_ID},
+    "by": "time",
+    "list": None,
+    "margin": 0.02,
+    "problems": {"a": 4, "b": 3, "both": 3, "better": 1, "worse": 1, "same": 1, "lost": 1, "new": 0},
+    "geometric_mean": 1.01,
+    "curve": [{"p": 0.9, "problems": 3, "share": 1.0}, {"p": 1.02, "problems": 1, "share": 0.33}],
+    "order": "asc",
+    "items": [
+        {
+            "problem_id": PROBLEM_ID, "problem": PROBLEM, "change": "worse", "ratio": 0.93,
+            "a": _SIDE, "b": {**_SIDE, "seconds": 0.00085},
+        }
+    ],
+    "next_cursor": None,
+}  # fmt: skip

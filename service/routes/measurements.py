@@ -7,20 +7,24 @@ import zlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import closing
 from dataclasses import asdict
+from hashlib import blake2b
+from importlib.metadata import version as package_version
 from typing import Annotated, Any, Literal
 
+import orjson
 from fastapi import APIRouter, Depends, Query, Request
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from db.engine import now
-from db.measured import Wanted
+from db.measured import Wanted, state
 from service import data_card, errors, schemas
 from service.deps import STRICT, Service, ServiceDep
 from service.measured import LAST_HEADER, PATH, Asked, parts, wanted_of
 from service.measured_files import KINDS, Pieces
 from service.routes import describe
+from service.routes.best import is_known
 from service.routes.exports import ClosedStream
 
 router = APIRouter(tags=["files"], dependencies=STRICT)
@@ -80,14 +84,17 @@ _LAST = {
             },
             "headers": {
                 **_LAST,
+                "ETag": {"description": "Of the file.", "schema": {"type": "string"}},
                 "Content-Disposition": {
                     "description": "A name for the file.",
                     "schema": {"type": "string"},
                 },
             },
         },
+        304: {"description": "What If-None-Match names is still the file"},
         **describe.refuses(404, 409, 501),
     },
+    openapi_extra={"parameters": [describe.IF_NONE_MATCH]},
 )
 def export_measurements(
     request: Request,
@@ -101,7 +108,12 @@ def export_measurements(
     is called: one row each. Filters leave rows out. A file in which nothing is left has no row."""
     kind = KINDS[file_format]
     kind.check()
-    wanted = service.read(_wanted, service, asked)
+    wanted, state = service.read(_wanted, service, asked)
+    given = [package_version("gemmtune"), file_format, state, _given(asked)]
+    tag = f'W/"{blake2b(orjson.dumps(given), digest_size=12).hexdigest()}"'
+    kept = {LAST_HEADER: str(wanted.last), "ETag": tag, "Cache-Control": "no-cache"}
+    if is_known(request, tag):
+        return Response(status_code=304, headers=kept)
     about = {"measurements": str(wanted.last), "selection": str(_given(asked)), "written_at": now()}
     pieces = kind.write(parts(service.engine, wanted), about)
     packed = {}
@@ -112,8 +124,7 @@ def export_measurements(
     # Read here: an error of the database is still an answer of its own.
     first = next(pieces, b"")
     headers = {
-        LAST_HEADER: str(wanted.last),
-        "Cache-Control": "no-store",
+        **kept,
         **packed,
         "Content-Disposition": f'attachment; filename="gemmtune-measurements{kind.suffix}"',
     }
@@ -141,7 +152,7 @@ def export_measurements(
 def measurements_card(service: ServiceDep, asked: AskedDep) -> Response:
     """The data card of such a file: its columns with their units, how it was measured and what to be careful
     about, counts, environments and policies, and a note on its licence."""
-    wanted = service.read(_wanted, service, asked)
+    wanted, _ = service.read(_wanted, service, asked)
     text = service.read(data_card.card, wanted, _given(asked), now())
     return Response(text, headers={LAST_HEADER: str(wanted.last)}, media_type=_CARD_TYPE)
 
@@ -150,11 +161,12 @@ def _given(asked: Asked) -> Mapping[str, Any]:
     return {name: value for name, value in asdict(asked).items() if value is not None and name != "last"}
 
 
-def _wanted(connection: Connection, service: Service, asked: Asked) -> Wanted:
+def _wanted(connection: Connection, service: Service, asked: Asked) -> tuple[Wanted, list[int]]:
+    """What is read, and what changes with it."""
     found = wanted_of(connection, asked, lambda name: str(service.device_class(connection, name)))
     if isinstance(found, str):
         raise errors.not_found(found, getattr(asked, found))
-    return found
+    return found, state(connection, found)
 
 
 def _gzipped(pieces: Pieces) -> Pieces:

@@ -40,7 +40,8 @@ def _add(kind: PageKind) -> None:
         operations = request.app.openapi()["paths"]
         has_fleet = "/v1/workers" in operations and "/v1/jobs" in operations
         keyed = request.app.state.keys_required
-        html = render("page.html", page=kind, pages=PAGES, has_fleet=has_fleet, keyed=keyed)
+        most = request.app.state.service.settings.max_page
+        html = render("page.html", page=kind, pages=PAGES, has_fleet=has_fleet, keyed=keyed, most=most)
         return _page(request, html)
 
     router.add_api_route(kind.path, page, methods=["GET"], name=f"page {kind.title.lower()}")

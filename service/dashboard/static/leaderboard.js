@@ -23,34 +23,36 @@ async function load() {
   asked?.abort();
   asked = new AbortController();
   const { signal } = asked;
+  options ??= filters.options();
+  const given = filters.given();
+  const query = Object.fromEntries(NAMES.map((name) => [name, given[name]]));
+  const rank = (device) => get("/v1/leaderboard", { ...query, device, limit: PAGE, by: ["family", "dtype"] }, { signal });
   try {
-    options ??= { classes: await filters.classes(), lists: await filters.lists() };
-    const given = filters.given(), device = filters.chosen(options.classes, given.device);
+    // A class that the address names needs no list of classes first.
+    const early = given.device ? rank(given.device) : null;
+    early?.catch(() => {}); // it is awaited below
+    const known = await options, device = filters.chosen(known.classes, given.device);
     if (!device) { places.table.replaceChildren(h("p", { class: "dim" }, "No device class is known yet: nothing was measured or imported.")); return; }
-    const query = Object.fromEntries(NAMES.map((name) => [name, given[name]]));
-    const ask = { ...query, device };
-    const [board, families, types, judged] = await Promise.all([
-      get("/v1/leaderboard", { ...ask, limit: PAGE }, { signal }),
-      get("/v1/leaderboard", { ...ask, family: null, limit: 1, by: "family" }, { signal }),
-      get("/v1/leaderboard", { ...ask, dtype: null, limit: 1, by: "dtype" }, { signal }),
-      filters.judged(device),
-    ]);
-    drawFilters(ask, families.groups, types.groups, judged);
+    const board = await (early ?? rank(device)), ask = { ...query, device };
+    const groups = (by) => board.groups.filter((group) => group.by === by);
+    drawFilters(ask, groups("family"), groups("dtype"), known);
     drawFacts(board);
-    drawCharts(board, families.groups, ask);
     drawTable(board, ask);
+    drawCharts(board, groups("family"), ask);
     fault(null);
   } catch (error) {
-    if (error.name !== "AbortError") fault(error);
+    if (error.name === "AbortError") return;
+    options = null; // asked for again with the next load
+    fault(error);
   }
 }
 
-function drawFilters(ask, families, types, judged) {
-  const focus = document.activeElement?.name;
+function drawFilters(ask, families, types, { classes, lists, judged: kernels }) {
+  const judged = kernels[ask.device] ?? [], focus = document.activeElement?.name;
   const counted = (groups) => groups.map((g) => [g.name, `${g.name} (${g.problems.all})`]);
   places.filters.replaceChildren(
-    filters.choice("device", "Device class", options.classes.map((c) => [c.id, c.id]), ask.device, set),
-    filters.choice("list", "Model or list", [["", "all problems"], ...options.lists.map((name) => [name, name])], ask.list, set),
+    filters.choice("device", "Device class", classes.map((c) => [c.id, c.id]), ask.device, set),
+    filters.choice("list", "Model or list", [["", "all problems"], ...lists.map((name) => [name, name])], ask.list, set),
     filters.choice("dtype", "Type of A", [["", "all"], ...counted(types)], ask.dtype, set),
     filters.choice("family", "Winner's family", [["", "all"], ...counted(families)], ask.family, set),
     filters.choice("judgement", "Verdict", [["", "all"], ["WIN", "WIN"], ["TIE", "TIE"], ["LOSS", "LOSS"]], ask.judgement, set),
@@ -109,7 +111,7 @@ function drawTable(board, ask) {
     draw();
   };
   function draw() {
-    const next = cursor ? h("button", { type: "button", onclick: (event) => { event.target.disabled = true; more().catch(fault); } }, "Show 500 more") : null;
+    const next = cursor ? h("button", { type: "button", onclick: (event) => { event.target.disabled = true; more().catch(fault); } }, "Show more") : null;
     places.table.replaceChildren(table({
       caption: "Problems", rows, file: `leaderboard-${board.device_class}`, empty: "No verdict with these filters.", tall: true,
       heading: `Problems: ${f.count(rows.length)} of ${f.count(board.problems.all)}`, sorted: { key: board.sort, descending: board.order === "desc" },

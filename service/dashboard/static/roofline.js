@@ -1,15 +1,17 @@
 /* Problems, or the candidates of one, against the measured ceilings of their device. */
 
-import { get, pages } from "./lib/api.js";
+import { get } from "./lib/api.js";
 import { chart } from "./lib/chart.js";
 import { facts, fault, h, meter, show, table, tag } from "./lib/dom.js";
 import * as filters from "./lib/filters.js";
 import * as f from "./lib/format.js";
 
-const MOST = 1000;
+const PAGE = 500;
+/** Which problems are shown first, in words, and how they are asked for. */
+const ORDERS = { "": ["those that save most", {}], roofline: ["those farthest from their roof", { sort: "roofline", order: "asc" }] };
 const COLOURS = ["s1", "s2", "s3", "s4", "s5", "s6"];
 const places = { filters: h("form", { class: "filters", "aria-label": "Filters", onsubmit: (event) => event.preventDefault() }), body: h("div") };
-let options = null;
+let options = null, asked = null;
 show(places.filters, places.body);
 
 function set(name, value) {
@@ -20,30 +22,50 @@ function set(name, value) {
 }
 
 async function load() {
+  asked?.abort();
+  asked = new AbortController();
+  const { signal } = asked;
+  options ??= filters.options();
+  const given = filters.given();
+  const question = (device) => {
+    const { list, dtype, family, policy } = given;
+    return given.problem ? { device, policy, problem: given.problem } : { device, list, dtype, family, policy, ...(ORDERS[given.sort] ?? ORDERS[""])[1] };
+  };
+  const read = (device) => Promise.all([
+    get("/v1/ceilings", { device, policy: given.policy }, { signal }), get("/v1/leaderboard", { ...question(device), limit: PAGE, by: "dtype" }, { signal }),
+    given.problem ? candidates(given, signal) : null,
+  ]);
   try {
-    options ??= { classes: await filters.classes(), lists: await filters.lists() };
-    const given = filters.given(), device = filters.chosen(options.classes, given.device);
+    // A class that the address names needs no list of classes first.
+    const early = given.device ? read(given.device) : null;
+    early?.catch(() => {}); // it is awaited below
+    const known = await options, device = filters.chosen(known.classes, given.device);
     if (!device) { places.body.replaceChildren(h("p", { class: "dim" }, "No device class is known yet: nothing was measured or imported.")); return; }
-    const ask = { device, list: given.list, dtype: given.dtype, family: given.family, policy: given.policy };
-    const [ceilings, board, types] = await Promise.all([
-      get("/v1/ceilings", { device, policy: given.policy }), pages("/v1/leaderboard", ask, MOST),
-      get("/v1/leaderboard", { ...ask, dtype: null, limit: 1, by: "dtype" }),
-    ]);
-    drawFilters(ask, types.groups, given);
-    const drawn = given.problem ? await ofProblem(given, board) : ofBoard(board, given);
-    draw(ceilings, board, drawn, given);
+    const [ceilings, board, one] = await (early ?? read(device));
+    drawFilters(device, board.groups, given, known);
+    const redraw = () => draw(ceilings, board, one ? ofProblem(one, board) : ofBoard(board, given), given, more);
+    const more = async () => {
+      const page = await get("/v1/leaderboard", { ...question(device), limit: 1000, cursor: board.next_cursor }, { signal });
+      board.items = board.items.concat(page.items);
+      board.next_cursor = page.next_cursor;
+      redraw();
+    };
+    redraw();
     fault(null);
   } catch (error) {
+    if (error.name === "AbortError") return;
+    options = null; // asked for again with the next load
     fault(error);
   }
 }
 
-function drawFilters(ask, types, given) {
+function drawFilters(device, types, given, { classes, lists }) {
   const focus = document.activeElement?.name;
   places.filters.replaceChildren(
-    filters.choice("device", "Device class", options.classes.map((c) => [c.id, c.id]), ask.device, set),
-    filters.choice("list", "Model or list", [["", "all problems"], ...options.lists.map((name) => [name, name])], ask.list, set),
-    filters.choice("dtype", "Type of A", [["", "all"], ...types.map((g) => [g.name, `${g.name} (${g.problems.all})`])], ask.dtype, set),
+    filters.choice("device", "Device class", classes.map((c) => [c.id, c.id]), device, set),
+    filters.choice("list", "Model or list", [["", "all problems"], ...lists.map((name) => [name, name])], given.list, set),
+    filters.choice("dtype", "Type of A", [["", "all"], ...types.map((g) => [g.name, `${g.name} (${g.problems.all})`])], given.dtype, set),
+    filters.choice("sort", "First", Object.entries(ORDERS).map(([name, [words]]) => [name, words]), given.sort, set),
     filters.choice("shown", "Points", [["", "winners"], ["both", "winners and defaults"]], given.shown, set),
     ...(given.problem ? [h("button", { type: "button", onclick: () => { const { problem, session, ...values } = filters.given(); filters.write(values); load(); } }, "All problems")] : []));
   places.filters.elements[focus]?.focus();
@@ -70,29 +92,26 @@ function ofBoard(board, given) {
   });
   const legend = kinds.map((kind) => [kind, colour[kind]]);
   if (given.shown === "both") legend.push(["hollow: the default", "dim"]);
-  return { points, legend, title: `${f.count(board.items.length)} problems`, kinds, colour, rows: board.items };
+  return { points, legend, title: `${f.count(board.items.length)} of ${f.count(board.problems.all)} problems`, kinds, colour, rows: board.items };
+}
+
+/** A problem with the candidates of a session. */
+function candidates(given, signal) {
+  const path = `/v1/problems/${encodeURIComponent(given.problem)}`;
+  return Promise.all([
+    get(path, {}, { signal }), get(`${path}/measurements`, { view: "leaderboard", device: given.session ? null : given.device, session: given.session }, { signal }),
+  ]);
 }
 
 /** A point of each candidate of a problem: all have its intensity. */
-async function ofProblem(given, board) {
-  const name = encodeURIComponent(given.problem);
-  const [problem, ranked] = await Promise.all([
-    get(`/v1/problems/${name}`), get(`/v1/problems/${name}/measurements`, { view: "leaderboard", device: given.session ? null : given.device, session: given.session }),
-  ]);
-  const row = board.items.find((one) => one.problem_id === given.problem) ?? await sizes(given);
-  const kind = typeOf(problem.problem), parts = { winner: "s4", default: "s2" };
+function ofProblem([problem, ranked], board) {
+  const [row] = board.items, kind = typeOf(problem.problem), parts = { winner: "s4", default: "s2" };
   const points = !row ? [] : ranked.items.filter((one) => one.seconds !== null && one.standing !== "failed").map((one) => ({
     x: row.flops / row.bytes, y: row.flops / one.seconds, colour: parts[one.standing] ?? "s1", hollow: one.phase === "screen", row,
     line: [one.solution.id, `${f.si(row.flops / one.seconds, "FLOP/s")} in ${f.time(one.seconds)} (${one.phase})`, one.reason],
   }));
   return { points: points.reverse(), legend: [["winner", "s4"], ["default", "s2"], ["others", "s1"], ["hollow: screened alone", "dim"]], title: `Candidates of ${f.problem(problem.problem)}`,
-    kinds: [kind], colour: { [kind]: "s3" }, rows: row ? [row] : [] };
-}
-
-/** The problem's row, where the filters leave it out. */
-async function sizes(given) {
-  const all = await pages("/v1/leaderboard", { device: given.device, policy: given.policy }, MOST);
-  return all.items.find((one) => one.problem_id === given.problem) ?? null;
+    kinds: [kind], colour: { [kind]: "s3" }, rows: board.items };
 }
 
 /** The memory ceiling up to the highest compute ceiling, and a level for each type that is shown. */
@@ -111,7 +130,7 @@ function roof(ceilings, drawn) {
   return { lines, x: [low, high], top };
 }
 
-function draw(ceilings, board, drawn, given) {
+function draw(ceilings, board, drawn, given, more) {
   const { lines, x, top } = roof(ceilings, drawn);
   const ys = drawn.points.map((p) => p.y).filter((y) => y > 0);
   const none = ceilings.bytes_per_second === null && !Object.keys(ceilings.flops_per_second).length;
@@ -124,13 +143,14 @@ function draw(ceilings, board, drawn, given) {
     ]),
     none ? h("p", { class: "warn" }, "No ceiling of this class was measured: the points have no roof. A tuning on a device of it measures them.") : "",
     chart({
-      title: drawn.title, note: board.more ? `the first ${f.count(MOST)} by what they save` : null, file: "roofline", height: 480, label: "Roofline; arrow keys step through the points, Enter opens one",
+      title: drawn.title, note: board.next_cursor ? (ORDERS[given.sort] ?? ORDERS[""])[0] : null, file: "roofline", height: 480, label: "Roofline; arrow keys step through the points, Enter opens one",
       x: { label: "operations per byte" }, y: { label: "operations per second" }, log: { x: true, y: true }, legend: drawn.legend, lines, points: drawn.points,
       range: { x, y: [Math.min(...ys, top ?? Infinity, 1e12) / 3, Math.max(...ys, top ?? 0, 10) * 2.5] },
       pick: (p) => location.assign(`/leaderboard/${encodeURIComponent(p.row.problem_id)}?device=${encodeURIComponent(board.device_class)}&session=${encodeURIComponent(p.row.session_id)}`),
     }),
     table({
-      caption: "Problems by their distance to the roof", rows: drawn.rows, file: "roofline", tall: true, empty: "No verdict with these filters.", sorted: { key: "Of roofline", descending: false },
+      caption: "Problems by their distance to the roof", heading: `Problems by their distance to the roof: ${f.count(drawn.rows.length)} of ${f.count(board.problems.all)}`, rows: drawn.rows,
+      tools: board.next_cursor ? [h("button", { type: "button", onclick: (event) => { event.target.disabled = true; more().catch(fault); } }, "Show 1,000 more")] : [], file: "roofline", tall: true, empty: "No verdict with these filters.", sorted: { key: "Of roofline", descending: false },
       columns: [
         { name: "Problem", kind: "name", cell: (r) => h("a", { href: `?${new URLSearchParams({ ...given, device: board.device_class, problem: r.problem_id, session: r.session_id })}` }, f.problem(r.problem)), value: (r) => r.problem_id },
         { name: "Of roofline", kind: "n", cell: (r) => [f.percent(r.roofline_share), r.roofline_share === null ? null : meter(r.roofline_share, `bound by ${r.binds}`, 60)], value: (r) => r.roofline_share },

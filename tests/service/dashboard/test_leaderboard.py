@@ -94,7 +94,6 @@ def test_it_agrees_with_the_report_of_worth(pages: httpx.Client) -> None:
         ("saved", lambda row: -row["saved_seconds"]),
         ("speedup", lambda row: -gain(row)),
         ("seconds", lambda row: row["seconds"]),
-        ("roofline", lambda row: -(-1.0 if row["roofline_share"] is None else row["roofline_share"])),
         ("decided", lambda row: tuple(-ord(c) for c in row["decided_at"])),
     ],
 )
@@ -107,6 +106,21 @@ def test_it_is_sorted_as_it_says(pages: httpx.Client, sort: str, value: Any) -> 
     other = "desc" if sort == "seconds" else "asc"
     turned = [value(row) for row in everything(pages, **CUDA, sort=sort, order=other, limit=7)]
     assert turned == sorted(values, reverse=True)
+
+
+def test_problems_without_a_ceiling_are_last_in_either_order(pages: httpx.Client) -> None:
+    for order, sign in (("desc", -1), ("asc", 1)):
+        rows = everything(pages, **CUDA, sort="roofline", order=order, limit=7)
+        shares = [row["roofline_share"] for row in rows]
+        known = [share for share in shares if share is not None]
+        assert 0 < len(known) < len(shares) == 36
+        assert shares == [*sorted(known, key=lambda share: sign * share), *[None] * (36 - len(known))]
+
+
+def test_one_problem_alone(pages: httpx.Client) -> None:
+    row = everything(pages, **CUDA)[7]
+    assert everything(pages, **CUDA, problem=row["problem_id"]) == [row]
+    assert everything(pages, **CUDA, problem="none") == []
 
 
 def filtered(row: dict[str, Any], name: str) -> Any:
@@ -165,19 +179,23 @@ def test_groups_are_of_the_other_filters(pages: httpx.Client) -> None:
 
 def test_a_type_is_that_of_a_as_it_is_written(tmp_path: Path) -> None:
     """Whatever is asked, and whichever version stored the problem."""
-    mixed = problem(16, 64, 128, dtype="fp8_e4m3", dtype_b="fp8_e5m2", dtype_d="bf16")
-    settings = filled_database(tmp_path, [mixed, problem(16, 128, 256)], device=CLASS)
+    scaling = {"b": "group_128", "dtype": "bf16", "zero_b": "eight"}
+    mixed = problem(1, 64, 128, dtype="bf16", dtype_b="uint4", trans_b=True, scaling=scaling)
+    plain = problem(16, 128, 256)
+    settings = filled_database(tmp_path, [plain], device=CLASS)
     engine = open_engine(settings.database_url)
+    with writing(engine) as connection:
+        measured(connection, mixed, like=plain)
     for earlier in (False, True):
         if earlier:
             with writing(engine) as connection:
                 connection.execute(update(table(models.Problem)).values(dtype_b=None))
         with serving(settings) as client:
-            for dtype, count in (("fp8_e4m3", 1), ("fp8_e5m2", 0), ("fp32", 1)):
+            for dtype, count in (("bf16", 1), ("uint4", 0), ("fp32", 1)):
                 query = {"dtype": dtype}
                 board = client.get(BOARD, params=query | {"by": "dtype"}).json()
                 assert board["problems"]["all"] == count
-                assert {one["name"] for one in board["groups"]} == {"fp8_e4m3", "fp32"}
+                assert {one["name"] for one in board["groups"]} == {"bf16", "fp32"}
                 assert client.get("/v1/reports/worth", params=query).json()["problems"]["tuned"] == count
                 known = client.get("/v1/problems", params=query).json()["items"]
                 assert [one["problem"]["dtype"] for one in known] == [dtype] * count
@@ -322,9 +340,9 @@ def test_both_databases_say_the_same(engine: Engine) -> None:
             Board(scope, "WIN", "memory"),
         ):
             for sort, descending in leaderboard.SORTS.items():
-                found = ranked(connection, asked, sort, descending, None, 2, "family")
+                found = ranked(connection, asked, sort, descending, None, 2, ("family", "dtype", "judgement"))
                 assert (found["problems"]["all"], len(found["items"])) == (3, 2)
                 assert found["geometric_mean"] == pytest.approx(2.0, rel=0.01)
                 assert found["groups"][0]["problems"]["all"] == 3
-                rest = ranked(connection, asked, sort, descending, found["next_cursor"], 2, "list")
+                rest = ranked(connection, asked, sort, descending, found["next_cursor"], 2, ("list",))
                 assert len({one["problem_id"] for one in (*found["items"], *rest["items"])}) == 3

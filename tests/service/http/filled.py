@@ -118,14 +118,16 @@ def measured(
     policy: MeasurementPolicy = POLICY,
     scale: float = 1e-3,
     job_id: str | None = None,
+    like: GemmProblem | None = None,
 ) -> str:
-    """Stores a whole session with a WIN; its id."""
+    """Stores a whole session with a WIN; its id. Its candidates are those of the problem, or of one `like`
+    it."""
     start = sessions.SessionStart(
         asked, environment, policy.id, policy.to_dict(),
         request_content(Budget(), Search(), DecisionRule()), job_id=job_id, origin="filled",
     )  # fmt: skip
     session_id = sessions.begin_session(connection, start)
-    outcomes = outcomes_of(asked, environment, scale)
+    outcomes = outcomes_of(like or asked, environment, scale)
     sessions.append_outcomes(connection, session_id, outcomes, 1, Counter())
     sessions.end_session(connection, start, result_of(asked, outcomes))
     return session_id

@@ -13,9 +13,11 @@ from typing import Any
 import httpx
 import pyarrow.parquet as pq
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, delete, func, select, update
 
+from db import jobs, models, retention
 from db.engine import writing
+from db.values import table
 from service.imports import import_file
 from service.measured import COLUMNS
 from service.settings import Settings
@@ -67,12 +69,12 @@ def test_the_kinds_of_file_have_the_same_rows(filled: httpx.Client, rows: list[d
     answer = filled.get("/v1/measurements?format=parquet")
     assert answer.headers["content-disposition"] == 'attachment; filename="gemmtune-measurements.parquet"'
     assert "content-encoding" not in answer.headers, "it is compressed inside"
-    table = pq.read_table(io.BytesIO(answer.content))
-    assert table.column_names == NAMES
-    assert table.schema.field("seconds").metadata[b"unit"] == b"s"
+    read = pq.read_table(io.BytesIO(answer.content))
+    assert read.column_names == NAMES
+    assert read.schema.field("seconds").metadata[b"unit"] == b"s"
     last = int(answer.headers["x-last-measurement"])
-    assert table.schema.metadata[b"gemmtune.measurements"] == b"%d" % last
-    for row, cell, value in zip(rows, cells, table.to_pylist(), strict=True):
+    assert read.schema.metadata[b"gemmtune.measurements"] == b"%d" % last
+    for row, cell, value in zip(rows, cells, read.to_pylist(), strict=True):
         for column in COLUMNS:
             name, wanted = column.name, row[column.name]
             if column.kind == "json":
@@ -109,10 +111,10 @@ def test_filters_leave_rows_out(
 ) -> None:
     wanted = [row for row in rows if kept(row)]
     assert lines(filled.get("/v1/measurements", params=asked)) == wanted
-    table = pq.read_table(
+    read = pq.read_table(
         io.BytesIO(filled.get("/v1/measurements", params={**asked, "format": "parquet"}).content)
     )
-    assert table.num_rows == len(wanted)
+    assert read.num_rows == len(wanted)
     card = filled.get("/v1/measurements/card", params=asked).text
     assert f"\n{len(wanted):,} measurements of " in card
 
@@ -128,6 +130,55 @@ def test_a_tunings_measurements(client: httpx.Client, engine: Engine) -> None:
     found = lines(client.get("/v1/measurements", params={"tuning": made["id"]}))
     assert len(found) == OUTCOMES
     assert {(row["problem_id"], row["count"]) for row in found} == {(problem(32, 256, 512).id, 7)}
+
+
+def test_a_file_that_has_not_changed_is_not_sent_again(client: httpx.Client, engine: Engine) -> None:
+    fill(engine, [problem(16, 256, 512)])
+    made = client.post(
+        "/v1/tunings", json={"problems": [{"m": 32, "n": 64, "k": 512}], "device": CLASS}
+    ).json()
+    job = client.get(f"/v1/tunings/{made['id']}").json()["jobs"]["items"][0]["id"]
+    verdict, stored = table(models.Verdict), table(models.Job)
+    session_id = lines(client.get("/v1/measurements"))[0]["session_id"]
+
+    def measure() -> None:
+        with writing(engine) as connection:
+            measured(connection, problem(64, 256, 512))
+
+    def lose_a_verdict() -> None:
+        """As it was before the session's end."""
+        with writing(engine) as connection:
+            connection.execute(delete(table(models.TargetVerdict)))
+            connection.execute(delete(table(models.Best)))
+            last = select(func.max(verdict.c.number)).scalar_subquery()
+            connection.execute(delete(verdict).where(verdict.c.number == last))
+
+    def share_a_session() -> None:
+        with writing(engine) as connection:
+            jobs.start_job(connection, job, "worker")
+            connection.execute(update(stored).where(stored.c.id == job).values(session_id=session_id))
+
+    def clear_samples() -> None:
+        with writing(engine) as connection:
+            assert retention.clear_samples(connection, -1, 0, 1)[0] == 1
+
+    def count_calls() -> None:
+        import_file(engine, io.BytesIO(b"m,n,k,dtype,count\n16,256,512,fp32,41\n"), "app.csv")
+
+    changes = (measure, count_calls, lose_a_verdict, clear_samples, share_a_session)
+    query = {"tuning": made["id"]}
+    asked: list[dict[str, Any]] = [{}, {"format": "csv"}, {"dtype": "fp32"}, query, {"last": "5"}]
+    for change in changes:
+        first = [client.get("/v1/measurements", params=one) for one in asked]
+        tags = [answer.headers["etag"] for answer in first]
+        assert len(set(tags)) == len(asked)
+        for one, tag in zip(asked, tags, strict=True):
+            again = client.get("/v1/measurements", params=one, headers={"If-None-Match": tag})
+            assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
+            assert "x-last-measurement" in again.headers
+        change()
+        now = client.get("/v1/measurements", params=query, headers={"If-None-Match": tags[3]})
+        assert now.status_code == 200
 
 
 def test_counts_of_imported_files_are_kept_in_every_export(client: httpx.Client, engine: Engine) -> None:

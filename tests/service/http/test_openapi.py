@@ -34,6 +34,7 @@ ADDRESSES = {
     "/v1/reports/worth": {"get"},
     "/v1/leaderboard": {"get"},
     "/v1/ceilings": {"get"},
+    "/v1/compare": {"get"},
     "/v1/diff": {"get"},
     "/v1/devices": {"get"},
     "/v1/environments": {"get"},

@@ -47,9 +47,14 @@ async function ask(path, query, options) {
   return answer;
 }
 
-/** An address with its query; parameters that are null, undefined or "" are left out. */
+/** Rows that the service gives at a time, at most. */
+const MOST_ROWS = Number(document.getElementById("main").dataset.rows);
+
+/** An address with its query; parameters that are null, undefined or "" are left out, those of a list repeated, and
+    a limit is what the service allows. */
 export function address(path, query = {}) {
-  const given = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const each = Object.entries(query).flatMap(([name, value]) => (Array.isArray(value) ? value.map((one) => [name, one]) : [[name, name === "limit" ? Math.min(value, MOST_ROWS) : value]]));
+  const given = each.filter(([, value]) => value !== null && value !== undefined && value !== "");
   const text = new URLSearchParams(given).toString();
   return text ? `${path}?${text}` : path;
 }

@@ -1,6 +1,6 @@
 /* Filters that live in the page's address, so that every view is a link. */
 
-import { get } from "./api.js";
+import { get, pages } from "./api.js";
 import { h } from "./dom.js";
 
 /** The address that is shown, without its fragment. */
@@ -44,17 +44,19 @@ export function chosen(found, name) {
   return name || found[0]?.id || null;
 }
 
-/** Sources of imported files: the names of lists. */
-export async function lists() {
-  const page = await get("/v1/provenance", { limit: 1000 });
-  return [...new Set(page.items.filter((one) => one.keys > 0).map((one) => one.source))].sort();
+/** Imported files: `lists`, the names of those that name problems; `judged`, device class -> kernels that were judged
+    on it (gemmtune judge). */
+export async function files() {
+  const { items } = await pages("/v1/provenance", {});
+  const judged = {};
+  for (const one of items.filter((file) => file.kind === "judged")) (judged[one.device_class] ??= new Set()).add(one.source.replace(/^judged:/, ""));
+  return { lists: [...new Set(items.filter((one) => one.keys > 0).map((one) => one.source))].sort(), judged: Object.fromEntries(Object.entries(judged).map(([device, names]) => [device, [...names].sort()])) };
 }
 
-/** Names of kernels that were judged on a device class (gemmtune judge). */
-export async function judged(device) {
-  const page = await get("/v1/provenance", { limit: 1000 });
-  const found = page.items.filter((one) => one.kind === "judged" && one.device_class === device);
-  return [...new Set(found.map((one) => one.source.replace(/^judged:/, "")))].sort();
+/** What the choices of a page are made of: device classes, lists, judged kernels. */
+export async function options() {
+  const [known, named] = await Promise.all([classes(), files()]);
+  return { classes: known, ...named };
 }
 
 /** Calls when the address changes by the browser's buttons. A skip link changes the fragment alone: drawing the page
