@@ -117,6 +117,7 @@ class ProblemKey(SQLModel, table=True):
     """A tool's own key for a problem, which exports write back unchanged, and its call count."""
 
     __tablename__ = "problem_keys"
+    __table_args__ = (Index("ix_problem_keys_provenance", "provenance_number"),)
 
     problem_id: str = Field(foreign_key="problems.id", primary_key=True)
     format: str = Field(primary_key=True)
@@ -146,7 +147,10 @@ class Session(SQLModel, table=True):
     stopped."""
 
     __tablename__ = "sessions"
-    __table_args__ = (Index("ix_sessions_environment", "environment_id", "number"),)
+    __table_args__ = (
+        Index("ix_sessions_environment", "environment_id", "number"),
+        Index("ix_sessions_provenance", "provenance_number"),
+    )
 
     number: int | None = Field(default=None, sa_column=Column(_NUMBER, primary_key=True))
     id: str = Field(unique=True)

@@ -41,7 +41,7 @@ RELEASED = {
     "0003_queue_from_rows.py": "b0171ced7ea4b26fed12ba53e9fdb94c9c1436814a2e3240f953afbb0313305d",
     "0004_keys_and_registered_classes.py": "3372a23ddbedafb71f0d90d3528fce2fcfc660faa53cf703e777a5f35eb5857d",
     "0005_fleet.py": "d92035c750fe2e1159263f0845d2c7c209ab65e7f08fe207b237cb835a5d8d91",
-    "0006_columns_of_the_leaderboard.py": "d1831f532b55671955010ff5ba7983b1f6cee560b388ca0977bf2304dae2977f",
+    "0006_columns_of_the_leaderboard.py": "74e297491445621807d61ddff5cec1ea7a091eb374ae19258310c243b2ff831c",
 }
 MIGRATIONS = Path(schema.__file__).parent / "migrations"
 _verdict = table(models.Verdict)
@@ -191,7 +191,8 @@ def test_rows_of_before_get_the_columns_of_0006(empty_url: str) -> None:
         for name, column in zip(("verdicts", "problems"), kept, strict=True):
             connection.execute(text(f"UPDATE {name} SET {column} = NULL"))
         assert [connection.scalars(query).all() for query in read] == before == [stored, before[1]]
-        connection.execute(text("DROP INDEX ix_best_board"))
+        for name in ("best_board", "sessions_provenance", "problem_keys_provenance"):
+            connection.execute(text(f"DROP INDEX ix_{name}"))
         for name, column in zip(("verdicts", "problems"), kept, strict=True):
             connection.execute(text(f"ALTER TABLE {name} DROP COLUMN {column}"))
         connection.execute(text("UPDATE alembic_version SET version_num = '0005'"))
@@ -210,6 +211,7 @@ def test_a_speed_up_that_is_no_number_has_no_column(empty_url: str) -> None:
     asset.fill(engine)
     changes = (
         "UPDATE verdicts SET content = '{\"speedup\": {\"mid\": \"inf\"}}'", "DROP INDEX ix_best_board",
+        "DROP INDEX ix_sessions_provenance", "DROP INDEX ix_problem_keys_provenance",
         "ALTER TABLE verdicts DROP COLUMN speedup", "ALTER TABLE problems DROP COLUMN dtype_b",
         "UPDATE alembic_version SET version_num = '0005'",
     )  # fmt: skip

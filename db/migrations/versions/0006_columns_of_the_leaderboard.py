@@ -1,4 +1,4 @@
-"""Columns and an index for the leaderboard: a verdict's speed-up, the format of a problem's B"""
+"""Columns and indexes for the leaderboard: a verdict's speed-up, the format of a problem's B"""
 
 from __future__ import annotations
 
@@ -30,5 +30,7 @@ def upgrade() -> None:
     op.add_column("problems", sa.Column("dtype_b", sa.String(), nullable=True))
     board = ["device_class_id", "policy_id", "verdict_number", "problem_id"]
     op.create_index("ix_best_board", "best", board, unique=False)
+    for table in ("sessions", "problem_keys"):
+        op.create_index(f"ix_{table}_provenance", table, ["provenance_number"], unique=False)
     for statement in _SQLITE if op.get_bind().dialect.name == "sqlite" else _POSTGRESQL:
         op.execute(statement)
