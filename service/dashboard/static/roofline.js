@@ -150,7 +150,7 @@ function draw(ceilings, board, drawn, given, more) {
     }),
     table({
       caption: "Problems by their distance to the roof", heading: `Problems by their distance to the roof: ${f.count(drawn.rows.length)} of ${f.count(board.problems.all)}`, rows: drawn.rows,
-      tools: board.next_cursor ? [h("button", { type: "button", onclick: (event) => { event.target.disabled = true; more().catch(fault); } }, "Show 1,000 more")] : [], file: "roofline", tall: true, empty: "No verdict with these filters.", sorted: { key: "Of roofline", descending: false },
+      tools: board.next_cursor ? [h("button", { type: "button", onclick: (event) => { event.target.disabled = true; more().catch(fault); } }, "Show more")] : [], file: "roofline", tall: true, empty: "No verdict with these filters.", sorted: { key: "Of roofline", descending: false },
       columns: [
         { name: "Problem", kind: "name", cell: (r) => h("a", { href: `?${new URLSearchParams({ ...given, device: board.device_class, problem: r.problem_id, session: r.session_id })}` }, f.problem(r.problem)), value: (r) => r.problem_id },
         { name: "Of roofline", kind: "n", cell: (r) => [f.percent(r.roofline_share), r.roofline_share === null ? null : meter(r.roofline_share, `bound by ${r.binds}`, 60)], value: (r) => r.roofline_share },

@@ -123,6 +123,61 @@ def test_what_is_shown_is_a_file(watched: Watched, tmp_path: Path) -> None:
     watched.check()
 
 
+def test_a_comparison_is_of_all_problems_and_shows_those_that_are_chosen(
+    watched: Watched, pages: httpx.Client, recorded: Recorded
+) -> None:
+    before, after = recorded.environments
+    sides = f"a={H200}&b={H200}&a_environment={before}&b_environment={after}"
+    found = pages.get(f"/v1/compare?{sides}&order=desc").json()
+    problems = found["problems"]
+    page = watched.show(f"/compare?{sides}")
+    table = page.get_by_role("region", name="Problems")
+    expect(page.locator("main")).to_contain_text(f"Problems: {len(found['items'])} of {len(found['items'])}")
+    expect(page.locator("main")).to_contain_text(f"share of {problems['both']} problems")
+    table.get_by_role("button", name="B over A").click()
+    expect(page).to_have_url(re.compile("order=desc"))
+    expect(table.locator("th[aria-sort=descending]")).to_have_text("B over A")
+    link = table.locator("tbody a").first
+    expect(link).to_have_attribute("href", re.compile(re.escape(found["items"][0]["problem_id"])))
+    page.get_by_label("Change").select_option("lost")
+    expect(page.locator("main")).to_contain_text(f"Problems: {problems['lost']} of {problems['lost']}")
+    expect(page.locator(".facts")).to_contain_text(f"{problems['a']} in A, {problems['b']} in B")
+    watched.check()
+
+
+def test_a_roofline_begins_with_what_is_chosen(watched: Watched, pages: httpx.Client) -> None:
+    page = watched.show(f"/roofline?device={H200}")
+    expect(page.locator("main")).to_contain_text("36 of 36 problems")
+    page.get_by_label("First").select_option("roofline")
+    expect(page).to_have_url(re.compile("sort=roofline"))
+    first = pages.get(f"/v1/leaderboard?device={H200}&sort=roofline&order=asc").json()["items"][0]
+    link = page.get_by_role("region", name="Problems by their distance").locator("tbody a").first
+    expect(link).to_have_attribute("href", re.compile(re.escape(first["problem_id"])))
+    watched.check()
+
+
+def test_what_a_service_gives_at_a_time_is_enough(watched: Watched, recorded: Recorded) -> None:
+    """The limit of a page's rows is a setting. What is not shown is said, and a button shows it."""
+    before, after = recorded.environments
+    addresses = {
+        f"/leaderboard?device={H200}": "Problems: {} of 36",
+        f"/roofline?device={H200}": "distance to the roof: {} of 36",
+        f"/compare?a={H200}&b={H200}&a_environment={before}&b_environment={after}": "Problems: {} of 36",
+    }
+    with serving(recorded.settings.model_copy(update={"max_page": 10})) as client:
+        for address, words in addresses.items():
+            page = watched.show(f"{client.base_url}{address}")
+            for shown in (10, 20, 30, 36):
+                expect(page.locator("main")).to_contain_text(words.format(shown))
+                if shown < 36:
+                    page.get_by_role("button", name="Show more").click()
+            expect(page.get_by_role("button", name="Show more")).to_have_count(0)
+        for name in SHOWN.keys() - {"leaderboard", "roofline", "compare"}:
+            page = watched.show(f"{client.base_url}{address_of(name, recorded)}")
+            expect(page.locator("main")).to_contain_text(SHOWN[name])
+        watched.check()
+
+
 # ---- keyboard --------------------------------------------------------------------------------------
 
 

@@ -91,6 +91,18 @@ def test_a_page_with_its_assets_is_small(pages: httpx.Client, address: str) -> N
     assert size < MOST_BYTES // 4  # the rest is for what a page shows
 
 
+def test_every_module_of_a_page_is_fetched_with_it(pages: httpx.Client) -> None:
+    """Else a browser learns of one module from another, one after the other."""
+    for kind in PAGES:
+        if "{" in kind.path:
+            continue
+        text = pages.get(kind.path).text
+        preloaded = re.findall(rf'rel="modulepreload" href="{PREFIX}{version()}/([^"]+)"', text)
+        assert {name for name in loaded(text) if name.startswith("lib/")} == set(preloaded) != set()
+        drawn = b"uPlot" in b"".join(assets()[name].content for name in (kind.script, *preloaded))
+        assert drawn == kind.chart, "a page loads the chart library if it draws"
+
+
 def test_what_is_no_asset_is_404(pages: httpx.Client) -> None:
     for name in ("none.js", "../pages.py", "%2e%2e/pages.py", "lib", ""):
         fault_of(pages.get(f"{PREFIX}{version()}/{name}"), 404)
