@@ -154,6 +154,7 @@ def _shown(browser: Any, address: str) -> tuple[float, int]:
     begin = time.perf_counter()
     page.goto(address, wait_until="commit")
     page.locator("main table").first.wait_for()
+    page.get_by_text("Loading…").first.wait_for(state="detached")
     seconds = time.perf_counter() - begin
     page.wait_for_load_state("networkidle")
     size = sum(one.sizes()["responseBodySize"] for one in sent)

@@ -62,7 +62,7 @@ async function load() {
     }
   } catch (error) {
     if (error.name === "AbortError") return;
-    options = null; // asked for again with the next load
+    await options.catch(() => { options = null; }); // asked for again with the next load
     fault(error);
   }
 }

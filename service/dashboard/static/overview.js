@@ -7,7 +7,7 @@ import * as f from "./lib/format.js";
 const SECONDS = 10;
 /** Groups read at a time, and how long they are kept: gains change seldom. */
 const GAIN_SECONDS = 60;
-let gains = { at: -Infinity, rows: [] };
+let gains = { at: -Infinity, rows: null };
 const places = { facts: h("div"), devices: h("div"), tunings: h("div"), gain: h("div") };
 show(...Object.values(places));
 
@@ -38,8 +38,16 @@ async function round() {
   const [devices, found, running, latest] = await Promise.all([
     get("/v1/devices"), metrics(), get("/v1/tunings", { status: "running", limit: 50 }), get("/v1/tunings", { limit: 20 }),
   ]);
-  const queued = latest.items.filter((one) => one.status === "queued");
+  const before = gains.rows;
+  draw(devices, found, running, latest, before);
+  fault(null);
   const boards = await gain(devices.classes);
+  if (boards !== before) draw(devices, found, running, latest, boards);
+}
+
+/** `boards`: null while they are made, which takes longer than all the rest. */
+function draw(devices, found, running, latest, boards) {
+  const queued = latest.items.filter((one) => one.status === "queued");
   const queues = byClass(found, "gemmtune_queue_jobs"), ages = byClass(found, "gemmtune_queue_age_seconds");
   const jobs = byClass(found, "gemmtune_jobs_ended_total"), seconds = byClass(found, "gemmtune_job_seconds_total");
   const rows = devices.classes.map((one) => {
@@ -47,14 +55,14 @@ async function round() {
     return {
       ...one, live, queued: queues[one.id] ?? 0, age: ages[one.id] ?? null,
       eta: waiting(queues[one.id], jobs[one.id], seconds[one.id], live.length),
-      board: boards.find((b) => b.device === one.id)?.board ?? null,
+      board: boards?.find((b) => b.device === one.id)?.board ?? null, made: boards !== null,
     };
   });
   drawFacts(rows, running.items, queued);
   drawDevices(rows);
   drawTunings([...running.items, ...queued], latest.items.slice(0, 8));
-  drawGain(boards);
-  fault(null);
+  if (boards) drawGain(boards);
+  else places.gain.replaceChildren(h("p", { class: "dim", role: "status" }, "Loading…"));
 }
 
 function drawFacts(rows, running, queued) {
@@ -63,14 +71,14 @@ function drawFacts(rows, running, queued) {
   const waits = rows.reduce((sum, row) => sum + row.queued, 0);
   const etas = rows.filter((row) => row.queued).map((row) => row.eta);
   const eta = !etas.length ? "–" : etas.includes(null) ? "unknown" : f.duration(Math.max(...etas));
-  const tuned = rows.reduce((sum, row) => sum + (row.board?.problems.all ?? 0), 0);
+  const tuned = rows.reduce((sum, row) => sum + (row.board?.problems.all ?? 0), 0), made = rows.every((row) => row.made);
   refresh(places.facts, facts([
     ["Workers that live", f.count(live), `${busy} measuring`],
     ["Device classes", f.count(rows.length), `${rows.filter((row) => row.live.length).length} with a worker`],
     ["Queue", f.count(waits), waits === 1 ? "job" : "jobs"],
     ["Queue empty in", eta],
     ["Tunings now", f.count(running.length), `${queued.length} of the latest wait`],
-    ["Problems tuned", f.count(tuned)],
+    ["Problems tuned", made ? f.count(tuned) : "…"],
   ]));
 }
 
@@ -83,7 +91,7 @@ function drawDevices(rows) {
       { name: "Queue", kind: "n", cell: (r) => f.count(r.queued), value: (r) => r.queued },
       { name: "Oldest waits", kind: "n", cell: (r) => (r.queued ? f.duration(r.age) : "–"), value: (r) => r.age },
       { name: "Empty in", kind: "n", cell: (r) => (!r.queued ? "–" : r.eta === null ? h("span", { class: "dim" }, r.live.length ? "unknown" : "no worker") : f.duration(r.eta)), value: (r) => r.eta },
-      { name: "Tuned", kind: "n", cell: (r) => f.count(r.board?.problems.all ?? 0), value: (r) => r.board?.problems.all ?? 0 },
+      { name: "Tuned", kind: "n", cell: (r) => (r.made ? f.count(r.board?.problems.all ?? 0) : "…"), value: (r) => r.board?.problems.all ?? 0 },
       { name: "WIN · TIE · LOSS", cell: (r) => (r.board?.problems.all ? split(r.board.problems) : "–") },
       { name: "Geometric mean", kind: "n", title: "Of speed-ups over the default; 1 where the default stays", cell: (r) => f.ratio(r.board?.geometric_mean), value: (r) => r.board?.geometric_mean },
       { name: "Of all calls", kind: "n", title: "Speed-up of all counted calls together", cell: (r) => f.ratio(r.board?.seconds.speedup), value: (r) => r.board?.seconds.speedup },

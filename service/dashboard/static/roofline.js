@@ -54,7 +54,8 @@ async function load() {
     fault(null);
   } catch (error) {
     if (error.name === "AbortError") return;
-    options = null; // asked for again with the next load
+    // What is asked may be what is wrong: it can be chosen anew.
+    await options.then((known) => drawFilters(given.device, [], given, known), () => { options = null; });
     fault(error);
   }
 }

@@ -379,6 +379,23 @@ def test_what_does_not_exist_is_said(watched: Watched) -> None:
     assert all("404" in said for said in watched.said)
 
 
+def test_what_is_asked_wrongly_can_be_chosen_anew(watched: Watched) -> None:
+    page = watched.page
+    for address in (
+        "/leaderboard?judgement=win",
+        f"/roofline?device={H200}&list=x",
+        "/leaderboard?device=hip",
+    ):
+        page.goto(address)
+        expect(page.get_by_role("alert")).to_be_visible()
+        page.locator("select[name=device]").select_option("cpu:x86_64:AMD-EPYC-9B14:2")
+        for name in ("judgement", "list"):
+            if name in address:
+                page.locator(f"select[name={name}]").select_option("")
+        expect(page.get_by_role("alert")).to_have_count(0)
+        expect(page.locator("main")).to_contain_text("6 of 6")
+
+
 def test_a_login_opens_the_page_that_was_asked(watched: Watched, tmp_path: Path) -> None:
     settings = new_database(tmp_path, keys=True)
     with closing(_Engine(settings)) as engine, writing(engine.engine) as connection:
