@@ -33,7 +33,7 @@ import httpx
 from backends.registry import find_device
 from benchmarks import report
 from benchmarks.boards import H100, LISTS, fill, touch_class
-from benchmarks.serving import resident, serving
+from benchmarks.serving import cpu_seconds, resident, serving
 from db import schema, tunings
 from db.engine import open_engine, writing
 from service.requests import request_content
@@ -91,10 +91,11 @@ def spread(times: Sequence[float]) -> dict[str, float]:
 
 
 def first_bytes(
-    client: httpx.Client, address: str, before: Callable[[], None] = unchanged
+    client: httpx.Client, address: str, server: int, before: Callable[[], None] = unchanged
 ) -> dict[str, float]:
-    """Seconds until the headers and first byte of an answer, and its bytes."""
-    times, size = [], 0
+    """Seconds until the headers and first byte of an answer, the server's processor seconds for each, and its
+    bytes."""
+    times, size, used = [], 0, cpu_seconds(server)
     for _ in range(LOADS):
         before()
         begin = time.perf_counter()
@@ -104,7 +105,7 @@ def first_bytes(
             size = len(next(parts))
             times.append(time.perf_counter() - begin)
             size += sum(map(len, parts))
-    return {**spread(times), "bytes": size}
+    return {**spread(times), "server_cpu": (cpu_seconds(server) - used) / LOADS, "bytes": size}
 
 
 def addresses(client: httpx.Client) -> list[str]:
@@ -122,8 +123,9 @@ def addresses(client: httpx.Client) -> list[str]:
     ]  # fmt: skip
 
 
-def in_browser(base: str, problem_id: str, before: Callable[[], None]) -> dict[str, Any]:
-    """Page -> seconds until it shows its data, and bytes over the network."""
+def in_browser(base: str, server: int, problem_id: str, before: Callable[[], None]) -> dict[str, Any]:
+    """Page -> seconds until it shows its data, the server's processor seconds for each load, and bytes over
+    the network."""
     from playwright.sync_api import sync_playwright  # noqa: PLC0415  (a package of the tests)
 
     pages = {
@@ -136,11 +138,14 @@ def in_browser(base: str, problem_id: str, before: Callable[[], None]) -> dict[s
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
         _shown(browser, base + "/")  # the browser's own start
         for name, address in pages.items():
-            shown = []
+            shown, used = [], cpu_seconds(server)
             for _ in range(LOADS):
                 before()
                 shown.append(_shown(browser, base + address))
-            found[name] = {**spread([seconds for seconds, _ in shown]), "bytes": shown[-1][1]}
+            found[name] = {
+                **spread([seconds for seconds, _ in shown]),
+                "server_cpu": (cpu_seconds(server) - used) / LOADS, "bytes": shown[-1][1],
+            }  # fmt: skip
         browser.close()
     return found
 
@@ -201,7 +206,7 @@ def open_pages(base: str, tuning_id: str) -> None:
     asyncio.run(all_pages())
 
 
-def with_open_pages(base: str, tuning_id: str, asked: list[str]) -> dict[str, Any]:
+def with_open_pages(base: str, server: int, tuning_id: str, asked: list[str]) -> dict[str, Any]:
     """First bytes while pages are open, which another process holds."""
     process = multiprocessing.get_context("spawn").Process(target=open_pages, args=(base, tuning_id))
     process.start()
@@ -209,7 +214,7 @@ def with_open_pages(base: str, tuning_id: str, asked: list[str]) -> dict[str, An
     try:
         with httpx.Client(base_url=base, timeout=60) as client:
             streams = re.search(r"^gemmtune_event_streams (\S+)", client.get("/metrics").text, re.MULTILINE)
-            found: dict[str, Any] = {address: first_bytes(client, address) for address in asked}
+            found: dict[str, Any] = {address: first_bytes(client, address, server) for address in asked}
     finally:
         process.terminate()
         process.join()
@@ -237,7 +242,10 @@ def timed(url: str, browser: bool) -> dict[str, Any]:
             before = resident(process)
             asked = addresses(client)
             figures["first_byte"] = {
-                address: {"kept": first_bytes(client, address), "anew": first_bytes(client, address, change)}
+                address: {
+                    "kept": first_bytes(client, address, process),
+                    "anew": first_bytes(client, address, process, change),
+                }
                 for address in asked
             }
             problem_id = asked[-1].split("/")[3]
@@ -245,10 +253,11 @@ def timed(url: str, browser: bool) -> dict[str, Any]:
         figures["server_mib"] = {"started": before, "asked": resident(process)}
         if browser:
             figures["interactive"] = {
-                "kept": in_browser(base, problem_id, unchanged), "anew": in_browser(base, problem_id, change),
+                "kept": in_browser(base, process, problem_id, unchanged),
+                "anew": in_browser(base, process, problem_id, change),
             }  # fmt: skip
             figures["server_mib"]["browsed"] = resident(process)
-        figures["open"] = with_open_pages(base, tuning_id, [*POLLED, asked[3]])
+        figures["open"] = with_open_pages(base, process, tuning_id, [*POLLED, asked[3]])
         figures["server_mib"]["open"] = resident(process)
     with serving(url) as (base, process):
         figures["parquet"] = {**read_parquet(base), "server_mib": resident(process)}

@@ -165,16 +165,27 @@ def read_parts(
     return found
 
 
-def verdicts(connection: Connection, numbers: Sequence[int]) -> dict[int, Mapping[str, Any]]:
-    """Number -> the verdict, with its winner's family and its session's environment."""
+def verdicts(
+    connection: Connection, numbers: Sequence[int], judged: bool = False
+) -> dict[int, Mapping[str, Any]]:
+    """Number -> the verdict with its winner's family and its session's environment: of its content speedup,
+    rounds, tied (null in older ones) and ties, the size of the tie set; of a `judged` kernel's the whole
+    content. Whole ones are kilobytes, most of them names of candidates."""
     names = (
         "number", "session_id", "judgement", "winner_id", "seconds", "baseline_name", "baseline_seconds",
-        "content", "created_at",
+        "created_at",
     )  # fmt: skip
+    content = _verdict.c.content
+    parts: list[ColumnElement[Any]] = [content[name].label(name) for name in ("speedup", "rounds", "tied")]
+    parts.append(func.json_array_length(content["tie_set"]).label("ties"))
+    if judged:
+        parts.append(content)
     found: dict[int, Mapping[str, Any]] = {}
     for part in chunks(numbers):
         query = (
-            select(*(_verdict.c[name] for name in names), _solution.c.family, _session.c.environment_id)
+            select(
+                *(_verdict.c[name] for name in names), *parts, _solution.c.family, _session.c.environment_id
+            )
             .join(_solution, _solution.c.id == _verdict.c.winner_id)
             .join(_session, _session.c.id == _verdict.c.session_id)
             .where(_verdict.c.number.in_(list(part)))

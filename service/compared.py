@@ -72,7 +72,6 @@ def _items(connection: Connection, rows: list[dict[str, Any]]) -> list[dict[str,
 def _side(verdict: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if verdict is None:
         return None
-    values = verdict["content"]
     names = (
         "judgement",
         "seconds",
@@ -84,6 +83,6 @@ def _side(verdict: Mapping[str, Any] | None) -> dict[str, Any] | None:
     )
     return {
         **{name: verdict[name] for name in names},
-        "speedup": {name: finite_or_none(values["speedup"].get(name)) for name in ("low", "mid", "high")},
+        "speedup": {name: finite_or_none(verdict["speedup"].get(name)) for name in ("low", "mid", "high")},
         "decided_at": verdict["created_at"],
     }

@@ -102,7 +102,7 @@ def _items(
     connection: Connection, rows: Sequence[Mapping[str, Any]], judged: str | None
 ) -> list[dict[str, Any]]:
     contents = worth.problem_contents(connection, [row["problem_id"] for row in rows])
-    verdicts = leaderboard.verdicts(connection, [row["number"] for row in rows])
+    verdicts = leaderboard.verdicts(connection, [row["number"] for row in rows], judged is not None)
     if judged is not None:
         verdicts = {number: _of_judged(verdict, judged) for number, verdict in verdicts.items()}
     return [_item(row, contents[row["problem_id"]], verdicts[row["number"]]) for row in rows]
@@ -113,17 +113,18 @@ def _of_judged(verdict: Mapping[str, Any], name: str) -> dict[str, Any]:
     content = verdict["content"]
     own = content["targets"][JUDGED]
     tied = sum(one == own["solution"] for one in content["tie_set"])
-    shown = {
-        **content,
+    return {
+        **verdict,
+        "winner_id": own["solution"],
+        "family": name,
         "speedup": own["speedup"],
         "rounds": own["rounds"],
         "tied": tied * len(content["tie_set"]),
     }
-    return {**verdict, "winner_id": own["solution"], "family": name, "content": shown}
 
 
 def _item(row: Mapping[str, Any], content: Mapping[str, Any], verdict: Mapping[str, Any]) -> dict[str, Any]:
-    problem, values = stored_problem(row["problem_id"], content), verdict["content"]
+    problem = stored_problem(row["problem_id"], content)
     names = ("problem_id", "calls", "judgement", "seconds", "baseline_seconds", "roofline_share", "binds")
     more = ("winner_id", "family", "baseline_name", "session_id", "environment_id")
     calls = 1 if row["calls"] is None else row["calls"]
@@ -131,9 +132,9 @@ def _item(row: Mapping[str, Any], content: Mapping[str, Any], verdict: Mapping[s
         **{name: row[name] for name in names},
         **{name: verdict[name] for name in more},
         "problem": problem_wire(problem),
-        "speedup": {name: finite_or_none(values["speedup"].get(name)) for name in ("low", "mid", "high")},
-        "tied": values.get("tied", len(values["tie_set"])),
-        "rounds": values["rounds"],
+        "speedup": {name: finite_or_none(verdict["speedup"].get(name)) for name in ("low", "mid", "high")},
+        "tied": verdict["ties"] if verdict["tied"] is None else verdict["tied"],
+        "rounds": verdict["rounds"],
         "saved_seconds": calls * row["baseline_seconds"] * (1 - 1 / row["speedup"]),
         "flops": problem.flops,
         "bytes": problem.bytes_read + problem.bytes_written,
