@@ -127,11 +127,9 @@ def _splits(
     # The sum of squares between the two sides: the best split leaves the least within them.
     with np.errstate(divide="ignore", invalid="ignore"):
         between = sums**2 / counts + (total - sums) ** 2 / (count - counts)
+    # Half of the features are looked at; where none of these splits the node, it is a leaf.
+    legal &= random.random(low.shape).argsort(axis=1) < max(1, rows.shape[1] // 2)
     between[~legal] = -np.inf
-    # Half of the features are looked at, and the others where none of these splits the node.
-    chosen = random.random(low.shape).argsort(axis=1) < max(1, rows.shape[1] // 2)
-    useless = ~(legal & chosen).any(axis=1)
-    between[~(chosen | useless[:, None])] = -np.inf
     best = between.argmax(axis=1)
     node = np.arange(len(starts))
     return best, np.where(legal[node, best], threshold[node, best], np.inf)
