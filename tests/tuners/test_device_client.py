@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from backends.registry import find_device
 from backends.solution import Solution
 from tuners.budget import Budget, Search
 from tuners.device_client import HANG_SECONDS, SETUP_SECONDS, DeviceClient
-from tuners.device_process import Task
+from tuners.device_process import DeviceProcess, Task
 from tuners.policy import MeasurementPolicy
 from tuners.session import Session
 from tuners.space import search_space
@@ -52,6 +53,16 @@ def test_a_whole_session_on_this_cpu(runner: DeviceClient) -> None:
     assert verdict.winner in verdict.tie_set
     assert session.rotation is not None
     assert session.rotation.sets > 1, "operands rotate: the measurement is cold"
+
+
+def _kept(_process: DeviceProcess) -> tuple[int, int]:
+    return gc.get_freeze_count(), len(gc.get_objects())
+
+
+def test_collections_leave_out_what_the_device_process_has_loaded(runner: DeviceClient) -> None:
+    """One at the end of each task would look through it."""
+    kept, looked_through = runner.run(_kept)
+    assert kept > looked_through
 
 
 def test_a_warm_policy_keeps_one_operand_set(runner: DeviceClient) -> None:
