@@ -35,7 +35,7 @@ def run_server(url: str, port: int, keys: bool) -> None:
 
     from service.app import create_app  # noqa: PLC0415
     from service.protocol import bounded  # noqa: PLC0415
-    from service.serve import bounds_of  # noqa: PLC0415
+    from service.serve import bounds_of, keep_loaded  # noqa: PLC0415
 
     settings = Settings(database_url=url, keys=keys)
     app = create_app(settings)
@@ -44,6 +44,7 @@ def run_server(url: str, port: int, keys: bool) -> None:
     async def empty() -> dict[str, str]:
         return {}
 
+    keep_loaded(app)
     uvicorn.run(
         app, port=port, log_level="error", access_log=False, loop="uvloop", http=bounded(bounds_of(settings))
     )

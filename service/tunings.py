@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Engine
 
@@ -17,8 +18,10 @@ from db.values import put_device_class
 from service.jobs import AHEAD, JobQueue
 from service.requests import request_content
 from service.settings import Settings
-from service.shares import Share
 from tuners.tuning_settings import TuningSettings
+
+if TYPE_CHECKING:  # a worker loads no web framework
+    from service.shares import Share
 
 #: Problems per transaction of a large submission.
 PIECE = 200

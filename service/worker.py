@@ -124,7 +124,6 @@ class Worker:
             [LOOK_SECONDS, 0.0, self._look],
             [BEAT_SECONDS, 0.0, self._beat],
             [REAP_SECONDS, 0.0, self._reap],
-            [LOOK_SECONDS, 0.0, self._fill],
         ]
         while not self._stop.wait(LOOK_SECONDS):
             for step in steps:
@@ -157,16 +156,11 @@ class Worker:
             _log.info("%d winners of another environment are measured again: %s", created.total, created.id)
 
     def _look(self) -> None:
-        job, session = self._job, self._session
-        if job is not None and session is not None and not session.stopped:
-            with reading(self._engine) as connection:
-                if jobs.stop_requested(connection, job):
-                    session.stop()
-
-    def _fill(self) -> None:
-        """Fills the queue of the device's class from the rows that wait."""
+        """Stops the session of a job that is wanted no more, and fills the queue of the device's class from
+        the rows that wait."""
         name = str(self.environment.device_class)
         with reading(self._engine) as connection:
+            self._stop_unwanted(connection)
             if not jobs.has_waiting(connection, name):
                 return
         with writing(self._engine) as connection:
@@ -174,6 +168,13 @@ class Worker:
             for job in found:
                 self._queue.put(connection, name, [job.call_id], job.priority)
             jobs.mark_enqueued(connection, [job.id for job in found])
+
+    def _stop_unwanted(self, connection: Connection) -> None:
+        job, session = self._job, self._session
+        if job is None or session is None or session.stopped:
+            return
+        if jobs.stop_requested(connection, job):
+            session.stop()
 
     def _beat(self) -> None:
         job = self._job

@@ -8,8 +8,10 @@ import signal
 import threading
 from collections.abc import Callable
 
+from backends.registry import FoundDevice, backend
 from service.store import Stopping
 from service.worker import STOP_SECONDS, Worker
+from tuners.niceness import be_nice
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +52,13 @@ def stop_process(worker: Worker) -> None:
     # A timer of the kernel, because a process at its limit cannot start a thread.
     signal.alarm(int(STOP_SECONDS + _LAST_SECONDS))
     worker.stop()
+
+
+def give_way(device: FoundDevice) -> None:
+    """Lowers the priority of this process, and of those that it will start, if its device is not the host: a
+    server on the same machine answers first, and the device times its own work."""
+    if backend(device.backend).traits.compiles_beside:
+        be_nice()
 
 
 def run_worker(worker: Worker) -> None:

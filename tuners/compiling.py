@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
 
 from backends.cache import BinaryCache, CompiledOnly
 from backends.environment import Environment
@@ -18,9 +17,8 @@ from backends.protocol import Backend, DeviceListedFamily
 from backends.solution import Solution
 from tuners.device_process import Binaries, Task
 from tuners.inputs import Case, applicable
+from tuners.niceness import be_nice
 
-#: Niceness of compilers that run while a device measures, so that the device process has priority.
-NICENESS = 10
 #: How long the host's first compilations are expected to take.
 HOST_COMPILE_SECONDS = 3.0
 
@@ -51,7 +49,7 @@ class Compilers:
         here = os.cpu_count() or 1
         # One processor is left to the device process.
         self._at_once = max(1, here - 1 if self._beside else here)
-        self._pool = ThreadPoolExecutor(self._at_once, initializer=self._be_nice)
+        self._pool = ThreadPoolExecutor(self._at_once, initializer=self._give_way)
         #: Looks candidates up in the cache, which takes milliseconds.
         self._finder = ThreadPoolExecutor(1)
         self._task: Task | None = None
@@ -66,10 +64,9 @@ class Compilers:
         #: Seconds spent waiting for compilers.
         self.seconds = 0.0
 
-    def _be_nice(self) -> None:
-        if self._beside:
-            with suppress(OSError):  # niceness is per thread on Linux; compiler processes inherit it
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+    def _give_way(self) -> None:
+        if self._beside:  # the device process has priority while it measures
+            be_nice()
 
     def turn_to(self, task: Task) -> None:
         """Makes `task` the current one; drops the jobs and binaries of another task."""

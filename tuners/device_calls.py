@@ -101,8 +101,10 @@ def opened(task: Task) -> DeviceProcess:
 
 
 def warm_up() -> None:
-    """Opens the device ahead of the first task."""
+    """Opens the device ahead of the first task. Collections leave out what is loaded by then."""
     _state()
+    gc.collect()
+    gc.freeze()
 
 
 def bandwidths() -> Bandwidths:

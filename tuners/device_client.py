@@ -224,7 +224,7 @@ class DeviceClient:
     def _screen_one(self, solution: Solution, best: float | None) -> Outcome:
         begin = time.monotonic()
         outcome = self._verified(_screen_alone, Phase.SCREEN, solution, best)
-        if outcome.status is Status.OK:
+        if outcome.samples:
             self._typical = max(self._typical, time.monotonic() - begin)
         return outcome
 
@@ -243,7 +243,7 @@ class DeviceClient:
             self._pool.folder.take_log()  # its text is reproduced when the candidates run one by one
             self._pool.setup(device_calls.rotation, self._task)
             return None
-        if any(outcome.status is Status.OK for outcome in found):
+        if any(outcome.samples for outcome in found):
             self._typical = max(self._typical, (time.monotonic() - begin) / len(batch))
         by_id = {solution.id: outcome for (solution, _), outcome in zip(batch, found, strict=True)}
         return [failed.get(s.id) or by_id[s.id] for s in solutions]

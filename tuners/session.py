@@ -30,7 +30,7 @@ from tuners.retiming import RetimingPlan, confirmed, notes_of, winners_of
 from tuners.runner import Runner
 from tuners.screening import Screening
 from tuners.space import Space
-from tuners.strategies import STRATEGIES, PreparedStrategy, PriorKnowledge
+from tuners.strategies import STRATEGIES, PriorKnowledge
 from tuners.tie_set import entrants, not_slower, preference
 from tuners.tuning_settings import TuningSettings
 from tuners.warm_start import usable
@@ -38,16 +38,6 @@ from tuners.warm_start import usable
 
 class SessionFailed(GemmtuneError):
     """The session ended without a verdict; the message says why."""
-
-
-def _prepare(strategy: str) -> None:
-    """Loads what a strategy needs, while the device is waited for. Raises UnsupportedProblem."""
-    if strategy not in STRATEGIES:
-        known = ", ".join(STRATEGIES)
-        raise UnsupportedProblem(f"strategy {strategy!r} is unknown; known: {known}")
-    maker = STRATEGIES[strategy]
-    if isinstance(maker, PreparedStrategy):
-        maker.prepare()
 
 
 class Session:
@@ -113,7 +103,9 @@ class Session:
             raise UnsupportedProblem(
                 f"{self.runner.backend.name} times in mode {', '.join(offered)} only, not {asked.policy.mode}"
             )
-        _prepare(asked.search.strategy)
+        if asked.search.strategy not in STRATEGIES:
+            known = ", ".join(STRATEGIES)
+            raise UnsupportedProblem(f"strategy {asked.search.strategy!r} is unknown; known: {known}")
         task = Task(self.problem, asked.policy, asked.search.seed, asked.options)
         begin = self._clock()
         space = self._space or self.runner.space(task, asked.search.families)

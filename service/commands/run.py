@@ -84,6 +84,7 @@ def worker(
     log_to_stderr(settings.log_json)
     candidates = matching_devices(device or settings.device, index)
     lock = DeviceLock.first_free(locks_folder(settings), candidates)
+    process.give_way(lock.device)
     # Beside a server the database exists: if its file is gone, a new one would hide that.
     opened = open_database(settings, make=not end_with_parent)
     made = Worker(settings, opened, lock.device, lock=lock)

@@ -64,6 +64,15 @@ def test_the_version_is_the_distributions(run: Run) -> None:
     assert (done.exit_code, done.output) == (0, f"gemmtune {version('gemmtune')}\n")
 
 
+def test_a_worker_loads_no_web_framework_and_no_formats() -> None:
+    program = (
+        "import sys\nimport service.worker_process\n"
+        "print([name for name in ('fastapi', 'service.formats') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
+
+
 def test_the_start_loads_no_module_of_a_command() -> None:
     script = (
         "import sys; from service import cli; sys.argv = ['gemmtune', '--help']\n"

@@ -7,6 +7,7 @@ import json
 import pickle
 import re
 import signal
+import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterator
@@ -169,6 +170,37 @@ def test_what_is_dropped_never_runs_and_what_has_ended_stays_ended(engines: Engi
     engines.queue.drop(["job-1"])
     assert engines.rows() == {"job-1": "SUCCESS", "job-2": "CANCELLED", "job-3": "SUCCESS"}
     assert "one begins job-2" not in engines.notes()
+
+
+def test_an_executor_polls_only_while_it_runs_no_job_and_reads_its_queues_row_once(
+    engines: Engines, engine: Engine
+) -> None:
+    """The engine would stop to serve a queue whose row it does not find."""
+    engines.hold("job-1")
+    engines.put("job-1", "job-2")
+    engines.start("one")
+    engines.wait_for("one begins job-1")
+    name = "queues" if engine.dialect.name == "sqlite" else "dbos.queues"
+    with writing(engine) as connection:
+        connection.execute(text(f"DELETE FROM {name} WHERE name = :name"), {"name": QUEUE})
+    time.sleep(0.3)
+    engines.release("job-1")
+    engines.wait_for("one ends job-1", "one ends job-2")
+
+
+def test_polls_pause_while_a_job_runs() -> None:
+    polls, polled = jobs._Polls(), threading.Event()
+
+    def poll() -> None:
+        polls.wait()
+        polled.set()
+
+    with polls.paused():
+        thread = threading.Thread(target=poll)
+        thread.start()
+        assert not polled.wait(0.2)
+    assert polled.wait(5)
+    thread.join()
 
 
 # ---- executors that die ------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -17,7 +18,9 @@ import httpx
 import pytest
 
 from service import serve
-from service.serve import PortInUse, WorkerProcess, listen
+from service.app import create_app
+from service.serve import PortInUse, WorkerProcess, keep_loaded, listen
+from service.settings import Settings
 
 #: Notes its process id, and ends with its parent.
 SLEEPER = "import os, sys; open(sys.argv[1], 'a').write(f'{os.getpid()}\\n'); sys.stdin.read()"
@@ -37,6 +40,17 @@ def alive(pid: int) -> bool:
     with suppress(FileNotFoundError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
+
+
+def test_collections_leave_out_what_a_server_has_loaded(tmp_path: Path) -> None:
+    app = create_app(Settings(database_url=f"sqlite:///{tmp_path / 'gemmtune.sqlite'}"))
+    before = gc.get_freeze_count()
+    try:
+        keep_loaded(app)
+        assert gc.get_freeze_count() > before
+        assert app.openapi_schema is not None, "it is kept too"
+    finally:
+        gc.unfreeze()
 
 
 # ---- listening ---------------------------------------------------------------------------------

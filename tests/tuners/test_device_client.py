@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -13,13 +14,13 @@ import pytest
 
 from backends.cache import BinaryCache
 from backends.errors import DeviceMemoryExceeded, StorageError
-from backends.outcome import Phase, Status
+from backends.outcome import Outcome, Phase, Status
 from backends.problem import from_linear, from_mm
 from backends.registry import find_device
 from backends.solution import Solution
 from tuners.budget import Budget, Search
-from tuners.device_client import DeviceClient
-from tuners.device_process import Task
+from tuners.device_client import HANG_SECONDS, SETUP_SECONDS, DeviceClient
+from tuners.device_process import DeviceProcess, Task
 from tuners.policy import MeasurementPolicy
 from tuners.session import Session
 from tuners.space import search_space
@@ -54,6 +55,16 @@ def test_a_whole_session_on_this_cpu(runner: DeviceClient) -> None:
     assert session.rotation.sets > 1, "operands rotate: the measurement is cold"
 
 
+def _kept(_process: DeviceProcess) -> tuple[int, int]:
+    return gc.get_freeze_count(), len(gc.get_objects())
+
+
+def test_collections_leave_out_what_the_device_process_has_loaded(runner: DeviceClient) -> None:
+    """One at the end of each task would look through it."""
+    kept, looked_through = runner.run(_kept)
+    assert kept > looked_through
+
+
 def test_a_warm_policy_keeps_one_operand_set(runner: DeviceClient) -> None:
     rotation = runner.open(Task(from_mm(64, 64, 64), MeasurementPolicy(cache="warm"), 0))
     assert rotation.sets == 1
@@ -82,6 +93,26 @@ def test_a_candidate_that_cannot_compile_is_an_outcome_with_the_log(runner: Devi
     (outcome,) = runner.screen([broken], None)
     assert outcome.status is Status.ILLEGAL
     assert "nr must be at least 2" in str(outcome.evidence["rule"])
+
+
+def test_an_unstable_default_tells_how_long_a_candidate_may_take(
+    runner: DeviceClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a candidate that hangs would cost ten minutes on a busy machine."""
+    task = Task(from_mm(64, 64, 64), MeasurementPolicy(), 0)
+    runner.open(task)
+    first, second, *_ = runner.space(task, ["openblas"]).candidates
+    limits: list[float] = []
+
+    def call(_call: object, _arguments: object, limit: float) -> Outcome:
+        limits.append(limit)
+        return Outcome(first, Phase.SCREEN, Status.UNSTABLE, (1e-3,), {})
+
+    monkeypatch.setattr(runner._pool, "call", call)
+    runner.screen([first], None)
+    runner.screen([second], None)
+    assert limits[0] == SETUP_SECONDS
+    assert limits[1] < 2 * HANG_SECONDS
 
 
 def test_a_full_disk_ends_the_session_and_names_the_way_out(tmp_path: Path) -> None:

@@ -8,11 +8,10 @@ problem of the kind.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +21,8 @@ from backends.errors import CompileError, CompilerMissing, NotCompiled
 from backends.problem import GemmProblem
 from backends.protocol import Backend, Family
 from backends.solution import Solution
-from tuners.compiling import NICENESS
 from tuners.inputs import Case, applicable, screening_cases
+from tuners.niceness import be_nice
 from tuners.portfolio.values import Group, Portfolio, target_of
 
 
@@ -99,7 +98,7 @@ def precompile(
         except NotCompiled:
             waiting.append(item)
     most = jobs or os.cpu_count() or 1
-    with ThreadPoolExecutor(most, initializer=_be_nice) as pool:
+    with ThreadPoolExecutor(most, initializer=be_nice) as pool:
         running: dict[Future[None], Item] = {}
         while (waiting and not stop()) or running:
             while waiting and len(running) < most and not pause() and not stop():
@@ -143,8 +142,3 @@ def _compile(item: Item, cache: BinaryCache) -> None:
     )
     for problem in cases:
         family.compile(problem, solution, where, cache)
-
-
-def _be_nice() -> None:
-    with suppress(OSError):  # niceness is per thread on Linux; compiler processes inherit it
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

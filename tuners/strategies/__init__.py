@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuners.strategies.base import Maker, NotedStrategy, PreparedStrategy, Strategy
+from tuners.strategies.base import Maker, NotedStrategy, Strategy
 from tuners.strategies.context import (
     Neighbours,
     PriorKnowledge,
@@ -31,7 +31,6 @@ __all__ = [
     "Maker",
     "Neighbours",
     "NotedStrategy",
-    "PreparedStrategy",
     "PriorKnowledge",
     "PriorResult",
     "SearchContext",

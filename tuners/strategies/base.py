@@ -24,15 +24,6 @@ class Strategy(Protocol):
 
 
 @runtime_checkable
-class PreparedStrategy(Protocol):
-    """A strategy that needs what takes seconds to load."""
-
-    @staticmethod
-    def prepare() -> None:
-        """Begins to load it and returns at once; called when a tuning starts, which waits for its device."""
-
-
-@runtime_checkable
 class NotedStrategy(Protocol):
     """A strategy that has something to say about its search, shown in the tuning's notes."""
 

@@ -15,7 +15,7 @@ from backends.family_space import FamilySpace
 from backends.outcome import Outcome, Status
 from backends.solution import Parameter, Solution
 from tuners.strategies.context import SearchContext, near
-from tuners.strategies.forest import Matrix, begin_loading, forest
+from tuners.strategies.forest import Forest, Matrix
 from tuners.strategies.options import StrategyOptions, option
 from tuners.strategies.ranking import fused, modelled, voted
 
@@ -59,7 +59,6 @@ class Guided:
     regressed directly; times enter as logarithms, failures as slower than anything that was timed."""
 
     options = GuidedOptions
-    prepare = staticmethod(begin_loading)
 
     def __init__(self, context: SearchContext) -> None:
         self._options = GuidedOptions.of(context.options)
@@ -171,7 +170,7 @@ class Guided:
         slowest = max(value for value, _ in times)
         times += [(slowest + 0.5, solution) for solution in self._failed.values()]
         rows = self._features.rows([solution for _, solution in times] + candidates)
-        model = forest(self._options.trees, self._context.seed + told)
+        model = Forest(self._options.trees, self._context.seed + told)
         model.fit(rows[: len(times)], np.array([value for value, _ in times]))
         mean, deviation = model.predict(rows[len(times) :])
         scores = mean - self._options.optimism * deviation
