@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from threading import Event
+from threading import Event, Lock
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine
@@ -31,7 +31,8 @@ _log = logging.getLogger(__name__)
 #: Least seconds between two progress events of a job.
 PROGRESS_SECONDS = 1.0
 #: Outcomes of a job that come faster than this are written together: a transaction for each takes a tenth of
-#: a short session. A kill loses no more than these, which are measured again.
+#: a short session. A kill loses no more than these and those since the worker's last look (flush_late()),
+#: which are measured again.
 WRITE_SECONDS = 0.1
 #: Most imported solutions of a problem that are tried, the latest first.
 MOST_IMPORTED = 32
@@ -201,6 +202,8 @@ class JobStore:
         self._fastest: Outcome | None = None
         #: Outcomes that are not written yet.
         self._waiting: list[Outcome] = []
+        #: The session's thread adds; the worker's main thread writes what waits while a candidate takes long.
+        self._lock = Lock()
         self._told = self._written = clock()
 
     def start(self, spec: SessionSpec) -> StoredSession:
@@ -232,13 +235,28 @@ class JobStore:
         suspect = outcome.status in _SUSPECT
         if suspect:
             check_resources()  # a stored outcome is never measured again
-        self._count(outcome)
-        self._waiting.append(outcome)
-        if suspect or self._clock() - self._written >= WRITE_SECONDS:
-            self.flush()
+        with self._lock:
+            self._count(outcome)
+            self._waiting.append(outcome)
+            if suspect or self._late:
+                self._flush(self._write)
 
     def flush(self) -> None:
         """Writes what was added."""
+        with self._lock:
+            self._flush(self._write)
+
+    def flush_late(self) -> None:
+        """Writes what has waited for WRITE_SECONDS, once. Raises DatabaseUnavailable, and Fenced."""
+        with self._lock:
+            if self._late:
+                self._flush(self._write_once)
+
+    @property
+    def _late(self) -> bool:
+        return self._clock() - self._written >= WRITE_SECONDS
+
+    def _flush(self, write: Callable[[Callable[[Connection], Counter[str]]], Counter[str]]) -> None:
         outcomes = list(self._waiting)
         if not outcomes:
             return
@@ -251,7 +269,7 @@ class JobStore:
                 jobs.emit_to_all(connection, self.job.number, "measured", self._progress())
             return seen
 
-        self._wrote(outcomes, self._write(append))
+        self._wrote(outcomes, write(append))
         if tell:
             self._told = self._clock()
 
@@ -277,17 +295,17 @@ class JobStore:
         if verdict is None:
             check_resources()
         summary = {"session_id": self.session.id, "outcomes": dict(self._statuses), "verdict": verdict}
-        outcomes = list(self._waiting)
 
         def end(connection: Connection) -> Counter[str]:
             jobs.hold(connection, self.job)
-            seen = self._append(connection, outcomes)
+            seen = self._append(connection, self._waiting)
             sessions.end_session(connection, self.session, content)
             sessions.close(connection, self.job.id, "stopped", "the job went on in another environment")
             jobs.end_job(connection, self.job, status, summary, result.error)
             return seen
 
-        self._wrote(outcomes, self._write(end))
+        with self._lock:
+            self._wrote(list(self._waiting), self._write(end))
         self._counts.jobs[status] += 1
         if verdict is None:
             self._counts.failed(self.job.id, result.error)
@@ -310,8 +328,8 @@ class JobStore:
         }
 
     def _write(self, action: Callable[[Connection], T]) -> T:
-        def once() -> T:
-            with writing(self._engine) as connection:
-                return action(connection)
+        return patiently(self._stop, lambda: self._write_once(action))
 
-        return patiently(self._stop, once)
+    def _write_once(self, action: Callable[[Connection], T]) -> T:
+        with writing(self._engine) as connection:
+            return action(connection)

@@ -93,6 +93,7 @@ class Worker:
         self._turn = threading.Lock()
         self._job: StartedJob | None = None
         self._session: RecordedSession | None = None
+        self._store: JobStore | None = None
         self._peers = Peers(self.id)
         self._held_idle = 0
         self._counts = WorkerCounts()
@@ -122,6 +123,7 @@ class Worker:
         _log.info("worker %s owns %s (%s)", self.id, self.environment.device_class, self.environment.uuid)
         steps: list[list[Any]] = [
             [LOOK_SECONDS, 0.0, self._look],
+            [LOOK_SECONDS, 0.0, self._write_late],
             [BEAT_SECONDS, 0.0, self._beat],
             [REAP_SECONDS, 0.0, self._reap],
         ]
@@ -168,6 +170,13 @@ class Worker:
             for job in found:
                 self._queue.put(connection, name, [job.call_id], job.priority)
             jobs.mark_enqueued(connection, [job.id for job in found])
+
+    def _write_late(self) -> None:
+        """Writes outcomes of the job that wait while its next candidate takes long."""
+        store = self._store
+        if store is not None:
+            with suppress(jobs.Fenced):  # the session's thread finds out by itself
+                store.flush_late()
 
     def _stop_unwanted(self, connection: Connection) -> None:
         job, session = self._job, self._session
@@ -250,7 +259,7 @@ class Worker:
         begin = time.monotonic()
         try:
             self._one(job_id)
-            self._job = self._session = None
+            self._job = self._session = self._store = None
             self._check_device()
         except jobs.Fenced:
             _log.warning("job %s is another worker's by now", job_id)
@@ -270,7 +279,7 @@ class Worker:
             self._stop.set()
         finally:
             self._counts.job_seconds += time.monotonic() - begin
-            self._job = self._session = None
+            self._job = self._session = self._store = None
             if not self._stop.is_set():
                 self._between.tidy()
             self._idle.set()
@@ -356,6 +365,7 @@ class Worker:
         problem = GemmProblem.from_dict(job.problem)
         budget, search, rule = read_request(job.request)
         store = JobStore(self._engine, job, problem, self.environment, self._stop, counts=self._counts)
+        self._store = store
         settings = TuningSettings(
             MeasurementPolicy.from_dict(job.policy), budget, search, rule, SEARCH_OPTIONS
         )

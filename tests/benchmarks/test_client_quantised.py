@@ -70,6 +70,7 @@ def test_a_proven_win_is_a_row_that_the_client_reads(tmp_path: Path, cache: Bina
     assert row.verdict.speedup == (1.4, 1.5, inf)
 
 
+@pytest.mark.cuda  # transformers is on the GPU machine, and in no extra
 @pytest.mark.torch
 @pytest.mark.compiler
 def test_a_run_on_a_cpu(tmp_path: Path, cache: BinaryCache, capsys: pytest.CaptureFixture[str]) -> None:

@@ -251,6 +251,19 @@ def test_outcomes_that_come_fast_are_written_together(engine: Engine) -> None:
     assert stored(engine, store) == [outcome.to_dict() for outcome in OUTCOMES[:4]]
 
 
+def test_what_waits_is_written_by_another_thread_once_it_is_late(engine: Engine) -> None:
+    clock = Clock()
+    store = JobStore(engine, begun(engine), PROBLEM, HERE, Event(), clock)
+    store.start(SPEC)
+    store.flush_late()
+    store.add(OUTCOMES[0])
+    store.flush_late()
+    assert stored(engine, store) == []
+    clock.now += 2 * WRITE_SECONDS
+    store.flush_late()
+    assert stored(engine, store) == [OUTCOMES[0].to_dict()]
+
+
 def test_a_failure_is_written_at_once(engine: Engine) -> None:
     store = JobStore(engine, begun(engine), PROBLEM, HERE, Event(), Clock())
     store.start(SPEC)

@@ -34,7 +34,9 @@ def elsewhere(make_table: Any) -> Table:
 def hits(table: Table, **options: Any) -> int:
     module, x = nn.Linear(K, N, bias=False).requires_grad_(False), torch.randn(8, K)
     with gemmtune.torch.apply(module, table, **options), gemmtune.torch.report() as count:
-        assert close(module(x), x, module.weight.t())
+        found = module(x)
+    if torch.get_float32_matmul_precision() == "highest":  # else a processor may multiply in bf16
+        assert close(found, x, module.weight.t())
     return count.report().hits
 
 
