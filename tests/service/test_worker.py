@@ -657,12 +657,12 @@ def test_a_worker_can_be_stopped_while_the_database_is_away(
 def test_nobody_is_dead_because_the_database_was_away(
     postgres: PostgresServer, bench: Bench, workers: Workers
 ) -> None:
-    slow = {"DEAD_SECONDS": 1.5, "BEAT_SECONDS": 1.2}  # the next beat comes after the next look at it
+    slow = {"DEAD_SECONDS": 2.5, "BEAT_SECONDS": 1.2}  # the next beat comes after the next look at it
     processes = [workers.start(timing=slow, environment=each) for each in (ENVIRONMENT, OTHER_DEVICE)]
     wait(lambda: len(bench.workers()) == 2, workers.log)
     time.sleep(0.5)  # they have seen each other
     with postgres.away():
-        time.sleep(2.0)
+        time.sleep(3.0)
     name = bench.submit(16)
     bench.wait_for(name, "succeeded", workers, 40)
     time.sleep(1.3)
