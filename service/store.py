@@ -247,10 +247,15 @@ class JobStore:
             self._flush(self._write)
 
     def flush_late(self) -> None:
-        """Writes what has waited for WRITE_SECONDS, once. Raises DatabaseUnavailable, and Fenced."""
-        with self._lock:
+        """Writes what has waited for WRITE_SECONDS, once, unless the session's thread is writing: while that
+        waits for the database, the caller's heartbeats must not. Raises DatabaseUnavailable, and Fenced."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
             if self._late:
                 self._flush(self._write_once)
+        finally:
+            self._lock.release()
 
     @property
     def _late(self) -> bool:

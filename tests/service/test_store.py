@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -262,6 +263,30 @@ def test_what_waits_is_written_by_another_thread_once_it_is_late(engine: Engine)
     clock.now += 2 * WRITE_SECONDS
     store.flush_late()
     assert stored(engine, store) == [OUTCOMES[0].to_dict()]
+
+
+def test_whoever_writes_late_does_not_wait_for_a_session_that_waits_for_the_database(
+    engine: Engine, flaky: Flaky
+) -> None:
+    clock, stop = Clock(), Event()
+    store = JobStore(engine, begun(engine), PROBLEM, HERE, stop, clock)
+    store.start(SPEC)
+    flaky.before = 10**6
+    clock.now += 2 * WRITE_SECONDS
+
+    def add() -> None:
+        with pytest.raises(Stopping):
+            store.add(OUTCOMES[0])
+
+    session = threading.Thread(target=add)
+    session.start()
+    while not store._lock.locked():
+        time.sleep(0.001)
+    store.flush_late()  # would not return before the database does
+    assert session.is_alive(), "it still waits"
+    stop.set()
+    session.join(10)
+    assert not session.is_alive()
 
 
 def test_a_failure_is_written_at_once(engine: Engine) -> None:
