@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -254,48 +255,52 @@ def submit(postgres: str | None) -> None:
     report.write("api-submit", find_device("cpu").environment, figures)
 
 
-def overhead() -> None:
-    """A job's overhead beyond its session: the time from the first job's start to the last one's end, minus
-    the sessions' own time, per job."""
+def overhead(postgres: str | None) -> None:
+    """A job's overhead beyond its session on each database: the time from the first job's start to the last
+    one's end, minus the sessions' own time, per job."""
     with tempfile.TemporaryDirectory() as scratch:
-        url = f"sqlite:///{scratch}/gemmtune.sqlite"
-        environment = {**os.environ, "GEMMTUNE_DATABASE_URL": url}
-        upgrade(Settings(database_url=url))
-        worker = subprocess.Popen([sys.executable, "-m", "service.entry", "worker"], env=environment)
-        try:
-            with serving(url) as (address, _), httpx.Client(timeout=60) as client:
-                body = {
-                    "problems": [{"m": 4, "n": 64, "k": 32 + i, "dtype": "fp32"} for i in range(JOBS)],
-                    "device": "cpu", "budget": {"seconds_per_problem": 0.05, "candidates": 2},
-                }  # fmt: skip
-                while (answer := client.post(f"{address}/v1/tunings", json=body)).status_code != 202:
-                    time.sleep(0.5)
-                name = answer.json()["id"]
-                while client.get(f"{address}/v1/tunings/{name}").json()["status"] in ("queued", "running"):
-                    time.sleep(0.5)
-        finally:
-            worker.terminate()
-            worker.wait()
-        engine = open_engine(url)
-        job, session = table(models.Job), table(models.Session)
-        with writing(engine) as connection:
-            query = select(job.c.started_at, job.c.ended_at, session.c.counts).join(
-                session, session.c.id == job.c.session_id
-            )
-            rows = connection.execute(query.order_by(job.c.started_at)).all()
-    from datetime import datetime  # noqa: PLC0415
+        figures = _overhead(f"sqlite:///{scratch}/gemmtune.sqlite")
+        print("sqlite", figures, flush=True)
+        if postgres:
+            figures["postgresql"] = _overhead(postgres)
+            print("postgresql", figures["postgresql"], flush=True)
+    report.write("api-overhead", find_device("cpu").environment, figures)
 
+
+def _overhead(url: str) -> dict[str, Any]:
+    environment = {**os.environ, "GEMMTUNE_DATABASE_URL": url}
+    upgrade(Settings(database_url=url))
+    worker = subprocess.Popen([sys.executable, "-m", "service.entry", "worker"], env=environment)
+    try:
+        with serving(url) as (address, _), httpx.Client(timeout=60) as client:
+            body = {
+                "problems": [{"m": 4, "n": 64, "k": 32 + i, "dtype": "fp32"} for i in range(JOBS)],
+                "device": "cpu", "budget": {"seconds_per_problem": 0.05, "candidates": 2},
+            }  # fmt: skip
+            while (answer := client.post(f"{address}/v1/tunings", json=body)).status_code != 202:
+                time.sleep(0.5)
+            name = answer.json()["id"]
+            while client.get(f"{address}/v1/tunings/{name}").json()["status"] in ("queued", "running"):
+                time.sleep(0.5)
+    finally:
+        worker.terminate()
+        worker.wait()
+    job, session = table(models.Job), table(models.Session)
+    with writing(open_engine(url)) as connection:
+        query = select(job.c.started_at, job.c.ended_at, session.c.counts).join(
+            session, session.c.id == job.c.session_id
+        )
+        rows = connection.execute(query.order_by(job.c.started_at)).all()
     rows = rows[1:]  # the first one also measures the device's ceilings
     span = (
         datetime.fromisoformat(rows[-1].ended_at) - datetime.fromisoformat(rows[0].started_at)
     ).total_seconds()
     inside = sum(row.counts["total_seconds"] for row in rows)
-    figures = {
+    return {
         "jobs": len(rows),
         "overhead_seconds": (span - inside) / len(rows),
         "session_seconds": inside / len(rows),
     }
-    report.write("api-overhead", find_device("cpu").environment, figures)
 
 
 def main() -> None:
@@ -304,7 +309,7 @@ def main() -> None:
     parser.add_argument("what", choices=["fill", "best", "keys", "batch", "export", "submit", "overhead"])
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "gemmtune-benchmark")
     parser.add_argument("--rows", type=int, default=ROWS)
-    parser.add_argument("--postgres", default=None, help="an empty database's URL, for submit")
+    parser.add_argument("--postgres", default=None, help="an empty database's URL, for submit and overhead")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     if options.what == "fill":
@@ -314,7 +319,7 @@ def main() -> None:
     elif options.what == "submit":
         submit(options.postgres)
     elif options.what == "overhead":
-        overhead()
+        overhead(options.postgres)
     else:
         {"best": best, "batch": batch, "export": export}[options.what](options.folder)
 

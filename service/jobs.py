@@ -25,11 +25,11 @@ from db.engine import POSTGRES_OPTIONS, parse_url, reading, translated, writing
 _VERSION = "1"
 _NAME = "gemmtune"
 _WORKFLOW = "tune"
-#: The engine's pause between two polls. It costs a job as long, and each poll is a transaction.
-POLL_SECONDS = 0.05
+#: The engine's pause before a poll. A job that waits costs as long, and each poll is a transaction.
+POLL_SECONDS = 0.01
 #: An executor pauses for longer while no job comes: by this share of the time since the last one, up to so
 #: many seconds.
-_IDLE_SHARE, _IDLE_SECONDS = 0.1, 0.05
+_IDLE_SHARE, _IDLE_SECONDS = 0.1, 0.09
 _CHUNK = 500
 #: The states of a call that will run, or runs.
 _LIVE = ("ENQUEUED", "DELAYED", "PENDING")
