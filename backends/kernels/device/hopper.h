@@ -26,6 +26,9 @@
 //   begin_products() multiply<T, N>() end_products() wait_products<G>()
 //                             by a whole warpgroup: fence; issue a wgmma; commit the group; wait until at
 //                             most G groups are in flight
+//   multiply_held<T, N>()     the same with A in registers, which must not change until a wait has ended it
+//   show_to_products()        makes this thread's earlier stores to shared memory, and its copies that have arrived,
+//                             visible to wgmmas after the next barrier
 //   cluster_barrier<SEEN>()   a barrier of all threads of all blocks of the cluster; with SEEN, stores before
 //                             it are visible after it
 //   arrive_at_cluster() wait_for_cluster()
@@ -125,6 +128,12 @@ template <typename T, int N>
 GEMMTUNE_DEVICE void multiply(float (&d)[N / 2], u64 a, u64 b) {
     WgmmaInstruction<T, N>::issue(d, a, b);
 }
+
+template <typename T, int N>
+GEMMTUNE_DEVICE void multiply_held(float (&d)[N / 2], const unsigned (&a)[4], u64 b) {
+    WgmmaHeld<T, N>::issue(d, a, b);
+}
+GEMMTUNE_DEVICE void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 GEMMTUNE_DEVICE void arrive_at_cluster() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");

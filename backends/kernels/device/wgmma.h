@@ -1,6 +1,6 @@
 // wgmma (sm_90a): D[64, N] += A[64, 16] B[16, N] of 16-bit floats by a warpgroup, four consecutive warps of
-// which the first has a multiple of four as its index. Both operands are in shared memory; the fp32
-// accumulators are in registers. Lane (group, member) = (lane / 4, lane % 4) of warp w holds
+// which the first has a multiple of four as its index. B is in shared memory, A there or, "held", in registers
+// (a fragment of mma.h, of the warp's sixteen rows); the fp32 accumulators are in registers. Lane (group, member) = (lane / 4, lane % 4) of warp w holds
 //   d[4 j + 0], d[4 j + 1]: D[16 w + group, 8 j + 2 member and + 1]   d[4 j + 2], d[4 j + 3]: 8 rows further
 //                                                                     down
 // (PTX ISA, "Asynchronous warpgroup level matrix instructions"). Each N is an instruction of its own that lists
@@ -107,6 +107,37 @@ GEMMTUNE_WGMMA(200, "%100", "%101") GEMMTUNE_WGMMA(208, "%104", "%105")
 GEMMTUNE_WGMMA(216, "%108", "%109") GEMMTUNE_WGMMA(224, "%112", "%113")
 GEMMTUNE_WGMMA(232, "%116", "%117") GEMMTUNE_WGMMA(240, "%120", "%121")
 GEMMTUNE_WGMMA(248, "%124", "%125") GEMMTUNE_WGMMA(256, "%128", "%129")
+
+template <typename T, int N>
+struct WgmmaHeld;
+
+#define GEMMTUNE_WGMMA_HELD_OF(TYPE, NAME, N, A, B)                                                    \
+    template <>                                                                                        \
+    struct WgmmaHeld<TYPE, N> {                                                                        \
+        static __device__ __forceinline__ void issue(float (&d)[N / 2], const unsigned (&a)[4], u64 b) { \
+            asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME               \
+                         " {" GEMMTUNE_D##N "}, {" A "}, " B ", 1, 1, 1, 0;"                           \
+                         : GEMMTUNE_S##N : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));        \
+        }                                                                                              \
+    };
+#define GEMMTUNE_WGMMA_HELD(N, A, B) \
+    GEMMTUNE_WGMMA_HELD_OF(Half, "f16", N, A, B) GEMMTUNE_WGMMA_HELD_OF(Bf16, "bf16", N, A, B)
+GEMMTUNE_WGMMA_HELD(8, "%4,%5,%6,%7", "%8")
+GEMMTUNE_WGMMA_HELD(16, "%8,%9,%10,%11", "%12")
+GEMMTUNE_WGMMA_HELD(24, "%12,%13,%14,%15", "%16")
+GEMMTUNE_WGMMA_HELD(32, "%16,%17,%18,%19", "%20")
+GEMMTUNE_WGMMA_HELD(40, "%20,%21,%22,%23", "%24")
+GEMMTUNE_WGMMA_HELD(48, "%24,%25,%26,%27", "%28")
+GEMMTUNE_WGMMA_HELD(56, "%28,%29,%30,%31", "%32")
+GEMMTUNE_WGMMA_HELD(64, "%32,%33,%34,%35", "%36")
+GEMMTUNE_WGMMA_HELD(72, "%36,%37,%38,%39", "%40")
+GEMMTUNE_WGMMA_HELD(80, "%40,%41,%42,%43", "%44")
+GEMMTUNE_WGMMA_HELD(88, "%44,%45,%46,%47", "%48")
+GEMMTUNE_WGMMA_HELD(96, "%48,%49,%50,%51", "%52")
+GEMMTUNE_WGMMA_HELD(104, "%52,%53,%54,%55", "%56")
+GEMMTUNE_WGMMA_HELD(112, "%56,%57,%58,%59", "%60")
+GEMMTUNE_WGMMA_HELD(120, "%60,%61,%62,%63", "%64")
+GEMMTUNE_WGMMA_HELD(128, "%64,%65,%66,%67", "%68")
 
 }  // namespace gemmtune
 #endif

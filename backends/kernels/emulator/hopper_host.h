@@ -150,13 +150,10 @@ inline void read_line(u64 lines, int line, float (&out)[16]) {
     }
 }
 template <typename T, int N>
-inline void add_products(float* d, u64 a, u64 b) {
-    const int lane = lane_index(), row = warp_index() % 4 * 16 + lane / 4;
-    float rows[2][16], column[16];
-    read_line<T>(a, row, rows[0]);
-    read_line<T>(a, row + 8, rows[1]);
+inline void add_to(float* d, const float (&rows)[2][16], u64 b) {
+    float column[16];
     for (int at = 0; at < N / 4; ++at) {
-        read_line<T>(b, at / 2 * 8 + lane % 4 * 2 + at % 2, column);
+        read_line<T>(b, at / 2 * 8 + lane_index() % 4 * 2 + at % 2, column);
         for (int half = 0; half < 2; ++half) {
             float sum = 0.0f;
             for (int e = 0; e < 16; ++e) sum += rows[half][e] * column[e];
@@ -164,6 +161,26 @@ inline void add_products(float* d, u64 a, u64 b) {
         }
     }
 }
+template <typename T, int N>
+inline void add_products(const Multiplication& one) {
+    const int row = warp_index() % 4 * 16 + lane_index() / 4;
+    float rows[2][16];
+    read_line<T>(one.a, row, rows[0]);
+    read_line<T>(one.a, row + 8, rows[1]);
+    add_to<T, N>(one.sums, rows, one.b);
+}
+template <typename T, int N>
+inline void add_held(const Multiplication& one) {
+    add_to<T, N>(one.sums, one.rows, one.b);
+}
+// Performs a product at once in reverse, else when a wait for it ends.
+inline void issue(const Multiplication& one) {
+    if (machine.reversed) one.perform(one);
+    else machine.fibers[machine.current].products.push_back(one);
+}
+struct Fragment {
+    unsigned a[4];
+};
 // Checks that a matrix lies in shared memory at an address that a descriptor can express.
 inline void check_matrix(u64 lines, int count) {
     const u64 first = lines * 16;
@@ -248,9 +265,25 @@ inline void multiply(float (&d)[N / 2], u64 a, u64 b) {
     if (!fiber.multiplies) host::fail("a product that no group of products has begun for");
     host::check_matrix(a, 64);
     host::check_matrix(b, N);
-    if (host::machine.reversed) host::add_products<T, N>(d, a, b);
-    else fiber.products.push_back({host::add_products<T, N>, d, a, b, fiber.product_groups});
+    host::issue({host::add_products<T, N>, d, a, b, fiber.product_groups, {}});
 }
+template <typename T, int N>
+inline void multiply_held(float (&d)[N / 2], const unsigned (&a)[4], u64 b) {
+    host::Fiber& fiber = host::machine.fibers[host::machine.current];
+    if (!fiber.multiplies) host::fail("a product that no group of products has begun for");
+    host::check_matrix(b, N);
+    const auto lanes = host::exchange(host::Fragment{{a[0], a[1], a[2], a[3]}});
+    host::Multiplication one{host::add_held<T, N>, d, 0, b, fiber.product_groups, {}};
+    for (int half = 0; half < 2; ++half) {
+        for (int k = 0; k < 16; k += 2) {
+            float pair[2];
+            Word<T>::unpack(lanes.of(lane_index() / 4 * 4 + k % 8 / 2).a[half + k / 8 * 2], pair);
+            one.rows[half][k] = pair[0], one.rows[half][k + 1] = pair[1];
+        }
+    }
+    host::issue(one);
+}
+inline void show_to_products() {}
 template <int GROUPS>
 inline void wait_products() {
     host::Fiber& fiber = host::machine.fibers[host::machine.current];
@@ -260,7 +293,7 @@ inline void wait_products() {
     if (over > 0) host::wait(host::kAtLast);
     for (size_t at = 0; at < over; ++at) {
         const host::Multiplication& one = fiber.products[at];
-        one.perform(one.sums, one.a, one.b);
+        one.perform(one);
     }
     fiber.products.erase(fiber.products.begin(), fiber.products.begin() + static_cast<long>(over));
     host::wait(host::kAtWarp);

@@ -23,12 +23,13 @@ struct Copy {
     int size, bytes, group;
 };
 
-// A thread's part of a pending wgmma on matrices in shared memory.
+// A thread's part of a pending wgmma on matrices in shared memory; `rows` of A, if registers hold it.
 struct Multiplication {
-    void (*perform)(float*, u64, u64);
+    void (*perform)(const Multiplication&);
     float* sums;
     u64 a, b;
     int group;
+    float rows[2][16];
 };
 
 struct Fiber {

@@ -10,6 +10,7 @@ from backends.kernels.families.block_tile_2d import BlockTile2d
 from backends.kernels.families.coalesced import Coalesced
 from backends.kernels.families.dequant_gemv import DequantGemv
 from backends.kernels.families.dequant_ring import DequantRing
+from backends.kernels.families.dequant_wgmma import DequantWgmma
 from backends.kernels.families.double_buffered import DoubleBuffered
 from backends.kernels.families.gemv import Gemv
 from backends.kernels.families.gemv_persistent import GemvPersistent
@@ -37,9 +38,10 @@ from backends.kernels.family import KernelFamily
 FAMILIES: Mapping[str, KernelFamily] = {
     family.name: family
     for family in (
-        GemvPersistent(), Gemv(), SkinnyPersistent(), Skinny(), SkinnyShort(), SkinnyRing(), SkinnyShifted(),
-        SkinnyMma(), DequantRing(), DequantGemv(), SmallBatch(), ShortK(), TileWgmma(), TileMma(), StreamK(),
-        TileMfma(), TileWmma(), AsyncCopy(), DoubleBuffered(), WarpTile(), Vectorized(), BlockTile2d(),
-        BlockTile1d(), SharedTile(), Coalesced(), Naive(),
+        GemvPersistent(), Gemv(), SkinnyPersistent(), Skinny(), SkinnyShort(), SkinnyRing(),
+        SkinnyShifted(), SkinnyMma(), DequantRing(), DequantWgmma(), DequantGemv(), SmallBatch(),
+        ShortK(), TileWgmma(), TileMma(), StreamK(), TileMfma(), TileWmma(), AsyncCopy(),
+        DoubleBuffered(), WarpTile(), Vectorized(), BlockTile2d(), BlockTile1d(), SharedTile(),
+        Coalesced(), Naive(),
     )
 }  # fmt: skip

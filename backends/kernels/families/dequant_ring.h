@@ -21,6 +21,8 @@
 // products leave the tensor cores idle, the subtraction is left out where sums of bf16 are scaled: an instruction whose
 // weights are all one adds up the activations, and their sum times what was to be subtracted is subtracted from the
 // group's (kFolded). That is exact but for fp32's rounding of sums of numbers of 128 to 143.
+//
+// PRODUCTS: how a warp multiplies, by mma.sync or, with more columns, by Hopper's wgmma (dequant_wgmma.h).
 #pragma once
 
 #include "device/dequantise.h"
@@ -35,7 +37,17 @@ GEMMTUNE_DEVICE constexpr int divisor(int whole, int most) {
     return most >= whole ? whole : whole % most ? divisor(whole, most - 1) : most;
 }
 
-template <typename TYPES, typename QUANT, int COLUMNS, int ROWS, int BK, int SLOTS, int WARPS_M, int WARPS_K>
+// mma.sync reads activations from shared memory into registers.
+struct ByWarps {
+    static constexpr bool kOfWarpgroups = false;
+    static constexpr int kPlace = 16;  // where a slot begins, in bytes
+    template <int BYTES, int COLUMNS, int LANES, int EIGHTS>
+    using Inputs = LineCopies<BYTES, COLUMNS, LANES, EIGHTS>;
+    static GEMMTUNE_DEVICE void show() {}
+};
+
+template <typename TYPES, typename QUANT, int COLUMNS, int ROWS, int BK, int SLOTS, int WARPS_M, int WARPS_K,
+          typename PRODUCTS = ByWarps>
 struct DequantRing {
     using Args = WeightArgs;
     using T = typename TYPES::Input;
@@ -48,7 +60,8 @@ struct DequantRing {
     static constexpr int kGroup = QUANT::kGroup == 0 ? BK : QUANT::kGroup;
     static constexpr bool kGrouped = QUANT::kGroup != 0;
     static constexpr bool kAfter = kGrouped && kGroup % kStep == 0 && QUANT::kZero != kAdded;
-    static constexpr bool kFolded = kAfter && QUANT::kBits == 4 && kHalves <= 2 && kSame<T, Bf16>;
+    static constexpr bool kFolded =
+        !PRODUCTS::kOfWarpgroups && kAfter && QUANT::kBits == 4 && kHalves <= 2 && kSame<T, Bf16>;
     static constexpr float kUnshrunk = kFolded ? 1.0f : kShrunk<T>;  // dequantise.h
     static constexpr int kRun = kAfter ? kGroup / kStep : 1;  // steps that are summed before they are scaled
     // Tiles whose weights are dequantised before activations are read again.
@@ -57,11 +70,11 @@ struct DequantRing {
     static constexpr int kScales = kGrouped ? BK / kGroup : 0;                        // of a row of a chunk
     static constexpr int kScaleBytes = kScales * static_cast<int>(sizeof(Scale));
     static constexpr bool kFloatZeros = QUANT::kZero == kSubtracted || QUANT::kZero == kAdded;
-    // Where the parts of a slot begin.
-    static constexpr int kX = kAll * kWeightBytes, kS = kX + COLUMNS * kInputBytes, kZ = kS + kAll * kScaleBytes;
+    // Where the parts of a slot begin: activations, weights, scales, zero points.
+    static constexpr int kX = 0, kW = COLUMNS * kInputBytes, kS = kW + kAll * kWeightBytes, kZ = kS + kAll * kScaleBytes;
     static constexpr int kZeroBytes = kFloatZeros ? kAll * kScaleBytes
                                       : QUANT::kZero == kWords ? kAll / 8 * kScales * 4 : 0;
-    static constexpr int kSlot = (kZ + kZeroBytes + 15) / 16 * 16;
+    static constexpr int kSlot = (kZ + kZeroBytes + PRODUCTS::kPlace - 1) / PRODUCTS::kPlace * PRODUCTS::kPlace;
     static constexpr int kSumsPitch = kAll + 8, kPart = COLUMNS * kSumsPitch;  // of a team's sums, in floats
     static constexpr int kRings = WARPS_K * SLOTS * kSlot, kParts = WARPS_K * kPart * 4;
     static constexpr int kSharedBytes = kRings > kParts ? kRings : kParts;
@@ -71,6 +84,7 @@ struct DequantRing {
     static_assert(!kGrouped || (BK % kGroup == 0 && kScaleBytes % 4 == 0), "copies are of 4 bytes");
     static_assert(kGrouped || !QUANT::kStoredZeros, "a row's zero point is constant");
     static_assert(WARPS_M == 1 || WARPS_K <= 15, "a named barrier a team");
+    static_assert(!PRODUCTS::kOfWarpgroups || (COLUMNS % 8 == 0 && WARPS_M % 4 == 0), "a team is whole warpgroups");
 
     static constexpr bool kWaits = true;
 
@@ -94,6 +108,7 @@ struct DequantRing {
         for (int ahead = 1 - SLOTS; next - team < end + (SLOTS - 1) * WARPS_K; ++ahead) {
             if (ahead >= 0) {
                 wait_copies<SLOTS - 2>();
+                PRODUCTS::show();
                 team_barrier(team);  // this chunk has arrived; the previous one's place is free
             }
             if (next < end) copies.chunk(ring + to, next);
@@ -101,9 +116,13 @@ struct DequantRing {
             next += WARPS_K, to = to + kSlot == SLOTS * kSlot ? 0 : to + kSlot;
             if (ahead < 0) continue;
             if (WARPS_K == 1 || next - SLOTS * WARPS_K < end) {
-                GEMMTUNE_UNROLL
-                for (int tile = 0; tile < kTiles; tile += kAtOnce)
-                    multiply(opaque_shared(ring + from), reads, tile, sum);
+                if constexpr (PRODUCTS::kOfWarpgroups) {
+                    multiply_together(ring + from, reads, sum);
+                } else {
+                    GEMMTUNE_UNROLL
+                    for (int tile = 0; tile < kTiles; tile += kAtOnce)
+                        multiply(opaque_shared(ring + from), reads, tile, sum);
+                }
             }
             from = from + kSlot == SLOTS * kSlot ? 0 : from + kSlot;
         }
@@ -125,7 +144,7 @@ private:
     // A warp copies its own rows of weights, and its share of the team's activations.
     struct Copies {
         LineCopies<kWeightBytes, ROWS, 32, 1> weights;
-        LineCopies<kInputBytes, COLUMNS, kTeam, kEights> inputs;
+        typename PRODUCTS::template Inputs<kInputBytes, COLUMNS, kTeam, kEights> inputs;
         const char *scales, *zeros;  // of the warp's first row
         i64 groups;                  // scales of a row
         int row, rows, k;            // the warp's first row in the block; its rows that exist
@@ -148,7 +167,7 @@ private:
         GEMMTUNE_DEVICE void chunk(char* slot, int chunk) const {
             const int left = k - chunk * BK;
             const i64 a = static_cast<i64>(chunk) * kWeightBytes, b = static_cast<i64>(chunk) * kInputBytes;
-            char* const to = slot + row * kWeightBytes;
+            char* const to = slot + kW + row * kWeightBytes;
             if (left >= BK) {
                 weights.template run<true>(to, a, kWeightBytes);
                 inputs.template run<true>(slot + kX, b, kInputBytes);
@@ -178,7 +197,7 @@ private:
         GEMMTUNE_DEVICE Reads(int warp, int k)
             : group(lane_index() / 4), member(lane_index() % 4), row(warp * ROWS),
               mask(kept(kFolded ? kLiftedMask : kConvertMask, k)) {
-            weights_at = opaque(line_place<kWeightBytes>(row + group, member));
+            weights_at = opaque(kW + line_place<kWeightBytes>(row + group, member));
             inputs_at = opaque(kX + line_place<kInputBytes>(COLUMNS < 8 ? group % COLUMNS : group, member));
         }
 
@@ -315,6 +334,55 @@ private:
                         if constexpr (kFolded) own -= offset[t][i / 2] * inputs[half][i];
                         sum[first + t][half][i] += factor[t][i / 2] * own;
                     }
+                }
+            }
+        }
+    }
+
+    // A chunk's products by warpgroups. The tensor cores multiply while the next weights are converted: registers that
+    // an instruction reads or writes are left alone until the wait for all of a run.
+    static GEMMTUNE_DEVICE void multiply_together(const char* slot, const Reads& reads, Sums& sum) {
+        const u64 inputs = PRODUCTS::matrix(slot + kX);
+        GEMMTUNE_ROLL
+        for (int from = 0; from < kSteps; from += kRun) {
+            unsigned held[kTiles][kRun * kEights * 2][4];
+            float part[kAfter ? kTiles : 1][kHalves][4] = {}, factor[kTiles][2];
+            GEMMTUNE_UNROLL
+            for (int tile = 0; tile < kTiles; ++tile) {
+                GEMMTUNE_UNROLL
+                for (int on = 0; on < kRun; ++on) {
+                    Row row[2];
+                    GEMMTUNE_UNROLL
+                    for (int upper = 0; upper < 2; ++upper) {
+                        row[upper].read(slot, reads, tile * 16 + upper * 8, from + on);
+                        if constexpr (kAfter) factor[tile][upper] = row[upper].factor;
+                    }
+                    GEMMTUNE_UNROLL
+                    for (int j = 0; j < kEights; ++j) {
+                        unsigned w[2][4];
+                        row[0].convert(reads.mask, j, w[0]);
+                        row[1].convert(reads.mask, j, w[1]);
+                        GEMMTUNE_UNROLL
+                        for (int i = 0; i < 4; i += 2) {
+                            const int at = (on * kEights + j) * 2 + i / 2;
+                            unsigned(&a)[4] = held[tile][at];
+                            a[0] = w[0][i], a[1] = w[1][i], a[2] = w[0][i + 1], a[3] = w[1][i + 1];
+                            const int product = from * kEights * 2 + at;
+                            if constexpr (kAfter) PRODUCTS::template multiply<T>(part[tile], a, inputs, product);
+                            else PRODUCTS::template multiply<T>(sum[tile], a, inputs, product);
+                        }
+                    }
+                }
+            }
+            PRODUCTS::finish();
+            if constexpr (!kAfter) continue;
+            GEMMTUNE_UNROLL
+            for (int tile = 0; tile < kTiles; ++tile) {
+                GEMMTUNE_UNROLL
+                for (int half = 0; half < kHalves; ++half) {
+                    GEMMTUNE_UNROLL
+                    for (int i = 0; i < 4; ++i)
+                        sum[tile][half][i] += factor[tile][i / 2] * part[kAfter ? tile : 0][half][i];
                 }
             }
         }

@@ -63,6 +63,13 @@ class DequantRing(FewColumnsFamily):
         "warps_m": (1, 2, 3, 4, 8), "warps_k": (1, 2, 4, 8, 16), "splits": (1, 2, 4, 8),
     }  # fmt: skip
 
+    #: Clocks of the tensor cores for one of _each_load()'s multiplications.
+    multiply_clocks = _MULTIPLY
+
+    def scales_sums(self, p: GemmProblem) -> bool:
+        """Whether sums of a group are scaled instead of its weights (dequant_ring.h: kAfter)."""
+        return group(p) > 0 and group(p) % (4 * wide(p)) == 0 and p.zero_a != "shift"
+
     def unsupported(self, problem: GemmProblem) -> str | None:
         """Why none of its candidates has the problem's types, scales or zero points, or None."""
         p = problem
@@ -70,7 +77,7 @@ class DequantRing(FewColumnsFamily):
             return why
         if p.zero_a in STORED_ZEROS and p.scale_a not in GROUPS:
             return f"zero points of {p.zero_a} are of groups of 32, 64 or 128, not of scale {p.scale_a}"
-        if p.scale_a.startswith("block") and not _scales_sums(p) and p.scale_dtype != p.dtype_b:
+        if p.scale_a.startswith("block") and not self.scales_sums(p) and p.scale_dtype != p.dtype_b:
             return (
                 f"weights of {p.dtype_b} are multiplied by scales of their type here, not of {p.scale_dtype}"
             )
@@ -124,7 +131,7 @@ class DequantRing(FewColumnsFamily):
         more sums than their half more allows for.)"""
         tiles, halves = number(values, "rows") // 16, -(-self._columns(product) // 8)
         at_once = self._at_once(product, values)
-        grouped = 4 * at_once * halves if _scales_sums(product.problem) else 0
+        grouped = 4 * at_once * halves if self.scales_sums(product.problem) else 0
         sums = 4 * tiles * halves
         return sums + sums // 2 + grouped + at_once * 20 + 8
 
@@ -171,7 +178,7 @@ class DequantRing(FewColumnsFamily):
         loads = weights / 512 / blocks * busiest
         instructions, multiplications, shared = self._each_load(p, values)
         issued = loads * instructions / min(_ISSUED, warps * used / _ISSUE_CLOCKS)
-        times = (read, delivered, issued, loads * multiplications * _MULTIPLY, loads * shared)
+        times = (read, delivered, issued, loads * multiplications * self.multiply_clocks, loads * shared)
         waves = max(1.0, blocks / (units * resident))
         clocks = max(times) * (1 - _BESIDE) + sum(times) * _BESIDE + waves * _WAVE
         clocks += 2 * p.partial_bytes(splits) / (units * _L2_BYTES)
@@ -182,7 +189,7 @@ class DequantRing(FewColumnsFamily):
         clocks of shared memory."""
         p, deep, columns = product.problem, number(values, "tile_k"), self._columns(product)
         width, halves, once = bits(p), -(-columns // 8), self._at_once(product, values)
-        folded = width == 4 and halves <= 2 and p.dtype_b == "bf16" and _scales_sums(p)
+        folded = width == 4 and halves <= 2 and p.dtype_b == "bf16" and self.scales_sums(p)
         eights = wide(p) // 8  # instructions of a load's 16 rows and eight columns, two loads for each
         multiplications = eights * halves * (1 + (1 / once if folded else 0))
         found = (_LIFT if folded else _CONVERT[width]) + multiplications
@@ -244,8 +251,3 @@ class DequantRing(FewColumnsFamily):
             made.product, made.header, made.instantiation, made.threads, made.shared_bytes, made.blocks,
             made.splits, made.step,
         )  # fmt: skip
-
-
-def _scales_sums(p: GemmProblem) -> bool:
-    """Whether sums of a group are scaled instead of its weights (dequant_ring.h: kAfter)."""
-    return group(p) > 0 and group(p) % (4 * wide(p)) == 0 and p.zero_a != "shift"
