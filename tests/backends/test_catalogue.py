@@ -18,7 +18,7 @@ from backends.toolchains import clang_compilers, triton
 
 ROOT = Path(backends.__file__).parent.parent
 #: Families of quantised weights alone.
-WEIGHTS = ("dequant-ring", "dequant-gemv")
+WEIGHTS = ("dequant-ring", "dequant-wgmma", "dequant-gemv")
 
 
 def test_every_family_is_there_once_with_its_source() -> None:

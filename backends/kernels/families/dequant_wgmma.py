@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar
 
+from backends.archs import GpuArch
 from backends.environment import Environment
 from backends.kernels.families.dequant_ring import DequantRing
-from backends.kernels.family import Values, number
+from backends.kernels.family import KernelConfig, Values, number
 from backends.kernels.legality import capability
 from backends.kernels.oriented_gemm import OrientedGemm
 from backends.kernels.weights import bits, wide
+from backends.problem import GemmProblem
 from backends.solution import Parameter
 
 #: The compute capability (times ten) of the one architecture that has wgmma.
@@ -26,8 +29,8 @@ class DequantWgmma(DequantRing):
     """Weights of int4, uint4 or int8 times 1 to 128 columns of bf16 or fp16 by wgmma; the weights are read
     once as they are stored, through rings of asynchronous copies, and are the instructions' register operand.
 
-    Parameters: those of dequant-ring; warps_m is whole warpgroups. A warp has 16 rows: with 32, ptxas puts one
-    instruction after the other (its advisory C7518)."""
+    Parameters: those of dequant-ring; warps_m is whole warpgroups. A warp has 16 rows: with 32, ptxas
+    serialises the instructions (its advisory C7518)."""
 
     name, columns = "dequant-wgmma", (1, 128)
     version = 1
@@ -71,6 +74,10 @@ class DequantWgmma(DequantRing):
         if capability(environment) != _CAPABILITY:
             return f"wgmma needs sm_90, not {environment.arch}"
         return super().legal(product, values, environment)
+
+    def config(self, problem: GemmProblem, values: Values, arch: GpuArch) -> KernelConfig:
+        """dequant-ring's, compiled for sm_90a: no other architecture has wgmma."""
+        return replace(super().config(problem, values, arch), arch_specific=True)
 
     def instantiation(self, product: OrientedGemm, values: Values) -> str:
         """DequantRing by warpgroups."""
