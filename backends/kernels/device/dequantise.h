@@ -51,15 +51,16 @@ inline unsigned fma_pair(unsigned a, unsigned b, unsigned c) {
     const T out[2] = {narrow<T>(__builtin_fmaf(x[0], y[0], z[0])), narrow<T>(__builtin_fmaf(x[1], y[1], z[1]))};
     return Word<T>::pack(out);
 }
-template <unsigned BYTES>
-inline unsigned permuted(unsigned a, unsigned b) {
+inline unsigned permuted_by(unsigned bytes, unsigned a, unsigned b) {
     unsigned out = 0;
     for (int i = 0; i < 4; ++i) {
-        const unsigned from = BYTES >> 4 * i & 7u;
+        const unsigned from = bytes >> 4 * i & 7u;
         out |= ((from < 4 ? a : b) >> from % 4 * 8 & 0xffu) << 8 * i;
     }
     return out;
 }
+template <unsigned BYTES>
+inline unsigned permuted(unsigned a, unsigned b) { return permuted_by(BYTES, a, b); }
 #elif defined(__CUDACC__) || defined(__CUDACC_RTC__)
 template <typename T>
 __device__ __forceinline__ unsigned fma_pair(unsigned a, unsigned b, unsigned c);
@@ -76,8 +77,11 @@ __device__ __forceinline__ unsigned fma_pair<Bf16>(unsigned a, unsigned b, unsig
     return out;
 }
 // Four bytes of the eight of two words, `b` above `a`: digit i of BYTES is the number of byte i.
+__device__ __forceinline__ unsigned permuted_by(unsigned bytes, unsigned a, unsigned b) {
+    return __byte_perm(a, b, bytes);
+}
 template <unsigned BYTES>
-__device__ __forceinline__ unsigned permuted(unsigned a, unsigned b) { return __byte_perm(a, b, BYTES); }
+__device__ __forceinline__ unsigned permuted(unsigned a, unsigned b) { return permuted_by(BYTES, a, b); }
 #endif
 
 // A constant in a register. Compilers would load it anew for every instruction that has a second constant, and see
@@ -142,14 +146,24 @@ template <typename T, int BITS>
 struct Convert;
 
 constexpr unsigned kConvertMask = 0x00f0000fu;  // an integer stays where it is in its byte
+// The four bytes of a word, each in both halves of a word of its own.
+GEMMTUNE_DEVICE void bytes_of(unsigned word, unsigned (&out)[4]) {
+    out[0] = permuted<0x4040>(word, 0), out[1] = permuted<0x4141>(word, 0);
+    out[2] = permuted<0x4242>(word, 0), out[3] = permuted<0x4343>(word, 0);
+}
 template <>
 struct Convert<Bf16, 4> {
     template <bool SIGNED>
     static GEMMTUNE_DEVICE void run(const unsigned (&raw)[4], unsigned mask, int j, unsigned z, unsigned (&out)[4]) {
+        unsigned byte[4];
+        bytes_of(raw[j], byte);
+        pairs<SIGNED>(byte, mask, z, out);
+    }
+    // Of bytes as bytes_of() gives them.
+    template <bool SIGNED>
+    static GEMMTUNE_DEVICE void pairs(const unsigned (&byte)[4], unsigned mask, unsigned z, unsigned (&out)[4]) {
         // 2 - (2 + z / 64)
         const unsigned zero = fma_pair<Bf16>(both(0xc000u + z), PairBits<Bf16>::kOne, 0x40004000u);
-        const unsigned byte[4] = {permuted<0x4040>(raw[j], 0), permuted<0x4141>(raw[j], 0),
-                                  permuted<0x4242>(raw[j], 0), permuted<0x4343>(raw[j], 0)};
         GEMMTUNE_UNROLL
         for (int i = 0; i < 4; ++i)
             out[i] = fma_pair<Bf16>((byte[i] & mask) ^ (SIGNED ? 0x00800008u : 0u), 0x7d007f00u, zero);
@@ -157,12 +171,16 @@ struct Convert<Bf16, 4> {
 };
 template <>
 struct Convert<Half, 4> {
-    // 1024 + q and 1024 + 16 q; an exact division by 16 turns that into 64 + q.
     template <bool SIGNED>
     static GEMMTUNE_DEVICE void run(const unsigned (&raw)[4], unsigned mask, int j, unsigned z, unsigned (&out)[4]) {
+        unsigned byte[4];
+        bytes_of(raw[j], byte);
+        pairs<SIGNED>(byte, mask, z, out);
+    }
+    // 1024 + q and 1024 + 16 q; an exact division by 16 turns that into 64 + q.
+    template <bool SIGNED>
+    static GEMMTUNE_DEVICE void pairs(const unsigned (&byte)[4], unsigned mask, unsigned z, unsigned (&out)[4]) {
         const unsigned zero = (0xe400u + z) | (0xd400u + (z << 4)) << 16;
-        const unsigned byte[4] = {permuted<0x4040>(raw[j], 0), permuted<0x4141>(raw[j], 0),
-                                  permuted<0x4242>(raw[j], 0), permuted<0x4343>(raw[j], 0)};
         GEMMTUNE_UNROLL
         for (int i = 0; i < 4; ++i)
             out[i] = fma_pair<Half>((byte[i] & mask) ^ (SIGNED ? 0x64806408u : 0x64006400u), 0x2c003c00u, zero);

@@ -207,6 +207,34 @@ private:
             GEMMTUNE_UNROLL
             for (int i = 0; i < 4; ++i) out[i] = all.at[i];
         }
+        // The same for a warpgroup, whose lanes have the k of fragments: of the chunk's 32 elements of k number `number`
+        // the lane's pairs, converted. The lanes of a row read the same 16 bytes.
+        GEMMTUNE_DEVICE void together(const char* slot, int from, int number, unsigned zero, unsigned (&out)[4]) const {
+            const int line = row + from + group;
+            const auto words = [&](int word) {
+                const int place = word ^ exchanged<kWeightBytes>(group);
+                return read_shared<Words>(slot + kW + line * kWeightBytes + place * 16);
+            };
+            if constexpr (QUANT::kBits == 4) {
+                const Words all = words(number);
+                const unsigned selected = 0x4040u + static_cast<unsigned>(member) * 0x0101u;
+                unsigned byte[4];
+                GEMMTUNE_UNROLL
+                for (int i = 0; i < 4; ++i) byte[i] = permuted_by(selected, all.at[i], 0);
+                Convert<T, 4>::template pairs<QUANT::kSigned>(byte, mask, zero, out);
+            } else {
+                const unsigned selected = 0x10u + static_cast<unsigned>(member) * 0x22u;  // bytes 2 member and + 1
+                unsigned raw[4];
+                GEMMTUNE_UNROLL
+                for (int i = 0; i < 2; ++i) {
+                    const Words all = words(number * 2 + i);
+                    raw[i] = permuted<0x5410>(permuted_by(selected, all.at[0], all.at[1]),
+                                              permuted_by(selected, all.at[2], all.at[3]));
+                }
+                raw[2] = raw[3] = 0;
+                Convert<T, 8>::template run<QUANT::kSigned>(raw, mask, 0, zero, out);
+            }
+        }
         // The activations of eight elements of k, from 8 j on in the lane's step.
         GEMMTUNE_DEVICE void inputs(const char* slot, int half, int step, int j, unsigned (&out)[4]) const {
             const Words all = read_shared<Words>(slot + line_word<kInputBytes>(inputs_at, step * kEights + j) +
@@ -243,7 +271,10 @@ private:
 
         GEMMTUNE_DEVICE void read(const char* slot, const Reads& reads, int row, int step) {
             reads.weights(slot, row, step, raw);
-            const int of = group_of(reads, step);
+            read_scales(slot, reads, row, group_of(reads, step));
+        }
+        // Of the chunk's group number `of`.
+        GEMMTUNE_DEVICE void read_scales(const char* slot, const Reads& reads, int row, int of) {
             whole = kConstantZero<QUANT>;
             if constexpr (QUANT::kZero == kWords) whole = reads.whole_zero(slot, row, of);
             if constexpr (kFolded) offset = kPower + static_cast<float>(whole);
@@ -262,6 +293,10 @@ private:
                 return;
             }
             Convert<T, QUANT::kBits>::template run<QUANT::kSigned>(raw, mask, j, whole, out);
+            scale_pairs(out);
+        }
+        // What conversion leaves to do: floating-point zero points, and scales that multiply weights.
+        GEMMTUNE_DEVICE void scale_pairs(unsigned (&out)[4]) const {
             GEMMTUNE_UNROLL
             for (int i = 0; i < 4; ++i) {
                 if constexpr (QUANT::kZero == kSubtracted) out[i] = fma_pair<T>(out[i], PairBits<T>::kOne, zero);
@@ -350,27 +385,25 @@ private:
             GEMMTUNE_UNROLL
             for (int tile = 0; tile < kTiles; ++tile) {
                 GEMMTUNE_UNROLL
-                for (int on = 0; on < kRun; ++on) {
-                    Row row[2];
+                for (int at = 0; at < kRun * kEights; ++at) {
+                    const int number = from * kEights + at;  // of 32 elements of k
+                    unsigned w[2][4];
                     GEMMTUNE_UNROLL
                     for (int upper = 0; upper < 2; ++upper) {
-                        row[upper].read(slot, reads, tile * 16 + upper * 8, from + on);
-                        if constexpr (kAfter) factor[tile][upper] = row[upper].factor;
+                        Row row;
+                        const int down = tile * 16 + upper * 8;
+                        row.read_scales(slot, reads, down, kGroup % 32 == 0 ? number * 32 / kGroup : 0);
+                        if constexpr (kAfter) factor[tile][upper] = row.factor;
+                        reads.together(slot, down, number, row.whole, w[upper]);
+                        row.scale_pairs(w[upper]);
                     }
                     GEMMTUNE_UNROLL
-                    for (int j = 0; j < kEights; ++j) {
-                        unsigned w[2][4];
-                        row[0].convert(reads.mask, j, w[0]);
-                        row[1].convert(reads.mask, j, w[1]);
-                        GEMMTUNE_UNROLL
-                        for (int i = 0; i < 4; i += 2) {
-                            const int at = (on * kEights + j) * 2 + i / 2;
-                            unsigned(&a)[4] = held[tile][at];
-                            a[0] = w[0][i], a[1] = w[1][i], a[2] = w[0][i + 1], a[3] = w[1][i + 1];
-                            const int product = from * kEights * 2 + at;
-                            if constexpr (kAfter) PRODUCTS::template multiply<T>(part[tile], a, inputs, product);
-                            else PRODUCTS::template multiply<T>(sum[tile], a, inputs, product);
-                        }
+                    for (int i = 0; i < 4; i += 2) {
+                        unsigned(&a)[4] = held[tile][at * 2 + i / 2];
+                        a[0] = w[0][i], a[1] = w[1][i], a[2] = w[0][i + 1], a[3] = w[1][i + 1];
+                        const int product = number * 2 + i / 2;
+                        if constexpr (kAfter) PRODUCTS::template multiply<T>(part[tile], a, inputs, product);
+                        else PRODUCTS::template multiply<T>(sum[tile], a, inputs, product);
                     }
                 }
             }

@@ -36,7 +36,7 @@ class DequantWgmma(DequantRing):
     version = 1
     choices: ClassVar[Mapping[str, tuple[Parameter, ...]]] = {
         "rows": (16,), "tile_k": (64, 128, 256, 512), "slots": (2, 3, 4, 6, 8),
-        "warps_m": (4, 8), "warps_k": (1, 2, 3, 4), "splits": (1, 2, 4, 8),
+        "warps_m": (4, 8, 12, 16), "warps_k": (1, 2, 3, 4), "splits": (1, 2, 4, 8),
     }  # fmt: skip
 
     def _columns(self, product: OrientedGemm) -> int:
@@ -64,7 +64,7 @@ class DequantWgmma(DequantRing):
         convert = {4: 60.0, 8: 30.0}[bits(p)] + (columns / 2 if self.scales_sums(p) else 0)
         rows, deep, warps = number(values, "rows"), number(values, "tile_k"), number(values, "warps_m")
         loads = rows * deep * bits(p) // 8 // 512
-        inputs = columns * deep * 2 / (128 * warps)  # instructions that copy activations, of a warp and chunk
+        inputs = columns * deep * 2 / (512 * warps)  # instructions that copy activations, of a warp and chunk
         products = wide(p) * 512 / 16 / 256  # 16 x 16 products of a load
         clocks = products / 4 * (_HELD_CLOCKS + _COLUMNS_CLOCKS * columns / 8)
         return convert + (60 + 3 * inputs) / loads, clocks / self.multiply_clocks, 8.0

@@ -71,16 +71,16 @@ def test_it_computes_right(name: str, tmp_path: Path) -> None:
 
 #: What is mistaken -> the header, its text, what stands there instead, and a problem that shows it.
 MISTAKES = {
-    "activations in the order of memory": (
-        "families/dequant_wgmma.h", "of / 2;  // of", "of;  // of",
+    "another lane's byte": (
+        "families/dequant_ring.h", "0x4040u + static_cast<unsigned>(member)", "0x4040u + static_cast<unsigned>(member ^ 1)",
         weights(17, 40, 512, zero_b="eight"),
     ),
-    "the halves of a product exchanged": (
-        "families/dequant_wgmma.h", "product % 4 * 2 + of % 2)", "product % 4 * 2 + (of % 2 ^ 1))",
-        weights(17, 40, 512, zero_b="eight"),
+    "another lane's two bytes": (
+        "families/dequant_ring.h", "0x10u + static_cast<unsigned>(member)", "0x10u + static_cast<unsigned>(member ^ 1)",
+        weights(17, 40, 512, "int8", scale_b="outer"),
     ),
     "lines that are not swizzled": (
-        "families/dequant_wgmma.h", "(chunk ^ (column + on) % 8)", "chunk",
+        "families/dequant_wgmma.h", "(word % 8 ^ (column + on) % 8)", "word % 8",
         weights(17, 40, 512, zero_b="eight"),
     ),
     "the first matrix of a chunk": (
