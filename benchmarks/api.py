@@ -3,6 +3,7 @@
     python -m benchmarks.api fill       a database of 1,000,000 best rows (minutes; needed by the others)
     python -m benchmarks.api best       GET /v1/solutions/best against an empty async route, in one run
     python -m benchmarks.api keys       GET /v1/solutions/best with a key against the same without keys
+    python -m benchmarks.api near       the lookup of a problem that has no row, among a million that have
     python -m benchmarks.api batch      POST /v1/solutions/best with 10,000 problems
     python -m benchmarks.api export     100,000 rows in every format that a CPU's results can be written in
     python -m benchmarks.api submit     10,000 problems in one tuning; SQLite and (--postgres URL) PostgreSQL
@@ -28,7 +29,7 @@ from statistics import median
 from typing import Any
 
 import httpx
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from backends.environment import Environment
 from backends.problem import GemmProblem, from_mm
@@ -37,8 +38,9 @@ from benchmarks import report
 from benchmarks.serving import CONNECTIONS, cpu_seconds, resident, serving, wrk
 from benchmarks.stored import fill_class
 from db import models
-from db.engine import open_engine, writing
+from db.engine import open_engine, reading, writing
 from db.values import table
+from service import best as find_best
 from service.settings import Settings
 from service.startup import upgrade
 from tuners.policy import MeasurementPolicy
@@ -194,6 +196,31 @@ def batch(folder: Path) -> None:
     report.write("api-batch", find_device("cpu").environment, figures)
 
 
+def near(folder: Path) -> None:
+    """Looks problems up that have no best row: other numbers of tokens, and other weights. Every near row's
+    solution is illegal there, so that the most of them are tried. Times the answer without HTTP."""
+    asked = find_best.Asked(WHOLE.device_class, POLICY.id)
+    problems = [
+        from_mm(m, n + odd, k, "bf16")
+        for m in (600, 1100, 3000) for n in (4096, 10240, 20480) for k in (2048, 4096, 8192) for odd in (0, 8)
+    ]  # fmt: skip
+    engine = open_engine(_settings(folder).database_url)
+    seconds = []
+    with reading(engine) as connection:
+        stored = connection.execute(select(func.count()).select_from(table(models.Best))).scalar_one()
+        for problem in problems:
+            begin = time.perf_counter()
+            find_best.answer(connection, asked, problem, None)
+            seconds.append(time.perf_counter() - begin)
+    engine.dispose()
+    seconds.sort()
+    figures = {
+        "rows_stored": stored, "problems": len(problems), "median_ms": median(seconds) * 1e3,
+        "p95_ms": seconds[round(0.95 * (len(seconds) - 1))] * 1e3, "worst_ms": seconds[-1] * 1e3,
+    }  # fmt: skip
+    report.write("api-near", find_device("cpu").environment, figures)
+
+
 def export(folder: Path) -> None:
     """Streams a class's rows as a file; times the first byte and the last."""
     rows: list[dict[str, Any]] = []
@@ -306,7 +333,9 @@ def _overhead(url: str) -> dict[str, Any]:
 def main() -> None:
     """Runs one benchmark; the module's docstring lists them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["fill", "best", "keys", "batch", "export", "submit", "overhead"])
+    parser.add_argument(
+        "what", choices=["fill", "best", "keys", "near", "batch", "export", "submit", "overhead"]
+    )
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "gemmtune-benchmark")
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--postgres", default=None, help="an empty database's URL, for submit and overhead")
@@ -321,7 +350,7 @@ def main() -> None:
     elif options.what == "overhead":
         overhead(options.postgres)
     else:
-        {"best": best, "batch": batch, "export": export}[options.what](options.folder)
+        {"best": best, "near": near, "batch": batch, "export": export}[options.what](options.folder)
 
 
 if __name__ == "__main__":

@@ -111,12 +111,49 @@ def service() -> str:
         f"| its p99 over that route's | {best['p99_ratio']:.1f}x ({best['best_p99_ms']:.1f} against "
         f"{best['empty_p99_ms']:.1f} ms) | the same run |\n"
         f"| the server's memory | {best['server_mib']:.0f} MiB | the same run |\n"
-        f"| `POST /v1/solutions/best` with {batch['problems']:,} problems, all known | {batch['seconds']:.2f} s "
+        + _near()
+        + f"| `POST /v1/solutions/best` with {batch['problems']:,} problems, all known | {batch['seconds']:.2f} s "
         f"| {source(batch)} |\n"
         f"| export of {export['rows_exported']:,} rows, streamed | {formats} | {source(export)} |\n"
         f"| {submit['problems']:,} problems submitted | {submitted} | {source(submit)} |\n"
         f"| overhead a job, beside its session | {overheads} | {source(job)} |\n"
     )
+
+
+def _near() -> str:
+    """The line about lookups of problems without a row, if they were timed."""
+    if not (RESULTS / "api-near.json").exists():
+        return ""
+    near = result("api-near")
+    return (
+        f"| a problem without a row looked up among {near['rows_stored']:,} (`nearest`), without HTTP: median; p95; "
+        f"worst of {near['problems']} | {near['median_ms']:.0f}; {near['p95_ms']:.0f}; {near['worst_ms']:.0f} ms "
+        f"| {source(near)} |\n"
+    )
+
+
+def transfer() -> str:
+    """Answers of near problems against problems' own bests."""
+    made = result("transfer")
+    lines = [
+        "### Near problems\n",
+        "Each number of tokens of each layer asked for as if it had not been tuned, of the lookup among all other rows of "
+        "its table. An answer's time is known where its solution was timed on the problem itself: every candidate of a "
+        "recorded table; of a pre-tuned row the winner, the default and the best of each export target, which are fast ones.\n",
+        f"| rows | asked | refused | answered | with a known time | within {made['allowed']:.0%} of the problem's own best "
+        "| the worst of these |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, found in made["tables"].items():
+        worst = "" if found["worst"] is None else f"{found['worst']:.1%} slower"
+        lines.append(
+            f"| {name} | {found['asked']} | {found['refused']} | {found['answered']} | {found['timed']} | "
+            f"{found['within']} | {worst} |"
+        )
+    told = (
+        f"`{made['command']}`, {made['measured_at'][:10]}, commit {made['commit'][:12]}; computed, no device"
+    )
+    return "\n".join([*lines, "", told, ""])
 
 
 def document() -> str:
@@ -131,6 +168,7 @@ def document() -> str:
         decode("bf16"),
         small(),
         service(),
+        transfer(),
         tables_load.section(RESULTS, source),
         tables_formats.section(RESULTS, source),
         tables_strategies.section(RESULTS),

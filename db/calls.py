@@ -2,7 +2,7 @@
 
 A problem's calls are the counts of imported files (added within a format; of several formats the largest sum)
 or those of a tuning, if it counts more. A problem of a file without counts is called once, as far as the file
-says.
+says. A pre-tuned table's counts are not the user's: they are those of its own list only.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _imported(device_class_id: str, problems: ProblemList | None, only: Any = No
     if problems is None:
         of_class = _provenance.c.device_class_id.in_(("", device_class_id))
         by_format = by_format.join(_provenance, _provenance.c.number == _key.c.provenance_number)
-        by_format = by_format.where(of_class)
+        by_format = by_format.where(of_class, _provenance.c.kind != "pretuned")
     else:
         by_format = by_format.where(_key.c.provenance_number.in_(problems.provenances))
     if only is not None:

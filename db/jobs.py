@@ -52,6 +52,7 @@ class StartedJob:
     retries: int = 0
     starts: int = 1
     earlier: Mapping[str, Any] = field(default_factory=dict)
+    traceparent: str | None = None
 
 
 def start_job(connection: Connection, job_id: str, worker_id: str) -> StartedJob | None:
@@ -102,6 +103,7 @@ def start_job(connection: Connection, job_id: str, worker_id: str) -> StartedJob
         retries=row["retries"],
         starts=attempt - row["earlier_attempts"],
         earlier={"worker_id": row["worker_id"], "evidence": row["evidence"]},
+        traceparent=row["traceparent"],
     )
 
 

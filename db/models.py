@@ -328,7 +328,8 @@ class Job(SQLModel, table=True):
     until the job has ended, so that equal requests share the job; `attempt` counts its starts and fences off
     a worker that was taken for dead; `enqueued` says whether the job engine's queue has the job. `retries`
     counts how often it was queued again after a failure, and `earlier_attempts` its starts before the last
-    of these; `broken`: it failed for another reason than the problem, which fails its tunings."""
+    of these; `broken`: it failed for another reason than the problem, which fails its tunings. `traceparent`:
+    the span of the request that queued it first."""
 
     __tablename__ = "jobs"
     __table_args__ = (Index("ix_jobs_queue", "device_class_id", "status", "priority", "number"),)
@@ -353,6 +354,7 @@ class Job(SQLModel, table=True):
     retries: int = Field(default=0, sa_column=Column(Integer, nullable=False, server_default="0"))
     earlier_attempts: int = Field(default=0, sa_column=Column(Integer, nullable=False, server_default="0"))
     broken: bool = Field(default=False, sa_column=Column(Boolean, nullable=False, server_default=false()))
+    traceparent: str | None = None
     created_at: str
     started_at: str | None = None
     ended_at: str | None = None

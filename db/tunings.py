@@ -39,7 +39,7 @@ _outlier = table(models.OutlierDevice)
 @dataclass(frozen=True)
 class Request:
     """What a tuning asks for every problem: `content` (budget, search, rule) is part of a job's identity;
-    priority (1 first), force and the API key that asks are not."""
+    priority (1 first), force, the API key that asks and its request's W3C traceparent are not."""
 
     device_class_id: str
     policy_id: str
@@ -48,6 +48,7 @@ class Request:
     priority: int
     force: bool
     key_id: str | None = None
+    traceparent: str | None = None
 
     @cached_property
     def hash(self) -> str:
@@ -262,6 +263,7 @@ def _insert_jobs(
                 "attempt": 0,
                 "stop_requested": False,
                 "enqueued": False,
+                "traceparent": request.traceparent,
                 "created_at": at,
             }
             for key in missing

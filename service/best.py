@@ -7,11 +7,11 @@ problem.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import islice
-from math import ceil, dist, gcd, log2
+from math import ceil, dist, floor, gcd, log2
 from statistics import median
 from typing import Any
 
@@ -26,13 +26,15 @@ from backends.protocol import Family
 from backends.solution import Solution
 from backends.wire import problem_from_wire
 from db import exported, neighbours, queries
-from db.values import neighbour_buckets
 from service.formats.core.row_text import problem_wire
 from service.freshness import Freshness
+from service.nearness import Place, doubt
 
 #: Largest distance of a near problem, in doublings of the sizes; how many of the nearest with equally aligned
 #: operands are tried; among how many of the nearest those are looked for; how many notes explain rejections.
-MAX_DISTANCE, MAX_TRIED, MAX_SEEN, MAX_NOTES = 2.0, 16, 256, 3
+MAX_DISTANCE, MAX_TRIED, MAX_SEEN, MAX_NOTES = 2.0, 16, 96, 3
+#: How far is looked, in doublings, one after the other: of a million rows only those are read that are near.
+_REACHES = tuple(MAX_DISTANCE / 2 ** (step / 2) for step in range(10, -1, -1))
 
 
 #: Kind of provenance -> what makes the claim, where it is no ordinary file.
@@ -103,6 +105,7 @@ class _Search:
     def __init__(self, connection: Connection, asked: Asked, problem: GemmProblem) -> None:
         self._connection, self._asked, self._problem = connection, asked, problem
         self._notes: list[str] = []
+        self._environments: dict[str, Environment] = {}
 
     def run(self, document: str | None, near: bool) -> dict[str, Any]:
         own = None if document is None else self._chosen(orjson.loads(document))
@@ -191,8 +194,7 @@ class _Search:
         environment_id = (row["content"] or {}).get("environment_id")
         if row["provenance_kind"] != "pretuned" or environment_id is None:
             return []
-        contents = queries.environment_contents(self._connection, [environment_id])
-        found = Environment.from_dict(contents[environment_id])
+        found = self._environment(environment_id)
         builds = [f"{name} {build}" for name, build in sorted(found.libraries.items())]
         where = ", ".join([*builds, *([f"driver {found.driver}"] if found.driver else [])])
         return [f"measured elsewhere, on another {found.device_class} with {where}"]
@@ -212,8 +214,12 @@ class _Search:
         if families is None:
             return None
         near = self._near()
+        served = [name for name, place in near.items() if place.served]
+        if near and not served:
+            name, place = next(iter(near.items()))
+            self._note(f"{name}: {place.too_far}")
         size = _written(self._problem)
-        for problem_id, problem, stored in islice(self._aligned(list(near)), MAX_TRIED):
+        for problem_id, problem, stored in islice(self._aligned(served), MAX_TRIED):
             document = self._chosen(stored, Fraction(size, _written(problem)))
             if document is None:
                 self._note(f"{problem_id}: nothing there meets the filters")
@@ -223,14 +229,19 @@ class _Search:
                 self._note(f"{problem_id}: {fault}")
                 continue
             others = [other for other in list(near)[:MAX_TRIED] if other != problem_id]
+            regret = self._regret(document["solution"]["id"], others)
+            fault = doubt(document, near[problem_id], regret)
+            if fault is not None:
+                self._note(f"{problem_id}: {fault}")
+                continue
             if document["solution"]["workspace_bytes"]:
                 self._notes.append(f"workspace_bytes is what the solution took for {problem_id}")
             return {
                 "match": "nearest",
                 "asked": problem_wire(self._problem),
                 "asked_id": self._problem.id,
-                "distance": round(near[problem_id], 4),
-                "transfer_regret": self._regret(document["solution"]["id"], others),
+                "distance": round(near[problem_id].distance, 4),
+                "transfer_regret": regret,
                 **self._stale(document),
                 **document,
                 "notes": self._notes,
@@ -272,31 +283,36 @@ class _Search:
         )
         return None
 
-    def _near(self) -> dict[str, float]:
-        """Distances of near problems, the nearest first."""
-        found: dict[str, float] = {}
-        for reach in (1, 2):  # these cells hold all problems within `reach` doublings
-            found |= self._near_by(reach)
-            if sum(distance <= reach for distance in found.values()) >= MAX_TRIED:
-                break
-        inside = [(distance, name) for name, distance in found.items() if distance <= MAX_DISTANCE]
-        return {name: distance for distance, name in sorted(inside)}
-
-    def _near_by(self, reach: int) -> dict[str, float]:
+    def _near(self) -> dict[str, Place]:
+        """Near problems, the nearest first."""
         p = self._problem
-        rows = neighbours.near(
-            self._connection,
-            str(self._asked.device),
-            self._asked.policy_id,
-            p.kind,
-            {"m": p.m, "n": p.n, "k": p.k},
-            neighbour_buckets(p.m, p.n, p.k, reach),
-        )
-        here = _place(p.m, p.n, p.k, p.batch)
+        where = (str(self._asked.device), self._asked.policy_id, p.kind)
+        sizes = {"m": p.m, "n": p.n, "k": p.k}
+        found = self._places(neighbours.same_weights(self._connection, *where, sizes))
+        weights = {
+            pair: dist(_logarithms(p.m, p.k), _logarithms(*pair))
+            for pair in neighbours.weights_near(self._connection, *where, sizes, MAX_DISTANCE)
+        }
+        for reach in _REACHES:
+            inside = [pair for pair, distance in weights.items() if distance <= reach]
+            if not inside:
+                continue
+            tokens = (ceil(p.n / 2**reach), floor(p.n * 2**reach))
+            found |= self._places(neighbours.of_weights(self._connection, *where, inside, tokens))
+            if sum(place.distance <= reach for place in found.values()) >= MAX_SEEN:
+                break
+        near = [(place.distance, name) for name, place in found.items() if place.distance <= MAX_DISTANCE]
+        return {name: found[name] for _, name in sorted(near)}
+
+    def _places(self, rows: Sequence[neighbours.Near]) -> dict[str, Place]:
+        p = self._problem
+        here = _logarithms(p.m, p.n, p.k, p.batch)
         return {
-            row["problem_id"]: dist(here, _place(row["m"], row["n"], row["k"], row["batch"]))
+            row.problem_id: Place(
+                dist(here, _logarithms(row.m, row.n, row.k, row.batch)), (row.m, row.k) == (p.m, p.k)
+            )
             for row in rows
-            if row["problem_id"] != p.id
+            if row.problem_id != p.id
         }
 
     def _fault(self, document: Mapping[str, Any], families: Mapping[str, Family]) -> str | None:
@@ -307,13 +323,18 @@ class _Search:
             return f"the family {values['family']} is not part of this installation"
         if not family.supports(self._problem):
             return f"{family.name} does not support the problem"
-        environment_id = document["environment_id"]
-        contents = queries.environment_contents(self._connection, [environment_id])
-        environment = Environment.from_dict(contents[environment_id])
+        environment = self._environment(document["environment_id"])
         try:
             return family.illegal(self._problem, Solution.from_dict(values), environment)
         except (KeyError, TypeError, ValueError) as error:  # parameters of another version of the family
             return f"{family.name} cannot judge its parameters ({error})"
+
+    def _environment(self, environment_id: str) -> Environment:
+        found = self._environments.get(environment_id)
+        if found is None:
+            contents = queries.environment_contents(self._connection, [environment_id])
+            found = self._environments[environment_id] = Environment.from_dict(contents[environment_id])
+        return found
 
     def _regret(self, solution_id: str, problem_ids: list[str]) -> dict[str, Any] | None:
         """By what share the solution was slower than the best in sessions of near problems; None if it was
@@ -325,7 +346,7 @@ class _Search:
         return {"median": round(median(regrets), 4), "pairs": len(regrets)} if regrets else None
 
 
-def _place(*sizes: int) -> tuple[float, ...]:
+def _logarithms(*sizes: int) -> tuple[float, ...]:
     return tuple(map(log2, sizes))
 
 

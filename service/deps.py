@@ -30,6 +30,7 @@ from service import errors
 from service.freshness import FreshnessCache
 from service.settings import Settings
 from service.shares import Share
+from service.traceparent import TraceParent
 from tuners.tuning_settings import TuningSettings
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -51,9 +52,10 @@ class TuningService(Protocol):
         priority: int,
         force: bool,
         share: Share | None,
+        traceparent: TraceParent | None,
     ) -> tuning_rows.Created:
         """Stores a tuning of (problem, call count) items and queues what must be measured. Raises Refused for
-        more jobs than the share."""
+        more jobs than the share. New jobs link to `traceparent`."""
 
     def cancel(self, tuning_id: str) -> bool:
         """Cancels a tuning; False for one that does not exist."""

@@ -117,7 +117,11 @@ def import_file(
     for part in parts(read.problems):
         with writing(engine) as connection:
             put_problems(connection, [item.problem for item in part])
-            _put_keys(connection, read.format, number, part)
+            if kind == PRETUNED:  # a list of its own: it replaces no count of a user's file
+                named = [replace(item, keys=(provenance["source"],)) for item in part]
+                _put_keys(connection, PRETUNED, number, named)
+            else:
+                _put_keys(connection, read.format, number, part)
     claims = put_claims(engine, number, read, device_class)
     kept = _put_sessions(engine, number, read.sessions)
     if new or claims.stored:

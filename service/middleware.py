@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.error_answers import problem_response
 from service.errors import UNEXPECTED
 from service.metrics import Metrics
-from service.tracing import RequestSpan, Tracing
+from service.tracing import SPAN, RequestSpan, Tracing
 
 _access = logging.getLogger("gemmtune.access")
 _log = logging.getLogger(__name__)
@@ -49,6 +49,7 @@ class Observed:
         scope["request_id"] = request_id
         header = (b"x-request-id", request_id.encode())
         status, span = 0, self._tracing.request(scope)
+        scope[SPAN] = span
 
         async def sender(message: Message) -> None:
             nonlocal status

@@ -8,7 +8,9 @@ A table is an export as JSON lines whose header has more names:
 
 `note` is optional: what was searched, and for how long. Each row has the problem, the winner and the best
 candidate of each export target with their verdicts, the environment (without the card's UUID), the policy,
-the session and its time: a bundle is built from it without a database (build_bundle). Installing a table
+the session and its time: a bundle is built from it without a database (build_bundle). `models` has the
+layers that a row is, of the models that the table is for, and `count` their calls in a forward pass of each
+(pretuned_models.py). Installing a table
 stores its rows as claims of provenance "pretuned": they are served only where asked for, never as
 measurements, and a tuning of their problem on that device class tries them early.
 
@@ -21,6 +23,7 @@ import hashlib
 import logging
 import os
 import subprocess
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -41,6 +44,7 @@ from service.formats import read_file
 from service.formats.core.export import MEASURED, ExportReport, ExportRow
 from service.formats.core.row_text import RowTexts, dumps, unwritten
 from service.imports import PRETUNED, ImportAnswer, import_file
+from service.pretuned_models import ModelLayers
 from tuners.policy import MeasurementPolicy
 
 _log = logging.getLogger(__name__)
@@ -68,6 +72,12 @@ class PretunedTable:
         return sum(row.judgement == "WIN" for row in self.rows)
 
     @property
+    def models(self) -> dict[str, int]:
+        """How many rows are layers of each model, by name."""
+        named = [sorted({layer.model for layer in row.models}) for row in self.rows]
+        return dict(sorted(Counter(name for names in named for name in names).items()))
+
+    @property
     def libraries(self) -> str:
         """The driver and the libraries that its rows were measured with, each once."""
         found: dict[str, None] = {}
@@ -86,6 +96,7 @@ class PretunedTable:
             "rows": len(self.rows),
             "wins": self.wins,
             "libraries": self.libraries,
+            "models": self.models,
             "commit": self.header.get("commit", ""),
             "release": self.header.get("release", ""),
             "made_at": self.header.get("made_at", ""),
@@ -221,18 +232,24 @@ def build_bundle(
 # ---- writing -------------------------------------------------------------------------------------
 
 
-def write_table(name: str, device: DeviceClass, rows: Iterable[ExportRow], note: str = "") -> Iterator[str]:
+def write_table(
+    name: str, device: DeviceClass, rows: Iterable[ExportRow], note: str = "",
+    models: ModelLayers | None = None,
+) -> Iterator[str]:  # fmt: skip
     """The text of a table in pieces: a line for the header and one for each measured row. A row loses the
-    tools' own keys, the calls counted here and the card's UUID. `note`: what was searched. Raises
-    InvalidProblem for a name that is no file's name, and for a note that is no line of text."""
+    tools' own keys, the calls counted here and the card's UUID. `note`: what was searched. `models`: those
+    that the table is for. Raises InvalidProblem for a name that is no file's name, and for a note that is no
+    line of text; the pieces raise ReadError for a model that cannot be read."""
     if not name or name != slug(name):
         raise InvalidProblem(f"--name {name[:80]!r} may hold letters, digits, '.', '_' and '-' only")
     if len(note) > _LONGEST_NOTE or not note.isprintable():
         raise InvalidProblem(f"--note must be one line of at most {_LONGEST_NOTE} characters")
-    return _pieces(name, device, rows, note)
+    return _pieces(name, device, rows, note, models or ModelLayers(()))
 
 
-def _pieces(name: str, device: DeviceClass, rows: Iterable[ExportRow], note: str) -> Iterator[str]:
+def _pieces(
+    name: str, device: DeviceClass, rows: Iterable[ExportRow], note: str, models: ModelLayers
+) -> Iterator[str]:
     header = {
         "gemmtune": "export",
         "version": 1,
@@ -248,7 +265,18 @@ def _pieces(name: str, device: DeviceClass, rows: Iterable[ExportRow], note: str
     for row in rows:
         if row.provenance == MEASURED and unwritten(row, None) is None:
             anywhere = replace(row.environment, uuid="")
-            yield texts.text(replace(row, keys=(), count=0, environment=anywhere)) + "\n"
+            yield texts.text(models.told(replace(row, keys=(), environment=anywhere))) + "\n"
+
+
+def rewrite_table(found: PretunedTable, models: ModelLayers) -> list[str]:
+    """The lines of a table with other models; its header stays as it is. Raises ReadError for a table with
+    lines that are no rows, which would be lost."""
+    if found.rejected:
+        raise ReadError(f"{found.path} has lines that are no rows: {found.rejected[0]}")
+    with found.path.open(encoding="utf-8") as file:
+        header = file.readline()
+    texts = RowTexts()
+    return [header, *(texts.text(models.told(row)) + "\n" for row in found.rows)]
 
 
 def commit() -> str:

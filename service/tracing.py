@@ -16,6 +16,7 @@ from starlette.types import Scope
 
 from backends.errors import GemmtuneError
 from service.settings import Settings
+from service.traceparent import TraceParent, of_headers
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 MOST_WAITING = 2048
 #: How long sending one batch may take. A process that ends sends what waits for as long, and then drops it.
 SEND_SECONDS = 2.0
+#: The key under which an ASGI scope has the request's span, or None.
+SPAN = "gemmtune.span"
 
 
 class TracingMissing(GemmtuneError):
@@ -43,8 +46,12 @@ class Tracing(Protocol):
         """Begins the span of an ASGI request, within the trace that its traceparent header names. None: it
         is not traced."""
 
-    def job(self, ids: Mapping[str, str | int]) -> AbstractContextManager[Mapping[str, str]]:
-        """The span of a job with these attributes. Gives the ids of the trace that its logs should have."""
+    def job(
+        self, ids: Mapping[str, str | int], queued_by: TraceParent | None = None
+    ) -> AbstractContextManager[Mapping[str, str]]:
+        """The span of a job with these attributes, in a trace of its own that links to `queued_by`, the span
+        of the request that queued it. Gives the ids that its logs should have: `trace_id` of that request,
+        else of the job's span; `job_trace_id` of the job's span if there are both."""
 
     def close(self) -> None:
         """Sends what waits."""
@@ -52,6 +59,10 @@ class Tracing(Protocol):
 
 class RequestSpan(Protocol):
     """The span of a request."""
+
+    @property
+    def traceparent(self) -> TraceParent:
+        """What names it to others."""
 
     def end(self, method: str, route: str, status: int, request_id: str) -> None:
         """Ends it."""
@@ -65,9 +76,11 @@ class NoTracing:
         return None
 
     @contextmanager
-    def job(self, ids: Mapping[str, str | int]) -> Iterator[Mapping[str, str]]:
+    def job(
+        self, ids: Mapping[str, str | int], queued_by: TraceParent | None = None
+    ) -> Iterator[Mapping[str, str]]:
         """See Tracing."""
-        yield {}
+        yield {} if queued_by is None else {"trace_id": queued_by.trace_id}
 
     def close(self) -> None:
         """See Tracing."""
@@ -83,9 +96,21 @@ def open_tracing(settings: Settings, role: str) -> Tracing:
         raise TracingMissing from error
 
 
+def traceparent_of(scope: Scope) -> TraceParent | None:
+    """What a request is traced by: the server's span of it, else what its header says, else None."""
+    span: RequestSpan | None = scope.get(SPAN)
+    return of_headers(scope["headers"]) if span is None else span.traceparent
+
+
 class _Request:
     def __init__(self, span: Span, failed: Any) -> None:
         self._span, self._failed = span, failed
+
+    @property
+    def traceparent(self) -> TraceParent:
+        """See RequestSpan."""
+        own = self._span.get_span_context()
+        return TraceParent(f"{own.trace_id:032x}", f"{own.span_id:016x}", own.trace_flags.sampled)
 
     def end(self, method: str, route: str, status: int, request_id: str) -> None:
         """See RequestSpan."""
@@ -141,8 +166,13 @@ class OpenTelemetry:
         self._propagator = TraceContextTextMapPropagator()
         self._server, self._consumer = trace.SpanKind.SERVER, trace.SpanKind.CONSUMER
         self._failed = trace.Status(trace.StatusCode.ERROR)
-        self._format = trace.format_trace_id
         self._closed = False
+
+        def link(to: TraceParent) -> trace.Link:
+            flags = trace.TraceFlags(trace.TraceFlags.SAMPLED if to.sampled else trace.TraceFlags.DEFAULT)
+            return trace.Link(trace.SpanContext(int(to.trace_id, 16), int(to.span_id, 16), True, flags))
+
+        self._link = link
 
     def request(self, scope: Scope) -> RequestSpan | None:
         """See Tracing."""
@@ -155,11 +185,22 @@ class OpenTelemetry:
         return _Request(self._tracer.start_span("request", parent, self._server), self._failed)
 
     @contextmanager
-    def job(self, ids: Mapping[str, str | int]) -> Iterator[Mapping[str, str]]:
+    def job(
+        self, ids: Mapping[str, str | int], queued_by: TraceParent | None = None
+    ) -> Iterator[Mapping[str, str]]:
         """See Tracing. An exception is recorded and raised."""
         named = {f"gemmtune.{name}": value for name, value in ids.items()}
-        with self._tracer.start_as_current_span("job", kind=self._consumer, attributes=named) as span:
-            yield {"trace_id": self._format(span.get_span_context().trace_id)}
+        # A link, as the conventions for messages say: a job may wait for days after its request, and the
+        # tunings that share it have requests of their own.
+        links = [] if queued_by is None else [self._link(queued_by)]
+        with self._tracer.start_as_current_span(
+            "job", kind=self._consumer, attributes=named, links=links
+        ) as span:
+            own = f"{span.get_span_context().trace_id:032x}"
+            if queued_by is None:
+                yield {"trace_id": own}
+            else:
+                yield {"trace_id": queued_by.trace_id, "job_trace_id": own}
 
     def close(self) -> None:
         """See Tracing. Closing again does nothing."""

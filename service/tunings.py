@@ -18,6 +18,7 @@ from db.values import put_device_class
 from service.jobs import AHEAD, JobQueue
 from service.requests import request_content
 from service.settings import Settings
+from service.traceparent import TraceParent
 from tuners.tuning_settings import TuningSettings
 
 if TYPE_CHECKING:  # a worker loads no web framework
@@ -45,10 +46,12 @@ class Tunings:
         priority: int = 10,
         force: bool = False,
         share: Share | None = None,
+        traceparent: TraceParent | None = None,
     ) -> rows.Created:
         """Stores a tuning of these problems (each with its call count; equal ones are merged), all or
         nothing. Priority 1 is measured first. `share`: what the client may have in the queue; without it as
-        much as it likes. Raises Refused (429) for more."""
+        much as it likes. Raises Refused (429) for more. `traceparent`: the span that new jobs link to; a job
+        that is shared keeps its own."""
         merged: dict[GemmProblem, int] = {}
         for problem, count in items:
             merged[problem] = merged.get(problem, 0) + count
@@ -60,6 +63,7 @@ class Tunings:
             priority,
             force,
             None if share is None else share.key_id,
+            None if traceparent is None else str(traceparent),
         )
         wanted = list(merged.items())
         if share is not None:  # before anything is stored in pieces

@@ -39,6 +39,7 @@ from service.requests import read_request
 from service.revalidation import queue_revalidation
 from service.settings import Settings
 from service.store import JobStore, Stopping, WorkerCounts, patiently
+from service.traceparent import parse
 from service.tracing import open_tracing
 from service.tunings import Tunings
 from service.worker_lease import hold_lease
@@ -342,7 +343,8 @@ class Worker:
             return
         try:
             ids = {"job_id": job.id, "problem_id": job.problem_id}
-            span = self._tracing.job({**ids, "attempt": job.attempt, "device": self.environment.uuid})
+            values: dict[str, str | int] = {**ids, "attempt": job.attempt, "device": self.environment.uuid}
+            span = self._tracing.job(values, None if job.traceparent is None else parse(job.traceparent))
             with span as trace, about(**ids, **trace), self._warming.job():
                 _log.info("attempt %d starts", job.attempt)
                 self._measure(job)

@@ -28,6 +28,7 @@ from service.commands.common import (
 )
 from service.formats.core.export import ExportRefused, ExportRow
 from service.model.rows import HereRows, ThereRows
+from service.pretuned_models import ModelLayers
 from service.remote import Remote, class_of
 from service.settings import Settings
 from service.startup import open_database
@@ -37,6 +38,16 @@ from tuners.policy import MeasurementPolicy
 pretuned = typer.Typer(
     help="Tables of results that were measured elsewhere: list, install, write one.", no_args_is_help=True
 )
+
+Configs = Annotated[
+    list[Path] | None,
+    typer.Option("--config", help="A model's config.json, of which rows are layers (repeat)."),
+]
+Devices = Annotated[
+    list[int] | None,
+    typer.Option("--tp", min=1, help="Devices that share each layer (repeat); default: 1."),
+]
+Dtype = Annotated[str | None, typer.Option(help="The layers' type, if not the models' own, such as bf16.")]
 
 
 @pretuned.command(name="list")
@@ -57,6 +68,9 @@ def list_tables(as_json: Json = False) -> None:
     out.print(shown)
     for row in here:
         out.print(f"{row['name']}: measured with {row['libraries']}", markup=False, highlight=False)
+        if row["models"]:
+            layers = ", ".join(f"{name} {count}" for name, count in row["models"].items())
+            out.print(f"{row['name']}: rows by model: {layers}", markup=False, highlight=False)
         if row["note"]:
             out.print(f"{row['name']}: {row['note']}", markup=False, highlight=False)
     known = plain_table("table", "device class", "rows", "made", "commit", "installed", title="Installed")
@@ -127,32 +141,64 @@ def export(
     policy: Annotated[
         str | None, typer.Option(help="Measurement policy's id; default: the device's.")
     ] = None,
+    config: Configs = None,
+    tp: Devices = None,
+    dtype: Dtype = None,
     server: Server = None,
 ) -> None:
     """Write what was measured on a device class as a table that others can install. The card's UUID is left
-    out."""
+    out. With --config each row says which layers of the models it is, and how often they are called."""
+    models = _models(config, tp, dtype)
     settings = Settings()
     selector = device or settings.chosen_device
     if server is None:
         engine = open_database(settings)
         with reading(engine) as connection:
             found = classes(connection).resolve(selector)
-        count = _write(output, name, note, found, HereRows(engine).every(found, _policy(found, policy)))
+        every = HereRows(engine).every(found, _policy(found, policy))
+        count = _write(output, name, note, found, every, models)
     else:
         with Remote(server) as remote:
             rows = remote.get("/v1/devices")["classes"]
             found = class_of(selector, rows)
-            count = _write(output, name, note, found, ThereRows(remote).every(found, _policy(found, policy)))
+            every = ThereRows(remote).every(found, _policy(found, policy))
+            count = _write(output, name, note, found, every, models)
     tell(f"{count} rows of {found} written to {output}, {output.stat().st_size / count:.0f} bytes a row")
+
+
+@pretuned.command()
+def models(
+    name: Annotated[str, typer.Argument(metavar="TABLE", help="A shipped table, or a file.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file; the table's own is replaced.")],
+    config: Configs = None,
+    tp: Devices = None,
+    dtype: Dtype = None,
+) -> None:
+    """Write a table anew with the layers that each row is, of the models of --config, and with their calls.
+    Nothing else changes."""
+    if not config:
+        raise ReadError("name the models that the table is for: --config llama-3-8b/config.json")
+    found = tables.read_table(tables.named(name))
+    layers = _models(config, tp, dtype)
+    lines = tables.rewrite_table(found, layers)
+    write_file(output, (line.encode() for line in lines))
+    known = sum(bool(layers.of(row.problem)) for row in found.rows)
+    tell(f"{known} of {len(found.rows)} rows are layers of the models; written to {output}")
+
+
+def _models(configs: list[Path] | None, devices: list[int] | None, dtype: str | None) -> ModelLayers:
+    return ModelLayers([input_path(path) for path in configs or ()], devices or (1,), dtype)
 
 
 def _policy(device: DeviceClass, policy: str | None) -> str:
     return policy or MeasurementPolicy.of(device.vendor).id
 
 
-def _write(output: Path, name: str, note: str, device: DeviceClass, rows: Iterable[ExportRow]) -> int:
+def _write(
+    output: Path, name: str, note: str, device: DeviceClass, rows: Iterable[ExportRow], models: ModelLayers
+) -> int:
     """Writes the table; returns how many rows it has. Raises ExportRefused for a table without a row."""
-    pieces = tables.write_table(name, device, rows, note)
+    pieces = tables.write_table(name, device, rows, note, models)
     header, first = next(pieces), next(pieces, None)
     if first is None:
         raise ExportRefused(f"nothing was measured on {device} under this policy: there is no row to write")

@@ -26,6 +26,7 @@ from service.routes.examples import IMPORT_ANSWER
 from service.routes.views import tuning_links
 from service.schemas import TuningOptions
 from service.shares import share_of
+from service.tracing import traceparent_of
 from service.uploads import Uploads
 
 router = APIRouter(tags=["files"], dependencies=STRICT)
@@ -165,7 +166,9 @@ def _tune(
     asked = TuningOptions()
     settings = parsing.settings_of(asked, service.settings, device)
     share = share_of(request.scope, service.settings)
-    created = service.tunings.submit(device, settings, items, asked.priority, asked.force, share)
+    created = service.tunings.submit(
+        device, settings, items, asked.priority, asked.force, share, traceparent_of(request.scope)
+    )
     return {
         "id": created.id, "total": created.total, "reason": None, "links": tuning_links(created.id),
     }  # fmt: skip

@@ -16,6 +16,7 @@ from service.routes.examples import EVENT, TUNING, TUNING_CREATED, TUNING_REQUES
 from service.routes.stream import after_of, event_stream, wants_json
 from service.routes.views import event_view, job_view, tuning_links, tuning_view
 from service.shares import share_of
+from service.tracing import traceparent_of
 
 router = APIRouter(tags=["tunings"], dependencies=STRICT)
 
@@ -44,7 +45,9 @@ def create_tuning(request: Request, service: ServiceDep, body: JsonBody) -> Resp
     settings = parsing.settings_of(asked, service.settings, device)
     parsing.check_sizes(service, device, settings.policy, given)
     share = share_of(request.scope, service.settings)
-    created = service.tunings.submit(device, settings, items, asked.priority, asked.force, share)
+    created = service.tunings.submit(
+        device, settings, items, asked.priority, asked.force, share, traceparent_of(request.scope)
+    )
     links = tuning_links(created.id)
     value = {
         "id": created.id,

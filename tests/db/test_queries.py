@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Connection, Engine, insert
 
 from backends.outcome import Status
-from backends.problem import GemmProblem, from_blas, from_bmm, from_linear
+from backends.problem import GemmProblem, from_blas, from_bmm, from_linear, from_mm
 from db import fleet, gauges, models, neighbours, queries, sessions, tunings, workers
 from db.classes import Classes, classes
 from db.engine import reading, writing
@@ -250,6 +250,25 @@ def test_near_problems_are_of_one_kind_class_and_policy(engine: Engine) -> None:
         assert near(17, 90, 200) == {32, 64, 100, 128, 200}, "of another m and k the cells around alone"
         assert near(64, 90, 128) == set()
         assert near(16, 90, 128, "another") == set()
+
+
+def test_rows_of_weights_near_by_are_found_without_reading_all(engine: Engine) -> None:
+    where = (CLASS, POLICY.id, from_mm(8, 16, 16, "bf16").kind)
+    made = [from_mm(n, m, k, "bf16") for m in (16, 24, 64, 200) for k in (32, 40, 512) for n in (1, 8, 9, 30)]
+    with writing(engine) as connection:
+        for one in made:
+            store_session(connection, start(one))
+        store_session(connection, start(from_mm(8, 16, 33, "fp16")))
+        asked = {"m": 32, "n": 8, "k": 33}
+        found = neighbours.weights_near(connection, *where, asked, 1.0)
+        assert sorted(found) == [(16, 32), (16, 40), (24, 32), (24, 40), (64, 32), (64, 40)]
+        assert neighbours.weights_near(connection, *where, asked, 1.0, limit=2) == found[:2]
+        assert neighbours.weights_near(connection, *where, {**asked, "k": 5000}, 1.0) == []
+        rows = neighbours.of_weights(connection, *where, [(16, 32), (64, 40)], (8, 9))
+        wanted = {p.id for p in made if p.m in (16, 64) and p.k in (32, 40) and p.n in (8, 9)}
+        assert {row.problem_id for row in rows} == wanted
+        line = neighbours.same_weights(connection, *where, {"m": 24, "n": 9, "k": 40})
+        assert [row.n for row in line] == [9, 30, 8, 1]
 
 
 def test_the_regret_of_a_transfer_compares_within_one_session(engine: Engine) -> None:

@@ -42,6 +42,7 @@ RELEASED = {
     "0004_keys_and_registered_classes.py": "3372a23ddbedafb71f0d90d3528fce2fcfc660faa53cf703e777a5f35eb5857d",
     "0005_fleet.py": "d92035c750fe2e1159263f0845d2c7c209ab65e7f08fe207b237cb835a5d8d91",
     "0006_columns_of_the_leaderboard.py": "74e297491445621807d61ddff5cec1ea7a091eb374ae19258310c243b2ff831c",
+    "0007_trace_of_a_job.py": "adcae0780e02b49313c4fc815b80c74d81b232d6703ffab8416e90e097d99407",
 }
 MIGRATIONS = Path(schema.__file__).parent / "migrations"
 _verdict = table(models.Verdict)
@@ -195,6 +196,7 @@ def test_rows_of_before_get_the_columns_of_0006(empty_url: str) -> None:
             connection.execute(text(f"DROP INDEX ix_{name}"))
         for name, column in zip(("verdicts", "problems"), kept, strict=True):
             connection.execute(text(f"ALTER TABLE {name} DROP COLUMN {column}"))
+        connection.execute(text("ALTER TABLE jobs DROP COLUMN traceparent"))
         connection.execute(text("UPDATE alembic_version SET version_num = '0005'"))
     _upgrade_to(engine, "head")
     with reading(engine) as connection:
@@ -213,6 +215,7 @@ def test_a_speed_up_that_is_no_number_has_no_column(empty_url: str) -> None:
         "UPDATE verdicts SET content = '{\"speedup\": {\"mid\": \"inf\"}}'", "DROP INDEX ix_best_board",
         "DROP INDEX ix_sessions_provenance", "DROP INDEX ix_problem_keys_provenance",
         "ALTER TABLE verdicts DROP COLUMN speedup", "ALTER TABLE problems DROP COLUMN dtype_b",
+        "ALTER TABLE jobs DROP COLUMN traceparent",
         "UPDATE alembic_version SET version_num = '0005'",
     )  # fmt: skip
     with writing(engine) as connection:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -14,9 +15,16 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from tests.docker.recipe import COMPOSE, DOCKERFILE, EXACT, ROOT, base_images
+from tests.docker.recipe import COMPOSE, DOCKERFILE, EXACT, ROOT, base_images, instructions
 
 SCRIPT = ROOT / "docker" / "update-digests.py"
+#: Images without a digest, and why.
+UNPINNED = {
+    "docker.io/rocm/dev-ubuntu-24.04:7.2.4-complete": "no two sources state its digest",
+}
+#: Those that the Dockerfile builds: they have no digest before they are built.
+OURS = re.compile(r"(registry\.example\.org/)?gemmtune-(api|worker|cuda|rocm)(:[0-9.]+)?")
+PINNED = re.compile(r"[^@]+:[^@:]+@sha256:[0-9a-f]{64}")
 OLD, NEW = (f"sha256:{digit * 64}" for digit in "ab")
 
 
@@ -75,6 +83,23 @@ def folder(tmp_path: Path) -> Path:
     for file in (DOCKERFILE, COMPOSE):
         shutil.copy(file, tmp_path)
     return tmp_path
+
+
+def _images() -> set[str]:
+    """Every image that the Dockerfile starts from, and that a container of Compose or Kubernetes runs."""
+    bases, text = base_images(DOCKERFILE.read_text()), DOCKERFILE.read_text()
+    rows = [row.words for row in instructions(text) if row.name == "FROM"]
+    own = {words[2] for words in rows}
+    found = {bases.get(source[2:-1], source) for source, *_ in rows if source not in own}
+    for file in (COMPOSE, *(ROOT / "docker" / "kubernetes").glob("*.yaml")):
+        found |= set(re.findall(r"^\s*(?:- )?image: *(\S+)$", file.read_text(), re.MULTILINE))
+    return found
+
+
+def test_every_image_has_a_digest_or_a_reason() -> None:
+    others = {image for image in _images() if not OURS.fullmatch(image)}
+    assert len(others) == 5
+    assert {image for image in others if not PINNED.fullmatch(image)} == UNPINNED.keys()
 
 
 def _run(folder: Path, registry: Registry, *options: str) -> subprocess.CompletedProcess[str]:

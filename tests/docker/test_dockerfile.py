@@ -61,7 +61,7 @@ def test_every_base_image_is_an_exact_version() -> None:
 
 
 def test_the_python_is_one_that_the_project_allows() -> None:
-    version = base_images(RECIPE)["PYTHON_IMAGE"].rpartition(":")[2].partition("-")[0]
+    version = base_images(RECIPE)["PYTHON_IMAGE"].partition(":")[2].partition("-")[0]
     assert version.count(".") == 2
     assert Requirement(f"python{PROJECT['project']['requires-python']}").specifier.contains(version)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from collections.abc import Iterator
@@ -19,13 +20,16 @@ from backends.packages.bundle_file import BundleFile
 from backends.packages.host import CPU_FAMILIES
 from backends.problem import from_linear
 from backends.toolchains.registry import TOOLCHAINS
-from db import models
+from db import calls, models
 from db.engine import open_engine, reading
 from db.values import table
 from service import best, pretuned
 from service.bundles import Workshop
 from service.demo import running
-from service.formats.core.export import IMPORTED, TargetRow
+from service.formats.core.export import IMPORTED, ModelLayer, TargetRow
+from service.formats.core.row_text import RowTexts
+from service.imports import import_file
+from service.pretuned_models import ModelLayers
 from service.settings import Settings
 from service.store import DirectStore
 from tests.golden.texts import unpacked
@@ -333,3 +337,93 @@ def test_a_table_that_is_not_there_is_said_so(tmp_path: Path, cache: BinaryCache
     code, _, err = Home(tmp_path, cache.root.parent).run("pretuned", "install", "no-such-table")
     assert code == 2
     assert "neither a shipped table nor a file; shipped: h100-bf16, h200-bf16-decode" in " ".join(err.split())
+
+
+# ---- models ----------------------------------------------------------------------------------------
+
+MODELS = Path(__file__).parents[1] / "data" / "models"
+
+
+def test_every_shipped_row_says_which_layers_it_is() -> None:
+    for found in pretuned.shipped():
+        assert all(row.models and row.count == sum(one.calls for one in row.models) for row in found.rows)
+    h100 = pretuned.read_table(pretuned.named("h100-bf16"))
+    assert h100.models.keys() == {
+        "deepseek-v3", "gemma-3-4b", "llama-3-70b", "llama-3-8b", "mistral-7b-v0.3", "qwen3-14b",
+        "qwen3-32b", "qwen3-8b",
+    }  # fmt: skip
+    (row,) = [row for row in h100.rows if row.problem == from_linear(1, 28672, 4096, "bf16")]
+    assert set(row.models) >= {
+        ModelLayer("llama-3-8b", 1, "gate_up_proj", 32), ModelLayer("mistral-7b-v0.3", 1, "gate_up_proj", 32),
+    }  # fmt: skip
+
+
+def test_a_table_is_written_with_the_layers_of_models(tmp_path: Path) -> None:
+    qkv, down = from_linear(8, 3072, 4096, "bf16"), from_linear(8, 4096, 7168, "bf16")
+    rows = [made.row(problem, count=5) for problem in (qkv, down, from_linear(8, 24, 24, "bf16"))]
+    layers = ModelLayers([MODELS / "llama-3-8b.json"], (2, 3))
+    path = tmp_path / "h200.jsonl"
+    path.write_text("".join(pretuned.write_table("h200", made.H200.device_class, rows, models=layers)))
+    found = pretuned.read_table(path)
+    assert [row.models for row in found.rows] == [
+        (ModelLayer("llama-3-8b", 2, "qkv_proj", 32),), (ModelLayer("llama-3-8b", 2, "down_proj", 32),), (),
+    ]  # fmt: skip
+    assert [row.count for row in found.rows] == [32, 32, 0]
+    assert found.to_dict()["models"] == {"llama-3-8b": 2}
+    other = "".join(pretuned.rewrite_table(found, ModelLayers([MODELS / "llama-3-8b.json"], (4,))))
+    assert other.splitlines()[0] == path.read_text().splitlines()[0]
+    path.write_text(other)
+    again = pretuned.read_table(path)
+    assert list(again.rows) == [replace(row, models=(), count=0) for row in found.rows]
+    path.write_text(other + "{}\n")
+    with pytest.raises(ReadError, match="has lines that are no rows: line 5"):
+        pretuned.rewrite_table(pretuned.read_table(path), layers)
+
+
+def test_a_config_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ReadError, match=r"llama-3-8b\.json: .*3"):
+        ModelLayers([MODELS / "llama-3-8b.json"], (3,)).of(made.LINEAR)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ReadError, match="describes no model"):
+        ModelLayers([tmp_path / "config.json"]).of(made.LINEAR)
+
+
+@pytest.mark.parametrize("value", [{}, ["qkv_proj"], [{"model": "m", "tensor_parallel": 1, "layer": "l"}]])
+def test_models_of_another_form_are_no_row(tmp_path: Path, value: Any) -> None:
+    header, row, *_ = CPU.read_text().splitlines()
+    path = tmp_path / "table.jsonl"
+    path.write_text(f"{header}\n{row}\n{json.dumps({**json.loads(row), 'models': value})}\n")
+    (reason,) = pretuned.read_table(path).rejected
+    assert reason.startswith("line 3: ")
+
+
+def test_the_command_names_the_models(tmp_path: Path, cache: BinaryCache) -> None:
+    home, output = Home(tmp_path, cache.root.parent), tmp_path / "again.jsonl"
+    config = ("--config", str(MODELS / "llama-3-8b.json"), "--config", str(MODELS / "qwen3-14b.json"))
+    code, _, err = home.run("pretuned", "models", "h200-bf16-decode", *config, "-o", str(output))
+    assert code == 0
+    assert "83 of 83 rows are layers of the models" in err
+    assert output.read_text() == pretuned.named("h200-bf16-decode").read_text()
+    assert home.run("pretuned", "models", "h200-bf16-decode", "-o", str(output))[0] == 2
+    shown = home.json("pretuned", "list")["shipped"]
+    assert {one["name"]: set(one["models"]) for one in shown}["h200-bf16-decode"] == {
+        "llama-3-8b",
+        "qwen3-14b",
+    }
+
+
+def test_a_tables_calls_are_those_of_its_list_alone(engine: Engine, tmp_path: Path) -> None:
+    (row, *_) = pretuned.read_table(pretuned.named("h200-bf16-decode")).rows
+    wire = json.dumps({**json.loads(RowTexts().text(row))["wire"], "count": 7})
+    device = str(row.environment.device_class)
+    import_file(engine, io.BytesIO(wire.encode()), "mine.jsonl")
+    pretuned.install_shipped(engine)
+    with reading(engine) as connection:
+        assert calls.count_calls(connection, device, [row.problem.id]) == {row.problem.id: 7}
+        counted = calls.calls_by_problem(device)
+        assert connection.execute(select(func.count()).select_from(counted)).scalar() == 1
+        table_list = calls.find_list(connection, "h200-bf16-decode")
+        listed = calls.calls_by_problem(device, table_list)
+        found = {one.problem_id: one.calls for one in connection.execute(select(listed))}
+    assert len(found) == 83
+    assert found[row.problem.id] == row.count > 7

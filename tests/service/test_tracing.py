@@ -11,15 +11,30 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from sqlalchemy import select
 
+from db import models
+from db.engine import open_engine, reading
+from db.values import table
+from service.demo import LOG, running, wait_for_worker
 from service.logs import JsonLines, about
+from service.remote import Remote
 from service.settings import Settings
+from service.traceparent import TraceParent
 from service.tracing import NoTracing, OpenTelemetry, TracingMissing, open_tracing
-from tests.service.http.filled import new_database
+from tests.service.http.filled import new_database, register
 from tests.service.http.serving import serving
+from tests.service.worker_program import wait
+from tests.tuners.recorded import ENVIRONMENT
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
+SMALL = {
+    "problems": [{"m": 8, "n": 64, "k": 64, "dtype": "fp32"}], "device": "cpu",
+    "budget": {"seconds_per_problem": 0.1, "candidates": 1}, "search": {"families": ["openblas"]},
+}  # fmt: skip
 
 
 class Collector(ThreadingHTTPServer):
@@ -75,8 +90,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 def test_requests_are_spans_of_the_callers_trace(collector: Collector, tmp_path: Path) -> None:
     settings = new_database(tmp_path, otel=True)
     with serving(settings) as client:
-        parent = f"00-{TRACE}-b7ad6b7169203331-01"
-        client.get("/v1/problems?limit=3", headers={"traceparent": parent, "X-Request-Id": "mine"})
+        client.get("/v1/problems?limit=3", headers={"traceparent": PARENT, "X-Request-Id": "mine"})
         client.get("/v1/jobs/job-0", headers={"traceparent": "nonsense"})
         client.get("/v1/nowhere")
     named = {span.name: (span, values) for span, values in collector.spans}
@@ -108,6 +122,70 @@ def test_a_job_is_a_span_and_its_logs_have_the_trace(collector: Collector) -> No
     assert (line["job_id"], line["trace_id"]) == ("job-1", first.trace_id.hex())
     assert values["service"] == "gemmtune-worker"
     assert (second.status.code, second.events[0].name) == (2, "exception")
+
+
+def test_a_job_links_to_the_request_that_queued_it(collector: Collector) -> None:
+    tracing = open_tracing(Settings(otel=True), "worker")
+    asked = TraceParent(TRACE, "b7ad6b7169203331", sampled=True)
+    with tracing.job({"job_id": "job-1"}, asked) as trace:
+        pass
+    tracing.close()
+    ((span, _),) = collector.spans
+    (link,) = span.links
+    assert (link.trace_id.hex(), link.span_id.hex()) == (TRACE, asked.span_id)
+    assert span.trace_id.hex() != TRACE
+    assert not span.parent_span_id
+    assert trace == {"trace_id": TRACE, "job_trace_id": span.trace_id.hex()}
+
+
+@pytest.mark.process
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("otel", [True, False])
+def test_a_trace_goes_from_a_request_to_its_jobs_log(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, otel: bool
+) -> None:
+    collector: Collector | None = request.getfixturevalue("collector") if otel else None
+    monkeypatch.setenv("GEMMTUNE_OTEL", str(otel))
+    monkeypatch.setenv("GEMMTUNE_LOG_JSON", "true")
+    with running(tmp_path, "cpu") as address, Remote(address) as remote:
+        wait_for_worker(remote, "cpu", tmp_path / LOG, 0)
+        asked = httpx.post(f"{address}/v1/tunings", json=SMALL, headers={"traceparent": PARENT}, timeout=30)
+        name = asked.json()["id"]
+        wait(lambda: remote.get(f"/v1/tunings/{name}")["status"] == "succeeded", lambda: name, 60)
+    lines = [json.loads(line) for line in (tmp_path / LOG).read_text().splitlines() if line[:1] == "{"]
+    (starts,) = [line for line in lines if line["message"] == "attempt 1 starts"]
+    assert starts["trace_id"] == TRACE
+    if collector is None:
+        assert "job_trace_id" not in starts
+        return
+    spans = collector.spans
+    (job,) = [span for span, _ in spans if span.name == "job"]
+    (submitted,) = [span for span, _ in spans if span.name == "POST /v1/tunings"]
+    assert submitted.trace_id.hex() == TRACE
+    (link,) = job.links
+    assert (link.trace_id, link.span_id) == (submitted.trace_id, submitted.span_id)
+    assert starts["job_trace_id"] == job.trace_id.hex()
+
+
+def test_a_shared_job_keeps_its_first_request(tmp_path: Path) -> None:
+    settings = new_database(tmp_path)
+    engine = open_engine(settings.database_url)
+    register(engine, ENVIRONMENT)
+    first, second = ({"m": m, "n": 64, "k": 64, "dtype": "fp32"} for m in (8, 16))
+    later = PARENT.replace("b7ad", "a7ad")
+    with serving(settings) as client:
+        for problems, headers in (
+            ([first], {"traceparent": PARENT}),
+            ([first, second], {"traceparent": later}),
+            ([{**first, "m": 24}], {"traceparent": f"{PARENT}-more"}),
+            ([{**first, "m": 32}], {}),
+        ):
+            assert client.post("/v1/tunings", json={"problems": problems}, headers=headers).is_success
+    job = table(models.Job)
+    with reading(engine) as connection:
+        stored = connection.scalars(select(job.c.traceparent).order_by(job.c.number)).all()
+    engine.dispose()
+    assert stored == [PARENT, later, None, None]
 
 
 def test_a_collector_that_is_away_holds_nobody_up(

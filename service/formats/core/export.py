@@ -53,6 +53,17 @@ class TargetRow:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelLayer:
+    """A linear layer that is a row's problem: how often a forward pass of the model calls it on each of
+    `tensor_parallel` devices."""
+
+    model: str
+    tensor_parallel: int
+    layer: str
+    calls: int
+
+
+@dataclass(frozen=True, slots=True)
 class ExportRow:
     """The best known way to run one problem on one device class under one policy.
 
@@ -63,6 +74,7 @@ class ExportRow:
     `decided_at`: ISO 8601. `source`: where the row came from, such as the name of an imported file.
     `targets`: export target -> its best candidate. `targets_judged`: the session judged targets, so that one
     that is missing is known to have no candidate. `proven`: the solution was verified on five seeds.
+    `models`: of a pre-tuned table's row, the layers that are its problem.
     """
 
     problem: GemmProblem
@@ -85,6 +97,7 @@ class ExportRow:
     targets: Mapping[str, TargetRow] = field(default_factory=dict)
     targets_judged: bool = False
     proven: bool = True
+    models: tuple[ModelLayer, ...] = ()
 
     def of_target(self, name: str) -> ExportRow | None:
         """The row with a target's best candidate as its solution; None if the target has none."""

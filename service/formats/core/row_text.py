@@ -20,12 +20,14 @@ from backends.dtypes import COMPUTE_FOR, OUTPUTS_FOR
 from backends.environment import Environment
 from backends.problem import GemmProblem
 from backends.solution import Solution
-from service.formats.core.export import ExportRow, Speedup, TargetRow
+from service.formats.core.export import ExportRow, ModelLayer, Speedup, TargetRow
 from tuners.policy import MeasurementPolicy
 
 #: Values of one kind whose text is cached.
 _REMEMBERED = 1024
 _PROBLEM_FIELDS = tuple(f.name for f in fields(GemmProblem) if f.name != "zero_a")
+#: The members of a layer in a row.
+LAYER_FIELDS = tuple(f.name for f in fields(ModelLayer))
 _problem_values = attrgetter(*_PROBLEM_FIELDS)
 _T = TypeVar("_T")
 
@@ -172,9 +174,15 @@ class RowTexts:
         return (
             f'{{"problem_id":"{problem_id}","wire":{dumps(problem_wire(row.problem))},'
             f'"solution":{self._solutions.of(row.solution)},"baseline":{self._baseline(row)},'
-            f"{figures[1:-1]},{self._targets(row)}{self._policies.of(row.policy)},{self._environments.of(row.environment)},"
+            f"{figures[1:-1]},{_models(row)}{self._targets(row)}{self._policies.of(row.policy)},{self._environments.of(row.environment)},"
             f'"problem":{problem}}}'
         )
+
+
+def _models(row: ExportRow) -> str:
+    """The member about models, with a comma; nothing if none is known."""
+    named = [{name: getattr(layer, name) for name in LAYER_FIELDS} for layer in row.models]
+    return f'"models":{dumps(named)},' if named else ""
 
 
 def _speedup(speedup: Speedup | None) -> dict[str, float | None] | None:

@@ -10,7 +10,14 @@ from backends.environment import Environment
 from backends.errors import InvalidProblem
 from backends.problem import GemmProblem
 from backends.solution import Solution
-from service.formats.core.export import IMPORTED, MEASURED, ExportRow, Speedup, TargetRow
+from service.formats.core.export import (
+    IMPORTED,
+    MEASURED,
+    ExportRow,
+    ModelLayer,
+    Speedup,
+    TargetRow,
+)
 from service.formats.core.row_text import problem_text
 from tuners.decide import Judgement
 from tuners.policy import MeasurementPolicy
@@ -58,6 +65,7 @@ class Rows:
             source=_text(values, "source"),
             targets=self._targets(values),
             targets_judged=_boolean(values, "targets_judged") if "targets" in values else False,
+            models=_models(values.get("models", [])),
         )
 
     def _targets(self, values: Mapping[str, Any]) -> dict[str, TargetRow]:
@@ -199,6 +207,17 @@ def _keys(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(key, str) for key in value):
         raise BadRowError("keys must be a list of texts")
     return tuple(value)
+
+
+def _models(value: object) -> tuple[ModelLayer, ...]:
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise BadRowError("models must be a list of objects")
+    return tuple(
+        ModelLayer(
+            _text(one, "model"), _integer(one, "tensor_parallel"), _text(one, "layer"), _integer(one, "calls")
+        )
+        for one in value
+    )
 
 
 def _mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:

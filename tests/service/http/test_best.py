@@ -212,10 +212,54 @@ def test_only_the_same_kind_is_near(filled: httpx.Client) -> None:
         assert best(filled, m=24, **other)["match"] == "default"
 
 
-def test_two_doublings_are_the_farthest(filled: httpx.Client) -> None:
-    assert best(filled, k=2048)["distance"] == 2.0
-    assert best(filled, k=2049)["match"] == "default"
+def test_one_doubling_of_the_tokens_is_the_farthest_and_half_a_doubling_of_other_sizes(
+    filled: httpx.Client,
+) -> None:
+    assert best(filled, m=8)["distance"] == 1.0
+    assert best(filled, k=720)["distance"] < 0.5
+    for asked, weights in (
+        ({"m": 7}, "the same weights at most 1"),
+        ({"k": 736}, "other weights at most 0.5"),
+    ):
+        found = best(filled, **asked)
+        assert found["match"] == "default"
+        assert weights in found["notes"][0]
     assert best(filled, m=1)["match"] == "default"
+
+
+def test_a_near_problem_whose_default_won_is_passed_over(client: httpx.Client, engine: Engine) -> None:
+    near = problem(**ONE)
+    with writing(engine) as connection:
+        measured(connection, near)
+        verdict = table(models.Verdict)
+        its = verdict.c.problem_id == near.id
+        connection.execute(update(verdict).where(its).values(baseline_id=verdict.c.winner_id))
+        refresh_best(connection, near.id, CLASS, MeasurementPolicy().id)
+    found = best(client, m=24)
+    assert (found["match"], found["notes"]) == ("default", [f"{near.id}: its default is the fastest there"])
+
+
+def test_a_solution_that_was_slow_elsewhere_or_never_timed_there_is_not_served(
+    client: httpx.Client, engine: Engine
+) -> None:
+    near, other = problem(**ONE), problem(16, 288, 512)
+    with writing(engine) as connection:
+        measured(connection, near)
+    found = best(client, n=288)
+    assert found["notes"] == [
+        f"{near.id}: its weights are others, and its solution was timed on no other near problem"
+    ]
+    with writing(engine) as connection:
+        measured(connection, problem(16, 272, 512))
+        measured(connection, other)
+    assert best(client, n=304)["match"] == "nearest"
+    winner = candidates(near)[0].id
+    with writing(engine) as connection:
+        row = table(models.Measurement)
+        connection.execute(update(row).where(row.c.solution_id == winner).values(seconds=row.c.seconds * 1.9))
+    found = best(client, n=304)
+    assert found["match"] == "default"
+    assert "slower than the best on other near problems" in found["notes"][0]
 
 
 def test_the_batch_counts_as_a_size(filled: httpx.Client) -> None:
@@ -302,10 +346,10 @@ def test_a_batchs_strides_count_for_its_alignment(client: httpx.Client, engine: 
 
 def test_alignment_is_looked_for_beyond_the_nearest(client: httpx.Client, engine: Engine) -> None:
     with writing(engine) as connection:
-        for m in range(17, 17 + MAX_TRIED + 4):
+        for m in range(65, 65 + MAX_TRIED + 4):
             measured(connection, problem(m, 256, 512))
-        measured(connection, problem(40, 257, 512))
-    assert best(client, n=257)["problem"] == {"m": 40, "n": 257, "k": 512, "dtype": "fp32"}
+        measured(connection, problem(100, 257, 512))
+    assert best(client, m=64, n=257)["problem"] == {"m": 100, "n": 257, "k": 512, "dtype": "fp32"}
 
 
 def test_what_proved_not_deterministic_is_left_out(client: httpx.Client, engine: Engine) -> None:

@@ -84,6 +84,22 @@ def read_or_refused(lines: list[bytes], options: ReadOptions) -> list[Any]:
 
 #: (N, K, calls a forward pass) of each layer, on one device.
 PUBLISHED: dict[str, dict[str, tuple[int, int, int]]] = {
+    "qwen3-8b": {
+        "qkv_proj": (6144, 4096, 36), "o_proj": (4096, 4096, 36), "gate_up_proj": (24576, 4096, 36),
+        "down_proj": (4096, 12288, 36), "lm_head": (151936, 4096, 1),
+    },
+    "qwen3-14b": {
+        "qkv_proj": (7168, 5120, 40), "o_proj": (5120, 5120, 40), "gate_up_proj": (34816, 5120, 40),
+        "down_proj": (5120, 17408, 40), "lm_head": (151936, 5120, 1),
+    },
+    "qwen3-32b": {
+        "qkv_proj": (10240, 5120, 64), "o_proj": (5120, 8192, 64), "gate_up_proj": (51200, 5120, 64),
+        "down_proj": (5120, 25600, 64), "lm_head": (151936, 5120, 1),
+    },
+    "mistral-7b-v0.3": {
+        "qkv_proj": (6144, 4096, 32), "o_proj": (4096, 4096, 32), "gate_up_proj": (28672, 4096, 32),
+        "down_proj": (4096, 14336, 32), "lm_head": (32768, 4096, 1),
+    },
     "llama-3-8b": {
         "qkv_proj": (6144, 4096, 32), "o_proj": (4096, 4096, 32), "gate_up_proj": (28672, 4096, 32),
         "down_proj": (4096, 14336, 32), "lm_head": (128256, 4096, 1),

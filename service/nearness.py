@@ -1,0 +1,51 @@
+"""Which near problem's solution is served for another problem, and why others are not.
+
+A solution carries over where it is known to: benchmarks/transfer.py asks for problems whose best is known.
+Solutions from farther away than here were up to 42% slower than it, and those of other weights that no other
+near problem had timed up to 5%.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+#: Largest distance, in doublings of the sizes: with the same weights, which is another number of tokens or
+#: another batch, and with others.
+SAME_WEIGHTS, OTHER_WEIGHTS = 1.0, 0.5
+#: By what share a solution may have been slower than the best of near problems, as a median.
+MAX_REGRET = 0.03
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a near problem is: its distance, and whether it has the same weight matrix."""
+
+    distance: float
+    same_weights: bool
+
+    @property
+    def served(self) -> bool:
+        """Whether its solution may be served."""
+        return self.distance <= (SAME_WEIGHTS if self.same_weights else OTHER_WEIGHTS)
+
+    @property
+    def too_far(self) -> str:
+        """Why its solution is not served."""
+        weights, most = ("the same", SAME_WEIGHTS) if self.same_weights else ("other", OTHER_WEIGHTS)
+        return f"{self.distance:.2f} doublings away, and with {weights} weights at most {most:g} are served"
+
+
+def doubt(document: Mapping[str, Any], place: Place, regret: Mapping[str, Any] | None) -> str | None:
+    """Why the solution of a near problem's document may be slow for the requested problem; None if it is
+    served. `regret`: how much slower than the best it was on other near problems."""
+    if document.get("alternative"):  # filters left the fastest ones out: it is compared with none of them
+        return None
+    if document["solution"]["id"] == document["baseline"]["solution_id"]:
+        return "its default is the fastest there"
+    if regret is None and not place.same_weights:
+        return "its weights are others, and its solution was timed on no other near problem"
+    if regret is not None and regret["median"] > MAX_REGRET:
+        return f"its solution was {regret['median']:.1%} slower than the best on other near problems"
+    return None
