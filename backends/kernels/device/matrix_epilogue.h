@@ -99,14 +99,16 @@ struct MatrixFinish {
             if (row + e < rows) store_global(to + e * args.d_row, four[e]);
     }
 
-    // Stores the first element.
-    GEMMTUNE_DEVICE void store(Sum sum) const {
+    // Stores the first element, or the one `row` rows and `column` columns on, which is in D.
+    GEMMTUNE_DEVICE void store(Sum sum) const { store(0, 0, sum); }
+    GEMMTUNE_DEVICE void store(int row, int column, Sum sum) const {
+        D* const to = d + row * args.d_row + column * args.d_column;
         if (exact) {
-            store_global(d, whole(0, 0, sum));
+            store_global(to, whole(row, column, sum));
         } else {
             float value[1] = {static_cast<float>(sum)};
-            finish(0, 0, value);
-            store_global(d, narrow<D>(value[0]));
+            finish(row, column, value);
+            store_global(to, narrow<D>(value[0]));
         }
     }
 

@@ -139,28 +139,32 @@ inline void send(const Box& box) {
     memset(box.to, 0xff, box_bytes(box.map));  // a read of the old contents finds NaN
 }
 
-// Adds to this lane's sums the product of the matrices at two descriptors: 64 lines and N lines of 16 elements
-// each (wgmma.h).
+// Adds to this lane's sums, or (ADD false) sets them to, the product of the matrices at two descriptors: 64 lines and
+// N lines of 32 bytes each (wgmma.h, wgmma_bytes.h). A sum of at most 32 products of int8 is exact in fp32.
 template <typename T>
-inline void read_line(u64 lines, int line, float (&out)[16]) {
+inline void read_line(u64 lines, int line, float (&out)[32 / sizeof(T)]) {
+    constexpr int kOf = 16 / static_cast<int>(sizeof(T));
     for (int chunk = 0; chunk < 2; ++chunk) {
-        T elements[8];
-        memcpy(elements, swizzled(lines * 16 + static_cast<u64>(line * kMapLine + chunk * 16)), 16);
-        for (int e = 0; e < 8; ++e) out[chunk * 8 + e] = widen(elements[e]);
+        T elements[kOf];
+        memcpy(static_cast<void*>(elements), swizzled(lines * 16 + static_cast<u64>(line * kMapLine + chunk * 16)), 16);
+        for (int e = 0; e < kOf; ++e) out[chunk * kOf + e] = widen(elements[e]);
     }
 }
-template <typename T, int N>
-inline void add_products(float* d, u64 a, u64 b) {
+template <typename A, typename B, int N, typename SUM, bool ADD>
+inline void add_products(void* sums, u64 a, u64 b) {
+    constexpr int kDepth = 32 / static_cast<int>(sizeof(A));
+    SUM* const d = static_cast<SUM*>(sums);
     const int lane = lane_index(), row = warp_index() % 4 * 16 + lane / 4;
-    float rows[2][16], column[16];
-    read_line<T>(a, row, rows[0]);
-    read_line<T>(a, row + 8, rows[1]);
+    float rows[2][kDepth], column[kDepth];
+    read_line<A>(a, row, rows[0]);
+    read_line<A>(a, row + 8, rows[1]);
     for (int at = 0; at < N / 4; ++at) {
-        read_line<T>(b, at / 2 * 8 + lane % 4 * 2 + at % 2, column);
+        read_line<B>(b, at / 2 * 8 + lane % 4 * 2 + at % 2, column);
         for (int half = 0; half < 2; ++half) {
             float sum = 0.0f;
-            for (int e = 0; e < 16; ++e) sum += rows[half][e] * column[e];
-            d[at / 2 * 4 + half * 2 + at % 2] += sum;
+            for (int e = 0; e < kDepth; ++e) sum += rows[half][e] * column[e];
+            SUM& to = d[at / 2 * 4 + half * 2 + at % 2];
+            to = (ADD ? to : SUM(0)) + static_cast<SUM>(sum);
         }
     }
 }
@@ -242,14 +246,20 @@ inline void end_products() {
     host::Fiber& fiber = host::machine.fibers[host::machine.current];
     fiber.multiplies = false, ++fiber.product_groups;
 }
+namespace host {
+template <int N>
+inline void issue(void (*perform)(void*, u64, u64), void* d, u64 a, u64 b) {
+    Fiber& fiber = machine.fibers[machine.current];
+    if (!fiber.multiplies) fail("a product that no group of products has begun for");
+    check_matrix(a, 64);
+    check_matrix(b, N);
+    if (machine.reversed) perform(d, a, b);
+    else fiber.products.push_back({perform, d, a, b, fiber.product_groups});
+}
+}  // namespace host
 template <typename T, int N>
 inline void multiply(float (&d)[N / 2], u64 a, u64 b) {
-    host::Fiber& fiber = host::machine.fibers[host::machine.current];
-    if (!fiber.multiplies) host::fail("a product that no group of products has begun for");
-    host::check_matrix(a, 64);
-    host::check_matrix(b, N);
-    if (host::machine.reversed) host::add_products<T, N>(d, a, b);
-    else fiber.products.push_back({host::add_products<T, N>, d, a, b, fiber.product_groups});
+    host::issue<N>(host::add_products<T, T, N, float, true>, d, a, b);
 }
 template <int GROUPS>
 inline void wait_products() {
@@ -282,14 +292,16 @@ inline void wait_for_cluster() {
     if (host::machine.block % 2 == 1) cluster_barrier<false>();
 }
 template <typename T>
-inline T read_aligned_peer(const float* p, int rank) {
+inline T read_aligned_peer(const void* p, int rank) {
     if (!host::machine.fibers[host::machine.current].sees)
         host::fail("what other blocks stored is not seen yet");
     return *host::peer(reinterpret_cast<const T*>(p), rank);
 }
 inline void write_peer(float* p, int rank, float value) { *host::peer(p, rank) = value; }
-inline float read_peer(const float* p, int rank) { return read_aligned_peer<float>(p, rank); }
-inline void read_peer4(const float* p, int rank, float (&out)[4]) {
+template <typename SUM>
+inline SUM read_peer(const SUM* p, int rank) { return read_aligned_peer<SUM>(p, rank); }
+template <typename SUM>
+inline void read_peer4(const SUM* p, int rank, SUM (&out)[4]) {
     const Words four = read_aligned_peer<Words>(p, rank);
     memcpy(out, &four, sizeof out);
 }

@@ -25,8 +25,8 @@ struct Copy {
 
 // A thread's part of a pending wgmma on matrices in shared memory.
 struct Multiplication {
-    void (*perform)(float*, u64, u64);
-    float* sums;
+    void (*perform)(void*, u64, u64);
+    void* sums;
     u64 a, b;
     int group;
 };
