@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -165,6 +165,14 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return out
 
 
+def ceilings_by_type(
+    wanted: Sequence[Case], measured: Callable[[str], Ceilings | None]
+) -> dict[str, Ceilings | None]:
+    """The ceilings for each input type of the cases; None for a type whose large product cannot be measured."""
+    kinds = dict.fromkeys(case.problem.input_type for case in wanted)
+    return {kind: measured(kind) for kind in kinds}
+
+
 def measure(options: argparse.Namespace) -> None:
     """Measures every case, and writes the rows after each."""
     started = time.monotonic()
@@ -175,13 +183,13 @@ def measure(options: argparse.Namespace) -> None:
     times = torch_times(found.index, wanted) if with_torch else {}
     rows: list[dict[str, Any]] = []
     with DeviceClient(found, kernel_cache()) as runner:
-        ceilings = ceilings_of(runner, ["bf16"])
+        ceilings = ceilings_by_type(wanted, lambda kind: ceilings_of(runner, [kind]))
         for case in wanted:
             if options.minutes is not None and time.monotonic() - started > 60 * options.minutes:
                 say(f"stopped after {options.minutes} minutes with {len(rows)} of {len(wanted)} rows")
                 break
             one = {
-                **case.words(), **tuned_row(runner, case, options.seconds, ceilings),
+                **case.words(), **tuned_row(runner, case, options.seconds, ceilings[case.problem.input_type]),
                 **times.get((case.kind, case.m, case.n, case.k), {}),
             }  # fmt: skip
             rows.append({**one, **ratios(one)})
