@@ -89,10 +89,8 @@ struct TileWgmma {
         if (batch >= static_cast<unsigned>(args.batch)) return;  // all blocks of the cluster return
         Sum* const patch = reinterpret_cast<Sum*>(shared);
         Sum sum[BN / 2];  // of consumer threads; cleared there, so that copies need not wait
-        if (!copies) {
-            if constexpr (SUMS == kPlain) multiply_tiles(shared, tiles, full, empty, sum);
-            else promote_tiles(args, shared, *place, begin, tiles, full, empty, sum);
-        } else if (lane_index() == 0) copy(all, mine, batch, begin, tiles, full, empty, shared);
+        if (!copies) multiply_tiles(args, shared, *place, begin, tiles, full, empty, sum);
+        else if (lane_index() == 0) copy(all, mine, batch, begin, tiles, full, empty, shared);
         warp_barrier();  // reconverges the producer warp
         // After this barrier no thread reads this block's tiles, and no copy to this block is in flight.
         block_barrier();
@@ -172,12 +170,17 @@ private:
         else copy_box(to, map, p, line, z, done, blocks);
     }
 
-    static GEMMTUNE_DEVICE void multiply_tiles(char* shared, int tiles, Barrier* full, Barrier* empty,
-                                               Sum (&sum)[BN / 2]) {
+    // Whether others read the place of the tile in D is known when the first tile has arrived: the producer has stored
+    // it before.
+    static GEMMTUNE_DEVICE void multiply_tiles(const Product& args, char* shared, const Place& place, int begin,
+                                               int tiles, Barrier* full, Barrier* empty, Sum (&sum)[BN / 2]) {
         const u64 first_a = shared_matrix(shared + warp_index() / 4 * 64 * kMapLine);
         const u64 first_b = shared_matrix(shared + kBytesA);
+        Sum part[SUMS == kPlain ? 1 : BN / 2];  // of one tile
         GEMMTUNE_UNROLL
         for (Sum& one : sum) one = 0;
+        GEMMTUNE_UNROLL
+        for (Sum& one : part) one = 0;
         Ring ring(kFilled);
         int last = 0;
         GEMMTUNE_ROLL
@@ -186,47 +189,28 @@ private:
             begin_products();
             const u64 on = static_cast<u64>(ring.stage * (kStage / 16));
             GEMMTUNE_UNROLL
-            for (int step = 0; step < kSteps; ++step)
-                multiply_step(sum, first_a + on + step * kMatrixStep, first_b + on + step * kMatrixStep, true);
+            for (int step = 0; step < kSteps; ++step) {
+                const u64 a = first_a + on + step * kMatrixStep, b = first_b + on + step * kMatrixStep;
+                if constexpr (SUMS == kPlain) multiply_step(sum, a, b, true);
+                else multiply_step(part, a, b, step > 0);
+            }
             end_products();
-            wait_products<1>();  // those of the tile before
-            // Only stages that will be filled again are released: their producers wait for this, so their
-            // blocks have not exited.
-            if (tile > 0 && tile + STAGES <= tiles) release(&empty[last]);
-            last = ring.stage;
+            if constexpr (SUMS == kPlain) {
+                wait_products<1>();  // those of the tile before
+                // Only stages that will be filled again are released: their producers wait for this, so their
+                // blocks have not exited.
+                if (tile > 0 && tile + STAGES <= tiles) release(&empty[last]);
+                last = ring.stage;
+            } else {
+                const Scales scales(args, place, begin + tile);  // loaded while the products are computed
+                wait_products<0>(), settle(part);
+                if (tile + STAGES < tiles) release(&empty[ring.stage]);
+                GEMMTUNE_UNROLL
+                for (int at = 0; at < BN / 2; ++at) sum[at] += scales.of(at) * part[at];
+            }
             ring.advance();
         }
         wait_products<0>();
-    }
-    // The same where a tile's sums are added by this thread. Whether others read the place of the tile in D is known
-    // when the first tile has arrived: the producer has stored it before.
-    static GEMMTUNE_DEVICE void promote_tiles(const Product& args, char* shared, const Place& place, int begin, int tiles,
-                                              Barrier* full, Barrier* empty, Sum (&sum)[BN / 2]) {
-        const u64 first_a = shared_matrix(shared + warp_index() / 4 * 64 * kMapLine);
-        const u64 first_b = shared_matrix(shared + kBytesA);
-        GEMMTUNE_UNROLL
-        for (Sum& one : sum) one = 0;
-        Sum part[BN / 2];
-        GEMMTUNE_UNROLL
-        for (Sum& one : part) one = 0;
-        Ring ring(kFilled);
-        GEMMTUNE_ROLL
-        for (int tile = 0; tile < tiles; ++tile) {
-            wait_phase(&full[ring.stage], ring.parity);
-            begin_products();
-            const u64 on = static_cast<u64>(ring.stage * (kStage / 16));
-            GEMMTUNE_UNROLL
-            for (int step = 0; step < kSteps; ++step)
-                multiply_step(part, first_a + on + step * kMatrixStep, first_b + on + step * kMatrixStep, step > 0);
-            end_products();
-            const Scales scales(args, place, begin + tile);  // loaded while the products are computed
-            wait_products<0>();
-            settle(part);
-            if (tile + STAGES < tiles) release(&empty[ring.stage]);
-            GEMMTUNE_UNROLL
-            for (int at = 0; at < BN / 2; ++at) sum[at] += scales.of(at) * part[at];
-            ring.advance();
-        }
     }
     static GEMMTUNE_DEVICE void multiply_step(Sum (&sum)[BN / 2], u64 a, u64 b, bool add) {
         if constexpr (Of::kBytes) multiply_bytes<T, typename Of::B, BN>(sum, a, b, add);
@@ -313,15 +297,13 @@ private:
         if constexpr (SUMS == kScaled) here.scale_a = here.scale_b = nullptr;  // they are in the sums
         const int columns = here.columns < BN ? here.columns : BN;
         const int row = static_cast<int>(thread_index()) % kFours * 4;
-        if constexpr (Of::kBytes) {
-            if (!here.fours) store_lines<false>(here, columns, slice, patch);
-            else if (row < here.rows) store_fours<false>(here, row, columns, slice, patch);
-        } else {
-            if (!here.fours && here.plain) store_lines<true>(here, columns, slice, patch);
-            else if (!here.fours) store_lines<false>(here, columns, slice, patch);
-            else if (here.plain && row + 4 <= here.rows) store_fours<true>(here, row, columns, slice, patch);
-            else if (row < here.rows) store_fours<false>(here, row, columns, slice, patch);
+        if constexpr (!Of::kBytes) {
+            if (!here.fours && here.plain) return store_lines<true>(here, columns, slice, patch);
+            if (here.fours && here.plain && row + 4 <= here.rows)
+                return store_fours<true>(here, row, columns, slice, patch);
         }
+        if (!here.fours) store_lines<false>(here, columns, slice, patch);
+        else if (row < here.rows) store_fours<false>(here, row, columns, slice, patch);
     }
     static constexpr int kFours = BM / 4;  // threads along a column
 
