@@ -369,9 +369,9 @@ def test_what_is_listed_is_legal_distinct_and_not_too_much(problem: GemmProblem)
         (from_mm(64, 64, 64, "fp64"), set()),
         (from_linear(64, 64, 64, "tf32"), {"tile-mma"}),
         (from_linear(8, 4096, 4096, "int8", dtype_d="bf16", scale_a="outer", scale_b="outer"),
-         {"bytes-ring"}),
+         {"bytes-ring", "tile-wgmma"}),
         (from_linear(64, 4096, 4096, "fp8_e4m3", scale_a="block_1x128", scale_b="block_128x128"),
-         {"bytes-ring"}),
+         {"bytes-ring", "tile-wgmma"}),
     ],
 )  # fmt: skip
 def test_families_are_listed_where_they_make_sense(problem: GemmProblem, names: set[str]) -> None:

@@ -104,7 +104,8 @@ MISTAKES = {
         linear(40, 70, 528, "fp8_e4m3", **ROWS),
     ),
     "sums before they are there": (
-        "families/tile_wgmma.h", "wait_products<0>(), settle(part);", "settle(part);", linear(40, 70, 528, "fp8_e4m3", **ROWS),
+        "families/tile_wgmma.h", "wait_products<0>(), settle(part);", "settle(part);",
+        linear(40, 70, 528, "fp8_e4m3", **ROWS),
     ),
     "scales of the first tile": (
         "families/tile_wgmma.h", "scales(args, place, begin + tile);", "scales(args, place, begin);", BLOCKED,
