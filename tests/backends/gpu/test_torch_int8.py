@@ -102,7 +102,7 @@ class Runtime:
 
     def tensor(self, layout: Layout, address: int, batch: int) -> Tensor:
         raw = (ctypes.c_byte * layout.bytes).from_address(address)
-        return Tensor(layout.view(np.frombuffer(raw, np.int8))[0])
+        return Tensor(layout.view(np.ctypeslib.as_array(raw).view(np.int8))[0])
 
     def _multiply(self, left: Tensor, right: Tensor, out: Tensor) -> None:
         self.rows.append(len(left.array))

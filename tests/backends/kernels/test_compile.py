@@ -150,7 +150,8 @@ IN_TWO: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = (
     ("skinny-mma", SAMPLED[2], {"splits": 2}), ("skinny-ring", SAMPLED[2], {"splits": 2}),
     ("skinny-shifted", SAMPLED[2], {"splits": 2, "warps": 2, "cluster": 0}),
     ("async-copy", SAMPLED[3], {"splits": 2}),
-    *(("bytes-ring", problem, {"splits": 2}) for problem in BYTES),
+    ("bytes-ring", BYTES[0], {"splits": 2}), ("bytes-ring", BYTES[1], {"splits": 2}),
+    ("bytes-ring", BYTES[2], {"splits": 2}),
     ("tile-mma", BROAD[0], {"splits": 2}), ("stream-k", BROAD[0], {}), ("stream-k", BROAD[1], {}),
 )  # fmt: skip
 
@@ -172,7 +173,8 @@ IN_ONE: tuple[tuple[str, GemmProblem, dict[str, Parameter]], ...] = (
     ("gemv", from_mm(1, 512, 512), {}), ("skinny", SAMPLED[1], {}),
     ("skinny-ring", from_linear(4, 512, 512, "bf16"), {"splits": 1}),
     *(("short-k", problem, {}) for problem in SHORT),
-    *(("bytes-ring", problem, {"splits": 1}) for problem in BYTES),
+    ("bytes-ring", BYTES[0], {"splits": 1}), ("bytes-ring", BYTES[1], {"splits": 1}),
+    ("bytes-ring", BYTES[2], {"splits": 1}),
     ("skinny-shifted", from_linear(3, 1000, 777, "bf16"), NEAR),
     ("skinny-short", from_linear(3, 1000, 777, "bf16"), {"unroll": 2}),
 )  # fmt: skip
