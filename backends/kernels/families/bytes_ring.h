@@ -64,7 +64,6 @@ struct BytesRing {
         int next = opaque(mine.begin + team), to = 0, from = 0;
         wait_for_launches();
         if (task.beyond(args)) return;
-        if (!BLOCKS && args.splits == 1) copy_scales(args, first, reinterpret_cast<float*>(shared + kOwnScales));
         GEMMTUNE_ROLL
         for (int ahead = 1 - SLOTS; next - team < end + (SLOTS - 1) * WARPS_K; ++ahead) {
             if (ahead >= 0) {
@@ -72,6 +71,9 @@ struct BytesRing {
                 team_barrier(team);  // this chunk has arrived; the previous one's place is free
             }
             if (next < end) copies.chunk(ring + to, next);
+            // After the first weights, which everything waits for.
+            if (!BLOCKS && ahead == 1 - SLOTS && args.splits == 1)
+                copy_scales(args, first, reinterpret_cast<float*>(shared + kOwnScales));
             commit_copies();  // also an empty group: groups are counted
             next += WARPS_K, to = to + kSlot == SLOTS * kSlot ? 0 : to + kSlot;
             if (ahead < 0) continue;
